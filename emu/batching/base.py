@@ -1,0 +1,178 @@
+"""The iteration-level scheduler: what a replica asks of it, and what it answers.
+
+A scheduler is pure: no await, no clock (time arrives as an argument), no randomness. It owns
+the replica's waiting queue, its running set and its KV pool, and nobody else changes them. The
+replica's actor loops: `schedule` -> wait for the batch's cost -> `complete`.
+
+Decode leaps. `schedule` may promise that the next `max_steps` iterations are the same batch with
+one more context token each, as long as nobody calls a mutating method. The actor then sleeps
+through several of them and calls `complete(batch, steps, ...)` once. Blocks that steps 2..n need
+are taken inside `settle`/`complete`, so that a leap cut short has taken nothing too much. The
+result is identical to stepping (`max_steps` = 1), to the nanosecond and byte.
+
+Whoever reads the books of a replica in the middle of a leap calls `settle` first; whoever
+changes them (reserve, cancel, enqueue) makes the actor cut the leap at the end of the iteration
+in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from emu.latency.base import BatchShape
+from emu.request import Request
+
+
+class Chunk(msgspec.Struct, gc=False):
+    """A member of a batch that is not a plain decode: a piece of prompt or of a recomputation."""
+
+    request: Request
+    new_tokens: int
+    context_tokens: int
+
+
+class Batch(msgspec.Struct):
+    """One iteration that has been formed, or the first of `max_steps` equal decode iterations."""
+
+    batch_id: int
+    shape: BatchShape
+    chunks: list[Chunk]
+    max_steps: int = 1
+    steps_settled: int = 1
+    """Steps whose blocks have been taken (the one in flight included)."""
+    formed_ns: int = 0
+    preempted: list[Request] = msgspec.field(default_factory=list)
+    """Requests that were preempted while this batch was formed."""
+    decodes: list[Request] | None = None
+    """Plain decode members where the scheduler lists them; None = all of its decode cohort."""
+
+
+class Progress(msgspec.Struct):
+    """What the completion of a batch brought about. All at the end of its last step."""
+
+    first_tokens: list[Request] = msgspec.field(default_factory=list)
+    """Requests that received their first output token now (a prefill replica hands these on)."""
+    finished: list[Request] = msgspec.field(default_factory=list)
+    """Requests whose last output token came now; they have left, their blocks are free."""
+    cohort_size: int = 0
+    """Members whose token gap equals the step's duration, at each step of the batch."""
+    gaps_ns: list[int] = msgspec.field(default_factory=list)
+    """Gaps between tokens of all other members that received a token (not their first)."""
+    prefill_tokens: int = 0
+    """Prompt (or recomputed) tokens computed."""
+    decode_tokens: int = 0
+    """Output tokens produced, first ones included."""
+    failed: list[tuple[Request, str]] = msgspec.field(default_factory=list)
+    """Requests that can never go on here, with the reason; they have left, blocks are free."""
+
+
+class ReplicaLimits(msgspec.Struct, frozen=True):
+    """What a scheduler needs to know of the replica that it serves."""
+
+    num_blocks: int
+    block_size: int
+    max_model_tokens: int
+    pipeline_stages: int = 1
+    prefix_caching: bool = False
+    """True only if the workload has token ids or hashes at all; else blocks are just counted."""
+    leap: bool = True
+
+
+class Scheduler(Protocol):
+    """Iteration-level scheduling of one replica, with its KV pool."""
+
+    policy: str
+    blocks_total: int
+    blocks_used: int
+    """Blocks that are not free: residents, inbound reservations, sources of open transfers."""
+    waiting_count: int
+    running_count: int
+    """Admitted requests (prefill unfinished or decoding), detached ones not counted."""
+    waiting_tokens: int
+    """Prompt tokens of waiting requests."""
+
+    # --- work -----------------------------------------------------------------------------
+    def enqueue(self, request: Request, now_ns: int) -> None:
+        """The request joins the waiting queue."""
+        ...
+
+    def schedule(self, now_ns: int) -> Batch | None:
+        """Form the next iteration, or None if nothing can run (or too many are in flight)."""
+        ...
+
+    def settle(self, batch: Batch, steps: int) -> None:
+        """Bring the books up to `steps` started iterations of a leap in flight (idempotent)."""
+        ...
+
+    def complete(self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
+        """`steps` iterations of the batch ended, the last one at `now_ns`."""
+        ...
+
+    def can_ever_hold(self, request: Request) -> str:
+        """Empty, or why this replica could never serve the request, even alone."""
+        ...
+
+    def drop_hopeless(self, now_ns: int) -> list[tuple[Request, str]]:
+        """Requests at the head that can never be scheduled although nothing runs, removed."""
+        ...
+
+    # --- leaving and coming ---------------------------------------------------------------
+    def cancel(self, request: Request) -> bool:
+        """Remove a waiting or running request and free its blocks.
+
+        A member of a batch in flight leaves at once; the batch's cost does not change. False if
+        the request is not here.
+        """
+        ...
+
+    def detach(self, request: Request) -> None:
+        """A running request leaves the running set but keeps its blocks (KV handoff: hold)."""
+        ...
+
+    def release(self, request: Request) -> None:
+        """Free the blocks of a detached request (the transfer has ended)."""
+        ...
+
+    def blocks_to_reserve(self, requests: Sequence[Request]) -> int:
+        """Blocks that this replica must reserve to take over these requests' KV."""
+        ...
+
+    def reserve(self, requests: Sequence[Request]) -> bool:
+        """Reserve blocks for inbound requests, all or nothing. Sets nothing on the requests."""
+        ...
+
+    def unreserve(self, requests: Sequence[Request]) -> None:
+        """Give back a reservation that will not be used."""
+        ...
+
+    def activate(self, requests: Sequence[Request], now_ns: int) -> None:
+        """Reserved requests, KV complete, join the running set (decode goes on here)."""
+        ...
+
+    def adopt(self, requests: Sequence[Request], now_ns: int) -> None:
+        """Detached requests of this very replica join its running set (role change, no move)."""
+        ...
+
+    def evacuate(self) -> list[Request]:
+        """Everything here is lost or leaves: all requests, waiting first; the pool is empty."""
+        ...
+
+    # --- seeing ---------------------------------------------------------------------------
+    def residents(self) -> Iterable[Request]:
+        """Running requests, in order of admission, with exact token counts."""
+        ...
+
+    def waiting(self) -> Iterable[Request]:
+        """Waiting requests, head first."""
+        ...
+
+    def token_receivers(self, batch: Batch) -> Iterable[Request]:
+        """Members of the batch that get an output token at the end of each of its steps."""
+        ...
+
+    def recount(self) -> list[str]:
+        """Full check of the books; one line for each thing that is wrong."""
+        ...

@@ -1,0 +1,80 @@
+"""The error tree of emu.
+
+    EmuError
+    ├── InputError            a user's file, key or value is wrong: one line, exit status 2
+    ├── RunError              the run cannot continue: exit status 3
+    │   ├── Deadlock          work outstanding, nothing scheduled
+    │   ├── Zeno              too many events at one instant
+    │   └── LimitReached      a limit that the user set was reached
+    └── InvariantViolation    our own bug: exit status 4, carries time, object and its story
+        ├── InvalidTransition
+        └── UnexpectedEvent
+
+Anything else that escapes is an internal fault: the command line says so and exits with 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class EmuError(Exception):
+    """Base of every error that emu raises on purpose."""
+
+    exit_status = 1
+
+
+class InputError(EmuError):
+    """A user's input is wrong.
+
+    Prints as `SOURCE:LINE: FIELD: PROBLEM`, or `SOURCE: FIELD: PROBLEM` when no line applies.
+    """
+
+    exit_status = 2
+
+    def __init__(self, source: str, line: int | None, field: str, problem: str) -> None:
+        self.source = source
+        self.line = line
+        self.field = field
+        self.problem = problem
+        where = source if line is None else f"{source}:{line}"
+        super().__init__(": ".join(part for part in (where, field, problem) if part))
+
+
+class RunError(EmuError):
+    """The run cannot continue."""
+
+    exit_status = 3
+
+
+class Deadlock(RunError):
+    """Requests are outstanding, and no actor can ever run again."""
+
+
+class Zeno(RunError):
+    """Simulated time stands still while events go on."""
+
+
+class LimitReached(RunError):
+    """A limit that the user set (simulated time, events) was reached."""
+
+
+class InvariantViolation(EmuError):
+    """One of emu's own invariants does not hold."""
+
+    exit_status = 4
+
+    def __init__(self, what: str, *, at_ns: int | None = None, story: Sequence[str] = ()) -> None:
+        self.what = what
+        self.at_ns = at_ns
+        self.story = list(story)
+        head = what if at_ns is None else f"at {at_ns} ns: {what}"
+        super().__init__("\n  ".join([head, *self.story]))
+
+
+class InvalidTransition(InvariantViolation):
+    """A replica was asked to change its state in a way that the table does not allow."""
+
+
+class UnexpectedEvent(InvariantViolation):
+    """An actor received an event that its state does not provide for."""

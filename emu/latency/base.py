@@ -1,0 +1,113 @@
+"""What the cost of an iteration depends on, and the protocol of everything that answers it.
+
+A backend is pure: no await, no clock, no randomness. It is built once per kind of replica from
+the model, the GPU and the parallel degrees, and is asked for integer nanoseconds (cycles of
+1 ns). Only a backend that talks to a real process is "foreign" and awaited by the replica.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+
+class BatchShape(msgspec.Struct, gc=False):
+    """The shape of one iteration.
+
+    A chunk of exactly one new token counts as a decode whoever it belongs to. Context = tokens
+    whose KV existed before this iteration. `padded_tokens` is 0 except in data-parallel groups,
+    where it is the group's largest token count.
+    """
+
+    prefill_new: list[int] = msgspec.field(default_factory=list)
+    """New tokens of each prefill chunk."""
+    prefill_context: list[int] = msgspec.field(default_factory=list)
+    """Context of each prefill chunk, same order."""
+    decode_count: int = 0
+    decode_context_sum: int = 0
+    decode_context_max: int = 0
+    decode_context_min: int = 0
+    sequences: int = 0
+    """Members of the batch; each makes one row of logits."""
+    padded_tokens: int = 0
+    start_layer: int = 0
+    """First transformer layer to run (0 unless a relayed batch enters in the middle)."""
+    layers: int = -1
+    """Number of layers to run; -1 = all to the end."""
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens computed in this iteration."""
+        return sum(self.prefill_new) + self.decode_count
+
+
+class LatencyBackend(Protocol):
+    """Cost of iterations on one kind of replica."""
+
+    name: str
+    foreign: bool
+    """True: `measure` must be awaited (a real process); leaps are then off."""
+
+    def iteration_ns(self, shape: BatchShape) -> int:
+        """Duration of one iteration from its start to its last token, all stages, >= 1."""
+        ...
+
+    def stage_ns(self, shape: BatchShape) -> tuple[int, ...]:
+        """Duration on each pipeline stage (transfer to the next stage counted in the sender).
+
+        One element when the pipeline has one stage; then equal to `(iteration_ns,)`.
+        """
+        ...
+
+    def decode_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
+        """Cumulative ends of `steps` successive pure decode iterations, relative to the start.
+
+        `shape` is the first of them (no prefill chunks); each next one has the same members with
+        one more context token each. Element j equals the sum of `iteration_ns` of iterations
+        0..j exactly, to the nanosecond.
+        """
+        ...
+
+    def components_ns(self, shape: BatchShape) -> dict[str, int]:
+        """The same duration split by component; keys as in `COMPONENTS`, sum = iteration_ns."""
+        ...
+
+
+COMPONENTS = (
+    "attention_prefill",
+    "attention_decode",
+    "dense",
+    "moe",
+    "norm",
+    "rotary",
+    "embedding",
+    "lm_head",
+    "sampler",
+    "collectives",
+    "pipeline",
+    "memory",
+    "cpu_overhead",
+)
+
+
+def next_decode_shape(shape: BatchShape, step: int) -> BatchShape:
+    """The pure decode shape `step` iterations after `shape`."""
+    return BatchShape(
+        decode_count=shape.decode_count,
+        decode_context_sum=shape.decode_context_sum + step * shape.decode_count,
+        decode_context_max=shape.decode_context_max + step,
+        decode_context_min=shape.decode_context_min + step,
+        sequences=shape.sequences,
+        padded_tokens=shape.padded_tokens,
+        start_layer=shape.start_layer,
+        layers=shape.layers,
+    )
+
+
+def stepped_decode_run(backend: LatencyBackend, shape: BatchShape, steps: int) -> NDArray[np.int64]:
+    """Reference for `decode_run_ns`: one `iteration_ns` a step. For backends without a short cut."""
+    costs = [backend.iteration_ns(next_decode_shape(shape, step)) for step in range(steps)]
+    return np.cumsum(np.array(costs, dtype=np.int64))
