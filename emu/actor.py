@@ -1,0 +1,467 @@
+"""The kernel: simulated time, actors, and the only things that an actor may wait for.
+
+Owns time. Actors are coroutines that run as asyncio tasks and await nothing but the primitives
+below (`sleep_until`, `Mailbox.wait`/`get`, `Lock.acquire`, `Event.wait`). An actor that awaits
+anything else (a real process) simply counts as runnable, so simulated time stands still.
+
+How time moves. The kernel counts runnable actors. A primitive that must wait lowers the count;
+when it reaches zero nothing can happen any more at this instant, and the earliest timer is
+popped: the clock jumps to it and its owner becomes runnable. Nothing polls.
+
+Order. Timers are ordered by (due time, rank, order of scheduling). The rank belongs to the
+actor that waits: arrivals before transfers before replicas (by id) before control loops. So the
+order of things that are due at one instant never depends on *when* they were scheduled, which
+is what makes a decode leap equal to stepping. Exactly one timer is popped at a time; what it
+sets off runs to quiescence before the next is popped. Messages wake their receiver through the
+event loop's own FIFO queue, never inside the sender.
+
+`Kernel` runs on simulated time, `WallKernel` puts the same primitives on the wall clock.
+Cancellation ends a run; it never models a fault (the order of cancelled tasks is not defined).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Generic, TypeVar
+
+from emu.errors import Deadlock, LimitReached, Zeno
+
+M = TypeVar("M")
+
+RANK_WORLD: Final = 0
+"""Arrivals, client cancellations, commands, faults."""
+RANK_NETWORK: Final = 1 << 20
+"""Transfers."""
+RANK_REPLICA: Final = 2 << 20
+"""Replicas: add the replica id."""
+RANK_WATCHER: Final = 3 << 20
+"""Migration watchers: add the replica id."""
+RANK_CONTROL: Final = 4 << 20
+"""Planner, rejecter, rebalancer, reporters."""
+
+_MASK: Final = (1 << 64) - 1
+_YIELD_EVERY: Final = 2048
+
+Waiter = asyncio.Future[bool]
+Align = Callable[[int], int]
+
+
+class Kernel:
+    """Simulated time. One instance is one run; nothing is shared between instances."""
+
+    def __init__(self, *, events_per_instant_max: int = 100_000, start_ns: int = 0) -> None:
+        self.now_ns = start_ns
+        self.rank_reached = -1
+        """Highest rank popped at this instant: what is due now with a lower rank has happened."""
+        self.events = 0
+        self.digest = 0
+        """Running digest of (time, rank) of every timer popped: cheap determinism check."""
+        self._heap: list[tuple[int, int, int, Waiter | Callable[[], None]]] = []
+        self._sequence = 0
+        self._runnable = 0
+        self._instant_events = 0
+        self._events_per_instant_max = events_per_instant_max
+        self._pops_until_yield = _YIELD_EVERY
+        self._loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[None] = self._loop.create_future()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._primitives: list[Mailbox[Any] | Lock | Event] = []
+        self._limit_ns: int | None = None
+        self.story: Callable[[], list[str]] = list
+        """Asked for more lines when the run ends in a deadlock; set by whoever builds the world."""
+
+    # --- running ----------------------------------------------------------------------------
+    def spawn(self, actor: Coroutine[Any, Any, None], *, name: str) -> None:
+        """Start an actor. An exception in it ends the run."""
+        self._runnable += 1
+        task = self._loop.create_task(actor, name=name)
+        self._tasks.append(task)
+        task.add_done_callback(self._on_task_done)
+
+    async def run(self, *, limit_ns: int | None = None) -> None:
+        """Let the actors run until `stop` is called.
+
+        Raises what an actor raised, `Deadlock`, `Zeno`, or `LimitReached` past `limit_ns`.
+        """
+        self._limit_ns = limit_ns
+        try:
+            await self._done
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def stop(self) -> None:
+        """The run is over (called from an actor)."""
+        if not self._done.done():
+            self._done.set_result(None)
+
+    def fail(self, error: BaseException) -> None:
+        """End the run with an error."""
+        if not self._done.done():
+            self._done.set_exception(error)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            self.fail(error)
+            return
+        if not self._done.done():
+            self._block()
+
+    # --- primitives ---------------------------------------------------------------------------
+    def sleep_until(self, at_ns: int, rank: int = RANK_CONTROL) -> Waiter:
+        """Await the result to continue at `at_ns` (at once if that is not in the future)."""
+        waiter: Waiter = self._loop.create_future()
+        self._sequence += 1
+        heapq.heappush(self._heap, (max(at_ns, self.now_ns), rank, self._sequence, waiter))
+        self._block()
+        return waiter
+
+    def sleep_ns(self, delay_ns: int, rank: int = RANK_CONTROL) -> Waiter:
+        """Await the result to continue `delay_ns` later."""
+        return self.sleep_until(self.now_ns + delay_ns, rank)
+
+    def call_at(self, at_ns: int, rank: int, call: Callable[[], None]) -> None:
+        """Run a plain function at an instant. It may post, notify and schedule, not wait."""
+        self._sequence += 1
+        heapq.heappush(self._heap, (max(at_ns, self.now_ns), rank, self._sequence, call))
+
+    def mailbox(self, name: str, rank: int) -> Mailbox[Any]:
+        """A queue of messages with one receiver, the actor of this rank."""
+        box: Mailbox[Any] = Mailbox(self, name, rank)
+        self._primitives.append(box)
+        return box
+
+    def lock(self, name: str) -> Lock:
+        """A lock whose waiters are served first come, first served."""
+        lock = Lock(self, name)
+        self._primitives.append(lock)
+        return lock
+
+    def event(self, name: str) -> Event:
+        """Something that happens once or again, for any number of waiters."""
+        event = Event(self, name)
+        self._primitives.append(event)
+        return event
+
+    # --- inside -------------------------------------------------------------------------------
+    def _new_waiter(self) -> Waiter:
+        return self._loop.create_future()
+
+    def _push(self, at_ns: int, rank: int, waiter: Waiter) -> None:
+        self._sequence += 1
+        heapq.heappush(self._heap, (at_ns, rank, self._sequence, waiter))
+
+    def _wake(self, waiter: Waiter, result: bool) -> None:
+        """Make a waiting actor runnable. False = its deadline came."""
+        self._runnable += 1
+        self.events += 1
+        self._instant_events += 1
+        if self._instant_events > self._events_per_instant_max:
+            raise self._zeno()
+        waiter.set_result(result)
+
+    def _block(self) -> None:
+        """The running actor is about to wait."""
+        self._runnable -= 1
+        if self._runnable == 0:
+            self._pops_until_yield -= 1
+            if self._pops_until_yield > 0:
+                self._advance()
+            else:  # let signals, progress and other real tasks have the loop
+                self._pops_until_yield = _YIELD_EVERY
+                self._loop.call_soon(self._advance)
+
+    def _advance(self) -> None:
+        """Nothing can run: move to the next timer that somebody still waits for."""
+        heap = self._heap
+        while self._runnable == 0 and not self._done.done():
+            if not heap:
+                self.fail(self._deadlock())
+                return
+            due_ns, rank, _, waiter = heapq.heappop(heap)
+            is_call = not isinstance(waiter, asyncio.Future)
+            if not is_call and waiter.done():  # type: ignore[union-attr]
+                continue  # woken by a message in the meantime
+            if not self._move_to(due_ns, rank):
+                return
+            try:
+                if is_call:
+                    self.events += 1
+                    waiter()  # type: ignore[operator]
+                else:
+                    self._wake(waiter, False)  # type: ignore[arg-type]
+            except BaseException as error:
+                self.fail(error)
+                return
+
+    def _move_to(self, due_ns: int, rank: int) -> bool:
+        if due_ns > self.now_ns:
+            if self._limit_ns is not None and due_ns > self._limit_ns:
+                self.now_ns = self._limit_ns
+                self.fail(LimitReached(f"simulated time reached {self._limit_ns / 1e9:g} s"))
+                return False
+            self.now_ns = due_ns
+            self.rank_reached = rank
+            self._instant_events = 0
+        else:
+            self._instant_events += 1
+            if self._instant_events > self._events_per_instant_max:
+                self.fail(self._zeno())
+                return False
+            self.rank_reached = max(self.rank_reached, rank)
+        self.digest = (self.digest * 0x9E3779B97F4A7C15 + due_ns + rank + 1) & _MASK
+        return True
+
+    # --- errors that tell a story -------------------------------------------------------------
+    def _deadlock(self) -> Deadlock:
+        lines = [f"deadlock at {self.now_ns} ns: nothing is scheduled, and the run is not over"]
+        lines += [p.describe() for p in self._primitives if p.is_waited_for()][:50]
+        return Deadlock("\n  ".join(lines + self.story()))
+
+    def _zeno(self) -> Zeno:
+        lines = [
+            f"more than {self._events_per_instant_max} events at {self.now_ns} ns "
+            "(simulated time does not move)"
+        ]
+        lines += [f"actor {task.get_name()}: {_where(task)}" for task in self._tasks][:50]
+        return Zeno("\n  ".join(lines + self.story()))
+
+
+def _where(task: asyncio.Task[None]) -> str:
+    """File and line at which an actor stands."""
+    if task.done():
+        return "ended"
+    frames = task.get_stack(limit=1)
+    if not frames:
+        return "running"
+    frame = frames[-1]
+    return f"{frame.f_code.co_qualname} line {frame.f_lineno}"
+
+
+class Mailbox(Generic[M]):
+    """An unbounded FIFO of messages for one receiver."""
+
+    def __init__(self, kernel: Kernel, name: str, rank: int) -> None:
+        self.name = name
+        self.items: deque[M] = deque()
+        self._kernel = kernel
+        self._rank = rank
+        self._waiter: Waiter | None = None
+        self._align: Align | None = None
+
+    def put(self, message: M) -> None:
+        """Append; wake the receiver now, or at the instant that it asked to be aligned to."""
+        self.items.append(message)
+        self.poke()
+
+    def poke(self) -> None:
+        """Wake the receiver without a message (something that it looks at has changed)."""
+        waiter = self._waiter
+        if waiter is None:
+            return
+        self._waiter = None
+        if waiter.done():
+            return
+        kernel = self._kernel
+        align = self._align
+        if align is None:
+            kernel._wake(waiter, True)
+        else:
+            kernel._push(align(kernel.now_ns), self._rank, waiter)
+
+    def wait(self, deadline_ns: int | None = None, align: Align | None = None) -> Waiter:
+        """Await the result: until a message or poke (True) or the deadline (False).
+
+        `align` maps the instant of the first message to the instant of waking (a replica in the
+        middle of an iteration wakes at its end). Returns at once if messages are there and no
+        `align` is given.
+        """
+        kernel = self._kernel
+        waiter = kernel._new_waiter()
+        if self.items:
+            if align is None:
+                waiter.set_result(True)
+                return waiter
+            kernel._push(align(kernel.now_ns), self._rank, waiter)
+        else:
+            self._waiter = waiter
+            self._align = align
+            if deadline_ns is not None:
+                kernel._push(max(deadline_ns, kernel.now_ns), self._rank, waiter)
+        kernel._block()
+        return waiter
+
+    async def get(self, deadline_ns: int | None = None) -> M | None:
+        """The next message, or None at the deadline."""
+        if not self.items:
+            await self.wait(deadline_ns)
+            self._waiter = None
+            if not self.items:
+                return None
+        return self.items.popleft()
+
+    def is_waited_for(self) -> bool:
+        """Somebody waits here."""
+        return self._waiter is not None and not self._waiter.done()
+
+    def describe(self) -> str:
+        """One line for a story."""
+        return f"an actor waits for a message in {self.name}"
+
+
+class Lock:
+    """Mutual exclusion in simulated time. `holder` says who has it (for stories and checks)."""
+
+    def __init__(self, kernel: Kernel, name: str) -> None:
+        self.name = name
+        self.holder = ""
+        self._kernel = kernel
+        self._waiters: deque[tuple[Waiter, str]] = deque()
+
+    @property
+    def is_held(self) -> bool:
+        """Somebody has it."""
+        return bool(self.holder)
+
+    def try_acquire(self, holder: str) -> bool:
+        """Take it if it is free and nobody is in the queue."""
+        if self.holder or self._waiters:
+            return False
+        self.holder = holder
+        return True
+
+    async def acquire(self, holder: str) -> None:
+        """Wait for it, first come, first served."""
+        if self.try_acquire(holder):
+            return
+        waiter = self._kernel._new_waiter()
+        self._waiters.append((waiter, holder))
+        self._kernel._block()
+        await waiter
+
+    def release(self, holder: str) -> None:
+        """Give it back; the longest waiting actor has it then."""
+        assert self.holder == holder, f"{self.name}: {holder} releases, {self.holder} holds"
+        self.holder = ""
+        if self._waiters:
+            waiter, self.holder = self._waiters.popleft()
+            self._kernel._wake(waiter, True)
+
+    def is_waited_for(self) -> bool:
+        """Somebody waits here."""
+        return bool(self._waiters)
+
+    def describe(self) -> str:
+        """One line for a story."""
+        names = ", ".join(name for _, name in self._waiters)
+        return f"{names} wait for lock {self.name}, which {self.holder} holds"
+
+
+class Event:
+    """A condition that actors wait for: `notify` wakes all who wait now; `set` stays set."""
+
+    def __init__(self, kernel: Kernel, name: str) -> None:
+        self.name = name
+        self.is_set = False
+        self._kernel = kernel
+        self._waiters: list[Waiter] = []
+
+    def set(self) -> None:
+        """From now on nobody waits here."""
+        self.is_set = True
+        self.notify()
+
+    def notify(self) -> None:
+        """Wake all who wait now, in the order in which they came."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                self._kernel._wake(waiter, True)
+
+    async def wait(self, deadline_ns: int | None = None, rank: int = RANK_CONTROL) -> bool:
+        """True when it happened, False at the deadline."""
+        if self.is_set:
+            return True
+        kernel = self._kernel
+        waiter = kernel._new_waiter()
+        self._waiters.append(waiter)
+        if deadline_ns is not None:
+            kernel._push(max(deadline_ns, kernel.now_ns), rank, waiter)
+        kernel._block()
+        happened = await waiter
+        if not happened:
+            self._waiters.remove(waiter)
+        return happened
+
+    def is_waited_for(self) -> bool:
+        """Somebody waits here."""
+        return any(not waiter.done() for waiter in self._waiters)
+
+    def describe(self) -> str:
+        """One line for a story."""
+        return f"an actor waits for {self.name}"
+
+
+class WallKernel(Kernel):
+    """The same primitives on the wall clock, `speed` simulated seconds per real second.
+
+    Timers keep their own due times (logical time), so lateness of the machine never adds up;
+    `lag_ns` says how late the last timer was. What comes from outside enters through `enter`,
+    which stamps it with the present wall time and puts it in order with the timers.
+    """
+
+    def __init__(self, *, speed: float = 1.0, events_per_instant_max: int = 100_000) -> None:
+        super().__init__(events_per_instant_max=events_per_instant_max)
+        self.speed = speed
+        self.lag_ns = 0
+        self.lag_max_ns = 0
+        self._origin_s = self._loop.time()
+        self._alarm: asyncio.TimerHandle | None = None
+
+    def wall_ns(self) -> int:
+        """Simulated time that the wall clock shows."""
+        return int((self._loop.time() - self._origin_s) * self.speed * 1e9)
+
+    def enter(self, call: Callable[[], None]) -> None:
+        """Something happens in the real world now: run `call` in its place in time."""
+        self.call_at(max(self.wall_ns(), self.now_ns), RANK_WORLD, call)
+        if self._runnable == 0:
+            self._advance()
+
+    def _advance(self) -> None:
+        heap = self._heap
+        while self._runnable == 0 and not self._done.done():
+            while heap and isinstance(heap[0][3], asyncio.Future) and heap[0][3].done():
+                heapq.heappop(heap)
+            if self._alarm is not None:
+                self._alarm.cancel()
+                self._alarm = None
+            if not heap:
+                return  # idle until somebody enters
+            wall_ns = self.wall_ns()
+            due_ns, rank, _, waiter = heap[0]
+            if due_ns > wall_ns:
+                delay_s = (due_ns - wall_ns) / (self.speed * 1e9)
+                self._alarm = self._loop.call_later(delay_s, self._advance)
+                return
+            self.lag_ns = wall_ns - due_ns
+            self.lag_max_ns = max(self.lag_max_ns, self.lag_ns)
+            heapq.heappop(heap)
+            if not self._move_to(due_ns, rank):
+                return
+            try:
+                if isinstance(waiter, asyncio.Future):
+                    self._wake(waiter, False)
+                else:
+                    self.events += 1
+                    waiter()
+            except BaseException as error:
+                self.fail(error)
+                return
