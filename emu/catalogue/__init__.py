@@ -1,0 +1,29 @@
+"""What emu knows of models and GPUs, and what follows from a model's architecture.
+
+`model.py` and `gpu.py` hold the specs, `hf.py` reads a `config.json`, `lookup.py` finds names,
+`sizes.py` derives parameters and bytes. Pure data and arithmetic; no speed is modelled here.
+"""
+
+from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.hf import from_hf_config
+from emu.catalogue.lookup import (
+    list_gpus,
+    list_models,
+    lookup_gpu,
+    lookup_model,
+    model_from_file,
+)
+from emu.catalogue.model import Experts, LatentAttention, ModelSpec
+
+__all__ = [
+    "Experts",
+    "GpuSpec",
+    "LatentAttention",
+    "ModelSpec",
+    "from_hf_config",
+    "list_gpus",
+    "list_models",
+    "lookup_gpu",
+    "lookup_model",
+    "model_from_file",
+]

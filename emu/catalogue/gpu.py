@@ -1,0 +1,57 @@
+"""The figures of a GPU that speed, capacity and energy follow from.
+
+Owns `GpuSpec`. All rates are the vendor's peaks, without sparsity; what part of them is reached
+is the latency backend's business.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from emu.catalogue.model import BITS_PER_1024
+
+
+class GpuSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of GPU. Links are per GPU and per direction, in 1e9 bit/s."""
+
+    name: str
+    memory_gib: float
+    memory_gbytes_per_s: float
+    tflops_fp16: float
+    """Dense half precision (bfloat16 alike) with 32-bit accumulation, 1e12 FLOP/s."""
+    tflops_fp8: float = 0.0
+    """0 = no such units: runs at half precision."""
+    tops_int8: float = 0.0
+    """0 = as fp8."""
+    tflops_fp4: float = 0.0
+    sm_count: int = 0
+    """Processors that tiles of a product are dealt to; 0 = unknown."""
+    nvlink_gbps: float = 0.0
+    """0 = none: peers are reached over PCIe."""
+    pcie_gbps: float = 256.0
+    tdp_w: float = 0.0
+    idle_w: float = 0.0
+    source: str = ""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Size of the memory."""
+        return int(self.memory_gib * (1 << 30))
+
+    def peak_flops(self, dtype: str) -> float:
+        """Peak FLOP/s of a product whose weights have a type.
+
+        Weights narrower than the units (int4, mxfp4 on older GPUs) are widened while loading,
+        and multiplied in half precision; so are 8-bit ones where there are no 8-bit units.
+        """
+        half = self.tflops_fp16
+        if dtype == "fp8":
+            half = self.tflops_fp8 or half
+        elif dtype == "int8":
+            half = self.tops_int8 or self.tflops_fp8 or half
+        elif dtype == "mxfp4":
+            half = self.tflops_fp4 or half
+        elif dtype == "float32":
+            half /= 2  # tf32 units
+        assert dtype in BITS_PER_1024
+        return half * 1e12

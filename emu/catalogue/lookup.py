@@ -1,0 +1,132 @@
+"""Finding a model or a GPU by the name that a user wrote.
+
+Owns the reading of `models.toml` and `gpus.toml` and the rules of names: case, `_` for `-`, the
+owner before the slash and suffixes such as `-Instruct` make no difference. The files are read
+once for each process; their content is constant.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import tomllib
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+
+from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.hf import from_hf_config
+from emu.catalogue.model import ModelSpec
+from emu.errors import InputError
+
+# Releases of one architecture under another name.
+SUFFIXES: Final = ("-instruct", "-chat", "-base", "-hf", "-it", "-thinking", "-fp8")
+
+
+def lookup_model(name: str, source: str = "catalogue", field: str = "model.name") -> ModelSpec:
+    """The model of a name or alias. InputError (at `source`, `field`) with the nearest names."""
+    names, configs = _models()
+    for key in _spellings(name):
+        if key in names:
+            found = names[key]
+            return from_hf_config(configs[found], found, "catalogue")
+    raise _unknown("model", name, list_models(), names, source, field)
+
+
+def lookup_gpu(name: str, source: str = "catalogue", field: str = "gpu") -> GpuSpec:
+    """The GPU of a name or alias. InputError (at `source`, `field`) with the nearest names."""
+    names, specs = _gpus()
+    key = _plain(name).removeprefix("nvidia-")
+    if key in names:
+        return specs[names[key]]
+    raise _unknown("GPU", name, list_gpus(), names, source, field)
+
+
+def list_models() -> list[str]:
+    """Names of all models, in the order of the catalogue."""
+    return list(_models()[1])
+
+
+def list_gpus() -> list[str]:
+    """Names of all GPUs, in the order of the catalogue."""
+    return list(_gpus()[1])
+
+
+def model_from_file(path: Path, name: str = "") -> ModelSpec:
+    """The model that a `config.json` (or a folder with one) describes. InputError as found."""
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        config = msgspec.json.decode(file.read_bytes())
+    except OSError as error:
+        raise InputError(str(file), None, "", error.strerror or str(error)) from None
+    except msgspec.DecodeError as error:
+        raise InputError(str(file), None, "", str(error)) from None
+    label = name or str(config.get("_name_or_path") or file.parent.name or file.stem)
+    return from_hf_config(config, label, str(file))
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().replace("_", "-").replace(" ", "-")
+
+
+def _spellings(name: str) -> list[str]:
+    """What to look for, most exact first."""
+    plain = _plain(name)
+    found = [name.strip().lower(), plain, plain.rsplit("/", 1)[-1]]
+    short = found[-1]
+    while True:
+        cut = next((short.removesuffix(end) for end in SUFFIXES if short.endswith(end)), short)
+        if cut == short:
+            return found
+        found.append(cut)
+        short = cut
+
+
+def _index(table: Mapping[str, Any]) -> Mapping[str, str]:
+    """Plain spelling -> catalogue name; names go before aliases and shortened forms."""
+    names: dict[str, str] = {}
+    for name in table:
+        names[_plain(name)] = name
+        names[_plain(name).rsplit("/", 1)[-1]] = name
+    for name, entry in table.items():
+        for alias in entry.get("aliases", ()):
+            # As written first: BlitzScale's qwen_72b is not the model called Qwen-72B.
+            names.setdefault(alias.lower(), name)
+            names.setdefault(_plain(alias), name)
+    for name in table:
+        names.setdefault(_spellings(name)[-1], name)
+    return MappingProxyType(names)
+
+
+@functools.cache
+def _models() -> tuple[Mapping[str, str], Mapping[str, Mapping[str, Any]]]:
+    table = tomllib.loads(files("emu.catalogue").joinpath("models.toml").read_text("utf-8"))
+    return _index(table), MappingProxyType(table)
+
+
+@functools.cache
+def _gpus() -> tuple[Mapping[str, str], Mapping[str, GpuSpec]]:
+    table = tomllib.loads(files("emu.catalogue").joinpath("gpus.toml").read_text("utf-8"))
+    specs = {
+        name: msgspec.convert(
+            {"name": name, **{k: v for k, v in entry.items() if k != "aliases"}}, GpuSpec
+        )
+        for name, entry in table.items()
+    }
+    return _index(table), MappingProxyType(specs)
+
+
+def _unknown(
+    what: str, name: str, known: list[str], names: Mapping[str, str], source: str, field: str
+) -> InputError:
+    near = difflib.get_close_matches(_plain(name).rsplit("/", 1)[-1], list(names), n=5, cutoff=0.5)
+    suggested = list(dict.fromkeys(names[key] for key in near))[:3]
+    if suggested:
+        hint = f"did you mean {' or '.join(repr(entry) for entry in suggested)}?"
+    else:
+        hint = f"the catalogue has {len(known)} (`emu {what.lower()}s` lists them)"
+    return InputError(source, None, field, f"unknown {what} {name!r}; {hint}")
