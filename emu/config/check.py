@@ -1,0 +1,246 @@
+"""Checks a parsed TOML document against the schema's types, in plain words. Pure.
+
+msgspec stops at the first problem and speaks of `object` and `$.path`; this walk over the same
+type information finds every problem, names keys as the user writes them, suggests the nearest
+known key and refuses what TOML allows and no quantity can be (NaN, infinity, integers beyond 64
+bits). What passes here converts without error.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import inspect
+
+from emu.config import schema
+from emu.config.locate import Path
+from emu.config.suggest import nearest, unknown_key
+
+Problem = tuple[Path, str]
+
+PARTIAL_TABLES: Final[Mapping[tuple[type, str], type[msgspec.Struct]]] = {
+    (schema.ReplicaTable, "scheduler"): schema.SchedulerTable,
+    (schema.ReplicaTable, "latency"): schema.LatencyTable,
+    (schema.ReplicaTable, "model"): schema.ModelTable,
+}
+"""Untyped fields of the schema that hold some keys of another table."""
+
+_INT_MAX: Final = 2**63 - 1
+_NUMBER_MAX: Final = 1e15
+_SHOWN_CHARS: Final = 60
+
+
+def check_document(raw: dict[str, Any]) -> list[Problem]:
+    """Every problem of a document that should be a `Config`."""
+    return _Checker().document(raw)
+
+
+def dotted(path: Path) -> str:
+    """A path as the user writes it after `--set`."""
+    return ".".join(str(part) for part in path)
+
+
+def shown(value: object) -> str:
+    """A value as an error message quotes it: TOML-like and short."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        digits = hex(value) if abs(value) >= 10**300 else str(value)
+        return digits if len(digits) <= _SHOWN_CHARS else "a huge integer"
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, dict):
+        return "a table"
+    if isinstance(value, list):
+        return "an array"
+    if isinstance(value, str):
+        short = value if len(value) <= _SHOWN_CHARS else value[: _SHOWN_CHARS - 3] + "..."
+        return json.dumps(short, ensure_ascii=False)
+    return "nothing" if value is None else f"a date or time ({value})"
+
+
+def unwrap(kind: inspect.Type) -> inspect.Type:
+    """The type below its descriptions."""
+    while isinstance(kind, inspect.Metadata):
+        kind = kind.type
+    return kind
+
+
+def fields_of(table: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
+    """Fields of a table, in the order of the schema."""
+    kind = inspect.type_info(table)
+    assert isinstance(kind, inspect.StructType)
+    return kind.fields
+
+
+def struct_of(kind: inspect.Type) -> inspect.StructType | None:
+    """The table that a type is, or may be."""
+    kind = unwrap(kind)
+    if isinstance(kind, inspect.StructType):
+        return kind
+    if isinstance(kind, inspect.UnionType):
+        return next((s for s in map(struct_of, kind.types) if s is not None), None)
+    return None
+
+
+class _Checker:
+    def __init__(self) -> None:
+        root = inspect.type_info(schema.Config)
+        assert isinstance(root, inspect.StructType)
+        self.root = root
+        self.elsewhere: dict[str, str] = {}
+        self._collect(root, "")
+
+    def document(self, raw: dict[str, Any]) -> list[Problem]:
+        return list(self._struct(self.root, raw, ()))
+
+    def _collect(self, struct: inspect.StructType, prefix: str) -> None:
+        """Where each key of the schema lives; the first place wins, lists show index 0."""
+        for item in struct.fields:
+            name = f"{prefix}{item.encode_name}"
+            if prefix:
+                self.elsewhere.setdefault(item.encode_name, name)
+            kind = unwrap(item.type)
+            if isinstance(kind, inspect.ListType):
+                inner = struct_of(kind.item_type)
+                name += ".0"
+            else:
+                inner = struct_of(kind)
+            if inner is not None:
+                self._collect(inner, f"{name}.")
+
+    def _struct(
+        self, struct: inspect.StructType, value: object, path: Path, *, partial: bool = False
+    ) -> Iterator[Problem]:
+        if not isinstance(value, dict):
+            yield path, f"expected a table, got {shown(value)}"
+            return
+        known = {item.encode_name: item for item in struct.fields}
+        for key, inner in value.items():
+            where = (*path, key)
+            if key not in known:
+                elsewhere = {} if partial else self.elsewhere
+                yield where, unknown_key(key, list(known), elsewhere)
+                continue
+            table = PARTIAL_TABLES.get((struct.cls, key))
+            if table is not None:
+                partial_struct = inspect.type_info(table)
+                assert isinstance(partial_struct, inspect.StructType)
+                yield from self._struct(partial_struct, inner, where, partial=True)
+            else:
+                yield from self._value(known[key].type, inner, where)
+        for item in struct.fields:
+            if item.required and item.encode_name not in value and not partial:
+                yield (*path, item.encode_name), "missing, and it has no default"
+
+    def _value(self, kind: inspect.Type, value: object, path: Path) -> Iterator[Problem]:
+        kind = unwrap(kind)
+        if isinstance(kind, inspect.StructType):
+            yield from self._struct(kind, value, path)
+        elif isinstance(kind, inspect.UnionType):
+            yield from self._union(kind, value, path)
+        elif isinstance(kind, inspect.ListType):
+            if not isinstance(value, list):
+                yield path, f"expected an array, got {shown(value)}"
+                return
+            for index, inner in enumerate(value):
+                yield from self._value(kind.item_type, inner, (*path, index))
+        else:
+            problem = _scalar_problem(kind, value)
+            if problem:
+                yield path, problem
+
+    def _union(self, kind: inspect.UnionType, value: object, path: Path) -> Iterator[Problem]:
+        if value is None and any(isinstance(part, inspect.NoneType) for part in kind.types):
+            return  # TOML has no null, but a dict from `effective_dict` does
+        struct = struct_of(kind)
+        scalars = [
+            part
+            for part in map(unwrap, kind.types)
+            if not isinstance(part, (inspect.StructType, inspect.NoneType))
+        ]
+        if isinstance(value, dict) and struct is not None:
+            yield from self._struct(struct, value, path)
+            return
+        if any(not _scalar_problem(part, value) for part in scalars):
+            return
+        names = ["a table"] if struct is not None else []
+        names = [_expectation(part) for part in scalars] + names
+        yield path, f"expected {' or '.join(names)}, got {shown(value)}"
+
+
+def _scalar_problem(kind: inspect.Type, value: object) -> str:
+    if isinstance(kind, inspect.BoolType):
+        return "" if isinstance(value, bool) else _mismatch(kind, value)
+    if isinstance(kind, inspect.StrType):
+        if not isinstance(value, str):
+            return _mismatch(kind, value)
+        return "contains a NUL character" if "\0" in value else ""
+    if isinstance(kind, inspect.LiteralType):
+        return _literal_problem(kind, value)
+    if isinstance(kind, inspect.IntType):
+        if isinstance(value, bool) or not isinstance(value, int):
+            return _mismatch(kind, value)
+        return _bound_problem(kind, value, _INT_MAX)
+    if isinstance(kind, inspect.FloatType):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return _mismatch(kind, value)
+        if isinstance(value, float) and not math.isfinite(value):
+            return _mismatch(kind, value)
+        return _bound_problem(kind, value, _NUMBER_MAX)
+    raise TypeError(f"the schema has a type that the checker does not know: {kind}")
+
+
+def _literal_problem(kind: inspect.LiteralType, value: object) -> str:
+    if isinstance(value, str) and value in kind.values:
+        return ""
+    words = [str(word) for word in kind.values]
+    near = nearest(value, words) if isinstance(value, str) else ""
+    hint = f"; did you mean {json.dumps(near)}?" if near else ""
+    return f"{_mismatch(kind, value)}{hint}"
+
+
+def _bound_problem(
+    kind: inspect.IntType | inspect.FloatType, value: int | float, ceiling: float
+) -> str:
+    noun = "an integer" if isinstance(kind, inspect.IntType) else "a number"
+    if kind.ge is not None and value < kind.ge:
+        return f"expected {noun} >= {_bound(kind.ge)}, got {shown(value)}"
+    if kind.gt is not None and value <= kind.gt:
+        return f"expected {noun} > {_bound(kind.gt)}, got {shown(value)}"
+    if kind.lt is not None and value >= kind.lt:
+        return f"expected {noun} < {_bound(kind.lt)}, got {shown(value)}"
+    upper = ceiling if kind.le is None else kind.le
+    if value > upper:
+        return f"expected {noun} <= {_bound(upper)}, got {shown(value)}"
+    if value < -ceiling:
+        return f"expected {noun} >= {_bound(-ceiling)}, got {shown(value)}"
+    return ""
+
+
+def _mismatch(kind: inspect.Type, value: object) -> str:
+    return f"expected {_expectation(kind)}, got {shown(value)}"
+
+
+def _expectation(kind: inspect.Type) -> str:
+    if isinstance(kind, inspect.BoolType):
+        return "true or false"
+    if isinstance(kind, inspect.StrType):
+        return "a string"
+    if isinstance(kind, inspect.LiteralType):
+        return "one of " + ", ".join(json.dumps(word) for word in kind.values)
+    assert isinstance(kind, (inspect.IntType, inspect.FloatType))
+    noun = "an integer" if isinstance(kind, inspect.IntType) else "a number"
+    if kind.ge is not None:
+        return f"{noun} >= {_bound(kind.ge)}"
+    if kind.gt is not None:
+        return f"{noun} > {_bound(kind.gt)}"
+    return noun
+
+
+def _bound(value: float) -> str:
+    return f"{value:g}" if isinstance(value, float) and abs(value) >= 1e6 else f"{value}"

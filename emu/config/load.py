@@ -1,0 +1,218 @@
+"""Reads a configuration: TOML text -> `Config`, every problem one line with its place.
+
+Owns: files, `--set`, line numbers, relative paths. The types live in `schema.py`, their checks in
+`check.py`, checks across keys in `semantics.py`.
+
+    config = load_config("cluster.toml", ["scheduler.max_num_seqs=64", "replicas.0.count=4"])
+    config = config_from_text(text, source="cluster.toml", base_dir=Path("."))
+    config = config_from_dict({"seed": 1})
+    effective_dict(config)      # plain dicts and lists, every default filled in
+
+Errors are `InputError`s: `FILE:LINE: KEY: PROBLEM`; a problem that an override brought in reads
+`--set: KEY: PROBLEM`. Of several problems the one nearest to the top of the file is raised.
+
+Paths in the returned `Config` are joined to the directory of the config file, so that they open
+as they are. A workload that is neither a file nor synthetic becomes the default synthetic one.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path as FilePath
+from typing import Any, Final
+
+import msgspec
+
+from emu.config.check import Problem, check_document, dotted
+from emu.config.locate import Path, line_of, locate
+from emu.config.overrides import SOURCE as OVERRIDE_SOURCE
+from emu.config.overrides import apply_override
+from emu.config.schema import Config
+from emu.config.semantics import semantic_problems
+from emu.errors import InputError
+
+_PATH_KEYS: Final[tuple[tuple[Path, bool], ...]] = (
+    (("model", "hf_config"), True),
+    (("workload", "path"), True),
+    (("workload", "tokenizer"), True),
+    (("workload", "synthetic", "prompt", "path"), True),
+    (("workload", "synthetic", "output", "path"), True),
+    (("latency", "path"), True),
+    (("latency", "replay"), True),
+    (("latency", "cache"), False),
+    (("output", "dir"), False),
+)
+"""Keys that hold paths, and whether the file must exist already."""
+
+_SYNTAX_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
+_KEY_TUPLE = re.compile(r"\(('[^)]*?),?\)")
+
+
+def load_config(path: str | FilePath, overrides: Sequence[str] = ()) -> Config:
+    """Read, override and check a configuration file."""
+    source = str(path)
+    return config_from_text(
+        _read_text(FilePath(path), source), source, overrides, FilePath(path).parent
+    )
+
+
+def config_from_text(
+    text: str, source: str, overrides: Sequence[str] = (), base_dir: FilePath = FilePath()
+) -> Config:
+    """The same from a text; `source` names it in errors."""
+    return _Loading(source, text, _parse(text, source), base_dir).config(overrides)
+
+
+def config_from_dict(
+    raw: dict[str, Any],
+    overrides: Sequence[str] = (),
+    source: str = "config",
+    base_dir: FilePath = FilePath(),
+) -> Config:
+    """The same from nested dicts and lists; errors carry no line. `raw` is left as it is."""
+    copy: dict[str, Any] = msgspec.to_builtins(raw)
+    return _Loading(source, "", copy, base_dir).config(overrides)
+
+
+def effective_dict(config: Config) -> dict[str, Any]:
+    """The whole configuration, defaults filled in, as plain values in the schema's order."""
+    plain: dict[str, Any] = msgspec.to_builtins(config)
+    return plain
+
+
+class _Loading:
+    def __init__(self, source: str, text: str, raw: dict[str, Any], base_dir: FilePath) -> None:
+        self.source = source
+        self.text = text
+        self.raw = raw
+        self.base_dir = base_dir
+        self.overridden: list[Path] = []
+
+    def config(self, overrides: Sequence[str]) -> Config:
+        for override in overrides:
+            self.overridden.append(apply_override(self.raw, override))
+        self._refuse(check_document(self.raw))
+        path_problems = self._resolve_paths()
+        try:
+            config = msgspec.convert(self.raw, Config)
+        except msgspec.ValidationError as error:  # the checker knows less than the schema
+            raise InputError(self.source, None, "", str(error)) from error
+        self._refuse(semantic_problems(config))
+        self._refuse(path_problems)
+        if not config.workload.path and config.workload.synthetic is None:
+            self.raw.setdefault("workload", {})["synthetic"] = {}
+            config = msgspec.convert(self.raw, Config)
+        return config
+
+    def _resolve_paths(self) -> list[Problem]:
+        """Join relative paths to the config file's directory, in place."""
+        problems: list[Problem] = []
+        groups = self.raw.get("replicas", [])
+        extra: list[tuple[Path, bool]] = []
+        for index in range(len(groups)):
+            extra += [
+                (("replicas", index, "latency", "path"), True),
+                (("replicas", index, "model", "hf_config"), True),
+            ]
+        for path, must_exist in (*_PATH_KEYS, *extra):
+            holder: Any = self.raw
+            for part in path[:-1]:
+                holder = holder[part] if isinstance(part, int) else holder.get(part, {})
+            value = holder.get(path[-1], "")
+            if not value:
+                continue
+            joined = self.base_dir / FilePath(value)
+            holder[path[-1]] = str(joined)
+            if must_exist and not joined.exists():
+                problems.append((path, f"no such file: {joined}"))
+        return problems
+
+    def _refuse(self, problems: list[Problem]) -> None:
+        if not problems:
+            return
+        lines = _lines(self.text)
+        errors = [self._error(path, problem, lines) for path, problem in problems]
+        raise min(
+            errors,
+            key=lambda error: (
+                error.source == OVERRIDE_SOURCE,
+                error.line if error.line is not None else 10**9,
+            ),
+        )
+
+    def _error(self, path: Path, problem: str, lines: dict[Path, int]) -> InputError:
+        field = dotted(path)
+        for changed in self.overridden:
+            within = path[: len(changed)] == changed
+            around = changed[: len(path)] == path and path not in lines
+            sibling = len(path) > 1 and changed[: len(path) - 1] == path[:-1]
+            if within or around or (sibling and path[:-1] not in lines):
+                return InputError(OVERRIDE_SOURCE, None, field, problem)
+        return InputError(self.source, line_of(lines, path), field, problem)
+
+
+def _lines(text: str) -> dict[Path, int]:
+    try:
+        return locate(text)
+    except RecursionError:
+        return {}
+
+
+def _read_text(path: FilePath, source: str) -> str:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(source, None, "", "no such file") from None
+    except IsADirectoryError:
+        raise InputError(source, None, "", "is a directory, expected a TOML file") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(source, None, "", f"cannot be read: {reason}") from None
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        # Offsets count from behind a byte order mark, if there is one.
+        skipped = 3 if data.startswith(b"\xef\xbb\xbf") else 0
+        at = error.start + skipped
+        line = data.count(b"\n", 0, at) + 1
+        problem = f"not valid UTF-8 (byte 0x{data[at]:02x})"
+        raise InputError(source, line, "", problem) from None
+
+
+def _parse(text: str, source: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise _syntax_error(str(error), text, source) from None
+    except RecursionError:
+        raise InputError(source, None, "", "nested too deeply") from None
+    except ValueError as error:  # an integer of thousands of digits, a date that does not exist
+        raise InputError(source, _culprit_line(text), "", f"not valid TOML: {error}") from None
+
+
+def _syntax_error(message: str, text: str, source: str) -> InputError:
+    match = _SYNTAX_PLACE.search(message)
+    line: int | None = None
+    field = ""
+    if match is not None:
+        message = message[: match.start()]
+        if match.group(1):
+            line, field = int(match.group(1)), f"column {match.group(2)}"
+        else:
+            line, field = max(1, len(text.splitlines())), "end of file"
+    message = _KEY_TUPLE.sub(lambda m: m.group(1).replace("', '", ".").replace("'", ""), message)
+    return InputError(source, line, field, f"not valid TOML: {message}")
+
+
+def _culprit_line(text: str) -> int | None:
+    """First line on which the text stops being readable, for errors that name no place."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        try:
+            tomllib.loads(line)
+        except tomllib.TOMLDecodeError:
+            continue  # a piece of something longer
+        except ValueError:
+            return number
+    return None

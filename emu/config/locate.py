@@ -1,0 +1,158 @@
+"""Where a key stands in a TOML text: path -> line. Pure.
+
+`tomllib` forgets positions, so this scanner walks the text once more. It runs only after
+`tomllib` has accepted the text and only when an error must be shown, so it may be lenient: it
+knows headers, arrays of tables, dotted and quoted keys, inline tables, arrays and all four kinds
+of strings, and reads values no further than it must to find their end.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+
+Path = tuple[str | int, ...]
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_BLANK = re.compile(r"[ \t]*")
+_BLANK_LINES = re.compile(r"(?:[ \t\r\n]+|#[^\n]*)*")
+_ATOM = re.compile(r"[^,\]\}\n#]*")
+
+
+def locate(text: str) -> dict[Path, int]:
+    """Line (1-based) of every key, table and array element of a valid TOML text."""
+    return _Scanner(text).run()
+
+
+def line_of(lines: dict[Path, int], path: Path) -> int | None:
+    """Line of a path, or of its nearest enclosing table that the text has."""
+    for length in range(len(path), 0, -1):
+        if path[:length] in lines:
+            return lines[path[:length]]
+    return None
+
+
+class _Scanner:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.pos = 0
+        self.lines: dict[Path, int] = {}
+        self.last_index: dict[Path, int] = {}
+        self.newlines = [match.start() for match in re.finditer("\n", text)]
+
+    def run(self) -> dict[Path, int]:
+        table: Path = ()
+        while True:
+            self._skip(_BLANK_LINES)
+            if self.pos >= len(self.text):
+                return self.lines
+            if self.text[self.pos] == "[":
+                table = self._header()
+            else:
+                self._pair(table)
+            self._skip_line()
+
+    def _header(self) -> Path:
+        array = self.text.startswith("[[", self.pos)
+        at = self.pos
+        self.pos += 2 if array else 1
+        keys = self._keys()
+        path: Path = ()
+        for position, key in enumerate(keys):
+            path = (*path, key)
+            last = position == len(keys) - 1
+            if array and last:
+                self.last_index[path] = self.last_index.get(path, -1) + 1
+            self._note(path, at)
+            if path in self.last_index:
+                path = (*path, self.last_index[path])
+                self._note(path, at)
+        return path
+
+    def _pair(self, table: Path) -> None:
+        at = self.pos
+        path = table
+        for key in self._keys():
+            path = (*path, key)
+            self._note(path, at)
+        self._skip(_BLANK)
+        self.pos += 1  # the equals sign
+        self._value(path)
+
+    def _value(self, path: Path) -> None:
+        self._skip(_BLANK)
+        char = self.text[self.pos : self.pos + 1]
+        if char in {'"', "'"}:
+            self._string()
+        elif char == "[":
+            self._items(path, "]")
+        elif char == "{":
+            self._items(path, "}")
+        else:
+            self._skip(_ATOM)
+
+    def _items(self, path: Path, end: str) -> None:
+        self.pos += 1
+        index = 0
+        while True:
+            self._skip(_BLANK_LINES)
+            if self.pos >= len(self.text):
+                return
+            if self.text[self.pos] == end:
+                self.pos += 1
+                return
+            if self.text[self.pos] == ",":
+                self.pos += 1
+                continue
+            before = self.pos
+            if end == "]":
+                self._note((*path, index), self.pos)
+                self._value((*path, index))
+                index += 1
+            else:
+                self._pair(path)
+            if self.pos == before:
+                self.pos += 1
+
+    def _keys(self) -> list[str]:
+        keys: list[str] = []
+        while True:
+            self._skip(_BLANK)
+            if self.text[self.pos : self.pos + 1] in {'"', "'"}:
+                keys.append(self._string())
+            else:
+                match = _BARE_KEY.match(self.text, self.pos)
+                if match is None:
+                    return keys
+                keys.append(match.group())
+                self.pos = match.end()
+            self._skip(_BLANK)
+            if self.text[self.pos : self.pos + 1] != ".":
+                return keys
+            self.pos += 1
+
+    def _string(self) -> str:
+        """Skip a string of any kind; the text between its quotes, escapes left as they are."""
+        quote = self.text[self.pos]
+        long = self.text.startswith(quote * 3, self.pos)
+        mark = quote * 3 if long else quote
+        start = self.pos = self.pos + len(mark)
+        while self.pos < len(self.text) and not self.text.startswith(mark, self.pos):
+            self.pos += 2 if quote == '"' and self.text[self.pos] == "\\" else 1
+        inner = self.text[start : self.pos]
+        self.pos += len(mark)
+        while long and self.text[self.pos : self.pos + 1] == quote:  # """a"""" ends in a quote
+            self.pos += 1
+        return inner
+
+    def _skip(self, pattern: re.Pattern[str]) -> None:
+        match = pattern.match(self.text, self.pos)
+        if match is not None:
+            self.pos = match.end()
+
+    def _skip_line(self) -> None:
+        end = self.text.find("\n", self.pos)
+        self.pos = len(self.text) if end < 0 else end
+
+    def _note(self, path: Path, at: int) -> None:
+        self.lines.setdefault(path, bisect.bisect_left(self.newlines, at) + 1)

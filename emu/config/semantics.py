@@ -1,0 +1,245 @@
+"""Checks across keys that need no catalogue: what the types alone cannot say. Pure.
+
+Each check yields (path, problem); `emu/config/load.py` finds the line. What depends on a model's
+or a GPU's figures is checked where those are known (`emu/config/resolve.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from emu.config import names
+from emu.config.check import Problem, shown
+from emu.config.locate import Path
+from emu.config.schema import Config, LengthsTable, ReplicaTable
+from emu.config.suggest import unknown_value
+
+
+def semantic_problems(config: Config) -> list[Problem]:
+    """Every problem of a configuration whose types and bounds are already right."""
+    return [
+        *_words(config),
+        *_nodes(config),
+        *_replicas(config),
+        *_roles(config),
+        *_workload(config),
+        *_autoscale(config),
+        *_targets(config),
+        *_others(config),
+    ]
+
+
+def _word(path: Path, value: str, known: tuple[str, ...]) -> Iterator[Problem]:
+    if value in known or names.is_import_path(value):
+        return
+    yield path, unknown_value(value, [*known, "package.module:Class"])
+
+
+def _words(config: Config) -> Iterator[Problem]:
+    yield from _word(("scheduler", "policy"), config.scheduler.policy, names.SCHEDULERS)
+    yield from _word(("router", "policy"), config.router.policy, names.ROUTERS)
+    yield from _word(("latency", "backend"), config.latency.backend, names.BACKENDS)
+    yield from _word(
+        ("latency", "expert_routing"), config.latency.expert_routing, names.EXPERT_ROUTING
+    )
+    for index, group in enumerate(config.replicas):
+        here = ("replicas", index)
+        if "policy" in group.scheduler:
+            yield from _word(
+                (*here, "scheduler", "policy"), group.scheduler["policy"], names.SCHEDULERS
+            )
+        if "backend" in group.latency:
+            yield from _word(
+                (*here, "latency", "backend"), group.latency["backend"], names.BACKENDS
+            )
+    if config.autoscale is not None:
+        yield from _word(("autoscale", "planner"), config.autoscale.planner, names.PLANNERS)
+        preset = config.autoscale.preset
+        if preset and preset not in names.PRESETS:
+            yield ("autoscale", "preset"), unknown_value(preset, names.PRESETS)
+
+
+def _minus_one_or(path: Path, value: float, *, zero: bool) -> Iterator[Problem]:
+    """-1 stands for "the default"; any other negative figure is a mistake."""
+    if value == -1 or value > 0 or (zero and value == 0):
+        return
+    yield path, f"expected a number {'>=' if zero else '>'} 0, or -1, got {shown(value)}"
+
+
+def _nodes(config: Config) -> Iterator[Problem]:
+    if not config.nodes:
+        yield ("nodes",), "expected at least one table, got an empty array"
+    for index, node in enumerate(config.nodes):
+        here = ("nodes", index)
+        yield from _minus_one_or((*here, "nvlink_gbps"), node.nvlink_gbps, zero=True)
+        yield from _minus_one_or((*here, "pcie_gbps"), node.pcie_gbps, zero=False)
+        if node.gpu == "":
+            yield (*here, "gpu"), "expected a name, got an empty string"
+        if node.pcie_shared_by > node.gpus:
+            yield (
+                (*here, "pcie_shared_by"),
+                f"expected at most gpus = {node.gpus}, got {node.pcie_shared_by}",
+            )
+        if node.nvlink_domain > node.gpus:
+            yield (
+                (*here, "nvlink_domain"),
+                f"expected at most gpus = {node.gpus}, got {node.nvlink_domain}",
+            )
+
+
+def _gpus_each(group: ReplicaTable) -> int:
+    return group.tensor_parallel * group.pipeline_parallel
+
+
+def _replicas(config: Config) -> Iterator[Problem]:
+    if not config.replicas:
+        yield ("replicas",), "expected at least one table, got an empty array"
+    have = sum(node.count * node.gpus for node in config.nodes)
+    owner: dict[int, int] = {}
+    for index, group in enumerate(config.replicas):
+        path: Path = ("replicas", index, "gpus")
+        need = group.count * _gpus_each(group)
+        if group.gpus and len(group.gpus) != need:
+            yield (
+                path,
+                (
+                    f"expected {need} indices (count {group.count} x tensor_parallel "
+                    f"{group.tensor_parallel} x pipeline_parallel {group.pipeline_parallel}), "
+                    f"got {len(group.gpus)}"
+                ),
+            )
+        for position, gpu in enumerate(group.gpus):
+            if not 0 <= gpu < have:
+                yield (
+                    (*path, position),
+                    f"expected an index from 0 to {have - 1}, got {shown(gpu)}",
+                )
+            elif gpu in owner:
+                yield (*path, position), f"GPU {gpu} already belongs to replicas.{owner[gpu]}"
+            owner.setdefault(gpu, index)
+    need = sum(group.count * _gpus_each(group) for group in config.replicas)
+    if config.nodes and need > have:
+        yield ("replicas",), f"the replicas need {need} GPUs, the nodes have {have}"
+
+
+def _roles(config: Config) -> Iterator[Problem]:
+    """Without a planner or commands, roles never change: some replica must serve each phase."""
+    scaled = config.autoscale is not None and config.autoscale.executor != "none"
+    if scaled or config.commands or not config.replicas:
+        return
+    roles = {group.role for group in config.replicas}
+    if "colocated" in roles:
+        return
+    for present, absent in (("prefill", "decode"), ("decode", "prefill")):
+        if present in roles and absent not in roles:
+            yield ("replicas",), f"{present} replicas need at least one {absent} replica"
+    if roles == {"inactive"}:
+        yield ("replicas",), "every replica is inactive, and nothing will ever start one"
+
+
+def _lengths(path: Path, table: LengthsTable) -> Iterator[Problem]:
+    if table.min > table.max:
+        yield (*path, "min"), f"expected at most max = {table.max}, got {table.min}"
+    if table.distribution == "trace" and not table.path:
+        yield (*path, "path"), 'missing; distribution = "trace" draws from this file'
+
+
+def _workload(config: Config) -> Iterator[Problem]:
+    workload = config.workload
+    made = workload.synthetic
+    if made is not None and workload.path:
+        yield ("workload", "synthetic"), "a workload has a path or is synthetic, not both"
+    if made is None:
+        return
+    here: Path = ("workload", "synthetic")
+    yield from _lengths((*here, "prompt"), made.prompt)
+    yield from _lengths((*here, "output"), made.output)
+    if made.sessions.turns_min > made.sessions.turns_max:
+        yield (
+            (*here, "sessions", "turns_min"),
+            f"expected at most turns_max = {made.sessions.turns_max}, "
+            f"got {made.sessions.turns_min}",
+        )
+    if made.prefix_groups and not made.prefix_tokens:
+        yield (*here, "prefix_tokens"), "missing; prefix_groups needs the length of a prefix"
+    points: Path = (*here, "arrivals", "points")
+    if made.arrivals.process == "piecewise" and len(made.arrivals.points) < 2:
+        yield points, 'expected at least two [second, rate] pairs for process = "piecewise"'
+    before = -1.0
+    for index, point in enumerate(made.arrivals.points):
+        if len(point) != 2:
+            yield (*points, index), f"expected [second, rate], got {len(point)} numbers"
+            continue
+        if point[0] <= before:
+            yield (*points, index, 0), f"expected a second > {before:g}, got {point[0]:g}"
+        if point[1] < 0:
+            yield (*points, index, 1), f"expected a rate >= 0, got {point[1]:g}"
+        before = point[0]
+
+
+def _autoscale(config: Config) -> Iterator[Problem]:
+    table = config.autoscale
+    if table is None:
+        return
+    pairs: tuple[tuple[str, float, str, float, bool], ...] = (
+        ("min_prefill", table.min_prefill, "max_prefill", table.max_prefill, True),
+        ("min_decode", table.min_decode, "max_decode", table.max_decode, True),
+        ("min_replicas", table.min_replicas, "max_replicas", table.max_replicas, True),
+        ("prefill_lower_s", table.prefill_lower_s, "prefill_upper_s", table.prefill_upper_s, False),
+        ("decode_lower", table.decode_lower, "decode_upper", table.decode_upper, False),
+        (
+            "migration_lower_s",
+            table.migration_lower_s,
+            "migration_upper_s",
+            table.migration_upper_s,
+            False,
+        ),
+    )
+    for low_key, low, high_key, high, may_equal in pairs:
+        if low > high or (low == high and not may_equal):
+            bound = "at most" if may_equal else "less than"
+            yield ("autoscale", low_key), f"expected {bound} {high_key} = {high:g}, got {low:g}"
+
+
+def _targets(config: Config) -> Iterator[Problem]:
+    """Commands and faults may only name replicas and machines that exist."""
+    replicas = sum(group.count for group in config.replicas)
+    machines = sum(node.count for node in config.nodes)
+    for index, command in enumerate(config.commands):
+        if command.replica >= replicas:
+            yield (
+                ("commands", index, "replica"),
+                f"expected an index from 0 to {replicas - 1}, got {command.replica}",
+            )
+    for index, fault in enumerate(config.faults):
+        for key, value, count in (
+            ("replica", fault.replica, replicas),
+            ("source", fault.source, replicas),
+            ("destination", fault.destination, replicas),
+            ("node", fault.node, machines),
+            ("request", fault.request, 2**63),
+        ):
+            if not -1 <= value < count:
+                known = f"from 0 to {count - 1}" if count < 2**63 else ">= 0"
+                yield ("faults", index, key), f"expected an index {known}, got {shown(value)}"
+
+
+def _others(config: Config) -> Iterator[Problem]:
+    yield from _minus_one_or(
+        ("latency", "step_overhead_us"), config.latency.step_overhead_us, zero=True
+    )
+    yield from _minus_one_or(
+        ("network", "link_latency_ns"), config.network.link_latency_ns, zero=True
+    )
+    if config.latency.backend == "profile" and not config.latency.path:
+        yield ("latency", "path"), 'missing; backend = "profile" reads its bundles there'
+    tiers = config.network.tiers
+    for index, tier in enumerate(tiers):
+        if tier in tiers[:index]:
+            yield ("network", "tiers", index), f'"{tier}" is listed twice'
+        if tier == "cxl" and not any(node.cxl_gib for node in config.nodes):
+            yield ("network", "tiers", index), '"cxl" needs a node with cxl_gib > 0'
+    if not config.output.dir:
+        yield ("output", "dir"), "expected a directory, got an empty string"
+    if not config.model.name and not config.model.hf_config:
+        yield ("model", "name"), "expected a name, got an empty string"
