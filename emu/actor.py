@@ -254,6 +254,7 @@ class Mailbox(Generic[M]):
         self._kernel = kernel
         self._rank = rank
         self._waiter: Waiter | None = None
+        self._armed: Waiter | None = None
         self._align: Align | None = None
 
     def put(self, message: M) -> None:
@@ -273,28 +274,38 @@ class Mailbox(Generic[M]):
         align = self._align
         if align is None:
             kernel._wake(waiter, True)
+            return
+        at_ns = align(kernel.now_ns)
+        if at_ns < 0:
+            self._waiter = waiter
         else:
-            kernel._push(align(kernel.now_ns), self._rank, waiter)
+            kernel._push(at_ns, self._rank, waiter)
+
+    def interrupt(self) -> None:
+        """Wake the receiver now, whatever it asked to be aligned to (a crash does not wait)."""
+        waiter = self._armed
+        if waiter is not None and not waiter.done():
+            self._waiter = None
+            self._kernel._wake(waiter, True)
 
     def wait(self, deadline_ns: int | None = None, align: Align | None = None) -> Waiter:
         """Await the result: until a message or poke (True) or the deadline (False).
 
         `align` maps the instant of the first message to the instant of waking (a replica in the
-        middle of an iteration wakes at its end). Returns at once if messages are there and no
-        `align` is given.
+        middle of an iteration wakes at its end); -1 means "at the deadline as planned". Returns
+        at once if messages are there and no `align` is given.
         """
         kernel = self._kernel
         waiter = kernel._new_waiter()
+        if self.items and align is None:
+            waiter.set_result(True)
+            return waiter
+        self._waiter = self._armed = waiter
+        self._align = align
+        if deadline_ns is not None:
+            kernel._push(max(deadline_ns, kernel.now_ns), self._rank, waiter)
         if self.items:
-            if align is None:
-                waiter.set_result(True)
-                return waiter
-            kernel._push(align(kernel.now_ns), self._rank, waiter)
-        else:
-            self._waiter = waiter
-            self._align = align
-            if deadline_ns is not None:
-                kernel._push(max(deadline_ns, kernel.now_ns), self._rank, waiter)
+            self.poke()
         kernel._block()
         return waiter
 

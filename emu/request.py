@@ -66,6 +66,9 @@ class Request(msgspec.Struct, kw_only=True, eq=False, gc=False):
     row: int = -1
     """Position among all released requests in order of arrival: its row in requests.csv."""
     status: Status = Status.CREATED
+    holder_id: int = -1
+    """Replica that holds it (waits, runs or has its KV on the way out); -1 = global queue."""
+    retries: int = 0
     reason: str = ""
 
     computed_tokens: int = 0

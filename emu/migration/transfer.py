@@ -1,0 +1,64 @@
+"""What a migration is, and what it needs of the network.
+
+The handoff of a request's KV is explicit: *hold* (the source keeps the blocks), *reserve* (the
+destination charges them), *transfer* (bytes on the links), *activate* (the destination decodes),
+*release* (the source frees). `MigratingBatch` carries the requests through these steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from emu.request import Request
+from emu.units import ceil_div
+
+
+class MigratingBatch(msgspec.Struct, eq=False):
+    """Requests whose prompts ended in the same iteration, on their way to a decode replica."""
+
+    batch_id: int
+    requests: list[Request]
+    prefill_ns: int
+    """Time that the iteration took (a layer-wise transfer overlaps with it)."""
+    queued_ns: int
+    started_ns: int = -1
+    kv_bytes: int = 0
+
+
+class Transfer(Protocol):
+    """Bytes on their way."""
+
+    def cancel(self) -> None:
+        """Stop; `on_done` will not be called."""
+        ...
+
+
+class Network(Protocol):
+    """The links, as a migration sees them."""
+
+    def send(
+        self,
+        sources: tuple[int, ...],
+        destinations: tuple[int, ...],
+        size_bytes: int,
+        *,
+        kind: str,
+        on_done: Callable[[], None],
+        overlapped_ns: int = 0,
+        pieces: int = 1,
+    ) -> Transfer:
+        """Move `size_bytes` in all, GPU by GPU in parallel; `on_done` when the last byte is there.
+
+        `overlapped_ns` > 0: the sender produced the data in `pieces` equal parts over so long,
+        and sent each as it became ready; only what is left is still to be moved.
+        """
+        ...
+
+
+def kv_bytes(requests: list[Request], block_size: int, kv_bytes_per_token: int) -> int:
+    """KV that moves with these requests: whole pages of prompt + 1 tokens (BlitzScale 1.4)."""
+    tokens = sum(ceil_div(r.prompt_tokens + 1, block_size) * block_size for r in requests)
+    return tokens * kv_bytes_per_token

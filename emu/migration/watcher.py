@@ -1,0 +1,191 @@
+"""The migration watcher of a prefill replica: outbound queue, destination choice, transfers.
+
+Owns the outbound batches of one source. At most one full batch of a source is on its way, and at
+most one inbound batch per destination (its lock is held for the whole transfer); full batches
+leave in the order in which their prompts ended. A destination is usable if it decodes, its lock
+can be taken now, and its blocks can hold the batch. `first_free` takes the usable replica with
+the lowest id (BlitzScale), `least_used` the one with the fewest blocks in use.
+
+Waits, never polls: a new batch, a lock or blocks that became free, and changes of state poke it.
+The delivery to the destination comes before its lock is released, always.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from emu.actor import RANK_WATCHER, Kernel
+from emu.migration.transfer import MigratingBatch, Network, Transfer, kv_bytes
+from emu.replica.replica import Replica
+from emu.replica.states import ReplicaState
+from emu.request import Request, Status
+
+S = ReplicaState
+_RECEIVES = (S.DECODE, S.SHUTTING_DECODE)
+
+
+class MigrationWorld(Protocol):
+    """What all watchers share."""
+
+    kernel: Kernel
+    network: Network
+    scarce_decode: bool
+    """A batch found no destination: idle decode replicas are not to be dropped now."""
+    tokens_in_migration: int
+    """Prompt tokens that wait for or are under migration."""
+
+    def decode_replicas(self) -> Sequence[Replica]:
+        """Replicas that may receive KV, ascending id."""
+        ...
+
+    def set_stuck(self, watcher: Watcher, *, is_stuck: bool) -> None:
+        """This watcher waits for a destination (and wants to be poked), or no longer."""
+        ...
+
+    def on_transfer(
+        self, batch: MigratingBatch, source: Replica, destination: Replica, ended_ns: int
+    ) -> None:
+        """A transfer has ended (trace, statistics)."""
+        ...
+
+    def next_batch_id(self) -> int:
+        """Ids of migrating batches, in order of creation."""
+        ...
+
+
+class Watcher:
+    """Outbound migrations of one replica."""
+
+    def __init__(
+        self,
+        source: Replica,
+        world: MigrationWorld,
+        *,
+        policy: Literal["first_free", "least_used"],
+        block_size: int,
+        kv_bytes_per_token: int,
+        layers: int,
+        layerwise: bool,
+    ) -> None:
+        self.source = source
+        self.world = world
+        self.queue: deque[MigratingBatch] = deque()
+        self.inbox = world.kernel.mailbox(
+            f"watcher {source.replica_id}", RANK_WATCHER + source.replica_id
+        )
+        self.in_flight: tuple[MigratingBatch, Replica, Transfer] | None = None
+        self._name = f"watcher {source.replica_id}"
+        self._policy = policy
+        self._block_size = block_size
+        self._kv_bytes_per_token = kv_bytes_per_token
+        self._layers = layers
+        self._layerwise = layerwise
+
+    # --- the replica's side -------------------------------------------------------------------
+    def append(self, requests: list[Request], prefill_ns: int) -> None:
+        """Queue a batch; its KV stays at the source until the transfer has ended."""
+        world = self.world
+        self.queue.append(
+            MigratingBatch(world.next_batch_id(), requests, prefill_ns, world.kernel.now_ns)
+        )
+        self.source.unfinished_migrations += 1
+        world.tokens_in_migration += sum(r.prompt_tokens for r in requests)
+        self.inbox.poke()
+
+    def flush(self) -> list[list[Request]]:
+        """Take back what is queued (not what is on its way)."""
+        batches = list(self.queue)
+        self.queue.clear()
+        for batch in batches:
+            self._account_gone(batch.requests)
+            self.source.unfinished_migrations -= 1
+        return [batch.requests for batch in batches]
+
+    def cancel(self, request: Request) -> bool:
+        """The client has gone: a queued request leaves now, one on its way at the end of it."""
+        for batch in self.queue:
+            if request in batch.requests:
+                batch.requests.remove(request)
+                self._account_gone([request])
+                self.source.release([request])
+                if not batch.requests:
+                    self.queue.remove(batch)
+                    self.source.unfinished_migrations -= 1
+                    self.source.inbox.poke()
+                return True
+        return self.in_flight is not None and request in self.in_flight[0].requests
+
+    def _account_gone(self, requests: list[Request]) -> None:
+        self.world.tokens_in_migration -= sum(r.prompt_tokens for r in requests)
+
+    # --- the actor ----------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Start a transfer whenever there is a batch and a destination; else wait."""
+        while True:
+            if self.queue and self.in_flight is None:
+                destination = self._choose(self.queue[0].requests)
+                self.world.scarce_decode = destination is None
+                if destination is not None:
+                    self._start(self.queue.popleft(), destination)
+                    continue
+                self.world.set_stuck(self, is_stuck=True)
+            await self.inbox.wait()
+            self.world.set_stuck(self, is_stuck=False)
+
+    def _choose(self, requests: list[Request]) -> Replica | None:
+        """A destination whose lock and blocks we have taken, or None."""
+        candidates = [
+            r for r in self.world.decode_replicas() if r.state in _RECEIVES and r is not self.source
+        ]
+        if self._policy == "least_used":
+            for replica in candidates:
+                replica.settle()
+            candidates.sort(key=lambda r: r.scheduler.blocks_used)
+        for replica in candidates:
+            if replica.lock.try_acquire(self._name):
+                if replica.reserve(requests):
+                    return replica
+                replica.lock.release(self._name)
+        return None
+
+    def _start(self, batch: MigratingBatch, destination: Replica) -> None:
+        world = self.world
+        batch.started_ns = world.kernel.now_ns
+        batch.kv_bytes = kv_bytes(batch.requests, self._block_size, self._kv_bytes_per_token)
+        incarnation = destination.incarnation
+        transfer = world.network.send(
+            self.source.gpus,
+            destination.gpus,
+            batch.kv_bytes,
+            kind="kv",
+            on_done=lambda: self._on_done(batch, destination, incarnation),
+            overlapped_ns=batch.prefill_ns if self._layerwise else 0,
+            pieces=self._layers,
+        )
+        self.in_flight = (batch, destination, transfer)
+
+    def _on_done(self, batch: MigratingBatch, destination: Replica, incarnation: int) -> None:
+        """Release at the source, deliver, then open the destination."""
+        world = self.world
+        self.in_flight = None
+        source = self.source
+        source.unfinished_migrations -= 1
+        self._account_gone(batch.requests)
+        source.release(batch.requests)
+        gone = [r for r in batch.requests if r.status.is_terminal]
+        if gone:
+            destination.unreserve(gone)
+        arrived = [r for r in batch.requests if not r.status.is_terminal]
+        for request in arrived:
+            request.migrations += 1
+            request.holder_id = destination.replica_id
+            request.status = Status.RUNNING
+        if arrived:
+            destination.deliver(arrived)
+        destination.lock.release(self._name)
+        world.on_transfer(batch, source, destination, world.kernel.now_ns)
+        source.inbox.poke()
+        self.inbox.poke()
+        source.world.on_capacity(destination)

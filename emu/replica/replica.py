@@ -1,0 +1,359 @@
+"""One replica: a copy of the model on some GPUs, driven by an actor.
+
+Owns the replica's state, its scheduler (and through it the KV books), its lock against inbound
+KV, and the iteration in flight. The loop takes one turn after another; which turn is a table by
+state (`emu/replica/turns.py`). Others talk to it through the short methods below, which append
+to a queue and poke the actor; they take effect at the end of the iteration in flight.
+
+Iterations. `_execute` sleeps through one iteration, or through a leap of many equal decode
+iterations. A poke in the middle of a leap wakes the replica at the end of the iteration in
+flight, so leaping and stepping give the same results.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emu.actor import RANK_REPLICA
+from emu.batching.base import Batch, Progress, Scheduler
+from emu.latency.base import BatchShape, LatencyBackend
+from emu.replica.states import (
+    CLOSED,
+    DECODING,
+    PREFILL_TYPE,
+    ReplicaState,
+    Writer,
+    move,
+    try_move,
+)
+from emu.replica.world import Handoff, World
+from emu.request import Request, Status
+
+S = ReplicaState
+_HANDS_OFF: Final = frozenset(PREFILL_TYPE | {S.SHUTTING_PREFILL})
+
+
+class Replica:
+    """State and actor of one replica."""
+
+    def __init__(
+        self,
+        replica_id: int,
+        world: World,
+        scheduler: Scheduler,
+        latency: LatencyBackend,
+        *,
+        state: ReplicaState,
+        gpus: tuple[int, ...],
+        machine: int,
+        stages: int = 1,
+    ) -> None:
+        self.replica_id = replica_id
+        self.name = f"replica {replica_id}"
+        self.world = world
+        self.kernel = world.kernel
+        self.scheduler = scheduler
+        self.latency = latency
+        self.state = state
+        self.gpus = gpus
+        self.machine = machine
+        self.stages = stages
+        self.rank = RANK_REPLICA + replica_id
+        self.story: list[str] = []
+        self.incarnation = 0
+        """Grows at each crash: what was meant for an earlier life is dropped."""
+        self.slowdown = 1.0
+        """Iterations take so many times longer (a straggler)."""
+        self.model_loaded = state is not S.INACTIVE
+        self.inbox = self.kernel.mailbox(self.name, self.rank)
+        self.lock = self.kernel.lock(f"kv lock of {self.name}")
+        if state in CLOSED:
+            self.lock.try_acquire(self.name)
+        self.handoff: Handoff | None = None
+        self.arrived: deque[list[Request]] = deque()
+        """Migrated batches, KV complete, that wait to join the running set."""
+        self.cancels: list[tuple[Request, Status, str]] = []
+        self.unfinished_migrations = 0
+        self.prefill_tokens = 0
+        self.decode_tokens = 0
+        self.busy_ns = 0
+        self.iterations = 0
+        self.state_since_ns = self.kernel.now_ns
+        self.state_ns: dict[ReplicaState, int] = {}
+        self._is_closing = False
+        self._batch: Batch | None = None
+        self._start_ns = 0
+        self._end_ns = 0
+        self._ends: NDArray[np.int64] | None = None
+        self._pipeline: deque[tuple[int, int, Batch]] = deque()
+        """Batches in flight on a pipeline of several stages: (end, start, batch), FIFO."""
+        self._stage_free_ns = [0] * stages
+
+    # --- what others may do -------------------------------------------------------------------
+    def submit(self, request: Request) -> None:
+        """A routed request joins the waiting queue."""
+        request.status = Status.QUEUED
+        request.holder_id = self.replica_id
+        self.scheduler.enqueue(request, self.kernel.now_ns)
+        self.inbox.poke()
+
+    def cancel(self, request: Request, status: Status, reason: str) -> None:
+        """Remove a request that waits or runs here, after the iteration in flight."""
+        self.cancels.append((request, status, reason))
+        self.inbox.poke()
+
+    def deliver(self, requests: list[Request]) -> None:
+        """The KV of these requests has arrived; their blocks are reserved here."""
+        self.arrived.append(requests)
+        self.inbox.poke()
+
+    def reserve(self, requests: list[Request]) -> bool:
+        """Reserve blocks for inbound KV, all or nothing."""
+        self.settle()
+        if not self.scheduler.reserve(requests):
+            return False
+        self.inbox.poke()
+        return True
+
+    def unreserve(self, requests: list[Request]) -> None:
+        """Give back a reservation."""
+        self.settle()
+        self.scheduler.unreserve(requests)
+        self.inbox.poke()
+
+    def release(self, requests: list[Request]) -> None:
+        """The KV of detached requests has left."""
+        self.settle()
+        for request in requests:
+            self.scheduler.release(request)
+        self.inbox.poke()
+
+    def move(self, to: ReplicaState, *, writer: Writer, cause: str) -> None:
+        """Change the state from what it is now (`states.move`)."""
+        move(self, self.state, to, writer=writer, cause=cause, at_ns=self.kernel.now_ns)
+
+    def try_move(self, expected: S, to: S, *, writer: Writer, cause: str) -> bool:
+        """Change the state if it still is what the writer believes."""
+        return try_move(self, expected, to, writer=writer, cause=cause, at_ns=self.kernel.now_ns)
+
+    def on_moved(self, before: ReplicaState, writer: Writer, cause: str, at_ns: int) -> None:
+        """Books of time by state; wake the loop and everybody who watches."""
+        self.state_ns[before] = self.state_ns.get(before, 0) + at_ns - self.state_since_ns
+        self.state_since_ns = at_ns
+        self.world.on_moved(self, before, writer, cause, at_ns)
+        self.inbox.poke()
+
+    def take_waiting(self) -> list[Request]:
+        """Remove all waiting requests, head first."""
+        requests = list(self.scheduler.waiting())
+        for request in requests:
+            self.scheduler.cancel(request)
+        return requests
+
+    def start_closing(self) -> None:
+        """Take the own lock as soon as it can be had (inbound KV then goes elsewhere)."""
+        if self.lock.holder == self.name or self._is_closing:
+            return
+        if self.lock.try_acquire(self.name):
+            return
+        self._is_closing = True
+        self.kernel.spawn(self._close(), name=f"closing of {self.name}")
+
+    async def _close(self) -> None:
+        await self.lock.acquire(self.name)
+        self._is_closing = False
+        if self.state in DECODING and self.state is not S.SHUTTING_DECODE:
+            self.open()  # revived in the meantime
+        self.inbox.poke()
+
+    def open(self) -> None:
+        """Give the own lock back: inbound KV may come."""
+        if self.lock.holder == self.name:
+            self.lock.release(self.name)
+            self.world.on_capacity(self)
+
+    # --- what others may see ------------------------------------------------------------------
+    def settle(self) -> int:
+        """Bring the books up to now in the middle of a leap; iterations of it that have ended."""
+        ends, batch = self._ends, self._batch
+        if ends is None or batch is None:
+            return 0
+        kernel = self.kernel
+        # At the very end of an iteration the order of ranks says whether it has been handled.
+        side = "right" if kernel.rank_reached > self.rank else "left"
+        done = int(ends.searchsorted(kernel.now_ns - self._start_ns, side))  # type: ignore[call-overload]
+        self.scheduler.settle(batch, min(done + 1, batch.max_steps))
+        return done
+
+    @property
+    def tokens_produced(self) -> tuple[int, int]:
+        """(prefill, decode) tokens computed so far, finished iterations of a leap included."""
+        done = self.settle()
+        decode = self.decode_tokens
+        if done and self._batch is not None:
+            decode += done * self._batch.shape.decode_count
+        return self.prefill_tokens, decode
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing runs, waits or arrives here."""
+        scheduler = self.scheduler
+        return (
+            self._batch is None
+            and not self._pipeline
+            and not self.arrived
+            and scheduler.running_count == 0
+            and scheduler.waiting_count == 0
+        )
+
+    # --- iterations ---------------------------------------------------------------------------
+    def apply_requests(self) -> None:
+        """Between two iterations: cancellations, then migrated batches."""
+        now_ns = self.kernel.now_ns
+        if self.cancels:
+            cancels, self.cancels = self.cancels, []
+            for request, status, reason in cancels:
+                if not request.status.is_terminal and self.scheduler.cancel(request):
+                    self.world.terminal(request, status, reason)
+            self.world.on_capacity(self)
+        while self.arrived:
+            requests = [r for r in self.arrived.popleft() if not r.status.is_terminal]
+            self.scheduler.activate(requests, now_ns)
+            for request in requests:
+                request.status = Status.RUNNING
+                request.holder_id = self.replica_id
+
+    async def iterate(self) -> bool:
+        """Form and execute one batch (or leap). False if there was nothing to run."""
+        batch = self.scheduler.schedule(self.kernel.now_ns)
+        if batch is None:
+            return False
+        if self.stages > 1:
+            self._launch_on_stages(batch)
+        else:
+            await self._execute(batch)
+        return True
+
+    def _boundary(self, now_ns: int) -> int:
+        """When the iteration in flight ends; -1 if that is the deadline already set."""
+        ends = self._ends
+        if ends is None:
+            return -1
+        elapsed_ns = now_ns - self._start_ns
+        return self._start_ns + int(ends[ends.searchsorted(elapsed_ns)])
+
+    async def _execute(self, batch: Batch) -> None:
+        kernel = self.kernel
+        start_ns = self._start_ns = kernel.now_ns
+        incarnation = self.incarnation
+        self._batch = batch
+        if batch.max_steps == 1:
+            cost_ns = await self._cost_ns(batch.shape)
+            self._end_ns = start_ns + cost_ns
+            await self.inbox.wait(self._end_ns, self._boundary)
+            if self.incarnation != incarnation:
+                return
+            self._batch = None
+            self._complete(batch, 1, start_ns, None, cost_ns)
+            return
+        ends = self.latency.decode_run_ns(batch.shape, batch.max_steps)
+        if self.slowdown != 1.0:
+            ends = np.cumsum((np.diff(ends, prepend=0) * self.slowdown).astype(np.int64))
+        self._ends = ends
+        self._end_ns = start_ns + int(ends[-1])
+        await self.inbox.wait(self._end_ns, self._boundary)
+        if self.incarnation != incarnation:
+            return
+        self._ends = self._batch = None
+        if kernel.now_ns != self._end_ns:
+            ends = ends[: int(ends.searchsorted(kernel.now_ns - start_ns, "right"))]
+        self._complete(batch, len(ends), start_ns, ends, _longest(ends))
+
+    async def _cost_ns(self, shape: BatchShape) -> int:
+        if self.latency.foreign:
+            cost_ns = await self.latency.measure(shape)  # type: ignore[attr-defined]
+        else:
+            cost_ns = self.latency.iteration_ns(shape)
+        return cost_ns if self.slowdown == 1.0 else int(cost_ns * self.slowdown)
+
+    def _launch_on_stages(self, batch: Batch) -> None:
+        """Put a batch into the pipeline: stages are FIFO and costs known, so its end is too."""
+        at_ns = start_ns = self.kernel.now_ns
+        free = self._stage_free_ns
+        for stage, cost_ns in enumerate(self.latency.stage_ns(batch.shape)):
+            at_ns = max(at_ns, free[stage]) + int(cost_ns * self.slowdown)
+            free[stage] = at_ns
+        self._pipeline.append((at_ns, start_ns, batch))
+
+    async def wait_for_stage(self) -> None:
+        """Until the oldest batch leaves the last stage, or something new arrives."""
+        if not self._pipeline:
+            await self.inbox.wait()
+            return
+        incarnation = self.incarnation
+        await self.inbox.wait(self._pipeline[0][0])
+        while (
+            self.incarnation == incarnation
+            and self._pipeline
+            and self._pipeline[0][0] <= self.kernel.now_ns
+        ):
+            end_ns, start_ns, batch = self._pipeline.popleft()
+            self._complete(batch, 1, start_ns, None, end_ns - start_ns)
+
+    def _complete(
+        self,
+        batch: Batch,
+        steps: int,
+        start_ns: int,
+        ends: NDArray[np.int64] | None,
+        longest_ns: int,
+    ) -> None:
+        now_ns = self.kernel.now_ns
+        world = self.world
+        progress = self.scheduler.complete(batch, steps, now_ns, longest_ns)
+        self.iterations += steps
+        self.busy_ns += now_ns - start_ns
+        self.prefill_tokens += progress.prefill_tokens
+        self.decode_tokens += progress.decode_tokens
+        if progress.cohort_size:
+            if ends is None:
+                world.gaps.add_gap(longest_ns, progress.cohort_size)
+            else:
+                world.gaps.add_run(ends, progress.cohort_size)
+        for gap_ns in progress.gaps_ns:
+            world.gaps.add_gap(gap_ns)
+        if world.batches is not None:
+            world.batches.batch(self, batch, start_ns, now_ns, steps)
+        self._hand_out(progress, now_ns - start_ns)
+        world.on_tokens(self, batch, progress.first_tokens)
+
+    def _hand_out(self, progress: Progress, step_ns: int) -> None:
+        """Requests that ended leave; those whose prompt ended here go on their way."""
+        world = self.world
+        for request in progress.first_tokens:
+            request.replica_id = self.replica_id
+        for request in progress.finished:
+            request.decode_replica_id = self.replica_id
+            world.terminal(request, Status.COMPLETED)
+        if progress.finished:
+            world.on_capacity(self)
+        for request, reason in progress.failed:
+            world.terminal(request, Status.FAILED, reason)
+        if progress.first_tokens and self.state in _HANDS_OFF and self.handoff is not None:
+            leaving = [r for r in progress.first_tokens if not r.status.is_terminal]
+            if leaving:
+                for request in leaving:
+                    self.scheduler.detach(request)
+                    request.status = Status.MIGRATING
+                self.handoff.append(leaving, step_ns)
+
+
+def _longest(ends: NDArray[np.int64]) -> int:
+    """Longest iteration of a run."""
+    if len(ends) == 1:
+        return int(ends[0])
+    return max(int(ends[0]), int((ends[1:] - ends[:-1]).max()))

@@ -1,0 +1,81 @@
+"""What a replica needs of the world around it, so that it need not know the floors above."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emu.actor import Kernel
+from emu.batching.base import Batch
+from emu.request import Request, Status
+
+if TYPE_CHECKING:
+    from emu.replica.replica import Replica
+    from emu.replica.states import ReplicaState, Writer
+
+
+class GapSink(Protocol):
+    """Statistics of gaps between tokens."""
+
+    def add_run(self, cumulative_ends: NDArray[np.int64], count: int) -> None:
+        """`count` requests got a token at each of these instants (relative to the run's start)."""
+        ...
+
+    def add_gap(self, gap_ns: int, count: int = 1) -> None:
+        """`count` gaps of this length."""
+        ...
+
+
+class BatchSink(Protocol):
+    """Whoever draws batches (the trace)."""
+
+    def batch(self, replica: Replica, batch: Batch, start_ns: int, end_ns: int, steps: int) -> None:
+        """A batch, or a leap of `steps` equal decode iterations, has ended."""
+        ...
+
+
+class Handoff(Protocol):
+    """Where a prefill replica puts the requests whose prompts it has finished."""
+
+    def append(self, requests: list[Request], prefill_ns: int) -> None:
+        """These requests have their first token; their KV waits here for a decode replica.
+
+        `prefill_ns` is the time that their last iteration took (layer-wise transfers overlap it).
+        """
+        ...
+
+    def flush(self) -> list[list[Request]]:
+        """Take back all batches that are queued and not on their way."""
+        ...
+
+
+class World(Protocol):
+    """The cluster, as a replica sees it."""
+
+    kernel: Kernel
+    gaps: GapSink
+    batches: BatchSink | None
+
+    def terminal(self, request: Request, status: Status, reason: str = "") -> None:
+        """The request's one terminal event."""
+        ...
+
+    def requeue(self, requests: list[Request]) -> None:
+        """Waiting requests that this replica will not serve go back to the router."""
+        ...
+
+    def on_capacity(self, replica: Replica) -> None:
+        """Blocks or the lock of a replica have become free (watchers may be waiting)."""
+        ...
+
+    def on_tokens(self, replica: Replica, batch: Batch, first_tokens: list[Request]) -> None:
+        """Members of the batch received a token now (live mode streams it)."""
+        ...
+
+    def on_moved(
+        self, replica: Replica, before: ReplicaState, writer: Writer, cause: str, at_ns: int
+    ) -> None:
+        """A replica changed its state."""
+        ...
