@@ -1,0 +1,120 @@
+"""Dimensions of a collective network, as ASTRA-Sim sees it: a product of simple topologies.
+
+Owns: the shape of the network that collectives run on (ranks in mixed radix, first dimension
+fastest) and the time of a single message on it. Does not own: algorithms (`collectives.py`),
+contention (`congestion.py`), links shared with KV transfers (`links.py`).
+
+Bandwidths here are GiB/s (2**30 bytes), the unit of ASTRA-Sim's network file. Source of the
+rules: `astra-sim.md` sections 3.1 and 6.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Final, Literal, get_args
+
+import msgspec
+
+from emu.errors import InputError
+
+Topology = Literal["Ring", "FullyConnected", "Switch"]
+TOPOLOGIES: Final[tuple[str, ...]] = get_args(Topology)
+
+_BYTES_PER_NS: Final = (1 << 30) / 1e9
+
+
+class NetworkDim(msgspec.Struct, frozen=True, kw_only=True):
+    """One dimension: `npus` ranks joined by one simple topology."""
+
+    topology: Topology = "FullyConnected"
+    npus: int
+    gib_per_s: float
+    latency_ns: float
+
+    @property
+    def bytes_per_ns(self) -> float:
+        """Rate of one link."""
+        return self.gib_per_s * _BYTES_PER_NS
+
+    def hops(self, source: int, destination: int) -> int:
+        """Links that a message crosses between two ranks of this dimension."""
+        if self.topology == "FullyConnected":
+            return 1
+        if self.topology == "Switch":
+            return 2
+        clockwise = (destination - source) % self.npus
+        return min(clockwise, self.npus - clockwise)
+
+    def message_ns(self, size_bytes: int, hops: int = 1) -> int:
+        """Time of one message without contention; latency per hop, serialised once."""
+        return int(hops * self.latency_ns + size_bytes / self.bytes_per_ns)
+
+    def neighbour_hops(self) -> int:
+        """Hops between a rank and the next one."""
+        return 2 if self.topology == "Switch" else 1
+
+
+def check_dims(dims: Sequence[NetworkDim], source: str = "network") -> None:
+    """Refuse dimensions that mean nothing. Raises InputError."""
+    if not dims:
+        raise InputError(source, None, "dims", "at least one dimension is needed")
+    for index, dim in enumerate(dims):
+        where = f"dims[{index}]"
+        if dim.topology not in TOPOLOGIES:
+            names = ", ".join(TOPOLOGIES)
+            raise InputError(source, None, where, f"topology is not one of {names}")
+        if dim.npus < 1:
+            raise InputError(source, None, where, "npus must be at least 1")
+        if dim.gib_per_s <= 0:
+            raise InputError(source, None, where, "bandwidth must be positive")
+        if dim.latency_ns < 0:
+            raise InputError(source, None, where, "latency must not be negative")
+
+
+def rank_count(dims: Sequence[NetworkDim]) -> int:
+    """Ranks of the whole network."""
+    return prod(dim.npus for dim in dims)
+
+
+def strides(dims: Sequence[NetworkDim]) -> tuple[int, ...]:
+    """Distance in rank numbers of neighbours in each dimension."""
+    result, stride = [], 1
+    for dim in dims:
+        result.append(stride)
+        stride *= dim.npus
+    return tuple(result)
+
+
+def coordinates(rank: int, dims: Sequence[NetworkDim]) -> tuple[int, ...]:
+    """A rank's position in each dimension."""
+    result = []
+    for dim in dims:
+        rank, position = divmod(rank, dim.npus)
+        result.append(position)
+    return tuple(result)
+
+
+def message_between_ns(
+    dims: Sequence[NetworkDim], source: int, destination: int, size_bytes: int
+) -> int:
+    """Point-to-point message between two ranks, without contention.
+
+    Uses the first dimension in which the two differ, as ASTRA-Sim's analytical network does.
+    """
+    for dim, a, b in zip(
+        dims, coordinates(source, dims), coordinates(destination, dims), strict=True
+    ):
+        if a != b:
+            return dim.message_ns(size_bytes, dim.hops(a, b))
+    return dims[0].message_ns(size_bytes, 0)
+
+
+def group_of(rank: int, dims: Sequence[NetworkDim], active: Sequence[int]) -> tuple[int, ...]:
+    """Ranks that differ from `rank` in the active dimensions only, in increasing order."""
+    step = strides(dims)
+    position = coordinates(rank, dims)
+    members = [rank - sum(position[d] * step[d] for d in active)]
+    for d in active:
+        members = [m + k * step[d] for k in range(dims[d].npus) for m in members]
+    return tuple(sorted(members))
