@@ -33,6 +33,8 @@ class Table(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
 
 
 class ModelTable(Table, kw_only=True, frozen=True):
+    """The model that every replica serves."""
+
     name: Annotated[
         str, doc("Catalogue name (`emu models`), or a label when `hf_config` is given.")
     ] = "meta-llama/Llama-3.1-8B"
@@ -178,6 +180,8 @@ class ReplicaTable(Table, kw_only=True, frozen=True):
 
 
 class ArrivalsTable(Table, kw_only=True, frozen=True):
+    """When synthetic requests arrive."""
+
     process: Annotated[
         Literal["poisson", "gamma", "constant", "burst", "piecewise", "all_at_once"],
         doc("Arrival process."),
@@ -193,6 +197,8 @@ class ArrivalsTable(Table, kw_only=True, frozen=True):
 
 
 class LengthsTable(Table, kw_only=True, frozen=True):
+    """How long synthetic prompts or outputs are."""
+
     distribution: Annotated[
         Literal["fixed", "uniform", "zipf", "lognormal", "trace"], doc("Distribution of a length.")
     ] = "lognormal"
@@ -206,6 +212,8 @@ class LengthsTable(Table, kw_only=True, frozen=True):
 
 
 class SessionsTable(Table, kw_only=True, frozen=True):
+    """Synthetic conversations; one turn each = independent requests."""
+
     turns_min: Annotated[Count, doc("Requests per session, at least.")] = 1
     turns_max: Annotated[Count, doc("Requests per session, at most.")] = 1
     tool_s: Annotated[NonNegative, doc("Mean pause between turns (exponential).")] = 2.0
@@ -231,6 +239,8 @@ class SyntheticTable(Table, kw_only=True, frozen=True):
 
 
 class WorkloadTable(Table, kw_only=True, frozen=True):
+    """The requests: a file, or made from distributions."""
+
     path: Annotated[str, doc("Workload file; empty = synthetic.")] = ""
     format: Annotated[
         Literal[
@@ -260,6 +270,8 @@ class WorkloadTable(Table, kw_only=True, frozen=True):
 
 
 class RouterTable(Table, kw_only=True, frozen=True):
+    """Which replica a request goes to, and which requests are let in."""
+
     policy: Annotated[
         str,
         doc("load, round_robin, random, least_outstanding, prefix_aware, or package.module:Class"),
@@ -277,6 +289,8 @@ class RouterTable(Table, kw_only=True, frozen=True):
 
 
 class LatencyTable(Table, kw_only=True, frozen=True):
+    """What an iteration costs."""
+
     backend: Annotated[
         str, doc("roofline, profile, linear, astra-sim, aiconfigurator, or package.module:Class")
     ] = "roofline"
@@ -322,6 +336,8 @@ class LatencyTable(Table, kw_only=True, frozen=True):
 
 
 class NetworkTable(Table, kw_only=True, frozen=True):
+    """KV transfers, collectives and KV tiers."""
+
     kv_transfer: Annotated[
         Literal["layerwise", "blocking"], doc("Overlap KV transfer with prefill layers, or not.")
     ] = "layerwise"
@@ -357,22 +373,35 @@ class AutoscaleTable(Table, kw_only=True, frozen=True):
     blocking: Annotated[
         bool, doc("The planner waits while a multicast is under way (as the original).")
     ] = True
-    min_prefill: Count = 1
-    max_prefill: Count = 64
-    min_decode: Count = 1
-    max_decode: Count = 64
+    min_prefill: Annotated[Count, doc("Prefill replicas at least.")] = 1
+    max_prefill: Annotated[Count, doc("Prefill replicas at most.")] = 64
+    min_decode: Annotated[Count, doc("Decode replicas at least.")] = 1
+    max_decode: Annotated[Count, doc("Decode replicas at most.")] = 64
     tokens_prefilled_per_s: Annotated[
         NonNegative, doc("Rp: prefill rate of a replica; 0 = from the latency model.")
     ] = 0.0
     tokens_transferred_per_s: Annotated[
         NonNegative, doc("Rt: KV rate into a decode replica; 0 = from the links.")
     ] = 0.0
-    prefill_lower_s: Positive = 0.5
-    prefill_upper_s: Positive = 0.7
-    decode_lower: Annotated[float, Meta(gt=0, le=1)] = 0.75
-    decode_upper: Annotated[float, Meta(gt=0, le=1)] = 0.95
-    migration_lower_s: Positive = 0.4
-    migration_upper_s: Positive = 0.8
+    prefill_lower_s: Annotated[
+        Positive, doc("Scale prefill down below so many seconds of queued prompts per replica.")
+    ] = 0.5
+    prefill_upper_s: Annotated[
+        Positive, doc("Scale prefill up above so many seconds of queued prompts per replica.")
+    ] = 0.7
+    decode_lower: Annotated[
+        Annotated[float, Meta(gt=0, le=1)],
+        doc("Scale decode down below this part of the KV blocks."),
+    ] = 0.75
+    decode_upper: Annotated[
+        Annotated[float, Meta(gt=0, le=1)], doc("Scale decode up above this part of the KV blocks.")
+    ] = 0.95
+    migration_lower_s: Annotated[
+        Positive, doc("Scale decode down below so many seconds of KV transfers to come.")
+    ] = 0.4
+    migration_upper_s: Annotated[
+        Positive, doc("Scale decode up above so many seconds of KV transfers to come.")
+    ] = 0.8
     spare_ttl_ms: Annotated[NonNegative, doc("A drained replica keeps its weights so long.")] = (
         333.0
     )
@@ -413,6 +442,8 @@ class AutoscaleTable(Table, kw_only=True, frozen=True):
 
 
 class KvRejectTable(Table, kw_only=True, frozen=True):
+    """Protection of decode replicas that fill up faster than the others."""
+
     enabled: Annotated[bool, doc("Lock hot decode replicas against inbound KV.")] = True
     period_ms: Annotated[Positive, doc("How often the rule is applied.")] = 10.0
     factor: Annotated[Positive, doc("Hot = more than this times the mean use ...")] = 2.0
@@ -420,6 +451,8 @@ class KvRejectTable(Table, kw_only=True, frozen=True):
 
 
 class MigrationTable(Table, kw_only=True, frozen=True):
+    """Moving requests that already decode."""
+
     rebalance: Annotated[bool, doc("Move running decodes from full to empty replicas.")] = False
     rebalance_period_ms: Annotated[Positive, doc("How often.")] = 100.0
     rebalance_gap: Annotated[
@@ -434,16 +467,21 @@ class MigrationTable(Table, kw_only=True, frozen=True):
 
 
 class CommandTable(Table, kw_only=True, frozen=True):
-    at_s: NonNegative
-    replica: Count0
-    command: Literal["to_new_prefill", "to_old_prefill", "to_decode", "to_prefill", "deactivate"]
+    """One command to one replica at a given time."""
+
+    at_s: Annotated[NonNegative, doc("When it is given, simulated time.")]
+    replica: Annotated[Count0, doc("Index of the replica.")]
+    command: Annotated[
+        Literal["to_new_prefill", "to_old_prefill", "to_decode", "to_prefill", "deactivate"],
+        doc("What the replica is told to become."),
+    ]
 
 
 class FaultTable(Table, kw_only=True, frozen=True):
     """One injected fault; which keys matter depends on the kind (docs/faults.md)."""
 
-    at_s: NonNegative
-    kind: str
+    at_s: Annotated[NonNegative, doc("When it strikes, simulated time.")]
+    kind: Annotated[str, doc("Kind of the fault (docs/faults.md).")]
     replica: Annotated[int, doc("Target replica; -1 = not given.")] = -1
     node: Annotated[int, doc("Target machine; -1 = not given.")] = -1
     source: Annotated[int, doc("Pair faults: source replica.")] = -1
@@ -457,6 +495,8 @@ class FaultTable(Table, kw_only=True, frozen=True):
 
 
 class RecoveryTable(Table, kw_only=True, frozen=True):
+    """What happens after faults."""
+
     on_crash: Annotated[
         Literal["retry", "fail"], doc("Lost requests: retry elsewhere or fail.")
     ] = "retry"
@@ -483,35 +523,41 @@ class RecoveryTable(Table, kw_only=True, frozen=True):
 
 
 class SloTable(Table, kw_only=True, frozen=True):
-    ttft_ms: Annotated[NonNegative, doc("0 = none.")] = 0.0
-    tpot_ms: Annotated[NonNegative, doc("0 = none.")] = 0.0
-    e2e_ms: Annotated[NonNegative, doc("0 = none.")] = 0.0
+    """Objectives that attainment and goodput are counted against."""
+
+    ttft_ms: Annotated[NonNegative, doc("Time to first token; 0 = none.")] = 0.0
+    tpot_ms: Annotated[NonNegative, doc("Time per output token; 0 = none.")] = 0.0
+    e2e_ms: Annotated[NonNegative, doc("From arrival to last token; 0 = none.")] = 0.0
 
 
 class PowerTable(Table, kw_only=True, frozen=True):
     """Power of a machine's parts; absent = energy is not modelled."""
 
-    base_node_w: NonNegative = 60.0
-    gpu_idle_w: NonNegative = 0.0
-    gpu_standby_w: NonNegative = 0.0
-    gpu_active_w: NonNegative = 0.0
-    gpu_standby_s: NonNegative = 18.0
-    cpu_idle_w: NonNegative = 0.0
-    cpu_active_w: NonNegative = 0.0
-    cpu_utilization: Fraction = 0.0
-    dram_idle_w_per_dimm: NonNegative = 0.0
-    dram_dimm_gib: Positive = 64.0
-    dram_pj_per_bit: NonNegative = 0.0
-    link_idle_w: NonNegative = 0.0
-    links: Count0 = 0
-    link_pj_per_bit: NonNegative = 0.0
-    nic_idle_w: NonNegative = 0.0
-    nics: Count0 = 0
-    storage_idle_w: NonNegative = 0.0
-    storage_devices: Count0 = 0
+    base_node_w: Annotated[NonNegative, doc("A machine without its parts.")] = 60.0
+    gpu_idle_w: Annotated[NonNegative, doc("A GPU that does nothing.")] = 0.0
+    gpu_standby_w: Annotated[NonNegative, doc("A GPU shortly after an iteration.")] = 0.0
+    gpu_active_w: Annotated[NonNegative, doc("A GPU during an iteration.")] = 0.0
+    gpu_standby_s: Annotated[NonNegative, doc("How long standby lasts before a GPU is idle.")] = (
+        18.0
+    )
+    cpu_idle_w: Annotated[NonNegative, doc("The processors, idle.")] = 0.0
+    cpu_active_w: Annotated[NonNegative, doc("The processors at full load.")] = 0.0
+    cpu_utilization: Annotated[Fraction, doc("Part of full load while serving.")] = 0.0
+    dram_idle_w_per_dimm: Annotated[NonNegative, doc("One memory module.")] = 0.0
+    dram_dimm_gib: Annotated[Positive, doc("Size of one memory module.")] = 64.0
+    dram_pj_per_bit: Annotated[NonNegative, doc("Energy to move one bit of host memory.")] = 0.0
+    link_idle_w: Annotated[NonNegative, doc("One link, idle.")] = 0.0
+    links: Annotated[Count0, doc("Links of a machine.")] = 0
+    link_pj_per_bit: Annotated[NonNegative, doc("Energy to move one bit over a link.")] = 0.0
+    nic_idle_w: Annotated[NonNegative, doc("One network card.")] = 0.0
+    nics: Annotated[Count0, doc("Network cards of a machine.")] = 0
+    storage_idle_w: Annotated[NonNegative, doc("One storage device.")] = 0.0
+    storage_devices: Annotated[Count0, doc("Storage devices of a machine.")] = 0
 
 
 class OutputTable(Table, kw_only=True, frozen=True):
+    """What is written, and where."""
+
     dir: Annotated[str, doc("Output directory, relative to the config file.")] = "runs/latest"
     trace: Annotated[bool, doc("Write trace.json.gz (Perfetto).")] = False
     trace_events_max: Annotated[Count0, doc("Stop adding to the trace after so many events.")] = (
@@ -527,6 +573,8 @@ class OutputTable(Table, kw_only=True, frozen=True):
 
 
 class LimitsTable(Table, kw_only=True, frozen=True):
+    """When to give up."""
+
     simulated_s: Annotated[
         NonNegative, doc("Stop (exit 3, partial results) at this simulated time; 0 = none.")
     ] = 0.0

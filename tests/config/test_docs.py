@@ -1,0 +1,58 @@
+"""The schema's descriptions, JSON Schema and reference page are complete and current."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from msgspec import inspect
+
+from emu.config.check import unwrap
+from emu.config.docs import config_schema, description, reference_markdown, tables
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_key_and_every_table_has_a_description() -> None:
+    missing = []
+    for path, struct in tables():
+        if not struct.cls.__doc__ or "Base of all" in struct.cls.__doc__:
+            missing.append(path)
+        for item in struct.fields:
+            kind = unwrap(item.type)
+            holds_tables = any(p.startswith(f"{path}.{item.name}".lstrip(".")) for p, _ in tables())
+            plain_table = holds_tables and not isinstance(item.type, inspect.Metadata)
+            if not plain_table and len(description(item)) < 8:
+                missing.append(f"{path}.{item.name} {kind}")
+    assert missing == []
+
+
+def test_reference_page_is_the_generated_one() -> None:
+    page = ROOT / "docs" / "reference" / "config.md"
+    assert page.read_text() == reference_markdown(), (
+        "run: python -m emu.config.docs > docs/reference/config.md"
+    )
+
+
+def test_reference_page_names_every_key() -> None:
+    page = reference_markdown()
+    for path, struct in tables():
+        section = page.split("\n## ")
+        table = path.replace("[]", "")
+        heading = next(
+            (s for s in section if s.startswith((f"`[{table}]`", f"`[[{table}]]`"))), section[1]
+        )
+        for item in struct.fields:
+            assert f"`{item.name}`" in heading or f"{table}.{item.name}".lstrip(".") in page
+
+
+def test_json_schema_describes_the_same_keys() -> None:
+    document = json.loads(json.dumps(config_schema()))
+    assert document["$schema"].startswith("https://json-schema.org/")
+    names = {struct.cls.__name__: struct for _, struct in tables()}
+    for name, definition in document["$defs"].items():
+        assert definition["additionalProperties"] is False
+        assert list(definition["properties"]) == [item.name for item in names[name].fields]
+    replica = document["$defs"]["ReplicaTable"]["properties"]
+    assert "max_num_seqs" in replica["scheduler"]["properties"]
+    assert replica["scheduler"]["description"]
