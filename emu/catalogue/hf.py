@@ -25,7 +25,7 @@ KV_HEADS: Final = (
     "n_head_kv",
     "num_query_groups",
 )
-FFN: Final = ("intermediate_size_mlp", "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
+FFN: Final = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
 VOCAB: Final = ("vocab_size", "padded_vocab_size")
 POSITIONS: Final = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
 EXPERT_COUNT: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -181,7 +181,7 @@ def _dense_ffn(read: _Reader, kind: str, hidden: int, only_experts: bool) -> int
         return 0
     if kind == "qwen":  # the first Qwen counts gate and up together
         return read.required(*FFN) // 2
-    ffn = read.optional(*FFN)
+    ffn = read.optional("intermediate_size_mlp", *FFN)  # the first: Llama 4
     if ffn:
         return ffn
     if kind in ("gpt2", "gptj", "gpt_bigcode", "falcon", "bloom"):

@@ -65,7 +65,7 @@ def model_from_file(path: Path, name: str = "") -> ModelSpec:
         raise InputError(str(file), None, "", error.strerror or str(error)) from None
     except msgspec.DecodeError as error:
         raise InputError(str(file), None, "", str(error)) from None
-    label = name or str(config.get("_name_or_path") or file.parent.name or file.stem)
+    label = name or file.parent.name or file.stem
     return from_hf_config(config, label, str(file))
 
 

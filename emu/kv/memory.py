@@ -1,0 +1,212 @@
+"""The memory planner: how many KV blocks a replica has beside its weights.
+
+Owns two rules, both pure functions of a model, a GPU and the parallel degrees:
+
+- `engine_plan`, the default. It budgets like vLLM (a part of the memory, less the weights, goes
+  to KV) with LLMServingSim's charge for the weights: every rank is charged embedding and head
+  whatever its pipeline stage, and no head norms or biases. Where that simulator's rule would be
+  physically wrong, the physical figure counts instead: KV heads are replicated when there are
+  more ranks than heads, latent KV is held by every rank, an uneven pipeline is judged by its
+  fullest stage, tied embeddings are held once, quantised weights take what they take.
+- `vidur_plan`, Vidur's rule: slots for requests of the greatest length, weights of the layers
+  only. It serves the schedulers that come from there, on request.
+
+The charge is an upper bound of the physical weights, which `emu/catalogue/sizes.py` computes
+exactly; a plan carries both. Neither rule models activations, CUDA graphs or the context; use a
+smaller utilization or `reserve_bytes` for them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from emu.catalogue import sizes
+from emu.catalogue.model import ModelSpec
+from emu.errors import InputError
+from emu.units import GIB, ceil_div
+
+
+class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything derived from memory, for the block pool and for `emu validate`."""
+
+    rule: str
+    memory_bytes: int
+    """Of one GPU."""
+    usable_bytes: int
+    """What weights and KV may take of one GPU."""
+    weight_bytes_rank: int
+    """Charged to every rank by the rule."""
+    physical_weight_bytes: tuple[int, ...]
+    """Really held by a rank of each pipeline stage."""
+    kv_dtype: str
+    kv_bytes_token_rank: int
+    """Of one token on the fullest rank."""
+    kv_bytes_token: int
+    """Of one token over all layers, each head once: what a migration moves."""
+    kv_bytes_block_rank: int
+    kv_bytes_rank: int
+    """Left for KV on one rank."""
+    block_size: int
+    num_blocks: int
+    request_slots: int = 0
+    """Vidur's rule only."""
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the replica can hold."""
+        return self.num_blocks * self.block_size
+
+
+def engine_plan(
+    spec: ModelSpec,
+    memory_gib: float,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    ep: int = 0,
+    dtype: str = "auto",
+    kv_cache_dtype: str = "auto",
+    block_size: int = 16,
+    utilization: float = 0.9,
+    reserve_bytes: int = 0,
+    source: str = "memory",
+) -> MemoryPlan:
+    """KV blocks of one replica of `tp` x `pp` ranks. `ep` 0 = `tp`.
+
+    InputError (at `source`): the weights do not fit, or not one block is left.
+    """
+    memory_bytes = int(memory_gib * GIB)
+    usable_bytes = int(memory_gib * GIB * utilization)
+    weights = engine_weight_bytes(spec, tp, pp, ep, dtype)
+    kv_dtype = sizes.kv_dtype(spec, dtype, kv_cache_dtype)
+    per_token = sizes.kv_bytes_per_token_rank(spec, kv_dtype, tp, pp)
+    if weights > memory_bytes:
+        raise InputError(
+            source,
+            None,
+            "weights",
+            f"{spec.name} needs {weights / GIB:.1f} GiB on each of {tp * pp} GPUs, which have "
+            f"{memory_gib:g} GiB; raise tensor_parallel or pipeline_parallel",
+        )
+    left = usable_bytes - weights - reserve_bytes
+    num_blocks = left // (per_token * block_size)
+    if num_blocks < 1:
+        raise InputError(
+            source,
+            None,
+            "KV cache",
+            f"no block fits: {usable_bytes / GIB:.1f} GiB usable on each GPU, {weights / GIB:.1f} "
+            f"GiB of weights, {per_token * block_size} bytes for a block of {block_size} tokens; "
+            "raise scheduler.gpu_memory_utilization or the parallel degrees",
+        )
+    return MemoryPlan(
+        rule="engine",
+        memory_bytes=memory_bytes,
+        usable_bytes=usable_bytes,
+        weight_bytes_rank=weights,
+        physical_weight_bytes=sizes.stage_weight_bytes(spec, tp, pp, ep, dtype),
+        kv_dtype=kv_dtype,
+        kv_bytes_token_rank=per_token,
+        kv_bytes_token=sizes.kv_bytes_per_token(spec, kv_dtype),
+        kv_bytes_block_rank=per_token * block_size,
+        kv_bytes_rank=left,
+        block_size=block_size,
+        num_blocks=num_blocks,
+    )
+
+
+def engine_weight_bytes(
+    spec: ModelSpec, tp: int = 1, pp: int = 1, ep: int = 0, dtype: str = "auto"
+) -> int:
+    """Weights charged to every rank (LLMServingSim's formula, see the module's docstring)."""
+    ep = ep or tp
+    table = spec.vocab // tp * spec.hidden
+    copies = 1 if spec.tied_embeddings and pp == 1 else 2
+    plain = copies * table + spec.position_rows * spec.hidden + spec.hidden
+    stages = sizes.stage_layers(spec, pp)
+    fullest = max(sum(_block_bytes(spec, index, tp, ep, dtype) for index in s) for s in stages)
+    return fullest + sizes.weight_bytes(plain, sizes.activation_dtype(spec, dtype))
+
+
+def _block_bytes(spec: ModelSpec, layer_index: int, tp: int, ep: int, dtype: str) -> int:
+    other = 2 * spec.hidden
+    linear = sizes.attention_params(spec, tp)
+    matrices = 3 if spec.gated_mlp else 2
+    routed = 0
+    if spec.is_moe_layer(layer_index):
+        assert spec.experts is not None
+        moe = spec.experts
+        other += spec.hidden * moe.count
+        routed = ceil_div(moe.count, ep) * matrices * spec.hidden * moe.ffn
+        if tp > ep:  # what expert parallelism leaves whole, tensor parallelism splits
+            routed = ceil_div(routed, tp // ep)
+        linear += matrices * spec.hidden * (moe.shared_ffn // tp)
+    else:
+        linear += matrices * spec.hidden * (spec.ffn // tp)
+    return (
+        sizes.weight_bytes(linear, sizes.linear_dtype(spec, dtype))
+        + sizes.weight_bytes(routed, sizes.expert_dtype(spec, dtype))
+        + sizes.weight_bytes(other, sizes.activation_dtype(spec, dtype))
+    )
+
+
+def vidur_layer_params(spec: ModelSpec, tp: int = 1) -> int:
+    """Parameters of one layer on one rank as Vidur counts them. InputError: not a dense model."""
+    if spec.experts is not None or spec.latent is not None:
+        raise InputError(
+            spec.source, None, spec.name, "Vidur's memory rule knows dense models only"
+        )
+    head_dim = spec.hidden // spec.heads
+    heads, kv_heads = spec.heads // tp, ceil_div(spec.kv_heads, tp)
+    attention = spec.hidden * head_dim * (2 * heads + 2 * kv_heads)
+    return attention + (3 if spec.gated_mlp else 2) * spec.hidden * spec.ffn // tp
+
+
+def vidur_plan(
+    spec: ModelSpec,
+    memory_gib: float,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    max_tokens: int = 4096,
+    block_size: int = 16,
+    margin: float = 0.1,
+    source: str = "memory",
+) -> MemoryPlan:
+    """KV blocks by Vidur's rule: half precision, slots for requests of `max_tokens` tokens.
+
+    The KV of a slot counts all layers even when a stage holds a part of them, and the slots are
+    multiplied by the stages afterwards; the factors cancel, the floor between them does not.
+    InputError (at `source`): not one request fits.
+    """
+    weights = 2 * vidur_layer_params(spec, tp) * (spec.layers // pp)
+    head_dim = spec.hidden // spec.heads
+    per_token = 4 * head_dim * ceil_div(spec.kv_heads, tp) * spec.layers
+    memory_bytes = int(memory_gib * GIB)
+    usable = memory_gib * GIB * (1 - margin)
+    batch = math.floor((usable - weights) / (per_token * max_tokens))
+    if batch < 1:
+        raise InputError(
+            source,
+            None,
+            "KV cache",
+            f"no request of {max_tokens} tokens fits beside {weights / GIB:.1f} GiB of weights "
+            f"in {usable / GIB:.1f} GiB",
+        )
+    return MemoryPlan(
+        rule="vidur",
+        memory_bytes=memory_bytes,
+        usable_bytes=int(usable),
+        weight_bytes_rank=weights,
+        physical_weight_bytes=sizes.stage_weight_bytes(spec, tp, pp),
+        kv_dtype="float16",
+        kv_bytes_token_rank=per_token,
+        kv_bytes_token=sizes.kv_bytes_per_token(spec, "float16"),
+        kv_bytes_block_rank=per_token * block_size,
+        kv_bytes_rank=int(usable) - weights,
+        block_size=block_size,
+        num_blocks=max_tokens // block_size * batch * pp,
+        request_slots=batch * pp,
+    )
