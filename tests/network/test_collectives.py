@@ -9,6 +9,7 @@ from emu.errors import InputError
 from emu.network.collectives import (
     KINDS,
     Collectives,
+    CollectiveSystem,
     chunk_sizes,
     collective_ns,
     ends_ns,
