@@ -70,6 +70,9 @@ class Kernel:
         self._tasks: list[asyncio.Task[None]] = []
         self._primitives: list[Mailbox[Any] | Lock | Event] = []
         self._limit_ns: int | None = None
+        self._sample_ns: int | None = None
+        self._sample_period_ns = 0
+        self._sample: Callable[[int], None] | None = None
         self.story: Callable[[], list[str]] = list
         """Asked for more lines when the run ends in a deadlock; set by whoever builds the world."""
 
@@ -131,6 +134,16 @@ class Kernel:
         """Run a plain function at an instant. It may post, notify and schedule, not wait."""
         self._sequence += 1
         heapq.heappush(self._heap, (max(at_ns, self.now_ns), rank, self._sequence, call))
+
+    def sample_every(self, period_ns: int, sample: Callable[[int], None]) -> None:
+        """Call `sample(at_ns)` at each multiple of the period that the clock passes.
+
+        It sees the world after everything that happened at that instant, changes nothing, and
+        does not keep a run alive: an observer is no event.
+        """
+        self._sample_period_ns = period_ns
+        self._sample_ns = self.now_ns + period_ns
+        self._sample = sample
 
     def mailbox(self, name: str, rank: int) -> Mailbox[Any]:
         """A queue of messages with one receiver, the actor of this rank."""
@@ -207,6 +220,8 @@ class Kernel:
                 self.now_ns = self._limit_ns
                 self.fail(LimitReached(f"simulated time reached {self._limit_ns / 1e9:g} s"))
                 return False
+            if self._sample_ns is not None and due_ns > self._sample_ns:
+                self._take_samples(due_ns)
             self.now_ns = due_ns
             self.rank_reached = rank
             self._instant_events = 0
@@ -218,6 +233,16 @@ class Kernel:
             self.rank_reached = max(self.rank_reached, rank)
         self.digest = (self.digest * 0x9E3779B97F4A7C15 + due_ns + rank + 1) & _MASK
         return True
+
+    def _take_samples(self, due_ns: int) -> None:
+        assert self._sample is not None
+        assert self._sample_ns is not None
+        while self._sample_ns < due_ns:
+            if self._sample_ns > self.now_ns:
+                self.now_ns = self._sample_ns
+            self.rank_reached = RANK_CONTROL << 1
+            self._sample(self._sample_ns)
+            self._sample_ns += self._sample_period_ns
 
     # --- errors that tell a story -------------------------------------------------------------
     def _deadlock(self) -> Deadlock:

@@ -78,6 +78,8 @@ class Replica:
         """Migrated batches, KV complete, that wait to join the running set."""
         self.cancels: list[tuple[Request, Status, str]] = []
         self.unfinished_migrations = 0
+        self.signals: deque[tuple[int, int, int, int, int]] | None = None
+        """History of (time, waiting, running, waiting tokens, blocks) if the router's are stale."""
         self.prefill_tokens = 0
         self.decode_tokens = 0
         self.busy_ns = 0
@@ -100,6 +102,8 @@ class Replica:
         request.holder_id = self.replica_id
         self.scheduler.enqueue(request, self.kernel.now_ns)
         self.inbox.poke()
+        if self.signals is not None:
+            self._note_signal()
 
     def cancel(self, request: Request, status: Status, reason: str) -> None:
         """Remove a request that waits or runs here, after the iteration in flight."""
@@ -329,7 +333,22 @@ class Replica:
         if world.batches is not None:
             world.batches.batch(self, batch, start_ns, now_ns, steps)
         self._hand_out(progress, now_ns - start_ns)
+        if self.signals is not None:
+            self._note_signal()
         world.on_tokens(self, batch, progress.first_tokens)
+
+    def _note_signal(self) -> None:
+        scheduler = self.scheduler
+        assert self.signals is not None
+        self.signals.append(
+            (
+                self.kernel.now_ns,
+                scheduler.waiting_count,
+                scheduler.running_count,
+                scheduler.waiting_tokens,
+                scheduler.blocks_used,
+            )
+        )
 
     def _hand_out(self, progress: Progress, step_ns: int) -> None:
         """Requests that ended leave; those whose prompt ended here go on their way."""

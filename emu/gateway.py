@@ -1,0 +1,214 @@
+"""The gateway: releases the workload, admits, routes, and hears of every request's end.
+
+Owns the requests that no replica holds yet: those that arrive in the future, those that no
+replica can take at the moment (`held`), and clients that will try again. Everything that it
+decides with is what a real gateway sees (see the oracle boundary in `emu/request.py`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Protocol
+
+from emu.actor import RANK_WORLD, Kernel
+from emu.batching.fcfs import PrefillQueue
+from emu.config.schema import RecoveryTable, RouterTable
+from emu.replica.replica import Replica
+from emu.replica.states import ReplicaState
+from emu.request import Request, Status
+from emu.routing.base import Router, Signal
+from emu.units import ms_to_ns
+
+S = ReplicaState
+TAKES_PROMPTS: Final = frozenset({S.COLOCATED, S.PREFILL})
+"""States in which a replica may be given new requests by the router."""
+
+
+class Source(Protocol):
+    """The workload, as the gateway sees it."""
+
+    def releases(self) -> Iterator[Request]:
+        """Requests in order of arrival; of a session only the first."""
+        ...
+
+    def next_in_session(self, request: Request, completed_ns: int) -> Request | None:
+        """What the session's client asks next, with its arrival time."""
+        ...
+
+
+class Gateway:
+    """Admission and routing."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        source: Source,
+        router: Router,
+        replicas: Sequence[Replica],
+        table: RouterTable,
+        recovery: RecoveryTable,
+        *,
+        max_model_tokens: int,
+        queue: PrefillQueue | None,
+        on_release: Callable[[Request], None],
+        on_terminal: Callable[[Request], None],
+        cancel: Callable[[Request], None],
+    ) -> None:
+        self.kernel = kernel
+        self.source = source
+        self.router = router
+        self.replicas = replicas
+        self.queue = queue
+        """The global FIFO that prefill replicas pull from, if the policy is fcfs."""
+        self.held: deque[Request] = deque()
+        self.outstanding = 0
+        self.released = 0
+        self.pending_clients = 0
+        """Sessions between two turns, and clients that wait before they try again."""
+        self.is_exhausted = False
+        self._table = table
+        self._recovery = recovery
+        self._max_prompt_tokens = table.max_prompt_tokens or max_model_tokens
+        self._max_model_tokens = max_model_tokens
+        self._on_release = on_release
+        self._on_terminal = on_terminal
+        self._cancel = cancel
+        self._delay_ns = ms_to_ns(table.signal_delay_ms)
+        self._signals = [Signal(r.replica_id, 0, 0, 0, 0, 0, 0) for r in replicas]
+        if self._delay_ns:
+            for replica in replicas:
+                replica.signals = deque([(-1, 0, 0, 0, 0)])
+
+    async def run(self) -> None:
+        """The actor: release requests at their arrival times."""
+        kernel = self.kernel
+        for request in self.source.releases():
+            if request.arrival_ns > kernel.now_ns:
+                await kernel.sleep_until(request.arrival_ns, RANK_WORLD)
+            self.arrive(request)
+        self.is_exhausted = True
+        self._check_end()
+
+    # --- arriving -----------------------------------------------------------------------------
+    def arrive(self, request: Request) -> None:
+        """A request reaches the gateway now."""
+        self.released += 1
+        self.outstanding += 1
+        self._on_release(request)
+        reason = self._refusal(request)
+        if reason:
+            self.terminal(request, Status.REJECTED, reason)
+            return
+        if request.cancel_after_ns >= 0:
+            self.kernel.call_at(
+                request.arrival_ns + request.cancel_after_ns,
+                RANK_WORLD,
+                lambda: None if request.status.is_terminal else self._cancel(request),
+            )
+        self.route(request)
+
+    def _refusal(self, request: Request) -> str:
+        """Why the request is not admitted; empty if it is. (422: too long; 429: overloaded.)"""
+        if request.prompt_tokens > self._max_prompt_tokens:
+            return "prompt_too_long"
+        if request.prompt_tokens + request.max_output_tokens > self._max_model_tokens:
+            return "total_too_long"
+        limit = self._table.max_outstanding
+        if limit and self.outstanding > limit:
+            return "overloaded"
+        return ""
+
+    def route(self, request: Request) -> None:
+        """Give the request to a replica (or the global queue), or hold it until one can take it."""
+        request.queued_ns = self.kernel.now_ns
+        if self.queue is not None:
+            request.status = Status.QUEUED
+            request.holder_id = -1
+            self.queue.append(request)
+            for replica in self.replicas:
+                if replica.state is S.PREFILL or replica.state is S.NEW_PREFILL:
+                    replica.inbox.poke()
+            return
+        candidates = [r for r in self.replicas if r.state in TAKES_PROMPTS]
+        if not candidates:
+            request.status = Status.QUEUED
+            request.holder_id = -1
+            self.held.append(request)
+            return
+        if len(candidates) == 1:
+            candidates[0].submit(request)
+            return
+        signals = [self._signal(r) for r in candidates]
+        candidates[self.router.choose(request, signals)].submit(request)
+
+    def route_held(self) -> None:
+        """A replica may take prompts again."""
+        for _ in range(len(self.held)):
+            self.route(self.held.popleft())
+
+    def _signal(self, replica: Replica) -> Signal:
+        signal = self._signals[replica.replica_id]
+        scheduler = replica.scheduler
+        history = replica.signals
+        if history is None:
+            signal.waiting = scheduler.waiting_count
+            signal.running = scheduler.running_count
+            signal.waiting_tokens = scheduler.waiting_tokens
+            signal.blocks_used = scheduler.blocks_used
+        else:
+            horizon_ns = self.kernel.now_ns - self._delay_ns
+            while len(history) > 1 and history[1][0] <= horizon_ns:
+                history.popleft()
+            _, signal.waiting, signal.running, signal.waiting_tokens, signal.blocks_used = history[
+                0
+            ]
+        signal.blocks_total = scheduler.blocks_total
+        return signal
+
+    # --- ending -------------------------------------------------------------------------------
+    def terminal(self, request: Request, status: Status, reason: str) -> None:
+        """The one terminal event of a request, wherever it was."""
+        assert not request.status.is_terminal, f"request {request.request_id} ends twice"
+        request.status = status
+        request.reason = reason
+        self.outstanding -= 1
+        self._on_terminal(request)
+        now_ns = self.kernel.now_ns
+        if status is Status.REJECTED and request.retries < self._recovery.client_retries:
+            self._retry_later(request)
+        elif request.session_id and status is Status.COMPLETED:
+            following = self.source.next_in_session(request, now_ns)
+            if following is not None:
+                self._arrive_at(following, following.arrival_ns)
+        self._check_end()
+
+    def _retry_later(self, request: Request) -> None:
+        """The client sends the same again after a pause that doubles (a new request to us)."""
+        again = Request(
+            request_id=request.request_id,
+            arrival_ns=0,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=request.output_tokens,
+            max_output_tokens=request.max_output_tokens,
+            prefix=request.prefix,
+            tenant=request.tenant,
+            priority=request.priority,
+        )
+        again.retries = request.retries + 1
+        pause_ms = self._recovery.client_backoff_ms * 2**request.retries
+        again.arrival_ns = self.kernel.now_ns + ms_to_ns(pause_ms)
+        self._arrive_at(again, again.arrival_ns)
+
+    def _arrive_at(self, request: Request, at_ns: int) -> None:
+        self.pending_clients += 1
+
+        def arrive() -> None:
+            self.pending_clients -= 1
+            self.arrive(request)
+
+        self.kernel.call_at(at_ns, RANK_WORLD, arrive)
+
+    def _check_end(self) -> None:
+        if self.is_exhausted and self.outstanding == 0 and self.pending_clients == 0:
+            self.kernel.stop()

@@ -1,0 +1,219 @@
+"""From a configuration to facts: models, GPUs, places, memory, one plan for each replica.
+
+Pure: reads the catalogue, runs nothing. `emu validate` prints what this module finds out, and
+`emu/cluster.py` builds the actors from it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from emu.catalogue import sizes
+from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.lookup import lookup_gpu, lookup_model, model_from_file
+from emu.catalogue.model import ModelSpec
+from emu.config.schema import (
+    Config,
+    GpuTable,
+    LatencyTable,
+    ModelTable,
+    NodeTable,
+    ReplicaTable,
+    SchedulerTable,
+)
+from emu.errors import InputError
+from emu.kv.memory import MemoryPlan, engine_plan
+from emu.network.topology import Topology, build_topology, place
+
+
+class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything fixed about one replica."""
+
+    replica_id: int
+    group: int
+    """Index of its [[replicas]] table."""
+    role: str
+    gpus: tuple[int, ...]
+    machine: int
+    gpu: GpuSpec
+    node: NodeTable
+    model: ModelSpec
+    dtype: str
+    kv_dtype: str
+    tensor_parallel: int
+    pipeline_parallel: int
+    expert_parallel: int
+    data_parallel_group: str
+    scheduler: SchedulerTable
+    latency: LatencyTable
+    memory: MemoryPlan
+    num_blocks: int
+    max_model_tokens: int
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """KV of one token in all layers and heads: what a migration moves."""
+        return self.memory.kv_bytes_token
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """The cluster as facts."""
+
+    config: Config
+    source: str
+    topology: Topology
+    gpus_of_nodes: tuple[GpuSpec, ...]
+    replicas: tuple[ReplicaPlan, ...]
+
+
+def make_plan(config: Config, source: str = "config") -> Plan:
+    """Resolve a configuration. Raises InputError naming the key that is wrong."""
+    gpu_specs = tuple(_gpu(node, i, source) for i, node in enumerate(config.nodes))
+    topology = build_topology(config.nodes, gpu_specs)
+    places = place(config.replicas, topology, source=source)
+    replicas: list[ReplicaPlan] = []
+    for group, table in enumerate(config.replicas):
+        key = f"replicas.{group}"
+        model_table = _override(config.model, table.model, f"{key}.model", source)
+        scheduler = _override(config.scheduler, table.scheduler, f"{key}.scheduler", source)
+        latency = _override(config.latency, table.latency, f"{key}.latency", source)
+        model = _model(model_table, source)
+        _check_parallel(model, table, key, source)
+        for _ in range(table.count):
+            gpus = places[len(replicas)]
+            gpu = topology.gpus[gpus[0]]
+            node = config.nodes[gpu.node]
+            spec = gpu_specs[gpu.node]
+            memory = engine_plan(
+                model,
+                spec.memory_gib,
+                tp=table.tensor_parallel,
+                pp=table.pipeline_parallel,
+                ep=table.expert_parallel,
+                dtype=model_table.dtype,
+                kv_cache_dtype=model_table.kv_cache_dtype,
+                block_size=scheduler.block_size,
+                utilization=scheduler.gpu_memory_utilization,
+                source=f"{source}: {key}",
+            )
+            replicas.append(
+                ReplicaPlan(
+                    replica_id=len(replicas),
+                    group=group,
+                    role=table.role,
+                    gpus=tuple(gpus),
+                    machine=gpu.machine,
+                    gpu=spec,
+                    node=node,
+                    model=model,
+                    dtype=model_table.dtype,
+                    kv_dtype=memory.kv_dtype,
+                    tensor_parallel=table.tensor_parallel,
+                    pipeline_parallel=table.pipeline_parallel,
+                    expert_parallel=table.expert_parallel,
+                    data_parallel_group=table.data_parallel_group,
+                    scheduler=scheduler,
+                    latency=latency,
+                    memory=memory,
+                    num_blocks=scheduler.num_blocks or memory.num_blocks,
+                    max_model_tokens=model_table.max_model_tokens or model.max_position,
+                )
+            )
+    return Plan(config, source, topology, gpu_specs, tuple(replicas))
+
+
+def _gpu(node: NodeTable, index: int, source: str) -> GpuSpec:
+    if isinstance(node.gpu, str):
+        return lookup_gpu(node.gpu, source, f"nodes.{index}.gpu")
+    table: GpuTable = node.gpu
+    return GpuSpec(
+        name=table.name,
+        memory_gib=table.memory_gib,
+        memory_gbytes_per_s=table.memory_gbytes_per_s,
+        tflops_fp16=table.tflops_fp16,
+        tflops_fp8=table.tflops_fp8,
+        nvlink_gbps=table.nvlink_gbps,
+        pcie_gbps=table.pcie_gbps,
+        source="given in the configuration",
+    )
+
+
+def _model(table: ModelTable, source: str) -> ModelSpec:
+    if table.hf_config:
+        name = table.name if table.name != ModelTable().name else ""
+        return model_from_file(Path(table.hf_config), name)
+    return lookup_model(table.name, source, "model.name")
+
+
+def _override(table: Any, keys: dict[str, Any], where: str, source: str) -> Any:
+    """A table with some keys replaced, checked like the table itself."""
+    if not keys:
+        return table
+    merged = {**msgspec.to_builtins(table), **keys}
+    try:
+        return msgspec.convert(merged, type(table))
+    except msgspec.ValidationError as error:
+        raise InputError(source, None, where, str(error)) from None
+
+
+def _check_parallel(model: ModelSpec, table: ReplicaTable, key: str, source: str) -> None:
+    tp, pp = table.tensor_parallel, table.pipeline_parallel
+    if model.heads % tp:
+        raise InputError(
+            source,
+            None,
+            f"{key}.tensor_parallel",
+            f"{model.name} has {model.heads} attention heads, which {tp} GPUs cannot share",
+        )
+    if pp > model.layers:
+        raise InputError(
+            source,
+            None,
+            f"{key}.pipeline_parallel",
+            f"{model.name} has {model.layers} layers, fewer than {pp} stages",
+        )
+
+
+def facts(plan: Plan) -> list[dict[str, str]]:
+    """What `emu validate` prints for each group of replicas."""
+    rows: list[dict[str, str]] = []
+    seen: set[int] = set()
+    for replica in plan.replicas:
+        if replica.group in seen:
+            continue
+        seen.add(replica.group)
+        members = [r for r in plan.replicas if r.group == replica.group]
+        memory, model = replica.memory, replica.model
+        node = replica.node
+        weight = max(memory.physical_weight_bytes)
+        pcie = node.pcie_gbps if node.pcie_gbps > 0 else replica.gpu.pcie_gbps
+        rows.append(
+            {
+                "replicas": f"{members[0].replica_id}-{members[-1].replica_id}"
+                if len(members) > 1
+                else str(replica.replica_id),
+                "role": replica.role,
+                "model": f"{model.name} ({sizes.parameter_count(model) / 1e9:.2f} B parameters)",
+                "gpus": f"{len(replica.gpus)} x {replica.gpu.name}"
+                f" (TP {replica.tensor_parallel}, PP {replica.pipeline_parallel})",
+                "weights per GPU": f"{weight / 1e9:.2f} GB",
+                "KV per token": f"{memory.kv_bytes_token / 1024:.0f} KiB",
+                "KV blocks": f"{replica.num_blocks} x {replica.scheduler.block_size} tokens",
+                "KV tokens": str(replica.num_blocks * replica.scheduler.block_size),
+                "longest request": str(
+                    min(
+                        replica.max_model_tokens,
+                        replica.num_blocks * replica.scheduler.block_size,
+                    )
+                ),
+                "scheduler": replica.scheduler.policy,
+                "latency": replica.latency.backend,
+                "load from SSD": f"{weight * 8 / (node.ssd_gbps * 1e9):.2f} s",
+                "load from host": f"{weight * 8 / (pcie * 1e9):.2f} s",
+                "load over NIC": f"{weight * 8 / (node.nic_gbps * 1e9):.2f} s",
+            }
+        )
+    return rows
