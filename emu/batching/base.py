@@ -46,6 +46,8 @@ class Batch(msgspec.Struct):
     formed_ns: int = 0
     preempted: list[Request] = msgspec.field(default_factory=list)
     """Requests that were preempted while this batch was formed."""
+    recalls: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    """(tier, bytes) of KV to bring up from a lower tier before the batch can run."""
     decodes: list[Request] | None = None
     """Plain decode members where the scheduler lists them; None = all of its decode cohort."""
 
@@ -86,13 +88,26 @@ class Scheduler(Protocol):
 
     policy: str
     blocks_total: int
-    blocks_used: int
-    """Blocks that are not free: residents, inbound reservations, sources of open transfers."""
-    waiting_count: int
-    running_count: int
-    """Admitted requests (prefill unfinished or decoding), detached ones not counted."""
-    waiting_tokens: int
-    """Prompt tokens of waiting requests."""
+
+    @property
+    def blocks_used(self) -> int:
+        """Blocks that are not free: residents, inbound reservations, sources of open transfers."""
+        ...
+
+    @property
+    def waiting_count(self) -> int:
+        """Requests in the waiting queue."""
+        ...
+
+    @property
+    def running_count(self) -> int:
+        """Admitted requests (prefill unfinished or decoding), detached ones not counted."""
+        ...
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens of waiting requests."""
+        ...
 
     # --- work -----------------------------------------------------------------------------
     def enqueue(self, request: Request, now_ns: int) -> None:

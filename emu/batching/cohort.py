@@ -1,0 +1,243 @@
+"""The decode cohort: requests that advance together, one token each at every step.
+
+Owns: the shared step counter and, for each member, what follows from it. A member stores one
+constant, `offset` = reached tokens - steps completed; while it stays, its token counts, blocks
+and the step at which it ends are functions of the counter. A step therefore costs the same for
+one member as for a thousand. Does not know the pool, the waiting queue or the clock.
+
+Positions of the counter: `step` counts the steps whose blocks have been taken, the one in flight
+included; `in_flight` is 1 while one is. Then, for a member,
+
+    computed = step + offset - 1            reached = step - in_flight + offset
+
+because a member that is scheduled at its reached length r computes the token r - 1 -> r.
+
+A member takes a block in the step that it starts with reached - 1 divisible by the block size,
+that is when step = 1 - offset (mod block size). Counting members by that residue gives the blocks
+that any number of steps needs without looking at the members.
+
+The longest gap between tokens while a member was here is a suffix maximum over steps: a stack of
+(last step, longest duration), durations falling, found by bisection when the member leaves.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from heapq import heappop, heappush
+
+import msgspec
+
+from emu.request import Request
+
+
+class Seat(msgspec.Struct, eq=False, gc=False):
+    """An admitted request, and where it stands in the scheduler."""
+
+    request: Request
+    admission: int
+    """Order of admission; larger = more recent."""
+    prefilling: bool = True
+    """Its prompt (or recomputation) is not complete."""
+    is_alive: bool = True
+    """False once it has left; batches in flight that still name it drop its result."""
+    in_cohort: bool = False
+    pending: int = 0
+    """Tokens scheduled in batches in flight (outside the cohort)."""
+    offset: int = 0
+    finish_step: int = 0
+    joined_step: int = 0
+    has_keys: bool = False
+    """Blocks that it fills can be found by others."""
+
+
+class Cohort:
+    """All plain decodes of a replica."""
+
+    def __init__(self, block_size: int, *, track_members: bool) -> None:
+        """`track_members`: keep the members of each residue, for pools with identities."""
+        self.block_size = block_size
+        self.track_members = track_members
+        self.step = 0
+        self.in_flight = 0
+        self.count = 0
+        self.offset_sum = 0
+        self.newest_admission = -1
+        """No member was admitted later (an upper bound: leaving does not lower it)."""
+        self._offsets: list[int] = []
+        self._takers = [0] * block_size
+        self._indexers = [0] * block_size
+        """As `_takers`, members with keys only, by the step in which they fill a block."""
+        self._indexer_count = 0
+        self._members: list[dict[int, Seat]] = [{} for _ in range(block_size * track_members)]
+        self._ends: list[tuple[int, int, Seat]] = []
+        self._gap_steps: list[int] = []
+        self._gap_ns: list[int] = []
+
+    # --- members ----------------------------------------------------------------------------
+    def join(self, seat: Seat) -> None:
+        """A request with reached - computed = 1 joins; no step may be in flight."""
+        assert self.in_flight == 0
+        request = seat.request
+        step = self.step
+        offset = request.prompt_tokens + request.generated_tokens - step
+        seat.offset = offset
+        seat.finish_step = request.prompt_tokens + request.output_tokens - offset
+        seat.joined_step = step
+        seat.in_cohort = True
+        self.count += 1
+        self.offset_sum += offset
+        if seat.admission > self.newest_admission:
+            self.newest_admission = seat.admission
+        insort(self._offsets, offset)
+        residue = (1 - offset) % self.block_size
+        self._takers[residue] += 1
+        if self.track_members:
+            self._members[residue][seat.admission] = seat
+            keys = request.block_keys
+            seat.has_keys = bool(keys) and (len(keys or ()) * self.block_size >= step + offset)
+            if seat.has_keys:
+                self._indexers[-offset % self.block_size] += 1
+                self._indexer_count += 1
+        heappush(self._ends, (seat.finish_step, seat.admission, seat))
+
+    def leave(self, seat: Seat) -> None:
+        """A member leaves; its request gets exact counts (`kv_blocks` only where counted)."""
+        self.materialise(seat)
+        offset = seat.offset
+        seat.in_cohort = False
+        self.count -= 1
+        self.offset_sum -= offset
+        del self._offsets[bisect_left(self._offsets, offset)]
+        residue = (1 - offset) % self.block_size
+        self._takers[residue] -= 1
+        if self.track_members:
+            del self._members[residue][seat.admission]
+            if seat.has_keys:
+                self._indexers[-offset % self.block_size] -= 1
+                self._indexer_count -= 1
+        if self.count == 0:
+            self._rest()
+
+    def materialise(self, seat: Seat) -> None:
+        """Write a member's token counts to its request."""
+        request = seat.request
+        computed = self.step + seat.offset - 1
+        request.computed_tokens = computed
+        request.generated_tokens = computed + 1 - self.in_flight - request.prompt_tokens
+        if not self.track_members:
+            request.kv_blocks = -(-computed // self.block_size)
+        at = bisect_left(self._gap_steps, seat.joined_step + 1)
+        if at < len(self._gap_ns) and self._gap_ns[at] > request.max_gap_ns:
+            request.max_gap_ns = self._gap_ns[at]
+
+    def _rest(self) -> None:
+        """Nobody is here: forget what only members could ask for."""
+        self.newest_admission = -1
+        self._ends.clear()
+        self._gap_steps.clear()
+        self._gap_ns.clear()
+
+    # --- blocks -----------------------------------------------------------------------------
+    def blocks_next(self) -> int:
+        """Blocks that the next step takes."""
+        return self._takers[self.step % self.block_size]
+
+    def blocks_of(self, steps: int) -> int:
+        """Blocks that the next `steps` steps take together."""
+        cycles, rest = divmod(steps, self.block_size)
+        at = self.step % self.block_size
+        blocks = cycles * self.count
+        takers = self._takers
+        for _ in range(rest):
+            blocks += takers[at]
+            at += 1
+            if at == self.block_size:
+                at = 0
+        return blocks
+
+    def steps_that_fit(self, blocks_free: int, limit: int) -> int:
+        """The largest number of steps up to `limit` that `blocks_free` blocks are enough for."""
+        size = self.block_size
+        if blocks_free >= self.count * -(-limit // size):
+            return limit
+        steps = blocks_free // self.count * size
+        left = blocks_free % self.count
+        at = self.step % size
+        takers = self._takers
+        while steps < limit and takers[at] <= left:
+            left -= takers[at]
+            steps += 1
+            at = (at + 1) % size
+        return min(steps, limit)
+
+    def takers(self) -> list[Seat]:
+        """Members that take a block in the next step, in order of admission."""
+        return _in_order(self._members[self.step % self.block_size])
+
+    def fillers(self) -> list[Seat]:
+        """Members with keys whose block becomes full in the next step, in order of admission."""
+        at = self.step % self.block_size
+        if not self._indexers[at]:
+            return []
+        members = self._members[(at + 1) % self.block_size]
+        return [seat for seat in _in_order(members) if seat.has_keys]
+
+    def steps_before_filled_block(self, limit: int) -> int:
+        """Further steps, up to `limit`, before the one that fills a block others can find."""
+        if self._indexer_count == 0:
+            return limit
+        at = self.step % self.block_size
+        for steps in range(min(limit, self.block_size)):
+            if self._indexers[(at + steps) % self.block_size]:
+                return steps
+        return limit
+
+    def keyed_members(self) -> list[Seat]:
+        """Members whose blocks can be found by others, in no particular order."""
+        if self._indexer_count == 0:
+            return []
+        return [seat for group in self._members for seat in group.values() if seat.has_keys]
+
+    # --- time -------------------------------------------------------------------------------
+    def context(self) -> tuple[int, int, int]:
+        """Sum, largest and smallest context of the next step."""
+        before = self.step - 1
+        offsets = self._offsets
+        total = self.count * before + self.offset_sum
+        return total, before + offsets[-1], before + offsets[0]
+
+    def steps_to_first_end(self) -> int:
+        """Steps (the one in flight included) after which a first member has all its output."""
+        ends = self._ends
+        while True:
+            finish_step, _, seat = ends[0]
+            if seat.in_cohort and seat.finish_step == finish_step:
+                return finish_step - self.step + self.in_flight
+            heappop(ends)
+
+    def pop_ended(self) -> list[Seat]:
+        """Members that have all of their output, in order of admission. They leave."""
+        ends = self._ends
+        ended: list[Seat] = []
+        while ends and ends[0][0] <= self.step:
+            finish_step, _, seat = heappop(ends)
+            if seat.in_cohort and seat.finish_step == finish_step:
+                assert finish_step == self.step
+                ended.append(seat)
+        for seat in ended:
+            self.leave(seat)
+        return ended
+
+    def note_gap(self, gap_ns: int, completed_steps: int) -> None:
+        """The gaps of the steps up to `completed_steps` were `gap_ns` at most."""
+        durations = self._gap_ns
+        steps = self._gap_steps
+        while durations and durations[-1] <= gap_ns:
+            durations.pop()
+            steps.pop()
+        durations.append(gap_ns)
+        steps.append(completed_steps)
+
+
+def _in_order(members: dict[int, Seat]) -> list[Seat]:
+    return [members[admission] for admission in sorted(members)]

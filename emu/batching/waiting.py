@@ -1,0 +1,231 @@
+"""Waiting queues of a replica: who is admitted next.
+
+Owns: the order of waiting requests and the sum of their prompt tokens. Does not decide admission.
+Orders:
+
+* arrival: first come first served, sorted by (arrival, id) at insertion; a preempted request goes
+  to the very front (LLMServingSim sections 4 and 5.2).
+* priority: smaller value first (as in vLLM), then arrival; preempted requests keep their place.
+* deadline: earliest deadline first, requests without one last, then arrival.
+* fair: the tenant that was served least (prompt tokens at admission, output tokens when a request
+  leaves) goes first, arrival order within a tenant, preempted ones at its front. A tenant that
+  comes back from idleness starts at the level of the least served waiting tenant, so that it
+  cannot save up service.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Protocol
+
+from emu.request import Request
+
+_NO_DEADLINE = 1 << 62
+
+
+class WaitingQueue(Protocol):
+    """What a scheduler asks of its waiting queue."""
+
+    prompt_tokens: int
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Request]: ...
+
+    def __contains__(self, request: Request) -> bool: ...
+
+    def append(self, request: Request) -> None:
+        """A new request."""
+        ...
+
+    def push_front(self, request: Request) -> None:
+        """A preempted request comes back."""
+        ...
+
+    def head(self) -> Request:
+        """Who is next. The queue must not be empty."""
+        ...
+
+    def remove(self, request: Request) -> bool:
+        """The request leaves (admitted, cancelled). False if it is not here."""
+        ...
+
+    def charge(self, tenant: str, tokens: int) -> None:
+        """The tenant was served so many tokens."""
+        ...
+
+
+class ArrivalQueue:
+    """First come, first served."""
+
+    def __init__(self) -> None:
+        self.prompt_tokens = 0
+        self._requests: OrderedDict[int, Request] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests.values())
+
+    def __contains__(self, request: Request) -> bool:
+        return request.request_id in self._requests
+
+    def append(self, request: Request) -> None:
+        requests = self._requests
+        self.prompt_tokens += request.prompt_tokens
+        if requests:
+            last = requests[next(reversed(requests))]
+            if _arrival(last) > _arrival(request):
+                self._insert(request)
+                return
+        requests[request.request_id] = request
+
+    def _insert(self, request: Request) -> None:
+        """Behind the last one that did not arrive later. Rare: retries and late hand-overs."""
+        items = list(self._requests.values())
+        at = len(items)
+        while at > 0 and _arrival(items[at - 1]) > _arrival(request):
+            at -= 1
+        items.insert(at, request)
+        self._requests = OrderedDict((item.request_id, item) for item in items)
+
+    def push_front(self, request: Request) -> None:
+        self.prompt_tokens += request.prompt_tokens
+        self._requests[request.request_id] = request
+        self._requests.move_to_end(request.request_id, last=False)
+
+    def head(self) -> Request:
+        return self._requests[next(iter(self._requests))]
+
+    def remove(self, request: Request) -> bool:
+        if self._requests.pop(request.request_id, None) is None:
+            return False
+        self.prompt_tokens -= request.prompt_tokens
+        return True
+
+    def charge(self, tenant: str, tokens: int) -> None:
+        """Arrival order takes no account of service."""
+
+
+class SortedQueue:
+    """Requests in order of a fixed key: priority or deadline."""
+
+    def __init__(self, *, by_deadline: bool) -> None:
+        self.prompt_tokens = 0
+        self._by_deadline = by_deadline
+        self._entries: list[tuple[int, int, int]] = []
+        self._requests: dict[int, Request] = {}
+
+    def _key(self, request: Request) -> tuple[int, int, int]:
+        if self._by_deadline:
+            urgency = request.deadline_ns if request.deadline_ns >= 0 else _NO_DEADLINE
+        else:
+            urgency = request.priority
+        return urgency, request.arrival_ns, request.request_id
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Request]:
+        return (self._requests[entry[2]] for entry in self._entries)
+
+    def __contains__(self, request: Request) -> bool:
+        return request.request_id in self._requests
+
+    def append(self, request: Request) -> None:
+        self.prompt_tokens += request.prompt_tokens
+        self._requests[request.request_id] = request
+        insort(self._entries, self._key(request))
+
+    def push_front(self, request: Request) -> None:
+        self.append(request)
+
+    def head(self) -> Request:
+        return self._requests[self._entries[0][2]]
+
+    def remove(self, request: Request) -> bool:
+        if self._requests.pop(request.request_id, None) is None:
+            return False
+        del self._entries[bisect_left(self._entries, self._key(request))]
+        self.prompt_tokens -= request.prompt_tokens
+        return True
+
+    def charge(self, tenant: str, tokens: int) -> None:
+        """A fixed key takes no account of service."""
+
+
+class FairQueue:
+    """The least served tenant goes first."""
+
+    def __init__(self) -> None:
+        self.prompt_tokens = 0
+        self._count = 0
+        self._tenants: dict[str, ArrivalQueue] = {}
+        """Tenants with waiting requests only."""
+        self._served: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Request]:
+        for tenant in sorted(self._tenants, key=self._rank):
+            yield from self._tenants[tenant]
+
+    def __contains__(self, request: Request) -> bool:
+        queue = self._tenants.get(request.tenant)
+        return queue is not None and request in queue
+
+    def _rank(self, tenant: str) -> tuple[int, int, int]:
+        arrival_ns, request_id = _arrival(self._tenants[tenant].head())
+        return self._served[tenant], arrival_ns, request_id
+
+    def _queue_of(self, tenant: str) -> ArrivalQueue:
+        queue = self._tenants.get(tenant)
+        if queue is None:
+            floor = min((self._served[other] for other in self._tenants), default=0)
+            self._served[tenant] = max(self._served.get(tenant, 0), floor)
+            queue = self._tenants[tenant] = ArrivalQueue()
+        return queue
+
+    def append(self, request: Request) -> None:
+        self._queue_of(request.tenant).append(request)
+        self._count += 1
+        self.prompt_tokens += request.prompt_tokens
+
+    def push_front(self, request: Request) -> None:
+        self._queue_of(request.tenant).push_front(request)
+        self._count += 1
+        self.prompt_tokens += request.prompt_tokens
+
+    def head(self) -> Request:
+        return self._tenants[min(self._tenants, key=self._rank)].head()
+
+    def remove(self, request: Request) -> bool:
+        queue = self._tenants.get(request.tenant)
+        if queue is None or not queue.remove(request):
+            return False
+        if not queue:
+            del self._tenants[request.tenant]
+        self._count -= 1
+        self.prompt_tokens -= request.prompt_tokens
+        return True
+
+    def charge(self, tenant: str, tokens: int) -> None:
+        self._served[tenant] = self._served.get(tenant, 0) + tokens
+
+
+def _arrival(request: Request) -> tuple[int, int]:
+    return request.arrival_ns, request.request_id
+
+
+def make_queue(order: str) -> WaitingQueue:
+    """The queue of a `scheduler.order`."""
+    if order == "arrival":
+        return ArrivalQueue()
+    if order == "fair":
+        return FairQueue()
+    assert order in ("priority", "deadline")
+    return SortedQueue(by_deadline=order == "deadline")

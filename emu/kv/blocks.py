@@ -1,0 +1,263 @@
+"""The KV pool with identities: prefix caching with reference counts and LRU eviction.
+
+Owns, per block: reference count and key. Owns the free list (first in, first out: taken at the
+head, freed blocks appended at the tail, a sequence's last block first, so that its head survives
+longest) and the index key -> block (one block per key, the newest wins). Rules: LLMServingSim
+sections 6.1 to 6.4.
+
+Invariants: a block is in the free list exactly when its reference count is 0; the index points
+only to blocks that carry the key; a request's blocks are referenced by it once each.
+
+Ids of blocks taken in a row are interchangeable: a block that has been popped carries no key, and
+until it is indexed nothing distinguishes it. Therefore only the order of frees, touches and
+indexing matters for results, not which of two requests got which fresh block.
+
+Blocks that have never been used are not stored: they stand at the head of the free list in order
+of id, and a counter says where they begin. Memory follows use, not capacity.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import repeat
+from typing import Final
+
+from emu.kv.hashing import block_keys
+from emu.kv.pool import NO_HIT, Hit
+from emu.kv.tiers import LowerTier, chunks_resident
+from emu.request import Request
+
+NO_KEY: Final = -1
+
+
+class BlockPool:
+    """Blocks with identities, shared between requests with equal prefixes."""
+
+    has_identities = True
+
+    def __init__(self, blocks_total: int, block_size: int, tiers: Sequence[LowerTier] = ()) -> None:
+        self.blocks_total = blocks_total
+        self.blocks_free = blocks_total
+        self.block_size = block_size
+        self.tiers = tuple(tiers)
+        self.evicted_blocks = 0
+        self.written_bytes = 0
+        """Bytes written through to lower tiers (they take no time, section 6.4)."""
+        self._references: list[int] = []
+        self._keys: list[int] = []
+        self._free: OrderedDict[int, None] = OrderedDict()
+        self._index: dict[int, int] = {}
+
+    # --- finding ----------------------------------------------------------------------------
+    def lookup(self, request: Request) -> Hit:
+        """Walk the keys of the first (reached - 1) // block_size blocks to the first miss.
+
+        At least one token is always left to compute, in the lower tiers too (the original can
+        hit a whole prompt there and then waits for ever).
+        """
+        keys = self.keys_of(request)
+        if not keys:
+            return NO_HIT
+        index = self._index
+        usable_tokens = request.prompt_tokens + request.generated_tokens - 1
+        found: list[int] = []
+        for key in keys[: usable_tokens // self.block_size]:
+            block = index.get(key)
+            if block is None:
+                break
+            found.append(block)
+        npu_tokens = len(found) * self.block_size
+        for number, tier in enumerate(self.tiers):
+            chunk = tier.chunk_tokens
+            limit = usable_tokens // chunk
+            start = npu_tokens // chunk
+            count = chunks_resident(tier, keys, self.block_size, start, limit)
+            gained = chunk * (start + count) - npu_tokens
+            if count and gained >= chunk:
+                return Hit(npu_tokens, gained, tuple(found), count * tier.chunk_bytes, number)
+        if not found:
+            return NO_HIT
+        return Hit(npu_tokens, 0, tuple(found))
+
+    def keys_of(self, request: Request) -> list[int]:
+        """Keys of the request's full blocks, computed once."""
+        keys = request.block_keys
+        if keys is None:
+            keys = request.block_keys = block_keys(
+                request.prefix, self.block_size, request.prompt_tokens
+            )
+        return keys
+
+    def first_missing_key(self, request: Request) -> tuple[int, int] | None:
+        """(position, key) that would lengthen the request's hit if indexed; None if none could."""
+        keys = self.keys_of(request)
+        usable_tokens = request.prompt_tokens + request.generated_tokens - 1
+        for position, key in enumerate(keys[: usable_tokens // self.block_size]):
+            if key not in self._index:
+                return position, key
+        return None
+
+    # --- giving and taking ------------------------------------------------------------------
+    def need(self, request: Request, target_tokens: int, hit: Hit = NO_HIT) -> int:
+        """Fresh blocks for the target, plus hit blocks that now leave the free list."""
+        missing = -(-target_tokens // self.block_size) - request.kv_blocks - len(hit.block_ids)
+        if missing < 0:
+            missing = 0
+        if hit.block_ids:
+            references = self._references
+            for block in hit.block_ids:
+                if references[block] == 0:
+                    missing += 1
+        return missing
+
+    def grow(
+        self, request: Request, had_tokens: int, target_tokens: int, hit: Hit = NO_HIT
+    ) -> None:
+        """Touch the hit blocks, take the rest, index what is full at the target length."""
+        held = request.block_ids
+        if held is None:
+            held = request.block_ids = []
+        if hit.block_ids:
+            assert not held
+            self._touch(hit.block_ids)
+            held.extend(hit.block_ids)
+        if hit is not NO_HIT:
+            had_tokens = hit.npu_tokens  # recalled blocks are fresh here: indexed like computed
+        missing = -(-target_tokens // self.block_size) - len(held)
+        if missing > 0:
+            held.extend(self.take(missing))
+        request.kv_blocks = len(held)
+        reached = request.prompt_tokens + request.generated_tokens
+        self.index(request, had_tokens, min(target_tokens, reached))
+
+    def grow_by_one(self, request: Request) -> None:
+        """One more block for a decode that crosses a block boundary."""
+        held = request.block_ids
+        assert held is not None
+        held.append(self._pop())
+        request.kv_blocks += 1
+
+    def index(self, request: Request, had_tokens: int, tokens: int) -> None:
+        """Blocks that became full between the two lengths can be found from now on."""
+        keys = self.keys_of(request)
+        first = had_tokens // self.block_size
+        last = min(tokens // self.block_size, len(keys))
+        if first >= last:
+            return
+        held = request.block_ids
+        assert held is not None
+        for position in range(first, last):
+            block = held[position]
+            key = keys[position]
+            self._keys[block] = key
+            self._index[key] = block
+        for tier in self.tiers:
+            self._write_through(tier, keys, first, last)
+
+    def _write_through(self, tier: LowerTier, keys: list[int], first: int, last: int) -> None:
+        blocks_per_chunk = tier.chunk_tokens // self.block_size
+        for chunk in range(first // blocks_per_chunk, last // blocks_per_chunk):
+            if tier.write(keys[(chunk + 1) * blocks_per_chunk - 1]):
+                self.written_bytes += tier.chunk_bytes
+
+    def release(self, request: Request) -> None:
+        """References drop by one; blocks at zero go to the tail of the free list."""
+        held = request.block_ids
+        if held:
+            self._unreference(held)
+        request.block_ids = None
+        request.kv_blocks = 0
+
+    def take(self, count: int) -> list[int]:
+        """Pop blocks at the head; a key that a popped block carries is forgotten (eviction)."""
+        assert 0 <= count <= self.blocks_free
+        if count == 1:
+            return [self._pop()]
+        return [self._pop() for _ in repeat(None, count)]
+
+    def put_back(self, count: int, block_ids: list[int]) -> None:
+        """Return what `take` gave."""
+        assert count == len(block_ids)
+        self._unreference(block_ids)
+
+    def hand_over(self, request: Request, count: int, block_ids: list[int]) -> None:
+        """The request owns the blocks; those full at its computed length are indexed."""
+        assert count == len(block_ids)
+        request.block_ids = block_ids
+        request.kv_blocks = count
+        self.index(request, 0, request.computed_tokens)
+
+    def clear(self) -> None:
+        """Forget everything; all blocks are free."""
+        self.blocks_free = self.blocks_total
+        self._references.clear()
+        self._keys.clear()
+        self._free.clear()
+        self._index.clear()
+
+    # --- inside -----------------------------------------------------------------------------
+    def _pop(self) -> int:
+        self.blocks_free -= 1
+        fresh = len(self._references)
+        if fresh < self.blocks_total:
+            self._references.append(1)
+            self._keys.append(NO_KEY)
+            return fresh
+        block, _ = self._free.popitem(last=False)
+        key = self._keys[block]
+        if key != NO_KEY:
+            self._keys[block] = NO_KEY
+            if self._index.get(key) == block:
+                del self._index[key]
+                self.evicted_blocks += 1
+        self._references[block] = 1
+        return block
+
+    def _touch(self, block_ids: Sequence[int]) -> None:
+        references = self._references
+        for block in block_ids:
+            if references[block] == 0:
+                del self._free[block]
+                self.blocks_free -= 1
+            references[block] += 1
+
+    def _unreference(self, block_ids: Sequence[int]) -> None:
+        references = self._references
+        for block in reversed(block_ids):
+            references[block] -= 1
+            if references[block] == 0:
+                self._free[block] = None
+                self.blocks_free += 1
+            else:
+                assert references[block] > 0
+
+    # --- seeing -----------------------------------------------------------------------------
+    def cached_blocks(self) -> int:
+        """Blocks that can be found, referenced or not."""
+        return len(self._index)
+
+    def free_order(self) -> list[int]:
+        """The free list from its head (fresh blocks first)."""
+        return [*range(len(self._references), self.blocks_total), *self._free]
+
+    def recount(self, holders: Sequence[Sequence[int]]) -> list[str]:
+        """Problems found by counting all references from scratch; `holders` = lists of ids."""
+        problems: list[str] = []
+        counted = [0] * len(self._references)
+        for blocks in holders:
+            for block in blocks:
+                counted[block] += 1
+        if counted != self._references:
+            wrong = [b for b, n in enumerate(counted) if n != self._references[b]]
+            problems.append(f"reference counts of blocks {wrong[:8]} are wrong")
+        free = [block for block, count in enumerate(self._references) if count == 0]
+        if sorted(self._free) != free:
+            problems.append("the free list is not the set of unreferenced blocks")
+        fresh = self.blocks_total - len(self._references)
+        if self.blocks_free != len(free) + fresh:
+            problems.append(f"{self.blocks_free} blocks free, counted {len(free) + fresh}")
+        for key, block in self._index.items():
+            if self._keys[block] != key:
+                problems.append(f"the index names block {block} for a key that it does not carry")
+        return problems

@@ -1,0 +1,149 @@
+"""KV pools of one replica: who holds how many blocks, and which.
+
+Owns: the count of free blocks, and (for `BlockPool`) identities, reference counts, the free list
+and the index of cached blocks. Books are exact: `blocks_free + blocks_used = blocks_total`, where
+cached blocks that nobody references are free. Does not decide who gets blocks: callers ask `need`
+first and take only what is free (check, then act).
+
+Two pools with one interface:
+
+* `CountingPool` only counts. It is used when prefix caching is off or the workload has no token
+  ids: then no block can ever be found again by its content, any free block is as good as any
+  other, and identities cannot influence anything.
+* `BlockPool` (emu/kv/blocks.py) tracks identities, for prefix caching.
+
+`grow`, `release` and `index` keep `Request.kv_blocks` (and `block_ids`) of the request up to date.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+import msgspec
+
+from emu.request import Request
+
+
+class Hit(msgspec.Struct, frozen=True, gc=False):
+    """What a lookup found for a request at admission."""
+
+    npu_tokens: int = 0
+    """Tokens whose blocks are in the GPU pool."""
+    lower_tokens: int = 0
+    """Further tokens that a lower tier holds; they need fresh GPU blocks and a recall."""
+    block_ids: tuple[int, ...] = ()
+    """The GPU blocks hit, first to last."""
+    recall_bytes: int = 0
+    """Bytes to bring up from the tier, whole chunks."""
+    tier: int = -1
+    """Index of the tier that holds the lower tokens; -1 = none."""
+
+    @property
+    def tokens(self) -> int:
+        """All tokens that need not be computed."""
+        return self.npu_tokens + self.lower_tokens
+
+
+NO_HIT: Final = Hit()
+
+
+class KvPool(Protocol):
+    """What a scheduler asks of the pool."""
+
+    blocks_total: int
+    blocks_free: int
+    block_size: int
+    has_identities: bool
+
+    def lookup(self, request: Request) -> Hit:
+        """Longest cached prefix of a request that has no KV yet, below its reached length."""
+        ...
+
+    def need(self, request: Request, target_tokens: int, hit: Hit = NO_HIT) -> int:
+        """Free blocks that `grow` to `target_tokens` would consume."""
+        ...
+
+    def grow(
+        self, request: Request, had_tokens: int, target_tokens: int, hit: Hit = NO_HIT
+    ) -> None:
+        """Give the request blocks for `target_tokens` and index those that are full.
+
+        `had_tokens` is its length with KV before (0 at admission). `need` must not exceed
+        `blocks_free`.
+        """
+        ...
+
+    def release(self, request: Request) -> None:
+        """Free the request's blocks, last block first."""
+        ...
+
+    def take(self, count: int) -> list[int]:
+        """Take free blocks for a request that is not here yet; ids, or an empty list."""
+        ...
+
+    def put_back(self, count: int, block_ids: list[int]) -> None:
+        """Return what `take` gave."""
+        ...
+
+    def hand_over(self, request: Request, count: int, block_ids: list[int]) -> None:
+        """Blocks from `take` now belong to the request; its full ones are indexed."""
+        ...
+
+    def clear(self) -> None:
+        """Forget everything; all blocks are free."""
+        ...
+
+
+class CountingPool:
+    """Blocks are counted, not told apart."""
+
+    has_identities = False
+
+    def __init__(self, blocks_total: int, block_size: int) -> None:
+        self.blocks_total = blocks_total
+        self.blocks_free = blocks_total
+        self.block_size = block_size
+
+    def lookup(self, request: Request) -> Hit:
+        """Nothing can be found."""
+        return NO_HIT
+
+    def need(self, request: Request, target_tokens: int, hit: Hit = NO_HIT) -> int:
+        """Blocks up to `target_tokens` that the request lacks."""
+        missing = -(-target_tokens // self.block_size) - request.kv_blocks
+        return missing if missing > 0 else 0
+
+    def grow(
+        self, request: Request, had_tokens: int, target_tokens: int, hit: Hit = NO_HIT
+    ) -> None:
+        """Count the missing blocks as the request's."""
+        missing = -(-target_tokens // self.block_size) - request.kv_blocks
+        if missing > 0:
+            assert missing <= self.blocks_free
+            self.blocks_free -= missing
+            request.kv_blocks += missing
+
+    def release(self, request: Request) -> None:
+        """All of the request's blocks are free."""
+        self.blocks_free += request.kv_blocks
+        assert self.blocks_free <= self.blocks_total
+        request.kv_blocks = 0
+
+    def take(self, count: int) -> list[int]:
+        """Count blocks as taken."""
+        assert 0 <= count <= self.blocks_free
+        self.blocks_free -= count
+        return []
+
+    def put_back(self, count: int, block_ids: list[int]) -> None:
+        """Count blocks as free."""
+        self.blocks_free += count
+        assert self.blocks_free <= self.blocks_total
+
+    def hand_over(self, request: Request, count: int, block_ids: list[int]) -> None:
+        """The blocks were counted when taken."""
+        request.kv_blocks = count
+
+    def clear(self) -> None:
+        """All blocks are free."""
+        self.blocks_free = self.blocks_total
