@@ -1,0 +1,6 @@
+"""Workloads: readers of trace formats, synthetic generators, and the opened source of requests."""
+
+from emu.workload.items import Holds, Notes
+from emu.workload.opened import Session, Workload, open_workload
+
+__all__ = ["Holds", "Notes", "Session", "Workload", "open_workload"]

@@ -1,0 +1,354 @@
+"""The CSV traces: which headers mean which format, and how their rows become requests.
+
+A dialect says for each thing that emu needs which column has it and in which unit; units stand
+in the header or are fixed by the format, never guessed. Azure (2023, 2024), BurstGPT, Vidur,
+SplitwiseSim, BlitzScale, and emu's plain CSV, which also reads a `requests.csv` of an earlier
+run, so that a run can be replayed.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from emu.errors import InputError
+from emu.workload.chunks import Chunk
+from emu.workload.csvcols import (
+    Fields,
+    Mask,
+    exact_decimal,
+    read_decimals,
+    read_ints,
+    read_stamps,
+    split_fields,
+)
+from emu.workload.items import TIME_MAX_NS, TOKENS_MAX, Block, Ints, Line, Notes
+
+_STAMP: Final = -1
+"""In place of a power of ten: the column is a date and time."""
+
+
+class Dialect(msgspec.Struct, frozen=True, kw_only=True):
+    """One CSV format. Names of columns are compared without case and surrounding blanks."""
+
+    name: str
+    arrival: Mapping[str, int]
+    """Possible arrival columns: name -> power of ten from its unit to ns, or `_STAMP`."""
+    prompt: Sequence[str]
+    output: Sequence[str]
+    texts: Mapping[str, str] = MappingProxyType({})
+    """Columns -> text fields of `Line`."""
+    numbers: Mapping[str, str] = MappingProxyType({})
+    """Columns -> integer fields of `Line`."""
+    ignored: Sequence[str] = ()
+    """Columns that are known and not needed: no warning."""
+    skip_zero: bool = True
+    """Rows without prompt or output tokens are failures of the traced system: left out, counted."""
+    arrival_optional: bool = False
+    whole_floats: bool = False
+    """Counts may be spelled 12.0 (the tool that writes the format does so)."""
+    default_header: Sequence[str] = ()
+    """Columns of a file without a header line."""
+
+
+_PLAIN_ARRIVAL: Final = MappingProxyType(
+    {
+        "arrival_time_ns": 0,
+        "arrival_ns": 0,
+        "arrival_us": 3,
+        "arrival_ms": 6,
+        "arrival_s": 9,
+        "arrival_timestamp": _STAMP,
+    }
+)
+_REQUESTS_CSV: Final = tuple(
+    """request_id first_token_ns last_token_ns ttft_ns tpot_ns latency_ns prefix_hit_len
+    npu_cache_hit storage_cache_hit instance_id sub_request_index decode_instance_id queue_ns
+    preemptions migrations status reason""".split()  # noqa: SIM905
+)
+
+DIALECTS: Final = (
+    Dialect(
+        name="azure",
+        arrival={"timestamp": _STAMP},
+        prompt=["contexttokens"],
+        output=["generatedtokens"],
+        ignored=["numimages"],
+    ),
+    Dialect(
+        name="burstgpt",
+        arrival={"timestamp": 9},
+        prompt=["request tokens"],
+        output=["response tokens"],
+        texts={"session id": "session_id"},
+        ignored=["elapsed time", "model", "total tokens", "log type"],
+    ),
+    Dialect(
+        name="vidur",
+        arrival={"arrived_at": 9},
+        prompt=["num_prefill_tokens"],
+        output=["num_decode_tokens"],
+        ignored=["num_total_tokens", "pd_ratio"],
+        arrival_optional=True,
+        whole_floats=True,
+    ),
+    Dialect(
+        name="splitwise",
+        arrival={"arrival_timestamp": 9},
+        prompt=["prompt_size"],
+        output=["token_size"],
+        ignored=["request_id", "request_type", "application_id", "batch_size"],
+    ),
+    Dialect(
+        name="blitzscale",
+        arrival={"timestamp(ms)": 6, "timestamp": 6},
+        prompt=["prefill"],
+        output=["decode"],
+        default_header=["timestamp", "prefill", "decode"],
+    ),
+    Dialect(
+        name="csv",
+        arrival=_PLAIN_ARRIVAL,
+        prompt=["input_toks", "prompt_tokens", "prompt_toks", "input_tokens"],
+        output=["output_toks", "output_tokens", "decode_toks"],
+        texts={"tenant": "tenant", "session_id": "session_id"},
+        numbers={
+            "priority": "priority",
+            "deadline_ns": "deadline_ns",
+            "cancel_after_ns": "cancel_after_ns",
+            "max_output_toks": "max_output_toks",
+            "max_output_tokens": "max_output_toks",
+        },
+        ignored=_REQUESTS_CSV,
+        skip_zero=False,
+        arrival_optional=True,
+    ),
+)
+
+
+def split_header(line: bytes) -> list[str]:
+    """The column names of a header line, as they are compared."""
+    text = line.decode("utf-8", "replace").strip("\r\n")
+    return [name.strip().lower() for name in next(csv.reader([text]), [])]
+
+
+def dialect_of(header: Sequence[str]) -> Dialect | None:
+    """The format that a header line belongs to."""
+    for dialect in DIALECTS:
+        if _find(header, dialect.prompt) < 0 or _find(header, dialect.output) < 0:
+            continue
+        if dialect.arrival_optional or _find(header, list(dialect.arrival)) >= 0:
+            return dialect
+    return None
+
+
+def _find(header: Sequence[str], names: Sequence[str]) -> int:
+    return next((header.index(name) for name in names if name in header), -1)
+
+
+class CsvParser:
+    """Turns chunks of a CSV file into blocks."""
+
+    def __init__(self, source: str, dialect: Dialect, header: Sequence[str] | None) -> None:
+        """`header` None: the file has no header line, the format's own order applies."""
+        self._source = source
+        self._dialect = dialect
+        self.name = dialect.name
+        self._header_lines = 0 if header is None else 1
+        self._header = header = list(dialect.default_header if header is None else header)
+        self._prompt = self._column(dialect.prompt)
+        self._output = self._column(dialect.output)
+        self.prompt_field = header[self._prompt]
+        self._arrival = _find(header, list(dialect.arrival))
+        self.has_arrivals = self._arrival >= 0
+        self._unit = dialect.arrival[header[self._arrival]] if self.has_arrivals else 0
+        self.is_absolute = self._unit == _STAMP
+        self._texts = [(c, dialect.texts[n]) for c, n in enumerate(header) if n in dialect.texts]
+        self._numbers = [
+            (c, dialect.numbers[n]) for c, n in enumerate(header) if n in dialect.numbers
+        ]
+        if not self.has_arrivals and not dialect.arrival_optional:
+            problem = f"the header has none of the columns {', '.join(dialect.arrival)}"
+            raise InputError(source, 1, "arrival", problem)
+
+    def _column(self, names: Sequence[str]) -> int:
+        column = _find(self._header, names)
+        if column < 0:
+            raise InputError(self._source, 1, names[0], "required column is missing")
+        return column
+
+    def warn_unknown(self, notes: Notes) -> None:
+        """Note the columns that mean nothing here."""
+        dialect = self._dialect
+        known = {*dialect.arrival, *dialect.prompt, *dialect.output, *dialect.ignored}
+        known |= {*dialect.texts, *dialect.numbers}
+        for name in self._header:
+            if name not in known:
+                notes.warn(f"unknown column {name!r} is ignored")
+
+    def parse(self, chunk: Chunk, notes: Notes) -> Block:
+        """The rows of a chunk. Raises InputError at the first row that is wrong."""
+        data, first_line, offset = chunk
+        if chunk.first_line == 1 and self._header_lines:
+            cut = data.find(b"\n") + 1 or len(data)
+            data, first_line, offset = data[cut:], 2, offset + cut
+        fields = split_fields(data, len(self._header)) if data else None
+        if fields is None:
+            return self._parse_slowly(Chunk(data, first_line, offset), notes)
+        rows = len(fields.starts)
+        numbers = np.arange(first_line, first_line + rows, dtype=np.int64)
+        return self._build(fields, numbers, fields.starts[:, 0] + offset, notes)
+
+    def _build(self, fields: Fields, numbers: Ints, offsets: Ints, notes: Notes) -> Block:
+        prompt = self._counts(fields, numbers, self._prompt)
+        output = self._counts(fields, numbers, self._output)
+        if self.has_arrivals:
+            arrival = self._arrivals(fields, numbers)
+        else:
+            arrival = np.zeros(len(prompt), dtype=np.int64)
+        block = Block(arrival, prompt, output, numbers, offsets)
+        if self._texts or self._numbers:
+            block.details = self._details(fields, block)
+        return self._without_failures(block, notes)
+
+    def _counts(self, fields: Fields, numbers: Ints, column: int) -> Ints:
+        values, bad = read_ints(fields, column)
+        bad |= (values > TOKENS_MAX) | ((values == 0) & (not self._dialect.skip_zero))
+        for row in np.flatnonzero(bad).tolist():
+            values[row] = self._count(fields.raw(row, column), int(numbers[row]), column)
+        return values
+
+    def _count(self, text: str, line: int, column: int) -> int:
+        name, low = self._header[column], 0 if self._dialect.skip_zero else 1
+        return self._integer(text, line, name, low, TOKENS_MAX)
+
+    def _integer(self, text: str, line: int, name: str, low: int, high: int) -> int:
+        body = text[1:] if text[:1] == "-" else text
+        value = int(text) if body.isascii() and body.isdigit() and len(body) < 40 else None
+        if value is None and self._dialect.whole_floats:
+            tenths = exact_decimal(text, 20)
+            value = tenths // 10**20 if tenths is not None and tenths % 10**20 == 0 else None
+        if value is None:
+            raise InputError(self._source, line, name, f"must be an integer, not {_shown(text)}")
+        if value < low:
+            raise InputError(self._source, line, name, f"must be at least {low}, not {value}")
+        if value > high:
+            raise InputError(self._source, line, name, f"must be at most {high}, not {value}")
+        return value
+
+    def _arrivals(self, fields: Fields, numbers: Ints) -> Ints:
+        if self.is_absolute:
+            values, bad = read_stamps(fields, self._arrival)
+        else:
+            values, bad = read_decimals(fields, self._arrival, self._unit)
+        name = self._header[self._arrival]
+        for row in np.flatnonzero(bad).tolist():
+            values[row] = self._instant(fields.raw(row, self._arrival), int(numbers[row]), name)
+        return values
+
+    def _instant(self, text: str, line: int, name: str) -> int:
+        if self.is_absolute:
+            one = split_fields(text.encode() + b"\n", 1)
+            values, bad = read_stamps(one, 0) if one is not None else (None, None)
+            if values is None or bad is None or bad[0]:
+                problem = f"must be a time like 2023-11-16 18:15:46.6805900, not {_shown(text)}"
+                raise InputError(self._source, line, name, problem)
+            return int(values[0])
+        value = exact_decimal(text, self._unit)
+        if value is None or (self._unit == 0 and not text.isdigit() and value >= 0):
+            kind = "an integer" if self._unit == 0 else "a number"
+            raise InputError(self._source, line, name, f"must be {kind}, not {_shown(text)}")
+        if value < 0:
+            raise InputError(self._source, line, name, f"must be at least 0, not {text}")
+        if value > TIME_MAX_NS:
+            raise InputError(self._source, line, name, f"must be at most {TIME_MAX_NS} ns")
+        return value
+
+    def _details(self, fields: Fields, block: Block) -> list[Line]:
+        lines = []
+        for row, (arrival, prompt, output, number) in enumerate(
+            zip(
+                block.arrival_ns.tolist(),
+                block.prompt_tokens.tolist(),
+                block.output_tokens.tolist(),
+                block.line_numbers.tolist(),
+                strict=True,
+            )
+        ):
+            line = Line(arrival, prompt, output)
+            for column, field in self._texts:
+                setattr(line, field, fields.raw(row, column))
+            for column, field in self._numbers:
+                text = fields.raw(row, column)
+                if text:
+                    low = -TOKENS_MAX if field == "priority" else -1
+                    high = TIME_MAX_NS if field.endswith("_ns") else TOKENS_MAX
+                    name = self._header[column]
+                    setattr(line, field, self._integer(text, number, name, low, high))
+            self._check_limit(line, number)
+            lines.append(line)
+        return lines
+
+    def _check_limit(self, line: Line, number: int) -> None:
+        line.max_output_toks = max(line.max_output_toks, 0)
+        if 0 < line.max_output_toks < line.output_toks:
+            problem = f"must be at least the output ({line.output_toks})"
+            raise InputError(
+                self._source, number, "max_output_toks", f"{problem}, not {line.max_output_toks}"
+            )
+
+    def _without_failures(self, block: Block, notes: Notes) -> Block:
+        if not self._dialect.skip_zero:
+            return block
+        for column, name in ((self._output, "output"), (self._prompt, "prompt")):
+            values = block.output_tokens if name == "output" else block.prompt_tokens
+            empty: Mask = values == 0
+            count = int(empty.sum())
+            if count:
+                notes.skip(f"rows with {self._header[column]} 0", count)
+                block = block.take(~empty)
+        return block
+
+    def _parse_slowly(self, chunk: Chunk, notes: Notes) -> Block:
+        """Quoted fields, blank lines, and rows with a wrong number of fields."""
+        cells: list[str] = []
+        numbers: list[int] = []
+        offsets: list[int] = []
+        offset = chunk.offset
+        for index, raw in enumerate(chunk.data.split(b"\n")):
+            if raw.strip():
+                number = chunk.first_line + index
+                try:
+                    row = next(csv.reader([raw.decode().strip("\r")], strict=True))
+                except UnicodeDecodeError as error:
+                    problem = f"not valid UTF-8 (byte {error.start})"
+                    raise InputError(self._source, number, "$", problem) from None
+                except csv.Error as error:
+                    raise InputError(self._source, number, "$", f"not valid CSV: {error}") from None
+                if len(row) != len(self._header):
+                    problem = f"has {len(row)} fields, but the header has {len(self._header)}"
+                    raise InputError(self._source, number, "$", problem)
+                cells.extend(row)
+                numbers.append(number)
+                offsets.append(offset)
+            offset += len(raw) + 1
+        fields = _fields_of_cells(cells, len(self._header))
+        return self._build(fields, np.array(numbers, np.int64), np.array(offsets, np.int64), notes)
+
+
+def _fields_of_cells(cells: list[str], columns: int) -> Fields:
+    """Cells that were split elsewhere, laid end to end."""
+    parts = [cell.strip().encode() for cell in cells]
+    ends = np.cumsum([len(part) for part in parts] or [0]).astype(np.int64)[: len(parts)]
+    starts = ends - np.array([len(part) for part in parts], dtype=np.int64)
+    text = np.frombuffer(b"".join(parts) + b"\n", dtype=np.uint8)
+    return Fields(text, starts.reshape(-1, columns), ends.reshape(-1, columns))
+
+
+def _shown(text: str) -> str:
+    return f"{text[:40]!r}"

@@ -1,0 +1,140 @@
+"""Which format a workload file has, from its first bytes, and the source that reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from emu.errors import InputError
+from emu.workload.chunks import CHUNK_BYTES, Chunk, TextFile
+from emu.workload.csvformats import DIALECTS, CsvParser, Dialect, dialect_of, split_header
+from emu.workload.items import Block, Ints, Notes
+from emu.workload.jsonl import JsonlParser
+from emu.workload.mooncake import MooncakeParser
+from emu.workload.sharegpt import ShareGptSource
+
+FORMATS = ("jsonl", "mooncake", "sharegpt", *(dialect.name for dialect in DIALECTS))
+
+
+class Source(Protocol):
+    """Where lines come from: a file or a generator. Two passes give the same blocks."""
+
+    name: str
+    is_absolute: bool
+    """Arrivals are dates; the first becomes 0."""
+    has_arrivals: bool
+    prompt_field: str
+    """How the format calls the prompt's length, for messages."""
+
+    @property
+    def is_small(self) -> bool:
+        """One block may be kept between the passes."""
+
+    def blocks(self, notes: Notes) -> Iterator[Block]:
+        """All lines, in order; what is left out is counted in `notes`."""
+
+    def rows_at(self, offsets: Ints) -> Iterator[Block]:
+        """The lines at these offsets, in this order."""
+
+
+class Parser(Protocol):
+    """Turns a chunk of a text file into a block."""
+
+    name: str
+    is_absolute: bool
+    has_arrivals: bool
+    prompt_field: str
+
+    def parse(self, chunk: Chunk, notes: Notes) -> Block:
+        """The lines of a chunk; raises InputError at the first wrong one."""
+
+
+class ParsedFile:
+    """A file whose lines are independent of each other."""
+
+    def __init__(self, file: TextFile, parser: Parser) -> None:
+        self._file = file
+        self._parser = parser
+        self.name = parser.name
+        self.is_absolute = parser.is_absolute
+        self.has_arrivals = parser.has_arrivals
+        self.prompt_field = parser.prompt_field
+
+    @property
+    def is_small(self) -> bool:
+        """The whole file is one chunk."""
+        return self._file.size_bytes <= CHUNK_BYTES
+
+    def blocks(self, notes: Notes) -> Iterator[Block]:
+        """All lines, in the order of the file."""
+        if isinstance(self._parser, CsvParser):
+            self._parser.warn_unknown(notes)
+        for chunk in self._file.chunks():
+            yield self._parser.parse(chunk, notes)
+
+    def rows_at(self, offsets: Ints) -> Iterator[Block]:
+        """The lines at these offsets, in this order (line numbers are then meaningless)."""
+        for data in self._file.lines_at(offsets):
+            # Line 2: a chunk that starts at line 1 would begin with a header.
+            yield self._parser.parse(Chunk(data, 2, 0), Notes())
+
+
+def open_source(path: Path, source: str, format: str, tokenizer: Path | None) -> Source:
+    """The reader of a file; `format` "auto" looks at the content."""
+    file = TextFile(path, source)
+    head = file.head()
+    if not head.strip():
+        raise InputError(source, 1, "$", "the file is empty")
+    name = _recognise(head, source) if format == "auto" else format
+    if name == "jsonl":
+        return ParsedFile(file, JsonlParser(source))
+    if name == "mooncake":
+        return ParsedFile(file, MooncakeParser(source))
+    if name == "sharegpt":
+        return ShareGptSource(file, tokenizer)
+    dialect = next(dialect for dialect in DIALECTS if dialect.name == name)
+    return ParsedFile(file, CsvParser(source, dialect, _header(head, dialect)))
+
+
+def _header(head: bytes, dialect: Dialect) -> list[str] | None:
+    header = split_header(_first_line(head))
+    if dialect.default_header and all(cell.replace(".", "").isdigit() for cell in header):
+        return None
+    return header
+
+
+def _first_line(head: bytes) -> bytes:
+    return head.split(b"\n", 1)[0]
+
+
+def _recognise(head: bytes, source: str) -> str:
+    start = head.lstrip()
+    if start.startswith(b"["):
+        return "sharegpt"
+    if start.startswith(b"{"):
+        return _recognise_json(start)
+    dialect = dialect_of(split_header(_first_line(head)))
+    if dialect is not None:
+        return dialect.name
+    if b"," not in _first_line(head):
+        return "jsonl"
+    known = "; set workload.format, or name the columns as docs/workloads.md says"
+    raise InputError(source, 1, "$", f"format cannot be recognised from the header{known}")
+
+
+def _recognise_json(start: bytes) -> str:
+    try:
+        fields = msgspec.json.decode(_first_line(start))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # Cut off, malformed, or an object that spans lines.
+        if b'"conversations"' in start:
+            return "sharegpt"
+        return "mooncake" if b'"input_length"' in start.split(b"\n", 1)[0] else "jsonl"
+    if "conversations" in fields or "conversation" in fields:
+        return "sharegpt"
+    if "input_length" in fields and "input_toks" not in fields:
+        return "mooncake"
+    return "jsonl"

@@ -1,0 +1,426 @@
+"""An opened workload: checked from end to end, then released request by request.
+
+`open_workload` reads the whole input once, so that every mistake is found before anything is
+emulated, and keeps only totals. `Workload.releases` reads it again, piece by piece, in order of
+arrival: memory follows the requests in flight. Only when the file is not sorted by arrival is an
+index kept (arrival, byte offset, first id: 24 bytes a line).
+
+Owns: request ids (a running counter over the lines of the file; a session takes as many
+consecutive ids as it has sub-requests) and the open sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import repeat
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from emu.config.schema import WorkloadTable
+from emu.errors import InputError
+from emu.request import Prefix, Request
+from emu.units import NS_PER_S, s_to_ns
+from emu.workload.detect import Source, open_source
+from emu.workload.items import Block, Holds, Ints, Line, Notes, Turn, has_prefix, prefix_of
+from emu.workload.shape import ArrivalStream, Rules, Shaper, Timebase
+from emu.workload.synthetic import SyntheticSource, arrival_stream
+
+_RATE_ODD_PER_S: Final = 2_000
+_GAP_ODD_S: Final = 3_600
+_LINES_FOR_RATE: Final = 100
+
+
+class Session(msgspec.Struct):
+    """A session in flight: the sub-requests that are still to come."""
+
+    session_id: str
+    tenant: str
+    priority: int
+    next_request_id: int
+    turns: list[Turn]
+    prefixes: list[Prefix | None]
+    """Of the turns whose ids are listed one by one, as arrays; None: made at release."""
+    next_index: int = 0
+
+    @property
+    def remaining(self) -> int:
+        """Sub-requests that have not been released."""
+        return len(self.turns) - self.next_index
+
+
+class Facts(msgspec.Struct):
+    """Totals of the first pass, over what is used."""
+
+    lines: int = 0
+    requests: int = 0
+    sessions: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    has_prefixes: bool = False
+    is_sorted: bool = True
+    first_ns: int = 0
+    """In the file's own time."""
+    last_ns: int = -1
+
+
+class Workload:
+    """The source of requests of a run."""
+
+    def __init__(
+        self,
+        source: Source,
+        rules: Rules,
+        arrivals: Callable[[], ArrivalStream | None],
+        notes: Notes,
+    ) -> None:
+        self._source = source
+        self._rules = rules
+        self._make_arrivals = arrivals
+        self.notes = notes
+        self.source = rules.source
+        self.format = source.name
+        self.facts = Facts()
+        self._only: Block | None = None
+        self._timebase = Timebase(0, 1.0)
+        self._open: dict[int, Session] = {}
+
+    @property
+    def count(self) -> int:
+        """Requests, sub-requests included."""
+        return self.facts.requests
+
+    @property
+    def has_prefixes(self) -> bool:
+        """Whether any request has token ids or hashes."""
+        return self.facts.has_prefixes
+
+    @property
+    def open_sessions(self) -> int:
+        """Sessions of which a sub-request is in the system."""
+        return len(self._open)
+
+    @property
+    def first_arrival_ns(self) -> int:
+        """Arrival of the first release."""
+        return int(self._timebase.arrivals(np.array([self.facts.first_ns]))[0])
+
+    @property
+    def last_arrival_ns(self) -> int:
+        """Arrival of the last release that the file itself dates."""
+        return int(self._timebase.arrivals(np.array([self.facts.last_ns]))[0])
+
+    def scan(self) -> None:
+        """The first pass: everything is checked and counted."""
+        facts = self.facts
+        kept: Block | None = None
+        blocks = 0
+        for block in self._file_order(self.notes):
+            if not len(block.arrival_ns):
+                continue
+            blocks += 1
+            kept = block
+            times = block.arrival_ns
+            low, high = int(times.min()), int(times.max())
+            if facts.is_sorted:
+                grows = bool((times[1:] >= times[:-1]).all())
+                facts.is_sorted = grows and int(times[0]) >= facts.last_ns
+            facts.first_ns = low if not facts.lines else min(low, facts.first_ns)
+            facts.last_ns = max(high, facts.last_ns)
+            _count(block, facts)
+        if not facts.lines:
+            raise no_usable_rows(self.source, self.notes)
+        if blocks == 1 and self._source.is_small:
+            self._only = kept
+
+    def set_time(self, zero_ns: int, time_scale: float) -> None:
+        """Fix how the file's times become arrivals."""
+        self._timebase = Timebase(zero_ns, time_scale)
+
+    def _file_order(self, notes: Notes) -> Iterator[Block]:
+        shaper = Shaper(self._rules, notes, self._make_arrivals())
+        for block in self._source.blocks(notes):
+            yield shaper.fit(shaper.select(block))
+            if shaper.is_full:
+                return
+
+    def blocks(self) -> Iterator[tuple[Block, Ints]]:
+        """The lines in order of arrival, with the first request id of each; times in ns."""
+        for block, ids in self._arrival_order():
+            timed = Block(
+                self._timebase.arrivals(block.arrival_ns),
+                block.prompt_tokens,
+                block.output_tokens,
+                block.line_numbers,
+                block.offsets,
+                block.details,
+            )
+            yield timed, ids
+
+    def _arrival_order(self) -> Iterator[tuple[Block, Ints]]:
+        if self._only is not None:
+            block, ids = self._only, _first_ids(self._only, 0)
+            if not self.facts.is_sorted:
+                order = np.argsort(block.arrival_ns, kind="stable")
+                block, ids = block.take(order), ids[order]
+            yield block, ids
+            return
+        if not self.facts.is_sorted:
+            yield from self._by_index()
+            return
+        next_id = 0
+        for block in self._file_order(Notes()):
+            yield block, _first_ids(block, next_id)
+            next_id += int(block.requests_each().sum())
+
+    def _by_index(self) -> Iterator[tuple[Block, Ints]]:
+        """An unsorted file: one more pass makes the index, then lines are fetched by offset."""
+        times, offsets, ids = [], [], []
+        next_id = 0
+        for block in self._file_order(Notes()):
+            times.append(block.arrival_ns)
+            offsets.append(block.offsets)
+            ids.append(_first_ids(block, next_id))
+            next_id += int(block.requests_each().sum())
+        order = np.argsort(np.concatenate(times), kind="stable")
+        offsets_in_order = np.concatenate(offsets)[order]
+        ids_in_order = np.concatenate(ids)[order]
+        del times, offsets, ids, order
+        shaper = Shaper(self._rules, Notes())
+        begin = 0
+        for block in self._source.rows_at(offsets_in_order):
+            end = begin + len(block.arrival_ns)
+            yield shaper.fit(block), ids_in_order[begin:end]
+            begin = end
+
+    def releases(self) -> Iterator[Request]:
+        """Flat requests and first sub-requests in order of arrival, equal ones in file order.
+
+        A request whose `reason` is set can never be served: the gateway must reject it.
+        """
+        for block, ids in self.blocks():
+            columns = zip(
+                ids.tolist(),
+                block.arrival_ns.tolist(),
+                block.prompt_tokens.tolist(),
+                block.output_tokens.tolist(),
+                block.details or repeat(None),
+                strict=False,
+            )
+            judged = bool(self.notes.rejected)
+            for request_id, arrival_ns, prompt, output, line in columns:
+                if line is None:
+                    request = Request(
+                        request_id=request_id,
+                        arrival_ns=arrival_ns,
+                        prompt_tokens=prompt,
+                        output_tokens=output,
+                        max_output_tokens=output,
+                    )
+                elif line.sub_requests is None:
+                    request = _request(line, request_id, arrival_ns, prefix_of(line))
+                    request.session_id = line.session_id
+                    request.tenant = line.tenant
+                    request.priority = line.priority
+                else:
+                    request = self._next(_open_session(line, request_id), arrival_ns)
+                if judged:
+                    self._mark(request)
+                yield request
+
+    def next_in_session(self, request: Request, completed_ns: int) -> Request | None:
+        """The sub-request that follows one that completed; None for the last and for flat ones."""
+        session = self._open.pop(request.request_id, None)
+        if session is None or not session.remaining:
+            return None
+        pause_ns = session.turns[session.next_index - 1].tool_duration_ns
+        follower = self._next(session, completed_ns + pause_ns)
+        if self.notes.rejected:
+            self._mark(follower)
+        return follower
+
+    def drop_session(self, request: Request, at_ns: int) -> list[Request]:
+        """End the session of a request that did not complete.
+
+        Returns the sub-requests that were never released, as if they had arrived at `at_ns`, so
+        that the caller can give each its terminal state.
+        """
+        session = self._open.pop(request.request_id, None)
+        dropped = []
+        while session is not None and session.remaining:
+            follower = self._next(session, at_ns)
+            del self._open[follower.request_id]
+            dropped.append(follower)
+        return dropped
+
+    def _next(self, session: Session, arrival_ns: int) -> Request:
+        index = session.next_index
+        turn = session.turns[index]
+        prefix = session.prefixes[index] or prefix_of(turn)
+        session.prefixes[index] = None
+        request = _request(turn, session.next_request_id, arrival_ns, prefix)
+        request.session_id = session.session_id
+        request.sub_request_index = index
+        request.tenant = session.tenant
+        request.priority = session.priority
+        session.next_index += 1
+        session.next_request_id += 1
+        self._open[request.request_id] = session
+        return request
+
+    def _mark(self, request: Request) -> None:
+        if self._rules.holds is not None:
+            request.reason = self._rules.holds(request.prompt_tokens, request.output_tokens)
+
+
+def open_workload(
+    table: WorkloadTable,
+    *,
+    base_dir: Path,
+    seed: int,
+    holds: Holds | None = None,
+    config_source: str = "config",
+) -> Workload:
+    """Open and check the workload of a run.
+
+    `holds(prompt, output)` is "" if some replica could hold such a request, else the limit; it
+    must be monotone. `config_source` names the config file in errors about keys of the table.
+    Raises InputError.
+    """
+    notes = Notes()
+    source: Source
+    arrivals: Callable[[], ArrivalStream | None]
+    if table.path:
+        tokenizer = base_dir / table.tokenizer if table.tokenizer else None
+        source = open_source(base_dir / table.path, table.path, table.format, tokenizer)
+        label = table.path
+        arrivals = _arrivals_for_file(table, source, seed, config_source, notes)
+    else:
+        if table.synthetic is None:
+            problem = "give either a file here or a table [workload.synthetic]"
+            raise InputError(config_source, None, "workload.path", problem)
+        source = SyntheticSource(table.synthetic, base_dir, seed, config_source)
+        label, arrivals = config_source, _no_arrivals
+    start_ns = s_to_ns(table.start_s)
+    origin_ns = 0
+    if source.is_absolute and start_ns:
+        origin_ns = min(
+            int(b.arrival_ns.min()) for b in source.blocks(Notes()) if len(b.arrival_ns)
+        )
+    rules = Rules(
+        source=label,
+        prompt_field=source.prompt_field,
+        limit=table.limit,
+        start_ns=origin_ns + start_ns if start_ns else 0,
+        max_prompt_tokens=table.max_prompt_tokens,
+        max_output_tokens=table.max_output_tokens,
+        oversized=table.oversized,
+        holds=holds,
+    )
+    workload = Workload(source, rules, arrivals, notes)
+    workload.scan()
+    facts = workload.facts
+    if source.is_absolute and not start_ns:
+        origin_ns = facts.first_ns
+    workload.set_time(origin_ns + start_ns, table.time_scale)
+    try:
+        _ = workload.last_arrival_ns
+    except OverflowError:
+        problem = f"the last arrival would be later than {2**62} ns"
+        raise InputError(config_source, None, "workload.time_scale", problem) from None
+    if table.path and source.has_arrivals:
+        _warn_implausible(facts, notes)
+    return workload
+
+
+def no_usable_rows(source: str, notes: Notes) -> InputError:
+    """The error for a workload that releases nothing."""
+    if not notes.skipped:
+        return InputError(source, 1, "$", "the file has no requests")
+    reasons = ", ".join(f"{count} {reason}" for reason, count in notes.skipped.items())
+    return InputError(source, 1, "$", f"no usable row (skipped: {reasons})")
+
+
+def _no_arrivals() -> ArrivalStream | None:
+    return None
+
+
+def _arrivals_for_file(
+    table: WorkloadTable, source: Source, seed: int, config_source: str, notes: Notes
+) -> Callable[[], ArrivalStream | None]:
+    """Where the arrivals of a file without any come from: the config, or all at 0."""
+    synthetic = table.synthetic
+    if source.has_arrivals:
+        if synthetic is not None:
+            problem = "cannot be given together with a file that has arrival times"
+            raise InputError(config_source, None, "workload.synthetic", problem)
+        return _no_arrivals
+    if synthetic is None:
+        notes.warn("the file has no arrival times: all requests arrive at 0")
+        return _no_arrivals
+    return lambda: arrival_stream(synthetic.arrivals, seed, config_source)
+
+
+def _count(block: Block, facts: Facts) -> None:
+    facts.lines += len(block.arrival_ns)
+    if block.details is None:
+        facts.requests += len(block.arrival_ns)
+        facts.prompt_tokens += int(block.prompt_tokens.sum())
+        facts.output_tokens += int(block.output_tokens.sum())
+        return
+    for line in block.details:
+        items = line.sub_requests or (line,)
+        facts.sessions += line.sub_requests is not None
+        facts.requests += len(items)
+        facts.prompt_tokens += sum(item.input_toks for item in items)
+        facts.output_tokens += sum(item.output_toks for item in items)
+        facts.has_prefixes = facts.has_prefixes or has_prefix(line)
+
+
+def _first_ids(block: Block, start: int) -> Ints:
+    if block.details is None:
+        return np.arange(start, start + len(block.arrival_ns), dtype=np.int64)
+    each = block.requests_each()
+    return np.cumsum(each) - each + start
+
+
+def _open_session(line: Line, first_id: int) -> Session:
+    turns = line.sub_requests
+    assert turns is not None
+    # Lists of Python integers become arrays now: they may have to wait for long.
+    prefixes = [prefix_of(turn) if turn.input_tok_ids else None for turn in turns]
+    slim = [
+        msgspec.structs.replace(turn, input_tok_ids=None, output_tok_ids=None)
+        if turn.input_tok_ids or turn.output_tok_ids
+        else turn
+        for turn in turns
+    ]
+    session_id = line.session_id or f"session_{first_id}"
+    return Session(session_id, line.tenant, line.priority, first_id, slim, prefixes)
+
+
+def _request(item: Line | Turn, request_id: int, arrival_ns: int, prefix: Prefix | None) -> Request:
+    return Request(
+        request_id=request_id,
+        arrival_ns=arrival_ns,
+        prompt_tokens=item.input_toks,
+        output_tokens=item.output_toks,
+        max_output_tokens=item.max_output_toks or item.output_toks,
+        prefix=prefix,
+        deadline_ns=arrival_ns + item.deadline_ns if item.deadline_ns >= 0 else -1,
+        cancel_after_ns=item.cancel_after_ns,
+    )
+
+
+def _warn_implausible(facts: Facts, notes: Notes) -> None:
+    """A wrong unit is off by a factor of 1000 or more, which shows in the rate."""
+    span_s = (facts.last_ns - facts.first_ns) / NS_PER_S
+    if span_s <= 0:
+        return
+    rate_per_s = facts.lines / span_s
+    if facts.lines >= _LINES_FOR_RATE and rate_per_s > _RATE_ODD_PER_S:
+        notes.warn(f"arrivals come at {rate_per_s:.4g} per second: is their unit right?")
+    if facts.lines > 1 and rate_per_s < 1 / _GAP_ODD_S:
+        notes.warn(f"arrivals span {span_s:.4g} s for {facts.lines} lines: is their unit right?")

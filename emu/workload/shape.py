@@ -1,0 +1,235 @@
+"""What the `[workload]` table does to lines after they were read: select, clip, judge the size.
+
+Order: arrivals for formats without any, `start_s`, `limit`, `max_prompt_tokens` and
+`max_output_tokens`, then `oversized`. A `Shaper` goes through the lines once, in the order of the
+file; a second pass needs a fresh one. Times are still those of the file here: `Timebase` makes
+them arrivals.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Final, Protocol
+
+import msgspec
+import numpy as np
+
+from emu.errors import InputError
+from emu.workload.items import TIME_MAX_NS, Block, Holds, Ints, Line, Notes, Turn
+
+_SAFE: Final = 2**62
+OVERSIZED: Final = "larger than any replica can hold"
+
+
+class ArrivalStream(Protocol):
+    """Arrival times for lines that have none."""
+
+    def take(self, count: int) -> Ints:
+        """The next `count` arrivals, in ns."""
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys of the table that select and change lines."""
+
+    source: str
+    prompt_field: str
+    limit: int = 0
+    start_ns: int = 0
+    """Lines before this time of the file are left out."""
+    max_prompt_tokens: int = 0
+    max_output_tokens: int = 0
+    oversized: str = "error"
+    holds: Holds | None = None
+
+
+class Shaper:
+    """Applies the rules to the blocks of one pass."""
+
+    def __init__(self, rules: Rules, notes: Notes, arrivals: ArrivalStream | None = None) -> None:
+        self._rules = rules
+        self._notes = notes
+        self._arrivals = arrivals
+        self._left = rules.limit or None
+        self.is_full = False
+        """The limit was reached: nothing that follows is used."""
+
+    def select(self, block: Block) -> Block:
+        """Without the lines that are left out."""
+        if self._arrivals is not None:
+            block.arrival_ns = self._arrivals.take(len(block.arrival_ns))
+        if self._rules.start_ns:
+            late = block.arrival_ns >= self._rules.start_ns
+            early = len(late) - int(late.sum())
+            if early:
+                self._notes.skip("rows before start_s", early)
+                block = block.take(late)
+        if self._left is not None:
+            if len(block.arrival_ns) > self._left:
+                block = block.take(np.arange(self._left))
+            self._left -= len(block.arrival_ns)
+            self.is_full = self._left == 0
+        return block
+
+    def fit(self, block: Block) -> Block:
+        """Clipped and judged: what is too large ends in an error, is cut, or is counted."""
+        rules = self._rules
+        for limit, name in (
+            (rules.max_prompt_tokens, "max_prompt_tokens"),
+            (rules.max_output_tokens, "max_output_tokens"),
+        ):
+            if limit:
+                self._clip_all(block, limit, name)
+        if rules.holds is not None and len(block.arrival_ns):
+            prompt, output = _largest(block)
+            if rules.holds(prompt, output):
+                self._judge_each(block, rules.holds)
+        return block
+
+    def _clip_all(self, block: Block, limit: int, name: str) -> None:
+        is_prompt = name == "max_prompt_tokens"
+        column = block.prompt_tokens if is_prompt else block.output_tokens
+        count = int((column > limit).sum())
+        if block.details is not None:
+            count = 0
+            for line in block.details:
+                for item in line.sub_requests or (line,):
+                    if (item.input_toks if is_prompt else item.output_toks) > limit:
+                        count += 1
+                        clip_item(item, *((limit, None) if is_prompt else (None, limit)))
+        if is_prompt:
+            block.prompt_tokens = np.minimum(column, limit)
+        else:
+            block.output_tokens = np.minimum(column, limit)
+        if count:
+            self._notes.clip(name, count)
+
+    def _judge_each(self, block: Block, holds: Holds) -> None:
+        for row in range(len(block.arrival_ns)):
+            line = None if block.details is None else block.details[row]
+            if line is None or line.sub_requests is None:
+                prompt, output = int(block.prompt_tokens[row]), int(block.output_tokens[row])
+                fit = self._judge(block, row, prompt, output, "", holds)
+                if fit is not None:
+                    block.prompt_tokens[row], block.output_tokens[row] = fit
+                    if line is not None:
+                        clip_item(line, *fit)
+                continue
+            for index, turn in enumerate(line.sub_requests):
+                path = f"sub_requests[{index}]."
+                fit = self._judge(block, row, turn.input_toks, turn.output_toks, path, holds)
+                if fit is not None:
+                    clip_item(turn, *fit)
+            block.prompt_tokens[row] = line.sub_requests[0].input_toks
+            block.output_tokens[row] = line.sub_requests[0].output_toks
+
+    def _judge(
+        self, block: Block, row: int, prompt: int, output: int, path: str, holds: Holds
+    ) -> tuple[int, int] | None:
+        """The lengths to clip to; None if the request stays as it is."""
+        limit = holds(prompt, output)
+        if not limit:
+            return None
+        rules = self._rules
+        if rules.oversized == "reject":
+            self._notes.reject(OVERSIZED)
+            return None
+        if rules.oversized == "clip":
+            self._notes.clip(OVERSIZED)
+            fit = _largest_fit(prompt, output, holds)
+            if fit is not None:
+                return fit
+        line = int(block.line_numbers[row])
+        problem = f"a request of {prompt} + {output} tokens can never be served: {limit}"
+        raise InputError(
+            rules.source, line if line > 0 else None, path + rules.prompt_field, problem
+        )
+
+
+def _largest(block: Block) -> tuple[int, int]:
+    prompt, output = int(block.prompt_tokens.max()), int(block.output_tokens.max())
+    for line in block.details or ():
+        for turn in line.sub_requests or ():
+            prompt, output = max(prompt, turn.input_toks), max(output, turn.output_toks)
+    return prompt, output
+
+
+def _largest_fit(prompt: int, output: int, holds: Holds) -> tuple[int, int] | None:
+    """The prompt is cut first; the output only when a prompt of one token is still too much."""
+    if not holds(1, output):
+        low, high = 1, prompt
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if holds(middle, output) else (middle, high)
+        return low, output
+    if holds(1, 1):
+        return None
+    low, high = 1, output
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(1, middle) else (middle, high)
+    return 1, low
+
+
+def clip_item(item: Line | Turn, prompt: int | None, output: int | None) -> None:
+    """Cut a request to these lengths, its ids with it (None = leave)."""
+    new_prompt = item.input_toks if prompt is None else min(prompt, item.input_toks)
+    new_output = item.output_toks if output is None else min(output, item.output_toks)
+    if item.tok_id_ranges is not None:
+        head = _cut_ranges(item.tok_id_ranges, 0, new_prompt)
+        tail = _cut_ranges(item.tok_id_ranges, item.input_toks, new_output)
+        item.tok_id_ranges = head + tail
+    if item.input_tok_ids is not None:
+        item.input_tok_ids = item.input_tok_ids[:new_prompt]
+    if item.output_tok_ids is not None:
+        item.output_tok_ids = item.output_tok_ids[:new_output]
+    if item.hash_ids is not None:
+        item.hash_ids = item.hash_ids[: -(-new_prompt // item.hash_block_toks)]
+    if new_output < item.output_toks and item.max_output_toks:
+        item.max_output_toks = max(new_output, min(item.max_output_toks, output or 0))
+    item.input_toks, item.output_toks = new_prompt, new_output
+
+
+def _cut_ranges(ranges: list[tuple[int, int]], skip: int, count: int) -> list[tuple[int, int]]:
+    """The part [skip, skip + count) of the ids."""
+    cut = []
+    for first, length in ranges:
+        begin = min(skip, length)
+        used = min(length - begin, count)
+        if used > 0:
+            cut.append((first + begin, used))
+        skip -= begin
+        count -= used
+    return cut
+
+
+class Timebase:
+    """From the times of the file to arrivals: the zero is moved, then time is stretched."""
+
+    def __init__(self, zero_ns: int, time_scale: float) -> None:
+        """`time_scale` is taken as the decimal number that it prints as (0.1 is one tenth)."""
+        self._zero_ns = zero_ns
+        self._scale = Fraction(repr(time_scale))
+
+    def arrivals(self, times_ns: Ints) -> Ints:
+        """Exact: (time - zero) * scale, rounded half to even."""
+        times = times_ns - self._zero_ns
+        scale = self._scale
+        if scale == 1 or not len(times):
+            return times
+        return scale_exactly(times, scale)
+
+
+def scale_exactly(values: Ints, scale: Fraction) -> Ints:
+    """Non-negative integers times a fraction, rounded half to even, without floating point."""
+    num, den = scale.numerator, scale.denominator
+    highest = int(values.max(initial=0))
+    if highest * scale > TIME_MAX_NS:
+        raise OverflowError
+    if (highest // den + 1) * num >= _SAFE or den * num >= _SAFE // 2:
+        return np.array([round(value * scale) for value in values.tolist()], dtype=np.int64)
+    whole, rest = np.divmod(values, den)
+    quotient, left = np.divmod(rest * num, den)
+    result: Ints = whole * num + quotient
+    up = (2 * left > den) | ((2 * left == den) & (result % 2 == 1))
+    result += up
+    return result

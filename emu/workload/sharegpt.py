@@ -1,0 +1,174 @@
+"""ShareGPT conversations: the first human turn as prompt, the first answer as output.
+
+The file is one JSON array (or objects one after another) of hundreds of megabytes, so objects
+are cut out of a moving window and only two lengths of each are kept. Lengths are counted by a
+`tokenizer.json` when one is given (extra `tokenizers`); else estimated as one token for every
+four bytes of UTF-8, about what present tokenizers make of English text. The estimate is stated
+in the notes. There are no arrival times: see `emu.workload.shape`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from emu.errors import InputError
+from emu.units import ceil_div
+from emu.workload.chunks import LINE_MAX_BYTES, TextFile
+from emu.workload.items import Block, Notes
+from emu.workload.strict import show
+
+_BYTES_PER_TOKEN: Final = 4
+_BLOCK_ROWS: Final = 8192
+_HUMAN: Final = frozenset(("human", "user"))
+
+
+class ShareGptSource:
+    """A ShareGPT file. Keeps the two lengths of each conversation after the first pass."""
+
+    name = "sharegpt"
+    is_absolute = False
+    has_arrivals = False
+    prompt_field = "conversations"
+
+    def __init__(self, file: TextFile, tokenizer: Path | None) -> None:
+        self._file = file
+        self._count = _estimate if tokenizer is None else _load_tokenizer(tokenizer)
+        self._is_estimate = tokenizer is None
+        self._kept: list[Block] | None = None
+
+    @property
+    def is_small(self) -> bool:
+        """Its blocks are kept here anyway."""
+        return True
+
+    def blocks(self, notes: Notes) -> Iterator[Block]:
+        """The conversations, in the order of the file."""
+        if self._kept is not None:
+            yield from self._kept
+            return
+        if self._is_estimate:
+            notes.warn("lengths are estimated as one token for every 4 bytes (no tokenizer given)")
+        kept: list[Block] = []
+        rows: list[tuple[int, int, int]] = []
+        for line, conversation in _objects(self._file):
+            lengths = self._lengths(line, conversation, notes)
+            if lengths is not None:
+                rows.append((line, *lengths))
+            if len(rows) == _BLOCK_ROWS:
+                kept.append(_block(rows))
+                rows = []
+        if rows:
+            kept.append(_block(rows))
+        self._kept = kept
+        yield from kept
+
+    def rows_at(self, offsets: Any) -> Iterator[Block]:
+        """Never asked for: without arrivals the order of the file is the order of release."""
+        raise AssertionError("a file without arrival times is never out of order")
+
+    def _lengths(self, line: int, value: Any, notes: Notes) -> tuple[int, int] | None:
+        source = self._file.source
+        if not isinstance(value, dict):
+            raise InputError(source, line, "$", f"must be a JSON object, not {show(value)}")
+        turns = value.get("conversations", value.get("conversation"))
+        if not isinstance(turns, list):
+            raise InputError(source, line, "conversations", "required list is missing")
+        if len(turns) < 2:
+            notes.skip("conversations with fewer than two turns")
+            return None
+        texts = []
+        for index, turn in enumerate(turns[:2]):
+            text = turn.get("value", turn.get("content")) if isinstance(turn, dict) else None
+            if not isinstance(text, str):
+                field = f"conversations[{index}].value"
+                raise InputError(source, line, field, "required string is missing")
+            texts.append(text)
+        speaker = turns[0].get("from", turns[0].get("role", "human"))
+        if speaker not in _HUMAN:
+            notes.skip("conversations that do not start with the human")
+            return None
+        prompt, output = self._count(texts[0]), self._count(texts[1])
+        if not prompt or not output:
+            notes.skip("conversations with an empty first prompt or answer")
+            return None
+        return prompt, output
+
+
+def _estimate(text: str) -> int:
+    return ceil_div(len(text.encode("utf-8", "surrogatepass")), _BYTES_PER_TOKEN)
+
+
+def _load_tokenizer(path: Path) -> Callable[[str], int]:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        problem = "needs the package 'tokenizers' (pip install 'emu[tokenizers]')"
+        raise InputError(str(path), None, "tokenizer", problem) from None
+    try:
+        text = path.read_text(encoding="utf-8")
+        tokenizer = Tokenizer.from_str(text)
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise InputError(str(path), None, "tokenizer", f"cannot be read: {error}") from None
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def _block(rows: list[tuple[int, int, int]]) -> Block:
+    table = np.array(rows, dtype=np.int64)
+    zeros = np.zeros(len(rows), dtype=np.int64)
+    return Block(zeros, table[:, 1].copy(), table[:, 2].copy(), table[:, 0].copy(), zeros)
+
+
+def _objects(file: TextFile) -> Iterator[tuple[int, Any]]:
+    """The top-level objects of an array (or sequence) with the line where each starts."""
+    decode = json.JSONDecoder().raw_decode
+    text, line, position = "", 1, 0
+    chunks = file.chunks()
+    is_open, is_array, is_done = True, False, False
+    while True:
+        while position < len(text) and text[position] in " \t\r\n,":
+            line += text[position] == "\n"
+            position += 1
+        if position == len(text):
+            text, position, is_open = _more(file, chunks, "", line)
+            if not is_open:
+                if is_array and not is_done:
+                    raise InputError(file.source, line, "$", "not valid JSON: input was truncated")
+                return
+            continue
+        if text[position] in "[]":
+            is_array, is_done = True, text[position] == "]"
+            position += 1
+            continue
+        try:
+            value, end = decode(text, position)
+        except json.JSONDecodeError as error:
+            rest = text[position:]
+            fresh, _, is_open = _more(file, chunks, rest, line)
+            if not is_open:
+                at = line + text.count("\n", position, error.pos)
+                problem = f"not valid JSON: {error.msg.lower()}"
+                raise InputError(file.source, at, "$", problem) from None
+            text, position = fresh, 0
+            continue
+        yield line, value
+        line += text.count("\n", position, end)
+        position = end
+
+
+def _more(file: TextFile, chunks: Iterator[Any], rest: str, line: int) -> tuple[str, int, bool]:
+    """The window with the next chunk added; the last part is False at the end of the file."""
+    chunk = next(chunks, None)
+    if chunk is None:
+        return rest, 0, False
+    if len(rest) > LINE_MAX_BYTES:
+        raise InputError(file.source, line, "$", "not valid JSON: one object without end")
+    try:
+        return rest + chunk.data.decode(), 0, True
+    except UnicodeDecodeError as error:
+        bad = chunk.first_line + chunk.data.count(b"\n", 0, error.start)
+        raise InputError(file.source, bad, "$", "not valid UTF-8") from None

@@ -1,0 +1,209 @@
+"""One JSONL line, field by field: the exact words for what is wrong with it.
+
+Slow on purpose (see `emu.workload.jsonl`); it accepts exactly the lines that obey the format, and
+is the definition of the format. Also used for the strict fields of other JSON formats.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from emu.errors import InputError
+from emu.workload.items import ID_MAX, TIME_MAX_NS, TOKENS_MAX, Line, Notes, Turn
+
+TURN_NAMES: Final = frozenset(Turn.__struct_fields__)
+FLAT_NAMES: Final = frozenset(Line.__struct_fields__) - {"sub_requests"}
+SESSION_NAMES: Final = frozenset(
+    ("arrival_time_ns", "session_id", "tenant", "priority", "sub_requests")
+)
+
+
+class Place:
+    """Where a value stands, for messages: file, line, and the path within the line."""
+
+    def __init__(self, source: str, line: int, path: str = "") -> None:
+        self.source = source
+        self.line = line
+        self.path = path
+
+    def inside(self, path: str) -> Place:
+        """A place further in."""
+        return Place(self.source, self.line, self.path + path)
+
+    def error(self, field: str, problem: str) -> InputError:
+        """The error for a field at this place."""
+        return InputError(self.source, self.line, self.path + field, problem)
+
+
+def read_line(source: str, number: int, raw: bytes, notes: Notes) -> Line:
+    """The line, or InputError. Unknown fields are noted in `notes`, once for each name."""
+    place = Place(source, number)
+    fields = read_object(place, raw)
+    session = "sub_requests" in fields
+    _note_unknown(place, fields, SESSION_NAMES if session else FLAT_NAMES, notes)
+    line = Line(
+        arrival_time_ns=read_int(place, fields, "arrival_time_ns", 0, TIME_MAX_NS),
+        session_id=_read_text(place, fields, "session_id"),
+        tenant=_read_text(place, fields, "tenant"),
+        priority=read_int(place, fields, "priority", -TOKENS_MAX, TOKENS_MAX, 0),
+    )
+    if session:
+        line.sub_requests = _read_turns(place, fields["sub_requests"], notes)
+    else:
+        _read_turn(place, fields, line)
+    return line
+
+
+def read_object(place: Place, raw: bytes) -> dict[str, Any]:
+    """A JSON object, or InputError: bad UTF-8, bad JSON, something else."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError as error:
+        raise place.error("$", f"not valid UTF-8 (byte {error.start})") from None
+    try:
+        value = msgspec.json.decode(raw)
+    except msgspec.DecodeError as error:
+        problem = str(error).removeprefix("JSON is malformed: ")
+        raise place.error("$", f"not valid JSON: {problem[:1].lower()}{problem[1:]}") from None
+    if not isinstance(value, dict):
+        raise place.error("$", f"must be a JSON object, not {show(value)}")
+    return value
+
+
+def read_int(
+    place: Place,
+    fields: dict[str, Any],
+    name: str,
+    low: int,
+    high: int,
+    default: int | None = None,
+) -> int:
+    """An integer of [low, high]; `default` None = the field is required."""
+    if name not in fields:
+        if default is None:
+            raise place.error(name, "required field is missing")
+        return default
+    return check_int(place, name, fields[name], low, high)
+
+
+def check_int(place: Place, name: str, value: Any, low: int, high: int) -> int:
+    """The value if it is an integer of [low, high]."""
+    if type(value) is not int:
+        raise place.error(name, f"must be an integer, not {show(value)}")
+    if value < low:
+        raise place.error(name, f"must be at least {low}, not {value}")
+    if value > high:
+        raise place.error(name, f"must be at most {high}, not {value}")
+    return value
+
+
+def read_ids(place: Place, fields: dict[str, Any], name: str) -> list[int] | None:
+    """A list of ids; absent and null are None."""
+    value = fields.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise place.error(name, f"must be a list of integers, not {show(value)}")
+    for index, item in enumerate(value):
+        check_int(place, f"{name}[{index}]", item, 0, ID_MAX)
+    return value
+
+
+def show(value: Any) -> str:
+    """A value as JSON, cut to fit in a message."""
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _note_unknown(
+    place: Place, fields: dict[str, Any], known: frozenset[str], notes: Notes
+) -> None:
+    for name in fields:
+        if name not in known:
+            note_unknown(notes, name)
+
+
+def note_unknown(notes: Notes, name: str) -> None:
+    """Warn once about a field that is not part of the format."""
+    notes.warn(f"unknown field {name!r} is ignored")
+
+
+def _read_text(place: Place, fields: dict[str, Any], name: str) -> str:
+    value = fields.get(name, "")
+    if not isinstance(value, str):
+        raise place.error(name, f"must be a string, not {show(value)}")
+    return value
+
+
+def _read_turns(place: Place, value: Any, notes: Notes) -> list[Turn]:
+    if not isinstance(value, list):
+        raise place.error("sub_requests", f"must be a list, not {show(value)}")
+    if not value:
+        raise place.error("sub_requests", "must have at least one sub-request")
+    turns = []
+    for index, fields in enumerate(value):
+        if not isinstance(fields, dict):
+            problem = f"must be a JSON object, not {show(fields)}"
+            raise place.error(f"sub_requests[{index}]", problem)
+        inner = place.inside(f"sub_requests[{index}].")
+        _note_unknown(inner, fields, TURN_NAMES, notes)
+        turn = Turn(tool_duration_ns=read_int(inner, fields, "tool_duration_ns", 0, TIME_MAX_NS, 0))
+        _read_turn(inner, fields, turn)
+        turns.append(turn)
+    return turns
+
+
+def _read_turn(place: Place, fields: dict[str, Any], item: Line | Turn) -> None:
+    item.input_toks = read_int(place, fields, "input_toks", 1, TOKENS_MAX)
+    item.output_toks = read_int(place, fields, "output_toks", 1, TOKENS_MAX)
+    item.input_tok_ids = _read_token_ids(place, fields, "input_tok_ids", item.input_toks)
+    item.output_tok_ids = _read_token_ids(place, fields, "output_tok_ids", item.output_toks)
+    item.tok_id_ranges = _read_ranges(place, fields, item.input_toks + item.output_toks)
+    item.hash_block_toks = read_int(place, fields, "hash_block_toks", 1, TOKENS_MAX, 512)
+    item.hash_ids = read_ids(place, fields, "hash_ids")
+    blocks = -(-item.input_toks // item.hash_block_toks)
+    if item.hash_ids is not None and len(item.hash_ids) > blocks:
+        problem = f"has {len(item.hash_ids)} ids, but input_toks fills only {blocks} blocks"
+        raise place.error("hash_ids", problem)
+    item.max_output_toks = read_int(place, fields, "max_output_toks", 0, TOKENS_MAX, 0)
+    if 0 < item.max_output_toks < item.output_toks:
+        problem = f"must be at least output_toks ({item.output_toks}), not {item.max_output_toks}"
+        raise place.error("max_output_toks", problem)
+    item.deadline_ns = read_int(place, fields, "deadline_ns", -1, TIME_MAX_NS, -1)
+    item.cancel_after_ns = read_int(place, fields, "cancel_after_ns", -1, TIME_MAX_NS, -1)
+
+
+def _read_token_ids(
+    place: Place, fields: dict[str, Any], name: str, tokens: int
+) -> list[int] | None:
+    ids = read_ids(place, fields, name)
+    if ids is not None and len(ids) != tokens:
+        counted = name.replace("_tok_ids", "_toks")
+        raise place.error(name, f"has {len(ids)} ids, but {counted} is {tokens}")
+    return ids
+
+
+def _read_ranges(place: Place, fields: dict[str, Any], tokens: int) -> list[tuple[int, int]] | None:
+    value = fields.get("tok_id_ranges")
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise place.error("tok_id_ranges", f"must be a list of pairs, not {show(value)}")
+    ranges = []
+    for index, pair in enumerate(value):
+        name = f"tok_id_ranges[{index}]"
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise place.error(name, f"must be a pair [first id, count], not {show(pair)}")
+        count = check_int(place, f"{name}[1]", pair[1], 1, 2 * TOKENS_MAX)
+        first = check_int(place, f"{name}[0]", pair[0], 0, ID_MAX - count)
+        ranges.append((first, count))
+    total = sum(count for _, count in ranges)
+    if total != tokens:
+        problem = f"covers {total} tokens, but input_toks + output_toks is {tokens}"
+        raise place.error("tok_id_ranges", problem)
+    for name in ("input_tok_ids", "hash_ids"):
+        if fields.get(name) is not None:
+            raise place.error(name, "cannot be given together with tok_id_ranges")
+    return ranges

@@ -1,0 +1,194 @@
+"""A workload made from distributions: arrivals, lengths, sessions, tenants, shared prefixes.
+
+Each purpose has its own random stream, and lines are made a block at a time, so that a million
+requests cost little memory and a second pass repeats the first. Token ids are given (as runs)
+only where tokens are shared: in sessions whose context grows, and in groups with a common prefix.
+A shared prefix comes in front of the drawn prompt and adds to its length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from emu.config.schema import SyntheticTable
+from emu.errors import InputError
+from emu.rng import rng_stream
+from emu.units import NS_PER_S, s_to_ns
+from emu.workload.arrivals import NEVER_NS, arrival_stream
+from emu.workload.items import TOKENS_MAX, Block, Ints, Line, Notes, Turn
+from emu.workload.lengths import length_sampler
+
+__all__ = ["SyntheticSource", "arrival_stream"]
+
+_BLOCK_REQUESTS: Final = 8192
+
+
+class SyntheticSource:
+    """The lines of a `[workload.synthetic]` table, in order of arrival."""
+
+    name = "synthetic"
+    is_absolute = False
+    has_arrivals = True
+    prompt_field = "workload.synthetic.prompt"
+    is_small = True
+
+    def __init__(
+        self, table: SyntheticTable, base_dir: Path, seed: int, config_source: str
+    ) -> None:
+        """Raises InputError if the table contradicts itself."""
+        self._table = table
+        self._base_dir = base_dir
+        self._seed = seed
+        self._config_source = config_source
+        self._check()
+
+    def _check(self) -> None:
+        table = self._table
+        key = "workload.synthetic"
+        if table.sessions.turns_min > table.sessions.turns_max:
+            problem = f"must be at most turns_max ({table.sessions.turns_max})"
+            field = f"{key}.sessions.turns_min"
+            raise self._error(field, f"{problem}, not {table.sessions.turns_min}")
+        if table.prefix_groups and not table.prefix_tokens:
+            raise self._error(f"{key}.prefix_tokens", "must be above 0 with prefix_groups")
+        if table.duration_s and table.arrivals.process == "all_at_once":
+            raise self._error(f"{key}.duration_s", "all_at_once needs a number of requests instead")
+        arrival_stream(table.arrivals, self._seed, self._config_source)
+
+    def _error(self, field: str, problem: str) -> InputError:
+        return InputError(self._config_source, None, field, problem)
+
+    def rows_at(self, offsets: Ints) -> Iterator[Block]:
+        """Never asked for: the lines are made in order of arrival."""
+        raise AssertionError("a synthetic workload is never out of order")
+
+    def blocks(self, notes: Notes) -> Iterator[Block]:
+        """All lines; the same at every call."""
+        table = self._table
+        arrivals = arrival_stream(table.arrivals, self._seed, self._config_source)
+        dealer = _Dealer(table, self._base_dir, self._seed, self._config_source)
+        rows = max(1, _BLOCK_REQUESTS // table.sessions.turns_max)
+        end_ns = s_to_ns(table.duration_s) if table.duration_s else NEVER_NS
+        left = None if table.duration_s else table.requests
+        while left is None or left > 0:
+            count = rows if left is None else min(rows, left)
+            times = arrivals.take(count)
+            kept = int(np.searchsorted(times, end_ns))
+            block = dealer.deal(times[:kept])
+            if kept:
+                yield block
+            if kept < count:
+                if left is not None:
+                    notes.warn("the arrival rate ends at 0: fewer requests than asked for")
+                return
+            left = None if left is None else left - count
+
+
+class _Dealer:
+    """Gives lines their lengths, turns, tenants and ids."""
+
+    def __init__(self, table: SyntheticTable, base_dir: Path, seed: int, config: str) -> None:
+        self._table = table
+        self._config_source = config
+        self._prompt = length_sampler(
+            table.prompt, is_prompt=True, base_dir=base_dir, seed=seed, config_source=config
+        )
+        self._output = length_sampler(
+            table.output, is_prompt=False, base_dir=base_dir, seed=seed, config_source=config
+        )
+        self._turns = rng_stream(seed, "workload.turns")
+        self._tools = rng_stream(seed, "workload.tools")
+        self._tenants = rng_stream(seed, "workload.tenants")
+        self._groups = rng_stream(seed, "workload.prefix_groups")
+        self._next_token_id = table.prefix_groups * table.prefix_tokens
+
+    def deal(self, arrivals: Ints) -> Block:
+        """One line for each arrival."""
+        table, count = self._table, len(arrivals)
+        zeros = np.zeros(count, dtype=np.int64)
+        is_flat = table.sessions.turns_max == 1
+        if is_flat and table.tenants == 1 and not table.prefix_groups:
+            prompt, output = self._prompt.take(count), self._output.take(count)
+            return Block(arrivals, prompt, output, zeros, zeros)
+        tenants = [""] * count
+        if table.tenants > 1:
+            dealt = self._tenants.integers(0, table.tenants, count).tolist()
+            tenants = [f"tenant-{index}" for index in dealt]
+        groups = [-1] * count
+        if table.prefix_groups:
+            groups = self._groups.integers(0, table.prefix_groups, count).tolist()
+        times = arrivals.tolist()
+        lines = self._flat(times, groups) if is_flat else self._sessions(times, groups)
+        for line, tenant in zip(lines, tenants, strict=True):
+            line.tenant = tenant
+        firsts = [line.sub_requests[0] if line.sub_requests else line for line in lines]
+        return Block(
+            arrivals,
+            np.fromiter((first.input_toks for first in firsts), np.int64, count),
+            np.fromiter((first.output_toks for first in firsts), np.int64, count),
+            zeros,
+            zeros,
+            lines,
+        )
+
+    def _flat(self, times: list[int], groups: list[int]) -> list[Line]:
+        prompts = self._prompt.take(len(times)).tolist()
+        outputs = self._output.take(len(times)).tolist()
+        lines = []
+        for time, group, prompt, output in zip(times, groups, prompts, outputs, strict=True):
+            line = Line(time, prompt, output)
+            if group >= 0:
+                self._share(line, group, prompt + output)
+                self._next_token_id += prompt + output
+            lines.append(line)
+        return lines
+
+    def _sessions(self, times: list[int], groups: list[int]) -> list[Line]:
+        table = self._table.sessions
+        turns = self._turns.integers(
+            table.turns_min, table.turns_max, len(times), endpoint=True
+        ).tolist()
+        total = sum(turns)
+        prompts = iter(self._prompt.take(total).tolist())
+        outputs = iter(self._output.take(total).tolist())
+        pauses_s = self._tools.standard_exponential(total) * table.tool_s
+        pauses = iter(np.rint(pauses_s * NS_PER_S).astype(np.int64).tolist())
+        lines = []
+        for time, group, count in zip(times, groups, turns, strict=True):
+            items = [Turn(next(prompts), next(outputs), next(pauses)) for _ in range(count)]
+            items[-1].tool_duration_ns = 0
+            self._give_context(items, group)
+            lines.append(Line(time, sub_requests=items))
+        return lines
+
+    def _give_context(self, turns: list[Turn], group: int) -> None:
+        """Each prompt starts with the group's prefix and, if shared, with all earlier turns."""
+        shared = self._table.sessions.shared_context
+        context = 0
+        for turn in turns:
+            new = turn.input_toks + turn.output_toks
+            if shared:
+                turn.input_toks += context
+                context += new
+                self._share(turn, group, context)
+            elif group >= 0:
+                self._share(turn, group, new)
+                self._next_token_id += new
+        if shared:
+            self._next_token_id += context
+
+    def _share(self, item: Line | Turn, group: int, own: int) -> None:
+        """Ids of a request: the group's prefix (if any), then `own` tokens from the counter."""
+        runs = [(self._next_token_id, own)]
+        if group >= 0:
+            size = self._table.prefix_tokens
+            runs.insert(0, (group * size, size))
+            item.input_toks += size
+        if item.input_toks > TOKENS_MAX:
+            problem = f"a prompt with its context has more than {TOKENS_MAX} tokens"
+            raise InputError(self._config_source, None, "workload.synthetic.sessions", problem)
+        item.tok_id_ranges = runs
