@@ -253,6 +253,7 @@ class WorkloadTable(Table, kw_only=True, frozen=True):
             "csv",
             "vidur",
             "splitwise",
+            "blitzscale",
         ],
         doc("auto = recognised by content."),
     ] = "auto"
@@ -348,6 +349,9 @@ class NetworkTable(Table, kw_only=True, frozen=True):
     link_latency_ns: Annotated[
         int, doc("Latency of a collective's link; -1 = by kind of link.")
     ] = -1
+    leaf_uplink_gbps: Annotated[
+        NonNegative, doc("Leaf switch to the others, per direction, 1e9 bit/s; 0 = no limit.")
+    ] = 0.0
     tiers: Annotated[
         list[Literal["cpu", "cxl"]], doc("KV tiers behind the GPU pool, nearest first.")
     ] = field(default_factory=list)
