@@ -1,0 +1,216 @@
+"""Gaps between output tokens, pooled over all requests: exact mean and maximum, close percentiles.
+
+    gaps = GapLog()
+    gaps.add_gap(ns, count=1)           # `count` tokens each came `ns` after the one before
+    gaps.add_gaps([ns, ns, ...])        # single gaps
+    gaps.add_run(cumulative_ends, count)    # a leap: step j took ends[j] - ends[j-1] (ends[-1] = 0)
+    stats = gaps.finish()               # GapStats, in ns
+
+Up to `EXACT_SAMPLES` gaps are kept as they are and every figure is exact. Beyond, they fall into
+a log-linear histogram of 2048 bins per octave: values below 4096 ns are exact, a larger one is
+known within 2^-12 of itself (its bin's middle), so that any percentile is within 2^-11. Mean,
+minimum and maximum stay exact. Percentiles interpolate between the two nearest ranks, as numpy's
+"linear" does.
+
+Results depend on the multiset of gaps only, never on how they were cut into runs or on when
+buffers were flushed: a run with decode leaps and one without print the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Int64Array = NDArray[np.int64]
+
+EXACT_SAMPLES: Final = 100_000
+_SUB_BITS: Final = 11
+_SUB: Final = 1 << _SUB_BITS
+_BINS: Final = (63 - _SUB_BITS) * _SUB + _SUB
+_BUFFER: Final = 1 << 15
+
+
+class GapStats(msgspec.Struct):
+    """Distribution of inter-token gaps, ns."""
+
+    samples: int
+    mean_ns: float
+    std_ns: float
+    min_ns: int
+    max_ns: int
+    is_exact: bool
+    """False: percentiles come from the histogram (within 2^-11)."""
+    values: Int64Array
+    """Distinct gaps in ascending order (bin middles if not exact)."""
+    counts: Int64Array
+
+    def percentile_ns(self, percent: float) -> float:
+        """Linear interpolation between the nearest ranks; 0 without samples."""
+        if self.samples == 0:
+            return 0.0
+        rank = percent / 100 * (self.samples - 1)
+        below = int(rank)
+        ends = np.cumsum(self.counts)
+        picks = np.searchsorted(ends, [below, min(below + 1, self.samples - 1)], side="right")
+        low, high = (float(v) for v in np.clip(self.values[picks], self.min_ns, self.max_ns))
+        return low + (high - low) * (rank - below)
+
+
+class GapLog:
+    """Collects gaps; constant memory."""
+
+    def __init__(self) -> None:
+        self._single_values: list[int] = []
+        self._single_counts: list[int] = []
+        self._run_values = np.empty(_BUFFER, dtype=np.int64)
+        self._run_counts = np.empty(_BUFFER, dtype=np.int64)
+        self._run_length = 0
+        self._exact: list[tuple[Int64Array, Int64Array]] | None = []
+        self._bins: Int64Array | None = None
+        self._samples = 0
+        self._sum_ns = 0
+        self._min_ns = -1
+        self._max_ns = 0
+
+    def add_gap(self, ns: int, count: int = 1) -> None:
+        """`count` tokens came `ns` after the one before them."""
+        if count > 0:
+            self._single_values.append(ns)
+            self._single_counts.append(count)
+            if len(self._single_values) >= _BUFFER:
+                self._flush_singles()
+
+    def add_gaps(self, gaps_ns: Iterable[int]) -> None:
+        """Single gaps."""
+        before = len(self._single_values)
+        self._single_values.extend(gaps_ns)
+        added = len(self._single_values) - before
+        self._single_counts.extend([1] * added)
+        if len(self._single_values) >= _BUFFER:
+            self._flush_singles()
+
+    def add_run(self, cumulative_ends: Int64Array, count: int) -> None:
+        """Steps of a leap, each giving one token to `count` members. The array is not kept."""
+        steps = len(cumulative_ends)
+        if count <= 0 or steps == 0:
+            return
+        start = 0
+        previous = 0
+        while start < steps:
+            room = _BUFFER - self._run_length
+            if room == 0:
+                self._flush_runs()
+                continue
+            piece = cumulative_ends[start : start + room]
+            at = self._run_length
+            end = at + len(piece)
+            self._run_values[at] = piece[0] - previous
+            np.subtract(piece[1:], piece[:-1], out=self._run_values[at + 1 : end])
+            self._run_counts[at:end] = count
+            self._run_length = end
+            previous = piece[-1]
+            start += len(piece)
+
+    def finish(self) -> GapStats:
+        """The distribution so far."""
+        self._flush_singles()
+        self._flush_runs()
+        values, counts = self._distribution()
+        samples = self._samples
+        mean_ns = self._sum_ns / samples if samples else 0.0
+        deviations = values.astype(np.float64) - mean_ns
+        variance = float(np.dot(deviations * deviations, counts)) / samples if samples else 0.0
+        return GapStats(
+            samples=samples,
+            mean_ns=mean_ns,
+            std_ns=variance**0.5,
+            min_ns=max(self._min_ns, 0),
+            max_ns=self._max_ns,
+            is_exact=self._exact is not None,
+            values=values,
+            counts=counts,
+        )
+
+    def _flush_singles(self) -> None:
+        if self._single_values:
+            self._add(
+                np.array(self._single_values, dtype=np.int64),
+                np.array(self._single_counts, dtype=np.int64),
+            )
+            self._single_values.clear()
+            self._single_counts.clear()
+
+    def _flush_runs(self) -> None:
+        if self._run_length:
+            length = self._run_length
+            self._run_length = 0
+            self._add(self._run_values[:length], self._run_counts[:length])
+
+    def _add(self, values: Int64Array, counts: Int64Array) -> None:
+        low = int(values.min())
+        high = int(values.max())
+        if low < 0:
+            raise ValueError(f"a gap between tokens cannot be negative: {low} ns")
+        total = int(counts.sum())
+        self._samples += total
+        self._sum_ns += _weighted_sum(values, counts, high * total)
+        self._min_ns = low if self._min_ns < 0 else min(self._min_ns, low)
+        self._max_ns = max(self._max_ns, high)
+        if self._exact is not None:
+            self._exact.append((values.copy(), counts.copy()))
+            if self._samples <= EXACT_SAMPLES:
+                return
+            values, counts = _merged(self._exact)
+            self._exact = None
+        if self._bins is None:
+            self._bins = np.zeros(_BINS, dtype=np.int64)
+        np.add.at(self._bins, bin_index(values), counts)
+
+    def _distribution(self) -> tuple[Int64Array, Int64Array]:
+        if self._exact is not None:
+            return _merged(self._exact)
+        assert self._bins is not None
+        used = np.flatnonzero(self._bins)
+        return bin_middle(used), self._bins[used]
+
+
+def bin_index(values: Int64Array) -> Int64Array:
+    """Bin of each value (>= 0): values below 2 * 2048 one each, then 2048 per octave."""
+    exponent = np.frexp(values.astype(np.float64))[1].astype(np.int64)
+    shift = np.maximum(exponent - (_SUB_BITS + 1), 0)
+    # Above 2^53 the conversion may round up into the next octave; one step back is right then.
+    shift -= (shift > 0) & ((values >> shift) < _SUB)
+    index: Int64Array = (values >> shift) + (shift << _SUB_BITS)
+    return index
+
+
+def bin_middle(index: Int64Array) -> Int64Array:
+    """Middle of a bin, the inverse of `bin_index` within half a bin."""
+    shift = np.maximum((index >> _SUB_BITS) - 1, 0)
+    low = (index - (shift << _SUB_BITS)) << shift
+    middle: Int64Array = low + ((np.int64(1) << shift) >> 1)
+    return middle
+
+
+def _weighted_sum(values: Int64Array, counts: Int64Array, bound: int) -> int:
+    if bound < 2**62:
+        return int(np.dot(values, counts))
+    pairs = zip(values.tolist(), counts.tolist(), strict=True)
+    return sum(value * count for value, count in pairs)
+
+
+def _merged(chunks: Sequence[tuple[Int64Array, Int64Array]]) -> tuple[Int64Array, Int64Array]:
+    """Distinct values in ascending order with their total counts."""
+    if not chunks:
+        empty = np.zeros(0, dtype=np.int64)
+        return empty, empty.copy()
+    values = np.concatenate([chunk[0] for chunk in chunks])
+    counts = np.concatenate([chunk[1] for chunk in chunks])
+    distinct, place = np.unique(values, return_inverse=True)
+    totals = np.zeros(len(distinct), dtype=np.int64)
+    np.add.at(totals, place, counts)
+    return distinct, totals

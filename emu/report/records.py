@@ -1,0 +1,288 @@
+"""One row per request, and exact latencies, without keeping any request.
+
+    log = RequestLog(directory / "requests.csv")
+    log.released(request)       # at arrival: assigns request.row (0, 1, 2 ... in call order)
+    log.terminal(request)       # once, when status is terminal: formats and forgets it
+    stats = log.finish()        # fails if a released request has not ended
+    stats = log.finish(partial=True)    # interrupted: writes requests.partial.csv instead
+
+Rows leave in order of `row`; a row that is ready early waits in a buffer, which therefore holds
+at most the requests that were released after the oldest one in flight. Four latencies and the
+arrival of every *completed* request go to a temporary binary file (40 bytes each) and come back
+one column at a time, so percentiles are exact at any length of run.
+
+Columns. Times are integer ns since the start. Empty = does not apply: times of a request that
+never got so far, `instance_id` before the first token, session fields of a flat request.
+`decode_toks` are the tokens that the client received, `output_toks` those that it would have.
+`latency_ns` and `tpot_ns` use the tokens received so far, whatever the status; only completed
+requests enter statistics. `tpot_ns` = (last - first) // (tokens - 1), 0 for one token.
+`queue_ns` = first scheduled - arrival. `migration_ns` is part of the gaps after the first token.
+"""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from emu.errors import InvariantViolation
+from emu.report.atomic import partial_name
+from emu.report.csvtext import CsvFile, quote
+from emu.request import Request, Status
+
+COLUMNS: Final = (
+    "request_id",
+    "arrival_ns",
+    "first_token_ns",
+    "last_token_ns",
+    "prompt_toks",
+    "decode_toks",
+    "ttft_ns",
+    "tpot_ns",
+    "latency_ns",
+    "prefix_hit_len",
+    "npu_cache_hit",
+    "storage_cache_hit",
+    "instance_id",
+    "session_id",
+    "sub_request_index",
+    "decode_instance_id",
+    "queue_ns",
+    "preemptions",
+    "migrations",
+    "status",
+    "reason",
+    "output_toks",
+    "tenant",
+    "priority",
+    "execution_ns",
+    "migration_ns",
+    "recomputed_toks",
+    "max_gap_ns",
+    "retries",
+)
+
+LATENCIES: Final = ("ttft", "tpot", "e2e", "queue", "arrival", "wait")
+"""Columns of the binary file: ns of completed requests; wait = queue + between replicas."""
+
+_WIDTH: Final = len(LATENCIES)
+_SPILL_VALUES: Final = 4096 * _WIDTH
+_STATUS_NAMES: Final = tuple(status.name.lower() for status in Status)
+
+
+class RequestStats(msgspec.Struct):
+    """Totals over all released requests, and the latencies of the completed ones."""
+
+    by_status: dict[str, int]
+    """completed, cancelled, rejected, failed; in this order, zeros included."""
+    by_reason: dict[str, int]
+    """`status: reason` of requests that did not complete, sorted."""
+    first_arrival_ns: int
+    last_arrival_ns: int
+    last_token_ns: int
+    """-1 where there was none."""
+    prompt_tokens: int
+    """Of completed requests, as vLLM's benchmark counts."""
+    output_tokens: int
+    """Received by clients of completed requests."""
+    output_tokens_partial: int
+    """Received by clients whose requests did not complete."""
+    prefix_hit_tokens: int
+    npu_hit_tokens: int
+    storage_hit_tokens: int
+    prefix_prompt_tokens: int
+    """Prompt tokens of all requests that were scheduled: what the hits are a part of."""
+    preemptions: int
+    recomputed_tokens: int
+    migrations: int
+    execution_ns: int
+    columns: dict[str, NDArray[np.int64]]
+    """LATENCIES of completed requests, all in order of completion."""
+
+    @property
+    def requests(self) -> int:
+        """All that ended."""
+        return sum(self.by_status.values())
+
+
+class RequestLog:
+    """Writer of requests.csv and collector of latencies."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.released_count = 0
+        self._rows_path = path.with_name(path.name + ".tmp")
+        self._binary_path = path.with_name(path.name + ".bin.tmp")
+        self._file = CsvFile(self._rows_path, COLUMNS)
+        self._binary = self._binary_path.open("wb")
+        self._early: dict[int, str] = {}
+        self._next_row = 0
+        self._values = array("q")
+        self._by_status = dict.fromkeys(Status, 0)
+        self._by_reason: dict[tuple[Status, str], int] = {}
+        self._first_arrival_ns = self._last_arrival_ns = self._last_token_ns = -1
+        self._prompt_tokens = self._output_tokens = self._output_tokens_partial = 0
+        self._hits = [0, 0, 0, 0]
+        self._preemptions = self._recomputed = self._migrations = self._execution_ns = 0
+
+    @property
+    def rows_waiting(self) -> int:
+        """Finished rows that wait for an earlier request."""
+        return len(self._early)
+
+    def released(self, request: Request) -> None:
+        """A request entered the system: it gets the next row."""
+        request.row = self.released_count
+        self.released_count += 1
+        if self._first_arrival_ns < 0:
+            self._first_arrival_ns = request.arrival_ns
+        self._last_arrival_ns = max(self._last_arrival_ns, request.arrival_ns)
+
+    def terminal(self, request: Request) -> None:
+        """A request ended. Nothing of it is kept but its row."""
+        row = request.row
+        if not self._next_row <= row < self.released_count or row in self._early:
+            raise InvariantViolation(
+                f"request {request.request_id} (row {row}) ended twice or was never released"
+            )
+        text = self._account(request)
+        if row != self._next_row:
+            self._early[row] = text
+            return
+        self._file.line(text)
+        row += 1
+        early = self._early
+        while row in early:
+            self._file.line(early.pop(row))
+            row += 1
+        self._next_row = row
+
+    def finish(self, *, partial: bool = False) -> RequestStats:
+        """Write the rest, give the file its name, and return the totals."""
+        if not partial and self._next_row != self.released_count:
+            raise InvariantViolation(
+                f"{self.released_count - self._next_row - len(self._early)} of "
+                f"{self.released_count} requests never ended; the first is row {self._next_row}"
+            )
+        for row in sorted(self._early):
+            self._file.line(self._early.pop(row))
+        self._file.close()
+        name = partial_name(self.path.name) if partial else self.path.name
+        self._rows_path.replace(self.path.with_name(name))
+        return self._stats()
+
+    def discard(self) -> None:
+        """Close and remove the temporary files (idempotent, also after `finish`)."""
+        self._file.close()
+        self._binary.close()
+        self._rows_path.unlink(missing_ok=True)
+        self._binary_path.unlink(missing_ok=True)
+
+    def _account(self, request: Request) -> str:
+        """Add a request to the totals; its row."""
+        status = request.status
+        if not status.is_terminal:
+            raise InvariantViolation(
+                f"request {request.request_id} ended in status {status.name.lower()}"
+            )
+        arrival_ns = request.arrival_ns
+        first_ns = request.first_token_ns
+        last_ns = request.last_token_ns
+        tokens = request.generated_tokens
+        scheduled_ns = request.first_scheduled_ns
+        queue_ns = scheduled_ns - arrival_ns
+        self._by_status[status] += 1
+        if first_ns >= 0:
+            ttft_ns = first_ns - arrival_ns
+            tpot_ns = (last_ns - first_ns) // (tokens - 1) if tokens > 1 else 0
+            e2e_ns = last_ns - arrival_ns
+            times = f"{first_ns},{last_ns}"
+            latencies = f"{ttft_ns},{tpot_ns},{e2e_ns}"
+            self._last_token_ns = max(self._last_token_ns, last_ns)
+        else:
+            ttft_ns = tpot_ns = e2e_ns = 0
+            times = ","
+            latencies = ",,"
+        if status is Status.COMPLETED:
+            self._prompt_tokens += request.prompt_tokens
+            self._output_tokens += tokens
+            values = self._values
+            wait_ns = queue_ns + request.migration_ns
+            values.extend((ttft_ns, tpot_ns, e2e_ns, queue_ns, arrival_ns, wait_ns))
+            if len(values) >= _SPILL_VALUES:
+                values.tofile(self._binary)
+                del values[:]
+        else:
+            self._output_tokens_partial += tokens
+            key = (status, request.reason)
+            self._by_reason[key] = self._by_reason.get(key, 0) + 1
+        self._preemptions += request.preemptions
+        self._recomputed += request.recomputed_tokens
+        self._migrations += request.migrations
+        self._execution_ns += request.execution_ns
+        if scheduled_ns >= 0:
+            hits = self._hits
+            hits[0] += request.prefix_hit_tokens
+            hits[1] += request.npu_hit_tokens
+            hits[2] += request.storage_hit_tokens
+            hits[3] += request.prompt_tokens
+        return (
+            f"{request.request_id},{arrival_ns},{times},{request.prompt_tokens},{tokens},"
+            f"{latencies},{request.prefix_hit_tokens},{request.npu_hit_tokens},"
+            f"{request.storage_hit_tokens},{_id(request.replica_id)},"
+            f"{quote(request.session_id)},{_id(request.sub_request_index)},"
+            f"{_id(request.decode_replica_id)},{queue_ns if scheduled_ns >= 0 else ''},"
+            f"{request.preemptions},{request.migrations},{_STATUS_NAMES[status]},"
+            f"{quote(request.reason)},{request.output_tokens},{quote(request.tenant)},"
+            f"{request.priority},{request.execution_ns},{request.migration_ns},"
+            f"{request.recomputed_tokens},{request.max_gap_ns},{request.retries}\n"
+        )
+
+    def _stats(self) -> RequestStats:
+        self._values.tofile(self._binary)
+        del self._values[:]
+        self._binary.close()
+        reasons = {
+            f"{status.name.lower()}: {reason or 'no reason given'}": count
+            for (status, reason), count in self._by_reason.items()
+        }
+        stats = RequestStats(
+            by_status={
+                status.name.lower(): self._by_status[status]
+                for status in Status
+                if status.is_terminal
+            },
+            by_reason=dict(sorted(reasons.items())),
+            first_arrival_ns=self._first_arrival_ns,
+            last_arrival_ns=self._last_arrival_ns,
+            last_token_ns=self._last_token_ns,
+            prompt_tokens=self._prompt_tokens,
+            output_tokens=self._output_tokens,
+            output_tokens_partial=self._output_tokens_partial,
+            prefix_hit_tokens=self._hits[0],
+            npu_hit_tokens=self._hits[1],
+            storage_hit_tokens=self._hits[2],
+            prefix_prompt_tokens=self._hits[3],
+            preemptions=self._preemptions,
+            recomputed_tokens=self._recomputed,
+            migrations=self._migrations,
+            execution_ns=self._execution_ns,
+            columns=self._read_columns(),
+        )
+        self._binary_path.unlink()
+        return stats
+
+    def _read_columns(self) -> dict[str, NDArray[np.int64]]:
+        """Each column on its own, so that the interleaved whole is never in memory."""
+        if self._binary_path.stat().st_size == 0:
+            return {name: np.zeros(0, dtype=np.int64) for name in LATENCIES}
+        table = np.memmap(self._binary_path, dtype=np.int64, mode="r").reshape(-1, _WIDTH)
+        return {name: np.array(table[:, index]) for index, name in enumerate(LATENCIES)}
+
+
+def _id(value: int) -> str:
+    return str(value) if value >= 0 else ""

@@ -1,0 +1,147 @@
+"""The state of the cluster at regular instants, and of each replica where it changed.
+
+    series = TimeseriesWriter(directory / "timeseries.csv", states=("colocated", ...),
+                              flow_kinds=("kv", "weights"))
+    series.add(Sample(time_ns=..., replicas={"colocated": 4}, waiting=3, ...))
+    series.close()
+
+    per_replica = ReplicaSeries(directory / "replicas.csv")
+    per_replica.add(time_ns, replica, state, running, waiting, used_blocks)
+    per_replica.close()
+
+Counters in a `Sample` (tokens, bytes, preemptions, completed) are totals since the start; the
+writer turns them into what happened in the interval. A sample at the same instant as the one
+before replaces nothing and is left out, so that a final sample may be added without a check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from emu.report.csvtext import CsvFile
+from emu.units import NS_PER_S
+
+GAUGES: Final = ("waiting", "waiting_prefill_tokens", "running", "used_blocks", "total_blocks")
+REPLICA_COLUMNS: Final = ("time_ns", "replica", "state", "running", "waiting", "used_blocks")
+
+
+class Sample(msgspec.Struct, kw_only=True, gc=False):
+    """One look at the cluster."""
+
+    time_ns: int
+    replicas: Mapping[str, int]
+    """Replicas in each state; states that are left out count 0."""
+    waiting: int = 0
+    """Requests in queues."""
+    waiting_prefill_tokens: int = 0
+    running: int = 0
+    """Sequences admitted by schedulers."""
+    migrating: int = 0
+    """Requests between two replicas."""
+    used_blocks: int = 0
+    total_blocks: int = 0
+    """Of replicas that can serve."""
+    prefill_tokens: int = 0
+    """Total since the start, recomputed ones included."""
+    decode_tokens: int = 0
+    """Total since the start."""
+    completed: int = 0
+    """Total since the start."""
+    preemptions: int = 0
+    """Total since the start."""
+    flows: Mapping[str, int] = {}
+    """Network flows under way, by kind."""
+    flow_bytes: Mapping[str, int] = {}
+    """Bytes delivered since the start, by kind."""
+
+
+class TimeseriesWriter:
+    """Writer of timeseries.csv."""
+
+    def __init__(
+        self, path: Path, states: Sequence[str], flow_kinds: Sequence[str] = ("kv", "weights")
+    ) -> None:
+        self._states = tuple(states)
+        self._kinds = tuple(flow_kinds)
+        self._file = CsvFile(
+            path,
+            (
+                "time_ns",
+                *(f"replicas_{state}" for state in self._states),
+                *GAUGES,
+                "migrating",
+                "prefill_tokens_per_s",
+                "decode_tokens_per_s",
+                "completed",
+                "preemptions",
+                *(f"flows_{kind}" for kind in self._kinds),
+                *(f"{kind}_bytes_per_s" for kind in self._kinds),
+            ),
+        )
+        self._before = Sample(time_ns=0, replicas={})
+        self._is_first = True
+
+    def add(self, sample: Sample) -> None:
+        """The next row; rates and counts are those since the row before."""
+        before = self._before
+        span_ns = sample.time_ns - before.time_ns
+        if span_ns <= 0 and not self._is_first:
+            return
+        self._is_first = False
+        self._before = sample
+        cells: list[str] = [str(sample.time_ns)]
+        cells.extend(str(sample.replicas.get(state, 0)) for state in self._states)
+        cells += (
+            str(sample.waiting),
+            str(sample.waiting_prefill_tokens),
+            str(sample.running),
+            str(sample.used_blocks),
+            str(sample.total_blocks),
+            str(sample.migrating),
+            _rate(sample.prefill_tokens - before.prefill_tokens, span_ns),
+            _rate(sample.decode_tokens - before.decode_tokens, span_ns),
+            str(sample.completed - before.completed),
+            str(sample.preemptions - before.preemptions),
+        )
+        cells.extend(str(sample.flows.get(kind, 0)) for kind in self._kinds)
+        cells.extend(
+            _rate(sample.flow_bytes.get(kind, 0) - before.flow_bytes.get(kind, 0), span_ns)
+            for kind in self._kinds
+        )
+        self._file.line(",".join(cells) + "\n")
+
+    def close(self) -> None:
+        """Write the rest."""
+        self._file.close()
+
+
+class ReplicaSeries:
+    """Writer of replicas.csv: one row where a replica differs from its last row."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = CsvFile(path, REPLICA_COLUMNS)
+        self._last: dict[int, tuple[str, int, int, int]] = {}
+
+    def add(
+        self, time_ns: int, replica: int, state: str, running: int, waiting: int, used_blocks: int
+    ) -> None:
+        """What a replica looks like now; nothing is written if it looks as before."""
+        now = (state, running, waiting, used_blocks)
+        if self._last.get(replica) != now:
+            self._last[replica] = now
+            self._file.line(f"{time_ns},{replica},{state},{running},{waiting},{used_blocks}\n")
+
+    def close(self) -> None:
+        """Write the rest."""
+        self._file.close()
+
+
+def _rate(amount: int, span_ns: int) -> str:
+    """Per second, rounded to whole units: a rate of tokens or bytes needs no fraction."""
+    if span_ns <= 0:
+        return "0"
+    return str((amount * NS_PER_S + span_ns // 2) // span_ns)

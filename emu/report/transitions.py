@@ -1,0 +1,60 @@
+"""Changes of replicas' states, and everything else that a timeline should mark.
+
+    log = TransitionLog(directory / "transitions.csv")
+    log.record(time_ns, replica, "prefill", "shutting_prefill", writer="planner", cause="surplus")
+    log.close()
+
+    marks = MarkLog(directory / "marks.csv")
+    marks.record(time_ns, "fault", "replica 3", "replica_crash")    # kind, target, text
+    marks.close()
+
+The first record of a replica has an empty `from`: its state at the start. Rows are written in
+call order, which is time order.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from emu.report.csvtext import CsvFile, quote
+
+TRANSITION_COLUMNS: Final = ("time_ns", "replica", "from", "to", "writer", "cause")
+MARK_COLUMNS: Final = ("time_ns", "kind", "target", "text")
+
+
+class TransitionLog:
+    """Writer of transitions.csv."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = CsvFile(path, TRANSITION_COLUMNS)
+
+    @property
+    def rows(self) -> int:
+        """Records so far."""
+        return self._file.rows
+
+    def record(
+        self, time_ns: int, replica: int, old: str, new: str, writer: str, cause: str
+    ) -> None:
+        """A replica went from `old` to `new` because `writer` said so."""
+        self._file.line(f"{time_ns},{replica},{old},{new},{quote(writer)},{quote(cause)}\n")
+
+    def close(self) -> None:
+        """Write the rest."""
+        self._file.close()
+
+
+class MarkLog:
+    """Writer of marks.csv: faults, recoveries, commands, plans."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = CsvFile(path, MARK_COLUMNS)
+
+    def record(self, time_ns: int, kind: str, target: str = "", text: str = "") -> None:
+        """Something happened that explains what follows."""
+        self._file.line(f"{time_ns},{quote(kind)},{quote(target)},{quote(text)}\n")
+
+    def close(self) -> None:
+        """Write the rest."""
+        self._file.close()
