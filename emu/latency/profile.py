@@ -1,0 +1,252 @@
+"""The `profile` latency backend: an iteration as the sum of measured layer times.
+
+Owns the mapping from a batch shape to look-ups (reference/llmservingsim-latency.md, sections 2,
+3.3 and 7): what is merged, what is padded, and how layers are cut into pipeline stages. Rows run
+strictly one after another. There is no calibration factor: the host's own time enters only
+through `host_ns`.
+
+Everything but attention is a function of counts (`profile_rows.py`), kept once worked out; an
+iteration then costs one attention look-up. Does not know files (`profile_bundle.py`),
+interpolation (`profile_tables.py`), nor which requests are in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emu.errors import InputError
+from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
+from emu.latency.moe_gate import Gate, Routing
+from emu.latency.profile_bundle import Bundle
+from emu.latency.profile_rows import (
+    CollectiveCost,
+    HostMemory,
+    LayerRows,
+    Parallel,
+    ProfileModel,
+)
+from emu.latency.profile_tables import DecodeTimes
+
+HostCost: TypeAlias = Callable[[BatchShape], int]
+"""Host time of an iteration in ns. May depend on counts of tokens and sequences, not on contexts:
+a run of decode iterations asks once."""
+
+_VECTOR_FROM: Final = 6
+"""Runs shorter than this are stepped: numpy's fixed cost exceeds a few look-ups."""
+
+_ONE_GPU: Final = Parallel()
+
+
+class ProfileBackend:
+    """Cost of iterations from one bundle, for one kind of replica."""
+
+    name = "profile"
+    foreign = False
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        model: ProfileModel,
+        parallel: Parallel = _ONE_GPU,
+        *,
+        host_memory: HostMemory | None = None,
+        collective_ns: CollectiveCost | None = None,
+        host_ns: HostCost | None = None,
+        gate: Gate | None = None,
+    ) -> None:
+        """`collective_ns` is needed when any degree exceeds 1, `gate` when there are experts.
+
+        Raises InputError when the bundle lacks what this model or these degrees need.
+        """
+        assert bundle.tensor_parallel == parallel.tensor
+        if not 1 <= parallel.pipeline <= model.layers:
+            problem = f"{parallel.pipeline} stages for {model.layers} layers"
+            raise InputError("config", None, "replicas.pipeline_parallel", problem)
+        self._attention = bundle.attention
+        self._decodes = DecodeTimes(bundle.attention)
+        self._skew = bundle.skew
+        self._layers = model.layers
+        self._rows = LayerRows(bundle, model, parallel, host_memory, collective_ns, gate)
+        self._moe_before = self._rows.moe_before
+        self._gate = gate
+        self._draws = gate is not None and gate.draws
+        self._host_ns = host_ns
+        self._bounds = stage_bounds(model.layers, parallel.pipeline)
+
+    def iteration_ns(self, shape: BatchShape) -> int:
+        """Duration of one iteration in ns, all stages."""
+        if shape.start_layer or shape.layers >= 0:
+            return max(1, sum(self.stage_ns(shape)))
+        tokens, logits = _counts(shape)
+        total = self._rows.of_tokens(tokens).whole + self._rows.of_logits(logits)
+        total += self._layers * self._attention_ns(shape)
+        if self._draws:
+            total += self._moe_before[-1] * self._rows.experts_ns(self._route(tokens, shape))
+        if self._host_ns is not None:
+            total += self._host_ns(shape)
+        return total
+
+    def stage_ns(self, shape: BatchShape) -> tuple[int, ...]:
+        """Duration on each stage in ns; the hop to the next stage counts in the sender."""
+        tokens, logits = _counts(shape)
+        costs = self._rows.of_tokens(tokens)
+        begin, end = self._layer_range(shape)
+        expert_mlp = costs.expert_mlp
+        if self._draws:
+            expert_mlp += self._rows.experts_ns(self._route(tokens, shape))
+        block = costs.block + self._attention_ns(shape)
+        stages = []
+        for first_layer, end_layer in zip(self._bounds, self._bounds[1:], strict=False):
+            first, stop = max(begin, first_layer), min(end, end_layer)
+            count = max(0, stop - first)
+            moe = self._moe_before[stop] - self._moe_before[first] if count else 0
+            ns = count * block + moe * expert_mlp + (count - moe) * costs.dense_mlp
+            if first_layer == 0:
+                ns += costs.load + costs.prologue if begin == 0 else 0
+                ns += self._host_ns(shape) if self._host_ns is not None else 0
+            if end_layer == self._layers and end == self._layers:
+                ns += costs.head + self._rows.of_logits(logits) + costs.store
+            if begin < end_layer < end:
+                ns += costs.hop
+            stages.append(ns)
+        return tuple(stages)
+
+    def decode_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
+        """Cumulative ends of `steps` decode iterations in ns, equal to stepping."""
+        assert not shape.prefill_new
+        if steps < _VECTOR_FROM or self._draws or shape.start_layer or shape.layers >= 0:
+            return stepped_decode_run(self, shape, steps)
+        # Only attention changes within a run, and only through the histories.
+        constant = self.iteration_ns(shape) - self._layers * self._attention_ns(shape)
+        return np.cumsum(constant + self._layers * self._decode_attention_ns(shape, steps))
+
+    def components_ns(self, shape: BatchShape) -> dict[str, int]:
+        """The duration by component. The kernel of a mixed batch is one; what its prompts would
+        take alone counts as prefill, the rest as decode.
+        """
+        tokens, logits = _counts(shape)
+        costs = self._rows.of_tokens(tokens)
+        begin, end = self._layer_range(shape)
+        layers, moe = end - begin, self._moe_before[end] - self._moe_before[begin]
+        parts = dict.fromkeys(COMPONENTS, 0)
+        self._rows.add_rows(parts, "pre_attn", layers, tokens)
+        self._rows.add_rows(parts, "post_attn", layers, tokens)
+        self._rows.add_rows(parts, "mlp_dense", layers - moe, tokens)
+        if moe:
+            parts["moe"] += moe * self._rows.experts_ns(self._route(tokens, shape))
+            parts["collectives"] += moe * self._rows.exchange_ns(tokens)
+        attention = self._attention_ns(shape)
+        prompts = min(attention, self._prompt_attention_ns(shape))
+        parts["attention_prefill"] = layers * prompts
+        parts["attention_decode"] = layers * (attention - prompts)
+        if begin == 0:
+            self._rows.add_rows(parts, "prologue", 1, tokens)
+            parts["memory"] += costs.load
+        if end == self._layers:
+            self._rows.add_rows(parts, "head", 1, tokens)
+            self._rows.add_logits(parts, logits)
+            parts["memory"] += costs.store
+        parts["pipeline"] = costs.hop * sum(begin < bound < end for bound in self._bounds)
+        parts["cpu_overhead"] = 0 if self._host_ns is None else self._host_ns(shape)
+        return parts
+
+    def expert_loads(self, shape: BatchShape) -> Routing | None:
+        """Tokens of each expert and rank in this iteration; None for a dense model."""
+        return None if self._gate is None else self._route(_counts(shape)[0], shape)
+
+    def _layer_range(self, shape: BatchShape) -> tuple[int, int]:
+        begin = min(shape.start_layer, self._layers)
+        count = shape.layers if shape.layers >= 0 else self._layers
+        return begin, min(begin + count, self._layers)
+
+    def _route(self, tokens: int, shape: BatchShape) -> Routing:
+        assert self._gate is not None
+        return self._gate.route(max(1, tokens), _batch_key(shape))
+
+    def _attention_ns(self, shape: BatchShape) -> int:
+        """One layer's attention: prompts merged into one chunk, decodes at their mean history."""
+        nd = shape.decode_count
+        pc = kp = 0
+        if shape.prefill_new:
+            pc, kp = sum(shape.prefill_new), sum(shape.prefill_context)
+        if nd == 0:
+            return self._attention.at(pc, kp, 0, 0) if pc else 0
+        mean = shape.decode_context_sum // nd
+        at_mean = self._attention.at(pc, kp, nd, mean) if pc else self._decodes.at(nd, mean)
+        longest = shape.decode_context_max
+        if self._skew is None or nd == 1 or longest == mean:
+            return at_mean
+        alpha = self._skew.alpha(pc, nd, _skew_rate(shape, mean), longest, kp)
+        if alpha == 0:
+            return at_mean
+        at_longest = (
+            self._attention.at(pc, kp, nd, longest) if pc else self._decodes.at(nd, longest)
+        )
+        if at_longest <= at_mean:
+            return at_mean
+        return max(1, round(at_mean + alpha * (at_longest - at_mean)))
+
+    def _decode_attention_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
+        """`_attention_ns` of each step of a decode run.
+
+        The sum of the histories grows by the number of members at each step, so the floor of the
+        mean grows by exactly one, like both ends; the skewness stays as it is.
+        """
+        nd = shape.decode_count
+        if nd == 0:
+            return np.zeros(steps, dtype=np.int64)
+        mean, longest = shape.decode_context_sum // nd, shape.decode_context_max
+        at_mean = self._decodes.run(nd, mean, steps)
+        if self._skew is None or nd == 1 or longest == mean:
+            return at_mean
+        histories = np.arange(longest, longest + steps, dtype=np.int64)
+        alpha = self._skew.alphas(0, nd, _skew_rate(shape, mean), histories, 0)
+        at_longest = self._decodes.run(nd, longest, steps)
+        moved = np.rint(at_mean + alpha * (at_longest - at_mean)).astype(np.int64)
+        stays = (alpha == 0) | (at_longest <= at_mean)
+        return np.where(stays, at_mean, np.maximum(moved, 1))
+
+    def _prompt_attention_ns(self, shape: BatchShape) -> int:
+        """What the prompts of the batch would take without its decodes."""
+        pc = sum(shape.prefill_new)
+        return self._attention.at(pc, sum(shape.prefill_context), 0, 0) if pc else 0
+
+
+def stage_bounds(layers: int, stages: int) -> list[int]:
+    """First layer of each stage, and the end: even, the remainder to the stages before the last."""
+    each, more = divmod(layers, stages)
+    bounds = [0]
+    for stage in range(stages):
+        extra = stages - 1 - more <= stage < stages - 1
+        bounds.append(bounds[-1] + each + extra)
+    return bounds
+
+
+def _counts(shape: BatchShape) -> tuple[int, int]:
+    """(tokens, rows of logits), padded to the largest member of a data-parallel group.
+
+    Every member makes a row of logits, even in the middle of its prompt.
+    """
+    decodes = shape.decode_count
+    tokens = sum(shape.prefill_new) + decodes
+    rows = len(shape.prefill_new) + decodes
+    if shape.padded_tokens > tokens:
+        rows += shape.padded_tokens - tokens
+        tokens = shape.padded_tokens
+    return tokens, max(shape.sequences, rows)
+
+
+def _skew_rate(shape: BatchShape, mean: int) -> float:
+    """Where the mean lies between the shortest and the longest history, 0..1."""
+    shortest = shape.decode_context_min
+    return min(1.0, max(0.0, (mean - shortest) / (shape.decode_context_max - shortest)))
+
+
+def _batch_key(shape: BatchShape) -> int:
+    """A number that differs between batches: what a drawing gate may depend on."""
+    contexts = sum(shape.prefill_context) + shape.decode_context_sum
+    return 31 * contexts + 7 * shape.decode_count + len(shape.prefill_new)
