@@ -53,10 +53,15 @@ class Seat(msgspec.Struct, eq=False, gc=False):
 class Cohort:
     """All plain decodes of a replica."""
 
-    def __init__(self, block_size: int, *, track_members: bool) -> None:
-        """`track_members`: keep the members of each residue, for pools with identities."""
+    def __init__(
+        self, block_size: int, *, track_members: bool = False, counts_blocks: bool = False
+    ) -> None:
+        """`track_members`: keep the members of each residue, for pools with identities.
+        `counts_blocks`: members hold exactly the blocks of their computed tokens, and it is here
+        that `Request.kv_blocks` is worked out."""
         self.block_size = block_size
         self.track_members = track_members
+        self.counts_blocks = counts_blocks
         self.step = 0
         self.in_flight = 0
         self.count = 0
@@ -124,7 +129,7 @@ class Cohort:
         computed = self.step + seat.offset - 1
         request.computed_tokens = computed
         request.generated_tokens = computed + 1 - self.in_flight - request.prompt_tokens
-        if not self.track_members:
+        if self.counts_blocks:
             request.kv_blocks = -(-computed // self.block_size)
         at = bisect_left(self._gap_steps, seat.joined_step + 1)
         if at < len(self._gap_ns) and self._gap_ns[at] > request.max_gap_ns:

@@ -113,14 +113,12 @@ class Handoff:
         return arrived
 
     def blocks_held(self) -> int:
-        """Blocks of detached, reserved and arrived requests, counted from scratch."""
-        held = sum(request.kv_blocks for request in self.arrived.values())
-        return held + sum(entry.blocks for entry in self._entries())
+        """Blocks of detached and reserved requests, counted from scratch."""
+        return sum(entry.blocks for entry in self._entries())
 
     def block_lists(self) -> list[list[int]]:
         """Ids of the same blocks, where they have any."""
-        lists = [request.block_ids for request in self.arrived.values() if request.block_ids]
-        return lists + [entry.block_ids for entry in self._entries()]
+        return [entry.block_ids for entry in self._entries()]
 
     def _entries(self) -> list[Reservation]:
         return [*self.detached.values(), *self.reserved.values()]

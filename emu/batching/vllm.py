@@ -28,18 +28,17 @@ joins the cohort then and every iteration walks the running set.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from emu.batching.base import Batch, Chunk, Progress, ReplicaLimits
-from emu.batching.cohort import Cohort, Seat
-from emu.batching.handoff import Handoff
-from emu.batching.waiting import make_queue
+from emu.batching.base import Batch, Chunk, ReplicaLimits
+from emu.batching.cohort import Seat
+from emu.batching.seats import CohortScheduler, Record
 from emu.config.schema import SchedulerTable
 from emu.kv.blocks import BlockPool
-from emu.kv.pool import NO_HIT, CountingPool, Hit
+from emu.kv.pool import NO_HIT, Hit
 from emu.kv.tiers import LowerTier
-from emu.latency.base import BatchShape, next_decode_shape
+from emu.latency.base import BatchShape
 from emu.request import Request
 from emu.units import ceil_div
 
@@ -53,7 +52,7 @@ BLOCKED_BY_KV: Final = 2
 _UNLIMITED: Final = 1 << 62
 
 
-class VllmScheduler:
+class VllmScheduler(CohortScheduler):
     """One replica's scheduler, for stepping and leaping alike."""
 
     policy = "vllm"
@@ -63,87 +62,30 @@ class VllmScheduler:
         table: SchedulerTable,
         limits: ReplicaLimits,
         *,
-        max_preemptions: int = 0,
+        preemptions_max: int = 0,
         tiers: Sequence[LowerTier] = (),
     ) -> None:
-        """`max_preemptions`: a request preempted more often fails (0 = no limit). `tiers`: KV
-        tiers below the GPU pool, used only with prefix caching."""
-        self.table = table
-        self.limits = limits
-        self.max_preemptions = max_preemptions
-        self.blocks_total = limits.num_blocks
-        caching = limits.prefix_caching and table.prefix_caching
-        self.block_pool = (
-            BlockPool(limits.num_blocks, limits.block_size, tiers) if caching else None
-        )
-        self.pool: BlockPool | CountingPool = self.block_pool or CountingPool(
-            limits.num_blocks, limits.block_size
-        )
+        """As for `CohortScheduler`."""
+        super().__init__(table, limits, preemptions_max=preemptions_max, tiers=tiers)
         self._budget = table.max_num_batched_tokens
         self._threshold = table.long_prefill_token_threshold or _UNLIMITED
-        self._queue = make_queue(table.order)
-        self._handoff = Handoff(self.pool, self._blocks_to_reserve_one)
-        self._cohort = Cohort(limits.block_size, track_members=caching)
-        self._seats: dict[int, Seat] = {}
-        """By request id; the order of the dictionary is the order of admission."""
-        self._side: dict[int, Seat] = {}
-        """By admission, in that order: seats outside the cohort."""
-        self._records: dict[int, list[tuple[Seat, int, int]]] = {}
-        """By batch in flight: members outside the cohort, their new tokens and target length."""
-        self._leaping: Batch | None = None
-        """The batch in flight in which the cohort takes part."""
         self._blocked = FREE
-        self._admissions = 0
-        self._next_batch_id = 0
-        self._last_end_ns = -1
-        """End of the last batch: every cohort member received its latest token then."""
-        self._failed: list[tuple[Request, str]] = []
-
-    # --- figures ----------------------------------------------------------------------------
-    @property
-    def blocks_used(self) -> int:
-        """Blocks that are not free; cached blocks that nobody references are free."""
-        return self.blocks_total - self.pool.blocks_free
-
-    @property
-    def waiting_count(self) -> int:
-        """Requests in the waiting queue, preempted ones included."""
-        return len(self._queue)
-
-    @property
-    def running_count(self) -> int:
-        """Requests that hold KV and run or are about to."""
-        return len(self._seats) + len(self._handoff.arrived)
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Prompt tokens of waiting requests."""
-        return self._queue.prompt_tokens
 
     # --- forming a batch --------------------------------------------------------------------
-    def enqueue(self, request: Request, now_ns: int) -> None:
-        """The request joins the waiting queue; it has no KV here."""
-        if request.queued_ns < 0:
-            request.queued_ns = now_ns
-        request.computed_tokens = 0
-        request.kv_blocks = 0
-        request.block_ids = None
-        self._queue.append(request)
-
     def schedule(self, now_ns: int) -> Batch | None:
         """Form the next iteration; None if nothing can run or all stages are taken."""
         if len(self._records) >= self.limits.pipeline_stages:
             return None
         if self._handoff.arrived:
-            self._seat_arrived()
-        if self._side:
+            self._seat_arrived(self.table.max_num_seqs)
+        if self._side and self.limits.pipeline_stages == 1 and len(self._seats) <= self._budget:
             self._join_ready()
         cohort = self._cohort
         seated = len(self._seats)
         plan = self._plan_running() if self._side or cohort.count > self._budget else []
         preempted = self._make_room(plan)
         shape = BatchShape()
-        records: list[tuple[Seat, int, int]] = []
+        records: list[Record] = []
         chunks: list[Chunk] = []
         self._serve_running(plan, shape, records, chunks, now_ns)
         self._blocked = FREE
@@ -172,48 +114,6 @@ class VllmScheduler:
             batch.decodes = [seat.request for seat, _, _ in records if not seat.prefilling]
         self._records[batch.batch_id] = records
         return batch
-
-    def _seat_arrived(self) -> None:
-        """Requests that came with their KV sit down as long as there is room, in order."""
-        arrived = self._handoff.arrived
-        for request_id in list(arrived):
-            if len(self._seats) >= self.table.max_num_seqs:
-                return
-            request = arrived.pop(request_id)
-            if request.computed_tokens < request.reached_tokens - 1:
-                self._sit(request)  # its KV is not complete: the rest is computed here
-            else:
-                request.computed_tokens = request.reached_tokens - 1
-                self._sit(request).prefilling = request.generated_tokens == 0
-
-    def _sit(self, request: Request) -> Seat:
-        seat = Seat(request, self._admissions)
-        self._admissions += 1
-        self._seats[request.request_id] = seat
-        self._side[seat.admission] = seat
-        return seat
-
-    def _join_ready(self) -> None:
-        """Side seats that received a token at the end of the last batch decode plainly now."""
-        if self.limits.pipeline_stages > 1 or len(self._seats) > self._budget:
-            return
-        size = self.limits.block_size
-        for seat in list(self._side.values()):
-            request = seat.request
-            if (
-                not seat.prefilling
-                and request.last_token_ns == self._last_end_ns
-                and request.kv_blocks == -(-request.computed_tokens // size)
-            ):
-                del self._side[seat.admission]
-                self._cohort.join(seat)
-
-    def _dissolve(self) -> None:
-        """Everybody to the side list: this iteration is walked in order of admission."""
-        for seat in self._seats.values():
-            if seat.in_cohort:
-                self._leave_cohort(seat)
-        self._side = {seat.admission: seat for seat in self._seats.values()}
 
     def _plan_running(self) -> list[tuple[Seat, int]]:
         """Phase A: new tokens of each side seat, as if all of the cohort had been served."""
@@ -265,7 +165,7 @@ class VllmScheduler:
         self.pool.release(request)
         request.computed_tokens = 0
         request.preemptions += 1
-        if self.max_preemptions and request.preemptions > self.max_preemptions:
+        if self.preemptions_max and request.preemptions > self.preemptions_max:
             self._failed.append((request, f"preempted {request.preemptions} times"))
             return False
         self._queue.push_front(request)
@@ -275,7 +175,7 @@ class VllmScheduler:
         self,
         plan: list[tuple[Seat, int]],
         shape: BatchShape,
-        records: list[tuple[Seat, int, int]],
+        records: list[Record],
         chunks: list[Chunk],
         now_ns: int,
     ) -> None:
@@ -298,35 +198,13 @@ class VllmScheduler:
             self._index_filled(filler)
         cohort.in_flight = 1 if cohort.count else 0
 
-    def _start_cohort_step(self) -> list[Seat]:
-        """Take the blocks of the cohort's next step; who then has a block to be indexed."""
-        cohort = self._cohort
-        pool = self.block_pool
-        fillers: list[Seat] = []
-        if pool is None:
-            self.pool.blocks_free -= cohort.blocks_next()
-        else:
-            if cohort.blocks_next():
-                for seat in cohort.takers():
-                    pool.grow_by_one(seat.request)
-            fillers = cohort.fillers()
-        assert self.pool.blocks_free >= 0
-        cohort.step += 1
-        return fillers
-
-    def _index_filled(self, seat: Seat) -> None:
-        pool = self.block_pool
-        assert pool is not None
-        computed = self._cohort.step + seat.offset - 1
-        pool.index(seat.request, computed - 1, computed)
-
     def _serve(
         self,
         seat: Seat,
         new: int,
         hit: Hit,
         shape: BatchShape,
-        records: list[tuple[Seat, int, int]],
+        records: list[Record],
         chunks: list[Chunk],
         now_ns: int,
     ) -> None:
@@ -359,7 +237,7 @@ class VllmScheduler:
         self,
         budget: int,
         shape: BatchShape,
-        records: list[tuple[Seat, int, int]],
+        records: list[Record],
         chunks: list[Chunk],
         now_ns: int,
     ) -> list[tuple[int, int]]:
@@ -423,7 +301,7 @@ class VllmScheduler:
     def _leap_steps(self, now_ns: int) -> int:
         """Iterations, this one included, that are certainly formed like this one."""
         cohort = self._cohort
-        if not self.limits.leap or self._side or now_ns != self._last_end_ns:
+        if not self.limits.leap or self._side or now_ns != self._cohort_end_ns:
             return 1
         steps = cohort.steps_to_first_end()
         if self._blocked == BLOCKED_BY_KV and self.block_pool is not None:
@@ -453,26 +331,6 @@ class VllmScheduler:
                 limit = steps
         return limit
 
-    def settle(self, batch: Batch, steps: int) -> None:
-        """Take the blocks of the steps up to `steps` of a leap in flight (idempotent)."""
-        more = steps - batch.steps_settled
-        if more <= 0:
-            return
-        assert steps <= batch.max_steps, "settled beyond the promise"
-        batch.steps_settled = steps
-        self._next_batch_id += more
-        cohort = self._cohort
-        if batch is not self._leaping or cohort.count == 0:
-            return
-        if self.block_pool is None:
-            self.pool.blocks_free -= cohort.blocks_of(more)
-            assert self.pool.blocks_free >= 0
-            cohort.step += more
-            return
-        for _ in range(more):
-            for seat in self._start_cohort_step():
-                self._index_filled(seat)
-
     def leap_holds(self, batch: Batch) -> bool:
         """Whether a settled leap in flight may go on to its promised end after a change.
 
@@ -493,115 +351,7 @@ class VllmScheduler:
             return False
         return self._fit(self._queue.head(), NO_HIT, budget) == 0
 
-    def split(self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
-        """The first `steps` iterations of a leap ended at `now_ns`, the next one is in flight.
-
-        For whoever must change or lose the running set in the middle of an iteration: afterwards
-        the batch is that one iteration, as if it had been stepped to.
-        """
-        assert 0 < steps < batch.max_steps
-        self.settle(batch, steps + 1)
-        assert batch.steps_settled == steps + 1
-        progress = Progress()
-        self._end_cohort_steps(batch, steps, now_ns, longest_step_ns, progress)
-        self._last_end_ns = now_ns
-        batch.shape = next_decode_shape(batch.shape, steps)
-        batch.max_steps = batch.steps_settled = 1
-        batch.formed_ns = now_ns
-        return progress
-
-    # --- the end of a batch -----------------------------------------------------------------
-    def complete(self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
-        """`steps` iterations of the batch ended, the last one at `now_ns`."""
-        self.settle(batch, steps)
-        assert steps == batch.steps_settled
-        progress = Progress()
-        records = self._records.pop(batch.batch_id)
-        ended: list[Seat] = []
-        if batch is self._leaping:
-            self._leaping = None
-            self._end_cohort_steps(batch, steps, now_ns, longest_step_ns, progress)
-            self._cohort.in_flight = 0
-            self._last_end_ns = now_ns
-            if self._cohort.count:
-                ended = self._cohort.pop_ended()
-        self._last_end_ns = now_ns
-        for seat in ended:
-            seat.request.last_token_ns = now_ns
-        for seat, new, target in records:
-            if seat.is_alive and self._end_record(seat, new, target, now_ns, progress):
-                ended.append(seat)
-        if ended:
-            ended.sort(key=_admission)
-            for seat in ended:
-                self._finish(seat)
-                progress.finished.append(seat.request)
-        if self._failed:
-            progress.failed, self._failed = self._failed, []
-        return progress
-
-    def _end_cohort_steps(
-        self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int, progress: Progress
-    ) -> None:
-        """Every member received `steps` tokens, the last one now."""
-        cohort = self._cohort
-        count = cohort.count
-        if count == 0:
-            return
-        progress.decode_tokens += count * steps
-        completed = cohort.step if batch.steps_settled == steps else cohort.step - 1
-        if batch.formed_ns == self._last_end_ns:
-            progress.cohort_size = count
-            cohort.note_gap(longest_step_ns, completed)
-        else:
-            assert steps == 1
-            gap_ns = now_ns - self._last_end_ns
-            progress.gaps_ns = [gap_ns] * count
-            cohort.note_gap(gap_ns, completed)
-
-    def _end_record(
-        self, seat: Seat, new: int, target: int, now_ns: int, progress: Progress
-    ) -> bool:
-        """The outcome of a member outside the cohort. True if its output is complete."""
-        request = seat.request
-        seat.pending -= new
-        if seat.prefilling:
-            progress.prefill_tokens += new
-        if target < request.prompt_tokens + request.generated_tokens:
-            return False
-        seat.prefilling = False
-        request.generated_tokens += 1
-        progress.decode_tokens += 1
-        if request.first_token_ns < 0:
-            request.first_token_ns = now_ns
-            progress.first_tokens.append(request)
-        else:
-            gap_ns = now_ns - request.last_token_ns
-            progress.gaps_ns.append(gap_ns)
-            if gap_ns > request.max_gap_ns:
-                request.max_gap_ns = gap_ns
-        request.last_token_ns = now_ns
-        return request.generated_tokens >= request.output_tokens
-
-    def _finish(self, seat: Seat) -> None:
-        self._vacate(seat)
-        self._queue.charge(seat.request.tenant, seat.request.generated_tokens)
-        self.pool.release(seat.request)
-
-    # --- leaving and coming -----------------------------------------------------------------
-    def _leave_cohort(self, seat: Seat) -> None:
-        self._cohort.leave(seat)
-        seat.request.last_token_ns = self._last_end_ns
-
-    def _vacate(self, seat: Seat) -> None:
-        """The request has no seat any more; its counts are exact, its blocks are still its own."""
-        if seat.in_cohort:
-            self._leave_cohort(seat)
-        else:
-            self._side.pop(seat.admission, None)
-        del self._seats[seat.request.request_id]
-        seat.is_alive = False
-
+    # --- limits -----------------------------------------------------------------------------
     def can_ever_hold(self, request: Request) -> str:
         """Empty, or why this replica could never serve the request, even alone."""
         longest = request.prompt_tokens + request.max_output_tokens
@@ -637,142 +387,3 @@ class VllmScheduler:
                 )
             )
         return dropped
-
-    def cancel(self, request: Request) -> bool:
-        """Remove a waiting or running request and free its blocks. False if it is not here."""
-        seat = self._seats.get(request.request_id)
-        if seat is not None:
-            self._vacate(seat)
-        elif self._handoff.arrived.pop(request.request_id, None) is None:
-            return self._queue.remove(request)
-        self._queue.charge(request.tenant, request.generated_tokens)
-        self.pool.release(request)
-        return True
-
-    def detach(self, request: Request) -> None:
-        """A running request leaves the running set but keeps its blocks."""
-        seat = self._seats.get(request.request_id)
-        if seat is None:
-            del self._handoff.arrived[request.request_id]
-        else:
-            in_flight = self._cohort.in_flight if seat.in_cohort else seat.pending
-            self._vacate(seat)
-            request.computed_tokens -= in_flight  # what a batch in flight computes is lost
-        self._queue.charge(request.tenant, request.generated_tokens)
-        self._handoff.hold(request)
-
-    def release(self, request: Request) -> None:
-        """Free the blocks of a detached request (no-op after an evacuation)."""
-        self._handoff.release(request)
-
-    def _blocks_to_reserve_one(self, request: Request) -> int:
-        return ceil_div(request.prompt_tokens + request.generated_tokens, self.limits.block_size)
-
-    def blocks_to_reserve(self, requests: Sequence[Request]) -> int:
-        """Blocks for the reached length of each: prompt and output so far."""
-        return self._handoff.blocks_to_reserve(requests)
-
-    def reserve(self, requests: Sequence[Request]) -> bool:
-        """Reserve blocks for inbound requests, all or nothing."""
-        return self._handoff.reserve(requests)
-
-    def unreserve(self, requests: Sequence[Request]) -> None:
-        """Give back reservations that will not be used."""
-        self._handoff.unreserve(requests)
-
-    def activate(self, requests: Sequence[Request], now_ns: int) -> None:
-        """Reserved requests join the running set as soon as there is a seat."""
-        for request in requests:
-            request.computed_tokens = request.reached_tokens - 1
-        self._handoff.activate(requests)
-
-    def adopt(self, requests: Sequence[Request], now_ns: int) -> None:
-        """Detached requests of this replica go on here."""
-        self._handoff.adopt(requests)
-
-    def evacuate(self) -> list[Request]:
-        """Everything leaves: waiting requests first, then running ones. The pool is empty.
-
-        Detached requests and reservations are forgotten, not returned: their owners know.
-        """
-        leaving = list(self._queue)
-        for request in leaving:
-            self._queue.remove(request)
-        for seat in list(self._seats.values()):
-            self._vacate(seat)
-            leaving.append(seat.request)
-        leaving += self._handoff.clear()
-        leaving += [request for request, _ in self._failed]
-        self._failed = []
-        self._records.clear()
-        self._leaping = None
-        self._cohort.in_flight = 0
-        self.pool.clear()
-        for request in leaving:
-            request.computed_tokens = request.kv_blocks = 0
-            request.block_ids = None
-        return leaving
-
-    # --- seeing -----------------------------------------------------------------------------
-    def residents(self) -> Iterable[Request]:
-        """Running requests in order of admission, then those that arrived and wait for a seat."""
-        for seat in self._seats.values():
-            if seat.in_cohort:
-                self._cohort.materialise(seat)
-            yield seat.request
-        yield from self._handoff.arrived.values()
-
-    def waiting(self) -> Iterable[Request]:
-        """Waiting requests, head first."""
-        return iter(self._queue)
-
-    def token_receivers(self, batch: Batch) -> Iterable[Request]:
-        """Members of the batch that get an output token at the end of each of its steps."""
-        receivers = [
-            seat
-            for seat, _, target in self._records.get(batch.batch_id, ())
-            if seat.is_alive and target >= seat.request.reached_tokens
-        ]
-        if batch is self._leaping:
-            receivers += [seat for seat in self._seats.values() if seat.in_cohort]
-            receivers.sort(key=_admission)
-        return [seat.request for seat in receivers]
-
-    def recount(self) -> list[str]:
-        """Full check of the books; one line for each thing that is wrong."""
-        problems: list[str] = []
-        residents = list(self.residents())
-        size = self.limits.block_size
-        problems += [
-            f"request {r.request_id}: {r.computed_tokens} tokens in {r.kv_blocks} blocks"
-            for r in residents
-            if r.kv_blocks < ceil_div(r.computed_tokens, size)
-        ]
-        problems += [
-            f"request {r.request_id} waits with blocks" for r in self._queue if r.kv_blocks
-        ]
-        if sum(r.prompt_tokens for r in self._queue) != self._queue.prompt_tokens:
-            problems.append("waiting tokens do not add up")
-        members = [seat for seat in self._seats.values() if seat.in_cohort]
-        if len(members) != self._cohort.count:
-            problems.append(f"cohort of {self._cohort.count}, counted {len(members)}")
-        if len(members) + len(self._side) != len(self._seats):
-            problems.append("a running request is neither in the cohort nor beside it")
-        if self.block_pool is not None:
-            holders = [seat.request.block_ids or [] for seat in self._seats.values()]
-            problems += self.block_pool.recount(holders + self._handoff.block_lists())
-            problems += [
-                f"request {r.request_id}: {r.kv_blocks} blocks, {len(r.block_ids or [])} ids"
-                for r in residents
-                if r.kv_blocks != len(r.block_ids or [])
-            ]
-        else:
-            held = sum(seat.request.kv_blocks for seat in self._seats.values())
-            held += self._handoff.blocks_held()
-            if held != self.blocks_used:
-                problems.append(f"{self.blocks_used} blocks used, counted {held}")
-        return problems
-
-
-def _admission(seat: Seat) -> int:
-    return seat.admission
