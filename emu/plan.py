@@ -26,7 +26,9 @@ from emu.config.schema import (
 )
 from emu.errors import InputError
 from emu.kv.memory import MemoryPlan, engine_plan
-from emu.network.topology import Topology, build_topology, place
+from emu.latency.registry import LatencyContext
+from emu.network.placement import place
+from emu.network.topology import Topology, build_topology
 
 
 class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +60,24 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
         """KV of one token in all layers and heads: what a migration moves."""
         return self.memory.kv_bytes_token
 
+    def latency_context(self, config: Config) -> LatencyContext:
+        """What its latency backend is built from."""
+        return LatencyContext(
+            table=self.latency,
+            network=config.network,
+            model=self.model,
+            gpu=self.gpu,
+            node=self.node,
+            tensor_parallel=self.tensor_parallel,
+            pipeline_parallel=self.pipeline_parallel,
+            expert_parallel=self.expert_parallel,
+            dtype=self.dtype,
+            kv_cache_dtype=self.kv_dtype,
+            gpus_per_machine=self.node.gpus,
+            seed=config.seed,
+            hands_off=self.role == "prefill",
+        )
+
 
 class Plan(msgspec.Struct, frozen=True):
     """The cluster as facts."""
@@ -72,7 +92,7 @@ class Plan(msgspec.Struct, frozen=True):
 def make_plan(config: Config, source: str = "config") -> Plan:
     """Resolve a configuration. Raises InputError naming the key that is wrong."""
     gpu_specs = tuple(_gpu(node, i, source) for i, node in enumerate(config.nodes))
-    topology = build_topology(config.nodes, gpu_specs)
+    topology = build_topology(config.nodes, gpu_specs, source=source)
     places = place(config.replicas, topology, source=source)
     replicas: list[ReplicaPlan] = []
     for group, table in enumerate(config.replicas):
@@ -84,9 +104,9 @@ def make_plan(config: Config, source: str = "config") -> Plan:
         _check_parallel(model, table, key, source)
         for _ in range(table.count):
             gpus = places[len(replicas)]
-            gpu = topology.gpus[gpus[0]]
-            node = config.nodes[gpu.node]
-            spec = gpu_specs[gpu.node]
+            machine = topology.machines[topology.gpus[gpus[0]].machine]
+            node = config.nodes[machine.table]
+            spec = gpu_specs[machine.table]
             memory = engine_plan(
                 model,
                 spec.memory_gib,
@@ -105,7 +125,7 @@ def make_plan(config: Config, source: str = "config") -> Plan:
                     group=group,
                     role=table.role,
                     gpus=tuple(gpus),
-                    machine=gpu.machine,
+                    machine=machine.index,
                     gpu=spec,
                     node=node,
                     model=model,

@@ -86,6 +86,7 @@ class Replica:
         self.iterations = 0
         self.state_since_ns = self.kernel.now_ns
         self.state_ns: dict[ReplicaState, int] = {}
+        self._set_pulling()
         self._is_closing = False
         self._batch: Batch | None = None
         self._start_ns = 0
@@ -148,6 +149,7 @@ class Replica:
         """Books of time by state; wake the loop and everybody who watches."""
         self.state_ns[before] = self.state_ns.get(before, 0) + at_ns - self.state_since_ns
         self.state_since_ns = at_ns
+        self._set_pulling()
         self.world.on_moved(self, before, writer, cause, at_ns)
         self.inbox.poke()
 
@@ -179,6 +181,11 @@ class Replica:
         if self.lock.holder == self.name:
             self.lock.release(self.name)
             self.world.on_capacity(self)
+
+    def _set_pulling(self) -> None:
+        """Only a replica that prefills takes from the global queue (fcfs)."""
+        if hasattr(self.scheduler, "pulls") and getattr(self.scheduler, "is_shared", False):
+            self.scheduler.pulls = self.state is S.PREFILL
 
     # --- what others may see ------------------------------------------------------------------
     def settle(self) -> int:

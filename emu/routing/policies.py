@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 
 import numpy as np
 
-from emu.errors import InputError
+from emu.plugins import load_plugin
 from emu.request import Request
 from emu.rng import rng_stream
 from emu.routing.base import PrefixMatch, Router, Signal
@@ -112,31 +111,5 @@ def make_router(policy: str, *, seed: int, pool: str, match: PrefixMatch) -> Rou
         return RandomRouter(seed, f"router.{pool}")
     if policy == "prefix_aware":
         return PrefixAwareRouter(match)
-    made = load_plugin(policy, "router.policy")
-    assert isinstance(made, type)
-    router: Router = made()
-    return router
-
-
-BUILT_IN = ("load", "round_robin", "random", "least_outstanding", "prefix_aware")
-
-
-def load_plugin(path: str, key: str) -> object:
-    """The object named `package.module:Name`, or an InputError that says what is wrong."""
-    module_name, colon, name = path.partition(":")
-    if not colon:
-        raise InputError("config", None, key, f"unknown policy {path!r}; " + _known(key))
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise InputError("config", None, key, f"cannot import {module_name!r}: {error}") from None
-    if not hasattr(module, name):
-        raise InputError("config", None, key, f"module {module_name!r} has no {name!r}")
-    made: object = getattr(module, name)
+    made: Router = load_plugin(policy, "router.policy")()
     return made
-
-
-def _known(key: str) -> str:
-    if key == "router.policy":
-        return "known: " + ", ".join(BUILT_IN) + ", or package.module:Class"
-    return "give package.module:Class"

@@ -1,0 +1,59 @@
+# make run   installs into .venv and runs the quick-start
+# make test  installs and passes the tests
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+.PHONY: help run test test-fast check fmt lint type bench bench-compare soak docs lock clean
+.DEFAULT_GOAL := help
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
+
+$(STAMP): pyproject.toml requirements.lock
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+install: $(STAMP)  ## install into .venv
+
+run: $(STAMP)  ## install and run the quick-start (configs/quickstart.toml)
+	@$(PY) -m emu configs/quickstart.toml
+
+test: $(STAMP)  ## install and pass the tests
+	@$(PY) -m pytest -n 2 --dist worksteal
+
+test-fast: $(STAMP)  ## tests without the slow ones
+	@$(PY) -m pytest -n 2 --dist worksteal -m "not slow"
+
+check: fmt lint type test  ## everything before a commit
+
+fmt: $(STAMP)  ## format
+	@$(VENV)/bin/ruff format emu tests benchmarks
+
+lint: $(STAMP)  ## ruff
+	@$(VENV)/bin/ruff check emu tests benchmarks
+	@$(VENV)/bin/ruff format --check emu tests benchmarks
+
+type: $(STAMP)  ## mypy --strict
+	@$(VENV)/bin/mypy
+
+bench: $(STAMP)  ## benchmarks (prints figures, asserts nothing)
+	@$(PY) -m benchmarks
+
+bench-compare: $(STAMP)  ## make bench-compare BASE=REV: two revisions in turn
+	@$(PY) -m benchmarks compare $(BASE)
+
+soak: $(STAMP)  ## long property tests
+	@EMU_SOAK=1 $(PY) -m pytest -n 2 -m "soak" --timeout 3600
+
+docs: $(STAMP)  ## regenerate the generated pages
+	@$(PY) -m emu.docs
+
+lock:  ## rewrite requirements.lock from what is installed
+	@$(PY) -m pip freeze --all --exclude-editable | grep -v -E "^(emu|pip)==" > requirements.lock
+
+clean:  ## remove what the above made
+	rm -rf $(VENV) runs build dist *.egg-info .hypothesis .mypy_cache .ruff_cache

@@ -1,0 +1,49 @@
+"""Schedulers by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from emu.batching.base import ReplicaLimits, Scheduler
+from emu.batching.fcfs import FcfsScheduler, PrefillQueue
+from emu.batching.vidur_faster_transformer import FasterTransformerScheduler
+from emu.batching.vidur_lightllm import LightLlmScheduler
+from emu.batching.vidur_orca import OrcaScheduler
+from emu.batching.vidur_sarathi import SarathiScheduler
+from emu.batching.vidur_vllm_v0 import VllmV0Scheduler
+from emu.batching.vllm import VllmScheduler
+from emu.config.schema import SchedulerTable
+from emu.kv.tiers import LowerTier
+from emu.plugins import load_plugin
+
+_BY_NAME = {
+    "vllm_v0": VllmV0Scheduler,
+    "sarathi": SarathiScheduler,
+    "orca": OrcaScheduler,
+    "lightllm": LightLlmScheduler,
+    "faster_transformer": FasterTransformerScheduler,
+}
+
+
+def make_scheduler(
+    table: SchedulerTable,
+    limits: ReplicaLimits,
+    *,
+    queue: PrefillQueue | None = None,
+    preemptions_max: int = 0,
+    tiers: Sequence[LowerTier] = (),
+) -> Scheduler:
+    """The scheduler that `scheduler.policy` names.
+
+    `queue` is the cluster's global prefill queue (fcfs only). A plug-in class is constructed
+    like the built-in ones: `Class(table, limits)`. Raises InputError for an unknown name.
+    """
+    made: Scheduler
+    if table.policy == "vllm":
+        made = VllmScheduler(table, limits, preemptions_max=preemptions_max, tiers=tiers)
+    elif table.policy == "fcfs":
+        made = FcfsScheduler(table, limits, queue=queue)
+    else:
+        kind = _BY_NAME.get(table.policy) or load_plugin(table.policy, "scheduler.policy")
+        made = kind(table, limits)
+    return made

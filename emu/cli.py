@@ -1,0 +1,137 @@
+"""The command line: `python -m emu CONFIG.toml`, and what stands beside it.
+
+A thin layer: it parses, calls, prints, and turns errors into exit statuses (0 done, 1 internal
+fault, 2 input error, 3 the run could not continue, 4 an invariant was violated, 130
+interrupted). Everything heavy is imported by the command that needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+
+from emu.errors import EmuError, InputError
+
+app = App(
+    name="emu",
+    help="Emulate a cluster that serves large language models.",
+    help_on_error=False,
+    version_flags=["--version"],
+)
+
+Overrides = Annotated[
+    tuple[str, ...],
+    Parameter(name="--set", consume_multiple=True, negative=(), help="KEY=VALUE, dotted keys"),
+]
+
+
+@app.command
+def run(
+    config: Path,
+    *,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    seed: int | None = None,
+    set_: Overrides = (),
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
+    report: bool = True,
+) -> int:
+    """Run one experiment (also: `emu CONFIG.toml`).
+
+    Parameters
+    ----------
+    config
+        Configuration file.
+    output
+        Output directory, instead of the config's.
+    seed
+        Seed of every random stream, instead of the config's.
+    quiet
+        No progress and no table.
+    report
+        Write report.html.
+    """
+    from emu.run import run_command
+
+    return run_command(config, output=output, seed=seed, overrides=set_, quiet=quiet, report=report)
+
+
+@app.command
+def validate(config: Path, *, set_: Overrides = ()) -> int:
+    """Read everything, run nothing: derived facts, or the first error.
+
+    Parameters
+    ----------
+    config
+        Configuration file.
+    """
+    from emu.run import validate_command
+
+    return validate_command(config, set_)
+
+
+@app.command
+def schema() -> int:
+    """JSON Schema of the configuration, for editors."""
+    import json
+
+    from emu.config.load import config_schema
+
+    print(json.dumps(config_schema(), indent=2))
+    return 0
+
+
+@app.command
+def models() -> int:
+    """What the catalogue knows of models."""
+    from emu.tables import print_models
+
+    print_models()
+    return 0
+
+
+@app.command
+def gpus() -> int:
+    """What the catalogue knows of GPUs."""
+    from emu.tables import print_gpus
+
+    print_gpus()
+    return 0
+
+
+COMMANDS = frozenset(name for name in app)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit status."""
+    tokens = list(sys.argv[1:] if arguments is None else arguments)
+    if tokens and not tokens[0].startswith("-") and tokens[0] not in COMMANDS:
+        tokens.insert(0, "run")  # `emu CONFIG` is `emu run CONFIG`
+    try:
+        status = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()
+    except CycloptsError as error:
+        return _fail(" ".join(str(error).split()), 2)
+    except InputError as error:
+        return _fail(str(error), 2)
+    except EmuError as error:
+        return _fail(f"{type(error).__name__}: {error}", error.exit_status)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception:  # noqa: BLE001 - the rim: an internal fault says so
+        traceback.print_exc()
+        return _fail("internal fault in emu (this is a bug; the traceback is above)", 1)
+    return status if isinstance(status, int) else 0
+
+
+def _fail(line: str, status: int) -> int:
+    print(line, file=sys.stderr)
+    return status

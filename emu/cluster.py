@@ -1,0 +1,296 @@
+"""The world of one run: builds the actors from a plan, runs them, and keeps the books.
+
+Owns what is shared by all actors: the kernel, the gateway, the replicas, their watchers, the
+carrier of transfers, and the recorder. Decides nothing; every decision is made in the room that
+it belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from emu.actor import Kernel
+from emu.batching.base import Batch, ReplicaLimits
+from emu.batching.fcfs import PrefillQueue
+from emu.batching.registry import make_scheduler
+from emu.gateway import Gateway, Source
+from emu.latency.base import LatencyBackend
+from emu.latency.registry import LatencyContext, make_latency
+from emu.migration.transfer import MigratingBatch
+from emu.migration.watcher import Watcher
+from emu.network.carrier import Carrier
+from emu.plan import Plan, ReplicaPlan
+from emu.recording import Recorder
+from emu.replica.replica import Replica
+from emu.replica.states import ReplicaState, Writer
+from emu.replica.turns import run_replica
+from emu.request import Request, Status
+from emu.routing.policies import make_router
+from emu.units import NS_PER_S, s_to_ns
+
+S = ReplicaState
+_START = {
+    "colocated": S.COLOCATED,
+    "prefill": S.PREFILL,
+    "decode": S.DECODE,
+    "inactive": S.INACTIVE,
+}
+
+
+class Outcome(msgspec.Struct):
+    """How a run ended."""
+
+    error: BaseException | None
+    end_ns: int
+    events: int
+    digest: str
+
+
+class Cluster:
+    """Implements `World`, `MigrationWorld` and what the control loops need."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        source: Source,
+        recorder: Recorder,
+        *,
+        has_prefixes: bool,
+        kernel: Kernel | None = None,
+        leap: bool | None = None,
+    ) -> None:
+        config = plan.config
+        self.plan = plan
+        self.config = config
+        self.kernel = kernel or Kernel(events_per_instant_max=config.limits.events_per_instant)
+        self.recorder = recorder
+        self.gaps = recorder.gaps
+        self.batches = recorder.trace
+        self.network = Carrier(self.kernel, plan.topology)
+        self.scarce_decode = False
+        self.tokens_in_migration = 0
+        self._stuck: dict[int, Watcher] = {}
+        self._batch_ids = 0
+        self._backends: list[tuple[LatencyContext, LatencyBackend]] = []
+        is_fcfs = any(r.scheduler.policy == "fcfs" for r in plan.replicas)
+        has_roles = any(r.role != "colocated" for r in plan.replicas)
+        self.queue = PrefillQueue() if is_fcfs and has_roles else None
+        self.replicas: list[Replica] = [
+            self._make_replica(r, has_prefixes=has_prefixes, leap=leap) for r in plan.replicas
+        ]
+        self.watchers: dict[int, Watcher] = {}
+        for replica, its_plan in zip(self.replicas, plan.replicas, strict=True):
+            if its_plan.role != "colocated":
+                self._make_watcher(replica, its_plan)
+        self.gateway = Gateway(
+            self.kernel,
+            source,
+            make_router(
+                config.router.policy, seed=config.seed, pool="prefill", match=self._prefix_match
+            ),
+            self.replicas,
+            config.router,
+            config.recovery,
+            max_model_tokens=max(r.max_model_tokens for r in plan.replicas),
+            queue=self.queue,
+            on_release=recorder.released,
+            on_terminal=recorder.terminal,
+            cancel=self.cancel,
+        )
+        self.kernel.story = self._story
+
+    def _make_replica(self, plan: ReplicaPlan, *, has_prefixes: bool, leap: bool | None) -> Replica:
+        table = plan.scheduler
+        limits = ReplicaLimits(
+            num_blocks=plan.num_blocks,
+            block_size=table.block_size,
+            max_model_tokens=plan.max_model_tokens,
+            pipeline_stages=plan.pipeline_parallel,
+            prefix_caching=table.prefix_caching and has_prefixes,
+            leap=table.leap if leap is None else leap,
+        )
+        latency = self._latency(plan)
+        if latency.foreign:
+            limits = msgspec.structs.replace(limits, leap=False)
+        return Replica(
+            plan.replica_id,
+            self,
+            make_scheduler(
+                table,
+                limits,
+                queue=self.queue,
+                preemptions_max=self.config.limits.preemptions_per_request,
+            ),
+            latency,
+            state=_START[plan.role],
+            gpus=plan.gpus,
+            machine=plan.machine,
+            stages=plan.pipeline_parallel,
+        )
+
+    def _latency(self, plan: ReplicaPlan) -> LatencyBackend:
+        """Replicas of the same kind share one backend and its tables."""
+        context = plan.latency_context(self.config)
+        for known, backend in self._backends:
+            if known == context:
+                return backend
+        backend = make_latency(context)
+        self._backends.append((context, backend))
+        return backend
+
+    def _make_watcher(self, replica: Replica, plan: ReplicaPlan) -> None:
+        watcher = Watcher(
+            replica,
+            self,
+            policy=self.config.router.decode_policy,
+            block_size=plan.scheduler.block_size,
+            kv_bytes_per_token=plan.kv_bytes_per_token,
+            layers=plan.model.layers,
+            layerwise=self.config.network.kv_transfer == "layerwise",
+        )
+        replica.handoff = watcher
+        self.watchers[replica.replica_id] = watcher
+
+    # --- running ------------------------------------------------------------------------------
+    async def run(self) -> Outcome:
+        """Run to the end of the workload (or an error, which is returned, not raised)."""
+        kernel = self.kernel
+        for replica in self.replicas:
+            kernel.spawn(run_replica(replica), name=replica.name)
+        for replica_id, watcher in self.watchers.items():
+            kernel.spawn(watcher.run(), name=f"watcher {replica_id}")
+        kernel.spawn(self.gateway.run(), name="gateway")
+        interval_ms = self.config.output.timeseries_interval_ms
+        if interval_ms > 0:
+            kernel.sample_every(max(1, round(interval_ms * 1e6)), self._sample)
+        limit_s = self.config.limits.simulated_s
+        error: BaseException | None = None
+        try:
+            await kernel.run(limit_ns=s_to_ns(limit_s) if limit_s else None)
+        except Exception as raised:  # noqa: BLE001 - the rim decides what to do with it
+            error = raised
+        self._close_books()
+        return Outcome(error, kernel.now_ns, kernel.events, f"{kernel.digest:016x}")
+
+    def _close_books(self) -> None:
+        now_ns = self.kernel.now_ns
+        for replica in self.replicas:
+            spent = replica.state_ns.get(replica.state, 0) + now_ns - replica.state_since_ns
+            replica.state_ns[replica.state] = spent
+            replica.state_since_ns = now_ns
+
+    def _sample(self, at_ns: int) -> None:
+        self.recorder.sample(at_ns, self)
+
+    # --- World --------------------------------------------------------------------------------
+    def terminal(self, request: Request, status: Status, reason: str = "") -> None:
+        """A request's one terminal event."""
+        self.gateway.terminal(request, status, reason)
+
+    def requeue(self, requests: list[Request]) -> None:
+        """Waiting requests whose replica will not serve them are routed again."""
+        for request in requests:
+            self.gateway.route(request)
+
+    def on_capacity(self, replica: Replica) -> None:
+        """Watchers that wait for a destination look again."""
+        if self._stuck:
+            for watcher in list(self._stuck.values()):
+                watcher.inbox.poke()
+
+    def on_tokens(self, replica: Replica, batch: Batch, first_tokens: list[Request]) -> None:
+        """Nothing to do off line; live mode overrides this."""
+
+    def on_moved(
+        self, replica: Replica, before: ReplicaState, writer: Writer, cause: str, at_ns: int
+    ) -> None:
+        """A replica's state changed: record it; routing and watchers may go on."""
+        self.recorder.moved(replica, before, writer, cause, at_ns)
+        if self.gateway.held:
+            self.gateway.route_held()
+        self.on_capacity(replica)
+
+    # --- MigrationWorld -----------------------------------------------------------------------
+    def decode_replicas(self) -> Sequence[Replica]:
+        """All replicas, ascending id (watchers check the state themselves)."""
+        return self.replicas
+
+    def set_stuck(self, watcher: Watcher, *, is_stuck: bool) -> None:
+        """Keep the list of watchers that wait for a destination."""
+        source_id = watcher.source.replica_id
+        if is_stuck:
+            self._stuck[source_id] = watcher
+        else:
+            self._stuck.pop(source_id, None)
+
+    def on_transfer(
+        self, batch: MigratingBatch, source: Replica, destination: Replica, ended_ns: int
+    ) -> None:
+        """A migration has ended."""
+        self.recorder.transferred(batch, source, destination, ended_ns)
+
+    def next_batch_id(self) -> int:
+        """Ids of migrating batches."""
+        self._batch_ids += 1
+        return self._batch_ids
+
+    # --- cancellation -------------------------------------------------------------------------
+    def cancel(self, request: Request) -> None:
+        """The client has left, at whatever stage the request is."""
+        reason = "client_left"
+        if request.holder_id < 0:
+            if self.queue is not None and self.queue.cancel(request):
+                self.terminal(request, Status.CANCELLED, reason)
+            elif request in self.gateway.held:
+                self.gateway.held.remove(request)
+                self.terminal(request, Status.CANCELLED, reason)
+            return
+        watcher = self.watchers.get(request.holder_id)
+        if request.status is Status.MIGRATING and watcher is not None and watcher.cancel(request):
+            self.terminal(request, Status.CANCELLED, reason)
+            return
+        self.replicas[request.holder_id].cancel(request, Status.CANCELLED, reason)
+
+    # --- seeing -------------------------------------------------------------------------------
+    def _prefix_match(self, replica_id: int, request: Request) -> int:
+        return self.replicas[replica_id].scheduler.prefix_match(request)
+
+    def _story(self) -> list[str]:
+        lines = [f"{self.gateway.outstanding} requests are outstanding"]
+        for replica in self.replicas:
+            scheduler = replica.scheduler
+            lines.append(
+                f"{replica.name}: {replica.state.value}, {scheduler.waiting_count} waiting, "
+                f"{scheduler.running_count} running, {scheduler.blocks_used}/"
+                f"{scheduler.blocks_total} blocks"
+            )
+            lines += [f"  {line}" for line in replica.story[-5:]]
+        return lines
+
+    def leaks(self) -> list[str]:
+        """What is left in the books at the end of a complete run; must be empty."""
+        lines = []
+        if self.gateway.outstanding:
+            lines.append(f"{self.gateway.outstanding} requests without a terminal event")
+        if self.tokens_in_migration:
+            lines.append(f"{self.tokens_in_migration} tokens in migration")
+        for replica in self.replicas:
+            scheduler = replica.scheduler
+            if scheduler.blocks_used or scheduler.running_count or scheduler.waiting_count:
+                lines.append(
+                    f"{replica.name}: {scheduler.blocks_used} blocks, "
+                    f"{scheduler.running_count} running, {scheduler.waiting_count} waiting"
+                )
+            lines += [f"{replica.name}: {line}" for line in scheduler.recount()]
+        return lines
+
+    def gpu_seconds(self) -> dict[str, float]:
+        """GPU time by state, of everything that is not inactive."""
+        total: dict[str, float] = {}
+        for replica in self.replicas:
+            for state, spent_ns in replica.state_ns.items():
+                seconds = spent_ns * len(replica.gpus) / NS_PER_S
+                total[state.value] = total.get(state.value, 0.0) + seconds
+        return total

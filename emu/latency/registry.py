@@ -1,0 +1,193 @@
+"""Latency backends by name, and the collectives that they all share.
+
+One backend object serves all replicas of the same shape: backends are pure, and their tables are
+filled once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from emu.catalogue import sizes
+from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.model import ModelSpec
+from emu.config.schema import LatencyTable, NetworkTable, NodeTable
+from emu.errors import InputError
+from emu.latency.base import BatchShape, LatencyBackend
+from emu.latency.host import HostCosts, host_costs, step_overhead_ns
+from emu.latency.linear import LinearBackend
+from emu.latency.moe_gate import GateShape, make_gate
+from emu.latency.roofline import RooflineBackend
+from emu.latency.roofline_ops import Efficiency
+from emu.network.collectives import Collectives, CollectiveSystem
+from emu.network.dims import NetworkDim
+from emu.plugins import load_plugin
+
+_BYTES_PER_GIB = 1 << 30
+_NVLINK_LATENCY_NS = 1_000
+_PCIE_LATENCY_NS = 4_000
+"""One step of a ring: between NVLink peers, and through the host bridge (NCCL's small sizes)."""
+
+CollectiveCost = Callable[[str, int, int], int]
+
+
+class LatencyContext(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a backend may be built from."""
+
+    table: LatencyTable
+    network: NetworkTable
+    model: ModelSpec
+    gpu: GpuSpec
+    node: NodeTable
+    tensor_parallel: int
+    pipeline_parallel: int
+    expert_parallel: int
+    dtype: str
+    kv_cache_dtype: str
+    gpus_per_machine: int
+    seed: int
+    hands_off: bool
+    """A prefill replica: its last output leaves over the network."""
+
+
+def collectives(context: LatencyContext) -> CollectiveCost:
+    """Cost of collectives among the ranks of a replica: rings over NVLink (or PCIe), then NICs."""
+    node, gpu, network = context.node, context.gpu, context.network
+    nvlink_gbps = node.nvlink_gbps if node.nvlink_gbps >= 0 else gpu.nvlink_gbps
+    pcie_gbps = node.pcie_gbps if node.pcie_gbps > 0 else gpu.pcie_gbps
+    inner_gbps, inner_ns = (
+        (nvlink_gbps, _NVLINK_LATENCY_NS) if nvlink_gbps > 0 else (pcie_gbps, _PCIE_LATENCY_NS)
+    )
+    outer_ns = round(node.nic_latency_us * 1000)
+    if network.link_latency_ns >= 0:
+        inner_ns = outer_ns = network.link_latency_ns
+    ranks = max(context.tensor_parallel, context.expert_parallel, 1) * context.pipeline_parallel
+    inside = min(ranks, context.gpus_per_machine)
+    dims = [NetworkDim(npus=inside, gib_per_s=_gib(inner_gbps), latency_ns=inner_ns)]
+    if ranks > inside:
+        outside = -(-ranks // inside)
+        dims.append(NetworkDim(npus=outside, gib_per_s=_gib(node.nic_gbps), latency_ns=outer_ns))
+    system = Collectives(
+        CollectiveSystem(
+            dims=tuple(dims),
+            algorithms=tuple(network.collective_algorithm for _ in dims),
+            local_mem_gbytes_per_s=gpu.memory_gbytes_per_s,
+            endpoint_delay_ns=network.endpoint_delay_ns,
+        )
+    )
+    known: dict[tuple[str, int, int], int] = {}
+
+    def cost_ns(kind: str, size_bytes: int, members: int) -> int:
+        key = (kind, size_bytes, members)
+        if key not in known:
+            if kind in ("send", "point_to_point"):
+                known[key] = system.message_ns(size_bytes, len(dims) - 1)
+            else:
+                name: Any = kind.replace("_", "-")
+                known[key] = system.collective_ns(name, size_bytes, members)
+        return known[key]
+
+    return cost_ns
+
+
+def _gib(gbps: float) -> float:
+    return gbps * 1e9 / 8 / _BYTES_PER_GIB
+
+
+def make_latency(context: LatencyContext) -> LatencyBackend:
+    """The backend that `latency.backend` names. Raises InputError for what it lacks."""
+    table = context.table
+    host = host_costs(table.host_overhead, table.step_overhead_us)
+    if table.backend == "roofline":
+        return _roofline(context, host)
+    if table.backend == "linear":
+        return LinearBackend(
+            table.base_us,
+            table.per_token_us,
+            table.per_context_token_us,
+            table.prefill_tokens_per_s,
+            stages=context.pipeline_parallel,
+            layers=context.model.layers,
+        )
+    if table.backend == "profile":
+        return _profile(context, host)
+    made: LatencyBackend = load_plugin(table.backend, "latency.backend")(context)
+    return made
+
+
+def _roofline(context: LatencyContext, host: HostCosts) -> RooflineBackend:
+    table = context.table
+    default = Efficiency()
+    return RooflineBackend(
+        context.model,
+        context.gpu,
+        tp=context.tensor_parallel,
+        pp=context.pipeline_parallel,
+        ep=context.expert_parallel,
+        dtype=context.dtype,
+        kv_cache_dtype=context.kv_cache_dtype,
+        efficiency=msgspec.structs.replace(
+            default,
+            compute=table.compute_efficiency or default.compute,
+            memory=table.memory_efficiency or default.memory,
+        ),
+        host=host,
+        collective_ns=collectives(context),
+        round_tokens_to=table.round_tokens_to,
+    )
+
+
+def _profile(context: LatencyContext, host: HostCosts) -> LatencyBackend:
+    from emu.latency.profile import HostMemory, Parallel, ProfileBackend, ProfileModel
+    from emu.latency.profile_bundle import find_bundle, read_bundle, variant_name
+
+    table, model = context.table, context.model
+    if not table.path:
+        raise InputError("config", None, "latency.path", "the profile backend needs a bundle")
+    dtype = sizes.activation_dtype(model, context.dtype)
+    directory = find_bundle(
+        table.path,
+        hardware=table.hardware or context.gpu.name,
+        model=model.name,
+        variant=variant_name(dtype, context.kv_cache_dtype),
+    )
+    ep = context.expert_parallel or context.tensor_parallel
+    experts = model.experts
+    gate = None
+    if experts is not None:
+        gate = make_gate(
+            table.expert_routing,
+            GateShape(experts.count, experts.per_token, ep, context.seed),
+        )
+
+    def host_ns(shape: BatchShape) -> int:
+        return step_overhead_ns(host, shape.sequences)
+
+    return ProfileBackend(
+        read_bundle(directory, context.tensor_parallel),
+        ProfileModel(
+            layers=model.layers,
+            hidden=model.hidden,
+            element_bytes=sizes.weight_bytes(1, dtype),
+            experts=experts.count if experts is not None else 0,
+            moe_layers=tuple(model.is_moe_layer(i) for i in range(model.layers))
+            if experts is not None
+            else (),
+        ),
+        Parallel(
+            tensor=context.tensor_parallel,
+            pipeline=context.pipeline_parallel,
+            expert=ep if experts is not None else 1,
+        ),
+        host_memory=HostMemory(
+            gbytes_per_s=context.node.host_memory_gbytes_per_s,
+            latency_ns=context.node.host_memory_latency_ns,
+            stores_output=not context.hands_off,
+        ),
+        collective_ns=collectives(context),
+        host_ns=host_ns,
+        gate=gate,
+    )

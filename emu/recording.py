@@ -1,0 +1,154 @@
+"""Everything that a run writes down while it goes on: one object, told by the cluster.
+
+Owns the open files of a run. Formats live in `emu/report/`; this module only says when.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from emu.config.schema import OutputTable
+from emu.migration.transfer import MigratingBatch
+from emu.replica.replica import Replica
+from emu.replica.states import ReplicaState, Writer
+from emu.report.itl import GapLog
+from emu.report.records import RequestLog
+from emu.report.timeseries import ReplicaSeries, Sample, TimeseriesWriter
+from emu.report.trace import TraceWriter
+from emu.report.transitions import MarkLog, TransitionLog
+from emu.request import Request
+
+if TYPE_CHECKING:
+    from emu.cluster import Cluster
+
+FLOW_KINDS = ("kv", "weights", "activation")
+
+
+class Recorder:
+    """The files of one run in its staging directory."""
+
+    def __init__(self, directory: Path, table: OutputTable) -> None:
+        self.gaps = GapLog()
+        self.requests = RequestLog(directory / "requests.csv")
+        self.transitions = TransitionLog(directory / "transitions.csv")
+        self.marks = MarkLog(directory / "marks.csv")
+        self.series = TimeseriesWriter(
+            directory / "timeseries.csv", [s.value for s in ReplicaState], FLOW_KINDS
+        )
+        self.per_replica = ReplicaSeries(directory / "replicas.csv")
+        self.trace: TraceWriter | None = None
+        if table.trace:
+            self.trace = TraceWriter(directory / "trace.json.gz", table.trace_events_max)
+        self.completed = 0
+        self.preemptions = 0
+        self.waiting_at_samples: list[int] = []
+
+    # --- told by the cluster ------------------------------------------------------------------
+    def released(self, request: Request) -> None:
+        """A request has reached the gateway."""
+        self.requests.released(request)
+
+    def terminal(self, request: Request) -> None:
+        """A request has ended."""
+        self.completed += 1
+        self.preemptions += request.preemptions
+        if self.trace is not None:
+            self.trace.request(request)
+        self.requests.terminal(request)
+
+    def started(self, cluster: Cluster) -> None:
+        """First line of each replica."""
+        for replica in cluster.replicas:
+            self.transitions.record(
+                0, replica.replica_id, "", replica.state.value, "loop", "start of the run"
+            )
+            if self.trace is not None:
+                self.trace.name_replica(replica.replica_id, replica.stages)
+
+    def moved(
+        self, replica: Replica, before: ReplicaState, writer: Writer, cause: str, at_ns: int
+    ) -> None:
+        """A replica has changed its state."""
+        after = replica.state.value
+        self.transitions.record(at_ns, replica.replica_id, before.value, after, writer, cause)
+        if self.trace is not None:
+            self.trace.mark(at_ns, replica.replica_id, f"{before.value} -> {after}", cause)
+
+    def transferred(
+        self, batch: MigratingBatch, source: Replica, destination: Replica, ended_ns: int
+    ) -> None:
+        """A migration has ended."""
+        if self.trace is not None:
+            self.trace.transfer(
+                source.replica_id,
+                destination.replica_id,
+                batch.started_ns,
+                ended_ns,
+                batch.kv_bytes,
+                [request.request_id for request in batch.requests],
+            )
+
+    def sample(self, at_ns: int, cluster: Cluster) -> None:
+        """A row of the time series."""
+        states: dict[str, int] = {}
+        waiting = waiting_tokens = running = used = total = prefill = decode = 0
+        for replica in cluster.replicas:
+            scheduler = replica.scheduler
+            replica_prefill, replica_decode = replica.tokens_produced
+            state = replica.state.value
+            states[state] = states.get(state, 0) + 1
+            blocks_used = scheduler.blocks_used
+            waiting += scheduler.waiting_count
+            waiting_tokens += scheduler.waiting_tokens
+            running += scheduler.running_count
+            used += blocks_used
+            total += scheduler.blocks_total
+            prefill += replica_prefill
+            decode += replica_decode
+            self.per_replica.add(
+                at_ns,
+                replica.replica_id,
+                state,
+                scheduler.running_count,
+                scheduler.waiting_count,
+                blocks_used,
+            )
+        gateway = cluster.gateway
+        waiting += len(gateway.held)
+        if gateway.queue is not None:
+            waiting += len(gateway.queue)
+            waiting_tokens += gateway.queue.waiting_prefill_tokens
+        self.waiting_at_samples.append(waiting)
+        self.series.add(
+            Sample(
+                time_ns=at_ns,
+                replicas=states,
+                waiting=waiting,
+                waiting_prefill_tokens=waiting_tokens,
+                running=running,
+                migrating=sum(
+                    sum(len(b.requests) for b in w.queue)
+                    + (len(w.in_flight[0].requests) if w.in_flight else 0)
+                    for w in cluster.watchers.values()
+                ),
+                used_blocks=used,
+                total_blocks=total,
+                prefill_tokens=prefill,
+                decode_tokens=decode,
+                completed=self.completed,
+                preemptions=self.preemptions,
+                flows=cluster.network.active,
+                flow_bytes=cluster.network.moved_bytes,
+            )
+        )
+
+    # --- ending -------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Write what is still in buffers (the requests' file is finished by the caller)."""
+        self.transitions.close()
+        self.marks.close()
+        self.series.close()
+        self.per_replica.close()
+        if self.trace is not None:
+            self.trace.close()

@@ -1,0 +1,265 @@
+"""One run from a file to a directory of results: what `emu run` and `emu validate` do.
+
+The rim: files, progress, signals and exit statuses live here; the world itself is `Cluster`.
+"""
+
+from __future__ import annotations
+
+import gc
+import platform
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+
+import emu
+from emu.cluster import Cluster, Outcome
+from emu.config.load import effective_dict, load_config
+from emu.config.schema import Config
+from emu.errors import EmuError, InputError, InvariantViolation, RunError
+from emu.plan import Plan, facts, make_plan
+from emu.recording import Recorder
+from emu.report.atomic import RunDirectory, write_text
+from emu.report.summary import Summary, make_summary
+from emu.report.table import print_summary
+from emu.units import NS_PER_S
+from emu.workload.opened import Workload, open_workload
+
+
+class RunResult(msgspec.Struct):
+    """What a run leaves behind."""
+
+    directory: Path
+    summary: Summary | None
+    outcome: Outcome
+    wall_s: float
+    cpu_s: float
+
+
+def prepare(config: Config, source: str) -> tuple[Plan, Workload]:
+    """Everything that can be wrong is found here, before any emulation."""
+    plan = make_plan(config, source)
+    workload = open_workload(
+        config.workload,
+        base_dir=Path(),
+        seed=config.seed,
+        holds=_holds(plan),
+        config_source=source,
+    )
+    return plan, workload
+
+
+def _holds(plan: Plan) -> Any:
+    """(prompt, output) -> why no replica could ever hold such a request, or empty."""
+    tokens = max(r.num_blocks * r.scheduler.block_size for r in plan.replicas)
+    longest = max(r.max_model_tokens for r in plan.replicas)
+
+    def holds(prompt_tokens: int, output_tokens: int) -> str:
+        total = prompt_tokens + output_tokens
+        if total > longest:
+            return f"the longest request that the model takes is {longest} tokens"
+        if total > tokens:
+            return f"the largest replica holds {tokens} tokens of KV cache"
+        return ""
+
+    return holds
+
+
+async def _emulate(cluster: Cluster, progress: Any) -> Outcome:
+    """Run the cluster; a signal ends it and keeps what there is."""
+    kept: list[Outcome] = []
+    async with anyio.create_task_group() as group:
+
+        async def on_signal() -> None:
+            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                async for _ in signals:
+                    cluster.kernel.fail(KeyboardInterrupt())
+                    return
+
+        async def on_progress() -> None:
+            while True:
+                await anyio.sleep(0.1)
+                progress.update(cluster)
+
+        group.start_soon(on_signal)
+        if progress is not None:
+            group.start_soon(on_progress)
+        kept.append(await cluster.run())
+        group.cancel_scope.cancel()
+    return kept[0]
+
+
+def execute(
+    config: Config,
+    source: str,
+    *,
+    progress: bool = False,
+    report: bool | None = None,
+) -> RunResult:
+    """Run a configuration and write its directory.
+
+    Raises InputError before anything is written. A run that cannot go on (RunError), violates
+    an invariant or is interrupted keeps what was computed as partial files and raises.
+    """
+    wall, cpu = time.perf_counter(), time.process_time()
+    plan, workload = prepare(config, source)
+    for warning in workload.notes.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    directory = RunDirectory(Path(config.output.dir))
+    recorder: Recorder | None = None
+    try:
+        recorder = Recorder(directory.staging, config.output)
+        outcome, cluster = _run_cluster(plan, workload, recorder, progress)
+        recorder.close()
+        error = outcome.error
+        if error is None:
+            leaks = cluster.leaks()
+            if leaks:
+                error = InvariantViolation("the books are not zero at the end", story=leaks)
+        stats = recorder.requests.finish(partial=error is not None)
+        summary = make_summary(config, cluster, stats, recorder, workload)
+        write_text(directory.staging / "summary.json", summary.to_json())
+        run_facts = _run_facts(config, source, outcome, summary, wall, cpu)
+        write_text(directory.staging / "run.json", run_facts)
+        if error is not None:
+            directory.publish_partial()
+            raise error
+        directory.publish()
+    except BaseException:
+        if recorder is not None:
+            recorder.requests.discard()
+        directory.discard()
+        raise
+    if config.output.report if report is None else report:
+        from emu.report.html import write_report
+
+        write_report(Path(config.output.dir))
+    return RunResult(
+        Path(config.output.dir),
+        summary,
+        outcome,
+        time.perf_counter() - wall,
+        time.process_time() - cpu,
+    )
+
+
+def _run_cluster(
+    plan: Plan, workload: Workload, recorder: Recorder, progress: bool
+) -> tuple[Outcome, Cluster]:
+    clusters: list[Cluster] = []
+
+    async def main() -> Outcome:
+        cluster = Cluster(plan, workload, recorder, has_prefixes=workload.has_prefixes)
+        clusters.append(cluster)
+        recorder.started(cluster)
+        if not progress:
+            return await _emulate(cluster, None)
+        from emu.progress import Progress
+
+        with Progress(workload.count) as bar:
+            return await _emulate(cluster, bar)
+
+    # Nothing of a run forms cycles; collecting while it goes on would only cost time.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        outcome = anyio.run(main, backend_options={"use_uvloop": sys.platform != "win32"})
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    return outcome, clusters[0]
+
+
+def _run_facts(
+    config: Config, source: str, outcome: Outcome, summary: Summary, wall: float, cpu: float
+) -> str:
+    """run.json: the only file that may hold wall-clock figures and facts of the host."""
+    import numpy as np
+
+    wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
+    content = {
+        "config_file": source,
+        "config": effective_dict(config),
+        "versions": {
+            "emu": emu.__version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "msgspec": msgspec.__version__,
+            "anyio": _version("anyio"),
+            "uvloop": _version("uvloop"),
+        },
+        "started_at_unix_s": round(time.time() - wall_s, 3),
+        "wall_s": round(wall_s, 6),
+        "cpu_s": round(cpu_s, 6),
+        "emulated_s": outcome.end_ns / NS_PER_S,
+        "speed_up": round(outcome.end_ns / NS_PER_S / wall_s, 3) if wall_s else None,
+        "events": outcome.events,
+        "event_digest": outcome.digest,
+        "error": None if outcome.error is None else f"{type(outcome.error).__name__}",
+    }
+    return msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"
+
+
+def _version(name: str) -> str:
+    from importlib.metadata import version
+
+    return version(name)
+
+
+def run_command(
+    path: Path,
+    *,
+    output: Path | None,
+    seed: int | None,
+    overrides: Sequence[str],
+    quiet: bool,
+    report: bool,
+) -> int:
+    """`emu run`."""
+    config = load_config(path, overrides)
+    if seed is not None:
+        config = msgspec.structs.replace(config, seed=seed)
+    if output is not None:
+        table = msgspec.structs.replace(config.output, dir=str(output))
+        config = msgspec.structs.replace(config, output=table)
+    progress = not quiet and sys.stderr.isatty()
+    result = execute(config, str(path), progress=progress, report=config.output.report and report)
+    if not quiet:
+        assert result.summary is not None
+        print_summary(result.summary, result.directory, result.wall_s)
+    return 0
+
+
+def validate_command(path: Path, overrides: Sequence[str]) -> int:
+    """`emu validate`."""
+    from rich.console import Console
+    from rich.table import Table
+
+    config = load_config(path, overrides)
+    plan, workload = prepare(config, str(path))
+    console = Console(highlight=False)
+    rows = facts(plan)
+    table = Table(title=f"{path}: valid", show_lines=False)
+    table.add_column("")
+    for row in rows:
+        table.add_column(f"replicas {row['replicas']}")
+    for key in rows[0]:
+        if key != "replicas":
+            table.add_row(key, *(row[key] for row in rows))
+    console.print(table)
+    console.print(
+        f"workload: {workload.count} requests, last arrival at "
+        f"{workload.last_arrival_ns / NS_PER_S:.1f} s"
+    )
+    for warning in workload.notes.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    return 0
+
+
+__all__ = ["EmuError", "InputError", "RunError", "RunResult", "execute", "prepare"]
