@@ -132,13 +132,14 @@ DIALECTS: Final = (
 
 
 def split_header(line: bytes) -> list[str]:
-    """The column names of a header line, as they are compared."""
+    """The column names of a header line, as they are spelled."""
     text = line.decode("utf-8", "replace").strip("\r\n")
-    return [name.strip().lower() for name in next(csv.reader([text]), [])]
+    return [name.strip() for name in next(csv.reader([text]), [])]
 
 
-def dialect_of(header: Sequence[str]) -> Dialect | None:
+def dialect_of(names: Sequence[str]) -> Dialect | None:
     """The format that a header line belongs to."""
+    header = [name.lower() for name in names]
     for dialect in DIALECTS:
         if _find(header, dialect.prompt) < 0 or _find(header, dialect.output) < 0:
             continue
@@ -160,10 +161,11 @@ class CsvParser:
         self._dialect = dialect
         self.name = dialect.name
         self._header_lines = 0 if header is None else 1
-        self._header = header = list(dialect.default_header if header is None else header)
+        self._names = list(dialect.default_header if header is None else header)
+        self._header = header = [name.lower() for name in self._names]
         self._prompt = self._column(dialect.prompt)
         self._output = self._column(dialect.output)
-        self.prompt_field = header[self._prompt]
+        self.prompt_field = self._names[self._prompt]
         self._arrival = _find(header, list(dialect.arrival))
         self.has_arrivals = self._arrival >= 0
         self._unit = dialect.arrival[header[self._arrival]] if self.has_arrivals else 0
@@ -187,8 +189,8 @@ class CsvParser:
         dialect = self._dialect
         known = {*dialect.arrival, *dialect.prompt, *dialect.output, *dialect.ignored}
         known |= {*dialect.texts, *dialect.numbers}
-        for name in self._header:
-            if name not in known:
+        for name in self._names:
+            if name.lower() not in known:
                 notes.warn(f"unknown column {name!r} is ignored")
 
     def parse(self, chunk: Chunk, notes: Notes) -> Block:
@@ -224,7 +226,7 @@ class CsvParser:
         return values
 
     def _count(self, text: str, line: int, column: int) -> int:
-        name, low = self._header[column], 0 if self._dialect.skip_zero else 1
+        name, low = self._names[column], 0 if self._dialect.skip_zero else 1
         return self._integer(text, line, name, low, TOKENS_MAX)
 
     def _integer(self, text: str, line: int, name: str, low: int, high: int) -> int:
@@ -246,7 +248,7 @@ class CsvParser:
             values, bad = read_stamps(fields, self._arrival)
         else:
             values, bad = read_decimals(fields, self._arrival, self._unit)
-        name = self._header[self._arrival]
+        name = self._names[self._arrival]
         for row in np.flatnonzero(bad).tolist():
             values[row] = self._instant(fields.raw(row, self._arrival), int(numbers[row]), name)
         return values
@@ -288,7 +290,7 @@ class CsvParser:
                 if text:
                     low = -TOKENS_MAX if field == "priority" else -1
                     high = TIME_MAX_NS if field.endswith("_ns") else TOKENS_MAX
-                    name = self._header[column]
+                    name = self._names[column]
                     setattr(line, field, self._integer(text, number, name, low, high))
             self._check_limit(line, number)
             lines.append(line)
@@ -310,7 +312,7 @@ class CsvParser:
             empty: Mask = values == 0
             count = int(empty.sum())
             if count:
-                notes.skip(f"rows with {self._header[column]} 0", count)
+                notes.skip(f"rows with {self._names[column]} 0", count)
                 block = block.take(~empty)
         return block
 
