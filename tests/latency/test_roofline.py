@@ -1,0 +1,237 @@
+"""The roofline backend: exact sums, physical bounds, and laws that any GPU obeys."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emu.catalogue import GpuSpec, list_gpus, list_models, lookup_gpu, lookup_model, sizes
+from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
+from emu.latency.host import ASYNC_SCHEDULING, NO_OVERHEAD
+from emu.latency.roofline import RooflineBackend, _window_pairs
+from emu.latency.roofline_ops import Efficiency, Ops, default_collective, efficiency
+
+LLAMA = "Llama-3.1-8B"
+
+
+def make(model=LLAMA, gpu="H100", **options):
+    options.setdefault("host", NO_OVERHEAD)
+    return RooflineBackend(lookup_model(model), lookup_gpu(gpu), **options)
+
+
+def decode(count, context):
+    return BatchShape(
+        decode_count=count,
+        decode_context_sum=count * context,
+        decode_context_max=context,
+        decode_context_min=context,
+        sequences=count,
+    )
+
+
+def prefill(*chunks):
+    return BatchShape(
+        prefill_new=[new for new, _ in chunks],
+        prefill_context=[context for _, context in chunks],
+        sequences=len(chunks),
+    )
+
+
+BACKENDS = [
+    make(),
+    make("Qwen3-30B-A3B", "RTXPRO6000", tp=2, pp=3),
+    make("gpt-oss-20b", "H100", host=ASYNC_SCHEDULING),
+    make("DeepSeek-V3", "H200", tp=8, pp=2),
+    make("Mistral-7B-v0.1", "L4", pp=2, round_tokens_to=8),
+]
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.sampled_from(BACKENDS),
+    st.integers(1, 300),
+    st.integers(0, 5 * 10**6),
+    st.integers(1, 80),
+    st.sampled_from([(0, -1), (3, 9), (0, 5), (11, -1)]),
+)
+def test_a_leap_equals_its_steps(backend, count, context_sum, steps, layers):
+    shape = decode(count, 0)
+    shape.decode_context_sum = context_sum
+    shape.start_layer, shape.layers = layers
+    leap = backend.decode_run_ns(shape, steps)
+    assert leap.dtype == np.int64
+    assert leap.tolist() == stepped_decode_run(backend, shape, steps).tolist()
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.sampled_from(BACKENDS),
+    st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 9000)), max_size=4),
+    st.integers(0, 100),
+    st.sampled_from([(0, -1), (3, 9), (0, 5), (11, -1)]),
+)
+def test_parts_sum_to_the_whole(backend, chunks, decodes, layers):
+    shape = prefill(*chunks)
+    shape.decode_count, shape.decode_context_sum = decodes, 700 * decodes
+    shape.sequences += decodes
+    shape.start_layer, shape.layers = layers
+    total = backend.iteration_ns(shape)
+    components = backend.components_ns(shape)
+    assert set(components) <= set(COMPONENTS)
+    assert min(components.values()) >= 0
+    assert sum(components.values()) == total == sum(backend.stage_ns(shape)) >= 1
+
+
+def test_layers_are_additive():
+    backend = make()
+    whole = prefill((512, 0))
+    first, last = prefill((512, 0)), prefill((512, 0))
+    first.layers, last.start_layer = 20, 20
+    parts = backend.iteration_ns(first) + backend.iteration_ns(last)
+    assert abs(parts - backend.iteration_ns(whole)) <= 1  # one rounding each
+    assert backend.components_ns(first)["lm_head"] == 0
+    assert backend.components_ns(last)["embedding"] == 0
+
+
+@pytest.mark.parametrize("model", list_models())
+def test_no_model_is_faster_than_its_bytes(model):
+    spec = lookup_model(model)
+    backend = make(model, "H200")
+    step_s = backend.iteration_ns(decode(1, 1)) / 1e9
+    touched = sizes.active_parameter_count(spec) - sizes.embedding_params(spec)
+    bits = 4.25 if spec.expert_dtype == "mxfp4" else 8 if spec.linear_dtype == "fp8" else 16
+    assert step_s > touched * bits / 8 / 4.8e12
+    # ... nor than the arithmetic of its prompt
+    prompt_s = backend.iteration_ns(prefill((4096, 0))) / 1e9
+    assert prompt_s > 2 * 4096 * (touched - spec.vocab * spec.hidden) / 1.98e15
+
+
+@pytest.mark.parametrize("gpu", list_gpus())
+def test_laws_hold_on_every_gpu(gpu):
+    backend = make(LLAMA, gpu)
+    by_batch = [backend.iteration_ns(decode(n, 1024)) for n in (1, 8, 64, 256)]
+    assert by_batch == sorted(by_batch)
+    assert by_batch[-1] < 256 / 4 * by_batch[0]  # batching pays
+    by_context = [backend.iteration_ns(decode(8, c)) for c in (0, 100, 1000, 10_000)]
+    assert by_context == sorted(set(by_context))
+    by_prompt = [backend.iteration_ns(prefill((n, 0))) for n in (32, 256, 2048, 8192)]
+    assert by_prompt == sorted(by_prompt)
+    # A cached prefix saves work; two halves cost no less than the whole.
+    assert backend.iteration_ns(prefill((1024, 1024))) < backend.iteration_ns(prefill((2048, 0)))
+    two = backend.iteration_ns(prefill((1024, 0))) + backend.iteration_ns(prefill((1024, 1024)))
+    assert two > backend.iteration_ns(prefill((2048, 0)))
+
+
+def test_tensor_parallelism_speeds_up_less_than_linearly():
+    one, eight = make("Llama-3.1-70B", "H200"), make("Llama-3.1-70B", "H200", tp=8)
+    for shape in (decode(16, 2000), prefill((4096, 0))):
+        gain = one.iteration_ns(shape) / eight.iteration_ns(shape)
+        assert 3 < gain < 8
+    assert eight.components_ns(decode(16, 2000))["collectives"] > 0
+    assert one.components_ns(decode(16, 2000))["collectives"] == 0
+
+
+def test_pipeline_stages_share_the_layers_and_send():
+    backend = make(pp=4)
+    stages = backend.stage_ns(prefill((1024, 0)))
+    assert len(stages) == 4
+    sent = backend.components_ns(prefill((1024, 0)))["pipeline"]
+    default = default_collective(lookup_gpu("H100"), Efficiency())
+    assert sent == 3 * default("send", 1024 * 4096 * 2, 2)
+    assert max(stages) < 2 * min(stages)
+
+
+def test_collectives_are_asked_for_what_moves():
+    asked = []
+
+    def collective_ns(kind, size_bytes, ranks):
+        asked.append((kind, size_bytes, ranks))
+        return 7
+
+    backend = make(tp=2, collective_ns=collective_ns)
+    components = backend.components_ns(decode(10, 100))
+    reduce = ("all-reduce", 10 * 4096 * 2, 2)
+    assert asked == [reduce, reduce, reduce, ("all-gather", 10 * 64_128 * 2, 2)]
+    assert components["collectives"] == 7 * (2 * 32 + 1 + 1)
+
+
+def test_experts_over_a_data_parallel_group_exchange_tokens():
+    asked = []
+
+    def collective_ns(kind, size_bytes, ranks):
+        asked.append((kind, size_bytes, ranks))
+        return 0
+
+    backend = make("Qwen3-30B-A3B", ep=2, collective_ns=collective_ns)
+    shape = decode(5, 100)
+    shape.padded_tokens = 8
+    alone = make("Qwen3-30B-A3B").components_ns(shape)["moe"]
+    shared = backend.components_ns(shape)["moe"]
+    stream = 8 * 2048 * 2
+    assert asked == [("all-gather", stream, 2), ("reduce-scatter", 2 * stream, 2)]
+    assert 0.5 * alone < shared < alone
+
+
+def test_decode_attention_by_hand():
+    """4,096 bytes of KV a token and layer at 85 % of 3,352 GB/s, 32 layers, 8 x 1,001 tokens."""
+    backend = make()
+    found = backend.components_ns(decode(8, 1000))["attention_decode"] - 32 * 8_000
+    assert found == pytest.approx(32 * 8 * 1001 * 4096 / (3352 * 0.85), rel=1e-4)
+
+
+def test_prefill_attention_by_hand():
+    """Long prompt: pairs under the causal mask at 60 % of 989.4 TFLOP/s."""
+    backend = make()
+    found = backend.components_ns(prefill((8192, 0)))["attention_prefill"] - 32 * 8_000
+    flops = 32 * 32 * 4 * 128 * 8192 * 8193 / 2
+    assert found == pytest.approx(flops / (989.4e12 * 0.6) * 1e9, rel=1e-4)
+
+
+def test_a_large_product_by_hand():
+    """8192 x 14336 x 4096 on 132 processors: 28 waves of 128 x 256 tiles, 3.7 tiles more."""
+    ops = Ops(lookup_gpu("H100"), Efficiency(), 2)
+    plain_s = 2 * 8192 * 14_336 * 4096 / (989.4e12 * 0.8)
+    assert 1 <= ops.gemm_s(8192, 14_336, 4096, "bfloat16") / plain_s < 1.1
+    memory_s = 14_336 * 4096 * 2 / (3352e9 * 0.88)
+    assert ops.gemm_s(1, 14_336, 4096, "bfloat16") == pytest.approx(memory_s + 2e-6, rel=0.02)
+    assert ops.gemm_s(1, 14_336, 4096, "fp8") == pytest.approx(memory_s / 2 + 2e-6, rel=0.02)
+
+
+@given(st.integers(1, 60), st.integers(0, 60), st.integers(1, 60))
+@settings(max_examples=60, deadline=None)
+def test_window_pairs_count_what_each_query_sees(new, context, window):
+    expected = sum(min(context + i, window) for i in range(1, new + 1))
+    assert _window_pairs(new, context, window) == expected
+
+
+def test_windows_bound_attention():
+    spec = lookup_model("Mistral-7B-v0.1")  # window of 4,096 in every layer
+    backend = RooflineBackend(spec, lookup_gpu("H100"), host=NO_OVERHEAD)
+    assert backend.iteration_ns(decode(4, 4095)) == backend.iteration_ns(decode(4, 30_000))
+    assert backend.iteration_ns(decode(4, 4095)) > backend.iteration_ns(decode(4, 4000))
+
+
+def test_a_slow_custom_gpu_does_not_overflow():
+    gpu = GpuSpec(name="slow", memory_gib=80, memory_gbytes_per_s=0.001, tflops_fp16=0.01)
+    backend = RooflineBackend(lookup_model("Llama-2-70b"), gpu, host=NO_OVERHEAD)
+    shape = decode(256, 100_000)
+    assert (
+        backend.decode_run_ns(shape, 20).tolist() == stepped_decode_run(backend, shape, 20).tolist()
+    )
+
+
+def test_host_time_is_added_once_for_an_iteration():
+    with_host, without = make(pp=2, host=ASYNC_SCHEDULING), make(pp=2)
+    shape = decode(10, 100)
+    difference = with_host.iteration_ns(shape) - without.iteration_ns(shape)
+    assert difference == 300_000 + 10 * 2_000
+    assert with_host.components_ns(shape)["cpu_overhead"] == difference
+
+
+def test_efficiencies_may_be_given():
+    assert efficiency() == Efficiency()
+    assert efficiency(memory=0.44).kv_memory == pytest.approx(0.425)
+    assert efficiency(compute=1.0, memory=1.0).kv_memory <= 1
+    shape = prefill((8192, 0))
+    slow = make(efficiency=efficiency(compute=0.4))
+    assert slow.components_ns(shape)["dense"] > 1.8 * make().components_ns(shape)["dense"]
