@@ -4,8 +4,11 @@ Owns the efficiencies and the cost of each kind of operation; `roofline.py` comp
 of them. An operation takes the longer of its arithmetic and its memory traffic, plus a fixed time
 for filling and draining the machine. The longer is meant softly (`_overlapped_s`): where the two
 are near, loads and products of a kernel get into each other's way. One set of constants serves
-all GPUs and models; each is argued below, none belongs to one of the measured cases that
-`tests/latency/test_roofline_measured.py` compares with.
+all GPUs and models. Each lies in a range argued below; where in it (`memory`, the softness, and
+the query tile in `roofline.py`) was settled once against all the measured cases together that
+`tests/latency/test_roofline_measured.py` lists, for none of them in particular. Known to be off
+by most: a GPU that holds its boost clock under load (RTX 4090: products reach 98 % of the quoted
+peak, prompts come out 20 to 30 % too slow); `latency.compute_efficiency` is for such cases.
 """
 
 from __future__ import annotations
