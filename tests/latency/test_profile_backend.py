@@ -1,0 +1,225 @@
+"""An iteration from a small bundle of our own: sums by hand, and what must hold for any batch."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from profile_vectors import write_bundle
+
+from emu.errors import InputError
+from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
+from emu.latency.moe_gate import GateShape, make_gate
+from emu.latency.profile import ProfileBackend, stage_bounds
+from emu.latency.profile_bundle import read_bundle
+from emu.latency.profile_rows import HostMemory, Parallel, ProfileModel
+
+SMALL = settings(max_examples=80, deadline=None)
+LAYERS = 5
+
+
+@cache
+def bundle(tp: int, moe: bool, skew: bool):
+    with TemporaryDirectory() as folder:
+        made = write_bundle(Path(folder), tp2=tp == 2, moe=moe, skew=skew)
+        return read_bundle(made, tp)
+
+
+def collective_ns(kind: str, size: int, ranks: int) -> int:
+    return {"all_reduce": 7, "all_gather": 11, "reduce_scatter": 13, "point_to_point": 17}[
+        kind
+    ] * 1000 + size // ranks
+
+
+def backend(tp=1, pp=1, ep=1, *, moe=False, skew=False, policy="balanced", mixed=False, **more):
+    flags = (False, True, True, False, True) if mixed else ()
+    model = ProfileModel(layers=LAYERS, hidden=64, experts=4 if moe else 0, moe_layers=flags)
+    gate = make_gate(policy, GateShape(experts=4, per_token=2, ranks=ep)) if moe else None
+    return ProfileBackend(
+        bundle(tp, moe, skew),
+        model,
+        Parallel(tensor=tp, pipeline=pp, expert=ep),
+        collective_ns=collective_ns,
+        gate=gate,
+        **more,
+    )
+
+
+def test_one_prompt_by_hand():
+    shape = BatchShape(prefill_new=[16], prefill_context=[0], sequences=1)
+    at_16 = {"embedding": 2500, "layernorm": 5000, "qkv": 25_000, "o": 12_500, "down": 50_000}
+    block = at_16["layernorm"] + at_16["qkv"] + 10_920 + at_16["o"] + at_16["down"]
+    head = 7_500 + 100_000 + 4_000
+    expected = at_16["embedding"] + LAYERS * block + head
+    assert backend().iteration_ns(shape) == expected
+    memory = HostMemory(gbytes_per_s=3, latency_ns=10)
+    with_memory = backend(host_memory=memory).iteration_ns(shape)
+    assert with_memory == expected + 2 * (10 + 64 // 3)
+    with_host = backend(host_ns=lambda shape: 1000 * shape.sequences).iteration_ns(shape)
+    assert with_host == expected + 1000
+
+
+def test_prompts_are_merged_and_every_member_makes_logits():
+    apart = BatchShape(prefill_new=[6, 10], prefill_context=[16, 0], sequences=2)
+    merged = BatchShape(prefill_new=[16], prefill_context=[16], sequences=2)
+    unfinished = BatchShape(prefill_new=[6, 10], prefill_context=[16, 0], sequences=9)
+    assert backend().iteration_ns(apart) == backend().iteration_ns(merged)
+    logits_of_2, logits_of_9 = 101_000 + 6_000, 108_000 + 20_000
+    difference = backend().iteration_ns(unfinished) - backend().iteration_ns(apart)
+    assert difference == logits_of_9 - logits_of_2
+
+
+def test_the_first_of_a_tensor_parallel_group_leads_by_its_load():
+    shape = BatchShape(prefill_new=[16], prefill_context=[0], sequences=1)
+    memory = HostMemory(gbytes_per_s=1)
+    two = backend(2, host_memory=memory).components_ns(shape)
+    four = backend(2, 2, host_memory=memory).components_ns(shape)
+    assert (two["memory"], four["memory"]) == (3 * 64, 2 * 64)
+    assert two["collectives"] == 2 * LAYERS * (7000 + 16 * 64 * 2 // 2)
+    assert four["pipeline"] == 17_000 + 16 * 64 * 2 // 2
+
+
+def test_padding_of_a_data_parallel_group():
+    own = BatchShape(
+        decode_count=1, decode_context_sum=1, decode_context_max=1, decode_context_min=1,
+        sequences=1, padded_tokens=16,
+    )  # fmt: skip
+    prompt = BatchShape(prefill_new=[16], prefill_context=[0], sequences=16)
+    mine, theirs = backend().components_ns(own), backend().components_ns(prompt)
+    for component in COMPONENTS:
+        if not component.startswith("attention"):
+            assert mine[component] == theirs[component], component
+    assert mine["attention_decode"] == LAYERS * 5_908  # one decode at the least profiled history
+    small = BatchShape(prefill_new=[16], prefill_context=[0], sequences=1, padded_tokens=8)
+    assert backend().iteration_ns(small) == backend().iteration_ns(
+        BatchShape(prefill_new=[16], prefill_context=[0], sequences=1)
+    )
+
+
+def test_experts_wait_for_the_slowest_rank_and_leave_out_idle_ones():
+    shape = BatchShape(prefill_new=[64], prefill_context=[0], sequences=1)
+    balanced = backend(ep=2, moe=True).components_ns(shape)
+    # 64 tokens, 2 of 4 experts each: round(64 * 3/4) = 48 tokens and both experts on each rank.
+    assert balanced["moe"] == LAYERS * (30_000 + 30_000 * 47 // 63)
+    stuck = make_gate("round_robin", GateShape(experts=4, per_token=2, ranks=2), faithful=True)
+    model = ProfileModel(layers=LAYERS, hidden=64, experts=4)
+    one_sided = ProfileBackend(
+        bundle(1, True, False), model, Parallel(expert=2), collective_ns=collective_ns, gate=stuck
+    )
+    assert one_sided.components_ns(shape)["moe"] == LAYERS * 60_000
+    assert one_sided.expert_loads(shape).rank_tokens == (64, 0)
+    dispatch, combine = 32 * (64 + 4) * 2, 64 * 64 * 2
+    exchange = 11_000 + dispatch // 2 + 13_000 + combine // 2
+    assert one_sided.components_ns(shape)["collectives"] == LAYERS * exchange
+
+
+def test_models_may_mix_dense_and_expert_layers():
+    shape = BatchShape(prefill_new=[64], prefill_context=[0], sequences=1)
+    all_experts = backend(moe=True).components_ns(shape)
+    some = backend(moe=True, mixed=True).components_ns(shape)
+    assert some["moe"] == all_experts["moe"] * 3 // 5
+
+
+def test_one_expert_rank_exchanges_nothing():
+    shape = BatchShape(prefill_new=[64], prefill_context=[0], sequences=1)
+    assert backend(moe=True).components_ns(shape)["collectives"] == 0
+    assert backend().expert_loads(shape) is None
+
+
+def test_remaining_layers_go_to_the_stages_before_the_last():
+    assert stage_bounds(5, 3) == [0, 2, 4, 5]
+    assert stage_bounds(32, 4) == [0, 8, 16, 24, 32]
+    assert stage_bounds(7, 5) == [0, 1, 2, 4, 6, 7]
+    assert stage_bounds(4, 1) == [0, 4]
+
+
+def test_more_stages_than_layers_are_refused():
+    with pytest.raises(InputError, match="6 stages for 5 layers"):
+        backend(pp=6)
+
+
+CONTEXTS = st.lists(st.integers(1, 400), min_size=1, max_size=12)
+
+
+@st.composite
+def shapes(draw):
+    prompts = draw(st.lists(st.tuples(st.integers(2, 40), st.integers(0, 300)), max_size=3))
+    contexts = draw(CONTEXTS if not prompts else st.one_of(st.just([]), CONTEXTS))
+    return BatchShape(
+        prefill_new=[new for new, _ in prompts],
+        prefill_context=[context for _, context in prompts],
+        decode_count=len(contexts),
+        decode_context_sum=sum(contexts),
+        decode_context_max=max(contexts, default=0),
+        decode_context_min=min(contexts, default=0),
+        sequences=len(prompts) + len(contexts),
+        padded_tokens=draw(st.sampled_from([0, 0, 150])),
+    )
+
+
+MEMORY = HostMemory(gbytes_per_s=2, latency_ns=5)
+BACKENDS = [
+    backend(host_memory=MEMORY),
+    backend(skew=True, host_ns=lambda shape: 500 + 3 * shape.sequences),
+    backend(2, 3, host_memory=MEMORY, host_ns=lambda shape: 250),
+    backend(pp=2, ep=2, moe=True, mixed=True, skew=True),
+    backend(ep=2, moe=True, policy="random"),
+    backend(ep=4, moe=True, policy="skewed", host_memory=MEMORY),
+]
+
+
+@SMALL
+@given(st.sampled_from(BACKENDS), shapes())
+def test_stages_and_components_add_up(of, shape):
+    whole = of.iteration_ns(shape)
+    assert sum(of.stage_ns(shape)) == whole
+    parts = of.components_ns(shape)
+    assert sum(parts.values()) == whole
+    assert list(parts) == list(COMPONENTS)
+    assert min(parts.values()) >= 0
+
+
+@SMALL
+@given(st.sampled_from(BACKENDS[:1] + BACKENDS[3:]), shapes(), st.integers(1, LAYERS - 1))
+def test_layers_in_two_parts_cost_what_they_cost_at_once(of, shape, cut):
+    """A relayed batch: one replica runs the first layers, another the rest."""
+    whole = sum(of.stage_ns(shape))
+    shape.layers = cut
+    first = of.iteration_ns(shape)
+    shape.start_layer, shape.layers = cut, -1
+    second = of.iteration_ns(shape)
+    # The hop between stages is paid by whoever's layers lie on both sides of it.
+    bounds = of._bounds[1:-1]
+    hop = of._rows.of_tokens(shape.padded_tokens or shape.new_tokens).hop * (cut in bounds)
+    assert first + second == whole - hop
+    assert sum(of.components_ns(shape).values()) == second
+
+
+@SMALL
+@given(st.sampled_from(BACKENDS), CONTEXTS, st.integers(1, 300), st.sampled_from([0, 20]))
+def test_decode_runs_equal_stepping(of, contexts, steps, padded):
+    shape = BatchShape(
+        decode_count=len(contexts),
+        decode_context_sum=sum(contexts),
+        decode_context_max=max(contexts),
+        decode_context_min=min(contexts),
+        sequences=len(contexts),
+        padded_tokens=padded,
+    )
+    run = of.decode_run_ns(shape, steps)
+    assert run.tolist() == stepped_decode_run(of, shape, steps).tolist()
+
+
+def test_equal_batches_are_routed_equally_and_others_differently():
+    of = BACKENDS[4]
+    shapes = [
+        BatchShape(decode_count=3, decode_context_sum=s, decode_context_max=s, sequences=3)
+        for s in range(300, 360, 3)
+    ]
+    loads = [of.expert_loads(shape) for shape in shapes]
+    assert loads == [of.expert_loads(shape) for shape in shapes]
+    assert len({load.expert_tokens for load in loads}) > 3
