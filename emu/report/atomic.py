@@ -33,7 +33,7 @@ RUN_FILES: Final = (
     "transitions.csv",
     "marks.csv",
     "trace.json.gz",
-    "itl.csv",
+    "itl.json",
     "events.jsonl",
     "report.html",
     "run.json",

@@ -1,10 +1,13 @@
 """Gaps between output tokens, pooled over all requests: exact mean and maximum, close percentiles.
 
     gaps = GapLog()
-    gaps.add_gap(ns, count=1)           # `count` tokens each came `ns` after the one before
-    gaps.add_gaps([ns, ns, ...])        # single gaps
-    gaps.add_run(cumulative_ends, count)    # a leap: step j took ends[j] - ends[j-1] (ends[-1] = 0)
-    stats = gaps.finish()               # GapStats, in ns
+    gaps.add_gap(ns, count=1, at_ns=now)    # `count` tokens each came `ns` after the one before
+    gaps.add_gaps([ns, ns, ...], at_ns=now)     # single gaps
+    gaps.add_run(cumulative_ends, count, start_ns)  # a leap: step j took ends[j] - ends[j-1],
+                                                    # ends[-1] being 0, and ended at start + ends[j]
+    stats = gaps.finish()                   # GapStats, in ns
+
+Times are only for the picture over time (`GapStats.heat`) and may be left out.
 
 Up to `EXACT_SAMPLES` gaps are kept as they are and every figure is exact. Beyond, they fall into
 a log-linear histogram of 2048 bins per octave: values below 4096 ns are exact, a larger one is
@@ -32,6 +35,10 @@ _SUB_BITS: Final = 11
 _SUB: Final = 1 << _SUB_BITS
 _BINS: Final = (63 - _SUB_BITS) * _SUB + _SUB
 _BUFFER: Final = 1 << 15
+_HEAT_COLUMNS: Final = 256
+_HEAT_FIRST_WIDTH_NS: Final = 250_000_000
+HEAT_BINS_PER_OCTAVE: Final = 4
+_HEAT_ROWS: Final = 64 * HEAT_BINS_PER_OCTAVE
 
 
 class GapStats(msgspec.Struct):
@@ -47,6 +54,9 @@ class GapStats(msgspec.Struct):
     values: Int64Array
     """Distinct gaps in ascending order (bin middles if not exact)."""
     counts: Int64Array
+    heat_width_ns: int
+    heat: Int64Array
+    """Gaps by [interval of `heat_width_ns`, bin of `HEAT_BINS_PER_OCTAVE` per octave of ns]."""
 
     def percentile_ns(self, percent: float) -> float:
         """Linear interpolation between the nearest ranks; 0 without samples."""
@@ -66,9 +76,12 @@ class GapLog:
     def __init__(self) -> None:
         self._single_values: list[int] = []
         self._single_counts: list[int] = []
+        self._single_times: list[int] = []
         self._run_values = np.empty(_BUFFER, dtype=np.int64)
         self._run_counts = np.empty(_BUFFER, dtype=np.int64)
+        self._run_times = np.empty(_BUFFER, dtype=np.int64)
         self._run_length = 0
+        self._heat = _Heat()
         self._exact: list[tuple[Int64Array, Int64Array]] | None = []
         self._bins: Int64Array | None = None
         self._samples = 0
@@ -76,24 +89,26 @@ class GapLog:
         self._min_ns = -1
         self._max_ns = 0
 
-    def add_gap(self, ns: int, count: int = 1) -> None:
+    def add_gap(self, ns: int, count: int = 1, at_ns: int = -1) -> None:
         """`count` tokens came `ns` after the one before them."""
         if count > 0:
             self._single_values.append(ns)
             self._single_counts.append(count)
+            self._single_times.append(at_ns)
             if len(self._single_values) >= _BUFFER:
                 self._flush_singles()
 
-    def add_gaps(self, gaps_ns: Iterable[int]) -> None:
+    def add_gaps(self, gaps_ns: Iterable[int], at_ns: int = -1) -> None:
         """Single gaps."""
         before = len(self._single_values)
         self._single_values.extend(gaps_ns)
         added = len(self._single_values) - before
         self._single_counts.extend([1] * added)
+        self._single_times.extend([at_ns] * added)
         if len(self._single_values) >= _BUFFER:
             self._flush_singles()
 
-    def add_run(self, cumulative_ends: Int64Array, count: int) -> None:
+    def add_run(self, cumulative_ends: Int64Array, count: int, start_ns: int = -1) -> None:
         """Steps of a leap, each giving one token to `count` members. The array is not kept."""
         steps = len(cumulative_ends)
         if count <= 0 or steps == 0:
@@ -111,6 +126,10 @@ class GapLog:
             self._run_values[at] = piece[0] - previous
             np.subtract(piece[1:], piece[:-1], out=self._run_values[at + 1 : end])
             self._run_counts[at:end] = count
+            if start_ns >= 0:
+                np.add(piece, start_ns, out=self._run_times[at:end])
+            else:
+                self._run_times[at:end] = -1
             self._run_length = end
             previous = piece[-1]
             start += len(piece)
@@ -133,6 +152,8 @@ class GapLog:
             is_exact=self._exact is not None,
             values=values,
             counts=counts,
+            heat_width_ns=self._heat.width_ns,
+            heat=self._heat.used(),
         )
 
     def _flush_singles(self) -> None:
@@ -140,17 +161,21 @@ class GapLog:
             self._add(
                 np.array(self._single_values, dtype=np.int64),
                 np.array(self._single_counts, dtype=np.int64),
+                np.array(self._single_times, dtype=np.int64),
             )
             self._single_values.clear()
             self._single_counts.clear()
+            self._single_times.clear()
 
     def _flush_runs(self) -> None:
         if self._run_length:
             length = self._run_length
             self._run_length = 0
-            self._add(self._run_values[:length], self._run_counts[:length])
+            self._add(
+                self._run_values[:length], self._run_counts[:length], self._run_times[:length]
+            )
 
-    def _add(self, values: Int64Array, counts: Int64Array) -> None:
+    def _add(self, values: Int64Array, counts: Int64Array, times: Int64Array) -> None:
         low = int(values.min())
         high = int(values.max())
         if low < 0:
@@ -160,6 +185,7 @@ class GapLog:
         self._sum_ns += _weighted_sum(values, counts, high * total)
         self._min_ns = low if self._min_ns < 0 else min(self._min_ns, low)
         self._max_ns = max(self._max_ns, high)
+        self._heat.add(values, counts, times)
         if self._exact is not None:
             self._exact.append((values.copy(), counts.copy()))
             if self._samples <= EXACT_SAMPLES:
@@ -176,6 +202,42 @@ class GapLog:
         assert self._bins is not None
         used = np.flatnonzero(self._bins)
         return bin_middle(used), self._bins[used]
+
+
+class _Heat:
+    """Counts by time and size. The width doubles when the run outgrows the columns, so that the
+    result is the same as if the last width had been known from the start."""
+
+    def __init__(self) -> None:
+        self.width_ns = _HEAT_FIRST_WIDTH_NS
+        self._counts = np.zeros((_HEAT_COLUMNS, _HEAT_ROWS), dtype=np.int64)
+        self._last = -1
+
+    def add(self, values: Int64Array, counts: Int64Array, times: Int64Array) -> None:
+        known = times >= 0
+        if not known.all():
+            values, counts, times = values[known], counts[known], times[known]
+            if len(times) == 0:
+                return
+        last_ns = int(times.max())
+        while last_ns // self.width_ns >= _HEAT_COLUMNS:
+            pairs = self._counts.reshape(_HEAT_COLUMNS // 2, 2, _HEAT_ROWS).sum(axis=1)
+            self._counts[: _HEAT_COLUMNS // 2] = pairs
+            self._counts[_HEAT_COLUMNS // 2 :] = 0
+            self.width_ns *= 2
+            self._last //= 2
+        columns = times // self.width_ns
+        self._last = max(self._last, int(columns.max()))
+        np.add.at(self._counts, (columns, heat_row(values)), counts)
+
+    def used(self) -> Int64Array:
+        return self._counts[: self._last + 1].copy()
+
+
+def heat_row(values: Int64Array) -> Int64Array:
+    """Bin of a gap in the picture over time."""
+    logs = np.log2(np.maximum(values, 1).astype(np.float64)) * HEAT_BINS_PER_OCTAVE
+    return np.minimum(logs.astype(np.int64), _HEAT_ROWS - 1)
 
 
 def bin_index(values: Int64Array) -> Int64Array:

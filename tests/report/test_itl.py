@@ -69,13 +69,17 @@ def test_many_samples_keep_the_promised_error(runs) -> None:
 @given(RUNS, st.integers(1, 5), st.booleans())
 def test_cutting_runs_changes_nothing(runs, cut, many) -> None:
     """A leap of n steps and n single steps give the same figures, to the last bit."""
-    whole, pieces, singles = feed(runs), GapLog(), GapLog()
+    whole, pieces, singles = GapLog(), GapLog(), GapLog()
     for gaps, count in runs:
+        ends = np.cumsum(np.array(gaps, dtype=np.int64))
+        whole.add_run(ends, count, 7)
         for start in range(0, len(gaps), cut):
-            pieces.add_run(np.cumsum(np.array(gaps[start : start + cut], dtype=np.int64)), count)
-        for gap in gaps:
-            singles.add_gap(gap, count - 1)
-            singles.add_gaps([gap])
+            before = 7 + int(ends[start - 1]) if start else 7
+            piece = np.cumsum(np.array(gaps[start : start + cut], dtype=np.int64))
+            pieces.add_run(piece, count, before)
+        for gap, end in zip(gaps, ends.tolist()):
+            singles.add_gap(gap, count - 1, 7 + end)
+            singles.add_gaps([gap], 7 + end)
     results = []
     for log in (whole, pieces, singles):
         if many:
@@ -83,7 +87,8 @@ def test_cutting_runs_changes_nothing(runs, cut, many) -> None:
         stats = log.finish()
         results.append(
             (stats.samples, stats.mean_ns, stats.std_ns, stats.min_ns, stats.max_ns,
-             [stats.percentile_ns(percent) for percent in PERCENTS])
+             [stats.percentile_ns(percent) for percent in PERCENTS],
+             stats.heat_width_ns, stats.heat.tolist())
         )  # fmt: skip
     assert results[0] == results[1] == results[2]
 
@@ -133,3 +138,16 @@ def test_no_samples_and_negative_gaps() -> None:
     log.add_gap(-1)
     with pytest.raises(ValueError, match="negative: -1 ns"):
         log.finish()
+
+
+def test_heat_counts_every_gap_with_a_time_in_its_interval() -> None:
+    log = GapLog()
+    log.add_run(np.array([100_000_000, 300_000_000]), 3, start_ns=0)
+    log.add_gap(1_000)
+    log.add_gap(50_000_000, 2, at_ns=600_000_000_000)
+    stats = log.finish()
+    assert stats.heat_width_ns == 4_000_000_000
+    assert stats.heat.shape[0] == 151
+    assert stats.heat.sum() == 8
+    assert (stats.heat[0].sum(), stats.heat[150].sum()) == (6, 2)
+    assert stats.heat[0, itl.heat_row(np.array([100_000_000]))[0]] == 3

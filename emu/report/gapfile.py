@@ -1,0 +1,75 @@
+"""`itl.json`: the distribution of inter-token gaps, small enough to draw and compare later.
+
+    write_gaps(directory / "itl.json", gaps.finish())
+    read_gaps(directory / "itl.json")
+
+The summary has the figures; this file has the curve. Beyond `VALUES_MAX` distinct gaps the values
+are gathered into 128 bins per octave (within 0.4 %), at the bin's mean.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from emu.errors import InputError
+from emu.report.atomic import write_bytes
+from emu.report.itl import HEAT_BINS_PER_OCTAVE, GapStats
+
+VALUES_MAX: Final = 4096
+_BINS_PER_OCTAVE: Final = 128
+
+
+class GapFile(msgspec.Struct, kw_only=True):
+    """Content of itl.json."""
+
+    samples: int
+    values_ns: list[int]
+    """Ascending."""
+    counts: list[int]
+    heat_width_ns: int
+    heat_bins_per_octave: int
+    heat: list[tuple[int, int, int]]
+    """(interval, bin, gaps) where there were any."""
+
+
+def write_gaps(path: Path, gaps: GapStats) -> None:
+    """Write the file, whole or not at all."""
+    values, counts = _thinned(gaps.values, gaps.counts)
+    rows, bins = np.nonzero(gaps.heat)
+    content = GapFile(
+        samples=gaps.samples,
+        values_ns=values.tolist(),
+        counts=counts.tolist(),
+        heat_width_ns=gaps.heat_width_ns,
+        heat_bins_per_octave=HEAT_BINS_PER_OCTAVE,
+        heat=list(zip(rows.tolist(), bins.tolist(), gaps.heat[rows, bins].tolist(), strict=True)),
+    )
+    write_bytes(path, msgspec.json.encode(content) + b"\n")
+
+
+def read_gaps(path: Path) -> GapFile:
+    """Read the file."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=GapFile)
+    except OSError as error:
+        raise InputError(str(path), None, "", error.strerror or str(error)) from None
+    except msgspec.DecodeError as error:
+        raise InputError(str(path), None, "", f"not a gap file of emu: {error}") from None
+
+
+def _thinned(
+    values: NDArray[np.int64], counts: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    if len(values) <= VALUES_MAX:
+        return values, counts
+    bins = (np.log2(np.maximum(values, 1)) * _BINS_PER_OCTAVE).astype(np.int64)
+    starts = np.flatnonzero(np.diff(bins, prepend=-1))
+    totals = np.add.reduceat(counts, starts)
+    # Values ascend, so the floating-point sums are the same for the same distribution.
+    sums = np.add.reduceat(values.astype(np.float64) * counts, starts)
+    return np.rint(sums / totals).astype(np.int64), totals

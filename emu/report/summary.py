@@ -1,0 +1,332 @@
+"""`summary.json`: the figures of a run, named as vLLM's serving benchmark names them.
+
+    summary = build_summary(log.finish(), gaps.finish(), RunFacts(...), slo)
+    write_summary(directory / "summary.json", summary)
+    read_summary(directory / "summary.json")        # also of an interrupted run
+
+Everything here follows from the simulated run alone: no wall clock, no host, no paths; the same
+config and seed give the same bytes. `RunFacts` is what only the cluster knows. What each figure
+means stands in the file itself, under `definitions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from emu.config.schema import SloTable
+from emu.errors import InputError
+from emu.report.atomic import write_bytes
+from emu.report.itl import GapStats
+from emu.report.load import Load, judge_load
+from emu.report.records import RequestStats
+from emu.units import NS_PER_MS, NS_PER_S
+
+METRICS: Final = ("ttft", "tpot", "itl", "e2el")
+STATISTICS: Final = ("mean", "median", "std", "p90", "p95", "p99", "max")
+
+DEFINITIONS: Final = {
+    "ttft": "First token - arrival, of completed requests.",
+    "tpot": "(Last - first token) / (output tokens - 1), 0 for one token; of completed requests.",
+    "itl": "Every gap between two tokens of a request, pooled over all requests.",
+    "e2el": "Last token - arrival, of completed requests.",
+    "percentiles": "Linear interpolation between the nearest ranks (numpy). ITL beyond 100,000 "
+    "gaps: within 2^-11 of the value; means and maxima are always exact.",
+    "duration": "First arrival to last token, s.",
+    "request_throughput": "Completed requests / duration.",
+    "output_throughput": "Output tokens of completed requests / duration.",
+    "total_token_throughput": "Input and output tokens of completed requests / duration.",
+    "request_goodput": "Completed requests that met every objective / duration.",
+    "slo": "Part of the requests that met the objective. Requests that were rejected or failed "
+    "count as missed, those that their client cancelled do not count.",
+    "gpu_seconds": "Simulated time x GPUs that replicas held, by role of the replica; idle = the "
+    "part of it in which a serving replica had no batch.",
+    "prefix_hit_rate": "Prompt tokens found in a cache / prompt tokens of scheduled requests.",
+    "load": "Rule in docs/metrics.md; wait = until first scheduled, plus between replicas.",
+}
+
+
+class RunFacts(msgspec.Struct, kw_only=True):
+    """What the cluster tells about a run beside its requests."""
+
+    end_ns: int = 0
+    """Simulated time at the end."""
+    partial: str = ""
+    """Why the run is not complete; empty if it is."""
+    gpu_ns: Mapping[str, int] = {}
+    """GPUs x ns by role: prefill, decode, colocated, loading, ... Their sum is the total."""
+    idle_gpu_ns: int = 0
+    bytes_moved: Mapping[str, int] = {}
+    """Bytes delivered by kind of flow: kv, weights, ..."""
+    scale_ups: int = 0
+    scale_downs: int = 0
+    faults: Mapping[str, int] = {}
+    """Faults that struck, by kind."""
+    energy_j: Mapping[str, float] | None = None
+    """By part of the machine; None = not modelled."""
+    cost: float | None = None
+    """Price of the GPU time; None = no prices given."""
+    workload_rows: int = 0
+    """Rows that the workload held."""
+    rows_skipped: Mapping[str, int] = {}
+    rows_clipped: Mapping[str, int] = {}
+    digest: str = ""
+    """Digest of (time, actor, event), when the kernel keeps one."""
+
+
+class Slo(msgspec.Struct, kw_only=True):
+    """Objectives and the part of the requests that met them; None = no objective."""
+
+    ttft_ms: float | None
+    tpot_ms: float | None
+    e2e_ms: float | None
+    ttft_attainment: float | None
+    tpot_attainment: float | None
+    e2e_attainment: float | None
+    joint_attainment: float | None
+    requests_counted: int
+
+
+class GpuSeconds(msgspec.Struct, kw_only=True):
+    """GPUs x simulated seconds."""
+
+    total: float
+    by_role: dict[str, float]
+    loading: float
+    idle: float
+
+
+class Summary(msgspec.Struct, kw_only=True):
+    """The file. Key order is that of the fields."""
+
+    partial: bool
+    partial_reason: str
+    completed: int
+    failed: int
+    rejected: int
+    cancelled: int
+    reasons: dict[str, int]
+    num_prompts: int
+    duration: float
+    simulated_s: float
+    request_rate: float
+    total_input_tokens: int
+    total_output_tokens: int
+    output_tokens_of_others: int
+    """Tokens that clients of requests that did not complete received."""
+    request_throughput: float
+    output_throughput: float
+    total_token_throughput: float
+    request_goodput: float | None
+    mean_ttft_ms: float
+    median_ttft_ms: float
+    std_ttft_ms: float
+    p90_ttft_ms: float
+    p95_ttft_ms: float
+    p99_ttft_ms: float
+    max_ttft_ms: float
+    mean_tpot_ms: float
+    median_tpot_ms: float
+    std_tpot_ms: float
+    p90_tpot_ms: float
+    p95_tpot_ms: float
+    p99_tpot_ms: float
+    max_tpot_ms: float
+    mean_itl_ms: float
+    median_itl_ms: float
+    std_itl_ms: float
+    p90_itl_ms: float
+    p95_itl_ms: float
+    p99_itl_ms: float
+    max_itl_ms: float
+    mean_e2el_ms: float
+    median_e2el_ms: float
+    std_e2el_ms: float
+    p90_e2el_ms: float
+    p95_e2el_ms: float
+    p99_e2el_ms: float
+    max_e2el_ms: float
+    itl_samples: int
+    slo: Slo
+    load: Load
+    gpu_seconds: GpuSeconds
+    cost: float | None
+    bytes_moved: dict[str, int]
+    kv_bytes_moved: int
+    preemptions: int
+    recomputed_tokens: int
+    migrations: int
+    scale_ups: int
+    scale_downs: int
+    faults: dict[str, int]
+    prefix_hit_rate: float
+    prefix_hit_tokens: dict[str, int]
+    """total, and by tier: npu (GPU memory), storage (behind it)."""
+    energy_j: dict[str, float] | None
+    workload_rows: int
+    rows_skipped: dict[str, int]
+    rows_clipped: dict[str, int]
+    digest: str
+    definitions: dict[str, str]
+
+    def statistic(self, statistic: str, metric: str) -> float:
+        """`statistic("p99", "ttft")`: ms."""
+        value: float = getattr(self, f"{statistic}_{metric}_ms")
+        return value
+
+
+def build_summary(stats: RequestStats, gaps: GapStats, facts: RunFacts, slo: SloTable) -> Summary:
+    """All figures of a run."""
+    duration_ns = max(stats.last_token_ns - stats.first_arrival_ns, 0)
+    duration_s = duration_ns / NS_PER_S
+    completed = stats.by_status["completed"]
+    attainment, joint = _attainment(stats, slo)
+
+    def per_s(count: int) -> float:
+        return _rounded(count / duration_s) if duration_ns else 0.0
+
+    gpu_s = {role: _rounded(ns / NS_PER_S) for role, ns in facts.gpu_ns.items()}
+    load = judge_load(stats)
+    return Summary(
+        partial=bool(facts.partial),
+        partial_reason=facts.partial,
+        **stats.by_status,
+        reasons=stats.by_reason,
+        num_prompts=stats.requests,
+        duration=_rounded(duration_s),
+        simulated_s=_rounded(facts.end_ns / NS_PER_S),
+        request_rate=load.arrival_rate_per_s,
+        total_input_tokens=stats.prompt_tokens,
+        total_output_tokens=stats.output_tokens,
+        output_tokens_of_others=stats.output_tokens_partial,
+        request_throughput=per_s(completed),
+        output_throughput=per_s(stats.output_tokens),
+        total_token_throughput=per_s(stats.prompt_tokens + stats.output_tokens),
+        request_goodput=None if joint is None else per_s(joint),
+        **_latencies("ttft", stats.columns["ttft"]),
+        **_latencies("tpot", stats.columns["tpot"]),
+        **_gap_latencies(gaps),
+        **_latencies("e2el", stats.columns["e2e"]),
+        itl_samples=gaps.samples,
+        slo=attainment,
+        load=load,
+        gpu_seconds=GpuSeconds(
+            total=_rounded(sum(facts.gpu_ns.values()) / NS_PER_S),
+            by_role=gpu_s,
+            loading=gpu_s.get("loading", 0.0),
+            idle=_rounded(facts.idle_gpu_ns / NS_PER_S),
+        ),
+        cost=None if facts.cost is None else _rounded(facts.cost),
+        bytes_moved=dict(facts.bytes_moved),
+        kv_bytes_moved=facts.bytes_moved.get("kv", 0),
+        preemptions=stats.preemptions,
+        recomputed_tokens=stats.recomputed_tokens,
+        migrations=stats.migrations,
+        scale_ups=facts.scale_ups,
+        scale_downs=facts.scale_downs,
+        faults=dict(sorted(facts.faults.items())),
+        prefix_hit_rate=_rounded(stats.prefix_hit_tokens / max(stats.prefix_prompt_tokens, 1)),
+        prefix_hit_tokens={
+            "total": stats.prefix_hit_tokens,
+            "npu": stats.npu_hit_tokens,
+            "storage": stats.storage_hit_tokens,
+        },
+        energy_j=None
+        if facts.energy_j is None
+        else {part: _rounded(joule) for part, joule in facts.energy_j.items()},
+        workload_rows=facts.workload_rows,
+        rows_skipped=dict(sorted(facts.rows_skipped.items())),
+        rows_clipped=dict(sorted(facts.rows_clipped.items())),
+        digest=facts.digest,
+        definitions=dict(DEFINITIONS),
+    )
+
+
+def write_summary(path: Path, summary: Summary) -> None:
+    """Write the file, whole or not at all."""
+    write_bytes(path, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+
+
+def read_summary(path: Path) -> Summary:
+    """Read a file of this kind; keys of later versions are ignored."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Summary)
+    except OSError as error:
+        raise InputError(str(path), None, "", error.strerror or str(error)) from None
+    except msgspec.DecodeError as error:
+        raise InputError(str(path), None, "", f"not a summary of emu: {error}") from None
+
+
+def _rounded(value: float) -> float:
+    """Six digits behind the point: a millisecond figure keeps its nanoseconds."""
+    return round(value, 6)
+
+
+def _latencies(metric: str, values_ns: NDArray[np.int64]) -> dict[str, Any]:
+    if len(values_ns) == 0:
+        return {f"{statistic}_{metric}_ms": 0.0 for statistic in STATISTICS}
+    p50, p90, p95, p99 = (float(v) for v in np.percentile(values_ns, (50, 90, 95, 99)))
+    # Integer sum: the mean must not depend on the order of completions.
+    figures = (
+        int(values_ns.sum()) / len(values_ns),
+        p50,
+        float(np.sort(values_ns).std()),
+        p90,
+        p95,
+        p99,
+        int(values_ns.max()),
+    )
+    return {
+        f"{statistic}_{metric}_ms": _rounded(figure / NS_PER_MS)
+        for statistic, figure in zip(STATISTICS, figures, strict=True)
+    }
+
+
+def _gap_latencies(gaps: GapStats) -> dict[str, Any]:
+    figures = (
+        gaps.mean_ns,
+        gaps.percentile_ns(50),
+        gaps.std_ns,
+        gaps.percentile_ns(90),
+        gaps.percentile_ns(95),
+        gaps.percentile_ns(99),
+        gaps.max_ns,
+    )
+    return {
+        f"{statistic}_itl_ms": _rounded(figure / NS_PER_MS)
+        for statistic, figure in zip(STATISTICS, figures, strict=True)
+    }
+
+
+def _attainment(stats: RequestStats, slo: SloTable) -> tuple[Slo, int | None]:
+    """Attainments, and how many requests met every objective (None without objectives)."""
+    counted = stats.requests - stats.by_status["cancelled"]
+    completed = stats.by_status["completed"]
+    joint = np.ones(completed, dtype=bool)
+    limits = {"ttft": slo.ttft_ms, "tpot": slo.tpot_ms, "e2e": slo.e2e_ms}
+    parts: dict[str, float | None] = {}
+    for name, limit_ms in limits.items():
+        if not limit_ms:
+            parts[name] = None
+            continue
+        met = stats.columns[name] <= limit_ms * NS_PER_MS
+        joint &= met
+        parts[name] = _rounded(int(met.sum()) / counted) if counted else 0.0
+    has_any = any(limits.values())
+    met_all = int(joint.sum())
+    result = Slo(
+        ttft_ms=slo.ttft_ms or None,
+        tpot_ms=slo.tpot_ms or None,
+        e2e_ms=slo.e2e_ms or None,
+        ttft_attainment=parts["ttft"],
+        tpot_attainment=parts["tpot"],
+        e2e_attainment=parts["e2e"],
+        joint_attainment=(_rounded(met_all / counted) if counted else 0.0) if has_any else None,
+        requests_counted=counted,
+    )
+    return result, met_all if has_any else None
