@@ -109,7 +109,7 @@ class VllmScheduler(CohortScheduler):
         if cohort.count:
             self._leaping = batch
             if not records:
-                batch.max_steps = self._leap_steps(now_ns)
+                batch.max_steps = self._leap_steps(now_ns, has_evicted)
         else:
             batch.decodes = [seat.request for seat, _, _ in records if not seat.prefilling]
         self._records[batch.batch_id] = records
@@ -298,11 +298,13 @@ class VllmScheduler(CohortScheduler):
             request.storage_hit_tokens = hit.lower_tokens
 
     # --- leaps ------------------------------------------------------------------------------
-    def _leap_steps(self, now_ns: int) -> int:
+    def _leap_steps(self, now_ns: int, has_evicted: bool) -> int:
         """Iterations, this one included, that are certainly formed like this one."""
         cohort = self._cohort
         if not self.limits.leap or self._side or now_ns != self._cohort_end_ns:
             return 1
+        if has_evicted and self._queue and not self._is_head_blocked():
+            return 1  # this time nobody was asked; the next iteration may admit
         steps = cohort.steps_to_first_end()
         if self._blocked == BLOCKED_BY_KV and self.block_pool is not None:
             steps = self._steps_to_longer_hit(self.block_pool, steps)
@@ -313,6 +315,16 @@ class VllmScheduler(CohortScheduler):
             steps = 1 + cohort.steps_that_fit(self.pool.blocks_free, steps - 1)
         return steps
 
+    def _is_head_blocked(self) -> bool:
+        """Phase B, had it been run, would have admitted nobody."""
+        if self.table.skip_blocked:
+            return False
+        if len(self._seats) >= self.table.max_num_seqs:
+            return True
+        head = self._queue.head()
+        self._blocked = BLOCKED_BY_KV
+        return not self._fit(head, self.pool.lookup(head), self._budget - self._cohort.count)
+
     def _steps_to_longer_hit(self, pool: BlockPool, limit: int) -> int:
         """Iterations before the blocked head may find a longer prefix than now."""
         if not self.table.reserve_full_sequence:
@@ -320,15 +332,17 @@ class VllmScheduler(CohortScheduler):
         cohort = self._cohort
         if self.table.skip_blocked or pool.tiers:
             return 1 + cohort.steps_before_filled_block(limit - 1)
-        missing = pool.first_missing_key(self._queue.head())
-        if missing is None:
+        wanted = pool.keys_wanted(self._queue.head())
+        if not wanted:
             return limit
-        position, key = missing
-        filled_tokens = (position + 1) * pool.block_size
+        size = pool.block_size
         for seat in cohort.keyed_members():
-            steps = filled_tokens - (cohort.step + seat.offset - 1)
-            if 0 < steps < limit and pool.keys_of(seat.request)[position : position + 1] == [key]:
-                limit = steps
+            computed = cohort.step + seat.offset - 1
+            keys = pool.keys_of(seat.request)
+            for position in range(computed // size, min((computed + limit) // size, len(keys))):
+                if wanted.get(position) == keys[position]:
+                    limit = (position + 1) * size - computed
+                    break
         return limit
 
     def leap_holds(self, batch: Batch) -> bool:

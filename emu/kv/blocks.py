@@ -89,14 +89,21 @@ class BlockPool:
             )
         return keys
 
-    def first_missing_key(self, request: Request) -> tuple[int, int] | None:
-        """(position, key) that would lengthen the request's hit if indexed; None if none could."""
-        keys = self.keys_of(request)
+    def keys_wanted(self, request: Request) -> dict[int, int]:
+        """By position, the keys that would cut the request's need if somebody indexed them.
+
+        The first key that is missing would lengthen the hit; a key whose block is free (it costs
+        one free block to touch) would then be found in a block that is in use.
+        """
+        wanted: dict[int, int] = {}
         usable_tokens = request.prompt_tokens + request.generated_tokens - 1
-        for position, key in enumerate(keys[: usable_tokens // self.block_size]):
-            if key not in self._index:
-                return position, key
-        return None
+        for position, key in enumerate(self.keys_of(request)[: usable_tokens // self.block_size]):
+            block = self._index.get(key)
+            if block is None or self._references[block] == 0:
+                wanted[position] = key
+            if block is None:
+                break
+        return wanted
 
     # --- giving and taking ------------------------------------------------------------------
     def need(self, request: Request, target_tokens: int, hit: Hit = NO_HIT) -> int:
