@@ -82,8 +82,11 @@ class ParsedFile:
             yield self._parser.parse(Chunk(data, 2, 0), Notes())
 
 
-def open_source(path: Path, source: str, format: str, tokenizer: Path | None) -> Source:
-    """The reader of a file; `format` "auto" looks at the content."""
+def open_source(path: Path, source: str, format: str, tokenizer: tuple[Path, str] | None) -> Source:
+    """The reader of a file; `format` "auto" looks at the content.
+
+    `source` and the second part of `tokenizer` are the paths as the user wrote them.
+    """
     file = TextFile(path, source)
     head = file.head()
     if not head.strip():

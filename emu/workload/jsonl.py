@@ -154,6 +154,8 @@ def _is_fine_turn(item: Line | Turn) -> bool:
         return False
     if not (-1 <= item.deadline_ns <= TIME_MAX_NS and -1 <= item.cancel_after_ns <= TIME_MAX_NS):
         return False
+    if not 1 <= item.hash_block_toks <= TOKENS_MAX:
+        return False
     if item.hash_ids is not None and not _has_fine_hashes(item, item.hash_ids):
         return False
     if item.tok_id_ranges is not None and not _has_fine_ranges(item, item.tok_id_ranges):
@@ -162,8 +164,7 @@ def _is_fine_turn(item: Line | Turn) -> bool:
 
 
 def _has_fine_hashes(item: Line | Turn, hashes: list[int]) -> bool:
-    size = item.hash_block_toks
-    if not 1 <= size <= TOKENS_MAX or len(hashes) > -(-item.input_toks // size):
+    if len(hashes) > -(-item.input_toks // item.hash_block_toks):
         return False
     return not hashes or (min(hashes) >= 0 and max(hashes) <= ID_MAX)
 

@@ -293,7 +293,7 @@ def open_workload(
     source: Source
     arrivals: Callable[[], ArrivalStream | None]
     if table.path:
-        tokenizer = base_dir / table.tokenizer if table.tokenizer else None
+        tokenizer = (base_dir / table.tokenizer, table.tokenizer) if table.tokenizer else None
         source = open_source(base_dir / table.path, table.path, table.format, tokenizer)
         label = table.path
         arrivals = _arrivals_for_file(table, source, seed, config_source, notes)

@@ -35,9 +35,10 @@ class ShareGptSource:
     has_arrivals = False
     prompt_field = "conversations"
 
-    def __init__(self, file: TextFile, tokenizer: Path | None) -> None:
+    def __init__(self, file: TextFile, tokenizer: tuple[Path, str] | None) -> None:
+        """`tokenizer`: path of a tokenizer.json, and its name for messages."""
         self._file = file
-        self._count = _estimate if tokenizer is None else _load_tokenizer(tokenizer)
+        self._count = _estimate if tokenizer is None else _load_tokenizer(*tokenizer)
         self._is_estimate = tokenizer is None
         self._kept: list[Block] | None = None
 
@@ -103,17 +104,21 @@ def _estimate(text: str) -> int:
     return ceil_div(len(text.encode("utf-8", "surrogatepass")), _BYTES_PER_TOKEN)
 
 
-def _load_tokenizer(path: Path) -> Callable[[str], int]:
+def _load_tokenizer(path: Path, source: str) -> Callable[[str], int]:
     try:
         from tokenizers import Tokenizer
     except ImportError:
         problem = "needs the package 'tokenizers' (pip install 'emu[tokenizers]')"
-        raise InputError(str(path), None, "tokenizer", problem) from None
+        raise InputError(source, None, "tokenizer", problem) from None
     try:
         text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        problem = getattr(error, "strerror", None) or "not valid UTF-8"
+        raise InputError(source, None, "tokenizer", problem.lower()) from None
+    try:
         tokenizer = Tokenizer.from_str(text)
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise InputError(str(path), None, "tokenizer", f"cannot be read: {error}") from None
+    except Exception as error:  # the package raises nothing narrower for a bad file
+        raise InputError(source, None, "tokenizer", f"cannot be read: {error}") from None
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
