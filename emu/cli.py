@@ -80,7 +80,7 @@ def schema() -> int:
     """JSON Schema of the configuration, for editors."""
     import json
 
-    from emu.config.load import config_schema
+    from emu.config.docs import config_schema
 
     print(json.dumps(config_schema(), indent=2))
     return 0
@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except Exception:  # noqa: BLE001 - the rim: an internal fault says so
+    except Exception:  # the rim: an internal fault says so
         traceback.print_exc()
         return _fail("internal fault in emu (this is a bug; the traceback is above)", 1)
     return status if isinstance(status, int) else 0

@@ -12,9 +12,11 @@ from collections.abc import Sequence
 import msgspec
 
 from emu.actor import Kernel
+from emu.autoscale.kv_reject import KvRejecter
 from emu.batching.base import Batch, ReplicaLimits
 from emu.batching.fcfs import PrefillQueue
 from emu.batching.registry import make_scheduler
+from emu.commands import Commander, check_commands
 from emu.gateway import Gateway, Source
 from emu.latency.base import LatencyBackend
 from emu.latency.registry import LatencyContext, make_latency
@@ -24,11 +26,12 @@ from emu.network.carrier import Carrier
 from emu.plan import Plan, ReplicaPlan
 from emu.recording import Recorder
 from emu.replica.replica import Replica
-from emu.replica.states import ReplicaState, Writer
+from emu.replica.states import GPU_ROLE, ReplicaState, Writer
 from emu.replica.turns import run_replica
+from emu.report.summary import RunFacts
 from emu.request import Request, Status
 from emu.routing.policies import make_router
-from emu.units import NS_PER_S, s_to_ns
+from emu.units import s_to_ns
 
 S = ReplicaState
 _START = {
@@ -99,6 +102,11 @@ class Cluster:
             on_terminal=recorder.terminal,
             cancel=self.cancel,
         )
+        check_commands(config.commands, len(self.replicas), plan.source)
+        self.commander = Commander(self.kernel, self.replicas, config.commands)
+        self.rejecter: KvRejecter | None = None
+        if config.kv_reject is not None and config.kv_reject.enabled:
+            self.rejecter = KvRejecter(self.kernel, self.replicas, config.kv_reject)
         self.kernel.story = self._story
 
     def _make_replica(self, plan: ReplicaPlan, *, has_prefixes: bool, leap: bool | None) -> Replica:
@@ -161,6 +169,8 @@ class Cluster:
             kernel.spawn(run_replica(replica), name=replica.name)
         for replica_id, watcher in self.watchers.items():
             kernel.spawn(watcher.run(), name=f"watcher {replica_id}")
+        if self.rejecter is not None:
+            kernel.spawn(self.rejecter.run(), name="kv rejecter")
         kernel.spawn(self.gateway.run(), name="gateway")
         interval_ms = self.config.output.timeseries_interval_ms
         if interval_ms > 0:
@@ -169,7 +179,9 @@ class Cluster:
         error: BaseException | None = None
         try:
             await kernel.run(limit_ns=s_to_ns(limit_s) if limit_s else None)
-        except Exception as raised:  # noqa: BLE001 - the rim decides what to do with it
+        except Exception as raised:  # the rim decides what to do with it
+            error = raised
+        except KeyboardInterrupt as raised:
             error = raised
         self._close_books()
         return Outcome(error, kernel.now_ns, kernel.events, f"{kernel.digest:016x}")
@@ -196,6 +208,8 @@ class Cluster:
 
     def on_capacity(self, replica: Replica) -> None:
         """Watchers that wait for a destination look again."""
+        if self.rejecter is not None:
+            self.rejecter.changed.notify()
         if self._stuck:
             for watcher in list(self._stuck.values()):
                 watcher.inbox.poke()
@@ -255,7 +269,8 @@ class Cluster:
 
     # --- seeing -------------------------------------------------------------------------------
     def _prefix_match(self, replica_id: int, request: Request) -> int:
-        return self.replicas[replica_id].scheduler.prefix_match(request)
+        match = getattr(self.replicas[replica_id].scheduler, "prefix_match", None)
+        return 0 if match is None else int(match(request))
 
     def _story(self) -> list[str]:
         lines = [f"{self.gateway.outstanding} requests are outstanding"]
@@ -286,11 +301,23 @@ class Cluster:
             lines += [f"{replica.name}: {line}" for line in scheduler.recount()]
         return lines
 
-    def gpu_seconds(self) -> dict[str, float]:
-        """GPU time by state, of everything that is not inactive."""
-        total: dict[str, float] = {}
+    def run_facts(self) -> RunFacts:
+        """What only the cluster knows of the run, for the summary."""
+        gpu_ns: dict[str, int] = {}
+        idle_ns = 0
         for replica in self.replicas:
+            gpus = len(replica.gpus)
+            serving_ns = 0
             for state, spent_ns in replica.state_ns.items():
-                seconds = spent_ns * len(replica.gpus) / NS_PER_S
-                total[state.value] = total.get(state.value, 0.0) + seconds
-        return total
+                role = GPU_ROLE[state]
+                if role:
+                    gpu_ns[role] = gpu_ns.get(role, 0) + spent_ns * gpus
+                if role in ("prefill", "decode", "colocated"):
+                    serving_ns += spent_ns
+            idle_ns += max(0, serving_ns - replica.busy_ns) * gpus
+        return RunFacts(
+            end_ns=self.kernel.now_ns,
+            gpu_ns=gpu_ns,
+            idle_gpu_ns=idle_ns,
+            bytes_moved=self.network.moved_bytes,
+        )

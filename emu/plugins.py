@@ -9,7 +9,7 @@ from emu.errors import InputError
 
 
 def load_plugin(path: str, key: str) -> Any:
-    """The object named `package.module:Name`, or an InputError (at the config key) saying why not."""
+    """The object named `package.module:Name`. Raises InputError (at the config key) if it fails."""
     module_name, colon, name = path.partition(":")
     if not colon:
         raise InputError(

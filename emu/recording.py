@@ -15,9 +15,9 @@ from emu.replica.states import ReplicaState, Writer
 from emu.report.itl import GapLog
 from emu.report.records import RequestLog
 from emu.report.timeseries import ReplicaSeries, Sample, TimeseriesWriter
-from emu.report.trace import TraceWriter
 from emu.report.transitions import MarkLog, TransitionLog
-from emu.request import Request
+from emu.request import Request, Status
+from emu.tracing import TraceSink
 
 if TYPE_CHECKING:
     from emu.cluster import Cluster
@@ -37,24 +37,27 @@ class Recorder:
             directory / "timeseries.csv", [s.value for s in ReplicaState], FLOW_KINDS
         )
         self.per_replica = ReplicaSeries(directory / "replicas.csv")
-        self.trace: TraceWriter | None = None
+        self.trace: TraceSink | None = None
         if table.trace:
-            self.trace = TraceWriter(directory / "trace.json.gz", table.trace_events_max)
+            self.trace = TraceSink(directory / "trace.json.gz", table.trace_events_max)
         self.completed = 0
         self.preemptions = 0
-        self.waiting_at_samples: list[int] = []
+        self._stages: dict[int, int] = {}
 
     # --- told by the cluster ------------------------------------------------------------------
     def released(self, request: Request) -> None:
         """A request has reached the gateway."""
         self.requests.released(request)
+        if self.trace is not None:
+            self.trace.arrived(request, request.arrival_ns)
 
     def terminal(self, request: Request) -> None:
         """A request has ended."""
-        self.completed += 1
+        if request.status is Status.COMPLETED:
+            self.completed += 1
         self.preemptions += request.preemptions
         if self.trace is not None:
-            self.trace.request(request)
+            self.trace.ended(request, self._stages)
         self.requests.terminal(request)
 
     def started(self, cluster: Cluster) -> None:
@@ -64,7 +67,8 @@ class Recorder:
                 0, replica.replica_id, "", replica.state.value, "loop", "start of the run"
             )
             if self.trace is not None:
-                self.trace.name_replica(replica.replica_id, replica.stages)
+                self.trace.start(replica)
+                self._stages[replica.replica_id] = replica.stages
 
     def moved(
         self, replica: Replica, before: ReplicaState, writer: Writer, cause: str, at_ns: int
@@ -80,14 +84,7 @@ class Recorder:
     ) -> None:
         """A migration has ended."""
         if self.trace is not None:
-            self.trace.transfer(
-                source.replica_id,
-                destination.replica_id,
-                batch.started_ns,
-                ended_ns,
-                batch.kv_bytes,
-                [request.request_id for request in batch.requests],
-            )
+            self.trace.transfer(batch, source, destination, ended_ns)
 
     def sample(self, at_ns: int, cluster: Cluster) -> None:
         """A row of the time series."""
@@ -119,7 +116,6 @@ class Recorder:
         if gateway.queue is not None:
             waiting += len(gateway.queue)
             waiting_tokens += gateway.queue.waiting_prefill_tokens
-        self.waiting_at_samples.append(waiting)
         self.series.add(
             Sample(
                 time_ns=at_ns,
@@ -151,4 +147,4 @@ class Recorder:
         self.series.close()
         self.per_replica.close()
         if self.trace is not None:
-            self.trace.close()
+            self.trace.writer.close()

@@ -93,7 +93,7 @@ class Request(msgspec.Struct, kw_only=True, eq=False, gc=False):
     recomputed_tokens: int = 0
     migrations: int = 0
     migration_ns: int = 0
-    """Time between replicas: from ready to leave the one to running at the other, waiting included."""
+    """Time between replicas, from its prompt's end at the one to its arrival at the other."""
     prefix_hit_tokens: int = 0
     npu_hit_tokens: int = 0
     storage_hit_tokens: int = 0

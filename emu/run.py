@@ -25,8 +25,7 @@ from emu.errors import EmuError, InputError, InvariantViolation, RunError
 from emu.plan import Plan, facts, make_plan
 from emu.recording import Recorder
 from emu.report.atomic import RunDirectory, write_text
-from emu.report.summary import Summary, make_summary
-from emu.report.table import print_summary
+from emu.report.summary import Summary, build_summary, write_summary
 from emu.units import NS_PER_S
 from emu.workload.opened import Workload, open_workload
 
@@ -122,10 +121,18 @@ def execute(
             if leaks:
                 error = InvariantViolation("the books are not zero at the end", story=leaks)
         stats = recorder.requests.finish(partial=error is not None)
-        summary = make_summary(config, cluster, stats, recorder, workload)
-        write_text(directory.staging / "summary.json", summary.to_json())
-        run_facts = _run_facts(config, source, outcome, summary, wall, cpu)
-        write_text(directory.staging / "run.json", run_facts)
+        notes = workload.notes
+        run_facts = msgspec.structs.replace(
+            cluster.run_facts(),
+            partial="" if error is None else type(error).__name__,
+            workload_rows=workload.count,
+            rows_skipped=notes.skipped,
+            rows_clipped=notes.clipped,
+        )
+        summary = build_summary(stats, recorder.gaps.finish(), run_facts, config.slo)
+        write_summary(directory.staging / "summary.json", summary)
+        text = _host_facts(config, source, outcome, wall, cpu)
+        write_text(directory.staging / "run.json", text)
         if error is not None:
             directory.publish_partial()
             raise error
@@ -176,9 +183,7 @@ def _run_cluster(
     return outcome, clusters[0]
 
 
-def _run_facts(
-    config: Config, source: str, outcome: Outcome, summary: Summary, wall: float, cpu: float
-) -> str:
+def _host_facts(config: Config, source: str, outcome: Outcome, wall: float, cpu: float) -> str:
     """run.json: the only file that may hold wall-clock figures and facts of the host."""
     import numpy as np
 
@@ -231,8 +236,18 @@ def run_command(
     progress = not quiet and sys.stderr.isatty()
     result = execute(config, str(path), progress=progress, report=config.output.report and report)
     if not quiet:
+        from rich.console import Console
+
+        from emu.report.table import print_summary
+
         assert result.summary is not None
-        print_summary(result.summary, result.directory, result.wall_s)
+        console = Console(highlight=False)
+        print_summary(result.summary, console)
+        emulated_s = result.outcome.end_ns / NS_PER_S
+        console.print(
+            f"{emulated_s:.1f} s emulated in {result.wall_s:.2f} s "
+            f"({emulated_s / result.wall_s:.0f} x real time); results in {result.directory}"
+        )
     return 0
 
 

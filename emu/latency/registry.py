@@ -21,7 +21,7 @@ from emu.latency.host import HostCosts, host_costs, step_overhead_ns
 from emu.latency.linear import LinearBackend
 from emu.latency.moe_gate import GateShape, make_gate
 from emu.latency.roofline import RooflineBackend
-from emu.latency.roofline_ops import Efficiency
+from emu.latency.roofline_ops import efficiency
 from emu.network.collectives import Collectives, CollectiveSystem
 from emu.network.dims import NetworkDim
 from emu.plugins import load_plugin
@@ -120,7 +120,6 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
 
 def _roofline(context: LatencyContext, host: HostCosts) -> RooflineBackend:
     table = context.table
-    default = Efficiency()
     return RooflineBackend(
         context.model,
         context.gpu,
@@ -129,11 +128,7 @@ def _roofline(context: LatencyContext, host: HostCosts) -> RooflineBackend:
         ep=context.expert_parallel,
         dtype=context.dtype,
         kv_cache_dtype=context.kv_cache_dtype,
-        efficiency=msgspec.structs.replace(
-            default,
-            compute=table.compute_efficiency or default.compute,
-            memory=table.memory_efficiency or default.memory,
-        ),
+        efficiency=efficiency(table.compute_efficiency, table.memory_efficiency),
         host=host,
         collective_ns=collectives(context),
         round_tokens_to=table.round_tokens_to,
@@ -141,8 +136,9 @@ def _roofline(context: LatencyContext, host: HostCosts) -> RooflineBackend:
 
 
 def _profile(context: LatencyContext, host: HostCosts) -> LatencyBackend:
-    from emu.latency.profile import HostMemory, Parallel, ProfileBackend, ProfileModel
+    from emu.latency.profile import ProfileBackend
     from emu.latency.profile_bundle import find_bundle, read_bundle, variant_name
+    from emu.latency.profile_rows import HostMemory, Parallel, ProfileModel
 
     table, model = context.table, context.model
     if not table.path:

@@ -30,11 +30,15 @@ class MigrationWorld(Protocol):
     """What all watchers share."""
 
     kernel: Kernel
-    network: Network
     scarce_decode: bool
     """A batch found no destination: idle decode replicas are not to be dropped now."""
     tokens_in_migration: int
     """Prompt tokens that wait for or are under migration."""
+
+    @property
+    def network(self) -> Network:
+        """The links."""
+        ...
 
     def decode_replicas(self) -> Sequence[Replica]:
         """Replicas that may receive KV, ascending id."""
@@ -180,6 +184,7 @@ class Watcher:
         arrived = [r for r in batch.requests if not r.status.is_terminal]
         for request in arrived:
             request.migrations += 1
+            request.migration_ns += world.kernel.now_ns - batch.queued_ns
             request.holder_id = destination.replica_id
             request.status = Status.RUNNING
         if arrived:

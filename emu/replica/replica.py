@@ -92,8 +92,8 @@ class Replica:
         self._start_ns = 0
         self._end_ns = 0
         self._ends: NDArray[np.int64] | None = None
-        self._pipeline: deque[tuple[int, int, Batch]] = deque()
-        """Batches in flight on a pipeline of several stages: (end, start, batch), FIFO."""
+        self._pipeline: deque[tuple[list[tuple[int, int]], Batch]] = deque()
+        """Batches in flight on several stages, FIFO: (start, end) on each stage, and the batch."""
         self._stage_free_ns = [0] * stages
 
     # --- what others may do -------------------------------------------------------------------
@@ -293,12 +293,14 @@ class Replica:
 
     def _launch_on_stages(self, batch: Batch) -> None:
         """Put a batch into the pipeline: stages are FIFO and costs known, so its end is too."""
-        at_ns = start_ns = self.kernel.now_ns
+        at_ns = self.kernel.now_ns
         free = self._stage_free_ns
+        spans: list[tuple[int, int]] = []
         for stage, cost_ns in enumerate(self.latency.stage_ns(batch.shape)):
-            at_ns = max(at_ns, free[stage]) + int(cost_ns * self.slowdown)
-            free[stage] = at_ns
-        self._pipeline.append((at_ns, start_ns, batch))
+            start_ns = max(at_ns, free[stage])
+            at_ns = free[stage] = start_ns + int(cost_ns * self.slowdown)
+            spans.append((start_ns, at_ns))
+        self._pipeline.append((spans, batch))
 
     async def wait_for_stage(self) -> None:
         """Until the oldest batch leaves the last stage, or something new arrives."""
@@ -306,14 +308,15 @@ class Replica:
             await self.inbox.wait()
             return
         incarnation = self.incarnation
-        await self.inbox.wait(self._pipeline[0][0])
+        await self.inbox.wait(self._pipeline[0][0][-1][1])
         while (
             self.incarnation == incarnation
             and self._pipeline
-            and self._pipeline[0][0] <= self.kernel.now_ns
+            and self._pipeline[0][0][-1][1] <= self.kernel.now_ns
         ):
-            end_ns, start_ns, batch = self._pipeline.popleft()
-            self._complete(batch, 1, start_ns, None, end_ns - start_ns)
+            spans, batch = self._pipeline.popleft()
+            start_ns = spans[0][0]
+            self._complete(batch, 1, start_ns, None, spans[-1][1] - start_ns, spans)
 
     def _complete(
         self,
@@ -322,6 +325,7 @@ class Replica:
         start_ns: int,
         ends: NDArray[np.int64] | None,
         longest_ns: int,
+        spans: list[tuple[int, int]] | None = None,
     ) -> None:
         now_ns = self.kernel.now_ns
         world = self.world
@@ -338,7 +342,7 @@ class Replica:
         for gap_ns in progress.gaps_ns:
             world.gaps.add_gap(gap_ns)
         if world.batches is not None:
-            world.batches.batch(self, batch, start_ns, now_ns, steps)
+            world.batches.batch(self, batch, start_ns, now_ns, steps, spans)
         self._hand_out(progress, now_ns - start_ns)
         if self.signals is not None:
             self._note_signal()

@@ -165,6 +165,29 @@ DECODING: Final = frozenset({S.DECODE, S.SHUTTING_DECODE, S.AUS_DECODE})
 """States in which a replica decodes what it holds."""
 LOADING: Final = frozenset({S.LOADING_PREFILL, S.LOADING_DECODE, S.LOADING_COLOCATED})
 """Weights are on the way and nothing is served."""
+GPU_ROLE: Final[Mapping[ReplicaState, str]] = MappingProxyType(
+    {
+        S.INACTIVE: "",
+        S.FAILED: "",
+        S.LOADING_PREFILL: "loading",
+        S.LOADING_DECODE: "loading",
+        S.LOADING_COLOCATED: "loading",
+        S.NEW_PREFILL: "prefill",
+        S.REFRACTORY_PREFILL: "prefill",
+        S.OLD_PREFILL: "prefill",
+        S.PREFILL: "prefill",
+        S.AUS_PREFILL: "prefill",
+        S.SHUTTING_PREFILL: "prefill",
+        S.DECODE: "decode",
+        S.MUTATING_TO_DECODE: "decode",
+        S.AUS_DECODE: "decode",
+        S.SHUTTING_DECODE: "decode",
+        S.SHUTTING_NULL: "spare",
+        S.COLOCATED: "colocated",
+        S.SHUTTING_COLOCATED: "colocated",
+    }
+)
+"""To which account a replica's GPU time goes; empty = it holds no GPU."""
 
 
 class HasState(Protocol):

@@ -23,7 +23,7 @@ class GapSink(Protocol):
         """`count` requests got a token at each of these instants (relative to the run's start)."""
         ...
 
-    def add_gap(self, gap_ns: int, count: int = 1) -> None:
+    def add_gap(self, ns: int, count: int = 1) -> None:
         """`count` gaps of this length."""
         ...
 
@@ -31,8 +31,19 @@ class GapSink(Protocol):
 class BatchSink(Protocol):
     """Whoever draws batches (the trace)."""
 
-    def batch(self, replica: Replica, batch: Batch, start_ns: int, end_ns: int, steps: int) -> None:
-        """A batch, or a leap of `steps` equal decode iterations, has ended."""
+    def batch(
+        self,
+        replica: Replica,
+        batch: Batch,
+        start_ns: int,
+        end_ns: int,
+        steps: int,
+        spans: list[tuple[int, int]] | None = None,
+    ) -> None:
+        """A batch, or a leap of `steps` equal decode iterations, has ended.
+
+        `spans`: (start, end) on each pipeline stage, if there are several.
+        """
         ...
 
 
@@ -55,8 +66,16 @@ class World(Protocol):
     """The cluster, as a replica sees it."""
 
     kernel: Kernel
-    gaps: GapSink
-    batches: BatchSink | None
+
+    @property
+    def gaps(self) -> GapSink:
+        """Where gaps between tokens go."""
+        ...
+
+    @property
+    def batches(self) -> BatchSink | None:
+        """Where batches are drawn, if anywhere."""
+        ...
 
     def terminal(self, request: Request, status: Status, reason: str = "") -> None:
         """The request's one terminal event."""

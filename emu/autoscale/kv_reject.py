@@ -1,0 +1,99 @@
+"""KV rejection: decode replicas that are far fuller than the rest stop receiving KV.
+
+Rule (BlitzScale): among replicas in state Decode, one is hot if it uses more than `factor` times
+the mean and more than `min_use` of its capacity. A hot replica's lock is taken, so that watchers
+pass it by; it goes on decoding. The lock is given back when it is no longer hot or no longer
+decodes. Several replicas may be hot; the last one with room is never locked; taking a lock
+never waits (BlitzScale waits and aborts with two hot replicas: repaired).
+
+The loop wakes at most once a period, and only while something that it reads has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from emu.actor import RANK_CONTROL, Event, Kernel
+from emu.config.schema import KvRejectTable
+from emu.replica.replica import Replica
+from emu.replica.states import ReplicaState
+from emu.units import ms_to_ns
+
+HOLDER: Final = "kv rejecter"
+
+
+class Use(NamedTuple):
+    """What the rule sees of a decode replica."""
+
+    replica_id: int
+    blocks_used: int
+    blocks_total: int
+
+
+def hot_replicas(uses: Sequence[Use], factor: float, min_use: float) -> list[int]:
+    """Ids of the replicas that should not receive KV, in the order given.
+
+    Never all of them: if every replica with room were hot, the least used one stays open.
+    """
+    if not uses:
+        return []
+    total = sum(use.blocks_used for use in uses)
+    hot = [
+        use.replica_id
+        for use in uses
+        if use.blocks_used * len(uses) > factor * total
+        and use.blocks_used > min_use * use.blocks_total
+    ]
+    roomy = [u for u in uses if u.blocks_used < u.blocks_total]
+    if roomy and all(u.replica_id in hot for u in roomy):
+        spared = min(roomy, key=lambda u: (u.blocks_used, u.replica_id)).replica_id
+        hot.remove(spared)
+    return hot
+
+
+class KvRejecter:
+    """The actor that applies the rule."""
+
+    def __init__(self, kernel: Kernel, replicas: Sequence[Replica], table: KvRejectTable) -> None:
+        self.changed: Event = kernel.event("a change that the kv rejecter reads")
+        """Notified whenever a decode replica's use or state changes."""
+        self.locked: list[Replica] = []
+        self.rejections = 0
+        self._kernel = kernel
+        self._replicas = replicas
+        self._table = table
+        self._period_ns = ms_to_ns(table.period_ms)
+
+    async def run(self) -> None:
+        """After a change, apply the rule at the next multiple of the period."""
+        kernel, period_ns = self._kernel, self._period_ns
+        while True:
+            await self.changed.wait()
+            next_ns = (kernel.now_ns // period_ns + 1) * period_ns
+            await kernel.sleep_until(next_ns, RANK_CONTROL)
+            self.apply()
+
+    def apply(self) -> None:
+        """One pass of the rule over the present state."""
+        decoding = [r for r in self._replicas if r.state is ReplicaState.DECODE]
+        for replica in decoding:
+            replica.settle()
+        uses = [
+            Use(r.replica_id, r.scheduler.blocks_used, r.scheduler.blocks_total) for r in decoding
+        ]
+        hot = hot_replicas(uses, self._table.factor, self._table.min_use)
+        for replica in list(self.locked):
+            if replica.replica_id not in hot:
+                self.locked.remove(replica)
+                replica.lock.release(HOLDER)
+                replica.world.on_capacity(replica)
+        held = [replica.replica_id for replica in self.locked]
+        for replica in decoding:
+            if (
+                replica.replica_id in hot
+                and replica.replica_id not in held
+                and replica.lock.try_acquire(HOLDER)
+            ):
+                self.locked.append(replica)
+                self.rejections += 1
