@@ -6,7 +6,7 @@
     series.close()
 
     per_replica = ReplicaSeries(directory / "replicas.csv")
-    per_replica.add(time_ns, replica, state, running, waiting, used_blocks)
+    per_replica.add(time_ns, replica, state, running, waiting, used_blocks, total_blocks)
     per_replica.close()
 
 Counters in a `Sample` (tokens, bytes, preemptions, completed) are totals since the start; the
@@ -26,7 +26,15 @@ from emu.report.csvtext import CsvFile
 from emu.units import NS_PER_S
 
 GAUGES: Final = ("waiting", "waiting_prefill_tokens", "running", "used_blocks", "total_blocks")
-REPLICA_COLUMNS: Final = ("time_ns", "replica", "state", "running", "waiting", "used_blocks")
+REPLICA_COLUMNS: Final = (
+    "time_ns",
+    "replica",
+    "state",
+    "running",
+    "waiting",
+    "used_blocks",
+    "total_blocks",
+)
 
 
 class Sample(msgspec.Struct, kw_only=True, gc=False):
@@ -124,16 +132,25 @@ class ReplicaSeries:
 
     def __init__(self, path: Path) -> None:
         self._file = CsvFile(path, REPLICA_COLUMNS)
-        self._last: dict[int, tuple[str, int, int, int]] = {}
+        self._last: dict[int, tuple[str, int, int, int, int]] = {}
 
     def add(
-        self, time_ns: int, replica: int, state: str, running: int, waiting: int, used_blocks: int
+        self,
+        time_ns: int,
+        replica: int,
+        state: str,
+        running: int,
+        waiting: int,
+        used_blocks: int,
+        total_blocks: int = 0,
     ) -> None:
         """What a replica looks like now; nothing is written if it looks as before."""
-        now = (state, running, waiting, used_blocks)
+        now = (state, running, waiting, used_blocks, total_blocks)
         if self._last.get(replica) != now:
             self._last[replica] = now
-            self._file.line(f"{time_ns},{replica},{state},{running},{waiting},{used_blocks}\n")
+            self._file.line(
+                f"{time_ns},{replica},{state},{running},{waiting},{used_blocks},{total_blocks}\n"
+            )
 
     def close(self) -> None:
         """Write the rest."""

@@ -171,12 +171,12 @@ def test_timeseries_turns_totals_into_rates(tmp_path: Path) -> None:
 def test_replica_series_writes_changes_only(tmp_path: Path) -> None:
     series = ReplicaSeries(tmp_path / "r.csv")
     for time_ns, used in ((0, 0), (1, 0), (2, 5), (3, 5), (4, 0)):
-        series.add(time_ns, 0, "decode", 1, 0, used)
+        series.add(time_ns, 0, "decode", 1, 0, used, 9)
         series.add(time_ns, 1, "decode", 0, 0, 0)
     series.close()
     assert (tmp_path / "r.csv").read_text().splitlines()[1:] == [
-        "0,0,decode,1,0,0",
-        "0,1,decode,0,0,0",
-        "2,0,decode,1,0,5",
-        "4,0,decode,1,0,0",
+        "0,0,decode,1,0,0,9",
+        "0,1,decode,0,0,0,0",
+        "2,0,decode,1,0,5,9",
+        "4,0,decode,1,0,0,9",
     ]
