@@ -20,7 +20,7 @@ from emu.batching.base import Batch, ReplicaLimits
 from emu.batching.faithful import check_faithful
 from emu.batching.waiting import make_queue
 from emu.config.schema import SchedulerTable
-from emu.request import Request, Status
+from emu.request import Request
 from emu.units import ceil_div
 
 
@@ -31,8 +31,12 @@ class ReplicaBooks:
     grows = True
     """True: blocks are taken as tokens come. False: all of them at admission."""
 
-    def __init__(self, table: SchedulerTable, limits: ReplicaLimits) -> None:
+    def __init__(
+        self, table: SchedulerTable, limits: ReplicaLimits, *, max_preemptions: int = 0
+    ) -> None:
+        """`max_preemptions`: a request preempted more often fails (0 = no limit)."""
         check_faithful(table.faithful)
+        self.max_preemptions = max_preemptions
         self.table = table
         self.limits = limits
         self.block_size = limits.block_size
@@ -53,6 +57,7 @@ class ReplicaBooks:
         self._reserved: dict[int, int] = {}
         self._in_flight: dict[int, Batch] = {}
         self._preempted: list[Request] = []
+        self._failed: list[tuple[Request, str]] = []
 
     # --- for policies ---------------------------------------------------------------------
     @property
@@ -89,9 +94,7 @@ class ReplicaBooks:
         assert blocks <= self.free_blocks, "admission without free blocks"
         self._waiting.remove(request)
         self._note_waiting()
-        if not request.preemptions:
-            self._waiting.charge(request.tenant, request.prompt_tokens)
-        request.status = Status.RUNNING
+        self._waiting.charge(request.tenant, request.prompt_tokens)
         request.computed_tokens = 0
         request.kv_blocks = blocks
         self.blocks_used += blocks
@@ -120,11 +123,13 @@ class ReplicaBooks:
     # --- hooks ----------------------------------------------------------------------------
     def can_ever_hold(self, request: Request) -> str:
         """Empty, or why this replica could never serve the request, even alone."""
-        if request.prompt_tokens >= self.limits.max_model_tokens:
-            return (
-                f"prompt of {request.prompt_tokens} tokens leaves no room for output "
-                f"(max_model_tokens {self.limits.max_model_tokens})"
-            )
+        longest = request.prompt_tokens + request.max_output_tokens
+        if longest > self.limits.max_model_tokens:
+            return f"{longest} tokens exceed the limit of {self.limits.max_model_tokens}"
+        # The KV of the last output token is never computed.
+        blocks = ceil_div(longest - 1, self.block_size)
+        if blocks > self.blocks_total:
+            return f"{longest} tokens need {blocks} KV blocks, the replica has {self.blocks_total}"
         return self.never(request)
 
     def never(self, request: Request) -> str:
@@ -166,13 +171,13 @@ class ReplicaBooks:
         """The request joins the waiting queue."""
         if request.queued_ns < 0:
             request.queued_ns = now_ns
-        request.status = Status.QUEUED
+        request.computed_tokens = request.kv_blocks = 0
         self._waiting.append(request)
         self._note_waiting()
 
     def drop_hopeless(self, now_ns: int) -> list[tuple[Request, str]]:
         """Requests at the head that could not run even on an empty replica, removed."""
-        dropped: list[tuple[Request, str]] = []
+        dropped, self._failed = self._failed, []
         while self._waiting:
             request = self._waiting.head()
             reason = self.never(request)
@@ -227,6 +232,7 @@ class ReplicaBooks:
         """Reserved requests, KV complete, join the running set."""
         for request in requests:
             request.kv_blocks = self._reserved.pop(request.request_id)
+            request.computed_tokens = request.reached_tokens - 1
         self._join(requests)
 
     def adopt(self, requests: Sequence[Request], now_ns: int) -> None:
@@ -243,9 +249,11 @@ class ReplicaBooks:
         waiting = list(self._waiting)
         for request in waiting:
             self._waiting.remove(request)
-        running = list(self._residents.values())
-        for request in running:
-            request.kv_blocks = 0
+        leaving = [*waiting, *self._residents.values()]
+        leaving += [request for request, _ in self._failed]
+        for request in leaving:
+            request.computed_tokens = request.kv_blocks = 0
+        self._failed = []
         self._residents.clear()
         self._prefilling.clear()
         self._detached.clear()
@@ -255,12 +263,16 @@ class ReplicaBooks:
         self._preempted = []
         self.blocks_used = self.running_count = 0
         self._note_waiting()
-        return waiting + running
+        return leaving
 
     # --- the protocol: seeing ---------------------------------------------------------------
     def residents(self) -> Iterable[Request]:
         """Running requests, in order of admission."""
         return self._residents.values()
+
+    def prefix_match(self, request: Request) -> int:
+        """Tokens of the request found in a prefix cache: none, blocks are only counted here."""
+        return 0
 
     def waiting(self) -> Iterable[Request]:
         """Waiting requests, head first."""
@@ -301,7 +313,6 @@ class ReplicaBooks:
     def _join(self, requests: Sequence[Request]) -> None:
         for request in requests:
             self._residents[request.request_id] = request
-            request.status = Status.RUNNING
             if request.computed_tokens < request.reached_tokens - 1 or not request.generated_tokens:
                 self._prefilling.add(request.request_id)
         self.running_count += len(requests)
@@ -328,8 +339,10 @@ class ReplicaBooks:
         self._lose_progress(victim)
         self._prefilling.discard(victim.request_id)
         victim.preemptions += 1
+        if self.max_preemptions and victim.preemptions > self.max_preemptions:
+            self._failed.append((victim, f"preempted {victim.preemptions} times"))
+            return
         self._preempted.append(victim)
-        victim.status = Status.QUEUED
         self._waiting.push_front(victim)
         self._note_waiting()
 

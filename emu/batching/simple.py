@@ -21,7 +21,7 @@ import msgspec
 from emu.batching.base import Batch, Chunk, Progress, ReplicaLimits
 from emu.batching.books import ReplicaBooks
 from emu.config.schema import SchedulerTable
-from emu.latency.base import BatchShape
+from emu.latency.base import BatchShape, next_decode_shape
 from emu.request import Request
 
 UNLIMITED = sys.maxsize
@@ -52,8 +52,10 @@ class SimpleScheduler(ReplicaBooks):
     orders_idle = False
     """True: `form_batch` itself leaves in `self.idle` exactly those that it did not take."""
 
-    def __init__(self, table: SchedulerTable, limits: ReplicaLimits) -> None:
-        super().__init__(table, limits)
+    def __init__(
+        self, table: SchedulerTable, limits: ReplicaLimits, *, max_preemptions: int = 0
+    ) -> None:
+        super().__init__(table, limits, max_preemptions=max_preemptions)
         self._next_batch_id = 0
 
     # --- for the subclass -------------------------------------------------------------------
@@ -71,6 +73,13 @@ class SimpleScheduler(ReplicaBooks):
         Asked when no request is idle beside the plan. 1 = no promise.
         """
         return 1
+
+    def would_admit(self, batch: Batch) -> bool:
+        """Whether a request that waits now could join while the leap `batch` goes on.
+
+        Yes unless the policy knows better: the leap is then cut.
+        """
+        return self.waiting_count > 0
 
     def on_steps(self, steps: int) -> None:
         """`steps` more iterations of a leap have started without `form_batch` being called."""
@@ -150,7 +159,41 @@ class SimpleScheduler(ReplicaBooks):
                 self._waiting.charge(request.tenant, request.generated_tokens)
             self.running_count -= len(progress.finished)
             self._retire(progress.finished)
+        if self._failed:
+            progress.failed, self._failed = self._failed, []
         return progress
+
+    def leap_holds(self, batch: Batch) -> bool:
+        """Whether a settled leap in flight may go on to its promised end after a change.
+
+        To be asked after `enqueue`, `reserve`, `unreserve`, `release` or the cancellation of a
+        waiting request; any other change ends a leap at the end of the iteration in flight.
+        """
+        left = batch.max_steps - batch.steps_settled
+        if left <= 0 or self._idle_ids() or batch.batch_id not in self._in_flight:
+            return False
+        if self.grows and self._steps_until_pool_is_dry(batch.decodes or []) < left:
+            return False
+        return not self.would_admit(batch)
+
+    def split(self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
+        """The first `steps` iterations of a leap ended at `now_ns`, the next one is in flight.
+
+        Afterwards the batch is that one iteration, as if it had been stepped to.
+        """
+        assert 0 < steps < batch.max_steps
+        self.settle(batch, steps + 1)
+        assert batch.steps_settled == steps + 1
+        decodes = batch.decodes or []
+        elapsed_ns = now_ns - batch.formed_ns
+        for request in decodes:
+            request.execution_ns += elapsed_ns
+            request.max_gap_ns = max(request.max_gap_ns, longest_step_ns)
+            request.last_token_ns = now_ns
+        batch.shape = next_decode_shape(batch.shape, steps)
+        batch.max_steps = batch.steps_settled = 1
+        batch.formed_ns = now_ns
+        return Progress(cohort_size=len(decodes), decode_tokens=len(decodes) * steps)
 
     def token_receivers(self, batch: Batch) -> list[Request]:
         """Members that get an output token at the end of each step of the batch."""
@@ -229,8 +272,8 @@ class SimpleScheduler(ReplicaBooks):
 
     def _leap_steps(self, plan: Plan, now_ns: int) -> int:
         """How many iterations may be taken at once, this one included."""
-        if plan.chunks or self.idle:
-            return 1
+        if plan.chunks or self.idle or self._preempted:
+            return 1  # an eviction makes room: the next admission may succeed
         if not self.limits.leap or self.limits.pipeline_stages > 1:
             return 1
         steps = self.leap_limit(plan)

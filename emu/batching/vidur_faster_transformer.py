@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from emu.batching.base import ReplicaLimits
+from emu.batching.base import Batch, ReplicaLimits
 from emu.batching.simple import Plan
 from emu.batching.vidur_orca import MaxReservation
 from emu.config.schema import SchedulerTable
@@ -36,8 +36,10 @@ class FasterTransformerScheduler(MaxReservation):
 
     policy = "faster_transformer"
 
-    def __init__(self, table: SchedulerTable, limits: ReplicaLimits) -> None:
-        super().__init__(table, limits)
+    def __init__(
+        self, table: SchedulerTable, limits: ReplicaLimits, *, max_preemptions: int = 0
+    ) -> None:
+        super().__init__(table, limits, max_preemptions=max_preemptions)
         self._leaks = "ft_leak" in table.faithful
         self._blocks_leaked = 0
         self._ready: deque[StaticBatch] = deque()
@@ -62,6 +64,10 @@ class FasterTransformerScheduler(MaxReservation):
     def leap_limit(self, plan: Plan) -> int:
         """The static batch goes on alone until a member ends, unless others take turns."""
         return 1 if self._ready else super().leap_limit(plan)
+
+    def would_admit(self, batch: Batch) -> bool:
+        """Nobody joins a static batch under way."""
+        return False
 
     def evacuate(self) -> list[Request]:
         """See `Scheduler.evacuate`."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from emu.batching.base import ReplicaLimits
+from emu.batching.base import Batch, ReplicaLimits
 from emu.batching.simple import UNLIMITED, Plan, SimpleScheduler
 from emu.config.schema import SchedulerTable
 from emu.request import Request
@@ -32,8 +32,10 @@ class LightLlmScheduler(SimpleScheduler):
     policy = "lightllm"
     orders_idle = True
 
-    def __init__(self, table: SchedulerTable, limits: ReplicaLimits) -> None:
-        super().__init__(table, limits)
+    def __init__(
+        self, table: SchedulerTable, limits: ReplicaLimits, *, max_preemptions: int = 0
+    ) -> None:
+        super().__init__(table, limits, max_preemptions=max_preemptions)
         self.micro_batch_max = max(1, table.batch_size_cap // limits.pipeline_stages)
         self._waiting_iters = 0
         self._restart_alone = "oversized_restart_blocks" not in table.faithful
@@ -73,6 +75,10 @@ class LightLlmScheduler(SimpleScheduler):
             return UNLIMITED
         # This decode has been counted; it and those up to the limit form no prompt batch.
         return 1 + self.table.max_waiting_iters - self._waiting_iters
+
+    def would_admit(self, batch: Batch) -> bool:
+        """The queue's next turn may fall into the leap, unless the cap keeps everybody out."""
+        return self.waiting_count > 0 and self.running_count < self.table.batch_size_cap
 
     def on_steps(self, steps: int) -> None:
         """The counter as if every step had been formed: 1..max_waiting_iters, then 1 again."""

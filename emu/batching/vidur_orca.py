@@ -9,7 +9,7 @@ can hold S times as many requests.
 
 from __future__ import annotations
 
-from emu.batching.base import ReplicaLimits
+from emu.batching.base import Batch, ReplicaLimits
 from emu.batching.simple import UNLIMITED, Plan, SimpleScheduler
 from emu.config.schema import SchedulerTable
 from emu.errors import InputError
@@ -22,8 +22,10 @@ class MaxReservation(SimpleScheduler):
     orders_idle = True
     grows = False
 
-    def __init__(self, table: SchedulerTable, limits: ReplicaLimits) -> None:
-        super().__init__(table, limits)
+    def __init__(
+        self, table: SchedulerTable, limits: ReplicaLimits, *, max_preemptions: int = 0
+    ) -> None:
+        super().__init__(table, limits, max_preemptions=max_preemptions)
         self.blocks_per_sequence = table.max_tokens // limits.block_size
         if self.blocks_per_sequence < 1:
             problem = f"{table.max_tokens} tokens are less than one block of {limits.block_size}"
@@ -64,6 +66,12 @@ class MaxReservation(SimpleScheduler):
     def leap_limit(self, plan: Plan) -> int:
         """Nothing is taken while nobody leaves, so admission stays as it is."""
         return UNLIMITED
+
+    def would_admit(self, batch: Batch) -> bool:
+        """Only if the batch and the pool have room for one more."""
+        if not self.waiting_count or self.free_blocks < self.blocks_per_sequence:
+            return False
+        return batch.shape.sequences < self.table.batch_size_cap
 
 
 class OrcaScheduler(MaxReservation):

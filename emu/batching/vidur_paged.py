@@ -10,7 +10,7 @@ Faithful names: `evict_without_need`, `restart_rewrites_lengths`, `sarathi_parti
 
 from __future__ import annotations
 
-from emu.batching.base import ReplicaLimits
+from emu.batching.base import Batch, ReplicaLimits
 from emu.batching.simple import UNLIMITED, Plan, SimpleScheduler
 from emu.config.schema import SchedulerTable
 from emu.request import Request
@@ -21,8 +21,10 @@ class PagedScheduler(SimpleScheduler):
 
     orders_idle = True
 
-    def __init__(self, table: SchedulerTable, limits: ReplicaLimits) -> None:
-        super().__init__(table, limits)
+    def __init__(
+        self, table: SchedulerTable, limits: ReplicaLimits, *, max_preemptions: int = 0
+    ) -> None:
+        super().__init__(table, limits, max_preemptions=max_preemptions)
         self.watermark_blocks = int(table.watermark_blocks_fraction * limits.num_blocks)
         self.micro_batch_max = max(1, table.batch_size_cap // limits.pipeline_stages)
         self._block_always = "evict_without_need" in table.faithful
@@ -53,6 +55,12 @@ class PagedScheduler(SimpleScheduler):
     def leap_limit(self, plan: Plan) -> int:
         """Free blocks only shrink while nobody leaves: who was refused now is refused later."""
         return UNLIMITED
+
+    def would_admit(self, batch: Batch) -> bool:
+        """As at the end of an iteration: only a place and blocks count."""
+        if not self.waiting_count or self.running_count >= self.table.batch_size_cap:
+            return False
+        return self.table.skip_blocked or self.admissible(self._waiting.head())
 
     def spare_blocks(self) -> int:
         """With `evict_without_need` the last free block must stay free."""
