@@ -8,14 +8,15 @@ integer count of units per nanosecond. The scale is chosen so that
 
 - a rate of an integer number of bytes per second is exact (the factor 1e9),
 - so is an equal share of it among up to 32 flows (the factor lcm(1..32)),
-- any other share is rounded *down* by less than one unit per unit of weight, which is
-  2**-117 bytes per nanosecond (the factor 2**40). Since integer sums do not round, the error of a
-  flow's progress grows with its duration only, never with the number of rate changes: under
-  1e-18 bytes after eleven days for a thousand sharers.
+- any other share is rounded *down* by less than one unit per unit of weight, 4e-43 bytes a
+  nanosecond. Since integer sums do not round, the error of a flow's progress grows with its
+  duration only, never with the number of rate changes: 4e-25 bytes after eleven days among a
+  thousand sharers.
 
 A flow reaches a byte offset at the first whole nanosecond at which its exact progress is not
 below the offset: ceil. So that the rounding above cannot push a reach that falls exactly on a
-nanosecond to the next one, the last 2**-32 byte is not waited for.
+nanosecond to the next one, the last 2**-64 (5e-20) byte is not waited for. It is also small enough
+not to bring a reach forward: distances are multiples of 1e-9/k byte, k the product of the sharers.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ import msgspec
 
 from emu.units import NS_PER_S
 
-UNITS_PER_RATE: Final = math.lcm(*range(1, 33)) << 40
+UNITS_PER_RATE: Final = math.lcm(*range(1, 33)) << 64
 """Units per nanosecond that make one byte per second."""
 UNITS_PER_BYTE: Final = NS_PER_S * UNITS_PER_RATE
-SLACK_UNITS: Final = UNITS_PER_BYTE >> 32
+SLACK_UNITS: Final = UNITS_PER_BYTE >> 64
 """A reach this close is a reach."""
 
 Pair = tuple[int, int]

@@ -62,8 +62,8 @@ class LinkKind(enum.Enum):
     SSD_READ = "ssd.read"
     HOST_READ = "host.read"
     HOST_WRITE = "host.write"
-    LEAF_UP = "leaf.up"
-    LEAF_DOWN = "leaf.down"
+    LEAF_UP = "uplink"
+    LEAF_DOWN = "downlink"
 
 
 class LinkSpec(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ class LinkSpec(msgspec.Struct, frozen=True):
 
     index: int
     name: str
-    """For example `gpu3.nic.out`, `machine0.host.read`, `leaf.a.up`."""
+    """For example `gpu3.nic.out`, `machine0.host.read`, `leaf.a.uplink`."""
     kind: LinkKind
     bytes_per_s: int
     latency_ns: int = 0

@@ -25,9 +25,7 @@ class RefFlow:
     mark_ns: list[int] = field(default_factory=list)
 
 
-def progressive_filling(
-    flows: dict[int, RefFlow], capacity: list[Fraction]
-) -> dict[int, Fraction]:
+def progressive_filling(flows: dict[int, RefFlow], capacity: list[Fraction]) -> dict[int, Fraction]:
     """Raise everybody's level in equal steps until a link fills; freeze those on it; repeat."""
     rates = {key: Fraction(0) for key in flows}
     rising = set(flows)

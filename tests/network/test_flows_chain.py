@@ -44,7 +44,11 @@ def test_chain_by_hand():
 def test_slow_middle_hop_does_not_hold_back_the_ones_before_it():
     """Hops of 10, 5, 10 B/ns. Hop 0 ends at 100. Hop 1 starts at 10, needs 200: 210. Hop 2 starts
     when hop 1 has 100 bytes (at 30), runs at its 5 B/ns and has 100 bytes left at 210: 220."""
-    assert chain_ends([10_000_000_000, 5_000_000_000, 10_000_000_000], 1_000, 100) == [100, 210, 220]
+    assert chain_ends([10_000_000_000, 5_000_000_000, 10_000_000_000], 1_000, 100) == [
+        100,
+        210,
+        220,
+    ]
 
 
 def test_chain_on_unequal_links_follows_the_recurrence():

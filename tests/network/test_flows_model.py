@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from fractions import Fraction
 
-from flow_reference import RefFlow, Reference, progressive_filling
-from hypothesis import given, settings
+from flow_reference import Reference, RefFlow, progressive_filling
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from emu.network.flows import END, FlowTable
@@ -50,7 +51,12 @@ def drive(table: FlowTable, until: float, seen: list, audit: bool = True) -> Non
             table.recount()
 
 
+# Once ended a nanosecond early: 1e-10 byte was within the tolerance.
+THIRDS = ([3_333_333_333], [(0, "start", ((0,), 1, w, ())) for w in (1, 1, 1, 1, 1, 1, 1, 3)])
+
+
 @PROFILE
+@example(THIRDS)
 @given(worlds())
 def test_times_shares_and_bytes_equal_those_of_the_model(world):
     rates, operations = world
@@ -167,10 +173,14 @@ def test_a_faster_link_never_makes_the_whole_later(world, factor):
 
 @PROFILE
 @given(
-    st.lists(st.sampled_from([4_000_000_000, 12_500_000_000, 25_000_000_000]), min_size=2, max_size=6),
+    st.lists(
+        st.sampled_from([4_000_000_000, 12_500_000_000, 25_000_000_000]), min_size=2, max_size=6
+    ),
     st.integers(1, 4),
     st.lists(
-        st.tuples(st.integers(0, 20_000), st.integers(0, 5), st.sampled_from([0, 10**9, 12_500_000_000])),
+        st.tuples(
+            st.integers(0, 20_000), st.integers(0, 5), st.sampled_from([0, 10**9, 12_500_000_000])
+        ),
         max_size=8,
     ),
 )
@@ -180,7 +190,9 @@ def test_a_chain_under_faults_keeps_order_and_bytes(rates, chunks, faults):
     size = 100_000
     lag = size // (4 * chunks)
     for hop in range(len(rates)):
-        table.start(hop, (hop,), size, 0, after=hop - 1 if hop else None, lag_bytes=lag, kind="weights")
+        table.start(
+            hop, (hop,), size, 0, after=hop - 1 if hop else None, lag_bytes=lag, kind="weights"
+        )
     table.start(99, (0, len(rates)), 30_000, 500)
     seen: list = []
     now = 500
@@ -189,12 +201,14 @@ def test_a_chain_under_faults_keeps_order_and_bytes(rates, chunks, faults):
         drive(table, now, seen)
         table.set_rate(link % len(rates), rate, now)
         table.recount()
-        done = [table.delivered_bytes(hop, now) if hop in table else size for hop in range(len(rates))]
+        done = [
+            table.delivered_bytes(hop, now) if hop in table else size for hop in range(len(rates))
+        ]
         assert done == sorted(done, reverse=True)
     for link, rate in enumerate(rates):
         table.set_rate(link, rate, now)
     drive(table, math.inf, seen)
     ends = {e.flow_id: e.at_ns for e in seen}
     hop_ends = [ends[hop] for hop in range(len(rates))]
-    assert all(a < b for a, b in zip(hop_ends, hop_ends[1:]))
+    assert all(a < b for a, b in itertools.pairwise(hop_ends))
     assert table.carried_bytes == {"weights": size * len(rates), "kv": 30_000}
