@@ -80,6 +80,12 @@ class NodeTable(Table, kw_only=True, frozen=True):
     nvlink_gbps: Annotated[
         float, doc("Per GPU and direction, 1e9 bit/s; -1 = the GPU's own.")
     ] = -1.0
+    nvlink_latency_ns: Annotated[
+        int,
+        doc(
+            "Latency of one step of a collective inside a machine; -1 = network.link_latency_ns, or by kind of link."
+        ),
+    ] = -1
     nic_gbps: Annotated[Positive, doc("Per GPU and direction, 1e9 bit/s.")] = 100.0
     nic_latency_us: Annotated[NonNegative, doc("Latency of one message between machines.")] = 5.0
     pcie_gbps: Annotated[

@@ -72,6 +72,7 @@ def _nodes(config: Config) -> Iterator[Problem]:
     for index, node in enumerate(config.nodes):
         here = ("nodes", index)
         yield from _minus_one_or((*here, "nvlink_gbps"), node.nvlink_gbps, zero=True)
+        yield from _minus_one_or((*here, "nvlink_latency_ns"), node.nvlink_latency_ns, zero=True)
         yield from _minus_one_or((*here, "pcie_gbps"), node.pcie_gbps, zero=False)
         if node.gpu == "":
             yield (*here, "gpu"), "expected a name, got an empty string"

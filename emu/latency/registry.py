@@ -64,6 +64,8 @@ def collectives(context: LatencyContext) -> CollectiveCost:
     outer_ns = round(node.nic_latency_us * 1000)
     if network.link_latency_ns >= 0:
         inner_ns = outer_ns = network.link_latency_ns
+    if node.nvlink_latency_ns >= 0:
+        inner_ns = node.nvlink_latency_ns
     ranks = max(context.tensor_parallel, context.expert_parallel, 1) * context.pipeline_parallel
     inside = min(ranks, context.gpus_per_machine)
     dims = [NetworkDim(npus=inside, gib_per_s=_gib(inner_gbps), latency_ns=inner_ns)]
