@@ -54,15 +54,16 @@ def prepare(config: Config, source: str) -> tuple[Plan, Workload]:
 
 
 def _holds(plan: Plan) -> Any:
-    """(prompt, output) -> why no replica could ever hold such a request, or empty."""
+    """(prompt, output) -> why no replica could ever hold such a request, or empty.
+
+    What is longer than the model's own limit is refused by the gateway at run time, as an
+    engine refuses it, and does not make the workload invalid.
+    """
     tokens = max(r.num_blocks * r.scheduler.block_size for r in plan.replicas)
     longest = max(r.max_model_tokens for r in plan.replicas)
 
     def holds(prompt_tokens: int, output_tokens: int) -> str:
-        total = prompt_tokens + output_tokens
-        if total > longest:
-            return f"the longest request that the model takes is {longest} tokens"
-        if total > tokens:
+        if tokens < prompt_tokens + output_tokens <= longest:
             return f"the largest replica holds {tokens} tokens of KV cache"
         return ""
 

@@ -34,9 +34,10 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
     compute: float = 0.80
     """Large dense products, inner loop: CUTLASS and cuBLAS report 70 to 85 % of the dense peak
     on A100 and H100 (the peak assumes the boost clock, which power limits lower)."""
-    memory: float = 0.88
-    """Reading weights: copies reach 90 to 94 % of the pin rate, matrix-vector kernels with
-    their short columns 80 to 92 %."""
+    memory: float = 0.82
+    """Reading weights: copies reach 90 to 94 % of the pin rate, the skinny products of a decode
+    less. One sequence decoded by an 8B model implies 74 to 80 % on A100 and H100 (published
+    rates, launch gaps included), 80 % on an RTX PRO 6000, 92 % on an RTX 4090; the middle."""
     attention_compute: float = 0.60
     """Flash attention spends part of its time in softmax: 50 to 73 % of peak (Flash-Attention 2
     and 3 papers, forward, head dimension 128)."""
