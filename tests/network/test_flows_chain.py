@@ -111,6 +111,70 @@ def test_stalled_feeder_stalls_its_followers():
     assert [e.at_ns for e in table.advance(2_000)] == [1_050, 1_060, 1_070]
 
 
+def test_feeder_that_has_no_more_ready_holds_back_its_follower_until_it_goes_on():
+    """Hop 0 has 500 of 1000 bytes ready until 1000 ns; hop 1 stands at 400 meanwhile."""
+    table = FlowTable([10_000_000_000, 20_000_000_000])
+    table.start(0, (0,), 1_000, 0, limit_bytes=500)
+    table.start(1, (1,), 1_000, 0, after=0, lag_bytes=100)
+    assert table.advance(900) == []
+    table.recount()
+    assert table.delivered_bytes(1, 900) == 400
+    assert table.next_event_ns() is None
+    table.extend(0, 1_000, 1_000)
+    # Hop 0 ends at 1050, hop 1 has 900 then and forwards the last 100 at 20 B/ns.
+    assert {e.flow_id: e.at_ns for e in table.advance(2_000)} == {0: 1_050, 1: 1_055}
+
+
+def test_feeder_that_is_cut_off_is_not_overtaken():
+    """Hop 1 is at 220, 80 behind its place, when hop 0 stops at 400: it closes up to 300."""
+    table = FlowTable([10_000_000_000, 12_000_000_000])
+    table.start(0, (0,), 1_000, 0, pair=(0, 1))
+    table.start(1, (1,), 1_000, 0, after=0, lag_bytes=100)
+    table.start(2, (1,), 120, 20)
+    table.set_partition((0, 1), True, 40)
+    assert table.rate_of(1) == 12e9
+    assert [e.flow_id for e in table.advance(500)] == [2]
+    table.recount()
+    # Attached at the last whole nanosecond before it would be level (46): 220 + 6 x 12 = 292.
+    assert table.delivered_bytes(1, 500) == 292
+    table.set_partition((0, 1), False, 1_000)
+    # 8 bytes behind its place, at 10 B/ns both: at hop 0's end (1060) 108 are left, 12 a ns.
+    assert {e.flow_id: e.at_ns for e in table.advance(2_000)} == {0: 1_060, 1: 1_069}
+
+
+def test_hop_that_was_cut_off_itself_catches_up_afterwards():
+    """Cut off from 30 to 60 ns at 200 bytes; hop 0 has 600 then: level with 500 + 10 t at 90."""
+    table = FlowTable([10_000_000_000, 20_000_000_000])
+    table.start(0, (0,), 1_000, 0)
+    table.start(1, (1,), 1_000, 0, after=0, lag_bytes=100, pair=(1, 2))
+    table.set_partition((1, 2), True, 30)
+    table.recount()
+    table.set_partition((1, 2), False, 60)
+    assert table.rate_of(1) == 2e10
+    assert table.delivered_bytes(1, 90) == 800
+    assert table.rate_of(1) == 1e10
+    assert {e.flow_id: e.at_ns for e in table.advance(200)} == {0: 100, 1: 105}
+
+
+def test_hop_that_lost_its_place_to_another_flow_takes_it_again():
+    """Hops of 10 and 12 B/ns; flow 2 takes half of hop 1's link from 20 to 40 ns.
+
+    Hop 1 has 100 bytes at 20 and 220 at 40, 80 behind; at 12 B/ns it is level at 80 (700 bytes),
+    has 900 at 100, when hop 0 ends, and needs 100/12 = 8.33 ns for the rest.
+    """
+    table = FlowTable([10_000_000_000, 12_000_000_000])
+    table.start(0, (0,), 1_000, 0)
+    table.start(1, (1,), 1_000, 0, after=0, lag_bytes=100)
+    table.start(2, (1,), 120, 20)
+    assert table.rate_of(1) == 6e9
+    assert [e.at_ns for e in table.advance(40)] == [40]
+    assert table.rate_of(1) == 12e9
+    table.recount()
+    assert table.delivered_bytes(1, 80) == 700
+    assert table.rate_of(1) == 10e9
+    assert {e.flow_id: e.at_ns for e in table.advance(200)} == {0: 100, 1: 109}
+
+
 def test_cancelled_feeder_leaves_its_followers_to_be_cancelled():
     """F04: the source of a chain dies."""
     table = FlowTable([10_000_000_000] * 2)
