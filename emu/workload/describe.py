@@ -232,7 +232,11 @@ class _PrefixBook:
 
 
 def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """A bijection of 64-bit numbers that leaves no linear structure (splitmix64's finaliser)."""
+    """A bijection of 64-bit numbers that leaves no linear structure (one step of splitmix64).
+
+    The constant comes first: a block of zeros must count as something.
+    """
+    values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

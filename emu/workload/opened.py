@@ -21,34 +21,17 @@ import numpy as np
 
 from emu.config.schema import WorkloadTable
 from emu.errors import InputError
-from emu.request import Prefix, Request
+from emu.request import Request
 from emu.units import NS_PER_S, s_to_ns
 from emu.workload.detect import Source, open_source
-from emu.workload.items import Block, Holds, Ints, Line, Notes, Turn, has_prefix, prefix_of
+from emu.workload.items import Block, Holds, Ints, Notes, has_prefix, prefix_of
+from emu.workload.session import Session, make_request, open_session
 from emu.workload.shape import ArrivalStream, Rules, Shaper, Timebase
 from emu.workload.synthetic import SyntheticSource, arrival_stream
 
 _RATE_ODD_PER_S: Final = 2_000
 _GAP_ODD_S: Final = 3_600
 _LINES_FOR_RATE: Final = 100
-
-
-class Session(msgspec.Struct):
-    """A session in flight: the sub-requests that are still to come."""
-
-    session_id: str
-    tenant: str
-    priority: int
-    next_request_id: int
-    turns: list[Turn]
-    prefixes: list[Prefix | None]
-    """Of the turns whose ids are listed one by one, as arrays; None: made at release."""
-    next_index: int = 0
-
-    @property
-    def remaining(self) -> int:
-        """Sub-requests that have not been released."""
-        return len(self.turns) - self.next_index
 
 
 class Facts(msgspec.Struct):
@@ -220,12 +203,12 @@ class Workload:
                         max_output_tokens=output,
                     )
                 elif line.sub_requests is None:
-                    request = _request(line, request_id, arrival_ns, prefix_of(line))
+                    request = make_request(line, request_id, arrival_ns, prefix_of(line))
                     request.session_id = line.session_id
                     request.tenant = line.tenant
                     request.priority = line.priority
                 else:
-                    request = self._next(_open_session(line, request_id), arrival_ns)
+                    request = self._next(open_session(line, request_id), arrival_ns)
                 if judged:
                     self._mark(request)
                 yield request
@@ -260,7 +243,7 @@ class Workload:
         turn = session.turns[index]
         prefix = session.prefixes[index] or prefix_of(turn)
         session.prefixes[index] = None
-        request = _request(turn, session.next_request_id, arrival_ns, prefix)
+        request = make_request(turn, session.next_request_id, arrival_ns, prefix)
         request.session_id = session.session_id
         request.sub_request_index = index
         request.tenant = session.tenant
@@ -384,34 +367,6 @@ def _first_ids(block: Block, start: int) -> Ints:
         return np.arange(start, start + len(block.arrival_ns), dtype=np.int64)
     each = block.requests_each()
     return np.cumsum(each) - each + start
-
-
-def _open_session(line: Line, first_id: int) -> Session:
-    turns = line.sub_requests
-    assert turns is not None
-    # Lists of Python integers become arrays now: they may have to wait for long.
-    prefixes = [prefix_of(turn) if turn.input_tok_ids else None for turn in turns]
-    slim = [
-        msgspec.structs.replace(turn, input_tok_ids=None, output_tok_ids=None)
-        if turn.input_tok_ids or turn.output_tok_ids
-        else turn
-        for turn in turns
-    ]
-    session_id = line.session_id or f"session_{first_id}"
-    return Session(session_id, line.tenant, line.priority, first_id, slim, prefixes)
-
-
-def _request(item: Line | Turn, request_id: int, arrival_ns: int, prefix: Prefix | None) -> Request:
-    return Request(
-        request_id=request_id,
-        arrival_ns=arrival_ns,
-        prompt_tokens=item.input_toks,
-        output_tokens=item.output_toks,
-        max_output_tokens=item.max_output_toks or item.output_toks,
-        prefix=prefix,
-        deadline_ns=arrival_ns + item.deadline_ns if item.deadline_ns >= 0 else -1,
-        cancel_after_ns=item.cancel_after_ns,
-    )
 
 
 def _warn_implausible(facts: Facts, notes: Notes) -> None:
