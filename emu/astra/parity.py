@@ -1,0 +1,335 @@
+"""Parity with LLMServingSim: its whole front end on the embedded executor, quirks included.
+
+Owns a deterministic, synchronous re-run of that simulator's main loop: polls, routing, iteration
+scheduling, hand-off from prefill to decode, data-parallel waves, sessions. Its only purpose is to
+reproduce published runs to the nanosecond; emu's own runs use the replica actors. Schedulers and
+KV pools are emu's (`batching/vllm.py`), so what they do is checked here against the original.
+Source: `llmservingsim-semantics.md` sections 3, 4, 5, 9.4, 10 and 11.
+"""
+
+from __future__ import annotations
+
+from bisect import insort_right
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from emu.astra.convert import convert
+from emu.astra.executor import Executor
+from emu.astra.nodes import Graph, Node, NodeKind
+from emu.astra.parity_cluster import ParityCluster, ParityReplica
+from emu.astra.parity_replica import Flight, Instance, ParityOptions
+from emu.astra.polling import IDLE_STEP_NS, Answer, Polling
+from emu.batching.base import Progress
+from emu.request import Request
+from emu.workload.items import Line, Turn, prefix_of
+
+_LOG_INTERVAL_NS: Final = 1_000_000_000
+_WAITING_WEIGHT: Final = 4
+
+
+class _Session(msgspec.Struct):
+    """Sub-requests that are still to come."""
+
+    turns: list[Turn]
+    first_id: int
+    at: int = 0
+
+
+class ParityRow(msgspec.Struct, frozen=True):
+    """A row of the original's result file. Times are ns."""
+
+    instance: int
+    request_id: int
+    prompt_tokens: int
+    output_tokens: int
+    arrival_ns: int
+    end_ns: int
+    latency_ns: int
+    queuing_ns: int
+    ttft_ns: int
+    tpot_ns: int
+    itl_ns: list[int]
+
+
+class ParityResult(msgspec.Struct, frozen=True):
+    """What a run brought."""
+
+    clock_ns: int
+    rows: list[ParityRow]
+    polls: int
+    preemptions: int
+    recomputed_tokens: int
+
+
+def read_requests(path: Path, limit: int = 0) -> list[Line]:
+    """The lines of a workload; `limit` 0 = all."""
+    lines = msgspec.json.Decoder(Line).decode_lines(path.read_bytes())
+    return lines[:limit] if limit else lines
+
+
+class ParityRun:
+    """The front end: answers the polls of the executor's loop."""
+
+    def __init__(
+        self,
+        cluster: ParityCluster,
+        instances: Sequence[Instance],
+        lines: Sequence[Line],
+        options: ParityOptions,
+    ) -> None:
+        self.cluster = cluster
+        self.options = options
+        self.instances = list(instances)
+        self._by_npu: dict[int, Instance] = {}
+        for instance in self.instances:
+            for npu in range(instance.replica.first_npu, instance.replica.last_npu + 1):
+                self._by_npu[npu] = instance
+        self._entries = [i for i in self.instances if i.replica.kind != "DECODE"]
+        self._decoders = [i for i in self.instances if i.replica.kind == "DECODE"]
+        self._turn = {"prefill": 0, "decode": 0}
+        self._pending: list[tuple[int, int, Request]] = []
+        self._sessions: dict[int, _Session] = {}
+        self._read(lines)
+        self._waves: dict[str, dict[int, Flight]] = {}
+        """Data-parallel groups: batches that wait for the other members, by instance."""
+        self._last_tokens: dict[int, int] = {}
+        self._gaps: dict[int, list[int]] = {}
+        self._done_npus: dict[int, list[int]] = {i.replica.index: [] for i in self.instances}
+        self._finished: set[int] = set()
+        self._prefills_are_done = False
+
+    # --- workload ---------------------------------------------------------------------------
+    def _read(self, lines: Sequence[Line]) -> None:
+        next_id = 0
+        for line in lines:
+            if line.sub_requests is None:
+                self._release(next_id, line, line.arrival_time_ns)
+                next_id += 1
+            elif line.sub_requests:
+                self._sessions[next_id] = _Session(line.sub_requests, next_id)
+                self._release(next_id, line.sub_requests[0], line.arrival_time_ns)
+                next_id += len(line.sub_requests)
+        # Stable: equal arrivals keep the order of the file.
+        self._pending.sort(key=lambda entry: entry[0])
+
+    def _release(self, request_id: int, item: Line | Turn, arrival_ns: int) -> None:
+        request = Request(
+            request_id=request_id,
+            arrival_ns=arrival_ns,
+            prompt_tokens=item.input_toks,
+            output_tokens=item.output_toks,
+            max_output_tokens=item.output_toks,
+            prefix=prefix_of(item),
+        )
+        insort_right(self._pending, (arrival_ns, request_id, request), key=lambda entry: entry[0])
+
+    def _continue_session(self, request: Request, now_ns: int) -> None:
+        for session in self._sessions.values():
+            if session.first_id + session.at == request.request_id:
+                turn = session.turns[session.at]
+                session.at += 1
+                if session.at < len(session.turns):
+                    due = now_ns + turn.tool_duration_ns
+                    self._release(request.request_id + 1, session.turns[session.at], due)
+                else:
+                    del self._sessions[session.first_id]
+                return
+
+    # --- routing ----------------------------------------------------------------------------
+    def _choose(self, role: str, candidates: Sequence[Instance]) -> Instance:
+        """Least load from a rotating start: the first strictly smaller score wins."""
+        start, count = self._turn[role], len(candidates)
+        best, best_score = 0, float("inf")
+        for offset in range(count):
+            index = (start + offset) % count
+            scheduler = candidates[index].scheduler
+            load = _WAITING_WEIGHT * scheduler.waiting_count + scheduler.running_count
+            score = load / candidates[index].table.max_num_seqs
+            if score < best_score:
+                best, best_score = index, score
+        self._turn[role] = (best + 1) % count
+        return candidates[best]
+
+    def _route(self, now_ns: int) -> None:
+        while self._pending and self._pending[0][0] <= now_ns:
+            _, _, request = self._pending.pop(0)
+            instance = self._choose("prefill", self._entries)
+            if not instance.table.prefix_caching:
+                request.prefix = None
+            instance.scheduler.enqueue(request, now_ns)
+
+    def _hand_off(self, source: Instance, request: Request, now_ns: int) -> None:
+        source.scheduler.detach(request)
+        source.scheduler.release(request)
+        instance = self._choose("decode", self._decoders)
+        request.block_ids = None
+        if not instance.scheduler.reserve([request]):
+            raise AssertionError("the decode replica is full: the original stops here, too")
+        instance.scheduler.activate([request], now_ns)
+
+    # --- polls ------------------------------------------------------------------------------
+    def next_ns(self, now_ns: int) -> int:
+        """The next arrival, for runs without the idle grid."""
+        return max(now_ns + 1, self._pending[0][0]) if self._pending else -1
+
+    def answer(self, npu: int, iteration: int, now_ns: int) -> Answer | Mapping[int, Graph]:
+        """One poll, in the order of the original's main loop."""
+        instance = self._by_npu[npu]
+        self._route(now_ns)
+        flight = instance.report(iteration - 1, npu)
+        if flight is not None:
+            self._complete(instance, flight, now_ns)
+        graphs = self._schedule(instance, npu, iteration, now_ns)
+        if graphs is not None:
+            return graphs
+        return self._rest(instance, npu)
+
+    def _complete(self, instance: Instance, flight: Flight, now_ns: int) -> None:
+        if flight.batch is None:
+            return
+        scheduler = instance.scheduler
+        receivers = list(scheduler.token_receivers(flight.batch))
+        progress: Progress = scheduler.complete(flight.batch, 1, now_ns, 0)
+        for request in receivers:
+            last = self._last_tokens.get(request.request_id)
+            if last is None:
+                self._gaps[request.request_id] = []
+            else:
+                self._gaps[request.request_id].append(now_ns - last)
+            self._last_tokens[request.request_id] = now_ns
+        if instance.replica.kind == "PREFILL":
+            for request in progress.first_tokens:
+                self._hand_off(instance, request, now_ns)
+            return
+        for request in progress.finished:
+            instance.done.append(self._row(instance, request, now_ns))
+            self._continue_session(request, now_ns)
+
+    def _row(self, instance: Instance, request: Request, now_ns: int) -> ParityRow:
+        latency = now_ns - request.arrival_ns
+        ttft = request.first_token_ns - request.arrival_ns
+        steps = request.output_tokens - 1
+        return ParityRow(
+            instance.replica.index,
+            request.request_id,
+            request.prompt_tokens,
+            request.output_tokens,
+            request.arrival_ns,
+            now_ns,
+            latency,
+            request.prefill_scheduled_ns - request.arrival_ns,
+            ttft,
+            (latency - ttft) // steps if steps else 0,
+            self._gaps.pop(request.request_id),
+        )
+
+    def _schedule(
+        self, instance: Instance, npu: int, iteration: int, now_ns: int
+    ) -> Mapping[int, Graph] | None:
+        replica = instance.replica
+        if npu != replica.first_npu or len(instance.flights) >= replica.pipeline:
+            graphs = instance.join(iteration, npu)
+            if graphs is None and replica.group:
+                graphs = self._contribute(instance, npu)
+            return graphs
+        flight = instance.form(now_ns)
+        if replica.group:
+            if flight is not None:
+                return self._enter_wave(instance, flight, npu)
+            return self._contribute(instance, npu)
+        if flight is None:
+            return None
+        flight.graphs = instance.graphs(flight)
+        flight.fired.append(npu)
+        return flight.graphs
+
+    # --- data-parallel groups -----------------------------------------------------------------
+    def _members(self, group: str) -> list[Instance]:
+        return [i for i in self.instances if i.replica.group == group]
+
+    def _contribute(self, instance: Instance, npu: int) -> Mapping[int, Graph] | None:
+        """A member with nothing to do joins a wave that has begun with a batch of one token."""
+        replica = instance.replica
+        wave = self._waves.get(replica.group)
+        if not wave or replica.index in wave or len(instance.flights) >= replica.pipeline:
+            return None
+        return self._enter_wave(instance, instance.form_dummy(), npu)
+
+    def _enter_wave(
+        self, instance: Instance, flight: Flight, npu: int
+    ) -> Mapping[int, Graph] | None:
+        group = instance.replica.group
+        wave = self._waves.setdefault(group, {})
+        wave[instance.replica.index] = flight
+        members = self._members(group)
+        if len(wave) < len(members):
+            return None
+        del self._waves[group]
+        largest = max(each.shape.new_tokens for each in wave.values())
+        graphs: dict[int, Graph] = {}
+        for member in members:
+            each = wave[member.replica.index]
+            each.shape.padded_tokens = largest
+            graphs.update(member.graphs(each))
+        for each in wave.values():
+            each.graphs = graphs
+        flight.fired.append(npu)
+        return graphs
+
+    # --- the end ----------------------------------------------------------------------------
+    def _is_empty(self, instance: Instance) -> bool:
+        scheduler = instance.scheduler
+        return not (scheduler.waiting_count or scheduler.running_count or instance.flights)
+
+    def _rest(self, instance: Instance, npu: int) -> Answer:
+        replica = instance.replica
+        if self._pending or self._sessions or not self._is_empty(instance):
+            return Answer.PASS
+        if replica.group and not all(self._is_empty(m) for m in self._members(replica.group)):
+            return Answer.PASS
+        if replica.kind == "DECODE" and not self._prefills_are_done:
+            prefills = sum(i.replica.kind == "PREFILL" for i in self.instances)
+            self._prefills_are_done = len(self._finished) == prefills
+            if not self._prefills_are_done:
+                return Answer.PASS
+        reported = self._done_npus[replica.index]
+        if npu not in reported:
+            reported.append(npu)
+        if len(reported) >= min(2, replica.num_npus):
+            self._finished.add(replica.index)
+        if len(self._finished) == len(self.instances):
+            return Answer.EXIT
+        return Answer.DONE
+
+    def run(self) -> ParityResult:
+        """Run to the end."""
+        executor = Executor(self.cluster.network, self.cluster.memories)
+        replicas = [i.replica for i in self.instances]
+        ends = [r.last_npu for r in replicas if r.npus_owned > 1]
+        polling = Polling(
+            executor,
+            [r.first_npu for r in replicas],
+            ends,
+            idle_step_ns=IDLE_STEP_NS if self.options.idle_grid else 0,
+        )
+        first = self._pending[0][0] if self._pending else 1
+        event = Node(0, NodeKind.COMP, duration_ns=min(_LOG_INTERVAL_NS, max(1, first)))
+        graphs = [Graph(npu, [event]) for npu in range(executor.npu_count)]
+        clock = polling.run(self, graphs)
+        rows = [row for instance in self.instances for row in instance.done]
+        return ParityResult(
+            clock,
+            rows,
+            polling.polls,
+            sum(i.preemptions for i in self.instances),
+            sum(i.recomputed_tokens for i in self.instances),
+        )
+
+
+def convert_flight(replica: ParityReplica, instance: Instance, flight: Flight) -> list[Graph]:
+    """Graphs of one batch with names, for writing them to files."""
+    trace = instance.trace(flight)
+    return convert(trace, replica.first_npu, replica.num_npus)

@@ -1,0 +1,339 @@
+"""One instance of the parity driver: its scheduler, its batches in flight, their graphs.
+
+Owns what LLMServingSim keeps per instance, on top of emu's scheduler. See `parity.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from emu.astra.convert import convert
+from emu.astra.layer_times import BundleTimes
+from emu.astra.nodes import Graph, Location, Place
+from emu.astra.parity_cluster import ParityCluster, ParityReplica, trace_model
+from emu.astra.pim import PimAttention
+from emu.astra.rows import Member, TraceGenerator, TraceSetup
+from emu.astra.trace import Trace
+from emu.batching.base import Batch, ReplicaLimits
+from emu.batching.vllm import VllmScheduler
+from emu.config.schema import SchedulerTable
+from emu.kv.memory import engine_plan
+from emu.kv.tiers import LowerTier, chunk_tokens_for
+from emu.latency.base import BatchShape
+from emu.latency.moe_gate import GateShape, make_gate
+from emu.latency.profile_bundle import find_bundle, read_bundle, variant_name
+from emu.request import Request
+from emu.units import GIB
+
+if TYPE_CHECKING:
+    from emu.astra.parity import ParityRow
+
+_TIER_TOKENS = 256
+
+
+class ParityOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The original's command line, as far as it changes results."""
+
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 2048
+    long_prefill_token_threshold: int = 0
+    block_size: int = 16
+    utilization: float = 0.9
+    prefix_caching: bool = True
+    chunked_prefill: bool = True
+    reserve_full_isl: bool = True
+    prefix_storage: Literal["none", "cpu", "cxl"] = "none"
+    prefix_sharing: bool = False
+    attention_offloading: bool = False
+    sub_batches: bool = False
+    local_offloading: bool = False
+    expert_routing: str = "balanced"
+    idle_grid: bool = True
+    """An idle clock moves in steps of 1 ms."""
+
+
+class Flight(msgspec.Struct):
+    """A batch in flight, or the one-token batch of a group member without work."""
+
+    flight_id: int
+    batch: Batch | None
+    shape: BatchShape
+    recall_bytes: int = 0
+    members: list[Member] = msgspec.field(default_factory=list)
+    graphs: Mapping[int, Graph] | None = None
+    """None until the group's wave is complete."""
+    fired: list[int] = msgspec.field(default_factory=list)
+    ended: list[int] = msgspec.field(default_factory=list)
+
+
+class Instance:
+    """One model replica of the original."""
+
+    def __init__(
+        self,
+        replica: ParityReplica,
+        scheduler: VllmScheduler,
+        generator: TraceGenerator,
+        options: ParityOptions,
+    ) -> None:
+        self.replica = replica
+        self.scheduler = scheduler
+        self.table = scheduler.table
+        self.generator = generator
+        self.options = options
+        self.flights: dict[int, Flight] = {}
+        self.done: list[ParityRow] = []
+        self.preemptions = 0
+        self.recomputed_tokens = 0
+        self._next_id = 0
+
+    # --- batches ----------------------------------------------------------------------------
+    def form(self, now_ns: int) -> Flight | None:
+        """Ask the scheduler for the next batch."""
+        batch = self.scheduler.schedule(now_ns)
+        if batch is None:
+            return None
+        self.preemptions += len(batch.preempted)
+        flight = Flight(self._next_id, batch, batch.shape)
+        flight.recall_bytes = sum(size for _, size in batch.recalls)
+        if self.generator.pim is not None:
+            flight.members = self._members(batch)
+        self._add(flight)
+        return flight
+
+    def form_dummy(self) -> Flight:
+        """One decode with a history of one token."""
+        shape = BatchShape(
+            decode_count=1,
+            decode_context_sum=1,
+            decode_context_max=1,
+            decode_context_min=1,
+            sequences=1,
+        )
+        flight = Flight(self._next_id, None, shape)
+        self._add(flight)
+        return flight
+
+    def _add(self, flight: Flight) -> None:
+        self.flights[flight.flight_id] = flight
+        self._next_id += 1
+
+    def _members(self, batch: Batch) -> list[Member]:
+        chunks = {id(chunk.request): chunk for chunk in batch.chunks}
+        members: list[Member] = []
+        everybody: list[Request] = list(self.scheduler.residents())
+        receiving = {id(request) for request in self.scheduler.token_receivers(batch)}
+        for request in everybody:
+            chunk = chunks.get(id(request))
+            if chunk is not None:
+                new, context = chunk.new_tokens, chunk.context_tokens
+            elif id(request) in receiving:
+                new, context = 1, request.reached_tokens - 1
+            else:
+                continue
+            members.append(
+                Member(
+                    request.prompt_tokens,
+                    request.arrival_ns,
+                    new,
+                    context,
+                    request.first_token_ns < 0,
+                )
+            )
+        return members
+
+    def join(self, iteration: int, npu: int) -> Mapping[int, Graph] | None:
+        """The batch that this NPU runs next, if it has been released."""
+        flight = self.flights.get(iteration)
+        if flight is None or flight.graphs is None or npu in flight.fired:
+            return None
+        flight.fired.append(npu)
+        return flight.graphs
+
+    def report(self, flight_id: int, npu: int) -> Flight | None:
+        """An NPU has ended a batch; the batch, once its first and last NPU have."""
+        flight = self.flights.get(flight_id)
+        if flight is None or npu in flight.ended or npu not in flight.fired:
+            return None
+        flight.ended.append(npu)
+        first, last = self.replica.first_npu, self.replica.last_npu
+        if first in flight.ended and last in flight.ended:
+            del self.flights[flight_id]
+            return flight
+        return None
+
+    # --- graphs -----------------------------------------------------------------------------
+    def trace(self, flight: Flight) -> Trace:
+        """The rows of a batch."""
+        if self.options.sub_batches and len(flight.members) > 1:
+            sides = _split(flight.members)
+            shapes = (_shape_of(sides[0]), _shape_of(sides[1]))
+            return self.generator.interleaved_trace(shapes, sides, recall_bytes=flight.recall_bytes)
+        return self.generator.trace(
+            flight.shape, recall_bytes=flight.recall_bytes, members=flight.members
+        )
+
+    def graphs(self, flight: Flight) -> dict[int, Graph]:
+        """The graphs of a batch by NPU."""
+        graphs = convert(
+            self.trace(flight),
+            self.replica.first_npu,
+            self.replica.num_npus,
+            local_offloading=self.options.local_offloading,
+            named=False,
+        )
+        return {graph.npu: graph for graph in graphs}
+
+
+def _split(members: Sequence[Member]) -> tuple[list[Member], list[Member]]:
+    """Largest first to the lighter side; each side in order of arrival."""
+    sides: tuple[list[Member], list[Member]] = ([], [])
+    load = [0, 0]
+    for member in sorted(members, key=lambda m: -m.new_tokens):
+        side = 0 if load[0] <= load[1] else 1
+        sides[side].append(member)
+        load[side] += member.new_tokens
+    for own in sides:
+        own.sort(key=lambda m: m.arrival_ns)
+    return sides
+
+
+def _shape_of(members: Sequence[Member]) -> BatchShape:
+    shape = BatchShape(sequences=len(members))
+    contexts = [m.context_tokens for m in members if m.new_tokens == 1]
+    for member in members:
+        if member.new_tokens > 1:
+            shape.prefill_new.append(member.new_tokens)
+            shape.prefill_context.append(member.context_tokens)
+    if contexts:
+        shape.decode_count = len(contexts)
+        shape.decode_context_sum = sum(contexts)
+        shape.decode_context_max = max(contexts)
+        shape.decode_context_min = min(contexts)
+    return shape
+
+
+# --- building -----------------------------------------------------------------------------------
+
+
+def make_instances(
+    cluster: ParityCluster, profiles: Path, options: ParityOptions
+) -> list[Instance]:
+    """All instances. Raises InputError where a bundle is missing."""
+    tiers: dict[int, LowerTier] = {}
+    instances: list[Instance] = []
+    for replica in cluster.replicas:
+        table = _table(replica, options)
+        bundle = read_bundle(
+            find_bundle(
+                profiles,
+                hardware=replica.hardware,
+                model=replica.spec.name,
+                variant=variant_name("bfloat16", "auto"),
+            ),
+            replica.tensor,
+        )
+        plan = engine_plan(
+            replica.spec,
+            replica.memory_gib,
+            tp=replica.tensor,
+            pp=replica.pipeline,
+            ep=replica.expert,
+            block_size=table.block_size,
+            utilization=replica.utilization or options.utilization,
+        )
+        limits = ReplicaLimits(
+            num_blocks=plan.num_blocks,
+            block_size=table.block_size,
+            max_model_tokens=replica.spec.max_position,
+            pipeline_stages=replica.pipeline,
+            prefix_caching=table.prefix_caching,
+            leap=False,
+        )
+        own = _tiers(cluster, replica, table, options, tiers, plan.kv_bytes_token_rank)
+        scheduler = VllmScheduler(table, limits, tiers=own)
+        generator = _generator(cluster, replica, BundleTimes(bundle), options)
+        instances.append(Instance(replica, scheduler, generator, options))
+    return instances
+
+
+def _table(replica: ParityReplica, options: ParityOptions) -> SchedulerTable:
+    own = replica.overrides
+    tokens = own.get("max_num_batched_tokens", options.max_num_batched_tokens)
+    limit = replica.spec.max_position
+    return SchedulerTable(
+        block_size=own.get("block_size", options.block_size),
+        max_num_seqs=own.get("max_num_seqs", options.max_num_seqs),
+        max_num_batched_tokens=min(tokens, limit) if tokens else limit,
+        long_prefill_token_threshold=own.get(
+            "long_prefill_token_threshold", options.long_prefill_token_threshold
+        ),
+        chunked_prefill=own.get("enable_chunked_prefill", options.chunked_prefill),
+        prefix_caching=own.get("enable_prefix_caching", options.prefix_caching),
+        reserve_full_sequence=own.get("reserve_full_isl", options.reserve_full_isl),
+    )
+
+
+def _tiers(
+    cluster: ParityCluster, replica: ParityReplica, table: SchedulerTable,
+    options: ParityOptions, shared: dict[int, LowerTier], bytes_per_token_rank: int,
+) -> list[LowerTier]:  # fmt: skip
+    if options.prefix_storage == "none" or not table.prefix_caching:
+        return []
+    is_cxl = options.prefix_storage == "cxl"
+    place = -1 if is_cxl else replica.node
+    if options.prefix_sharing and place in shared:
+        return [shared[place]]
+    size_gib = cluster.cxl_gib if is_cxl else cluster.host_memory_gib[replica.node]
+    tier = LowerTier(
+        options.prefix_storage,
+        capacity_bytes=int(size_gib * GIB),
+        chunk_tokens=chunk_tokens_for(table.block_size, _TIER_TOKENS),
+        bytes_per_token=bytes_per_token_rank * replica.num_npus,
+        shared=options.prefix_sharing,
+    )
+    shared[place] = tier
+    return [tier]
+
+
+def _generator(
+    cluster: ParityCluster, replica: ParityReplica, times: BundleTimes, options: ParityOptions
+) -> TraceGenerator:
+    model = trace_model(replica.spec)
+    dims = len(cluster.network.dims)
+    tp = replica.tensor
+    group = sum(r.group == replica.group for r in cluster.replicas) if replica.group else 1
+    first_only = (True, *[False] * (dims - 1)) if dims > 1 else None
+    across = (tp > 1, *[False] * (dims - 2), True) if dims > 1 else None
+    expert_dims = across if group > 1 and replica.expert > tp else first_only
+    experts = replica.expert if model.experts else 1
+    gate = None
+    if replica.spec.experts is not None:
+        shape = GateShape(model.experts, replica.spec.experts.per_token, ranks=experts)
+        gate = make_gate(options.expert_routing, shape, faithful=True)
+    pim = None
+    if options.attention_offloading and cluster.pim is not None:
+        pim = PimAttention(cluster.pim, cluster.pim_channels, model, tp)
+    setup = TraceSetup(
+        model=model,
+        kind=replica.kind,
+        tensor=tp,
+        pipeline=replica.pipeline,
+        expert=experts,
+        local_experts=max(1, experts // group) if group > 1 else experts,
+        tensor_dims=first_only,
+        expert_dims=expert_dims,
+        host=_host(replica),
+        recall_place=replica.recall_place,
+        placement=replica.placement,
+        skipped_layers=("rotary_emb",) if "TPU" in replica.hardware else (),
+    )
+    return TraceGenerator(setup, times, gate, pim)
+
+
+def _host(replica: ParityReplica) -> Place:
+    return Place(Location.REMOTE, replica.node)
