@@ -27,7 +27,8 @@ ID_MAX: Final = 2**63 - 1
 Holds: TypeAlias = Callable[[int, int], str]
 """(prompt tokens, output tokens) -> "" if some replica could hold such a request, else the limit.
 
-Must be monotone: what holds a request also holds every shorter one.
+Clipping looks for the longest prompt that fits by bisection, so that what holds a request should
+also hold every shorter one.
 """
 
 

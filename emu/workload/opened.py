@@ -26,7 +26,7 @@ from emu.units import NS_PER_S, s_to_ns
 from emu.workload.detect import Source, open_source
 from emu.workload.items import Block, Holds, Ints, Notes, has_prefix, prefix_of
 from emu.workload.session import Session, make_request, open_session
-from emu.workload.shape import ArrivalStream, Rules, Shaper, Timebase
+from emu.workload.shape import OVERSIZED, ArrivalStream, Rules, Shaper, Timebase
 from emu.workload.synthetic import SyntheticSource, arrival_stream
 
 _RATE_ODD_PER_S: Final = 2_000
@@ -117,6 +117,9 @@ class Workload:
             raise no_usable_rows(self.source, self.notes)
         if blocks == 1 and self._source.is_small:
             self._only = kept
+        if not self.notes.rejected and OVERSIZED not in self.notes.clipped:
+            # Every request fits: the later passes need not ask again.
+            self._rules = msgspec.structs.replace(self._rules, holds=None)
 
     def set_time(self, zero_ns: int, time_scale: float) -> None:
         """Fix how the file's times become arrivals."""
@@ -268,8 +271,7 @@ def open_workload(
 ) -> Workload:
     """Open and check the workload of a run.
 
-    `holds(prompt, output)` is "" if some replica could hold such a request, else the limit; it
-    must be monotone. `config_source` names the config file in errors about keys of the table.
+    `holds(prompt, output)` is "" if some replica could hold such a request, else the limit. `config_source` names the config file in errors about keys of the table.
     Raises InputError.
     """
     notes = Notes()

@@ -8,6 +8,7 @@ them arrivals.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Final, Protocol
 
@@ -79,10 +80,8 @@ class Shaper:
         ):
             if limit:
                 self._clip_all(block, limit, name)
-        if rules.holds is not None and len(block.arrival_ns):
-            prompt, output = _largest(block)
-            if rules.holds(prompt, output):
-                self._judge_each(block, rules.holds)
+        if rules.holds is not None and any(_judgements(block, rules.holds)):
+            self._judge_each(block, rules.holds)
         return block
 
     def _clip_all(self, block: Block, limit: int, name: str) -> None:
@@ -145,12 +144,14 @@ class Shaper:
         )
 
 
-def _largest(block: Block) -> tuple[int, int]:
-    prompt, output = int(block.prompt_tokens.max()), int(block.output_tokens.max())
-    for line in block.details or ():
-        for turn in line.sub_requests or ():
-            prompt, output = max(prompt, turn.input_toks), max(output, turn.output_toks)
-    return prompt, output
+def _judgements(block: Block, holds: Holds) -> Iterator[str]:
+    """What `holds` says of each request of a block."""
+    if block.details is None:
+        yield from map(holds, block.prompt_tokens.tolist(), block.output_tokens.tolist())
+        return
+    for line in block.details:
+        for item in line.sub_requests or (line,):
+            yield holds(item.input_toks, item.output_toks)
 
 
 def _largest_fit(prompt: int, output: int, holds: Holds) -> tuple[int, int] | None:

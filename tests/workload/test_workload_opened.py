@@ -173,6 +173,20 @@ def test_oversized_request_is_an_error_with_its_line_and_limit(tmp_path):
     )
 
 
+def test_every_request_is_judged_even_if_a_longer_one_is_let_through(tmp_path):
+    text = flat(0, 4) + flat(1, 12) + flat(2, 90)
+
+    def holds(prompt: int, output: int) -> str:
+        return "" if prompt + output > 64 else at_most_8(prompt, output)
+
+    def at_most_8(prompt: int, output: int) -> str:
+        return "" if prompt + output <= 8 else "a replica holds 8 tokens"
+
+    assert error_of(tmp_path, text, holds=holds) == (
+        "w:2: input_toks: a request of 12 + 2 tokens can never be served: a replica holds 8 tokens"
+    )
+
+
 def test_oversized_requests_can_be_marked_for_rejection(tmp_path):
     text = flat(0, 14) + flat(1, 15) + session(2, 3, 20)
     workload = open_file(tmp_path, text, holds=at_most_16, oversized="reject")
