@@ -271,7 +271,8 @@ def open_workload(
 ) -> Workload:
     """Open and check the workload of a run.
 
-    `holds(prompt, output)` is "" if some replica could hold such a request, else the limit. `config_source` names the config file in errors about keys of the table.
+    `holds(prompt, output)` is "" if some replica could hold such a request, else the limit.
+    `config_source` names the config file in errors about keys of the table.
     Raises InputError.
     """
     notes = Notes()

@@ -7,11 +7,11 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from helpers_workload import SHARED_TRACES, error_of, open_file, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emu.workload.csvcols import exact_decimal, read_decimals, read_stamps, split_fields
+from tests.workload.helpers_workload import SHARED_TRACES, error_of, open_file, rows
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 PLAIN = "arrival_s,input_toks,output_toks\n"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from helpers_workload import SHARED_TRACES, error_of, open_file, rows
 
 from emu.config.schema import ArrivalsTable, SyntheticTable
+from tests.workload.helpers_workload import SHARED_TRACES, error_of, open_file, rows
 
 MOON = '{"timestamp": 27482, "input_length": 1030, "output_length": 52, "hash_ids": [46, 47, 48]}\n'
 

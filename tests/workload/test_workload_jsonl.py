@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from helpers_workload import SHARED_WORKLOADS, brief, open_file, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from emu.workload.chunks import Chunk
 from emu.workload.items import Line, Notes
 from emu.workload.jsonl import JsonlParser
 from emu.workload.strict import read_line
+from tests.workload.helpers_workload import SHARED_WORKLOADS, brief, open_file, rows
 
 GOOD = '{"input_toks":4,"output_toks":2,"arrival_time_ns":9}\n'
 BASE = '"output_toks":2,"arrival_time_ns":9'

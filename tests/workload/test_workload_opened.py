@@ -11,12 +11,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from helpers_workload import SHARED_TRACES, brief, error_of, open_file, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emu.errors import InputError
 from emu.workload.shape import scale_exactly
+from tests.workload.helpers_workload import SHARED_TRACES, brief, error_of, open_file, rows
 
 
 def flat(arrival: int, prompt: int = 4, output: int = 2) -> str:

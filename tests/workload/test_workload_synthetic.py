@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers_workload import open_synthetic, rows
 
 from emu.config.schema import (
     ArrivalsTable,
@@ -20,6 +19,7 @@ from emu.errors import InputError
 from emu.workload import open_workload
 from emu.workload.arrivals import arrival_stream
 from emu.workload.lengths import length_sampler
+from tests.workload.helpers_workload import open_synthetic, rows
 
 FIXED = LengthsTable(distribution="fixed", value=10)
 

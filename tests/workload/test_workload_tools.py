@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 import msgspec
 import numpy as np
 import pytest
-from helpers_workload import SHARED_TRACES, SHARED_WORKLOADS, brief, open_file, rows
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from emu.workload.describe import describe
 from emu.workload.items import Line, Turn
 from emu.workload.picture import picture, picture_svg, sparkline
 from emu.workload.tools import convert, cut, generate, lines_of, scale
+from tests.workload.helpers_workload import SHARED_TRACES, SHARED_WORKLOADS, brief, open_file, rows
 
 TOKENS = st.integers(1, 2**31 - 1)
 IDS = st.integers(0, 2**63 - 1)
