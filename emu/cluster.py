@@ -23,6 +23,7 @@ from emu.latency.registry import LatencyContext, make_latency
 from emu.migration.transfer import MigratingBatch
 from emu.migration.watcher import Watcher
 from emu.network.carrier import Carrier
+from emu.network.placement import Grid
 from emu.plan import Plan, ReplicaPlan
 from emu.recording import Recorder
 from emu.replica.replica import Replica
@@ -133,7 +134,7 @@ class Cluster:
             ),
             latency,
             state=_START[plan.role],
-            gpus=plan.gpus,
+            grid=Grid(plan.gpus, plan.tensor_parallel),
             machine=plan.machine,
             stages=plan.pipeline_parallel,
         )

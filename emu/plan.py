@@ -92,7 +92,12 @@ class Plan(msgspec.Struct, frozen=True):
 def make_plan(config: Config, source: str = "config") -> Plan:
     """Resolve a configuration. Raises InputError naming the key that is wrong."""
     gpu_specs = tuple(_gpu(node, i, source) for i, node in enumerate(config.nodes))
-    topology = build_topology(config.nodes, gpu_specs, source=source)
+    topology = build_topology(
+        config.nodes,
+        gpu_specs,
+        leaf_uplink_gbps=config.network.leaf_uplink_gbps,
+        source=source,
+    )
     places = place(config.replicas, topology, source=source)
     replicas: list[ReplicaPlan] = []
     for group, table in enumerate(config.replicas):

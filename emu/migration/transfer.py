@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 
+from emu.network.placement import Grid
 from emu.request import Request
 from emu.units import ceil_div
 
@@ -41,19 +42,21 @@ class Network(Protocol):
 
     def send(
         self,
-        sources: tuple[int, ...],
-        destinations: tuple[int, ...],
+        source: Grid,
+        destination: Grid,
         size_bytes: int,
         *,
         kind: str,
         on_done: Callable[[], None],
         overlapped_ns: int = 0,
         pieces: int = 1,
+        pair: tuple[int, int] | None = None,
     ) -> Transfer:
         """Move `size_bytes` in all, GPU by GPU in parallel; `on_done` when the last byte is there.
 
         `overlapped_ns` > 0: the sender produced the data in `pieces` equal parts over so long,
-        and sent each as it became ready; only what is left is still to be moved.
+        and sent each as it became ready; only what is left is still to be moved. `pair` names the
+        two replicas, for partitions between them.
         """
         ...
 

@@ -160,13 +160,14 @@ class Watcher:
         batch.kv_bytes = kv_bytes(batch.requests, self._block_size, self._kv_bytes_per_token)
         incarnation = destination.incarnation
         transfer = world.network.send(
-            self.source.gpus,
-            destination.gpus,
+            self.source.grid,
+            destination.grid,
             batch.kv_bytes,
             kind="kv",
             on_done=lambda: self._on_done(batch, destination, incarnation),
             overlapped_ns=batch.prefill_ns if self._layerwise else 0,
             pieces=self._layers,
+            pair=(self.source.replica_id, destination.replica_id),
         )
         self.in_flight = (batch, destination, transfer)
 

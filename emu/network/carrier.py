@@ -12,6 +12,7 @@ import msgspec
 
 from emu.actor import RANK_NETWORK, Kernel
 from emu.network.flows import END, FlowTable
+from emu.network.placement import Grid, shard_paths
 from emu.network.topology import Topology
 
 Parts = Sequence[tuple[Sequence[int], int]]
@@ -51,8 +52,8 @@ class Carrier:
 
     def send(
         self,
-        sources: tuple[int, ...],
-        destinations: tuple[int, ...],
+        source: Grid,
+        destination: Grid,
         size_bytes: int,
         *,
         kind: str,
@@ -61,30 +62,23 @@ class Carrier:
         pieces: int = 1,
         pair: tuple[int, int] | None = None,
     ) -> Carried:
-        """Move bytes between two groups of GPUs, rank by rank in parallel (see `Network.send`).
+        """Move a replica's data to another, GPU by GPU in parallel (see `Network.send`).
 
         Layer-wise overlap: while the sender computed for `overlapped_ns`, the pieces that were
         ready could leave at the path's full rate; at least the last piece is still to move.
         """
         topology = self.topology
-        lanes = max(len(sources), len(destinations))
         left_bytes = size_bytes
         if overlapped_ns and pieces > 1:
-            path = topology.path(sources[0], destinations[0])
+            path = topology.path(source.gpus[0], destination.gpus[0])
+            lanes = min(len(source.gpus), len(destination.gpus))
             rate = min((self._rates[link] for link in path), default=0) * lanes
             ready_ns = overlapped_ns * (pieces - 1) // pieces
             hidden = min(size_bytes - size_bytes // pieces, rate * ready_ns // 1_000_000_000)
             left_bytes -= hidden
             self.moved_bytes[kind] = self.moved_bytes.get(kind, 0) + hidden
-        parts: list[tuple[Sequence[int], int]] = []
-        latency_ns = 0
-        for lane in range(lanes):
-            source = sources[lane * len(sources) // lanes]
-            destination = destinations[lane * len(destinations) // lanes]
-            share = left_bytes * (lane + 1) // lanes - left_bytes * lane // lanes
-            path = topology.path(source, destination)
-            parts.append((path, share))
-            latency_ns = max(latency_ns, topology.latency_ns(path))
+        parts = shard_paths(source, destination, left_bytes, topology)
+        latency_ns = max((topology.latency_ns(links) for links, _ in parts), default=0)
         return self.carry(parts, kind=kind, on_done=on_done, latency_ns=latency_ns, pair=pair)
 
     def carry(

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from emu.actor import RANK_REPLICA
 from emu.batching.base import Batch, Progress, Scheduler
 from emu.latency.base import BatchShape, LatencyBackend
+from emu.network.placement import Grid
 from emu.replica.states import (
     CLOSED,
     DECODING,
@@ -48,7 +49,7 @@ class Replica:
         latency: LatencyBackend,
         *,
         state: ReplicaState,
-        gpus: tuple[int, ...],
+        grid: Grid,
         machine: int,
         stages: int = 1,
     ) -> None:
@@ -59,7 +60,8 @@ class Replica:
         self.scheduler = scheduler
         self.latency = latency
         self.state = state
-        self.gpus = gpus
+        self.grid = grid
+        self.gpus = grid.gpus
         self.machine = machine
         self.stages = stages
         self.rank = RANK_REPLICA + replica_id
