@@ -32,11 +32,11 @@ class ReplicaBooks:
     """True: blocks are taken as tokens come. False: all of them at admission."""
 
     def __init__(
-        self, table: SchedulerTable, limits: ReplicaLimits, *, max_preemptions: int = 0
+        self, table: SchedulerTable, limits: ReplicaLimits, *, preemptions_max: int = 0
     ) -> None:
-        """`max_preemptions`: a request preempted more often fails (0 = no limit)."""
+        """`preemptions_max`: a request preempted more often fails (0 = no limit)."""
         check_faithful(table.faithful)
-        self.max_preemptions = max_preemptions
+        self.preemptions_max = preemptions_max
         self.table = table
         self.limits = limits
         self.block_size = limits.block_size
@@ -339,7 +339,7 @@ class ReplicaBooks:
         self._lose_progress(victim)
         self._prefilling.discard(victim.request_id)
         victim.preemptions += 1
-        if self.max_preemptions and victim.preemptions > self.max_preemptions:
+        if self.preemptions_max and victim.preemptions > self.preemptions_max:
             self._failed.append((victim, f"preempted {victim.preemptions} times"))
             return
         self._preempted.append(victim)

@@ -53,9 +53,9 @@ class SimpleScheduler(ReplicaBooks):
     """True: `form_batch` itself leaves in `self.idle` exactly those that it did not take."""
 
     def __init__(
-        self, table: SchedulerTable, limits: ReplicaLimits, *, max_preemptions: int = 0
+        self, table: SchedulerTable, limits: ReplicaLimits, *, preemptions_max: int = 0
     ) -> None:
-        super().__init__(table, limits, max_preemptions=max_preemptions)
+        super().__init__(table, limits, preemptions_max=preemptions_max)
         self._next_batch_id = 0
 
     # --- for the subclass -------------------------------------------------------------------

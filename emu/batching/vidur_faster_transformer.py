@@ -37,9 +37,9 @@ class FasterTransformerScheduler(MaxReservation):
     policy = "faster_transformer"
 
     def __init__(
-        self, table: SchedulerTable, limits: ReplicaLimits, *, max_preemptions: int = 0
+        self, table: SchedulerTable, limits: ReplicaLimits, *, preemptions_max: int = 0
     ) -> None:
-        super().__init__(table, limits, max_preemptions=max_preemptions)
+        super().__init__(table, limits, preemptions_max=preemptions_max)
         self._leaks = "ft_leak" in table.faithful
         self._blocks_leaked = 0
         self._ready: deque[StaticBatch] = deque()

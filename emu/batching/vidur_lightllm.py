@@ -33,9 +33,9 @@ class LightLlmScheduler(SimpleScheduler):
     orders_idle = True
 
     def __init__(
-        self, table: SchedulerTable, limits: ReplicaLimits, *, max_preemptions: int = 0
+        self, table: SchedulerTable, limits: ReplicaLimits, *, preemptions_max: int = 0
     ) -> None:
-        super().__init__(table, limits, max_preemptions=max_preemptions)
+        super().__init__(table, limits, preemptions_max=preemptions_max)
         self.micro_batch_max = max(1, table.batch_size_cap // limits.pipeline_stages)
         self._waiting_iters = 0
         self._restart_alone = "oversized_restart_blocks" not in table.faithful

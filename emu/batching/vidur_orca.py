@@ -23,9 +23,9 @@ class MaxReservation(SimpleScheduler):
     grows = False
 
     def __init__(
-        self, table: SchedulerTable, limits: ReplicaLimits, *, max_preemptions: int = 0
+        self, table: SchedulerTable, limits: ReplicaLimits, *, preemptions_max: int = 0
     ) -> None:
-        super().__init__(table, limits, max_preemptions=max_preemptions)
+        super().__init__(table, limits, preemptions_max=preemptions_max)
         self.blocks_per_sequence = table.max_tokens // limits.block_size
         if self.blocks_per_sequence < 1:
             problem = f"{table.max_tokens} tokens are less than one block of {limits.block_size}"

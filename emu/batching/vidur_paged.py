@@ -22,9 +22,9 @@ class PagedScheduler(SimpleScheduler):
     orders_idle = True
 
     def __init__(
-        self, table: SchedulerTable, limits: ReplicaLimits, *, max_preemptions: int = 0
+        self, table: SchedulerTable, limits: ReplicaLimits, *, preemptions_max: int = 0
     ) -> None:
-        super().__init__(table, limits, max_preemptions=max_preemptions)
+        super().__init__(table, limits, preemptions_max=preemptions_max)
         self.watermark_blocks = int(table.watermark_blocks_fraction * limits.num_blocks)
         self.micro_batch_max = max(1, table.batch_size_cap // limits.pipeline_stages)
         self._block_always = "evict_without_need" in table.faithful

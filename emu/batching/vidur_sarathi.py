@@ -22,9 +22,9 @@ class SarathiScheduler(PagedScheduler):
     policy = "sarathi"
 
     def __init__(
-        self, table: SchedulerTable, limits: ReplicaLimits, *, max_preemptions: int = 0
+        self, table: SchedulerTable, limits: ReplicaLimits, *, preemptions_max: int = 0
     ) -> None:
-        super().__init__(table, limits, max_preemptions=max_preemptions)
+        super().__init__(table, limits, preemptions_max=preemptions_max)
         self._sorts_first = "sarathi_unsorted_victims" not in table.faithful
 
     def form_batch(self, plan: Plan, now_ns: int) -> None:

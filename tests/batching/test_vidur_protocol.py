@@ -204,7 +204,7 @@ def test_admission_cannot_see_the_true_length(cls):
 @pytest.mark.parametrize("cls", ALL[:2])
 def test_too_many_preemptions_fail_the_request(cls):
     table = {"num_blocks": 5, "watermark_blocks_fraction": 0.0, "leap": False}
-    scheduler = make(cls, max_preemptions=1, **table)
+    scheduler = make(cls, preemptions_max=1, **table)
     items = [request(0, 7, 9), request(1, 7, 9, at=1)]
     for item in items:
         scheduler.enqueue(item, 0)

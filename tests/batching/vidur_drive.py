@@ -14,7 +14,7 @@ from emu.latency.base import next_decode_shape
 from emu.request import Request
 
 
-def make(cls, *, num_blocks, block_size=4, stages=1, leap=True, max_preemptions=0, **table):
+def make(cls, *, num_blocks, block_size=4, stages=1, leap=True, preemptions_max=0, **table):
     limits = ReplicaLimits(
         num_blocks=num_blocks,
         block_size=block_size,
@@ -23,7 +23,7 @@ def make(cls, *, num_blocks, block_size=4, stages=1, leap=True, max_preemptions=
         leap=leap,
     )
     table.setdefault("max_tokens", 64)
-    return cls(SchedulerTable(policy=cls.policy, **table), limits, max_preemptions=max_preemptions)
+    return cls(SchedulerTable(policy=cls.policy, **table), limits, preemptions_max=preemptions_max)
 
 
 def request(request_id, prompt, output, *, at=0, limit=None, **more):

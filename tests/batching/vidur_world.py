@@ -95,6 +95,8 @@ class World:
         self.batches, self.restarts, self.failed = [], [], []
         self.replica_of, self.waits, self.left_stage = {}, {}, {}
         self.gaps = []
+        self.memory = [[] for _ in schedulers]
+        """(time, per cent of blocks used), sampled where the peer does."""
         for scheduler in schedulers:
             self._watch_restarts(scheduler)
 
@@ -172,8 +174,15 @@ class World:
             spans = self.pipelines[index].enter(self.now, [duration] * self.stages)
             self.batches.append(record)
             formed.append((batch, record, spans))
+        if formed:
+            self._sample_memory(index)
         for item in formed:
             self.at(self.now, self.on_stage_arrival, index, 0, item)
+
+    def _sample_memory(self, index):
+        scheduler = self.schedulers[index]
+        used = 100 * scheduler.blocks_used / scheduler.blocks_total
+        self.memory[index].append((self.now // US, used))
 
     def duration(self, batch):
         """Context counts the output token whose KV this step writes."""
@@ -215,6 +224,7 @@ class World:
         discount_bubbles(batch, bubble_ns(spans, batch.formed_ns))
         step = self.now - batch.formed_ns
         progress = self.schedulers[index].complete(batch, 1, self.now, step)
+        self._sample_memory(index)
         self.gaps += progress.gaps_ns + [step] * progress.cohort_size
         self.at(self.now, self.on_replica_schedule, index)
 
