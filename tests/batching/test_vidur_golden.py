@@ -1,7 +1,8 @@
 """Schedules made with Vidur itself, reproduced request by request and batch by batch."""
 
 import pytest
-from vidur_world import CASES, load, outcome_of, play
+
+from tests.batching.vidur_world import CASES, load, outcome_of, play
 
 pytestmark = [
     pytest.mark.shared,

@@ -3,12 +3,12 @@
 import itertools
 
 import pytest
-from test_vidur_golden import EXACT
-from vidur_drive import request
-from vidur_world import CASES, US, load, play
 
 from emu.batching.times import request_times
 from emu.latency.features import batch_flops, mfu
+from tests.batching.test_vidur_golden import EXACT
+from tests.batching.vidur_drive import request
+from tests.batching.vidur_world import CASES, US, load, play
 
 shared = [
     pytest.mark.shared,

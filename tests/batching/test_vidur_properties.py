@@ -6,13 +6,13 @@ import os
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vidur_drive import Drive, make, request
 
 from emu.batching.vidur_faster_transformer import FasterTransformerScheduler
 from emu.batching.vidur_lightllm import LightLlmScheduler
 from emu.batching.vidur_orca import OrcaScheduler
 from emu.batching.vidur_sarathi import SarathiScheduler
 from emu.batching.vidur_vllm_v0 import VllmV0Scheduler
+from tests.batching.vidur_drive import Drive, make, request
 
 ALL = [
     VllmV0Scheduler,

@@ -1,10 +1,10 @@
 """The `Scheduler` protocol, call by call, on every one of Vidur's policies."""
 
 import pytest
-from test_vidur_properties import ALL, each_policy
-from vidur_drive import make, request
 
 from emu.errors import InputError
+from tests.batching.test_vidur_properties import ALL, each_policy
+from tests.batching.vidur_drive import make, request
 
 
 def started(cls, count=2, *, output=6, **table):

@@ -1,8 +1,6 @@
 """Schedules small enough to be worked out by hand. A batch costs 10 us and 1 us per token."""
 
 import pytest
-from vidur_drive import make, request
-from vidur_world import US, World
 
 from emu.batching.stages import Pipeline, bubble_ns
 from emu.batching.vidur_faster_transformer import FasterTransformerScheduler
@@ -10,6 +8,8 @@ from emu.batching.vidur_lightllm import LightLlmScheduler, peak_tokens
 from emu.batching.vidur_orca import OrcaScheduler
 from emu.batching.vidur_sarathi import SarathiScheduler
 from emu.batching.vidur_vllm_v0 import VllmV0Scheduler
+from tests.batching.vidur_drive import make, request
+from tests.batching.vidur_world import US, World
 
 
 def batches(cls, rows, **table):
