@@ -26,6 +26,7 @@ class Seq:
     recomputed: int = 0
     hit: int = -1
     prefill_scheduled: int = -1
+    epoch: int = 0  # grows when it is preempted: results of batches in flight are dropped
 
     @property
     def reached(self):
@@ -42,7 +43,7 @@ class NaiveVllm:
         self.refs = [0] * limits.num_blocks
         self.key_of = [None] * limits.num_blocks
         self.index = {}
-        self.running, self.waiting, self.flight = [], [], None
+        self.running, self.waiting, self.flights = [], [], []
 
     # pool
     def key(self, s, i):
@@ -127,10 +128,13 @@ class NaiveVllm:
             if s not in self.running:
                 continue
             new = min(s.reached - s.computed, cap, budget)
+            if new <= 0:
+                continue  # its token is still in an earlier batch in flight
             while not self.allocate(s, s.computed + new):
                 victim = self.running.pop()
                 self.release(victim)
                 victim.computed = 0
+                victim.epoch += 1
                 victim.preemptions += 1
                 self.waiting.insert(0, victim)
                 preempted.append(victim.rid)
@@ -141,13 +145,14 @@ class NaiveVllm:
                 items.append((s, new, s.computed))
                 budget -= new
         # An engine that had to preempt everybody would schedule again at once.
-        if not preempted or not self.running:
+        if not preempted or not (self.running or self.flights):
             self._admit(items, budget, cap)
         for s, new, had in items:
             s.computed = had + new
             if s.generated == 0 and s.computed >= s.prompt:
                 s.prefill_scheduled = now
-        self.flight = items
+        if items:
+            self.flights.append([(s, had + new, s.epoch) for s, new, had in items])
         return items, preempted
 
     def _admit(self, items, budget, cap):
@@ -178,8 +183,8 @@ class NaiveVllm:
 
     def complete(self, now):
         finished, gaps = [], []
-        for s, _, _ in self.flight:
-            if s not in self.running or s.computed < s.reached:
+        for s, target, epoch in self.flights.pop(0):
+            if s not in self.running or s.epoch != epoch or target < s.reached:
                 continue
             s.generated += 1
             if s.first < 0:
@@ -193,5 +198,4 @@ class NaiveVllm:
         for s in finished:
             self.running.remove(s)
             self.release(s)
-        self.flight = None
         return finished, gaps

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from vllm_world import (
+    Program,
+    Spec,
+    run_naive,
+    run_naive_pipeline,
+    run_pipeline,
+    run_scheduler,
+)
 
 from emu.config.schema import SchedulerTable
-from vllm_world import Program, Spec, run_naive, run_scheduler
 
 
 @st.composite
@@ -56,9 +63,10 @@ def programs(draw, *, orders=("arrival",), scale=1):
     return Program(table, blocks, block_size, draw(st.booleans()), specs, cuts)
 
 
-COMMON = dict(
-    deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+COMMON = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
+}
 
 
 def assert_same(left, right):
@@ -81,3 +89,10 @@ def test_leaping_is_stepping(program):
     stepped = run_scheduler(program, leap=False, check_books=False)
     leaped = run_scheduler(program, leap=True)
     assert_same(stepped, leaped)
+
+
+@settings(max_examples=80, **COMMON)
+@given(programs(), st.integers(2, 4))
+def test_pipeline_is_the_naive_model(program, stages):
+    log, ends = run_pipeline(program, stages)
+    assert_same((log, ends), run_naive_pipeline(program, stages))

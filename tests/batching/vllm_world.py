@@ -11,13 +11,13 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 
 import numpy as np
+from naive_vllm import NaiveVllm, Seq
 
 from emu.batching.base import ReplicaLimits
 from emu.batching.vllm import VllmScheduler
 from emu.config.schema import SchedulerTable
-from emu.latency.base import next_decode_shape
+from emu.latency.base import BatchShape, next_decode_shape
 from emu.request import Prefix, Request
-from naive_vllm import NaiveVllm, Seq
 
 
 @dataclass
@@ -42,13 +42,14 @@ class Program:
     specs: list
     cuts: list = field(default_factory=list)
 
-    def limits(self, leap):
+    def limits(self, leap, stages=1):
         return ReplicaLimits(
             num_blocks=self.num_blocks,
             block_size=self.block_size,
             max_model_tokens=10**6,
             prefix_caching=self.caching,
             leap=leap,
+            pipeline_stages=stages,
         )
 
     def tokens(self, rid):
@@ -184,6 +185,30 @@ def run_scheduler(program, *, leap, check_books=True, max_iterations=100_000):
     return log, ends, leaps
 
 
+def naive_row(s, why, now):
+    """As `request_row`."""
+    return (
+        now, s.rid, why, s.computed, s.generated, s.first, s.last, s.max_gap, s.preemptions,
+        s.recomputed, max(s.hit, 0), s.prefill_scheduled,
+    )  # fmt: skip
+
+
+def naive_shape(items):
+    """As `shape_row`, and the cost of the iteration."""
+    chunks = [(new, had) for _, new, had in items if new > 1]
+    contexts = [had for _, new, had in items if new == 1]
+    shape = BatchShape(
+        [new for new, _ in chunks],
+        [had for _, had in chunks],
+        len(contexts),
+        sum(contexts),
+        max(contexts, default=0),
+        min(contexts, default=0),
+        len(items),
+    )
+    return shape_row(shape), step_ns(shape)
+
+
 def run_naive(program, max_iterations=100_000):
     """The same log from the naive model."""
     model = NaiveVllm(program.table, program.limits(False))
@@ -195,12 +220,6 @@ def run_naive(program, max_iterations=100_000):
     events = _events(program)
     now = at = 0
 
-    def row(s, why):
-        return (
-            now, s.rid, why, s.computed, s.generated, s.first, s.last, s.max_gap, s.preemptions,
-            s.recomputed, max(s.hit, 0), s.prefill_scheduled,
-        )  # fmt: skip
-
     while len(log) < max_iterations:
         while at < len(events) and events[at][0] <= now:
             _, kind, rid = events[at]
@@ -208,36 +227,103 @@ def run_naive(program, max_iterations=100_000):
             if kind == 0:
                 model.enqueue(seqs[rid])
             elif model.cancel(rid):
-                ends.append(row(seqs[rid], "cancelled"))
+                ends.append(naive_row(seqs[rid], "cancelled", now))
         items, preempted = model.schedule(now)
         if not items:
             while model.waiting and not model.running:
-                ends.append(row(model.waiting.pop(0), "hopeless"))
+                ends.append(naive_row(model.waiting.pop(0), "hopeless", now))
                 if model.schedule(now)[0]:
                     raise AssertionError("the programs have no mix of hopeless and possible heads")
             if at == len(events):
                 break
             now = max(now, events[at][0])
             continue
-        chunks = [(new, had) for _, new, had in items if new > 1]
-        contexts = [had for _, new, had in items if new == 1]
-        shape = (
-            tuple(new for new, _ in chunks), tuple(had for _, had in chunks), len(contexts),
-            sum(contexts), max(contexts, default=0), min(contexts, default=0), len(items),
-        )  # fmt: skip
-        cost = (
-            1_000
-            + 7 * sum(shape[0])
-            + 3 * sum(shape[1])
-            + 11 * shape[2]
-            + shape[3]
-            + shape[4]
-            - shape[5]
-        )
+        shape, cost = naive_shape(items)
         entry = [now, shape, tuple(preempted), model.total - len(model.free), len(model.waiting), len(model.running)]  # fmt: skip
         now += cost
         finished, gaps = model.complete(now)
         log.append([*entry, sorted(gaps)])
-        ends += [row(s, "finished") for s in finished]
+        ends += [naive_row(s, "finished", now) for s in finished]
     assert len(model.free) == model.total
+    return log, ends
+
+
+class _Pipeline:
+    """Batches leave a pipeline in order, each a fixed part of its cost after the one before."""
+
+    def __init__(self):
+        self.flights = []
+        self.last_end = 0
+
+    def push(self, now, batch, cost):
+        self.last_end = max(now + cost, self.last_end + cost // 2)
+        self.flights.append((self.last_end, batch))
+
+    def next_end(self):
+        return self.flights[0][0] if self.flights else 1 << 62
+
+
+def run_pipeline(program, stages):
+    """Log of a VllmScheduler with several batches in flight."""
+    scheduler = VllmScheduler(program.table, program.limits(True, stages))
+    requests = make_requests(program)
+    events, log, ends, pipe = _events(program), [], [], _Pipeline()
+    now = at = 0
+    while True:
+        while at < len(events) and events[at][0] <= now:
+            _, kind, rid = events[at]
+            at += 1
+            if kind == 0:
+                scheduler.enqueue(requests[rid], now)
+            elif scheduler.cancel(requests[rid]):
+                ends.append((now, rid, "cancelled"))
+        while (batch := scheduler.schedule(now)) is not None:
+            assert scheduler.recount() == []
+            log.append((now, shape_row(batch.shape), scheduler.blocks_used))
+            pipe.push(now, batch, step_ns(batch.shape))
+        if not pipe.flights and at == len(events):
+            scheduler.drop_hopeless(now)
+            break
+        now = min(pipe.next_end(), events[at][0] if at < len(events) else 1 << 62)
+        if pipe.next_end() == now:
+            _, batch = pipe.flights.pop(0)
+            progress = scheduler.complete(batch, 1, now, now - batch.formed_ns)
+            log.append((now, sorted(progress.gaps_ns)))
+            ends += [request_row(r, "finished", now) for r in progress.finished]
+    assert scheduler.blocks_used == scheduler.waiting_count == scheduler.running_count == 0
+    return log, ends
+
+
+def run_naive_pipeline(program, stages):
+    """The same log from the naive model."""
+    model = NaiveVllm(program.table, program.limits(False))
+    seqs = [
+        Seq(rid, s.arrival, s.prompt, s.output, program.tokens(rid) if program.caching else None)
+        for rid, s in enumerate(program.specs)
+    ]
+    events, log, ends, pipe = _events(program), [], [], _Pipeline()
+    now = at = 0
+    while True:
+        while at < len(events) and events[at][0] <= now:
+            _, kind, rid = events[at]
+            at += 1
+            if kind == 0:
+                model.enqueue(seqs[rid])
+            elif model.cancel(rid):
+                ends.append((now, rid, "cancelled"))
+        while len(pipe.flights) < stages:
+            items, _ = model.schedule(now)
+            if not items:
+                break
+            shape, cost = naive_shape(items)
+            log.append((now, shape, model.total - len(model.free)))
+            pipe.push(now, None, cost)
+        if not pipe.flights and at == len(events):
+            break
+        now = min(pipe.next_end(), events[at][0] if at < len(events) else 1 << 62)
+        if pipe.next_end() == now:
+            pipe.flights.pop(0)
+            finished, gaps = model.complete(now)
+            log.append((now, sorted(gaps)))
+            ends += [naive_row(s, "finished", now) for s in finished]
     return log, ends

@@ -1,0 +1,290 @@
+"""Identity of KV blocks: free order, eviction, hits, tiers, keys."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emu.kv.blocks import BlockPool
+from emu.kv.hashing import block_keys
+from emu.kv.pool import NO_HIT, CountingPool
+from emu.kv.tiers import LowerTier, chunk_tokens_for
+from emu.request import Prefix, Request
+
+
+def request(rid, prompt, output=1, start=0, tokens=None):
+    if tokens is None:
+        tokens = list(range(start, start + prompt + output))
+    return Request(
+        request_id=rid,
+        arrival_ns=0,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        max_output_tokens=output,
+        prefix=Prefix(np.array(tokens, dtype=np.int64)),
+    )
+
+
+def admit(pool, r, target=None):
+    hit = pool.lookup(r)
+    target = r.prompt_tokens if target is None else target
+    assert pool.need(r, target, hit) <= pool.blocks_free
+    pool.grow(r, hit.tokens, target, hit)
+    r.computed_tokens = target
+    return hit
+
+
+# --- keys ---------------------------------------------------------------------------------------
+def test_keys_are_those_of_equal_prefixes():
+    a = block_keys(Prefix(np.arange(70)), 16, 64)
+    b = block_keys(Prefix(np.array([*range(40), 999, *range(41, 70)])), 16, 64)
+    assert len(a) == 4
+    assert a[:2] == b[:2]
+    assert a[2] != b[2]
+    assert a[3] != b[3]  # the chain carries the difference on
+
+
+def test_keys_tell_order_and_position_apart():
+    forward = block_keys(Prefix(np.arange(16)), 16, 16)
+    backward = block_keys(Prefix(np.arange(16)[::-1].copy()), 16, 16)
+    assert forward != backward
+    twice = block_keys(Prefix(np.zeros(64, dtype=np.int64)), 16, 64)
+    assert len(set(twice)) == 4
+
+
+def test_keys_of_hashed_blocks_are_cut_to_the_block_size():
+    one = Prefix(hash_ids=(7, 8, 9))
+    keys = block_keys(one, 16, 1200)
+    assert len(keys) == 1200 // 16
+    other = block_keys(Prefix(hash_ids=(7, 8, 10)), 16, 1300)
+    assert keys[:64] == other[:64]  # two blocks of 512 tokens are equal
+    assert keys[64] != other[64]
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_block_over_two_hashed_blocks_needs_both():
+    # 48 does not divide 512: block 10 covers tokens 480..527, of hashed blocks 0 and 1.
+    a = block_keys(Prefix(hash_ids=(1, 2)), 48, 1024)
+    b = block_keys(Prefix(hash_ids=(1, 3)), 48, 1024)
+    assert a[:10] == b[:10]
+    assert a[10] != b[10]
+
+
+def test_unknown_content_has_no_keys():
+    assert block_keys(None, 16, 100) == []
+    assert block_keys(Prefix(), 16, 100) == []
+    assert block_keys(Prefix(np.arange(15)), 16, 15) == []
+    assert block_keys(Prefix(hash_ids=(5,)), 16, 15) == []
+
+
+def test_keys_do_not_depend_on_the_process():
+    code = (
+        "import numpy as np\nfrom emu.kv.hashing import block_keys\nfrom emu.request import Prefix\n"
+        "print(block_keys(Prefix(np.arange(40)), 16, 40), block_keys(Prefix(hash_ids=(3,4)), 512, 1024))"
+    )
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1")
+    }
+    assert len(seen) == 1
+    expected = block_keys(Prefix(np.arange(40)), 16, 40)
+    assert str(expected) in seen.pop()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 3), max_size=40), st.lists(st.integers(0, 3), max_size=40))
+def test_keys_are_equal_exactly_for_equal_prefixes(left, right):
+    a = block_keys(Prefix(np.array(left, dtype=np.int64)), 4, len(left))
+    b = block_keys(Prefix(np.array(right, dtype=np.int64)), 4, len(right))
+    for block, (x, y) in enumerate(zip(a, b, strict=False)):
+        end = (block + 1) * 4
+        assert (x == y) == (left[:end] == right[:end])
+
+
+# --- the pool -----------------------------------------------------------------------------------
+def test_a_cached_prompt_leaves_one_token_to_compute():
+    """Section 6.3: a fully cached 64-token prompt with blocks of 16 hits 48."""
+    pool = BlockPool(100, 16)
+    admit(pool, request(0, 64))
+    assert admit(pool, request(1, 64)).npu_tokens == 48
+    assert pool.blocks_free == 100 - 4 - 1
+
+
+def test_free_list_is_fifo_and_a_sequence_is_freed_from_its_tail():
+    pool = BlockPool(6, 16)
+    r = request(0, 48)
+    admit(pool, r)
+    assert r.block_ids == [0, 1, 2]
+    pool.release(r)
+    assert pool.free_order() == [3, 4, 5, 2, 1, 0]
+    assert pool.blocks_free == 6
+
+
+def test_eviction_forgets_the_key_of_the_popped_block_only():
+    pool = BlockPool(4, 16)
+    r = request(0, 64)
+    admit(pool, r)
+    pool.release(r)
+    other = request(1, 16, start=10_000)
+    admit(pool, other)
+    assert other.block_ids == [3]  # the tail of the freed sequence goes first
+    again = request(2, 64)
+    assert pool.lookup(again).npu_tokens == 48
+    assert pool.evicted_blocks == 1
+
+
+def test_a_touched_block_leaves_the_free_list_and_counts_in_the_need():
+    pool = BlockPool(4, 16)
+    r = request(0, 64)
+    admit(pool, r)
+    pool.release(r)
+    again = request(1, 64)
+    hit = pool.lookup(again)
+    assert pool.need(again, 64, hit) == 4  # three idle hits and one fresh block
+    pool.grow(again, hit.tokens, 64, hit)
+    assert pool.blocks_free == 0
+    assert pool.recount([again.block_ids]) == []
+    pool.release(again)
+    assert pool.blocks_free == 4
+
+
+def test_newest_block_wins_and_the_old_one_takes_no_key_with_it():
+    pool = BlockPool(8, 16)
+    a, b = request(0, 17), request(1, 17)
+    pool.grow(a, 0, 17)
+    pool.grow(b, 0, 17)  # no lookup: the same content twice
+    assert pool.lookup(request(2, 32)).block_ids == (2,)
+    pool.release(a)
+    for rid in range(3):  # pop everything that is free, a's blocks included
+        admit(pool, request(10 + rid, 32, start=1000 * (rid + 1)))
+    assert pool.lookup(request(3, 32)).block_ids == (2,)
+
+
+def test_fresh_blocks_are_taken_before_freed_ones():
+    pool = BlockPool(3, 16)
+    r = request(0, 16)
+    admit(pool, r)
+    pool.release(r)
+    assert pool.take(3) == [1, 2, 0]
+
+
+def test_counting_pool_is_exact():
+    pool = CountingPool(10, 16)
+    r = request(0, 100)
+    assert pool.lookup(r) is NO_HIT
+    assert pool.need(r, 100) == 7
+    pool.grow(r, 0, 100)
+    assert (pool.blocks_free, r.kv_blocks) == (3, 7)
+    assert pool.need(r, 112) == 0
+    assert pool.need(r, 113) == 1
+    pool.release(r)
+    assert (pool.blocks_free, r.kv_blocks) == (10, 0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pool_conserves_blocks(seed):
+    rng = np.random.default_rng(seed)
+    pool, held = BlockPool(40, 4), {}
+    for step in range(300):
+        if held and rng.random() < 0.45:
+            r = held.pop(sorted(held)[int(rng.integers(len(held)))])
+            pool.release(r)
+        else:
+            family = int(rng.integers(3))
+            tokens = [family * 100 + i for i in range(int(rng.integers(1, 30)))]
+            r = request(step, len(tokens), 1, tokens=[*tokens, 5])
+            if pool.need(r, r.prompt_tokens, pool.lookup(r)) <= pool.blocks_free:
+                admit(pool, r)
+                held[step] = r
+        assert pool.recount([r.block_ids for r in held.values()]) == [], f"{seed=} {step=}"
+
+
+# --- tiers --------------------------------------------------------------------------------------
+def tier(chunks, *, chunk_tokens=256, shared=False):
+    return LowerTier(
+        "cpu",
+        capacity_bytes=chunks * chunk_tokens * 2,
+        chunk_tokens=chunk_tokens,
+        bytes_per_token=2,
+        shared=shared,
+    )
+
+
+def test_chunk_is_whole_blocks():
+    assert chunk_tokens_for(16, 256) == 256
+    assert chunk_tokens_for(48, 256) == 240
+    assert chunk_tokens_for(512, 256) == 512
+
+
+def test_chunks_are_written_through_when_complete():
+    host = tier(10)
+    pool = BlockPool(100, 16, [host])
+    r = request(0, 600)
+    pool.grow(r, 0, 250)
+    assert len(host) == 0
+    pool.grow(r, 250, 600)
+    assert len(host) == 2  # 600 // 256
+    assert pool.written_bytes == 2 * 512
+
+
+def test_another_replica_hits_the_shared_tier_below_its_reached_length():
+    """Section 6.3: the original could hit all of a 512-token prompt and wait for ever."""
+    host = tier(10, shared=True)
+    first, second = BlockPool(100, 16, [host]), BlockPool(100, 16, [host])
+    admit(first, request(0, 512))
+    r = request(1, 512)
+    hit = second.lookup(r)
+    assert (hit.npu_tokens, hit.lower_tokens, hit.recall_bytes) == (0, 256, 512)
+    second.grow(r, hit.tokens, 512, hit)
+    assert second.blocks_free == 68
+    assert second.lookup(request(2, 512)).npu_tokens == 496  # the recalled blocks can be found
+
+
+def test_lower_hit_counts_only_what_the_pool_lacks():
+    host = tier(10)
+    pool = BlockPool(100, 16, [host])
+    r = request(0, 1000)
+    admit(pool, r)
+    pool.release(r)
+    pool.take(48)  # 37 fresh ones, then the tail of the freed sequence: blocks 52..62
+    again = request(1, 1000)
+    hit = pool.lookup(again)
+    assert hit.npu_tokens == 62 * 16 - 10 * 16
+    # Chunks of 256: the pool holds 832 tokens = 3.25 chunks, a fourth would end beyond 999.
+    assert hit.lower_tokens == 0
+
+
+def test_recall_needs_a_whole_chunk_of_gain():
+    host = tier(10)
+    pool = BlockPool(100, 16, [host])
+    r = request(0, 1040)
+    admit(pool, r)
+    pool.release(r)
+    pool.take(35 + 65 - 17)  # leaves 17 blocks = 272 tokens of the sequence
+    hit = pool.lookup(request(1, 1040))
+    assert hit.npu_tokens == 272
+    # From chunk 1 on, 3 chunks (to 1024) are there: 1024 - 272 = 752 tokens gained.
+    assert (hit.lower_tokens, hit.recall_bytes) == (752, 3 * 512)
+
+
+def test_tier_evicts_the_oldest_written():
+    host = tier(2)
+    assert host.write(1)
+    assert host.write(2)
+    assert not host.write(1)  # present: not refreshed, nothing written
+    assert host.write(3)
+    assert 1 not in host
+    assert 2 in host
+    assert (len(host), host.evicted_chunks, host.used_bytes) == (2, 1, 1024)
