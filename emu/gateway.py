@@ -36,6 +36,10 @@ class Source(Protocol):
         """What the session's client asks next, with its arrival time."""
         ...
 
+    def drop_session(self, request: Request, at_ns: int) -> list[Request]:
+        """The session ends early: its turns that will never be asked."""
+        ...
+
 
 class Gateway:
     """Admission and routing."""
@@ -179,11 +183,22 @@ class Gateway:
         now_ns = self.kernel.now_ns
         if status is Status.REJECTED and request.retries < self._recovery.client_retries:
             self._retry_later(request)
-        elif request.session_id and status is Status.COMPLETED:
+        elif request.session_id:
+            self._go_on_with_session(request, now_ns)
+        self._check_end()
+
+    def _go_on_with_session(self, request: Request, now_ns: int) -> None:
+        """The next turn arrives after its tool; if a turn did not complete, none follows."""
+        if request.status is Status.COMPLETED:
             following = self.source.next_in_session(request, now_ns)
             if following is not None:
                 self._arrive_at(following, following.arrival_ns)
-        self._check_end()
+            return
+        for turn in self.source.drop_session(request, now_ns):
+            self.released += 1
+            self.outstanding += 1
+            self._on_release(turn)
+            self.terminal(turn, Status.CANCELLED, "session_ended")
 
     def _retry_later(self, request: Request) -> None:
         """The client sends the same again after a pause that doubles (a new request to us)."""

@@ -237,3 +237,15 @@ def test_real_workloads_run_and_leave_empty_books(
     assert len(rows) == summary["completed"] + summary["rejected"] > 0
     assert all(row["status"] in ("completed", "rejected") for row in rows)
     assert all(int(row["decode_toks"]) == int(row["output_toks"]) for row in rows if row["ttft_ns"])
+
+
+def test_the_turns_of_a_session_whose_client_left_end_with_it(tmp_path: Path) -> None:
+    turns = [{"input_toks": 100, "output_toks": 50, "cancel_after_ns": 20_000_000}]
+    turns += [{"input_toks": 10, "output_toks": 5}] * 2
+    path = workload(
+        tmp_path / "w.jsonl", [{"session_id": "s", "arrival_time_ns": 0, "sub_requests": turns}]
+    )
+    run_config(tmp_path / "out", latency=LINEAR, workload={"path": path})
+    rows = rows_of(tmp_path / "out")
+    assert [row["status"] for row in rows] == ["cancelled"] * 3
+    assert [row["reason"] for row in rows] == ["client_left", "session_ended", "session_ended"]
