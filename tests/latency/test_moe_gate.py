@@ -128,7 +128,9 @@ class FirstExpertOnly:
 
 
 def test_a_gate_by_import_path():
-    gate = make_gate("test_moe_gate:FirstExpertOnly", GateShape(experts=4, per_token=1, ranks=2))
+    gate = make_gate(
+        "tests.latency.test_moe_gate:FirstExpertOnly", GateShape(experts=4, per_token=1, ranks=2)
+    )
     assert gate.route(9, 0) == Routing((9, 0), (1, 0), (9, 0, 0, 0))
 
 
@@ -137,7 +139,10 @@ def test_a_gate_by_import_path():
     [
         ("balance", "'balance' is none of balanced, round_robin, random, skewed, package.module"),
         ("no_such_module:Gate", "'no_such_module:Gate' cannot be imported"),
-        ("test_moe_gate:Absent", "'test_moe_gate:Absent' cannot be imported"),
+        (
+            "tests.latency.test_moe_gate:Absent",
+            "'tests.latency.test_moe_gate:Absent' cannot be imported",
+        ),
         (":Gate", "':Gate' cannot be imported"),
     ],
 )

@@ -9,7 +9,6 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from profile_vectors import write_bundle
 
 from emu.errors import InputError
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
@@ -17,6 +16,7 @@ from emu.latency.moe_gate import GateShape, make_gate
 from emu.latency.profile import ProfileBackend, stage_bounds
 from emu.latency.profile_bundle import read_bundle
 from emu.latency.profile_rows import HostMemory, Parallel, ProfileModel
+from tests.latency.profile_vectors import write_bundle
 
 SMALL = settings(max_examples=80, deadline=None)
 LAYERS = 5

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from profile_vectors import META, MOE_ARCHITECTURE, SKEW_META, write_bundle
 
 from emu.errors import InputError
 from emu.latency.profile_bundle import find_bundle, parse_architecture, read_bundle, variant_name
+from tests.latency.profile_vectors import META, MOE_ARCHITECTURE, SKEW_META, write_bundle
 
 
 def test_a_bundle_is_found_below_a_root_and_by_its_own_path(tmp_path):

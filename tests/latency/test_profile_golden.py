@@ -9,7 +9,6 @@ from functools import cache
 
 import numpy as np
 import pytest
-from profile_vectors import SHARED_PROFILES, needs_bundles
 
 from emu.errors import InputError
 from emu.latency.base import BatchShape, next_decode_shape, stepped_decode_run
@@ -17,6 +16,7 @@ from emu.latency.moe_gate import GateShape, make_gate
 from emu.latency.profile import ProfileBackend
 from emu.latency.profile_bundle import Bundle, find_bundle, read_bundle
 from emu.latency.profile_rows import HostMemory, Parallel, ProfileModel
+from tests.latency.profile_vectors import SHARED_PROFILES, needs_bundles
 
 pytestmark = [needs_bundles, pytest.mark.shared]
 
