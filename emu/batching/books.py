@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from operator import attrgetter
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from emu.batching.base import Batch, ReplicaLimits
 from emu.batching.faithful import check_faithful
@@ -47,7 +48,7 @@ class ReplicaBooks:
         self.running_count = 0
         self.idle: list[Request] = []
         """Admitted requests that are in no batch in flight, in the order that the policy keeps."""
-        self.rank: Callable[[Request], tuple[int, int]] = RANKS[table.order]
+        self.rank: Callable[[Request], Any] = RANKS[table.order]
         """Sort key of running requests: the largest is the first to be preempted."""
         self._waiting = make_queue(table.order)
         self._residents: dict[int, Request] = {}
@@ -112,12 +113,14 @@ class ReplicaBooks:
 
     def grow(self, request: Request, tokens: int) -> bool:
         """Make sure that the resident has blocks for `tokens` tokens; False if they lack."""
-        blocks = ceil_div(tokens, self.block_size) - request.kv_blocks
+        lacking = tokens - request.kv_blocks * self.block_size
+        if lacking <= 0:
+            return True
+        blocks = ceil_div(lacking, self.block_size)
         if blocks > self.free_blocks:
             return False
-        if blocks > 0:
-            request.kv_blocks += blocks
-            self.blocks_used += blocks
+        request.kv_blocks += blocks
+        self.blocks_used += blocks
         return True
 
     # --- hooks ----------------------------------------------------------------------------
@@ -359,24 +362,16 @@ class ReplicaBooks:
         self.waiting_tokens = self._waiting.prompt_tokens
 
 
-def _by_arrival(request: Request) -> tuple[int, int]:
-    return request.arrival_ns, request.request_id
-
-
-def _by_priority(request: Request) -> tuple[int, int]:
-    return request.priority, request.arrival_ns
-
-
 def _by_deadline(request: Request) -> tuple[int, int]:
     urgency = request.deadline_ns if request.deadline_ns >= 0 else 1 << 62
     return urgency, request.arrival_ns
 
 
-RANKS: Final[Mapping[str, Callable[[Request], tuple[int, int]]]] = MappingProxyType(
+RANKS: Final[Mapping[str, Callable[[Request], Any]]] = MappingProxyType(
     {
-        "arrival": _by_arrival,
-        "fair": _by_arrival,
-        "priority": _by_priority,
+        "arrival": attrgetter("arrival_ns"),
+        "fair": attrgetter("arrival_ns"),
+        "priority": attrgetter("priority", "arrival_ns"),
         "deadline": _by_deadline,
     }
 )

@@ -124,19 +124,13 @@ class SimpleScheduler(ReplicaBooks):
         if more <= 0:
             return
         assert steps <= batch.max_steps, "settled beyond the promise"
-        block_size = self.block_size
-        taken = 0
         for request in batch.decodes or ():
             request.computed_tokens += more
             request.generated_tokens += more
-            lacking = request.prompt_tokens + request.generated_tokens
-            lacking -= request.kv_blocks * block_size
-            if lacking > 0:
-                blocks = -(-lacking // block_size)
-                request.kv_blocks += blocks
-                taken += blocks
-        self.blocks_used += taken
-        assert self.blocks_used <= self.blocks_total, "a leap took blocks that do not exist"
+        if self.grows:
+            for request in batch.decodes or ():
+                fits = self.grow(request, request.prompt_tokens + request.generated_tokens)
+                assert fits, "a leap takes blocks that do not exist"
         batch.steps_settled = steps
         self._next_batch_id += more
         self.on_steps(more)
@@ -218,22 +212,24 @@ class SimpleScheduler(ReplicaBooks):
         elapsed_ns = now_ns - formed_ns
         # With several batches in flight the caller knows no single duration of a step.
         cohort_since_ns = formed_ns if self.limits.pipeline_stages == 1 else -2
-        cohort = 0
+        gaps_ns = progress.gaps_ns
+        stay = staying.append
         for request in batch.decodes or ():
             request.computed_tokens += 1
-            request.generated_tokens += 1
             request.execution_ns += elapsed_ns
-            if request.last_token_ns == cohort_since_ns:
-                cohort += 1
-                gap_ns = longest_step_ns
-            else:
+            gap_ns = longest_step_ns
+            if request.last_token_ns != cohort_since_ns:
                 gap_ns = now_ns - request.last_token_ns
-                progress.gaps_ns.append(gap_ns)
-            request.max_gap_ns = max(request.max_gap_ns, gap_ns)
+                gaps_ns.append(gap_ns)
+            if gap_ns > request.max_gap_ns:
+                request.max_gap_ns = gap_ns
             request.last_token_ns = now_ns
-            done = request.generated_tokens >= request.output_tokens
-            (progress.finished if done else staying).append(request)
-        progress.cohort_size = cohort
+            generated = request.generated_tokens = request.generated_tokens + 1
+            if generated < request.output_tokens:
+                stay(request)
+            else:
+                progress.finished.append(request)
+        progress.cohort_size = len(batch.decodes or ()) - len(gaps_ns)
 
     def _advance_chunk(
         self, batch: Batch, chunk: Chunk, now_ns: int, progress: Progress, staying: list[Request]
@@ -277,10 +273,14 @@ class SimpleScheduler(ReplicaBooks):
         if not self.limits.leap or self.limits.pipeline_stages > 1:
             return 1
         steps = self.leap_limit(plan)
+        if steps <= 1:
+            return 1
         for request in plan.decodes:
             if request.last_token_ns != now_ns:
                 return 1  # its first gap is longer than the step: take that one alone
-            steps = min(steps, request.output_tokens - request.generated_tokens)
+            left = request.output_tokens - request.generated_tokens
+            if left < steps:
+                steps = left
         if steps > 1 and self.grows:
             steps = min(steps, 1 + self._steps_until_pool_is_dry(plan.decodes))
         return max(steps, 1)
