@@ -223,8 +223,7 @@ class Cluster:
     ) -> None:
         """A replica's state changed: record it; routing and watchers may go on."""
         self.recorder.moved(replica, before, writer, cause, at_ns)
-        if self.gateway.held:
-            self.gateway.route_held()
+        self.gateway.replica_moved()
         self.on_capacity(replica)
 
     # --- MigrationWorld -----------------------------------------------------------------------

@@ -79,6 +79,11 @@ class Gateway:
         self._on_terminal = on_terminal
         self._cancel = cancel
         self._delay_ns = ms_to_ns(table.signal_delay_ms)
+        self._candidates: list[Replica] | None = None
+        """Replicas that take prompts; None = to be found again."""
+        self._linear_load: tuple[int, int] | None = (
+            None if self._delay_ns else getattr(router, "linear_load", None)
+        )
         self._signals = [Signal(r.replica_id, 0, 0, 0, 0, 0, 0) for r in replicas]
         if self._delay_ns:
             for replica in replicas:
@@ -136,7 +141,9 @@ class Gateway:
                 if replica.state is S.PREFILL or replica.state is S.NEW_PREFILL:
                     replica.inbox.poke()
             return
-        candidates = [r for r in self.replicas if r.state in TAKES_PROMPTS]
+        candidates = self._candidates
+        if candidates is None:
+            candidates = self._candidates = [r for r in self.replicas if r.state in TAKES_PROMPTS]
         if not candidates:
             request.status = Status.QUEUED
             request.holder_id = -1
@@ -145,8 +152,30 @@ class Gateway:
         if len(candidates) == 1:
             candidates[0].submit(request)
             return
+        if self._linear_load is not None:
+            self._least_loaded(candidates, *self._linear_load).submit(request)
+            return
         signals = [self._signal(r) for r in candidates]
         candidates[self.router.choose(request, signals)].submit(request)
+
+    @staticmethod
+    def _least_loaded(candidates: list[Replica], waiting: int, running: int) -> Replica:
+        """What a router with `linear_load` would choose from fresh signals."""
+        best, best_load = candidates[0], -1
+        for replica in candidates:
+            scheduler = replica.scheduler
+            load = waiting * scheduler.waiting_count + running * scheduler.running_count
+            if load < best_load or best_load < 0:
+                if load == 0:
+                    return replica
+                best, best_load = replica, load
+        return best
+
+    def replica_moved(self) -> None:
+        """A replica's state has changed: other replicas may take prompts now."""
+        self._candidates = None
+        if self.held:
+            self.route_held()
 
     def route_held(self) -> None:
         """A replica may take prompts again."""

@@ -122,6 +122,14 @@ class Scheduler(Protocol):
         """Bring the books up to `steps` started iterations of a leap in flight (idempotent)."""
         ...
 
+    def leap_holds(self, batch: Batch) -> bool:
+        """Whether a settled leap in flight may go on to its promised end after a change.
+
+        To be asked after `enqueue`, `reserve`, `unreserve`, `release` or the cancellation of a
+        waiting request; any other change ends a leap at the end of the iteration in flight.
+        """
+        ...
+
     def complete(self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
         """`steps` iterations of the batch ended, the last one at `now_ns`."""
         ...

@@ -47,6 +47,7 @@ class Carrier:
         self.transfers = 0
         self.active: dict[str, int] = {}
         """Transfers under way by kind."""
+        self._lanes: dict[tuple[int, int], tuple[Sequence[int], int]] = {}
         self._next_id = 0
         self._armed_ns = -1
 
@@ -70,16 +71,28 @@ class Carrier:
         topology = self.topology
         left_bytes = size_bytes
         if overlapped_ns and pieces > 1:
-            path = topology.path(source.gpus[0], destination.gpus[0])
+            path, _ = self._lane(source.gpus[0], destination.gpus[0])
             lanes = min(len(source.gpus), len(destination.gpus))
             rate = min((self._rates[link] for link in path), default=0) * lanes
             ready_ns = overlapped_ns * (pieces - 1) // pieces
             hidden = min(size_bytes - size_bytes // pieces, rate * ready_ns // 1_000_000_000)
             left_bytes -= hidden
             self.moved_bytes[kind] = self.moved_bytes.get(kind, 0) + hidden
-        parts = shard_paths(source, destination, left_bytes, topology)
-        latency_ns = max((topology.latency_ns(links) for links, _ in parts), default=0)
+        if len(source.gpus) == len(destination.gpus) == 1:
+            links, latency_ns = self._lane(source.gpus[0], destination.gpus[0])
+            parts: Parts = ((links, left_bytes),)
+        else:
+            parts = shard_paths(source, destination, left_bytes, topology)
+            latency_ns = max((topology.latency_ns(links) for links, _ in parts), default=0)
         return self.carry(parts, kind=kind, on_done=on_done, latency_ns=latency_ns, pair=pair)
+
+    def _lane(self, source: int, destination: int) -> tuple[Sequence[int], int]:
+        """Links and latency between two GPUs."""
+        lane = self._lanes.get((source, destination))
+        if lane is None:
+            links = self.topology.path(source, destination)
+            lane = self._lanes[source, destination] = (links, self.topology.latency_ns(links))
+        return lane
 
     def carry(
         self,

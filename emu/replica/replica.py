@@ -35,6 +35,8 @@ from emu.replica.world import Handoff, World
 from emu.request import Request, Status
 
 S = ReplicaState
+_PLAIN: Final = frozenset({S.COLOCATED, S.DECODE})
+"""States in which freed blocks matter to nobody but waiting requests."""
 _HANDS_OFF: Final = frozenset(PREFILL_TYPE | {S.SHUTTING_PREFILL})
 
 
@@ -101,10 +103,11 @@ class Replica:
     # --- what others may do -------------------------------------------------------------------
     def submit(self, request: Request) -> None:
         """A routed request joins the waiting queue."""
+        self.settle()
         request.status = Status.QUEUED
         request.holder_id = self.replica_id
         self.scheduler.enqueue(request, self.kernel.now_ns)
-        self.inbox.poke()
+        self._changed()
         if self.signals is not None:
             self._note_signal()
 
@@ -123,21 +126,29 @@ class Replica:
         self.settle()
         if not self.scheduler.reserve(requests):
             return False
-        self.inbox.poke()
+        if self._ends is not None:
+            self._changed()
         return True
 
     def unreserve(self, requests: list[Request]) -> None:
         """Give back a reservation."""
         self.settle()
         self.scheduler.unreserve(requests)
-        self.inbox.poke()
+        self._changed()
 
     def release(self, requests: list[Request]) -> None:
         """The KV of detached requests has left."""
         self.settle()
         for request in requests:
             self.scheduler.release(request)
-        self.inbox.poke()
+        if self.scheduler.waiting_count or self._ends is not None or self.state not in _PLAIN:
+            self._changed()
+
+    def _changed(self) -> None:
+        """The settled books have changed: cut a leap that no longer holds, wake an idle loop."""
+        batch = self._batch
+        if self._ends is None or batch is None or not self.scheduler.leap_holds(batch):
+            self.inbox.poke()
 
     def move(self, to: ReplicaState, *, writer: Writer, cause: str) -> None:
         """Change the state from what it is now (`states.move`)."""

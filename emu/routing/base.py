@@ -32,7 +32,11 @@ PrefixMatch = Callable[[int, Request], int]
 
 
 class Router(Protocol):
-    """Chooses a replica for a request."""
+    """Chooses a replica for a request.
+
+    A router whose choice is the first replica with the least `a x waiting + b x running` may say
+    so in a class attribute `linear_load = (a, b)`; the gateway then need not build signals.
+    """
 
     def choose(self, request: Request, signals: Sequence[Signal]) -> int:
         """Index into `signals` (never empty, ascending replica id)."""

@@ -18,6 +18,8 @@ WAITING_WEIGHT = 4
 class LoadRouter:
     """Least waiting x 4 + running (vLLM's data-parallel load balancer)."""
 
+    linear_load = (WAITING_WEIGHT, 1)
+
     def choose(self, request: Request, signals: Sequence[Signal]) -> int:
         """The first of the least loaded."""
         best, best_score = 0, -1
@@ -31,6 +33,8 @@ class LoadRouter:
 class LeastOutstandingRouter:
     """Least waiting + running. (Vidur's LOR counts waiting only, which sends everything to
     replica 0 while queues are empty; that is its defect, not a policy.)"""
+
+    linear_load = (1, 1)
 
     def choose(self, request: Request, signals: Sequence[Signal]) -> int:
         """The first with the fewest requests."""
