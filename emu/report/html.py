@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import html
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -53,12 +54,8 @@ def report_html(run: RunData) -> str:
     for section, title in _SECTIONS.items():
         mine = [chart for chart in charts if chart.section == section]
         if mine:
-            main.append(_section(section, title, mine, _below(section, run)))
+            main.append(charts_section(section, title, mine, _below(section, run)))
     main.append(_definitions(run.summary))
-    figures = [
-        {"id": f"chart-{c.chart_id}", "data": c.data, "layout": c.layout, "height": c.height}
-        for c in charts
-    ]
     present = [s for s in _SECTIONS if any(chart.section == s for chart in charts)]
     return fill(
         "report.html",
@@ -66,9 +63,17 @@ def report_html(run: RunData) -> str:
             "TITLE": html.escape(_title(run)),
             "NAV": "".join(f'<a href="#{s}">{_SECTIONS[s]}</a>' for s in present),
             "MAIN": "\n".join(main),
-            "DATA": json_in_script(figures),
+            "DATA": json_in_script(payload(charts)),
         },
     )
+
+
+def payload(charts: Sequence[Chart]) -> list[dict[str, Any]]:
+    """What the page's script draws."""
+    return [
+        {"id": f"chart-{c.chart_id}", "data": c.data, "layout": c.layout, "height": c.height}
+        for c in charts
+    ]
 
 
 def fill(template: str, parts: dict[str, str]) -> str:
@@ -194,10 +199,11 @@ def _latency_table(summary: Summary) -> str:
         + "</tr>"
         for metric, name in _METRIC_NAMES.items()
     )
-    return _table("Latency of completed requests, ms", f"<th></th>{head}", rows)
+    return html_table("Latency of completed requests, ms", f"<th></th>{head}", rows)
 
 
-def _table(caption: str, head: str, rows: str) -> str:
+def html_table(caption: str, head: str, rows: str) -> str:
+    """A table that scrolls inside its own box, never the page."""
     label = html.escape(caption, quote=True)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table>'
@@ -206,7 +212,8 @@ def _table(caption: str, head: str, rows: str) -> str:
     )
 
 
-def _section(section: str, title: str, charts: list[Chart], below: str) -> str:
+def charts_section(section: str, title: str, charts: Sequence[Chart], below: str) -> str:
+    """A section of the page: a figure for each chart, then what stands below."""
     figures = "".join(
         f'<figure class="{"wide" if chart.is_wide else ""}"><figcaption>{html.escape(chart.title)}'
         f"{f' <span>{html.escape(chart.note)}</span>' if chart.note else ''}</figcaption>"
@@ -251,7 +258,7 @@ def _transition_table(run: RunData) -> str:
     count = f"{len(changes):,}"
     if len(changes) > _TRANSITIONS_MAX:
         count = f"first {_TRANSITIONS_MAX} of {count}"
-    body = _table("Changes of state", head, rows)
+    body = html_table("Changes of state", head, rows)
     return f"<details><summary>Changes of state ({count})</summary>{body}</details>"
 
 
@@ -275,9 +282,8 @@ def _slowest_table(run: RunData) -> str:
         "<tr>" + "".join(f"<td>{_cell(row[key])}</td>" for key in columns) + "</tr>"
         for row in slowest_rows(run)
     )
-    return (
-        f"<details><summary>As a table</summary>{_table('Slowest requests', head, rows)}</details>"
-    )
+    body = html_table("Slowest requests", head, rows)
+    return f"<details><summary>As a table</summary>{body}</details>"
 
 
 def _cell(value: float | int) -> str:

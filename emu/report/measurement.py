@@ -1,0 +1,207 @@
+"""Measurements of a real server, read from what the tools write.
+
+    measurement = read_measurement(path)
+
+Two formats, recognised by content:
+
+* one JSON object per line, as LLMServingSim's recorder of vLLM writes (`requests.jsonl`):
+  request_id, input_toks, output_toks, arrival_time, queued_ts, first_token_ts, last_token_ts, s.
+  The clock of `arrival_time` may differ from that of the rest. It anchors TTFT and latency if it
+  lies within 100,000 s of the first and the last token; otherwise `queued_ts` does.
+* one JSON object, the result of `vllm bench serve --save-result`: with `--save-detailed`
+  ttfts, itls, output_lens, errors (s); else the summary's figures only.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from emu.errors import InputError
+
+Floats = NDArray[np.float64]
+
+ANCHOR_LIMIT_S: Final = 100_000.0
+_SUMMARY_METRICS: Final = {"TTFT": "ttft", "TPOT": "tpot", "ITL": "itl", "E2E": "e2el"}
+_SUMMARY_STATISTICS: Final = {
+    "mean": "mean",
+    "median": "p50",
+    "p90": "p90",
+    "p95": "p95",
+    "p99": "p99",
+}
+
+
+class Measurement(msgspec.Struct):
+    """Latencies in ms. Arrays may be empty when only figures are known."""
+
+    request_ids: NDArray[np.int64]
+    """Line numbers from `bench-<n>`, or positions; what pairs with a run's request_id."""
+    ttft_ms: Floats
+    tpot_ms: Floats
+    """NaN for requests with one output token: they have no TPOT."""
+    e2e_ms: Floats
+    itl_ms: Floats
+    """All gaps, pooled; empty if not recorded."""
+    makespan_s: float
+    """First anchor to last token; 0 if not known."""
+    figures: dict[tuple[str, str], float]
+    """(metric, statistic) -> ms, when there are no single requests."""
+    anchor: str
+    """arrival_time, queued_ts, mixed, or client."""
+    skipped: int
+    """Requests that failed, and are left out."""
+
+
+def read_measurement(path: Path) -> Measurement:
+    """Read a file of either format."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(str(path), None, "", error.strerror or str(error)) from None
+    try:
+        whole = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _read_lines(path, data)
+    if isinstance(whole, dict) and "first_token_ts" not in whole:
+        return _read_bench(path, whole)
+    return _read_lines(path, data)
+
+
+# --- one object per line -------------------------------------------------------------------------
+def _read_lines(path: Path, data: bytes) -> Measurement:
+    rows: list[tuple[int, float, float, float, float]] = []
+    anchors: set[str] = set()
+    ends: list[tuple[float, float]] = []
+    for line, text in enumerate(data.split(b"\n"), start=1):
+        if not text.strip():
+            continue
+        record = _record(path, line, text)
+        first, last, queued = (
+            _number(path, line, record, key)
+            for key in ("first_token_ts", "last_token_ts", "queued_ts")
+        )
+        tokens = int(_number(path, line, record, "output_toks"))
+        arrival = _number(path, line, record, "arrival_time", default=float("nan"))
+        near = abs(first - arrival) <= ANCHOR_LIMIT_S and abs(last - arrival) <= ANCHOR_LIMIT_S
+        anchors.add("arrival_time" if near else "queued_ts")
+        start = arrival if near else queued
+        if not start <= first <= last:
+            raise InputError(
+                str(path), line, "first_token_ts", "tokens before the request, or out of order"
+            )
+        tpot = (last - first) / (tokens - 1) if tokens > 1 else float("nan")
+        rows.append((_request_id(record, len(rows)), first - start, tpot, last - start, start))
+        ends.append((start, last))
+    if not rows:
+        raise InputError(str(path), None, "", "no measured request")
+    table = np.array([row[1:4] for row in rows]) * 1e3
+    return Measurement(
+        request_ids=np.array([row[0] for row in rows], dtype=np.int64),
+        ttft_ms=table[:, 0],
+        tpot_ms=table[:, 1],
+        e2e_ms=table[:, 2],
+        itl_ms=np.zeros(0),
+        makespan_s=max(end for _, end in ends) - min(start for start, _ in ends),
+        figures={},
+        anchor=anchors.pop() if len(anchors) == 1 else "mixed",
+        skipped=0,
+    )
+
+
+def _record(path: Path, line: int, text: bytes) -> dict[str, Any]:
+    try:
+        record = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(str(path), line, "", f"not valid JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise InputError(str(path), line, "", "expected a JSON object")
+    return record
+
+
+def _number(
+    path: Path, line: int | None, record: dict[str, Any], key: str, default: float | None = None
+) -> float:
+    value = record.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        problem = "missing" if value is None else f"expected a number, got {value!r}"
+        raise InputError(str(path), line, key, problem)
+    return float(value)
+
+
+def _request_id(record: dict[str, Any], position: int) -> int:
+    """`bench-17` -> 17; anything else counts by position."""
+    _, _, digits = str(record.get("request_id", "")).rpartition("-")
+    return int(digits) if digits.isascii() and digits.isdigit() else position
+
+
+# --- vLLM's benchmark ----------------------------------------------------------------------------
+def _read_bench(path: Path, result: dict[str, Any]) -> Measurement:
+    duration = result.get("duration")
+    makespan_s = float(duration) if isinstance(duration, (int, float)) else 0.0
+    if "ttfts" not in result:
+        return _bench_figures(path, result, makespan_s)
+    lists = {}
+    for key in ("ttfts", "itls", "output_lens"):
+        value = result.get(key)
+        if not isinstance(value, list) or len(value) != len(result["ttfts"]):
+            raise InputError(str(path), None, key, "expected an array with one entry per request")
+        lists[key] = value
+    errors = result.get("errors") or [""] * len(lists["ttfts"])
+    rows = []
+    gaps: list[float] = []
+    for index, (ttft, itls, tokens, error) in enumerate(
+        zip(lists["ttfts"], lists["itls"], lists["output_lens"], errors, strict=False)
+    ):
+        if error or not tokens:
+            continue
+        try:
+            spent = float(sum(itls))
+            tpot = spent / (tokens - 1) if tokens > 1 else float("nan")
+            rows.append((index, ttft * 1e3, tpot * 1e3, (ttft + spent) * 1e3))
+            gaps.extend(gap * 1e3 for gap in itls)
+        except TypeError:
+            raise InputError(str(path), None, f"itls.{index}", "expected numbers") from None
+    if not rows:
+        raise InputError(str(path), None, "", "no measured request")
+    table = np.array(rows)
+    return Measurement(
+        request_ids=table[:, 0].astype(np.int64),
+        ttft_ms=table[:, 1],
+        tpot_ms=table[:, 2],
+        e2e_ms=table[:, 3],
+        itl_ms=np.array(gaps),
+        makespan_s=makespan_s,
+        figures={},
+        anchor="client",
+        skipped=len(lists["ttfts"]) - len(rows),
+    )
+
+
+def _bench_figures(path: Path, result: dict[str, Any], makespan_s: float) -> Measurement:
+    figures = {
+        (metric, label): float(result[f"{statistic}_{key}_ms"])
+        for metric, key in _SUMMARY_METRICS.items()
+        for statistic, label in _SUMMARY_STATISTICS.items()
+        if isinstance(result.get(f"{statistic}_{key}_ms"), (int, float))
+    }
+    if not figures:
+        problem = "neither measured requests nor a result of vllm bench serve"
+        raise InputError(str(path), None, "", problem)
+    empty = np.zeros(0)
+    failed = result.get("failed")
+    return Measurement(
+        request_ids=np.zeros(0, dtype=np.int64),
+        ttft_ms=empty,
+        tpot_ms=empty,
+        e2e_ms=empty,
+        itl_ms=empty,
+        makespan_s=makespan_s,
+        figures=figures,
+        anchor="client",
+        skipped=failed if isinstance(failed, int) else 0,
+    )
