@@ -23,6 +23,8 @@ from emu.replica.states import ReplicaState
 from emu.request import Request, Status
 
 S = ReplicaState
+_GOES_ON = (S.PREFILL, S.NEW_PREFILL, S.OLD_PREFILL, S.REFRACTORY_PREFILL)
+"""States of a source that do not wait for the end of its migrations."""
 _RECEIVES = (S.DECODE, S.SHUTTING_DECODE)
 
 
@@ -96,7 +98,7 @@ class Watcher:
         )
         self.source.unfinished_migrations += 1
         world.tokens_in_migration += sum(r.prompt_tokens for r in requests)
-        self.inbox.poke()
+        self._pump()
 
     def flush(self) -> list[list[Request]]:
         """Take back what is queued (not what is on its way)."""
@@ -126,17 +128,20 @@ class Watcher:
 
     # --- the actor ----------------------------------------------------------------------------
     async def run(self) -> None:
-        """Start a transfer whenever there is a batch and a destination; else wait."""
+        """Look for a destination again whenever something changes that a stuck batch needs."""
         while True:
-            if self.queue and self.in_flight is None:
-                destination = self._choose(self.queue[0].requests)
-                self.world.scarce_decode = destination is None
-                if destination is not None:
-                    self._start(self.queue.popleft(), destination)
-                    continue
-                self.world.set_stuck(self, is_stuck=True)
             await self.inbox.wait()
-            self.world.set_stuck(self, is_stuck=False)
+            self._pump()
+
+    def _pump(self) -> None:
+        """Start the next transfer if there is a batch and a destination (else be stuck)."""
+        if not self.queue or self.in_flight is not None:
+            return
+        destination = self._choose(self.queue[0].requests)
+        self.world.scarce_decode = destination is None
+        self.world.set_stuck(self, is_stuck=destination is None)
+        if destination is not None:
+            self._start(self.queue.popleft(), destination)
 
     def _choose(self, requests: list[Request]) -> Replica | None:
         """A destination whose lock and blocks we have taken, or None."""
@@ -192,6 +197,7 @@ class Watcher:
             destination.deliver(arrived)
         destination.lock.release(self._name)
         world.on_transfer(batch, source, destination, world.kernel.now_ns)
-        source.inbox.poke()
-        self.inbox.poke()
+        if source.state not in _GOES_ON:
+            source.inbox.poke()
+        self._pump()
         source.world.on_capacity(destination)
