@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar
@@ -453,23 +454,40 @@ class WallKernel(Kernel):
     which stamps it with the present wall time and puts it in order with the timers.
     """
 
-    def __init__(self, *, speed: float = 1.0, events_per_instant_max: int = 100_000) -> None:
+    def __init__(
+        self,
+        *,
+        speed: float = 1.0,
+        events_per_instant_max: int = 100_000,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         super().__init__(events_per_instant_max=events_per_instant_max)
         self.speed = speed
         self.lag_ns = 0
         self.lag_max_ns = 0
-        self._origin_s = self._loop.time()
+        self._clock_ns = clock_ns  # a loop's own clock may count milliseconds only
+        self._origin_ns = clock_ns()
+        self._entered_ns = -1
         self._alarm: asyncio.TimerHandle | None = None
 
     def wall_ns(self) -> int:
         """Simulated time that the wall clock shows."""
-        return int((self._loop.time() - self._origin_s) * self.speed * 1e9)
+        return int((self._clock_ns() - self._origin_ns) * self.speed)
 
-    def enter(self, call: Callable[[], None]) -> None:
-        """Something happens in the real world now: run `call` in its place in time."""
-        self.call_at(max(self.wall_ns(), self.now_ns), RANK_WORLD, call)
+    def enter(self, call: Callable[[], None]) -> int:
+        """Something happens in the real world now: run `call` in its place in time.
+
+        Returns its time: later than every earlier entry's, and never an instant at which something
+        of a higher rank has already happened, so that a replay at these times gives the same order.
+        """
+        at_ns = max(self.wall_ns(), self.now_ns, self._entered_ns + 1)
+        if at_ns == self.now_ns and self.rank_reached > RANK_WORLD:
+            at_ns += 1
+        self._entered_ns = at_ns
+        self.call_at(at_ns, RANK_WORLD, call)
         if self._runnable == 0:
             self._advance()
+        return at_ns
 
     def _advance(self) -> None:
         heap = self._heap

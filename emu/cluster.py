@@ -7,13 +7,13 @@ it belongs to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from emu.actor import Kernel
 from emu.autoscale.kv_reject import KvRejecter
-from emu.batching.base import Batch, ReplicaLimits
+from emu.batching.base import ReplicaLimits
 from emu.batching.fcfs import PrefillQueue
 from emu.batching.registry import make_scheduler
 from emu.commands import Commander, check_commands
@@ -54,6 +54,8 @@ class Outcome(msgspec.Struct):
 
 class Cluster:
     """Implements `World`, `MigrationWorld` and what the control loops need."""
+
+    streams = False
 
     def __init__(
         self,
@@ -215,8 +217,8 @@ class Cluster:
             for watcher in list(self._stuck.values()):
                 watcher.inbox.poke()
 
-    def on_tokens(self, replica: Replica, batch: Batch, first_tokens: list[Request]) -> None:
-        """Nothing to do off line; live mode overrides this."""
+    def on_tokens(self, replica: Replica, receivers: Iterable[Request]) -> None:
+        """Never called off line; live mode overrides this."""
 
     def on_moved(
         self, replica: Replica, before: ReplicaState, writer: Writer, cause: str, at_ns: int
@@ -262,8 +264,9 @@ class Cluster:
                 self.terminal(request, Status.CANCELLED, reason)
             return
         watcher = self.watchers.get(request.holder_id)
-        if request.status is Status.MIGRATING and watcher is not None and watcher.cancel(request):
-            self.terminal(request, Status.CANCELLED, reason)
+        if request.status is Status.MIGRATING and watcher is not None:
+            if watcher.cancel(request):
+                self.terminal(request, Status.CANCELLED, reason)
             return
         self.replicas[request.holder_id].cancel(request, Status.CANCELLED, reason)
 

@@ -6,6 +6,7 @@ Pure table of what each command means in each state, and a small actor that issu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -57,19 +58,24 @@ class Commander:
             kernel.call_at(
                 s_to_ns(command.at_s),
                 RANK_WORLD,
-                lambda c=command: self._issue(replicas[c.replica], c),  # type: ignore[misc]
+                partial(self._timed, replicas[command.replica], command),
             )
 
-    def _issue(self, replica: Replica, command: CommandTable) -> None:
+    def _timed(self, replica: Replica, command: CommandTable) -> None:
+        self.issue(replica, command)
+
+    def issue(self, replica: Replica, command: CommandTable) -> bool:
+        """Carry a command out now. False, and a line in `refused`, if it does not apply."""
         target = TARGETS.get((command.command, replica.state))
         if target is None:
             self.refused.append(
                 f"{command.at_s:g} s: replica {replica.replica_id} is {replica.state.value}, "
                 f"{command.command} does not apply"
             )
-            return
+            return False
         if target is S.INACTIVE:
             replica.model_loaded = False
         elif replica.state is S.INACTIVE and target is not S.NEW_PREFILL:
             replica.model_loaded = True
         replica.move(target, writer="command", cause=command.command)
+        return True

@@ -236,20 +236,24 @@ class Replica:
 
     # --- iterations ---------------------------------------------------------------------------
     def apply_requests(self) -> None:
-        """Between two iterations: cancellations, then migrated batches."""
+        """Between two iterations: migrated batches, then cancellations."""
         now_ns = self.kernel.now_ns
-        if self.cancels:
-            cancels, self.cancels = self.cancels, []
-            for request, status, reason in cancels:
-                if not request.status.is_terminal and self.scheduler.cancel(request):
-                    self.world.terminal(request, status, reason)
-            self.world.on_capacity(self)
         while self.arrived:
             requests = [r for r in self.arrived.popleft() if not r.status.is_terminal]
             self.scheduler.activate(requests, now_ns)
             for request in requests:
                 request.status = Status.RUNNING
                 request.holder_id = self.replica_id
+        if self.cancels:
+            cancels, self.cancels = self.cancels, []
+            for request, status, reason in cancels:
+                if request.status.is_terminal:
+                    continue
+                if self.scheduler.cancel(request):
+                    self.world.terminal(request, status, reason)
+                elif request.status is Status.MIGRATING or request.holder_id != self.replica_id:
+                    self.world.cancel(request)  # it moved on in the iteration that was in flight
+            self.world.on_capacity(self)
 
     async def iterate(self) -> bool:
         """Form and execute one batch (or leap). False if there was nothing to run."""
@@ -342,6 +346,7 @@ class Replica:
     ) -> None:
         now_ns = self.kernel.now_ns
         world = self.world
+        receivers = self.scheduler.token_receivers(batch) if world.streams else ()
         progress = self.scheduler.complete(batch, steps, now_ns, longest_ns)
         self.iterations += steps
         self.busy_ns += now_ns - start_ns
@@ -356,10 +361,11 @@ class Replica:
             world.gaps.add_gap(gap_ns)
         if world.batches is not None:
             world.batches.batch(self, batch, start_ns, now_ns, steps, spans)
+        if receivers:
+            world.on_tokens(self, receivers)
         self._hand_out(progress, now_ns - start_ns)
         if self.signals is not None:
             self._note_signal()
-        world.on_tokens(self, batch, progress.first_tokens)
 
     def _note_signal(self) -> None:
         scheduler = self.scheduler

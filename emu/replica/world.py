@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -89,8 +90,15 @@ class World(Protocol):
         """Blocks or the lock of a replica have become free (watchers may be waiting)."""
         ...
 
-    def on_tokens(self, replica: Replica, batch: Batch, first_tokens: list[Request]) -> None:
-        """Members of the batch received a token now (live mode streams it)."""
+    streams: bool
+    """Whether `on_tokens` is told of every token (live mode)."""
+
+    def on_tokens(self, replica: Replica, receivers: Iterable[Request]) -> None:
+        """These requests received a token now; those whose last it is end after this."""
+        ...
+
+    def cancel(self, request: Request) -> None:
+        """The client has left, at whatever stage the request is."""
         ...
 
     def on_moved(
