@@ -1,0 +1,300 @@
+"""One run from a file to a directory of results: what `emu run` and `emu validate` do.
+
+The rim: files, progress, signals and exit statuses live here; the world itself is `Cluster`.
+"""
+
+from __future__ import annotations
+
+import gc
+import platform
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+
+import emu
+from emu.cluster import Cluster, Outcome
+from emu.config.load import effective_dict, load_config
+from emu.config.schema import Config
+from emu.errors import EmuError, InputError, InvariantViolation, RunError
+from emu.plan import Plan, facts, make_plan
+from emu.recording import Recorder
+from emu.report.atomic import RunDirectory, write_text
+from emu.report.summary import Summary, build_summary, write_summary
+from emu.units import NS_PER_S
+from emu.workload.opened import Workload, open_workload
+
+
+class RunResult(msgspec.Struct):
+    """What a run leaves behind."""
+
+    directory: Path
+    summary: Summary | None
+    outcome: Outcome
+    wall_s: float
+    cpu_s: float
+
+
+def prepare(config: Config, source: str) -> tuple[Plan, Workload]:
+    """Everything that can be wrong is found here, before any emulation."""
+    plan = make_plan(config, source)
+    workload = open_workload(
+        config.workload,
+        base_dir=Path(),
+        seed=config.seed,
+        holds=holds_for(plan),
+        config_source=source,
+    )
+    return plan, workload
+
+
+def holds_for(plan: Plan) -> Any:
+    """(prompt, output) -> why no replica could ever hold such a request, or empty.
+
+    What is longer than the model's own limit is refused by the gateway at run time, as an
+    engine refuses it, and does not make the workload invalid.
+    """
+    tokens = max(r.num_blocks * r.scheduler.block_size for r in plan.replicas)
+    longest = max(r.max_model_tokens for r in plan.replicas)
+
+    def holds(prompt_tokens: int, output_tokens: int) -> str:
+        if tokens < prompt_tokens + output_tokens <= longest:
+            return f"the largest replica holds {tokens} tokens of KV cache"
+        return ""
+
+    return holds
+
+
+async def _emulate(cluster: Cluster, progress: Any, stop: threading.Event | None) -> Outcome:
+    """Run the cluster; a signal, or `stop` set in another thread, ends it and keeps the rest."""
+    kept: list[Outcome] = []
+    async with anyio.create_task_group() as group:
+
+        async def on_signal() -> None:
+            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                async for _ in signals:
+                    cluster.kernel.fail(KeyboardInterrupt())
+                    return
+
+        async def on_stop(wanted: threading.Event) -> None:
+            while not wanted.is_set():  # noqa: ASYNC110 (an Event of threads wakes no loop)
+                await anyio.sleep(0.1)
+            cluster.kernel.fail(KeyboardInterrupt())
+
+        async def on_progress() -> None:
+            while True:
+                await anyio.sleep(0.1)
+                progress.update(cluster)
+
+        if threading.current_thread() is threading.main_thread():  # no other gets signals
+            group.start_soon(on_signal)
+        if stop is not None:
+            group.start_soon(on_stop, stop)
+        if progress is not None:
+            group.start_soon(on_progress)
+        kept.append(await cluster.run())
+        group.cancel_scope.cancel()
+    return kept[0]
+
+
+def execute(
+    config: Config,
+    source: str,
+    *,
+    progress: bool = False,
+    report: bool | None = None,
+    stop: threading.Event | None = None,
+) -> RunResult:
+    """Run a configuration and write its directory. `stop` interrupts it from another thread.
+
+    Raises InputError before anything is written. A run that cannot go on (RunError), violates
+    an invariant or is interrupted keeps what was computed as partial files and raises.
+    """
+    wall, cpu = time.perf_counter(), time.process_time()
+    plan, workload = prepare(config, source)
+    for warning in workload.notes.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    directory = RunDirectory(Path(config.output.dir))
+    recorder: Recorder | None = None
+    try:
+        recorder = Recorder(directory.staging, config.output)
+        outcome, cluster = _run_cluster(plan, workload, recorder, progress, stop)
+        recorder.close()
+        error = outcome.error
+        if error is None:
+            leaks = cluster.leaks()
+            if leaks:
+                error = InvariantViolation("the books are not zero at the end", story=leaks)
+        stats = recorder.requests.finish(partial=error is not None)
+        notes = workload.notes
+        run_facts = msgspec.structs.replace(
+            cluster.run_facts(),
+            partial="" if error is None else type(error).__name__,
+            workload_rows=workload.count,
+            rows_skipped=notes.skipped,
+            rows_clipped=notes.clipped,
+        )
+        summary = build_summary(stats, recorder.gaps.finish(), run_facts, config.slo)
+        write_summary(directory.staging / "summary.json", summary)
+        text = host_facts(config, source, outcome, wall, cpu)
+        write_text(directory.staging / "run.json", text)
+        if error is not None:
+            directory.publish_partial()
+            raise error
+        directory.publish()
+    except BaseException:
+        if recorder is not None:
+            recorder.requests.discard()
+        directory.discard()
+        raise
+    if config.output.report if report is None else report:
+        from emu.report.html import write_report
+
+        write_report(Path(config.output.dir))
+    return RunResult(
+        Path(config.output.dir),
+        summary,
+        outcome,
+        time.perf_counter() - wall,
+        time.process_time() - cpu,
+    )
+
+
+def _run_cluster(
+    plan: Plan,
+    workload: Workload,
+    recorder: Recorder,
+    progress: bool,
+    stop: threading.Event | None,
+) -> tuple[Outcome, Cluster]:
+    clusters: list[Cluster] = []
+
+    async def main() -> Outcome:
+        cluster = Cluster(plan, workload, recorder, has_prefixes=workload.has_prefixes)
+        clusters.append(cluster)
+        recorder.started(cluster)
+        if not progress:
+            return await _emulate(cluster, None, stop)
+        from emu.progress import Progress
+
+        with Progress(workload.count) as bar:
+            return await _emulate(cluster, bar, stop)
+
+    # Nothing of a run forms cycles; collecting while it goes on would only cost time.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        outcome = anyio.run(main, backend_options={"use_uvloop": sys.platform != "win32"})
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    return outcome, clusters[0]
+
+
+def host_facts(config: Config, source: str, outcome: Outcome, wall: float, cpu: float) -> str:
+    """run.json: the only file that may hold wall-clock figures and facts of the host."""
+    import numpy as np
+
+    wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
+    content = {
+        "config_file": source,
+        "config": effective_dict(config),
+        "versions": {
+            "emu": emu.__version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "msgspec": msgspec.__version__,
+            "anyio": _version("anyio"),
+            "uvloop": _version("uvloop"),
+        },
+        "started_at_unix_s": round(time.time() - wall_s, 3),
+        "wall_s": round(wall_s, 6),
+        "cpu_s": round(cpu_s, 6),
+        "emulated_s": outcome.end_ns / NS_PER_S,
+        "speed_up": round(outcome.end_ns / NS_PER_S / wall_s, 3) if wall_s else None,
+        "events": outcome.events,
+        "event_digest": outcome.digest,
+        "error": None if outcome.error is None else f"{type(outcome.error).__name__}",
+    }
+    return msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"
+
+
+def _version(name: str) -> str:
+    from importlib.metadata import version
+
+    return version(name)
+
+
+def adjust(config: Config, *, seed: int | None, output: Path | None) -> Config:
+    """A config with another seed or output directory (relative to the working directory)."""
+    if seed is not None:
+        config = msgspec.structs.replace(config, seed=seed)
+    if output is not None:
+        table = msgspec.structs.replace(config.output, dir=str(output))
+        config = msgspec.structs.replace(config, output=table)
+    return config
+
+
+def run_command(
+    path: Path,
+    *,
+    output: Path | None,
+    seed: int | None,
+    overrides: Sequence[str],
+    quiet: bool,
+    report: bool,
+) -> int:
+    """`emu run`."""
+    config = adjust(load_config(path, overrides), seed=seed, output=output)
+    progress = not quiet and sys.stderr.isatty()
+    result = execute(config, str(path), progress=progress, report=config.output.report and report)
+    if not quiet:
+        from rich.console import Console
+
+        from emu.report.table import print_summary
+
+        assert result.summary is not None
+        console = Console(highlight=False)
+        print_summary(result.summary, console)
+        emulated_s = result.outcome.end_ns / NS_PER_S
+        console.print(
+            f"{emulated_s:.1f} s emulated in {result.wall_s:.2f} s "
+            f"({emulated_s / result.wall_s:.0f} x real time); results in {result.directory}"
+        )
+    return 0
+
+
+def validate_command(path: Path, overrides: Sequence[str]) -> int:
+    """`emu validate`."""
+    from rich.console import Console
+    from rich.table import Table
+
+    config = load_config(path, overrides)
+    plan, workload = prepare(config, str(path))
+    console = Console(highlight=False)
+    rows = facts(plan)
+    table = Table(title=f"{path}: valid", show_lines=False)
+    table.add_column("")
+    for row in rows:
+        table.add_column(f"replicas {row['replicas']}")
+    for key in rows[0]:
+        if key != "replicas":
+            table.add_row(key, *(row[key] for row in rows))
+    console.print(table)
+    console.print(
+        f"workload: {workload.count} requests, last arrival at "
+        f"{workload.last_arrival_ns / NS_PER_S:.1f} s"
+    )
+    for warning in workload.notes.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    return 0
+
+
+__all__ = ["EmuError", "InputError", "RunError", "RunResult", "adjust", "execute", "prepare"]
