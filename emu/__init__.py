@@ -1,5 +1,39 @@
-"""emu: an emulator of clusters that serve large language models."""
+"""emu: an emulator of clusters that serve large language models.
 
-from typing import Final
+`import emu` is cheap: what stands in `__all__` is loaded when it is first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from emu.api import MissingPackage, Result, Rows, load, run
+    from emu.errors import EmuError, InputError, InvariantViolation, RunError
 
 __version__: Final = "0.1.0"
+
+__all__ = [
+    "EmuError",
+    "InputError",
+    "InvariantViolation",
+    "MissingPackage",
+    "Result",
+    "Rows",
+    "RunError",
+    "__version__",
+    "load",
+    "run",
+]
+
+_ERRORS: Final = ("EmuError", "InputError", "InvariantViolation", "RunError")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'emu' has no attribute {name!r}")
+    module = importlib.import_module("emu.errors" if name in _ERRORS else "emu.api")
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

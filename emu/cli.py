@@ -7,6 +7,7 @@ interrupted). Everything heavy is imported by the command that needs it.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -56,7 +57,7 @@ def run(
     report
         Write report.html.
     """
-    from emu.run import run_command
+    from emu.runner import run_command
 
     return run_command(config, output=output, seed=seed, overrides=set_, quiet=quiet, report=report)
 
@@ -70,9 +71,27 @@ def validate(config: Path, *, set_: Overrides = ()) -> int:
     config
         Configuration file.
     """
-    from emu.run import validate_command
+    from emu.runner import validate_command
 
     return validate_command(config, set_)
+
+
+@app.command
+def report(run: Path) -> int:
+    """(Re)write report.html of a run that has ended.
+
+    Parameters
+    ----------
+    run
+        Directory of a run.
+    """
+    from emu.report.html import write_report
+
+    print(write_report(run))
+    return 0
+
+
+app.command("emu.cli_workload:app", name="workload")
 
 
 @app.command
@@ -109,6 +128,10 @@ COMMANDS = frozenset(name for name in app)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
+    if sys.stdout is None:  # closed by whoever started us: nobody wants the output
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without our characters shows "?"
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     if tokens and not tokens[0].startswith("-") and tokens[0] not in COMMANDS:
         tokens.insert(0, "run")  # `emu CONFIG` is `emu run CONFIG`

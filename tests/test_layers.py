@@ -23,11 +23,13 @@ FLOORS = {
         "recording",
         "tracing",
         "run",
+        "runner",
+        "api",
         "progress",
         "tables",
         "importers",
     ],
-    5: ["cli", "serve", "sweep", "__main__", "__init__", "docs"],
+    5: ["cli", "cli_workload", "serve", "sweep", "__main__", "__init__", "docs"],
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from emu.config.load import config_from_dict
-from emu.run import RunResult, execute
+from emu.runner import RunResult, execute
 
 
 def run_config(directory: Path, **tables: Any) -> RunResult:

@@ -1,0 +1,254 @@
+"""emu from Python: run an experiment, look at its results as arrays.
+
+    import emu
+
+    result = emu.run("cluster.toml", overrides={"scheduler.max_num_seqs": 64})
+    result.summary.p99_ttft_ms
+    result.requests["ttft_ns"]          # numpy; result.requests.to_polars(), .to_pandas()
+    emu.load("runs/quickstart")         # the same view of a run that has ended
+
+The command line runs the same code. A running event loop (a notebook) is no obstacle: the run
+then goes on in a thread of its own, and an interrupt of the cell ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from emu.config.load import config_from_dict, load_config
+from emu.config.schema import Config
+from emu.errors import EmuError, InputError
+from emu.report.rundata import find
+from emu.report.summary import Summary, read_summary
+from emu.runner import RunResult, adjust, execute
+
+_TEXT_COLUMNS: Final = frozenset(
+    {"session_id", "status", "reason", "tenant", "from", "to", "writer", "cause", "state"}
+)
+"""Columns of results that hold words; every other holds integers, -1 where empty."""
+
+
+class MissingPackage(EmuError):
+    """A package that only some of the API needs is not installed."""
+
+
+class Rows(np.ndarray[Any, Any]):
+    """A structured array: one record per row of a results file, fields named as its columns."""
+
+    def __getitem__(self, key: Any) -> Any:
+        """A column is a plain array, a slice is Rows again."""
+        value = super().__getitem__(key)
+        if isinstance(value, Rows) and value.dtype.names is None:
+            return np.asarray(value)
+        return value
+
+    def columns(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The columns by name."""
+        return {name: np.ascontiguousarray(self[name]) for name in self.dtype.names or ()}
+
+    def to_pandas(self) -> Any:
+        """A pandas.DataFrame. Raises MissingPackage without pandas."""
+        try:
+            import pandas
+        except ModuleNotFoundError:
+            raise MissingPackage("to_pandas() needs pandas: pip install pandas") from None
+        return pandas.DataFrame(self.columns())
+
+    def to_polars(self) -> Any:
+        """A polars.DataFrame. Raises MissingPackage without polars."""
+        try:
+            import polars
+        except ModuleNotFoundError:
+            raise MissingPackage("to_polars() needs polars: pip install polars") from None
+        return polars.DataFrame(
+            {
+                name: values.tolist() if values.dtype.kind == "U" else values
+                for name, values in self.columns().items()
+            }
+        )
+
+
+class Result:
+    """A run that has ended. Files are read when they are first asked for."""
+
+    def __init__(self, directory: Path, wall_s: float | None = None) -> None:
+        self.directory = directory
+        self.wall_s = wall_s
+        """Wall-clock seconds that the run took; None for a run that was loaded."""
+
+    def __repr__(self) -> str:
+        """The figures one looks at first."""
+        s = self.summary
+        return (
+            f"<emu.Result {str(self.directory)!r}: {s.completed} completed, "
+            f"TTFT p50 {s.median_ttft_ms:.1f} p99 {s.p99_ttft_ms:.1f} ms, "
+            f"TPOT p50 {s.median_tpot_ms:.1f} p99 {s.p99_tpot_ms:.1f} ms, load {s.load.verdict}>"
+        )
+
+    @cached_property
+    def summary(self) -> Summary:
+        """summary.json; docs/metrics.md says what each figure means."""
+        return read_summary(self._file("summary.json"))
+
+    @cached_property
+    def requests(self) -> Rows:
+        """requests.csv, one record per request in order of arrival. Times in ns, -1 = none."""
+        return _read_rows(self._file("requests.csv"))
+
+    @cached_property
+    def timeseries(self) -> Rows:
+        """timeseries.csv, one record per interval."""
+        return _read_rows(self._file("timeseries.csv"))
+
+    @cached_property
+    def transitions(self) -> Rows:
+        """transitions.csv, one record per change of a replica's state."""
+        return _read_rows(self._file("transitions.csv"))
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The whole configuration of the run, defaults filled in."""
+        content: dict[str, Any] = json.loads(self._file("run.json").read_text(encoding="utf-8"))
+        config: dict[str, Any] = content["config"]
+        return config
+
+    def write_report(self) -> Path:
+        """(Re)write report.html; its path."""
+        from emu.report.html import write_report
+
+        return write_report(self.directory)
+
+    def _file(self, name: str) -> Path:
+        path = find(self.directory, name)
+        if path is None:
+            raise InputError(str(self.directory), None, name, "no such file in this directory")
+        return path
+
+
+def run(
+    config: str | Path | Mapping[str, Any] | Config,
+    overrides: Mapping[str, Any] | Sequence[str] = (),
+    *,
+    seed: int | None = None,
+    output: str | Path | None = None,
+    report: bool | None = None,
+    progress: bool = False,
+) -> Result:
+    """Run one experiment and return its results.
+
+    `config` is the path of a TOML file, or the same tables as a dict. `overrides` maps dotted
+    keys to values, or is a list of `KEY=VALUE` as on the command line. `output` is the directory
+    of the results (default: the config's), `report` whether report.html is written (default: the
+    config's). Raises InputError for what is wrong in a config or a workload, before anything is
+    written; RunError, InvariantViolation or KeyboardInterrupt for a run that did not end well.
+    """
+    texts = override_texts(overrides) if isinstance(overrides, Mapping) else list(overrides)
+    source = "config"
+    if isinstance(config, Config):
+        if texts:
+            problem = "cannot be applied to a Config; give a file or a dict"
+            raise InputError(source, None, "overrides", problem)
+        loaded = config
+    elif isinstance(config, Mapping):
+        loaded = config_from_dict(dict(config), texts)
+    else:
+        source = str(config)
+        loaded = load_config(config, texts)
+    loaded = adjust(loaded, seed=seed, output=None if output is None else Path(output))
+
+    def work(stop: threading.Event | None) -> RunResult:
+        return execute(loaded, source, progress=progress, report=report, stop=stop)
+
+    done = _beside_a_loop(work)
+    return Result(done.directory, done.wall_s)
+
+
+def load(directory: str | Path) -> Result:
+    """The results of a run that has ended. Raises InputError if there are none."""
+    result = Result(Path(directory))
+    _ = result.summary
+    return result
+
+
+def override_texts(overrides: Mapping[str, Any]) -> list[str]:
+    """`{"router.policy": "random"}` as `KEY=VALUE` texts. Raises InputError for odd values."""
+    return [f"{key}={_toml(value, key)}" for key, value in overrides.items()]
+
+
+def _toml(value: Any, key: str) -> str:
+    """A value as TOML on one line."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, (bool, str)):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, Path):
+        return json.dumps(str(value), ensure_ascii=False)
+    if isinstance(value, Mapping):
+        pairs = (f"{json.dumps(str(k))} = {_toml(v, key)}" for k, v in value.items())
+        return "{" + ", ".join(pairs) + "}"
+    if isinstance(value, Iterable):
+        return "[" + ", ".join(_toml(item, key) for item in value) + "]"
+    raise InputError("overrides", None, key, f"cannot hold {value!r}")
+
+
+def _beside_a_loop(work: Callable[[threading.Event | None], RunResult]) -> RunResult:
+    """Call `work`; in a thread of its own if this one already runs an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work(None)
+    stop = threading.Event()
+    done: list[RunResult] = []
+    failed: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            done.append(work(stop))
+        except BaseException as error:  # re-raised where it belongs
+            failed.append(error)
+
+    thread = threading.Thread(target=body, name="emu run")
+    thread.start()
+    try:
+        thread.join()
+    except KeyboardInterrupt:
+        stop.set()
+        thread.join()
+    if failed:
+        raise failed[0]
+    return done[0]
+
+
+def _read_rows(path: Path) -> Rows:
+    """A CSV file of a run as a structured array."""
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.reader(file)
+        header = next(reader, [])
+        columns = list(zip(*reader, strict=True)) or [() for _ in header]
+    arrays = []
+    for name, texts in zip(header, columns, strict=True):
+        if name in _TEXT_COLUMNS:
+            arrays.append(np.array(texts or (), dtype=np.str_))
+            continue
+        try:
+            values = [int(text) if text else -1 for text in texts]
+        except ValueError as error:
+            raise InputError(str(path), None, name, str(error)) from None
+        arrays.append(np.array(values, dtype=np.int64))
+    count = len(arrays[0]) if arrays else 0
+    kinds = [(name, array.dtype) for name, array in zip(header, arrays, strict=True)]
+    table = np.empty(count, dtype=kinds)
+    for name, array in zip(header, arrays, strict=True):
+        table[name] = array
+    return table.view(Rows)

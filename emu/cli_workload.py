@@ -1,0 +1,320 @@
+"""`emu workload`: convert, generate, describe, scale and slice workload files.
+
+A thin layer over `emu/workload/`: it parses, calls and prints. Paths are relative to the working
+directory. Results go to stdout, what was lost or odd to stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+
+from emu.errors import InputError
+
+if TYPE_CHECKING:
+    from emu.config.schema import Config, WorkloadTable
+    from emu.workload.tools import Written
+
+app = App(name="workload", help="Convert, generate, describe, scale and slice workloads.")
+
+Format = Literal[
+    "auto",
+    "jsonl",
+    "azure",
+    "mooncake",
+    "burstgpt",
+    "sharegpt",
+    "csv",
+    "vidur",
+    "splitwise",
+    "blitzscale",
+]
+From = Annotated[Format, Parameter(name="--from", help="Format of the input; auto = by content.")]
+To = Annotated[
+    str,
+    Parameter(name="--to", help="Format of the output; empty = by its name: jsonl or csv."),
+]
+Tokenizer = Annotated[
+    str, Parameter(help="sharegpt: path of a tokenizer.json; empty = estimated lengths.")
+]
+Set = Annotated[
+    tuple[str, ...], Parameter(name="--set", negative=(), help="KEY=VALUE, dotted keys.")
+]
+
+
+@app.command
+def convert(
+    source: Path,
+    output: Path,
+    *,
+    to: To = "",
+    from_: From = "auto",
+    tokenizer: Tokenizer = "",
+    expand_ids: Annotated[bool, Parameter(negative=())] = False,
+    seed: int = 42,
+) -> int:
+    """Write a workload in another format.
+
+    Parameters
+    ----------
+    source
+        Workload file, or a config (.toml) whose workload is meant.
+    output
+        File to write.
+    expand_ids
+        jsonl: write runs of token ids one by one, as other tools expect.
+    seed
+        Seed of what is drawn (arrivals of formats without any).
+    """
+    from emu.workload.tools import convert as write
+
+    table, source_seed = _table(source, from_, tokenizer, seed)
+    name = _format_of(output, to)
+    written = write(table, output, name, base_dir=Path(), seed=source_seed, expand_ids=expand_ids)
+    return _tell(written, output, name)
+
+
+@app.command
+def generate(
+    output: Path,
+    *,
+    config: Path | None = None,
+    requests: int | None = None,
+    rate: float | None = None,
+    process: Literal[
+        "poisson", "gamma", "constant", "burst", "piecewise", "all_at_once", None
+    ] = None,
+    set_: Set = (),
+    seed: int | None = None,
+    to: To = "",
+) -> int:
+    """Write a synthetic workload.
+
+    Parameters
+    ----------
+    output
+        File to write.
+    config
+        Config whose [workload.synthetic] is the start; without it, the defaults.
+    requests
+        Number of requests (sessions count as one each).
+    rate
+        Mean arrival rate, requests per second.
+    process
+        Arrival process.
+    set_
+        Keys of [workload.synthetic]: --set prompt.median=900 --set sessions.turns_max=5
+    seed
+        Seed; the config's, or 42.
+    """
+    from emu.workload.tools import generate as write
+
+    settings = [f"workload.synthetic.{text}" for text in set_]
+    for key, value in (
+        ("requests", requests),
+        ("arrivals.rate_per_s", rate),
+        ("arrivals.process", process),
+    ):
+        if value is not None:
+            settings.insert(0, f"workload.synthetic.{key}={value}")
+    whole = _config(config, settings)
+    table = whole.workload.synthetic
+    if whole.workload.path or table is None:
+        problem = "has a workload file; expected [workload.synthetic]"
+        raise InputError(str(config), None, "workload.path", problem)
+    name = _format_of(output, to)
+    chosen = whole.seed if seed is None else seed
+    return _tell(write(table, output, seed=chosen, to_format=name), output, name)
+
+
+@app.command
+def describe(
+    source: Path,
+    *,
+    from_: From = "auto",
+    tokenizer: Tokenizer = "",
+    svg: Path | None = None,
+    json: Annotated[bool, Parameter(negative=())] = False,
+    seed: int = 42,
+) -> int:
+    """Rates over time, lengths, sessions, shared prefixes: in figures and as a picture.
+
+    Parameters
+    ----------
+    source
+        Workload file, or a config (.toml) whose workload is meant.
+    svg
+        Also write the picture to this file.
+    json
+        Figures as JSON instead of the picture.
+    seed
+        Seed of what is drawn.
+    """
+    import msgspec
+
+    from emu.workload.describe import describe as look
+    from emu.workload.opened import open_workload
+    from emu.workload.picture import picture, picture_svg
+
+    table, source_seed = _table(source, from_, tokenizer, seed)
+    workload = open_workload(table, base_dir=Path(), seed=source_seed, config_source=str(source))
+    description = look(workload)
+    if svg is not None:
+        _write_svg(svg, picture_svg(description))
+    if json:
+        print(msgspec.json.format(msgspec.json.encode(description), indent=2).decode())
+    else:
+        print(picture(description), end="")
+    return 0
+
+
+@app.command
+def scale(
+    source: Path,
+    output: Path,
+    *,
+    time: float = 1.0,
+    prompt: float = 1.0,
+    outputs: float = 1.0,
+    to: To = "",
+    from_: From = "auto",
+    tokenizer: Tokenizer = "",
+    seed: int = 42,
+) -> int:
+    """Stretch arrivals and lengths.
+
+    Parameters
+    ----------
+    source
+        Workload file, or a config (.toml) whose workload is meant.
+    output
+        File to write.
+    time
+        Factor of arrival times: above 1 is slower.
+    prompt
+        Factor of prompt lengths.
+    outputs
+        Factor of output lengths.
+    seed
+        Seed of what is drawn.
+    """
+    from emu.workload.tools import scale as write
+
+    table, source_seed = _table(source, from_, tokenizer, seed)
+    name = _format_of(output, to)
+    written = write(
+        table,
+        output,
+        base_dir=Path(),
+        seed=source_seed,
+        time_factor=time,
+        prompt_factor=prompt,
+        output_factor=outputs,
+        to_format=name,
+    )
+    return _tell(written, output, name)
+
+
+@app.command(name="slice")
+def slice_(
+    source: Path,
+    output: Path,
+    *,
+    start_s: float = 0.0,
+    end_s: float = 0.0,
+    limit: int = 0,
+    to: To = "",
+    from_: From = "auto",
+    tokenizer: Tokenizer = "",
+    seed: int = 42,
+) -> int:
+    """Cut a piece out, which then starts at 0.
+
+    Parameters
+    ----------
+    source
+        Workload file, or a config (.toml) whose workload is meant.
+    output
+        File to write.
+    start_s
+        First second of the piece.
+    end_s
+        End of the piece; 0 = the end of the workload.
+    limit
+        First N lines of the piece; 0 = all.
+    seed
+        Seed of what is drawn.
+    """
+    from emu.workload.tools import cut
+
+    for name, value in (("start_s", start_s), ("end_s", end_s), ("limit", limit)):
+        if value < 0:
+            raise InputError("slice", None, name, f"must be at least 0, not {value:g}")
+    table, source_seed = _table(source, from_, tokenizer, seed)
+    name = _format_of(output, to)
+    written = cut(
+        table,
+        output,
+        base_dir=Path(),
+        seed=source_seed,
+        start_s=start_s,
+        end_s=end_s,
+        limit=limit,
+        to_format=name,
+    )
+    return _tell(written, output, name)
+
+
+# --- helpers -------------------------------------------------------------------------------------
+def _config(path: Path | None, settings: list[str]) -> Config:
+    from emu.config.load import config_from_dict, load_config
+
+    if path is not None:
+        return load_config(path, settings)
+    return config_from_dict({"workload": {"synthetic": {}}}, settings)
+
+
+def _table(source: Path, format: str, tokenizer: str, seed: int) -> tuple[WorkloadTable, int]:
+    """The workload that a path means, and the seed of what is drawn."""
+    from emu.config.schema import WorkloadTable
+
+    if source.suffix == ".toml":
+        config = _config(source, [])
+        return config.workload, config.seed
+    if not source.exists():
+        raise InputError(str(source), None, "", "no such file")
+    fields: dict[str, Any] = {"path": str(source), "format": format, "tokenizer": tokenizer}
+    return WorkloadTable(**fields), seed
+
+
+def _format_of(output: Path, to: str) -> str:
+    if to:
+        return to
+    if output.suffix in (".jsonl", ".csv"):
+        return output.suffix[1:]
+    raise InputError(str(output), None, "--to", "give a format, or name the file .jsonl or .csv")
+
+
+def _tell(written: Written, output: Path, format: str) -> int:
+    notes = written.notes
+    for what, counts in (
+        ("skipped", notes.skipped),
+        ("clipped", notes.clipped),
+        (f"not said by {format}", written.dropped),
+    ):
+        for reason, count in counts.items():
+            print(f"{what}: {count} {reason}", file=sys.stderr)
+    for warning in notes.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    print(f"{output}: {written.requests:,} requests in {written.lines:,} lines ({format})")
+    return 0
+
+
+def _write_svg(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(str(path), None, "--svg", error.strerror or str(error)) from None

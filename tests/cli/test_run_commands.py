@@ -1,0 +1,83 @@
+"""`emu run`, `emu report` and the rim: streams, colours, exit statuses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.helpers import ROOT, SMALL, emu, refused
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "c.toml"
+    path.write_text(SMALL)
+    return path
+
+
+def test_run_prints_a_table_without_colours(config: Path) -> None:
+    done = emu(config, NO_COLOR="1", FORCE_COLOR="")
+    assert done.returncode == 0, done.stderr
+    assert "30 completed" in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr
+    assert done.stderr == ""  # no progress where nobody watches
+
+
+def test_quiet_says_nothing(config: Path) -> None:
+    done = emu("run", config, "--quiet")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (config.parent / "out" / "summary.json").exists()
+
+
+def test_report_writes_the_page_again(config: Path) -> None:
+    emu("run", config, "-q")
+    page = config.parent / "out" / "report.html"
+    assert not page.exists()
+    done = emu("report", config.parent / "out")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(page)
+    assert "</html>" in page.read_text()
+
+
+def test_report_of_something_else_is_refused(tmp_path: Path) -> None:
+    assert "no summary.json" in refused(emu("report", tmp_path))
+
+
+def test_mistakes_on_the_command_line_are_one_line(config: Path) -> None:
+    assert refused(emu("absent.toml")) == "absent.toml: no such file"
+    assert "router.polcy" in refused(emu(config, "--set", "router.polcy=random"))
+    assert "--sed" in refused(emu(config, "--sed", "3"))
+
+
+@pytest.mark.parametrize("command", [["models"], ["schema"], ["gpus"]])
+def test_a_reader_that_leaves_is_harmless(command: list[str]) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    arguments = [sys.executable, "-m", "emu", *command]
+    process = subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, cwd=ROOT
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(60) in (0, 1, 141)
+    assert errors == b""
+
+
+def test_a_closed_stdout_is_harmless(config: Path) -> None:
+    command = f'exec "{sys.executable}" -m emu "{config}" >&-'
+    done = subprocess.run(
+        ["sh", "-c", command],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=config.parent,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (config.parent / "out" / "summary.json").exists()
