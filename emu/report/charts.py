@@ -94,11 +94,12 @@ def _series_charts(run: RunData) -> list[Chart]:
     charts = []
     for name, title, note, columns, unit in specs:
         data = _lines(run.series, columns)
-        # A chart of nothing but zeros takes room and says nothing.
-        if not any(any(trace["y"]) for trace in data):
+        # Curves and charts of nothing but zeros take room and say nothing.
+        data = [trace for trace in data if any(trace["y"])]
+        if not data:
             continue
         layout = {
-            "xaxis": {"title": {"text": "s"}},
+            "xaxis": {"title": {"text": "s"}, "rangemode": "tozero"},
             "yaxis": {"title": {"text": unit}, "rangemode": "tozero"},
             "showlegend": len(data) > 1,
             "hovermode": "x unified",
@@ -166,7 +167,7 @@ def _kv_by_replica(run: RunData) -> list[Chart]:
         "colorbar": {"thickness": 8, "outlinewidth": 0},
         "hovertemplate": "replica %{y}, %{x:.5g} s: %{z:.4g} " + unit + "<extra></extra>",
     }
-    note = f"{unit} of KV blocks in use, sampled"
+    note = f"{'% of ' if has_totals else ''}KV blocks in use, sampled"
     if len(replicas) > len(shown):
         note += f"; first {len(shown)} of {len(replicas)} replicas"
     layout = {
@@ -209,7 +210,7 @@ def _prefix_hits(run: RunData) -> list[Chart]:
     # Engines that do not split hits by tier report the total only.
     split = {names[tier]: hits.get(tier, 0) for tier in names}
     rest = hits["total"] - sum(split.values())
-    bars = {**split, **({"not split": rest} if rest > 0 else {})}
+    bars = {name: tokens for name, tokens in {**split, "not split": rest}.items() if tokens > 0}
     trace = {
         "type": "bar",
         "orientation": "h",
@@ -276,7 +277,11 @@ def _slowest(run: RunData) -> list[Chart]:
     layout = {
         "barmode": "stack",
         "xaxis": {"title": {"text": "ms"}},
-        "yaxis": {"type": "category", "autorange": "reversed", "title": {"text": "request"}},
+        "yaxis": {
+            "type": "category",
+            "autorange": "reversed",
+            "title": {"text": "request", "standoff": 14},
+        },
         "showlegend": True,
     }
     height = 120 + 18 * len(rows)

@@ -4,9 +4,9 @@
     print_comparison(comparison, console)
 
 The first run is the base of all differences. The intervals come from a bootstrap over requests
-(95 %, seeded): when all runs completed the same requests (id and prompt), the pairs are drawn, which takes
-the workload's own spread out of the difference; otherwise each run is drawn on its own. Gaps
-between tokens are pooled over requests when they are recorded, so ITL has no interval.
+(95 %, seeded): when all runs completed the same requests (id and prompt), the pairs are drawn,
+which takes the workload's own spread out of the difference; otherwise each run is drawn on its
+own. Gaps between tokens are pooled over requests when they are recorded, so ITL has no interval.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def overlaid_cdfs(runs: Sequence[RunData]) -> list[Chart]:
         if not data:
             continue
         is_log = min(lows) > 0 and max(highs) > 20 * min(lows)
-        axis = log_axis(max(highs) / min(lows)) if is_log else {"type": "linear"}
+        axis = log_axis(min(lows), max(highs)) if is_log else {"type": "linear"}
         layout = {
             "xaxis": {"title": {"text": "ms"}, **axis},
             "yaxis": {"title": {"text": "%"}, "range": [0, 100.5]},

@@ -6,6 +6,7 @@ quantiles, a picture over time at most 120 x 40 cells.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -111,12 +112,24 @@ def _axis_for(values: Floats) -> dict[str, Any]:
     low, high = float(values.min()), float(values.max())
     if low <= 0 or high / low <= 20:
         return {"type": "linear"}
-    return log_axis(high / low)
+    return log_axis(low, high)
 
 
-def log_axis(ratio: float) -> dict[str, Any]:
-    """A logarithmic axis with labels at 1, 2, 5 of each decade, or at decades if there are many."""
-    return {"type": "log", "dtick": "D2" if ratio < 3000 else 1}
+def log_axis(low: float, high: float) -> dict[str, Any]:
+    """A logarithmic axis labelled at 1, 2, 5 of each decade, or at decades if there are many.
+
+    Plotly's own labels between decades are single digits, which nobody can read off.
+    """
+    steps = (1, 2, 5) if high / low < 3000 else (1,)
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    values = [step * 10.0**decade for decade in decades for step in steps]
+    shown = [value for value in values if low / 1.5 <= value <= high * 1.5]
+    return {
+        "type": "log",
+        "tickmode": "array",
+        "tickvals": short(shown),
+        "ticktext": [f"{value:,.0f}" if value >= 1 else f"{value:g}" for value in shown],
+    }
 
 
 def _vertical(limit_ms: float) -> dict[str, Any]:
@@ -171,7 +184,7 @@ def heat_charts(run: RunData) -> list[Chart]:
             "xaxis": {
                 "title": {"text": "token at, s" if name == "itl" else "arrival, s"},
             },
-            "yaxis": {**log_axis(float(y[-1] / y[0])), "title": {"text": "ms"}},
+            "yaxis": {**log_axis(float(y[0]), float(y[-1])), "title": {"text": "ms"}},
         }
         note = "gaps per cell" if name == "itl" else "requests per cell"
         charts.append(

@@ -170,7 +170,7 @@ def _tiles(summary: Summary) -> str:
             )
         )
     moods = {"stable": "good", "backlogged": "fair", "overloaded": "poor", "unknown": "fair"}
-    growth = f"waiting grows {load.wait_growth_s_per_s:+.3f} s/s"
+    growth = f"waiting grows {round(load.wait_growth_s_per_s, 3) + 0.0:+.3f} s/s"
     tiles.append(("Load", load.verdict, growth, moods[load.verdict]))
     if summary.gpu_seconds.total:
         idle = summary.gpu_seconds.idle / summary.gpu_seconds.total

@@ -88,10 +88,11 @@ def _figures(summary: Summary) -> list[tuple[str, str, str]]:
             )
         )
     load = summary.load
+    growth = round(load.wait_growth_s_per_s, 3) + 0.0  # no minus sign before a zero
     rows.append(
         (
             "Load",
-            f"{load.verdict} (waiting grows {load.wait_growth_s_per_s:+.3f} s per s, "
+            f"{load.verdict} (waiting grows {growth:+.3f} s per s, "
             f"mean wait {number(load.mean_wait_ms)} ms)",
             _VERDICT_STYLE[load.verdict],
         )
