@@ -20,6 +20,7 @@ from emu.commands import Commander, check_commands
 from emu.gateway import Gateway, Source
 from emu.latency.base import LatencyBackend
 from emu.latency.registry import LatencyContext, make_latency
+from emu.migration.live import LiveMigrator
 from emu.migration.transfer import MigratingBatch
 from emu.migration.watcher import Watcher
 from emu.network.carrier import Carrier
@@ -110,6 +111,15 @@ class Cluster:
         self.rejecter: KvRejecter | None = None
         if config.kv_reject is not None and config.kv_reject.enabled:
             self.rejecter = KvRejecter(self.kernel, self.replicas, config.kv_reject)
+        self.live: LiveMigrator | None = None
+        if config.migration.rebalance or config.migration.drain:
+            decoding = next((r for r in plan.replicas if r.role == "decode"), plan.replicas[0])
+            self.live = LiveMigrator(
+                self,
+                config.migration,
+                block_size=decoding.scheduler.block_size,
+                kv_bytes_per_token=decoding.kv_bytes_per_token,
+            )
         self.kernel.story = self._story
 
     def _make_replica(self, plan: ReplicaPlan, *, has_prefixes: bool, leap: bool | None) -> Replica:
@@ -174,6 +184,8 @@ class Cluster:
             kernel.spawn(watcher.run(), name=f"watcher {replica_id}")
         if self.rejecter is not None:
             kernel.spawn(self.rejecter.run(), name="kv rejecter")
+        if self.live is not None and self.config.migration.rebalance:
+            kernel.spawn(self.live.rebalance(), name="rebalancer")
         kernel.spawn(self.gateway.run(), name="gateway")
         interval_ms = self.config.output.timeseries_interval_ms
         if interval_ms > 0:
@@ -213,9 +225,22 @@ class Cluster:
         """Watchers that wait for a destination look again."""
         if self.rejecter is not None:
             self.rejecter.changed.notify()
+        if self.live is not None:
+            self.live.changed.notify()
         if self._stuck:
             for watcher in list(self._stuck.values()):
                 watcher.inbox.poke()
+
+    def on_draining(self, replica: Replica) -> None:
+        """Move a decode away from a replica that shuts down, if so configured."""
+        if self.live is not None and self.config.migration.drain:
+            self.live.drain(replica)
+
+    def on_live_migration(
+        self, request: Request, source: Replica, destination: Replica, started_ns: int, stop_ns: int
+    ) -> None:
+        """A running request has moved."""
+        self.recorder.moved_live(request, source, destination, started_ns, stop_ns)
 
     def on_tokens(self, replica: Replica, receivers: Iterable[Request]) -> None:
         """Never called off line; live mode overrides this."""
@@ -267,6 +292,13 @@ class Cluster:
         if request.status is Status.MIGRATING and watcher is not None:
             if watcher.cancel(request):
                 self.terminal(request, Status.CANCELLED, reason)
+            return
+        if (
+            request.status is Status.MIGRATING
+            and self.live is not None
+            and self.live.moving.get(request.holder_id) is request
+        ):
+            self.terminal(request, Status.CANCELLED, reason)
             return
         self.replicas[request.holder_id].cancel(request, Status.CANCELLED, reason)
 

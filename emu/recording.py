@@ -42,6 +42,7 @@ class Recorder:
             self.trace = TraceSink(directory / "trace.json.gz", table.trace_events_max)
         self.completed = 0
         self.preemptions = 0
+        self.live_migrations = 0
         self._stages: dict[int, int] = {}
 
     # --- told by the cluster ------------------------------------------------------------------
@@ -85,6 +86,14 @@ class Recorder:
         """A migration has ended."""
         if self.trace is not None:
             self.trace.transfer(batch, source, destination, ended_ns)
+
+    def moved_live(
+        self, request: Request, source: Replica, destination: Replica, started_ns: int, stop_ns: int
+    ) -> None:
+        """A running request went from one replica to another."""
+        self.live_migrations += 1
+        if self.trace is not None:
+            self.trace.moved_live(request, source, destination, started_ns, stop_ns)
 
     def sample(self, at_ns: int, cluster: Cluster) -> None:
         """A row of the time series."""

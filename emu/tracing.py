@@ -94,6 +94,21 @@ class TraceSink:
         for request_id in ids:
             self.writer.visit_transfer(request_id, batch.started_ns, ended_ns, link)
 
+    def moved_live(
+        self, request: Request, source: Replica, destination: Replica, started_ns: int, stop_ns: int
+    ) -> None:
+        """A running request has moved to another replica."""
+        link = f"replica {source.replica_id} -> replica {destination.replica_id}"
+        ended_ns = source.kernel.now_ns
+        self.writer.transfer(
+            link,
+            started_ns,
+            ended_ns,
+            f"live {request.request_id}",
+            {"request": request.request_id, "stop_ns": stop_ns},
+        )
+        self.writer.visit_transfer(request.request_id, started_ns, ended_ns, link)
+
     def mark(self, at_ns: int, replica_id: int, name: str, cause: str) -> None:
         """A change of state, a fault, a decision."""
         self.writer.instant(name, at_ns, replica_id, {"cause": cause})

@@ -13,6 +13,7 @@ flight, so leaping and stepping give the same results.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -81,6 +82,7 @@ class Replica:
         self.arrived: deque[list[Request]] = deque()
         """Migrated batches, KV complete, that wait to join the running set."""
         self.cancels: list[tuple[Request, Status, str]] = []
+        self.stops: list[tuple[Request, Callable[[], None]]] = []
         self.unfinished_migrations = 0
         self.signals: deque[tuple[int, int, int, int, int]] | None = None
         """History of (time, waiting, running, waiting tokens, blocks) if the router's are stale."""
@@ -114,6 +116,20 @@ class Replica:
     def cancel(self, request: Request, status: Status, reason: str) -> None:
         """Remove a request that waits or runs here, after the iteration in flight."""
         self.cancels.append((request, status, reason))
+        self.inbox.poke()
+
+    def stop(self, request: Request, on_stopped: Callable[[], None]) -> None:
+        """Detach a running request at the end of the iteration in flight (live migration).
+
+        `on_stopped` is called in any case; the request's status tells whether it stopped.
+        """
+        self.stops.append((request, on_stopped))
+        self.inbox.poke()
+
+    def resume(self, request: Request) -> None:
+        """A stopped request goes on here."""
+        self.scheduler.adopt([request], self.kernel.now_ns)
+        request.status = Status.RUNNING
         self.inbox.poke()
 
     def deliver(self, requests: list[Request]) -> None:
@@ -238,6 +254,13 @@ class Replica:
     def apply_requests(self) -> None:
         """Between two iterations: migrated batches, then cancellations."""
         now_ns = self.kernel.now_ns
+        if self.stops:
+            stops, self.stops = self.stops, []
+            for request, on_stopped in stops:
+                if any(resident is request for resident in self.scheduler.residents()):
+                    self.scheduler.detach(request)
+                    request.status = Status.MIGRATING
+                on_stopped()
         while self.arrived:
             requests = [r for r in self.arrived.popleft() if not r.status.is_terminal]
             self.scheduler.activate(requests, now_ns)

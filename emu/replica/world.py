@@ -93,6 +93,10 @@ class World(Protocol):
     streams: bool
     """Whether `on_tokens` is told of every token (live mode)."""
 
+    def on_draining(self, replica: Replica) -> None:
+        """A shutting decode replica has work left (it may be moved instead of waited for)."""
+        ...
+
     def on_tokens(self, replica: Replica, receivers: Iterable[Request]) -> None:
         """These requests received a token now; those whose last it is end after this."""
         ...
