@@ -303,8 +303,8 @@ class VllmScheduler(CohortScheduler):
         cohort = self._cohort
         if not self.limits.leap or self._side or now_ns != self._cohort_end_ns:
             return 1
-        if has_evicted and self._queue and not self._is_head_blocked():
-            return 1  # this time nobody was asked; the next iteration may admit
+        if has_evicted and (self._handoff.arrived or (self._queue and not self._is_head_blocked())):
+            return 1  # this time nobody was asked; the next iteration may seat somebody
         steps = cohort.steps_to_first_end()
         if self._blocked == BLOCKED_BY_KV and self.block_pool is not None:
             steps = self._steps_to_longer_hit(self.block_pool, steps)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from vllm_world import (
+
+from emu.config.schema import SchedulerTable
+from tests.batching.vllm_world import (
     Program,
     Spec,
     run_naive,
@@ -12,8 +14,6 @@ from vllm_world import (
     run_pipeline,
     run_scheduler,
 )
-
-from emu.config.schema import SchedulerTable
 
 
 @st.composite

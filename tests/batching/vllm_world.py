@@ -11,13 +11,13 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 
 import numpy as np
-from naive_vllm import NaiveVllm, Seq
 
 from emu.batching.base import ReplicaLimits
 from emu.batching.vllm import VllmScheduler
 from emu.config.schema import SchedulerTable
 from emu.latency.base import BatchShape, next_decode_shape
 from emu.request import Prefix, Request
+from tests.batching.naive_vllm import NaiveVllm, Seq
 
 
 @dataclass
