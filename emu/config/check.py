@@ -8,6 +8,7 @@ bits). What passes here converts without error.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -70,11 +71,12 @@ def unwrap(kind: inspect.Type) -> inspect.Type:
     return kind
 
 
-def fields_of(table: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
-    """Fields of a table, in the order of the schema."""
+@functools.cache  # milliseconds for the whole schema, the same at every call
+def table_info(table: type[msgspec.Struct]) -> inspect.StructType:
+    """What msgspec knows of a table's fields."""
     kind = inspect.type_info(table)
     assert isinstance(kind, inspect.StructType)
-    return kind.fields
+    return kind
 
 
 def struct_of(kind: inspect.Type) -> inspect.StructType | None:
@@ -89,11 +91,9 @@ def struct_of(kind: inspect.Type) -> inspect.StructType | None:
 
 class _Checker:
     def __init__(self) -> None:
-        root = inspect.type_info(schema.Config)
-        assert isinstance(root, inspect.StructType)
-        self.root = root
+        self.root = table_info(schema.Config)
         self.elsewhere: dict[str, str] = {}
-        self._collect(root, "")
+        self._collect(self.root, "")
 
     def document(self, raw: dict[str, Any]) -> list[Problem]:
         return list(self._struct(self.root, raw, ()))
@@ -128,9 +128,7 @@ class _Checker:
                 continue
             table = PARTIAL_TABLES.get((struct.cls, key))
             if table is not None:
-                partial_struct = inspect.type_info(table)
-                assert isinstance(partial_struct, inspect.StructType)
-                yield from self._struct(partial_struct, inner, where, partial=True)
+                yield from self._struct(table_info(table), inner, where, partial=True)
             else:
                 yield from self._value(known[key].type, inner, where)
         for item in struct.fields:

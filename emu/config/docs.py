@@ -15,7 +15,7 @@ import msgspec
 from msgspec import inspect
 
 from emu.config import schema
-from emu.config.check import PARTIAL_TABLES, struct_of, unwrap
+from emu.config.check import PARTIAL_TABLES, struct_of, table_info, unwrap
 
 _INTRO: Final = """\
 # Configuration
@@ -64,9 +64,7 @@ def reference_markdown() -> str:
 
 def tables() -> Iterator[tuple[str, inspect.StructType]]:
     """Every table of the schema with its dotted path (`replicas[]` for arrays of tables)."""
-    root = inspect.type_info(schema.Config)
-    assert isinstance(root, inspect.StructType)
-    yield from _walk("", root)
+    yield from _walk("", table_info(schema.Config))
 
 
 def _walk(path: str, struct: inspect.StructType) -> Iterator[tuple[str, inspect.StructType]]:

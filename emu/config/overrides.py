@@ -14,7 +14,7 @@ import msgspec
 from msgspec import inspect
 
 from emu.config import schema
-from emu.config.check import PARTIAL_TABLES, dotted, shown, struct_of, unwrap
+from emu.config.check import PARTIAL_TABLES, dotted, shown, struct_of, table_info, unwrap
 from emu.config.locate import Path
 from emu.errors import InputError
 
@@ -45,7 +45,7 @@ def _descend(
 ) -> tuple[Path, inspect.Type | None, dict[Any, Any] | list[Any]]:
     """The holder of the last part, with the schema's type of the value (None: unknown key)."""
     holder: Any = raw
-    kind: inspect.Type | None = inspect.type_info(schema.Config)
+    kind: inspect.Type | None = table_info(schema.Config)
     path: Path = ()
     for position, part in enumerate(parts):
         last = position == len(parts) - 1
@@ -99,7 +99,7 @@ def _field_type(parent: inspect.Type | None, item: inspect.Field) -> inspect.Typ
     struct = None if parent is None else struct_of(parent)
     assert struct is not None
     partial = PARTIAL_TABLES.get((struct.cls, item.encode_name))
-    return item.type if partial is None else inspect.type_info(partial)
+    return item.type if partial is None else table_info(partial)
 
 
 def _seed(item: inspect.Field | None) -> Any:

@@ -174,8 +174,9 @@ class TraceWriter:
             self._flow("t", request_id, middle_ns, _PID_NETWORK, self._last_lane[link])
 
     def leave(self, request_id: int, time_ns: int, replica: int, stage: int = 0) -> None:
-        """The arrow ends in the batch that gave the last token."""
-        self._flow("f", request_id, time_ns, _PID_REPLICA_0 + replica, stage)
+        """The arrow ends in the batch whose end at `time_ns` gave the last token."""
+        # A slice does not contain its own end: one ns earlier is inside, at the end it may not be.
+        self._flow("f", request_id, max(time_ns - 1, 0), _PID_REPLICA_0 + replica, stage)
 
     def _flow(self, phase: str, request_id: int, time_ns: int, pid: int, tid: int) -> None:
         if self._is_full():

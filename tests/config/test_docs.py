@@ -15,12 +15,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_every_key_and_every_table_has_a_description() -> None:
     missing = []
+    paths = [path for path, _ in tables()]
     for path, struct in tables():
         if not struct.cls.__doc__ or "Base of all" in struct.cls.__doc__:
             missing.append(path)
         for item in struct.fields:
             kind = unwrap(item.type)
-            holds_tables = any(p.startswith(f"{path}.{item.name}".lstrip(".")) for p, _ in tables())
+            holds_tables = any(p.startswith(f"{path}.{item.name}".lstrip(".")) for p in paths)
             plain_table = holds_tables and not isinstance(item.type, inspect.Metadata)
             if not plain_table and len(description(item)) < 8:
                 missing.append(f"{path}.{item.name} {kind}")
