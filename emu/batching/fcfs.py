@@ -244,4 +244,7 @@ class FcfsScheduler(CohortScheduler):
         """Whether a leap in flight may go on to its promised end after a change."""
         if self._handoff.arrived or batch is not self._leaping:
             return False
-        return not (self.pulls and self.prompts)
+        if not self.pulls or not self.prompts:
+            return True
+        # Strictly first in, first out: a private head that does not fit blocks all newcomers.
+        return not self.is_shared and self.blocks_of(self.prompts.head()) > self.pool.blocks_free
