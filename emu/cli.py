@@ -91,6 +91,51 @@ def report(run: Path) -> int:
     return 0
 
 
+@app.command
+def compare(
+    runs: list[Path],
+    /,
+    *,
+    measured: Path | None = None,
+    html: Path | None = None,
+    seed: int = 0,
+) -> int:
+    """Runs side by side, or one run against a measurement.
+
+    Parameters
+    ----------
+    runs
+        Directories of two to ten runs; the first is the base. One with --measured.
+    measured
+        File of a real server's requests (docs/measured.md).
+    html
+        Also write a page with the distributions of all runs.
+    seed
+        Seed of the bootstrap that gives the intervals.
+    """
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if measured is not None:
+        from emu.report.measured import compare_measured, print_measured
+
+        if len(runs) != 1 or html is not None:
+            problem = "takes one run and writes no page"
+            raise InputError("compare", None, "--measured", problem)
+        print_measured(compare_measured(runs[0], measured), console)
+        return 0
+    from emu.report.compare import compare_runs, print_comparison
+
+    if html is not None:
+        from emu.report.comparepage import write_comparison
+
+        print_comparison(write_comparison(html, runs, seed), console)
+        console.print(f"page: {html}", soft_wrap=True)
+    else:
+        print_comparison(compare_runs(runs, seed), console)
+    return 0
+
+
 app.command("emu.cli_workload:app", name="workload")
 
 

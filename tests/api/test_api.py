@@ -40,7 +40,7 @@ def test_result_holds_what_the_files_hold(tmp_path: Path) -> None:
     ]
     p99_ms = float(np.percentile(result.requests["ttft_ns"], 99)) / 1e6
     assert result.summary.p99_ttft_ms == pytest.approx(p99_ms, abs=1e-6)
-    assert result.timeseries["time_ns"][:3].tolist() == [0, 500_000_000, 1_000_000_000]
+    assert set(np.diff(result.timeseries["time_ns"])[:-1]) == {500_000_000}
     assert 0 < result.timeseries["completed"].sum() <= 40
     assert result.transitions["to"].tolist() == ["colocated"]
     assert result.config["latency"]["backend"] == "linear"
@@ -149,7 +149,9 @@ def test_rows_become_a_data_frame(name: str, tmp_path: Path) -> None:
 
 
 def test_importing_emu_loads_nothing_heavy() -> None:
-    code = "import emu, sys; print(*(m for m in sys.modules if m.split('.')[0] in ('numpy', 'emu')))"
+    code = (
+        "import emu, sys; print(*(m for m in sys.modules if m.split('.')[0] in ('numpy', 'emu')))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["emu"]
 
