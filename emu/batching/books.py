@@ -59,6 +59,7 @@ class ReplicaBooks:
         self._in_flight: dict[int, Batch] = {}
         self._preempted: list[Request] = []
         self._failed: list[tuple[Request, str]] = []
+        self._hopeless_blocks = "hopeless_head_blocks" in table.faithful
 
     # --- for policies ---------------------------------------------------------------------
     @property
@@ -78,15 +79,22 @@ class ReplicaBooks:
         """Waiting requests to try, head first.
 
         The next one comes only after the last one was admitted, unless `skip_blocked` lets later
-        requests pass.
+        requests pass. A head that could never be admitted fails here and blocks nobody.
         """
         queue = self._waiting
         while queue:
             head = queue.head()
             yield head
-            if queue and queue.head() is head:
-                if self.table.skip_blocked:
-                    break
+            if not queue or queue.head() is not head:
+                continue
+            reason = "" if self._hopeless_blocks else self.never(head)
+            if reason:
+                queue.remove(head)
+                self._note_waiting()
+                self._failed.append((head, reason))
+            elif self.table.skip_blocked:
+                break
+            else:
                 return
         yield from list(islice(queue, 1, None))
 
@@ -128,18 +136,19 @@ class ReplicaBooks:
         """Empty, or why this replica could never serve the request, even alone."""
         longest = request.prompt_tokens + request.max_output_tokens
         if longest > self.limits.max_model_tokens:
-            return f"{longest} tokens exceed the limit of {self.limits.max_model_tokens}"
+            return f"longer than the model's {self.limits.max_model_tokens} tokens"
         # The KV of the last output token is never computed.
-        blocks = ceil_div(longest - 1, self.block_size)
-        if blocks > self.blocks_total:
-            return f"{longest} tokens need {blocks} KV blocks, the replica has {self.blocks_total}"
+        if ceil_div(longest - 1, self.block_size) > self.blocks_total:
+            return f"needs more than the replica's {self.blocks_total} KV blocks"
         return self.never(request)
 
     def never(self, request: Request) -> str:
-        """Empty, or why a waiting request could not be admitted even if the pool were empty."""
-        blocks = self.blocks_for(request)
-        if blocks > self.blocks_total:
-            return f"{request.reached_tokens} tokens need {blocks} KV blocks of {self.blocks_total}"
+        """Empty, or why a waiting request could not be admitted even if the pool were empty.
+
+        The reason names limits, not the request's own sizes, so that equal cases count together.
+        """
+        if self.blocks_for(request) > self.blocks_total:
+            return f"needs more than the replica's {self.blocks_total} KV blocks"
         return ""
 
     def _return(self, members: list[Request]) -> None:

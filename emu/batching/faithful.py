@@ -34,6 +34,10 @@ FAITHFUL: Final[Mapping[str, str]] = MappingProxyType(
             "vllm_v0, lightllm: a restarted request longer than max_tokens_in_batch is failed "
             "instead of being admitted alone"
         ),
+        "hopeless_head_blocks": (
+            "vllm_v0, sarathi, orca, lightllm, faster_transformer: a request that can never be "
+            "admitted blocks the queue until nothing else runs"
+        ),
         "ft_leak": (
             "faster_transformer: members that finish before their static batch never give "
             "their reservation back"

@@ -81,6 +81,10 @@ class SimpleScheduler(ReplicaBooks):
         """
         return self.waiting_count > 0
 
+    def stalls(self) -> bool:
+        """True: do not look at the queue again although requests went back to it."""
+        return False
+
     def on_steps(self, steps: int) -> None:
         """`steps` more iterations of a leap have started without `form_batch` being called."""
 
@@ -96,7 +100,12 @@ class SimpleScheduler(ReplicaBooks):
         if not (self.waiting_count or self.running_count):
             return None
         plan = Plan()
+        running = self.running_count
         self.form_batch(plan, now_ns)
+        while not plan and self.running_count < running and not self.stalls():
+            # The last idle request went back to the queue: another one may fit now.
+            running = self.running_count
+            self.form_batch(plan, now_ns)
         if not plan:
             return None
         if not self.orders_idle:
@@ -167,6 +176,8 @@ class SimpleScheduler(ReplicaBooks):
         if left <= 0 or self._idle_ids() or batch.batch_id not in self._in_flight:
             return False
         if self.grows and self._steps_until_pool_is_dry(batch.decodes or []) < left:
+            return False
+        if self.waiting_count and self.never(self._waiting.head()):
             return False
         return not self.would_admit(batch)
 
@@ -268,8 +279,10 @@ class SimpleScheduler(ReplicaBooks):
 
     def _leap_steps(self, plan: Plan, now_ns: int) -> int:
         """How many iterations may be taken at once, this one included."""
-        if plan.chunks or self.idle or self._preempted:
-            return 1  # an eviction makes room: the next admission may succeed
+        if plan.chunks or self.idle:
+            return 1
+        if self._preempted or self._failed:
+            return 1  # an eviction makes room for an admission; failures are told at the end
         if not self.limits.leap or self.limits.pipeline_stages > 1:
             return 1
         steps = self.leap_limit(plan)

@@ -43,16 +43,10 @@ class LightLlmScheduler(SimpleScheduler):
     def never(self, request: Request) -> str:
         """The whole request must fit into an empty pool, its prompt into one batch."""
         if self._longer_than_batch(request):
-            return (
-                f"{request.reached_tokens} prompt tokens exceed max_tokens_in_batch "
-                f"{self.table.max_tokens_in_batch}"
-            )
-        peak = peak_tokens([_held_left_waiting(request)], self.block_size - 1)
-        if peak >= self.blocks_total * self.block_size:
-            return (
-                f"up to {peak} tokens would be held, the replica has "
-                f"{self.blocks_total * self.block_size}"
-            )
+            return f"prompt longer than max_tokens_in_batch {self.table.max_tokens_in_batch}"
+        capacity = self.blocks_total * self.block_size
+        if peak_tokens([_held_left_waiting(request)], self.block_size - 1) >= capacity:
+            return f"could hold more than the replica's {capacity} tokens"
         return ""
 
     def form_batch(self, plan: Plan, now_ns: int) -> None:

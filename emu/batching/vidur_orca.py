@@ -14,6 +14,7 @@ from emu.batching.simple import UNLIMITED, Plan, SimpleScheduler
 from emu.config.schema import SchedulerTable
 from emu.errors import InputError
 from emu.request import Request
+from emu.units import ceil_div
 
 
 class MaxReservation(SimpleScheduler):
@@ -32,8 +33,9 @@ class MaxReservation(SimpleScheduler):
             raise InputError("[scheduler]", None, "max_tokens", problem)
 
     def blocks_for(self, request: Request) -> int:
-        """The same for all."""
-        return self.blocks_per_sequence
+        """The same for all, but for KV that comes from elsewhere and is longer."""
+        written = request.prompt_tokens + request.max_output_tokens - 1
+        return max(self.blocks_per_sequence, ceil_div(written, self.block_size))
 
     def never(self, request: Request) -> str:
         """The declared limit must fit into the reservation, and one reservation into the pool."""
@@ -49,7 +51,7 @@ class MaxReservation(SimpleScheduler):
         written = request.prompt_tokens + request.max_output_tokens - 1
         held = self.blocks_per_sequence * self.block_size
         if written > held:
-            return f"up to {written} tokens exceed the {held} reserved per request (max_tokens)"
+            return f"longer than the {held} tokens reserved per request (max_tokens)"
         return ""
 
     def admit_whole_prompts(self, plan: Plan) -> None:

@@ -34,18 +34,11 @@ class PagedScheduler(SimpleScheduler):
 
     def never(self, request: Request) -> str:
         """Beside the pool's size: the watermark must stay free even when all else is."""
-        blocks = self.blocks_for(request)
-        if blocks + self.watermark_blocks > self.blocks_total:
+        if self.blocks_for(request) + self.watermark_blocks > self.blocks_total:
             mark = f" ({self.watermark_blocks} kept free)" if self.watermark_blocks else ""
-            return (
-                f"{request.reached_tokens} tokens need {blocks} KV blocks, "
-                f"the replica has {self.blocks_total}{mark}"
-            )
+            return f"needs more than the replica's {self.blocks_total} KV blocks{mark}"
         if request is self._self_evicted and not self.blocks_used:
-            return (
-                f"at {request.reached_tokens} tokens the request outgrew the replica's "
-                f"{self.blocks_total} KV blocks and evicted itself"
-            )
+            return f"outgrew the replica's {self.blocks_total} KV blocks and evicted itself"
         return ""
 
     def admissible(self, request: Request) -> bool:
@@ -61,6 +54,10 @@ class PagedScheduler(SimpleScheduler):
         if not self.waiting_count or self.running_count >= self.table.batch_size_cap:
             return False
         return self.table.skip_blocked or self.admissible(self._waiting.head())
+
+    def stalls(self) -> bool:
+        """With `evict_without_need`, a request that has just evicted itself stays where it is."""
+        return bool(self._waiting) and self._waiting.head() is self._self_evicted
 
     def spare_blocks(self) -> int:
         """With `evict_without_need` the last free block must stay free."""

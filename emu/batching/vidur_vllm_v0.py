@@ -57,4 +57,4 @@ def longer_than_batch(scheduler: PagedScheduler, request: Request) -> str:
     tokens = request.prompt_tokens if restarted else request.reached_tokens
     if tokens <= limit:
         return ""
-    return f"{tokens} prompt tokens exceed max_tokens_in_batch {limit}"
+    return f"prompt longer than max_tokens_in_batch {limit}"

@@ -34,7 +34,7 @@ EXACT = {
     "pp2_sarathi": ("sarathi_unsorted_victims",),
     "pp2_orca": (),
     "pp2_ft": (),
-    "vllm_stuck_oversized": (),
+    "vllm_stuck_oversized": ("hopeless_head_blocks",),
     "vllm_stuck_selfevict": (NEED,),
 }
 SAME_TIMES_REPAIRED = [
@@ -113,19 +113,22 @@ def test_partial_restart_repaired_is_faster():
 
 def test_oversized_prompt_fails_clearly_and_unblocks_the_queue():
     case = load("vllm_stuck_oversized")
-    world, requests = play(case, fail_stuck=True)
+    world, requests = play(case, EXACT["vllm_stuck_oversized"], fail_stuck=True)
     assert [(r.request_id, why) for r, why in world.failed] == [
-        (1, "400 tokens need 25 KV blocks, the replica has 20 (1 kept free)")
+        (1, "needs more than the replica's 20 KV blocks (1 kept free)")
     ]
     first = outcome_of(world, requests[0])
     assert first == {key: case["expected"][0][key] for key in first}
     assert requests[2].generated_tokens == 10
-    assert "26 KV blocks" in world.schedulers[0].can_ever_hold(requests[1])
+    assert "20 KV blocks" in world.schedulers[0].can_ever_hold(requests[1])
+    world, requests = play(case, fail_stuck=True)
+    assert [r.request_id for r, _ in world.failed] == [1]
+    assert requests[2].last_token_ns < requests[0].last_token_ns, "nobody waits behind it"
 
 
 @pytest.mark.parametrize(
     ("faithful", "reached", "words"),
-    [((NEED,), 306, "outgrew"), ((), 321, "321 tokens need 21 KV blocks")],
+    [((NEED,), 306, "outgrew"), ((), 321, "needs more than the replica's 20 KV blocks")],
 )
 def test_request_that_outgrows_the_pool_fails_clearly(faithful, reached, words):
     world, requests = play(load("vllm_stuck_selfevict"), faithful, fail_stuck=True)

@@ -33,7 +33,15 @@ tables = st.fixed_dictionaries(
         "max_waiting_iters": st.integers(1, 4),
         "order": st.sampled_from(["arrival", "arrival", "priority", "deadline", "fair"]),
         "skip_blocked": st.booleans(),
-        "faithful": st.sampled_from([[], [], ["evict_without_need"], ["sarathi_unsorted_victims"]]),
+        "faithful": st.sampled_from(
+            [
+                [],
+                [],
+                ["evict_without_need"],
+                ["sarathi_unsorted_victims"],
+                ["hopeless_head_blocks", "oversized_restart_blocks"],
+            ]
+        ),
     }
 )
 pools = st.fixed_dictionaries(
@@ -50,7 +58,7 @@ def scripts(draw, *, interrupt=True):
         output = draw(st.integers(1, 24))
         item = request(
             request_id,
-            draw(st.integers(1, 40)),
+            draw(st.integers(1, 48)),
             output,
             at=at,
             limit=output + draw(st.sampled_from([0, 0, 5])),

@@ -65,7 +65,8 @@ class Drive:
         """What takes effect at once; the caller has settled the books."""
         scheduler = self.scheduler
         if name == "enqueue":
-            reason = scheduler.can_ever_hold(argument)
+            # Even numbers are judged at the gate, odd ones by the queue.
+            reason = "" if argument.request_id % 2 else scheduler.can_ever_hold(argument)
             if reason:
                 self.failed.append((argument, reason))
             else:
@@ -175,6 +176,8 @@ class Drive:
         self.decode_tokens += progress.decode_tokens
         self.finished += progress.finished
         self.failed += progress.failed
+        if progress.failed:
+            self.seen.append(("failed", self.now))
 
     def _run_stages(self):
         """S equal stages: a batch occupies each for its cost; ends are in order."""

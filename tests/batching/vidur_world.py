@@ -224,6 +224,7 @@ class World:
         discount_bubbles(batch, bubble_ns(spans, batch.formed_ns))
         step = self.now - batch.formed_ns
         progress = self.schedulers[index].complete(batch, 1, self.now, step)
+        self.failed += progress.failed
         self._sample_memory(index)
         self.gaps += progress.gaps_ns + [step] * progress.cohort_size
         self.at(self.now, self.on_replica_schedule, index)
