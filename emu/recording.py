@@ -95,6 +95,21 @@ class Recorder:
         if self.trace is not None:
             self.trace.moved_live(request, source, destination, started_ns, stop_ns)
 
+    def relayed(
+        self,
+        source: Replica,
+        old: Replica,
+        requests: list[Request],
+        start_layer: int,
+        at_ns: int,
+    ) -> None:
+        """A helper got a batch of which `start_layer` layers are done."""
+        ids = " ".join(str(request.request_id) for request in requests)
+        text = f"to replica {old.replica_id} after {start_layer} layers: requests {ids}"
+        self.marks.record(at_ns, "relay", f"replica {source.replica_id}", text)
+        if self.trace is not None:
+            self.trace.mark(at_ns, source.replica_id, "relay", text)
+
     def sample(self, at_ns: int, cluster: Cluster) -> None:
         """A row of the time series."""
         states: dict[str, int] = {}
@@ -119,6 +134,7 @@ class Recorder:
                 scheduler.running_count,
                 scheduler.waiting_count,
                 blocks_used,
+                scheduler.blocks_total,
             )
         gateway = cluster.gateway
         waiting += len(gateway.held)

@@ -26,6 +26,7 @@ from emu.errors import EmuError, InputError, InvariantViolation, RunError
 from emu.plan import Plan, facts, make_plan
 from emu.recording import Recorder
 from emu.report.atomic import RunDirectory, write_text
+from emu.report.gapfile import write_gaps
 from emu.report.summary import Summary, build_summary, write_summary
 from emu.units import NS_PER_S
 from emu.workload.opened import Workload, open_workload
@@ -140,7 +141,9 @@ def execute(
             rows_skipped=notes.skipped,
             rows_clipped=notes.clipped,
         )
-        summary = build_summary(stats, recorder.gaps.finish(), run_facts, config.slo)
+        gaps = recorder.gaps.finish()
+        write_gaps(directory.staging / "itl.json", gaps)
+        summary = build_summary(stats, gaps, run_facts, config.slo)
         write_summary(directory.staging / "summary.json", summary)
         text = host_facts(config, source, outcome, wall, cpu)
         write_text(directory.staging / "run.json", text)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from emu.actor import RANK_REPLICA
 from emu.batching.base import Batch, Progress, Scheduler
 from emu.latency.base import BatchShape, LatencyBackend
+from emu.migration.transfer import SplitBatch
 from emu.network.placement import Grid
 from emu.replica.states import (
     CLOSED,
@@ -33,6 +34,7 @@ from emu.replica.states import (
     try_move,
 )
 from emu.replica.world import Handoff, World
+from emu.replica.zag import Zag
 from emu.request import Request, Status
 
 S = ReplicaState
@@ -74,6 +76,12 @@ class Replica:
         self.slowdown = 1.0
         """Iterations take so many times longer (a straggler)."""
         self.model_loaded = state is not S.INACTIVE
+        self.segments_ready = 0
+        """Weights that have arrived, while they do: embedding, each layer, head."""
+        self.layers = 1
+        self.activation_token_bytes = 0
+        self.zag: Zag | None = None
+        """Batches that are computed layer by layer (live scaling)."""
         self.inbox = self.kernel.mailbox(self.name, self.rank)
         self.lock = self.kernel.lock(f"kv lock of {self.name}")
         if state in CLOSED:
@@ -303,7 +311,7 @@ class Replica:
         incarnation = self.incarnation
         self._batch = batch
         if batch.max_steps == 1:
-            cost_ns = await self._cost_ns(batch.shape)
+            cost_ns = await self.cost_ns(batch.shape)
             self._end_ns = start_ns + cost_ns
             await self.inbox.wait(self._end_ns, self._boundary)
             if self.incarnation != incarnation:
@@ -324,7 +332,8 @@ class Replica:
             ends = ends[: int(ends.searchsorted(kernel.now_ns - start_ns, "right"))]
         self._complete(batch, len(ends), start_ns, ends, _longest(ends))
 
-    async def _cost_ns(self, shape: BatchShape) -> int:
+    async def cost_ns(self, shape: BatchShape) -> int:
+        """Duration of an iteration here and now."""
         if self.latency.foreign:
             cost_ns = await self.latency.measure(shape)  # type: ignore[attr-defined]
         else:
@@ -377,11 +386,11 @@ class Replica:
         self.decode_tokens += progress.decode_tokens
         if progress.cohort_size:
             if ends is None:
-                world.gaps.add_gap(longest_ns, progress.cohort_size)
+                world.gaps.add_gap(longest_ns, progress.cohort_size, now_ns)
             else:
-                world.gaps.add_run(ends, progress.cohort_size)
+                world.gaps.add_run(ends, progress.cohort_size, start_ns)
         for gap_ns in progress.gaps_ns:
-            world.gaps.add_gap(gap_ns)
+            world.gaps.add_gap(gap_ns, 1, now_ns)
         if world.batches is not None:
             world.batches.batch(self, batch, start_ns, now_ns, steps, spans)
         if receivers:
@@ -403,7 +412,36 @@ class Replica:
             )
         )
 
-    def _hand_out(self, progress: Progress, step_ns: int) -> None:
+    async def run_alone(self, batch: Batch, cost_ns: int) -> bool:
+        """Sleep through one iteration of a known cost. False: the replica crashed meanwhile."""
+        self._batch, incarnation = batch, self.incarnation
+        self._end_ns = self.kernel.now_ns + cost_ns
+        await self.inbox.wait(self._end_ns, self._boundary)
+        if self.incarnation != incarnation:
+            return False
+        self._batch = None
+        return True
+
+    def end_part(
+        self, batch: Batch, start_ns: int, step_ns: int, split: SplitBatch | None = None
+    ) -> None:
+        """A batch that was computed layer by layer got its first tokens here.
+
+        `split`: another replica computed its first layers.
+        """
+        world = self.world
+        receivers = self.scheduler.token_receivers(batch) if world.streams else ()
+        progress = self.scheduler.complete(batch, 1, self.kernel.now_ns, step_ns)
+        self.iterations += 1
+        self.prefill_tokens += progress.prefill_tokens
+        self.decode_tokens += progress.decode_tokens
+        if world.batches is not None:
+            world.batches.batch(self, batch, start_ns, self.kernel.now_ns, 1, None)
+        if receivers:
+            world.on_tokens(self, receivers)
+        self._hand_out(progress, step_ns, split)
+
+    def _hand_out(self, progress: Progress, step_ns: int, split: SplitBatch | None = None) -> None:
         """Requests that ended leave; those whose prompt ended here go on their way."""
         world = self.world
         for request in progress.first_tokens:
@@ -415,12 +453,15 @@ class Replica:
             world.on_capacity(self)
         for request, reason in progress.failed:
             world.terminal(request, Status.FAILED, reason)
-        if progress.first_tokens and self.state in _HANDS_OFF and self.handoff is not None:
+        is_handed_off = split is not None or (progress.first_tokens and self.state in _HANDS_OFF)
+        if is_handed_off and self.handoff is not None:
             leaving = [r for r in progress.first_tokens if not r.status.is_terminal]
-            if leaving:
-                for request in leaving:
-                    self.scheduler.detach(request)
-                    request.status = Status.MIGRATING
+            for request in leaving:
+                self.scheduler.detach(request)
+                request.status = Status.MIGRATING
+            if split is not None:
+                self.handoff.append_second(split, leaving)
+            elif leaving:
                 self.handoff.append(leaving, step_ns)
 
 

@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 from emu.actor import Kernel
 from emu.batching.base import Batch
+from emu.migration.transfer import SplitBatch
 from emu.request import Request, Status
 
 if TYPE_CHECKING:
+    from emu.migration.relay import RelayBoard
     from emu.replica.replica import Replica
     from emu.replica.states import ReplicaState, Writer
 
@@ -20,12 +22,12 @@ if TYPE_CHECKING:
 class GapSink(Protocol):
     """Statistics of gaps between tokens."""
 
-    def add_run(self, cumulative_ends: NDArray[np.int64], count: int) -> None:
-        """`count` requests got a token at each of these instants (relative to the run's start)."""
+    def add_run(self, cumulative_ends: NDArray[np.int64], count: int, start_ns: int = -1) -> None:
+        """`count` requests got a token at each of these instants (relative to `start_ns`)."""
         ...
 
-    def add_gap(self, ns: int, count: int = 1) -> None:
-        """`count` gaps of this length."""
+    def add_gap(self, ns: int, count: int = 1, at_ns: int = -1) -> None:
+        """`count` gaps of this length that ended at `at_ns`."""
         ...
 
 
@@ -58,6 +60,14 @@ class Handoff(Protocol):
         """
         ...
 
+    def append_first(self, split: SplitBatch) -> None:
+        """KV of the first layers of a batch that another replica goes on with (it is held here)."""
+        ...
+
+    def append_second(self, split: SplitBatch, survivors: list[Request]) -> None:
+        """KV of the other layers; `survivors` have their first token and go on."""
+        ...
+
     def flush(self) -> list[list[Request]]:
         """Take back all batches that are queued and not on their way."""
         ...
@@ -84,6 +94,21 @@ class World(Protocol):
 
     def requeue(self, requests: list[Request]) -> None:
         """Waiting requests that this replica will not serve go back to the router."""
+        ...
+
+    @property
+    def relay(self) -> RelayBoard:
+        """Where helpers of live scaling ask for batches."""
+        ...
+
+    def next_batch_id(self) -> int:
+        """Ids of migrating batches, in order of creation."""
+        ...
+
+    def on_relayed(
+        self, source: Replica, old: Replica, requests: list[Request], start_layer: int
+    ) -> None:
+        """A batch was handed to a helper after `start_layer` layers."""
         ...
 
     def on_capacity(self, replica: Replica) -> None:

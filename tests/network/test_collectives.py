@@ -1,7 +1,7 @@
 """Collective costs without congestion: by hand, against the reference's figures, and as laws."""
 
 import pytest
-from collective_table import TABLE, frontend, table_rows, table_system
+from tests.network.collective_table import TABLE, frontend, table_rows, table_system
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

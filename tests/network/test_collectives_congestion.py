@@ -1,7 +1,7 @@
 """Congestion-aware collectives: by hand, against the table, and against the sums without it."""
 
 import pytest
-from collective_table import TABLE, frontend, table_rows, table_system
+from tests.network.collective_table import TABLE, frontend, table_rows, table_system
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -6,7 +6,7 @@ import itertools
 import math
 from fractions import Fraction
 
-from flow_reference import Reference, RefFlow, progressive_filling
+from tests.network.flow_reference import Reference, RefFlow, progressive_filling
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 

@@ -84,8 +84,9 @@ def test_jsonl_round_trip_loses_nothing(tmp_path, lines):
     assert again == sorted(plain, key=lambda line: line.arrival_time_ns)
 
 
+# Beyond 2**53 ns (104 days) a JSON number of milliseconds no longer holds every nanosecond.
 FLAT = st.builds(
-    Line, st.integers(0, 10**17), TOKENS, TOKENS, session_id=st.sampled_from(["", "s 1", 'a,"b'])
+    Line, st.integers(0, 10**15), TOKENS, TOKENS, session_id=st.sampled_from(["", "s 1", 'a,"b'])
 )
 RESOLUTION_NS = {
     "jsonl": 1,
