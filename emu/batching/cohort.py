@@ -179,9 +179,12 @@ class Cohort:
         """Members that take a block in the next step, in order of admission."""
         return _in_order(self._members[self.step % self.block_size])
 
-    def fillers(self) -> list[Seat]:
-        """Members with keys whose block becomes full in the next step, in order of admission."""
-        at = self.step % self.block_size
+    def fillers(self, ahead: int = 0) -> list[Seat]:
+        """Members with keys whose block becomes full in the step `ahead` of the next one.
+
+        In order of admission.
+        """
+        at = (self.step + ahead) % self.block_size
         if not self._indexers[at]:
             return []
         members = self._members[(at + 1) % self.block_size]
@@ -197,11 +200,14 @@ class Cohort:
                 return steps
         return limit
 
-    def keyed_members(self) -> list[Seat]:
-        """Members whose blocks can be found by others, in no particular order."""
-        if self._indexer_count == 0:
-            return []
-        return [seat for group in self._members for seat in group.values() if seat.has_keys]
+    @property
+    def has_indexers(self) -> bool:
+        """Some member fills blocks that others can find."""
+        return self._indexer_count > 0
+
+    def least_computed(self) -> int:
+        """Computed tokens of the shortest member."""
+        return self.step + self._offsets[0] - 1
 
     # --- time -------------------------------------------------------------------------------
     def context(self) -> tuple[int, int, int]:

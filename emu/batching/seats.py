@@ -208,10 +208,11 @@ class CohortScheduler:
         return fillers
 
     def _index_filled(self, seat: Seat) -> None:
+        """The step just started fills a member's block, which others can find from now on."""
         pool = self.block_pool
         assert pool is not None
         computed = self._cohort.step + seat.offset - 1
-        pool.index(seat.request, computed - 1, computed)
+        pool.index_at(seat.request, computed // pool.block_size - 1)
 
     def split(self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
         """The first `steps` iterations of a leap ended at `now_ns`, the next one is in flight.

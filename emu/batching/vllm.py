@@ -306,13 +306,16 @@ class VllmScheduler(CohortScheduler):
         if has_evicted and (self._handoff.arrived or (self._queue and not self._is_head_blocked())):
             return 1  # this time nobody was asked; the next iteration may seat somebody
         steps = cohort.steps_to_first_end()
-        if self._blocked == BLOCKED_BY_KV and self.block_pool is not None:
-            steps = self._steps_to_longer_hit(self.block_pool, steps)
-        if self.block_pool is not None and any(tier.shared for tier in self.block_pool.tiers):
-            # Other replicas must see each chunk at the instant at which it was written.
-            steps = 1 + cohort.steps_before_filled_block(steps - 1)
         if steps > 1:
             steps = 1 + cohort.steps_that_fit(self.pool.blocks_free, steps - 1)
+        pool = self.block_pool
+        if pool is None or steps == 1:
+            return steps
+        if self._blocked == BLOCKED_BY_KV:
+            steps = self._steps_to_longer_hit(pool, steps)
+        if any(tier.shared for tier in pool.tiers):
+            # Other replicas must see each chunk at the instant at which it was written.
+            steps = 1 + cohort.steps_before_filled_block(steps - 1)
         return steps
 
     def _is_head_blocked(self) -> bool:
@@ -332,17 +335,16 @@ class VllmScheduler(CohortScheduler):
         cohort = self._cohort
         if self.table.skip_blocked or pool.tiers:
             return 1 + cohort.steps_before_filled_block(limit - 1)
-        wanted = pool.keys_wanted(self._queue.head())
-        if not wanted:
-            return limit
+        wanted = pool.keys_wanted(self._queue.head()) if cohort.has_indexers else {}
         size = pool.block_size
-        for seat in cohort.keyed_members():
-            computed = cohort.step + seat.offset - 1
-            keys = pool.keys_of(seat.request)
-            for position in range(computed // size, min((computed + limit) // size, len(keys))):
-                if wanted.get(position) == keys[position]:
-                    limit = (position + 1) * size - computed
-                    break
+        if not wanted or max(wanted) < cohort.least_computed() // size:
+            return limit
+        for ahead in range(limit - 1):
+            for seat in cohort.fillers(ahead):
+                position = (cohort.step + ahead + seat.offset) // size - 1
+                keys = pool.keys_of(seat.request)
+                if position < len(keys) and wanted.get(position) == keys[position]:
+                    return ahead + 1
         return limit
 
     def leap_holds(self, batch: Batch) -> bool:

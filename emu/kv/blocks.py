@@ -154,13 +154,28 @@ class BlockPool:
             return
         held = request.block_ids
         assert held is not None
-        for position in range(first, last):
-            block = held[position]
-            key = keys[position]
-            self._keys[block] = key
-            self._index[key] = block
+        blocks = held[first:last]
+        new_keys = keys[first:last]
+        self._index.update(zip(new_keys, blocks, strict=True))
+        key_of = self._keys
+        for block, key in zip(blocks, new_keys, strict=True):
+            key_of[block] = key
         for tier in self.tiers:
             self._write_through(tier, keys, first, last)
+
+    def index_at(self, request: Request, position: int) -> None:
+        """The block at `position` became full: `index` for a decode."""
+        keys = request.block_keys
+        held = request.block_ids
+        assert held is not None
+        if not keys or position >= len(keys):
+            return  # the workload knows only a part of the output
+        key = keys[position]
+        block = held[position]
+        self._keys[block] = key
+        self._index[key] = block
+        for tier in self.tiers:
+            self._write_through(tier, keys, position, position + 1)
 
     def _write_through(self, tier: LowerTier, keys: list[int], first: int, last: int) -> None:
         blocks_per_chunk = tier.chunk_tokens // self.block_size
@@ -179,9 +194,15 @@ class BlockPool:
     def take(self, count: int) -> list[int]:
         """Pop blocks at the head; a key that a popped block carries is forgotten (eviction)."""
         assert 0 <= count <= self.blocks_free
-        if count == 1:
-            return [self._pop()]
-        return [self._pop() for _ in repeat(None, count)]
+        references = self._references
+        fresh = len(references)
+        unused = min(count, self.blocks_total - fresh)
+        taken = list(range(fresh, fresh + unused))
+        references.extend(repeat(1, unused))
+        self._keys.extend(repeat(NO_KEY, unused))
+        self.blocks_free -= unused
+        taken.extend([self._pop() for _ in repeat(None, count - unused)])
+        return taken
 
     def put_back(self, count: int, block_ids: list[int]) -> None:
         """Return what `take` gave."""
@@ -231,13 +252,16 @@ class BlockPool:
 
     def _unreference(self, block_ids: Sequence[int]) -> None:
         references = self._references
+        free = self._free
+        before = len(free)
         for block in reversed(block_ids):
-            references[block] -= 1
-            if references[block] == 0:
-                self._free[block] = None
-                self.blocks_free += 1
+            count = references[block] - 1
+            references[block] = count
+            if count == 0:
+                free[block] = None
             else:
-                assert references[block] > 0
+                assert count > 0
+        self.blocks_free += len(free) - before
 
     # --- seeing -----------------------------------------------------------------------------
     def cached_blocks(self) -> int:
