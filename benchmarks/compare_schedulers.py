@@ -1,0 +1,66 @@
+"""The schedulers on the same requests: the table of docs/schedulers.md.
+
+    python benchmarks/compare_schedulers.py [--rate R] [--set KEY=VALUE ...]
+
+Runs `configs/schedulers.toml` once per policy and prints a Markdown table. Simulated figures, the
+same on every machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+CONFIG = Path(__file__).parents[1] / "configs" / "schedulers.toml"
+POLICIES = ("vllm", "vllm_v0", "sarathi", "orca", "lightllm", "faster_transformer")
+COLUMNS = {
+    "requests/s": "request_throughput",
+    "TTFT p50 ms": "median_ttft_ms",
+    "TTFT p99 ms": "p99_ttft_ms",
+    "TPOT p50 ms": "median_tpot_ms",
+    "TPOT p99 ms": "p99_tpot_ms",
+    "ITL p99 ms": "p99_itl_ms",
+    "longest gap ms": "max_itl_ms",
+    "preemptions": "preemptions",
+}
+
+
+def run(policy: str, settings: list[str]) -> dict[str, object]:
+    """`summary.json` of one run."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "emu", "run", str(CONFIG), "--quiet", "--no-report"]
+        command += ["--output", folder]
+        for setting in (f"scheduler.policy={policy}", *settings):
+            command += ["--set", setting]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        return json.loads((Path(folder) / "summary.json").read_text())
+
+
+def cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.2f}" if value < 10 else f"{value:,.0f}"
+    return str(value)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rate", type=float, help="requests per second")
+    parser.add_argument("--set", action="append", default=[], help="as for `emu run`")
+    given = parser.parse_args()
+    settings = list(given.set)
+    if given.rate:
+        settings.append(f"workload.synthetic.arrivals.rate_per_s={given.rate}")
+    print("| policy | " + " | ".join(COLUMNS) + " | load |")
+    print("|---" * (len(COLUMNS) + 2) + "|")
+    for policy in POLICIES:
+        summary = run(policy, settings)
+        cells = [cell(summary[key]) for key in COLUMNS.values()]
+        print(f"| {policy} | " + " | ".join(cells) + f" | {summary['load']['verdict']} |")
+
+
+if __name__ == "__main__":
+    main()
