@@ -16,11 +16,13 @@ from emu.autoscale.kv_reject import KvRejecter
 from emu.batching.base import ReplicaLimits
 from emu.batching.fcfs import PrefillQueue
 from emu.batching.registry import make_scheduler
+from emu.catalogue import sizes
 from emu.commands import Commander, check_commands
 from emu.gateway import Gateway, Source
 from emu.latency.base import LatencyBackend
 from emu.latency.registry import LatencyContext, make_latency
 from emu.migration.live import LiveMigrator
+from emu.migration.relay import RelayBoard
 from emu.migration.transfer import MigratingBatch
 from emu.migration.watcher import Watcher
 from emu.network.carrier import Carrier
@@ -76,6 +78,7 @@ class Cluster:
         self.gaps = recorder.gaps
         self.batches = recorder.trace
         self.network = Carrier(self.kernel, plan.topology)
+        self.relay = RelayBoard(self.network, lambda: self.replicas)
         self.scarce_decode = False
         self.tokens_in_migration = 0
         self._stuck: dict[int, Watcher] = {}
@@ -135,7 +138,7 @@ class Cluster:
         latency = self._latency(plan)
         if latency.foreign:
             limits = msgspec.structs.replace(limits, leap=False)
-        return Replica(
+        replica = Replica(
             plan.replica_id,
             self,
             make_scheduler(
@@ -150,6 +153,11 @@ class Cluster:
             machine=plan.machine,
             stages=plan.pipeline_parallel,
         )
+        replica.layers = plan.model.layers
+        replica.activation_token_bytes = plan.model.hidden * sizes.weight_bytes(
+            1, sizes.activation_dtype(plan.model, plan.dtype)
+        )
+        return replica
 
     def _latency(self, plan: ReplicaPlan) -> LatencyBackend:
         """Replicas of the same kind share one backend and its tables."""
@@ -250,8 +258,15 @@ class Cluster:
     ) -> None:
         """A replica's state changed: record it; routing and watchers may go on."""
         self.recorder.moved(replica, before, writer, cause, at_ns)
+        self.relay.on_moved(replica, before)
         self.gateway.replica_moved()
         self.on_capacity(replica)
+
+    def on_relayed(
+        self, source: Replica, old: Replica, requests: list[Request], start_layer: int
+    ) -> None:
+        """A batch has been handed to a helper."""
+        self.recorder.relayed(source, old, requests, start_layer, self.kernel.now_ns)
 
     # --- MigrationWorld -----------------------------------------------------------------------
     def decode_replicas(self) -> Sequence[Replica]:

@@ -8,13 +8,17 @@ destination charges them), *transfer* (bytes on the links), *activate* (the dest
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from emu.network.placement import Grid
 from emu.request import Request
 from emu.units import ceil_div
+
+if TYPE_CHECKING:
+    from emu.migration.watcher import Watcher
+    from emu.replica.replica import Replica
 
 
 class MigratingBatch(msgspec.Struct, eq=False):
@@ -27,6 +31,31 @@ class MigratingBatch(msgspec.Struct, eq=False):
     queued_ns: int
     started_ns: int = -1
     kv_bytes: int = 0
+
+
+class SplitBatch(msgspec.Struct, eq=False):
+    """A batch whose first layers one replica computed and another the rest (live scaling).
+
+    Its KV travels in two halves to one destination; see `emu/migration/partial.py`.
+    """
+
+    batch_id: int
+    requests: list[Request]
+    """As handed over."""
+    start_layer: int
+    """The first replica computed layers [0, start_layer)."""
+    layers: int
+    queued_ns: int
+    first_watcher: Watcher | None = None
+    second_watcher: Watcher | None = None
+    destination: Replica | None = None
+    destination_incarnation: int = 0
+    reserved: list[Request] = msgspec.field(default_factory=list)
+    """Requests with blocks at the destination."""
+    survivors: list[Request] | None = None
+    """Those that go on after their first token; None = not computed yet."""
+    is_first_done: bool = False
+    is_second_done: bool = False
 
 
 class Transfer(Protocol):

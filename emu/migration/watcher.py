@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from emu.actor import RANK_WATCHER, Kernel
-from emu.migration.transfer import MigratingBatch, Network, Transfer, kv_bytes
+from emu.migration.partial import Partials
+from emu.migration.transfer import MigratingBatch, Network, SplitBatch, Transfer, kv_bytes
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.request import Request, Status
@@ -82,10 +83,11 @@ class Watcher:
             f"watcher {source.replica_id}", RANK_WATCHER + source.replica_id
         )
         self.in_flight: tuple[MigratingBatch, Replica, Transfer] | None = None
-        self._name = f"watcher {source.replica_id}"
+        self.name = f"watcher {source.replica_id}"
+        self.partials = Partials(self)
+        self.block_size = block_size
+        self.kv_bytes_per_token = kv_bytes_per_token
         self._policy = policy
-        self._block_size = block_size
-        self._kv_bytes_per_token = kv_bytes_per_token
         self._layers = layers
         self._layerwise = layerwise
 
@@ -99,6 +101,14 @@ class Watcher:
         self.source.unfinished_migrations += 1
         world.tokens_in_migration += sum(r.prompt_tokens for r in requests)
         self._pump()
+
+    def append_first(self, split: SplitBatch) -> None:
+        """The first layers' KV of a batch that another replica goes on with."""
+        self.partials.append_first(split)
+
+    def append_second(self, split: SplitBatch, survivors: list[Request]) -> None:
+        """The other layers' KV of those that go on."""
+        self.partials.append_second(split, survivors)
 
     def flush(self) -> list[list[Request]]:
         """Take back what is queued (not what is on its way)."""
@@ -121,7 +131,9 @@ class Watcher:
                     self.source.unfinished_migrations -= 1
                     self.source.inbox.poke()
                 return True
-        return self.in_flight is not None and request in self.in_flight[0].requests
+        if self.in_flight is not None and request in self.in_flight[0].requests:
+            return True
+        return self.partials.cancel(request)
 
     def _account_gone(self, requests: list[Request]) -> None:
         self.world.tokens_in_migration -= sum(r.prompt_tokens for r in requests)
@@ -135,15 +147,21 @@ class Watcher:
 
     def _pump(self) -> None:
         """Start the next transfer if there is a batch and a destination (else be stuck)."""
+        if self.partials.has_work:
+            self.partials.pump()
         if not self.queue or self.in_flight is not None:
             return
-        destination = self._choose(self.queue[0].requests)
-        self.world.scarce_decode = destination is None
-        self.world.set_stuck(self, is_stuck=destination is None)
+        destination = self.choose(self.queue[0].requests)
+        self.note_search(destination is not None)
         if destination is not None:
             self._start(self.queue.popleft(), destination)
 
-    def _choose(self, requests: list[Request]) -> Replica | None:
+    def note_search(self, is_found: bool) -> None:
+        """Remember whether there was a destination; without one, wait for a change."""
+        self.world.scarce_decode = not is_found
+        self.world.set_stuck(self, is_stuck=not is_found or self.partials.is_stuck)
+
+    def choose(self, requests: list[Request]) -> Replica | None:
         """A destination whose lock and blocks we have taken, or None."""
         candidates = [
             r for r in self.world.decode_replicas() if r.state in _RECEIVES and r is not self.source
@@ -153,16 +171,16 @@ class Watcher:
                 replica.settle()
             candidates.sort(key=lambda r: r.scheduler.blocks_used)
         for replica in candidates:
-            if replica.lock.try_acquire(self._name):
+            if replica.lock.try_acquire(self.name):
                 if replica.reserve(requests):
                     return replica
-                replica.lock.release(self._name)
+                replica.lock.release(self.name)
         return None
 
     def _start(self, batch: MigratingBatch, destination: Replica) -> None:
         world = self.world
         batch.started_ns = world.kernel.now_ns
-        batch.kv_bytes = kv_bytes(batch.requests, self._block_size, self._kv_bytes_per_token)
+        batch.kv_bytes = kv_bytes(batch.requests, self.block_size, self.kv_bytes_per_token)
         incarnation = destination.incarnation
         transfer = world.network.send(
             self.source.grid,
@@ -195,7 +213,7 @@ class Watcher:
             request.status = Status.RUNNING
         if arrived:
             destination.deliver(arrived)
-        destination.lock.release(self._name)
+        destination.lock.release(self.name)
         world.on_transfer(batch, source, destination, world.kernel.now_ns)
         if source.state not in _GOES_ON:
             source.inbox.poke()

@@ -14,6 +14,7 @@ from typing import Final
 
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
+from emu.replica.zigzag import new_prefill, old_prefill
 from emu.request import Status
 
 S = ReplicaState
@@ -55,8 +56,10 @@ def fail_hopeless(replica: Replica) -> bool:
 
 async def aus_prefill(replica: Replica) -> None:
     """Close for inbound KV, then prefill."""
+    replica.start_closing()
     if replica.lock.holder != replica.name:
-        await replica.lock.acquire(replica.name)
+        await replica.inbox.wait()
+        return
     replica.try_move(S.AUS_PREFILL, S.PREFILL, writer="loop", cause="closed")
 
 
@@ -146,6 +149,9 @@ TURNS: Final[Mapping[ReplicaState, Turn]] = MappingProxyType(
         S.COLOCATED: serve,
         S.PREFILL: serve,
         S.DECODE: serve,
+        S.NEW_PREFILL: new_prefill,
+        S.REFRACTORY_PREFILL: new_prefill,
+        S.OLD_PREFILL: old_prefill,
         S.AUS_PREFILL: aus_prefill,
         S.AUS_DECODE: aus_decode,
         S.MUTATING_TO_DECODE: mutate_to_decode,

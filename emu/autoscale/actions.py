@@ -1,0 +1,82 @@
+"""What a plan consists of. Plain values: the actor that carries them out is `scaler`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Role = Literal["prefill", "decode", "new_prefill", "colocated"]
+Method = Literal["nvlink", "p2p", "chain", "tanz", "host", "disk", "delay"]
+
+
+class Revive(msgspec.Struct, frozen=True, tag=True):
+    """A replica that is shutting goes back to its role."""
+
+    replica: int
+
+
+class Reuse(msgspec.Struct, frozen=True, tag=True):
+    """A warm spare gets a role at no cost."""
+
+    replica: int
+    role: Role
+
+
+class MakeSpare(msgspec.Struct, frozen=True, tag=True):
+    """An idle decode replica becomes a spare at once."""
+
+    replica: int
+
+
+class Expire(msgspec.Struct, frozen=True, tag=True):
+    """A spare loses its weights."""
+
+    replica: int
+    cause: str
+
+
+class Mutate(msgspec.Struct, frozen=True, tag=True):
+    """A prefill replica becomes a decode replica."""
+
+    replica: int
+
+
+class Shut(msgspec.Struct, frozen=True, tag=True):
+    """A replica takes nothing new and drains."""
+
+    replica: int
+
+
+class Help(msgspec.Struct, frozen=True, tag=True):
+    """A prefill replica helps those that load live (OldPrefill)."""
+
+    replica: int
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A replica that gets weights, and what it becomes."""
+
+    replica: int
+    role: Role
+
+
+class Load(msgspec.Struct, frozen=True, tag=True):
+    """Weights travel.
+
+    nvlink, chain: one source, the targets in the order in which they forward. p2p: one source,
+    one target. tanz: one source for each lane; `targets` column by column (a column is a
+    machine), lane by lane. host, disk, delay: one target, no source.
+    """
+
+    method: Method
+    targets: tuple[Target, ...]
+    sources: tuple[int, ...] = ()
+
+    @property
+    def is_live(self) -> bool:
+        """Some target serves while its weights arrive."""
+        return any(target.role == "new_prefill" for target in self.targets)
+
+
+Action = Revive | Reuse | MakeSpare | Expire | Mutate | Shut | Help | Load

@@ -1,0 +1,468 @@
+"""The control loop of autoscaling: look, plan, act; and the books of weights and markers.
+
+The loop waits until something that it reads has changed, then ticks at the next multiple of its
+period: it takes a snapshot, asks the planner for a demand, makes a plan (pure), and carries it
+out. State, marker and weights are set at the moment of the decision, by compare-and-set, so that
+the next tick sees them. With nothing to do it schedules no events at all.
+
+Each plan is recorded with the numbers behind it (marks.csv, trace).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from emu.actor import RANK_CONTROL, Kernel
+from emu.autoscale.actions import (
+    Action,
+    Expire,
+    Help,
+    Load,
+    MakeSpare,
+    Mutate,
+    Reuse,
+    Revive,
+    Shut,
+    Target,
+)
+from emu.autoscale.blitz_plan import blitz_plan
+from emu.autoscale.demand import Demand, Rates
+from emu.autoscale.hostcache import HostCache
+from emu.autoscale.loads import ActiveLoad, Loader, LoadWorld, Weights
+from emu.autoscale.planner import make_planner
+from emu.autoscale.serverless_plan import colocated_plan, serverless_plan
+from emu.autoscale.snapshot import ReplicaView, Site, Snapshot
+from emu.config.schema import AutoscaleTable
+from emu.errors import InputError
+from emu.network.carrier import Carrier
+from emu.network.topology import Topology
+from emu.replica.replica import Replica
+from emu.replica.states import LOADING, Marker, ReplicaState
+from emu.units import ceil_div, ms_to_ns, s_to_ns
+
+S = ReplicaState
+FAITHFUL: Final = (
+    "kv_equation",
+    "shut_most_loaded",
+    "evict_spares",
+    "spare_cap",
+    "cache_ttl_from_load",
+)
+"""Oddities of the original that `autoscale.faithful` may name (docs/autoscale.md)."""
+_SHUT: Final = {
+    S.PREFILL: (S.SHUTTING_PREFILL, "prefill"),
+    S.DECODE: (S.SHUTTING_DECODE, "decode"),
+    S.COLOCATED: (S.SHUTTING_COLOCATED, "colocated"),
+}
+_REVIVE: Final = {
+    S.SHUTTING_PREFILL: S.PREFILL,
+    S.SHUTTING_DECODE: S.AUS_DECODE,
+    S.SHUTTING_COLOCATED: S.COLOCATED,
+}
+_LOADING_STATE: Final = {
+    "prefill": S.LOADING_PREFILL,
+    "decode": S.LOADING_DECODE,
+    "new_prefill": S.NEW_PREFILL,
+    "colocated": S.LOADING_COLOCATED,
+}
+_MARKERS: Final = {
+    "nvlink": Marker.NVL_CASTING,
+    "p2p": Marker.RDMA_LOADING,
+    "chain": Marker.RDMA_CASTING,
+    "tanz": Marker.TANZ_CASTING,
+}
+_NEW: Final = (S.NEW_PREFILL, S.REFRACTORY_PREFILL)
+
+
+class ScalerWorld(Protocol):
+    """The cluster, as the control loop sees it."""
+
+    kernel: Kernel
+    scarce_decode: bool
+    tokens_in_migration: int
+
+    @property
+    def replicas(self) -> Sequence[Replica]:
+        """All of them, by id."""
+        ...
+
+    @property
+    def network(self) -> Carrier:
+        """The links."""
+        ...
+
+    def waiting(self) -> tuple[int, int, int]:
+        """(requests, prompt tokens) that no replica has begun, and requests in the system."""
+        ...
+
+    def note(self, kind: str, target: str, text: str) -> None:
+        """Write a line into the run's timeline."""
+        ...
+
+    def give_up(self, replica: Replica) -> None:
+        """A replica whose load failed holds requests: they go elsewhere."""
+        ...
+
+
+class Scaler:
+    """The actor, and the owner of markers, loads and the host cache."""
+
+    def __init__(
+        self,
+        world: ScalerWorld,
+        table: AutoscaleTable,
+        *,
+        rates: Rates,
+        sites: Sequence[Site],
+        weights: Sequence[Weights],
+        topology: Topology,
+        block_tokens: int,
+        load_deadline_s: float = 0.0,
+    ) -> None:
+        """`load_deadline_s`: loads that take longer are given up; 0 = never."""
+        for name in table.faithful:
+            if name not in FAITHFUL:
+                problem = f"unknown name {name!r}; there are {', '.join(FAITHFUL)}"
+                raise InputError("config", None, "autoscale.faithful", problem)
+        self.table = table
+        self.rates = rates
+        self.planner = make_planner(table, rates)
+        self.changed = world.kernel.event("a change that the planner reads")
+        self.ticks = 0
+        self.scale_ups = 0
+        self.scale_downs = 0
+        self.rdma: dict[int, Marker] = {}
+        self.nvl: dict[int, Marker] = {}
+        copy_bytes = sum(weights[0].segments) * weights[0].grid.tensor_parallel if weights else 0
+        self.cache = HostCache(table, [site.machine for site in sites], copy_bytes)
+        self._world = world
+        self._sites = sites
+        self._block_tokens = block_tokens
+        self._tick_ns = ms_to_ns(table.tick_ms)
+        self._deadline_ns = s_to_ns(load_deadline_s)
+        self._shut_ns: dict[int, int] = {}
+        self._last_role: dict[int, str] = {}
+        self._acted = False
+        self._sending: list[tuple[ActiveLoad, dict[int, Marker], tuple[int, ...]]] = []
+        self._awaited: list[tuple[ActiveLoad, list[int]]] = []
+        """Loads that a blocking planner waits for, with the targets that are not through."""
+        self.loader = Loader(
+            LoadWorld(
+                world.kernel, world.network, topology, weights, self._on_segments, self._on_loaded
+            ),
+            load_delay_ms=table.load_delay_ms,
+        )
+        for replica in world.replicas:
+            if replica.model_loaded:
+                self.cache.loaded(replica.machine, replica.replica_id, 0)
+
+    @property
+    def is_active(self) -> bool:
+        """Something may ever be scaled (else only manual commands load weights)."""
+        return self.table.executor != "none"
+
+    # --- the loop ---------------------------------------------------------------------------------
+    async def run(self) -> None:
+        """After a change, tick at the next multiple of the period."""
+        kernel, tick_ns = self._world.kernel, self._tick_ns
+        wake_ns = 0
+        while True:
+            if wake_ns < 0:
+                await self.changed.wait()
+                wake_ns = kernel.now_ns + 1
+            elif wake_ns > kernel.now_ns:
+                await self.changed.wait(deadline_ns=wake_ns)
+                wake_ns = kernel.now_ns + 1 if kernel.now_ns != wake_ns else wake_ns
+            await kernel.sleep_until(ceil_div(wake_ns, tick_ns) * tick_ns, RANK_CONTROL)
+            wake_ns = self.tick()
+
+    def tick(self) -> int:
+        """One look; when to look again without a change (-1 = not)."""
+        self.ticks += 1
+        self._acted = False
+        snapshot = self.snapshot()
+        if self.table.blocking and snapshot.is_busy:
+            return -1
+        demand = self.planner.decide(snapshot)
+        actions = self._plan(snapshot, demand)
+        if actions:
+            text = f"{demand.text()}; {'; '.join(map(_words, actions))}"
+            self._world.note("plan", "", text)
+            for action in actions:
+                self._perform(action)
+        if self._acted or (self.planner.needs_ticks and snapshot.outstanding):
+            return snapshot.now_ns + 1
+        return self._wake_ns(snapshot)
+
+    def _wake_ns(self, snapshot: Snapshot) -> int:
+        """The planner's own wish, or the end of a spare's time."""
+        wakes = [self.planner.wake_ns(snapshot)]
+        ttl_ns = ms_to_ns(self.table.spare_ttl_ms)
+        wakes += [
+            view.shut_ns + ttl_ns
+            for view in snapshot.replicas
+            if view.state is S.SHUTTING_NULL and view.shut_ns >= 0
+        ]
+        later = [at_ns for at_ns in wakes if at_ns > snapshot.now_ns]
+        return min(later) if later else -1
+
+    def _plan(self, snapshot: Snapshot, demand: Demand) -> list[Action]:
+        if self.table.planner == "hpa" or demand.colocated:
+            return colocated_plan(snapshot, demand, self.table)
+        if self.table.executor == "serverless":
+            return serverless_plan(snapshot, demand, self.table)
+        return blitz_plan(snapshot, demand, self.table, self._sites)
+
+    # --- looking ----------------------------------------------------------------------------------
+    def snapshot(self) -> Snapshot:
+        """The cluster now."""
+        world = self._world
+        now_ns = world.kernel.now_ns
+        requests, tokens, outstanding = world.waiting()
+        return Snapshot(
+            now_ns=now_ns,
+            replicas=tuple([self._view(replica) for replica in world.replicas]),
+            block_tokens=self._block_tokens,
+            waiting_tokens=tokens,
+            waiting_requests=requests,
+            outstanding=outstanding,
+            tokens_in_migration=world.tokens_in_migration,
+            scarce_decode=world.scarce_decode,
+            cached_machines=self.cache.cached_machines(now_ns),
+            is_busy=bool(self._awaited),
+        )
+
+    def _view(self, replica: Replica) -> ReplicaView:
+        scheduler = replica.scheduler
+        if getattr(scheduler, "grows", True):
+            replica.settle()
+        replica_id = replica.replica_id
+        holder = replica.lock.holder
+        return ReplicaView(
+            replica_id,
+            replica.state,
+            replica.machine,
+            scheduler.blocks_used,
+            scheduler.blocks_total,
+            scheduler.running_count,
+            scheduler.waiting_count,
+            replica.model_loaded,
+            holder == replica.name,
+            not holder,
+            self.rdma.get(replica_id, Marker.NONE),
+            self.nvl.get(replica_id, Marker.NONE),
+            self._shut_ns.get(replica_id, -1),
+            self._last_role.get(replica_id, ""),
+            replica.unfinished_migrations,
+        )
+
+    # --- acting -----------------------------------------------------------------------------------
+    def _perform(self, action: Action) -> None:
+        self._acted = True
+        if isinstance(action, Load):
+            self._load(action)
+            return
+        replica = self._world.replicas[action.replica]
+        _PERFORM[type(action)](self, replica, action)
+
+    def _revive(self, replica: Replica, action: Revive) -> None:
+        to = _REVIVE[replica.state]
+        if self._move(replica, replica.state, to, "demand came back"):
+            self._shut_ns.pop(replica.replica_id, None)
+            self.scale_ups += 1
+
+    def _reuse(self, replica: Replica, action: Reuse) -> None:
+        is_closed = replica.lock.holder == replica.name
+        if action.role == "decode":
+            to = S.AUS_DECODE if is_closed else S.DECODE
+        else:
+            to = S.PREFILL if is_closed else S.AUS_PREFILL
+        if self._move(replica, S.SHUTTING_NULL, to, "a warm spare is reused"):
+            self._shut_ns.pop(replica.replica_id, None)
+            self.scale_ups += 1
+
+    def _make_spare(self, replica: Replica, action: MakeSpare) -> None:
+        if replica.lock.is_held or not replica.is_idle:
+            return
+        if self._move(replica, S.DECODE, S.SHUTTING_NULL, "surplus and idle"):
+            self._note_shut(replica, "decode")
+
+    def _expire(self, replica: Replica, action: Expire) -> None:
+        if self._move(replica, S.SHUTTING_NULL, S.INACTIVE, action.cause):
+            self._shut_ns.pop(replica.replica_id, None)
+
+    def _mutate(self, replica: Replica, action: Mutate) -> None:
+        self._move(replica, S.PREFILL, S.MUTATING_TO_DECODE, "prefill surplus, decode deficit")
+
+    def _help(self, replica: Replica, action: Help) -> None:
+        self._move(replica, S.PREFILL, S.OLD_PREFILL, "helps a replica that loads live")
+
+    def _shut(self, replica: Replica, action: Shut) -> None:
+        to, role = _SHUT[replica.state]
+        if self._move(replica, replica.state, to, "surplus"):
+            self._note_shut(replica, role)
+
+    def _note_shut(self, replica: Replica, role: str) -> None:
+        self._shut_ns[replica.replica_id] = self._world.kernel.now_ns
+        self._last_role[replica.replica_id] = role
+        self.scale_downs += 1
+
+    def _move(self, replica: Replica, expected: S, to: S, cause: str) -> bool:
+        return replica.try_move(expected, to, writer="planner", cause=cause)
+
+    # --- loads ------------------------------------------------------------------------------------
+    def _load(self, load: Load) -> None:
+        world = self._world
+        for target in load.targets:
+            replica = world.replicas[target.replica]
+            replica.segments_ready = 0
+            to = _LOADING_STATE[target.role]
+            self._move(replica, S.INACTIVE, to, f"weights come by {load.method}")
+            self.scale_ups += 1
+        self._mark(load)
+        cold_ns = s_to_ns(self.table.cold_start_s) if load.method in _LOCAL else 0
+        active = self.loader.start(load, after_ns=cold_ns)
+        self._sending.append((active, {}, load.sources))
+        if load.method == "tanz" or (load.method == "chain" and load.is_live):
+            self._awaited.append((active, [target.replica for target in load.targets]))
+        if self._deadline_ns:
+            world.kernel.call_at(
+                world.kernel.now_ns + self._deadline_ns,
+                RANK_CONTROL,
+                lambda: self._abort(active, "load deadline") if active.open_targets else None,
+            )
+
+    def _mark(self, load: Load) -> None:
+        marker = _MARKERS.get(load.method)
+        if marker is None:
+            return
+        is_nvlink = load.method == "nvlink"
+        books = self.nvl if is_nvlink else self.rdma
+        for source in load.sources:
+            assert source not in books, f"replica {source} sends twice"
+            books[source] = Marker.NVLINK_SENDING if is_nvlink else Marker.RDMA_SENDING
+        for target in load.targets:
+            assert target.replica not in self.rdma, f"replica {target.replica} loads twice"
+            assert target.replica not in self.nvl, f"replica {target.replica} loads twice"
+            books[target.replica] = marker
+            if load.method == "tanz":
+                self.nvl[target.replica] = marker
+
+    def load_by_hand(self, replica: Replica) -> None:
+        """A manual `to_new_prefill`: the weights come from the machine's memory, layer by layer."""
+        replica.segments_ready = 0
+        self.loader.start(Load("host", (Target(replica.replica_id, "new_prefill"),)))
+
+    def _on_segments(self, replica_id: int, segments: int) -> None:
+        replica = self._world.replicas[replica_id]
+        replica.segments_ready = segments
+        if replica.state is S.NEW_PREFILL:
+            replica.inbox.poke()
+
+    def _on_loaded(self, active: ActiveLoad, target: Target) -> None:
+        """All weights are there."""
+        world = self._world
+        replica = world.replicas[target.replica]
+        state = replica.state
+        if state not in LOADING and state is not S.NEW_PREFILL:
+            return  # crashed meanwhile
+        replica.model_loaded = True
+        now_ns = world.kernel.now_ns
+        self.cache.loaded(replica.machine, replica.replica_id, now_ns)
+        took_s = (now_ns - active.started_ns) / 1e9
+        world.note(
+            "loaded", f"replica {replica.replica_id}", f"{active.load.method} in {took_s:.3f} s"
+        )
+        if not active.open_targets:
+            self._end_of_sending(active)
+        if state is S.NEW_PREFILL:
+            replica.inbox.poke()
+            return
+        self._unmark(replica.replica_id)
+        to = _READY[target.role]
+        if target.role == "decode" and self.table.executor == "serverless":
+            to = S.MUTATING_TO_DECODE
+        replica.move(to, writer="transfer", cause="weights complete")
+
+    def _end_of_sending(self, active: ActiveLoad) -> None:
+        for entry in list(self._sending):
+            if entry[0] is active:
+                self._sending.remove(entry)
+                books = self.nvl if active.load.method == "nvlink" else self.rdma
+                for source in entry[2]:
+                    books.pop(source, None)
+
+    def _unmark(self, replica_id: int) -> None:
+        self.rdma.pop(replica_id, None)
+        self.nvl.pop(replica_id, None)
+        for entry in list(self._awaited):
+            if replica_id in entry[1]:
+                entry[1].remove(replica_id)
+            if not entry[1]:
+                self._awaited.remove(entry)
+
+    # --- told by the cluster -------------------------------------------------------------------
+    def on_moved(self, replica: Replica, before: ReplicaState) -> None:
+        """A replica changed its state."""
+        after = replica.state
+        replica_id = replica.replica_id
+        if before in _NEW and after not in _NEW:
+            self._unmark(replica_id)
+        if after in (S.INACTIVE, S.FAILED):
+            replica.model_loaded = False
+            replica.segments_ready = 0
+            self._shut_ns.pop(replica_id, None)
+            self.cache.unloaded(replica.machine, replica_id, self._world.kernel.now_ns)
+        elif after is S.NEW_PREFILL and self._is_by_hand(replica):
+            self.load_by_hand(replica)
+        if after is S.FAILED:
+            for active in list(self.loader.active):
+                involved = (*active.load.sources, *[t.replica for t in active.load.targets])
+                if replica_id in involved:
+                    self._abort(active, f"replica {replica_id} crashed")
+            self._unmark(replica_id)
+        self.changed.notify()
+
+    def _is_by_hand(self, replica: Replica) -> bool:
+        return "by command" in replica.story[-1]
+
+    def _abort(self, active: ActiveLoad, cause: str) -> None:
+        """Give a load up: its targets are inactive again, what they held goes elsewhere."""
+        open_targets = list(active.open_targets)
+        self.loader.cancel(active)
+        self._end_of_sending(active)
+        for replica_id in open_targets:
+            replica = self._world.replicas[replica_id]
+            self._unmark(replica_id)
+            if replica.state in LOADING or replica.state is S.NEW_PREFILL:
+                if replica.state is S.NEW_PREFILL:
+                    self._world.give_up(replica)
+                replica.move(S.INACTIVE, writer="transfer", cause=f"load given up: {cause}")
+
+
+_LOCAL: Final = ("host", "disk", "delay")
+_READY: Final = {
+    "prefill": S.PREFILL,
+    "decode": S.AUS_DECODE,
+    "colocated": S.COLOCATED,
+}
+_PERFORM: Final[dict[type, Callable[..., None]]] = {
+    Revive: Scaler._revive,
+    Reuse: Scaler._reuse,
+    MakeSpare: Scaler._make_spare,
+    Expire: Scaler._expire,
+    Mutate: Scaler._mutate,
+    Help: Scaler._help,
+    Shut: Scaler._shut,
+}
+
+
+def _words(action: Action) -> str:
+    """An action for people."""
+    if isinstance(action, Load):
+        sources = ",".join(map(str, action.sources))
+        targets = " ".join(f"{t.replica}:{t.role}" for t in action.targets)
+        return f"load {action.method} {sources + ' -> ' if sources else ''}{targets}"
+    role = f" as {action.role}" if isinstance(action, Reuse) else ""
+    return f"{type(action).__name__.lower()} {action.replica}{role}"

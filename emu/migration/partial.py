@@ -1,0 +1,232 @@
+"""KV of a batch that two replicas computed: two halves that meet at one destination.
+
+Owns, for the watcher of one replica, its halves of split batches (BlitzScale 3.4, 4.8). The first
+half, layers [0, k), leaves the new replica while the old one still computes: its watcher chooses
+the destination, locks it and reserves the blocks of the whole batch once. The second half, layers
+[k, L), leaves the old replica for the same destination when the prompt is done. What is delivered
+is one batch, when both halves are there; then the destination is opened, in this order.
+
+At most one half of a source is on its way; the smallest batch id goes first. A half without a
+destination waits without holding up anything else (the original freezes the whole watcher).
+A batch whose requests all end at their first token sends no second half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from emu.migration.transfer import MigratingBatch, SplitBatch, Transfer, kv_bytes
+from emu.request import Request, Status
+
+if TYPE_CHECKING:
+    from emu.migration.watcher import Watcher
+    from emu.replica.replica import Replica
+
+
+class Partials:
+    """Halves of split batches that leave one source."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self.firsts: list[SplitBatch] = []
+        """Computed here, waiting for a destination; ascending id."""
+        self.seconds: list[SplitBatch] = []
+        """Finished here, waiting for the first half to have found a destination."""
+        self.in_flight: tuple[SplitBatch, Transfer] | None = None
+        self._watcher = watcher
+
+    # --- entering -------------------------------------------------------------------------------
+    def append_first(self, split: SplitBatch) -> None:
+        """The source holds the first layers' KV of a batch."""
+        watcher = self._watcher
+        split.first_watcher = watcher
+        watcher.source.unfinished_migrations += 1
+        watcher.world.tokens_in_migration += sum(r.prompt_tokens for r in split.requests)
+        self.firsts.append(split)
+        self.pump()
+
+    def append_second(self, split: SplitBatch, survivors: list[Request]) -> None:
+        """The source holds the other layers' KV of those that go on."""
+        split.survivors = survivors
+        if not survivors:
+            self._give_up(split)
+            return
+        self._watcher.source.unfinished_migrations += 1
+        self.seconds.append(split)
+        split.second_watcher = self._watcher
+        self.pump()
+
+    def cancel(self, request: Request) -> bool:
+        """Whether the request's KV is here on its way out (it then ends now, its KV later)."""
+        return any(request in split.requests for split in self._own())
+
+    def _own(self) -> list[SplitBatch]:
+        flying = [] if self.in_flight is None else [self.in_flight[0]]
+        return [*self.firsts, *self.seconds, *flying]
+
+    # --- transfers ------------------------------------------------------------------------------
+    @property
+    def is_stuck(self) -> bool:
+        """The next half needs a destination that there is not."""
+        return self.in_flight is None and bool(self.firsts)
+
+    @property
+    def has_work(self) -> bool:
+        """Some half waits here."""
+        return bool(self.firsts or self.seconds)
+
+    def pump(self) -> None:
+        """Start the next half, smallest batch id first."""
+        if self.in_flight is not None:
+            return
+        eligible = [split for split in self.seconds if split.destination is not None]
+        for split in sorted([*self.firsts[:1], *eligible], key=_batch_id):
+            if split.destination is not None:
+                self.seconds.remove(split)
+                self._start_second(split)
+                return
+            if self._find_destination(split):
+                self.firsts.remove(split)
+                self._start_first(split)
+                return
+
+    def _find_destination(self, split: SplitBatch) -> bool:
+        watcher = self._watcher
+        wanted = [r for r in split.requests if not r.status.is_terminal]
+        destination = watcher.choose(wanted)
+        watcher.note_search(destination is not None)
+        if destination is None:
+            return False
+        split.destination = destination
+        split.destination_incarnation = destination.incarnation
+        split.reserved = wanted
+        return True
+
+    def _start_first(self, split: SplitBatch) -> None:
+        size_bytes = self._size(split.requests) * split.start_layer // split.layers
+        self._send(split, split.requests, size_bytes, self._on_first_done)
+        second = split.second_watcher
+        if second is not None:
+            second.partials.pump()
+
+    def _start_second(self, split: SplitBatch) -> None:
+        assert split.survivors is not None
+        size = self._size(split.survivors)
+        size_bytes = size - size * split.start_layer // split.layers
+        self._send(split, split.survivors, size_bytes, self._on_second_done)
+
+    def _size(self, requests: list[Request]) -> int:
+        watcher = self._watcher
+        return kv_bytes(requests, watcher.block_size, watcher.kv_bytes_per_token)
+
+    def _send(
+        self,
+        split: SplitBatch,
+        requests: list[Request],
+        size_bytes: int,
+        on_done: Callable[[MigratingBatch], None],
+    ) -> None:
+        watcher = self._watcher
+        destination = split.destination
+        assert destination is not None
+        half = MigratingBatch(
+            split.batch_id, requests, 0, split.queued_ns, watcher.world.kernel.now_ns, size_bytes
+        )
+        transfer = watcher.world.network.send(
+            watcher.source.grid,
+            destination.grid,
+            size_bytes,
+            kind="kv",
+            on_done=lambda: on_done(half),
+            pair=(watcher.source.replica_id, destination.replica_id),
+        )
+        self.in_flight = (split, transfer)
+
+    def _on_first_done(self, half: MigratingBatch) -> None:
+        split = self._leave_flight(half)
+        split.is_first_done = True
+        self._watcher.source.release(split.requests)
+        self._source_done()
+        if split.survivors is not None and not split.survivors:
+            self._abandon(split)
+        elif split.is_second_done:
+            self._deliver(split)
+
+    def _on_second_done(self, half: MigratingBatch) -> None:
+        split = self._leave_flight(half)
+        split.is_second_done = True
+        assert split.survivors is not None
+        self._watcher.source.release(split.survivors)
+        self._source_done()
+        if split.is_first_done:
+            self._deliver(split)
+
+    def _leave_flight(self, half: MigratingBatch) -> SplitBatch:
+        assert self.in_flight is not None
+        split = self.in_flight[0]
+        self.in_flight = None
+        watcher = self._watcher
+        assert split.destination is not None
+        watcher.world.on_transfer(
+            half, watcher.source, split.destination, watcher.world.kernel.now_ns
+        )
+        return split
+
+    def _source_done(self) -> None:
+        watcher = self._watcher
+        watcher.source.unfinished_migrations -= 1
+        watcher.source.inbox.poke()
+        self.pump()
+
+    # --- ends -----------------------------------------------------------------------------------
+    def _deliver(self, split: SplitBatch) -> None:
+        """Both halves are there: one batch to decode. Deliver, then open the destination."""
+        destination = split.destination
+        assert destination is not None
+        assert split.survivors is not None
+        world = self._watcher.world
+        arrived = [r for r in split.survivors if not r.status.is_terminal]
+        going_on = {request.request_id for request in arrived}
+        gone = [r for r in split.reserved if r.request_id not in going_on]
+        if gone:
+            destination.unreserve(gone)
+        for request in arrived:
+            request.migrations += 1
+            request.migration_ns += world.kernel.now_ns - request.first_token_ns
+            request.holder_id = destination.replica_id
+            request.status = Status.RUNNING
+        if arrived:
+            destination.deliver(arrived)
+        self._close(split, destination)
+
+    def _give_up(self, split: SplitBatch) -> None:
+        """Nobody goes on: there is no second half."""
+        first = split.first_watcher
+        assert first is not None
+        if split.destination is None:
+            first.partials.firsts.remove(split)
+            first.source.release(split.requests)
+            self._account_gone(split)
+            first.partials._source_done()
+        elif split.is_first_done:
+            self._abandon(split)
+
+    def _abandon(self, split: SplitBatch) -> None:
+        destination = split.destination
+        assert destination is not None
+        destination.unreserve(split.reserved)
+        self._close(split, destination)
+
+    def _close(self, split: SplitBatch, destination: Replica) -> None:
+        first = split.first_watcher
+        assert first is not None
+        self._account_gone(split)
+        destination.lock.release(first.name)
+        first.source.world.on_capacity(destination)
+
+    def _account_gone(self, split: SplitBatch) -> None:
+        self._watcher.world.tokens_in_migration -= sum(r.prompt_tokens for r in split.requests)
+
+
+def _batch_id(split: SplitBatch) -> int:
+    return split.batch_id
