@@ -16,6 +16,13 @@ from typing import Final
 from emu.astra.nodes import COMM_TYPES, LOCAL, Graph, Node, NodeKind, Place
 from emu.astra.trace import Marker, Row, Trace
 
+QUIRKS: Final = ("expert_dispatch", "pim_chain")
+"""Dependencies that LLMServingSim's converter loses, to be reproduced by name:
+
+expert_dispatch: experts of the second and later ranks of a replica do not wait for the dispatch.
+pim_chain: the first layer behind a PIM section waits for the section's pieces only, so with no
+pieces it (and with interleaved sub-batches the first layer of the second one) waits for nothing.
+"""
 _KV_SOURCE: Final = "v_proj"
 """Layers whose name contains this produce the KV that a prefill replica sends."""
 _P2P_ROW: Final = -1
@@ -65,7 +72,14 @@ class _Writer:
     """Builds one NPU's graph row by row."""
 
     def __init__(
-        self, npu: int, rank: int, per_stage: int, next_id: int, *, offload: bool, named: bool
+        self,
+        npu: int,
+        rank: int,
+        per_stage: int,
+        next_id: int,
+        offload: bool,
+        named: bool,
+        quirks: Sequence[str] = (),
     ) -> None:
         self.graph = Graph(npu)
         self.nodes = self.graph.nodes
@@ -74,6 +88,8 @@ class _Writer:
         self.next_id = next_id
         self.offload = offload
         self.named = named
+        self.loses_dispatch = "expert_dispatch" in quirks
+        self.loses_chain = "pim_chain" in quirks
         self.entry: list[int] = []
         """What the first compute node waits for."""
         self.tail = -1
@@ -88,6 +104,7 @@ class _Writer:
         self.earlier_pieces: list[int] = []
         """Interleaved sub-batches: those that the sub-batch whose turn is next left behind."""
         self.in_pim = False
+        self.after_pim = False
 
     def add(self, kind: NodeKind, name: str, deps: Sequence[int]) -> Node:
         """Append a node and give it the next id."""
@@ -141,6 +158,8 @@ class _Writer:
         if row.marker is Marker.EXPERT:
             if not self.in_expert and row.comm != "NONE" and row.comm_bytes > 0:
                 self.collective(row, name, self.computed)
+            elif self.in_expert and self.loses_dispatch:
+                self.tail = self.computed
             self.in_expert = True
             self.is_mine = self.rank == row.index % self.per_stage
         elif row.marker is Marker.EXPERT_END:
@@ -152,6 +171,7 @@ class _Writer:
             self.is_mine = self.per_stage == 1 or self.rank == row.index % self.per_stage
         else:
             self.in_pim, self.is_mine = False, True
+            self.after_pim = True
 
     def piece(self, row: Row, name: str) -> None:
         """Part of an attention that runs in memory."""
@@ -172,24 +192,29 @@ class _Writer:
             )
             deps.append(load)
         if row.comp_ns:
-            if self.tail >= 0:
+            due = self.due_pieces(row)
+            if due is not None:
+                deps += due
+            if self.tail >= 0 and (due is None or not self.loses_chain):
                 deps.insert(0, self.tail)
             if self.computed < 0:
                 deps[:0] = self.entry
-            deps += self.due_pieces(row)
             node = self.add(NodeKind.COMP, f"COMP_NODE_{name}", deps)
             node.duration_ns = row.comp_ns
             self.computed = self.tail = node.node_id
         if row.comm != "NONE" and self.per_stage > 1:
             self.collective(row, name, self.computed)
 
-    def due_pieces(self, row: Row) -> list[int]:
-        """PIM nodes that this compute node must wait for."""
+    def due_pieces(self, row: Row) -> list[int] | None:
+        """PIM nodes that this compute node must wait for; None = it follows no PIM section."""
         if row.batch == 0:
+            if not self.after_pim:
+                return None
+            self.after_pim = False
             due, self.pieces = self.pieces, []
             return due
         if row.batch == self.batch:
-            return []
+            return None
         # The other sub-batch's turn: what it left running is waited for now, what this one has
         # just left runs on until its next turn.
         self.batch = row.batch
@@ -204,11 +229,13 @@ def convert(
     *,
     local_offloading: bool = False,
     named: bool = True,
+    quirks: Sequence[str] = (),
 ) -> list[Graph]:
     """Graphs of all NPUs of one replica (for a prefill replica, of its receivers too).
 
     `num_npus` counts the NPUs that compute. `local_offloading` also loads weights that lie in
-    the NPU's own memory. Without `named` nodes have no names, which is faster.
+    the NPU's own memory. Without `named` nodes have no names, which is faster. `quirks` are names
+    of `QUIRKS`.
     """
     if trace.kind == "EVENT":
         node = Node(0, NodeKind.COMP, "COMP_NODE_event", duration_ns=trace.rows[0].comp_ns)
@@ -222,10 +249,14 @@ def convert(
         section = _Section(trace, stage)
         for rank in range(per_stage):
             npu = first_npu + stage * per_stage + rank
-            writer = _Writer(npu, rank, per_stage, next_id, offload=local_offloading, named=named)
+            writer = _Writer(
+                npu, rank, per_stage, next_id, offload=local_offloading, named=named, quirks=quirks
+            )
             phantom = None
             if trace.kind == "PREFILL":
-                phantom = _Writer(npu + num_npus, rank, per_stage, 0, offload=False, named=named)
+                phantom = _Writer(
+                    npu + num_npus, rank, per_stage, 0, offload=False, named=named, quirks=()
+                )
                 receivers.append(phantom.graph)
             _write_npu(writer, section, tags, phantom)
             next_id = writer.next_id

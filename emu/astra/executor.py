@@ -16,17 +16,19 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
+from emu.astra.meeting import Meeting
 from emu.astra.memory import Memories
 from emu.astra.nodes import COLLECTIVE_KINDS, Graph, Node, NodeKind
 from emu.errors import RunError
-from emu.network.collectives import CollectiveSystem, active_dims, collective_ns, ends_ns
+from emu.network.collectives import CollectiveSystem, Kind, active_dims, collective_ns, ends_ns
 from emu.network.dims import group_of, message_between_ns, rank_count
 
-_MEMO_MAX = 1 << 16
+_MEMO_MAX: Final = 1 << 16
 
 
 class _Program(msgspec.Struct):
@@ -62,6 +64,8 @@ class _Meeting(msgspec.Struct):
     node: Node
     arrived: dict[int, tuple[int, int]]
     """NPU -> (instant, position of its node)."""
+    messages: Meeting | None = None
+    """The collective itself where it runs message by message."""
 
 
 def _prepare(graph: Graph) -> _Program:
@@ -82,14 +86,18 @@ def _prepare(graph: Graph) -> _Program:
 class Executor:
     """NPUs, memories and network of one run."""
 
-    def __init__(self, network: CollectiveSystem, memories: Memories) -> None:
+    def __init__(
+        self, network: CollectiveSystem, memories: Memories, *, every_message: bool = False
+    ) -> None:
+        """`every_message`: collectives run message by message, so that each is an event."""
         self.network = network
+        self.every_message = every_message
         self.now_ns = 0
         self.npu_count = rank_count(network.dims)
         self._memories = memories
         self._npus = [_Npu(i) for i in range(self.npu_count)]
-        self._events: list[tuple[int, int, int, int]] = []
-        """(due, order, NPU, position)."""
+        self._events: list[tuple[int, int, int, Any]] = []
+        """(due, order, NPU, position of the node that ends), or (due, order, -1, action)."""
         self._order = 0
         self._free_at: dict[tuple[int, int], int] = {}
         """When a memory device or PIM channel has served all that it has been asked."""
@@ -131,6 +139,9 @@ class Executor:
         pop = heapq.heappop
         while events and events[0][0] == now:
             _, _, npu_index, position = pop(events)
+            if npu_index < 0:
+                position()
+                continue
             npu = self._npus[npu_index]
             assert npu.program is not None
             node = npu.program.nodes[position]
@@ -306,12 +317,44 @@ class Executor:
                 f"{node.name} of {node.size_bytes} bytes"
             )
         meeting.arrived[npu.index] = (self.now_ns, position)
-        if len(meeting.arrived) == len(group):
+        if self.every_message:
+            self._enter_messages(meeting, group, npu.index, involved)
+            if len(meeting.arrived) == len(group):
+                del self._meetings[key]
+        elif len(meeting.arrived) == len(group):
             del self._meetings[key]
             starts = [meeting.arrived[member][0] for member in group]
             delays = self._delays(node, involved, [self.now_ns - start for start in starts])
             for member, delay in zip(group, delays, strict=True):
                 self._at(self.now_ns + delay, member, meeting.arrived[member][1])
+
+    def _enter_messages(
+        self,
+        meeting: _Meeting,
+        group: tuple[int, ...],
+        npu: int,
+        involved: tuple[bool, ...] | None,
+    ) -> None:
+        if meeting.messages is None:
+            node = meeting.node
+            arrived = meeting.arrived
+
+            def done(rank: int) -> None:
+                self._at(self.now_ns, group[rank], arrived[group[rank]][1])
+
+            meeting.messages = Meeting(
+                self.network,
+                _kind(node),
+                node.size_bytes,
+                active_dims(self.network.dims, involved),
+                self._after,
+                done,
+            )
+        meeting.messages.enter(group.index(npu))
+
+    def _after(self, delay_ns: int, action: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (self.now_ns + delay_ns, self._order, -1, action))
+        self._order += 1
 
     def _delays(
         self, node: Node, involved: tuple[bool, ...] | None, leads: Sequence[int]
@@ -320,9 +363,7 @@ class Executor:
         key = (node.collective, node.size_bytes, involved, *leads)
         delays = self._memo.get(key)
         if delays is None:
-            kind = COLLECTIVE_KINDS.get(node.collective)
-            if kind is None:
-                raise RunError(f"collective number {node.collective} is not supported")
+            kind = _kind(node)
             if len(self._memo) >= _MEMO_MAX:
                 self._memo.clear()
             if any(leads):
@@ -335,6 +376,13 @@ class Executor:
                 delays = [together] * len(leads)
             self._memo[key] = delays
         return delays
+
+
+def _kind(node: Node) -> Kind:
+    kind = COLLECTIVE_KINDS.get(node.collective)
+    if kind is None:
+        raise RunError(f"collective number {node.collective} is not supported")
+    return kind
 
 
 def run_once(

@@ -95,6 +95,8 @@ class ParityRun:
         self._read(lines)
         self._waves: dict[str, dict[int, Flight]] = {}
         """Data-parallel groups: batches that wait for the other members, by instance."""
+        self._released: dict[int, Mapping[int, Graph]] = {}
+        """Graphs of a complete wave for a member that did not complete it."""
         self._last_tokens: dict[int, int] = {}
         self._gaps: dict[int, list[int]] = {}
         self._done_npus: dict[int, list[int]] = {i.replica.index: [] for i in self.instances}
@@ -230,37 +232,35 @@ class ParityRun:
         self, instance: Instance, npu: int, iteration: int, now_ns: int
     ) -> Mapping[int, Graph] | None:
         replica = instance.replica
-        if npu != replica.first_npu or len(instance.flights) >= replica.pipeline:
-            graphs = instance.join(iteration, npu)
-            if graphs is None and replica.group:
-                graphs = self._contribute(instance, npu)
-            return graphs
-        flight = instance.form(now_ns)
-        if replica.group:
+        has_room = len(instance.flights) < replica.pipeline
+        if npu == replica.first_npu and has_room:
+            flight = instance.form(now_ns, npu)
             if flight is not None:
-                return self._enter_wave(instance, flight, npu)
-            return self._contribute(instance, npu)
-        if flight is None:
-            return None
-        flight.graphs = instance.graphs(flight)
-        flight.fired.append(npu)
-        return flight.graphs
+                if replica.group:
+                    return self._enter_wave(instance, flight)
+                flight.graphs = instance.graphs(flight)
+                return flight.graphs
+        else:
+            flight = instance.join(iteration, npu)
+            if flight is not None:
+                if flight.graphs is None:
+                    flight.fired.remove(npu)
+                return flight.graphs
+        released = self._released.pop(replica.index, None)
+        if released is not None:
+            return released
+        wave = self._waves.get(replica.group)
+        if wave and replica.index not in wave and has_room:
+            # A member with nothing to do keeps pace with a batch of one token.
+            return self._enter_wave(instance, instance.form_dummy(npu))
+        return None
 
     # --- data-parallel groups -----------------------------------------------------------------
     def _members(self, group: str) -> list[Instance]:
         return [i for i in self.instances if i.replica.group == group]
 
-    def _contribute(self, instance: Instance, npu: int) -> Mapping[int, Graph] | None:
-        """A member with nothing to do joins a wave that has begun with a batch of one token."""
-        replica = instance.replica
-        wave = self._waves.get(replica.group)
-        if not wave or replica.index in wave or len(instance.flights) >= replica.pipeline:
-            return None
-        return self._enter_wave(instance, instance.form_dummy(), npu)
-
-    def _enter_wave(
-        self, instance: Instance, flight: Flight, npu: int
-    ) -> Mapping[int, Graph] | None:
+    def _enter_wave(self, instance: Instance, flight: Flight) -> Mapping[int, Graph] | None:
+        """Put a batch into the group's wave; its graphs if that completes the wave."""
         group = instance.replica.group
         wave = self._waves.setdefault(group, {})
         wave[instance.replica.index] = flight
@@ -274,9 +274,11 @@ class ParityRun:
             each = wave[member.replica.index]
             each.shape.padded_tokens = largest
             graphs.update(member.graphs(each))
-        for each in wave.values():
+        for index, each in wave.items():
             each.graphs = graphs
-        flight.fired.append(npu)
+            if index != instance.replica.index:
+                # The NPU that formed it has claimed it already and is answered at its next poll.
+                self._released[index] = graphs
         return graphs
 
     # --- the end ----------------------------------------------------------------------------
@@ -306,8 +308,10 @@ class ParityRun:
 
     def run(self) -> ParityResult:
         """Run to the end."""
-        executor = Executor(self.cluster.network, self.cluster.memories)
         replicas = [i.replica for i in self.instances]
+        # Idle start NPUs are asked at every event, even inside the collectives of others.
+        watched = len(replicas) > 1 or any(r.pipeline > 1 for r in replicas)
+        executor = Executor(self.cluster.network, self.cluster.memories, every_message=watched)
         ends = [r.last_npu for r in replicas if r.npus_owned > 1]
         polling = Polling(
             executor,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from emu.astra.convert import convert
+from emu.astra.convert import QUIRKS, convert
 from emu.astra.layer_times import BundleTimes
 from emu.astra.nodes import Graph, Location, Place
 from emu.astra.parity_cluster import ParityCluster, ParityReplica, trace_model
@@ -92,8 +92,8 @@ class Instance:
         self._next_id = 0
 
     # --- batches ----------------------------------------------------------------------------
-    def form(self, now_ns: int) -> Flight | None:
-        """Ask the scheduler for the next batch."""
+    def form(self, now_ns: int, npu: int) -> Flight | None:
+        """Ask the scheduler for the next batch; the NPU that asked has claimed it."""
         batch = self.scheduler.schedule(now_ns)
         if batch is None:
             return None
@@ -102,10 +102,10 @@ class Instance:
         flight.recall_bytes = sum(size for _, size in batch.recalls)
         if self.generator.pim is not None:
             flight.members = self._members(batch)
-        self._add(flight)
+        self._add(flight, npu)
         return flight
 
-    def form_dummy(self) -> Flight:
+    def form_dummy(self, npu: int) -> Flight:
         """One decode with a history of one token."""
         shape = BatchShape(
             decode_count=1,
@@ -115,10 +115,11 @@ class Instance:
             sequences=1,
         )
         flight = Flight(self._next_id, None, shape)
-        self._add(flight)
+        self._add(flight, npu)
         return flight
 
-    def _add(self, flight: Flight) -> None:
+    def _add(self, flight: Flight, npu: int) -> None:
+        flight.fired.append(npu)
         self.flights[flight.flight_id] = flight
         self._next_id += 1
 
@@ -146,18 +147,18 @@ class Instance:
             )
         return members
 
-    def join(self, iteration: int, npu: int) -> Mapping[int, Graph] | None:
-        """The batch that this NPU runs next, if it has been released."""
+    def join(self, iteration: int, npu: int) -> Flight | None:
+        """The batch that this NPU runs next, claimed for it."""
         flight = self.flights.get(iteration)
-        if flight is None or flight.graphs is None or npu in flight.fired:
+        if flight is None or npu in flight.fired:
             return None
         flight.fired.append(npu)
-        return flight.graphs
+        return flight
 
     def report(self, flight_id: int, npu: int) -> Flight | None:
         """An NPU has ended a batch; the batch, once its first and last NPU have."""
         flight = self.flights.get(flight_id)
-        if flight is None or npu in flight.ended or npu not in flight.fired:
+        if flight is None or npu in flight.ended:
             return None
         flight.ended.append(npu)
         first, last = self.replica.first_npu, self.replica.last_npu
@@ -185,6 +186,7 @@ class Instance:
             self.replica.num_npus,
             local_offloading=self.options.local_offloading,
             named=False,
+            quirks=QUIRKS,
         )
         return {graph.npu: graph for graph in graphs}
 

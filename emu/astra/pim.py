@@ -118,7 +118,7 @@ class PimAttention:
         return int((self._slope * prompt_tokens + self._intercept) / self.split)
 
     def rows(self, members: Sequence[Member], node: int, batch: int = 0) -> list[Row]:
-        """Rows of all members whose prompt is complete, by channel; none = no section."""
+        """The PIM section: rows of all members whose prompt is complete, by channel."""
         load = [0] * self.channels
         pieces: list[list[Row]] = [[] for _ in range(self.channels)]
         decoding = [m for m in members if not m.is_prefilling]
@@ -126,7 +126,7 @@ class PimAttention:
             cost = self.piece_ns(member.prompt_tokens)
             for _ in range(self.split):
                 channel = load.index(min(load))
-                load[channel] += cost
+                load[channel] += member.prompt_tokens
                 place = Place(Location.REMOTE, node, channel)
                 row = Row("attention", cost, place, self._input_bytes)
                 row.output_bytes = self._output_bytes
@@ -137,6 +137,5 @@ class PimAttention:
             if own:
                 rows.append(Row("PIM", marker=Marker.PIM, index=channel))
                 rows += own
-        if rows:
-            rows.append(Row("PIM", marker=Marker.PIM_END))
+        rows.append(Row("PIM", marker=Marker.PIM_END))
         return rows
