@@ -190,7 +190,6 @@ def _run_cluster(
             return await _emulate(cluster, bar, stop)
 
     # Nothing of a run forms cycles; collecting while it goes on would only cost time.
-    gc.collect()
     gc.freeze()
     gc.disable()
     try:
@@ -205,6 +204,7 @@ def host_facts(config: Config, source: str, outcome: Outcome, wall: float, cpu: 
     """run.json: the only file that may hold wall-clock figures and facts of the host."""
     import numpy as np
 
+    uvloop_version = getattr(sys.modules.get("uvloop"), "__version__", None)
     wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
     content = {
         "config_file": source,
@@ -214,8 +214,7 @@ def host_facts(config: Config, source: str, outcome: Outcome, wall: float, cpu: 
             "python": platform.python_version(),
             "numpy": np.__version__,
             "msgspec": msgspec.__version__,
-            "anyio": _version("anyio"),
-            "uvloop": _version("uvloop"),
+            "uvloop": uvloop_version,
         },
         "started_at_unix_s": round(time.time() - wall_s, 3),
         "wall_s": round(wall_s, 6),
@@ -227,12 +226,6 @@ def host_facts(config: Config, source: str, outcome: Outcome, wall: float, cpu: 
         "error": None if outcome.error is None else f"{type(outcome.error).__name__}",
     }
     return msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"
-
-
-def _version(name: str) -> str:
-    from importlib.metadata import version
-
-    return version(name)
 
 
 def adjust(config: Config, *, seed: int | None, output: Path | None) -> Config:

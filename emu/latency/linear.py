@@ -28,6 +28,7 @@ class LinearBackend:
 
     name = "linear"
     foreign = False
+    monotone_decode = True
 
     def __init__(
         self,

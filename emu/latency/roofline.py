@@ -35,6 +35,9 @@ from emu.units import NS_PER_S, ceil_div
 
 _SHIFT: Final = 20
 _COEFFICIENT_BITS: Final = 26
+_RAMP_STEPS: Final = 8192
+_RAMP: Final = np.arange(_RAMP_STEPS, dtype=np.int64)
+"""0, 1, 2, ...: never written to."""
 _QUERY_TILE: Final = 64
 """Query rows that one processor keeps (flash attention over paged KV)."""
 
@@ -58,6 +61,8 @@ class RooflineBackend:
 
     name = "roofline"
     foreign = False
+    monotone_decode = True
+    """No step of a decode run is shorter than the one before it."""
 
     def __init__(
         self,
@@ -247,24 +252,27 @@ class RooflineBackend:
         """Cumulative ends of successive decode iterations, equal to stepping."""
         count, window = shape.decode_count, self.spec.window
         first = shape.decode_context_sum + count
-        costs: NDArray[np.int64] | None = None
         base = sum(self.stage_ns(shape))
-        ramp = np.arange(steps, dtype=np.int64)
-        for part in self._parts(shape):
+        for part in (parts := self._parts(shape)):
             base -= self._decode_attention_ns(shape, part)
+        ramp = _RAMP[:steps] if steps <= _RAMP_STEPS else np.arange(steps, dtype=np.int64)
+        shift = self._shift
+        costs: NDArray[np.int64] | None = None
+        for part in parts:
             if part.window and first + (steps - 1) * count > count * window:
                 seen = ramp * count + first
                 keys = part.full * seen + part.window * np.minimum(seen, count * window)
                 stage = keys * self._context_fixed
             else:
-                layers = part.full + part.window
-                stage = ramp * (layers * count * self._context_fixed)
-                stage += layers * first * self._context_fixed
-            stage >>= self._shift
+                slope = (part.full + part.window) * self._context_fixed
+                stage = ramp * (slope * count)
+                stage += slope * first
+            if costs is None:  # a whole number of ns may be added before the shift
+                stage += base << shift
+            stage >>= shift
             costs = stage if costs is None else costs + stage
         assert costs is not None
-        costs += base
-        ends: NDArray[np.int64] = np.cumsum(costs, out=costs)
+        ends: NDArray[np.int64] = costs.cumsum(out=costs)
         return ends
 
     def components_ns(self, shape: BatchShape) -> dict[str, int]:

@@ -64,6 +64,7 @@ class Replica:
         self.kernel = world.kernel
         self.scheduler = scheduler
         self.latency = latency
+        self._is_monotone = bool(getattr(latency, "monotone_decode", False))
         self.state = state
         self.grid = grid
         self.gpus = grid.gpus
@@ -330,7 +331,7 @@ class Replica:
         self._ends = self._batch = None
         if kernel.now_ns != self._end_ns:
             ends = ends[: int(ends.searchsorted(kernel.now_ns - start_ns, "right"))]
-        self._complete(batch, len(ends), start_ns, ends, _longest(ends))
+        self._complete(batch, len(ends), start_ns, ends, _longest(ends, self._is_monotone))
 
     async def cost_ns(self, shape: BatchShape) -> int:
         """Duration of an iteration here and now."""
@@ -465,8 +466,10 @@ class Replica:
                 self.handoff.append(leaving, step_ns)
 
 
-def _longest(ends: NDArray[np.int64]) -> int:
+def _longest(ends: NDArray[np.int64], is_monotone: bool) -> int:
     """Longest iteration of a run."""
     if len(ends) == 1:
         return int(ends[0])
+    if is_monotone:
+        return int(ends[-1] - ends[-2])
     return max(int(ends[0]), int((ends[1:] - ends[:-1]).max()))

@@ -130,7 +130,7 @@ def read_stamps(fields: Fields, column: int) -> tuple[Ints, Mask]:
     width = end - start
     values = np.zeros(len(start), dtype=np.int64)
     bad = np.ones(len(start), dtype=np.bool_)
-    for one in np.unique(width).tolist():
+    for one in sorted(set(width.tolist())):  # np.unique would import numpy.ma, 10 ms
         rows = np.flatnonzero(width == one)
         if one < _DATE_WIDTH:
             continue
