@@ -56,7 +56,10 @@ class Progress(msgspec.Struct):
     """What the completion of a batch brought about. All at the end of its last step."""
 
     first_tokens: list[Request] = msgspec.field(default_factory=list)
-    """Requests that received their first output token now (a prefill replica hands these on)."""
+    """Requests that received their first output token now (a prefill replica hands these on).
+
+    A request with one output token is in `finished` too.
+    """
     finished: list[Request] = msgspec.field(default_factory=list)
     """Requests whose last output token came now; they have left, their blocks are free."""
     cohort_size: int = 0

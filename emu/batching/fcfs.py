@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from emu.batching.base import Batch, Chunk, ReplicaLimits
 from emu.batching.cohort import Seat
 from emu.batching.seats import CohortScheduler, Record
+from emu.batching.shape import add_chunk
 from emu.batching.waiting import ArrivalQueue
 from emu.config.schema import SchedulerTable
 from emu.latency.base import BatchShape
@@ -178,11 +179,7 @@ class FcfsScheduler(CohortScheduler):
                 request.first_scheduled_ns = now_ns
             if request.generated_tokens == 0:
                 request.prefill_scheduled_ns = now_ns
-            if new == 1:
-                shape.decode_count += 1
-            else:
-                shape.prefill_new.append(new)
-                shape.prefill_context.append(0)
+            add_chunk(shape, new, 0)
         return self._launch(shape, chunks, records, now_ns)
 
     def _form_decode(self, now_ns: int) -> Batch | None:
@@ -193,25 +190,22 @@ class FcfsScheduler(CohortScheduler):
         self._join_ready()
         shape = BatchShape()
         records: list[Record] = []
-        contexts: list[int] = []
+        if cohort.count:
+            shape.decode_count = cohort.count
+            shape.decode_context_sum, shape.decode_context_max, shape.decode_context_min = (
+                cohort.context()
+            )
+            self._start_cohort_step()
+            cohort.in_flight = 1
         for seat in self._decoding_beside():
             request = seat.request
-            contexts.append(request.computed_tokens)
-            shape.decode_context_sum += request.computed_tokens
+            add_chunk(shape, 1, request.computed_tokens)
             request.computed_tokens += 1
             seat.pending = 1
             records.append((seat, 1, request.computed_tokens))
-        if cohort.count:
-            total, longest, shortest = cohort.context()
-            shape.decode_context_sum += total
-            contexts += (longest, shortest)
-            self._start_cohort_step()
-            cohort.in_flight = 1
-        if not contexts:
+        if shape.decode_count == 0:
             return None
-        shape.decode_count = shape.sequences = cohort.count + len(records)
-        shape.decode_context_max = max(contexts)
-        shape.decode_context_min = min(contexts)
+        shape.sequences = shape.decode_count
         batch = self._launch(shape, [], records, now_ns)
         if cohort.count:
             self._leaping = batch

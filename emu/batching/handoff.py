@@ -122,3 +122,35 @@ class Handoff:
 
     def _entries(self) -> list[Reservation]:
         return [*self.detached.values(), *self.reserved.values()]
+
+
+class WithHandoff:
+    """The part of the scheduler protocol that only concerns `Handoff`."""
+
+    _handoff: Handoff
+
+    def release(self, request: Request) -> None:
+        """Free the blocks of a detached request (no-op after an evacuation)."""
+        self._handoff.release(request)
+
+    def blocks_to_reserve(self, requests: Sequence[Request]) -> int:
+        """Blocks for the reached length of each: prompt and output so far."""
+        return self._handoff.blocks_to_reserve(requests)
+
+    def reserve(self, requests: Sequence[Request]) -> bool:
+        """Reserve blocks for inbound requests, all or nothing."""
+        return self._handoff.reserve(requests)
+
+    def unreserve(self, requests: Sequence[Request]) -> None:
+        """Give back reservations that will not be used."""
+        self._handoff.unreserve(requests)
+
+    def activate(self, requests: Sequence[Request], now_ns: int) -> None:
+        """Reserved requests join the running set as soon as there is a seat."""
+        for request in requests:
+            request.computed_tokens = request.reached_tokens - 1
+        self._handoff.activate(requests)
+
+    def adopt(self, requests: Sequence[Request], now_ns: int) -> None:
+        """Detached requests of this replica go on here."""
+        self._handoff.adopt(requests)

@@ -4,9 +4,9 @@ Owns: the running set (cohort and side list), the waiting queue, the pool, the r
 in flight, and everything that happens at the end of a batch. Does not form batches: that is the
 subclass (`vllm`, `fcfs`).
 
-A seat is in the cohort or in the side list. It may join the cohort when it has received a token at
-the very instant at which all members received their latest (`_cohort_end_ns`), so that from then
-on its gaps are theirs; until then it is a member of batches by its own record, with its own gap.
+A seat is in the cohort or in the side list. It may join when it has received a token at the very
+instant at which all members received their latest (`_cohort_end_ns`): from then on its gaps are
+theirs. Until then it is a member of batches by its own record, with its own gap.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from emu.batching.base import Batch, Progress, ReplicaLimits
 from emu.batching.cohort import Cohort, Seat
-from emu.batching.handoff import Handoff
+from emu.batching.handoff import Handoff, WithHandoff
 from emu.batching.recount import check_blocks
 from emu.batching.waiting import make_queue
 from emu.config.schema import SchedulerTable
@@ -30,7 +30,7 @@ Record = tuple[Seat, int, int]
 """A member of a batch outside the cohort: seat, new tokens, computed tokens after the batch."""
 
 
-class CohortScheduler:
+class CohortScheduler(WithHandoff):
     """Base of schedulers whose plain decodes advance together."""
 
     policy = ""
@@ -243,18 +243,16 @@ class CohortScheduler:
             self._end_cohort_steps(batch, steps, now_ns, longest_step_ns, progress)
             self._cohort.in_flight = 0
             self._cohort_end_ns = now_ns
-            if self._cohort.count:
-                ended = self._cohort.pop_ended()
-        for seat in ended:
-            seat.request.last_token_ns = now_ns
+            ended = self._cohort.pop_ended()
+            for seat in ended:
+                seat.request.last_token_ns = now_ns
         for seat, new, target in records:
             if seat.is_alive and self._end_record(seat, new, target, now_ns, progress):
                 ended.append(seat)
-        if ended:
-            ended.sort(key=_admission)
-            for seat in ended:
-                self._finish(seat)
-                progress.finished.append(seat.request)
+        ended.sort(key=_admission)
+        for seat in ended:
+            self._finish(seat)
+            progress.finished.append(seat.request)
         if self._failed:
             progress.failed, self._failed = self._failed, []
         return progress
@@ -330,32 +328,6 @@ class CohortScheduler:
             request.computed_tokens -= in_flight  # what a batch in flight computes is lost
         self._queue.charge(request.tenant, request.generated_tokens)
         self._handoff.hold(request)
-
-    def release(self, request: Request) -> None:
-        """Free the blocks of a detached request (no-op after an evacuation)."""
-        self._handoff.release(request)
-
-    def blocks_to_reserve(self, requests: Sequence[Request]) -> int:
-        """Blocks for the reached length of each: prompt and output so far."""
-        return self._handoff.blocks_to_reserve(requests)
-
-    def reserve(self, requests: Sequence[Request]) -> bool:
-        """Reserve blocks for inbound requests, all or nothing."""
-        return self._handoff.reserve(requests)
-
-    def unreserve(self, requests: Sequence[Request]) -> None:
-        """Give back reservations that will not be used."""
-        self._handoff.unreserve(requests)
-
-    def activate(self, requests: Sequence[Request], now_ns: int) -> None:
-        """Reserved requests join the running set as soon as there is a seat."""
-        for request in requests:
-            request.computed_tokens = request.reached_tokens - 1
-        self._handoff.activate(requests)
-
-    def adopt(self, requests: Sequence[Request], now_ns: int) -> None:
-        """Detached requests of this replica go on here."""
-        self._handoff.adopt(requests)
 
     def evacuate(self) -> list[Request]:
         """Everything leaves: waiting requests first, then running ones. The pool is empty.

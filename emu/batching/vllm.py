@@ -34,6 +34,7 @@ from typing import Final
 from emu.batching.base import Batch, Chunk, ReplicaLimits
 from emu.batching.cohort import Seat
 from emu.batching.seats import CohortScheduler, Record
+from emu.batching.shape import add_chunk
 from emu.config.schema import SchedulerTable
 from emu.kv.blocks import BlockPool
 from emu.kv.pool import NO_HIT, Hit
@@ -220,18 +221,7 @@ class VllmScheduler(CohortScheduler):
             chunks.append(Chunk(request, new, had))
             if request.generated_tokens == 0 and target >= request.prompt_tokens:
                 request.prefill_scheduled_ns = now_ns
-        if new == 1:
-            if shape.decode_count == 0:
-                shape.decode_context_max = shape.decode_context_min = had
-            elif had > shape.decode_context_max:
-                shape.decode_context_max = had
-            elif had < shape.decode_context_min:
-                shape.decode_context_min = had
-            shape.decode_count += 1
-            shape.decode_context_sum += had
-        else:
-            shape.prefill_new.append(new)
-            shape.prefill_context.append(had)
+        add_chunk(shape, new, had)
 
     def _admit(
         self,

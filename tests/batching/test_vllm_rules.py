@@ -309,6 +309,34 @@ def test_recall_from_a_tier_stands_in_the_batch():
     assert batch.shape.prefill_new == [256]
 
 
+def test_leap_stops_where_a_shared_tier_is_written():
+    """Another replica may look into the tier at any time: writes happen at their own instant."""
+    host = LowerTier("cpu", capacity_bytes=1 << 20, chunk_tokens=16, bytes_per_token=4, shared=True)
+    s = scheduler(caching=True, tiers=[host])
+    s.enqueue(request(0, 28, 30, tokens=list(range(58))), 0)
+    _, _, now = step(s, 0)
+    seen = []
+    while (batch := s.schedule(now)) is not None:
+        before = len(host)
+        s.settle(batch, batch.max_steps)
+        assert len(host) == before  # nothing is written in the middle of a leap
+        seen.append((batch.max_steps, before))
+        now += 10 * batch.max_steps
+        s.complete(batch, batch.max_steps, now, 10)
+    # Token 32 is computed by the fourth decode, token 48 sixteen decodes later.
+    assert seen == [(3, 1), (16, 2), (10, 3)]
+
+
+def test_output_may_be_known_in_part():
+    s = scheduler(caching=True)
+    s.enqueue(request(0, 20, 60, tokens=list(range(40))), 0)
+    assert ids(run_out(s, 0)) == [0]
+    twin = request(1, 60, 1, tokens=list(range(61)))
+    s.enqueue(twin, 1000)
+    step(s, 1000)
+    assert twin.prefix_hit_tokens == 32  # tokens 0..39 were known: two full blocks
+
+
 # --- cancelling, limits -----------------------------------------------------------------------
 def test_cancelled_member_of_a_batch_in_flight_leaves_at_once():
     s = scheduler()
