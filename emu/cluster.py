@@ -32,9 +32,11 @@ from emu.recording import Recorder
 from emu.replica.replica import Replica
 from emu.replica.states import GPU_ROLE, ReplicaState, Writer
 from emu.replica.turns import run_replica
+from emu.replica.zigzag import abandon
 from emu.report.summary import RunFacts
 from emu.request import Request, Status
 from emu.routing.policies import make_router
+from emu.scaling import make_scaler
 from emu.units import s_to_ns
 
 S = ReplicaState
@@ -105,7 +107,7 @@ class Cluster:
             config.recovery,
             max_model_tokens=max(r.max_model_tokens for r in plan.replicas),
             queue=self.queue,
-            on_release=recorder.released,
+            on_release=self._released,
             on_terminal=recorder.terminal,
             cancel=self.cancel,
         )
@@ -123,6 +125,7 @@ class Cluster:
                 block_size=decoding.scheduler.block_size,
                 kv_bytes_per_token=decoding.kv_bytes_per_token,
             )
+        self.scaler = make_scaler(self, plan, self.replicas)
         self.kernel.story = self._story
 
     def _make_replica(self, plan: ReplicaPlan, *, has_prefixes: bool, leap: bool | None) -> Replica:
@@ -194,6 +197,9 @@ class Cluster:
             kernel.spawn(self.rejecter.run(), name="kv rejecter")
         if self.live is not None and self.config.migration.rebalance:
             kernel.spawn(self.live.rebalance(), name="rebalancer")
+        if self.scaler.is_active:
+            kernel.spawn(self.scaler.run(), name="planner")
+            self.scaler.changed.notify()
         kernel.spawn(self.gateway.run(), name="gateway")
         interval_ms = self.config.output.timeseries_interval_ms
         if interval_ms > 0:
@@ -235,6 +241,7 @@ class Cluster:
             self.rejecter.changed.notify()
         if self.live is not None:
             self.live.changed.notify()
+        self.scaler.changed.notify()
         if self._stuck:
             for watcher in list(self._stuck.values()):
                 watcher.inbox.poke()
@@ -259,6 +266,7 @@ class Cluster:
         """A replica's state changed: record it; routing and watchers may go on."""
         self.recorder.moved(replica, before, writer, cause, at_ns)
         self.relay.on_moved(replica, before)
+        self.scaler.on_moved(replica, before)
         self.gateway.replica_moved()
         self.on_capacity(replica)
 
@@ -267,6 +275,32 @@ class Cluster:
     ) -> None:
         """A batch has been handed to a helper."""
         self.recorder.relayed(source, old, requests, start_layer, self.kernel.now_ns)
+
+    # --- ScalerWorld --------------------------------------------------------------------------
+    def _released(self, request: Request) -> None:
+        self.recorder.released(request)
+        self.scaler.changed.notify()
+
+    def waiting(self) -> tuple[int, int, int]:
+        """Requests and prompt tokens that no replica has begun, and requests in the system."""
+        gateway = self.gateway
+        requests, tokens = len(gateway.held), sum(r.prompt_tokens for r in gateway.held)
+        if self.queue is not None:
+            requests += len(self.queue)
+            tokens += self.queue.waiting_prefill_tokens
+        else:
+            for replica in self.replicas:
+                requests += replica.scheduler.waiting_count
+                tokens += replica.scheduler.waiting_tokens
+        return requests, tokens, gateway.outstanding
+
+    def note(self, kind: str, target: str, text: str) -> None:
+        """A line in the run's timeline."""
+        self.recorder.marks.record(self.kernel.now_ns, kind, target, text)
+
+    def give_up(self, replica: Replica) -> None:
+        """A live load failed: what the replica has begun goes back to the queue."""
+        abandon(replica)
 
     # --- MigrationWorld -----------------------------------------------------------------------
     def decode_replicas(self) -> Sequence[Replica]:
@@ -370,4 +404,6 @@ class Cluster:
             gpu_ns=gpu_ns,
             idle_gpu_ns=idle_ns,
             bytes_moved=self.network.moved_bytes,
+            scale_ups=self.scaler.scale_ups,
+            scale_downs=self.scaler.scale_downs,
         )

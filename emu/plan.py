@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from emu.autoscale.presets import apply_preset
 from emu.catalogue import sizes
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.lookup import lookup_gpu, lookup_model, model_from_file
@@ -91,6 +92,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 def make_plan(config: Config, source: str = "config") -> Plan:
     """Resolve a configuration. Raises InputError naming the key that is wrong."""
+    config = apply_preset(config)
     gpu_specs = tuple(_gpu(node, i, source) for i, node in enumerate(config.nodes))
     topology = build_topology(
         config.nodes,

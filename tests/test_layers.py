@@ -21,6 +21,7 @@ FLOORS = {
         "gateway",
         "plan",
         "recording",
+        "scaling",
         "tracing",
         "run",
         "runner",

@@ -154,6 +154,16 @@ def _cut(shape: BatchShape, start: int, count: int) -> BatchShape:
     )
 
 
+def abandon(replica: Replica) -> None:
+    """The load was given up: batches that have not left go back to the queue, as if new."""
+    zag, scheduler = replica.zag, replica.scheduler
+    replica.zag = None
+    if zag is None or not books.can_relay(scheduler):
+        return
+    for task in zag.pending:
+        replica.world.requeue(books.hand_out(scheduler, task.batch, hold=False))
+
+
 # --- hand-over ----------------------------------------------------------------------------------
 def _serve_helpers(replica: Replica, zag: Zag) -> None:
     """Give parked helpers what can be given (sections 4.5, 4.6)."""
