@@ -29,7 +29,7 @@ class Recorder:
     """The files of one run in its staging directory."""
 
     def __init__(self, directory: Path, table: OutputTable) -> None:
-        self.gaps = GapLog()
+        self.gaps = GapLog(over_time=table.report)
         self.requests = RequestLog(directory / "requests.csv")
         self.transitions = TransitionLog(directory / "transitions.csv")
         self.marks = MarkLog(directory / "marks.csv")

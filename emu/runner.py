@@ -124,7 +124,9 @@ def execute(
     directory = RunDirectory(Path(config.output.dir))
     recorder: Recorder | None = None
     try:
-        recorder = Recorder(directory.staging, config.output)
+        wants_report = config.output.report if report is None else report
+        table = msgspec.structs.replace(config.output, report=wants_report)
+        recorder = Recorder(directory.staging, table)
         outcome, cluster = _run_cluster(plan, workload, recorder, progress, stop)
         recorder.close()
         error = outcome.error
@@ -156,7 +158,7 @@ def execute(
             recorder.requests.discard()
         directory.discard()
         raise
-    if config.output.report if report is None else report:
+    if wants_report:
         from emu.report.html import write_report
 
         write_report(Path(config.output.dir))
