@@ -211,10 +211,11 @@ def _hand_over(replica: Replica, zag: Zag, task: ZagTask, old: Replica) -> None:
     for request in requests:
         request.holder_id = old.replica_id
     relayed = Relayed(taken, split_at, split, replica.replica_id)
+    activation_bytes = shape.new_tokens * replica.activation_token_bytes
+    relayed.is_here = not split_at or not activation_bytes
     board.give(old, relayed)
     replica.world.on_relayed(replica, old, requests, split_at)
-    if not split_at:
-        relayed.is_here = True
+    if relayed.is_here:
         return
     incarnation = old.incarnation
 
@@ -226,7 +227,7 @@ def _hand_over(replica: Replica, zag: Zag, task: ZagTask, old: Replica) -> None:
     board.network.send(
         replica.grid,
         old.grid,
-        shape.new_tokens * replica.activation_token_bytes,
+        activation_bytes,
         kind="activation",
         on_done=arrived,
         pair=(replica.replica_id, old.replica_id),

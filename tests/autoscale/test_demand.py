@@ -93,9 +93,7 @@ def test_a_change_stays_within_bounds_and_shrinks_slowly(
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**5), st.integers(1, 20)
-)
+@given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**5), st.integers(1, 20))
 def test_more_load_never_wants_fewer_replicas(w: int, k: int, b: int, n: int) -> None:
     table = AutoscaleTable()
     less = targets(Counts(n, n, w, k, b, 6600), RATES, table)

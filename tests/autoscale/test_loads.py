@@ -1,0 +1,157 @@
+"""Load times from the flow model (BlitzScale 6.5 to 6.10)."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from emu.actor import Kernel
+from emu.autoscale.actions import Load, Target
+from emu.autoscale.loads import Loader, LoadWorld, Weights, stripe_bytes
+from emu.catalogue import sizes
+from emu.catalogue.lookup import lookup_gpu, lookup_model
+from emu.config.schema import NodeTable
+from emu.network.carrier import Carrier
+from emu.network.placement import Grid
+from emu.network.topology import build_topology
+from emu.units import MIB
+
+NIC, PCIE, SSD, NVLINK = 100e9 / 8, 128e9 / 8, 10e9 / 8, 1600e9 / 8
+MODELS = {
+    "meta-llama/Llama-2-7b": (1, 10.8, 0.84, 1.08, 0.07),
+    "meta-llama/Meta-Llama-3-8B": (1, 12.8, 1.00, 1.28, 0.08),
+    "mistralai/Mistral-Small-24B-Base-2501": (2, 18.9, 1.47, 1.89, 0.12),
+    "Qwen/Qwen2.5-72B": (4, 29.1, 2.27, 2.91, 0.18),
+}
+"""TP, seconds from SSD, over PCIe, RDMA, NVLink: the table of section 6.10."""
+
+
+class Story:
+    """What happened in a run of one load."""
+
+    def __init__(self) -> None:
+        self.loaded_s: dict[int, float] = {}
+        self.segments: list[tuple[float, int, int]] = []
+
+
+def _load(load: Load, *, model: str, tp: int, machines: int = 4) -> Story:
+    """Replicas of `tp` GPUs on machines of 8, nothing else on the links."""
+    node = NodeTable(count=machines, nvlink_gbps=1600, pcie_gbps=128, nic_latency_us=0)
+    topology = build_topology([node], [lookup_gpu("A800-SXM4-80GB")])
+    spec = lookup_model(model)
+    segments = sizes.weight_segments(spec, tp)
+    weights = [
+        Weights(Grid(tuple(range(i, i + tp)), tp), segments, (sum(segments),) * tp)
+        for i in range(0, 8 * machines, tp)
+    ]
+    story = Story()
+
+    async def main() -> None:
+        kernel = Kernel()
+
+        def on_loaded(active: object, target: Target) -> None:
+            story.loaded_s[target.replica] = kernel.now_ns / 1e9
+            if len(story.loaded_s) == len(load.targets):
+                kernel.stop()
+
+        world = LoadWorld(
+            kernel,
+            Carrier(kernel, topology),
+            topology,
+            weights,
+            lambda replica, count: story.segments.append((kernel.now_ns / 1e9, replica, count)),
+            on_loaded,
+        )
+        Loader(world).start(load)
+
+        async def nothing() -> None:
+            await kernel.event("end").wait()
+
+        kernel.spawn(nothing(), name="nothing")
+        await kernel.run()
+
+    anyio.run(main)
+    return story
+
+
+def _rank_bytes(model: str, tp: int) -> int:
+    return sum(sizes.weight_segments(lookup_model(model), tp))
+
+
+def _targets(*replicas: int) -> tuple[Target, ...]:
+    return tuple(Target(replica, "prefill") for replica in replicas)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_table_of_section_6_10(model: str) -> None:
+    """Within 1 % of bytes / rate; the table itself is rounded to a hundredth of a second."""
+    tp, ssd_s, pcie_s, rdma_s, nvlink_s = MODELS[model]
+    size = _rank_bytes(model, tp)
+    other = 8 // tp  # first replica of the next machine
+    host = _load(Load("host", _targets(1)), model=model, tp=tp).loaded_s[1]
+    disk = _load(Load("disk", _targets(1)), model=model, tp=tp).loaded_s[1]
+    p2p = _load(Load("p2p", _targets(other), (0,)), model=model, tp=tp).loaded_s[other]
+    nvlink = _load(Load("nvlink", _targets(1), (0,)), model=model, tp=tp).loaded_s[1]
+    assert host == pytest.approx(size / PCIE, rel=0.01)
+    assert disk == pytest.approx(size / SSD + size / PCIE, rel=0.01)
+    assert p2p == pytest.approx(size / NIC, rel=0.01)
+    assert nvlink == pytest.approx(size / NVLINK, rel=0.01)
+    assert host == pytest.approx(pcie_s, abs=0.01)
+    assert p2p == pytest.approx(rdma_s, abs=0.01)
+    assert nvlink == pytest.approx(nvlink_s, abs=0.006)
+    assert disk - host == pytest.approx(ssd_s, rel=0.01)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 6])
+def test_a_chain_costs_its_first_hop_and_a_chunk_for_each_other(count: int) -> None:
+    """I17: node i never before node i-1."""
+    model, tp = "meta-llama/Meta-Llama-3-8B", 1
+    chain = [8 * (i % 3 + 1) + i // 3 for i in range(count)]
+    story = _load(Load("chain", _targets(*chain), (0,)), model=model, tp=tp)
+    p2p_s = _rank_bytes(model, tp) / NIC
+    times = [story.loaded_s[replica] for replica in chain]
+    assert times == sorted(times)
+    for index, at_s in enumerate(times):
+        assert at_s == pytest.approx(p2p_s + index * MIB / NIC, rel=1e-6)
+
+
+@pytest.mark.parametrize("lanes", [2, 4])
+def test_lanes_divide_the_time(lanes: int) -> None:
+    model, tp = "meta-llama/Meta-Llama-3-8B", 1
+    targets = [8 * column + lane for column in (1, 2) for lane in range(lanes)]
+    story = _load(
+        Load("tanz", _targets(*targets), tuple(range(lanes))), model=model, tp=tp
+    )
+    size = _rank_bytes(model, tp)
+    p2p_s = size / NIC
+    expected_s = p2p_s / lanes + lanes * 64 * MIB / NVLINK
+    assert max(story.loaded_s.values()) == pytest.approx(expected_s, rel=0.02)
+    assert min(story.loaded_s.values()) >= p2p_s / lanes * 0.999
+
+
+def test_segments_arrive_in_order_as_the_bytes_do() -> None:
+    model, tp = "meta-llama/Meta-Llama-3-8B", 1
+    story = _load(Load("p2p", _targets(8), (0,)), model=model, tp=tp)
+    segments = sizes.weight_segments(lookup_model(model), tp)
+    counts = [count for _, _, count in story.segments]
+    assert counts == list(range(1, len(segments) + 1))
+    passed = 0
+    for (at_s, _, _), segment in zip(story.segments, segments, strict=True):
+        passed += segment
+        assert at_s == pytest.approx(passed / NIC, rel=1e-6)
+
+
+def test_a_node_of_lanes_has_a_segment_when_every_stripe_has_brought_its_part() -> None:
+    model, tp = "meta-llama/Meta-Llama-3-8B", 1
+    story = _load(Load("tanz", _targets(8, 9), (0, 1)), model=model, tp=tp)
+    for replica in (8, 9):
+        counts = [count for _, which, count in story.segments if which == replica]
+        assert counts == sorted(counts)
+        assert counts[-1] >= len(sizes.weight_segments(lookup_model(model), tp)) - 1
+
+
+def test_stripes_deal_out_every_byte_once() -> None:
+    for lanes in (1, 2, 3, 8):
+        for offset in (0, 1, 64 * MIB, 64 * MIB * 7 + 5, 10**10):
+            parts = [stripe_bytes(offset, lane, lanes) for lane in range(lanes)]
+            assert sum(parts) == offset
