@@ -136,6 +136,122 @@ def compare(
     return 0
 
 
+@app.command
+def sweep(
+    sweep: Path,
+    *,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    jobs: Annotated[int, Parameter(name=["--jobs", "-j"])] = 0,
+    ray: str | None = None,
+    set_: Overrides = (),
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
+    report: bool = True,
+) -> int:
+    """Many runs of one config: a grid, a list, random points or a search.
+
+    Started again after an interruption, it goes on where it was.
+
+    Parameters
+    ----------
+    sweep
+        Sweep file (docs/sweeps.md).
+    output
+        Output directory, instead of the file's.
+    jobs
+        Processes; 0 = one for each core.
+    ray
+        Address of a Ray cluster to run on, or local (extra `ray`).
+    quiet
+        No progress and no table.
+    report
+        Write report.html.
+    """
+    from emu.sweep.command import sweep_command
+
+    return sweep_command(
+        sweep, output=output, jobs=jobs, ray=ray, settings=set_, quiet=quiet, report=report
+    )
+
+
+@app.command
+def serve(
+    config: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    speed: float = 1.0,
+    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runs/live"),
+    api_key: str = "",
+    control_token: str = "",
+    model_name: str = "",
+    tokenizer: str = "",
+    output_tokens: int = 0,
+    early_stop: Annotated[bool, Parameter(negative=())] = False,
+    max_outstanding: int = 8192,
+    max_body_mib: float = 16.0,
+    startup_s: float = -1.0,
+    drain_s: float = 30.0,
+    set_: Overrides = (),
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
+) -> int:
+    """Live mode: an OpenAI-compatible server that answers like the emulated cluster.
+
+    Parameters
+    ----------
+    config
+        Configuration file.
+    host
+        Address to listen on.
+    port
+        Port to listen on; 0 = any that is free.
+    speed
+        Emulated seconds per second.
+    output
+        Directory for the recording, the results and the tokenizer.
+    api_key
+        Clients must send this key.
+    control_token
+        Needed for /emu on other than loopback addresses; empty = a random one is printed.
+    model_name
+        Name that clients use; empty = the model's own.
+    tokenizer
+        A Hugging Face tokenizer.json or its directory; empty = one token per byte.
+    output_tokens
+        Output length when the client gives no limit; 0 = the config's distribution.
+    early_stop
+        Answers may end before the client's limit, as drawn from the distribution.
+    max_outstanding
+        More answers under way than this are refused with 429.
+    max_body_mib
+        Longer request bodies are refused with 413.
+    startup_s
+        Emulated start-up; -1 = the time to load the weights.
+    drain_s
+        Seconds that answers under way have after SIGTERM.
+    quiet
+        Print nothing.
+    """
+    from emu.serve.house import ServeOptions
+    from emu.serve.server import serve_command
+
+    options = ServeOptions(
+        host=host,
+        port=port,
+        speed=speed,
+        api_key=api_key,
+        control_token=control_token,
+        model_name=model_name,
+        tokenizer=tokenizer,
+        output_tokens=output_tokens,
+        early_stop=early_stop,
+        max_outstanding=max_outstanding,
+        max_body_mib=max_body_mib,
+        startup_s=startup_s,
+        drain_s=drain_s,
+    )
+    return serve_command(config, options, output=output, overrides=set_, quiet=quiet)
+
+
 app.command("emu.cli_workload:app", name="workload")
 
 

@@ -30,6 +30,8 @@ TARGETS: Final[Mapping[tuple[str, ReplicaState], ReplicaState]] = MappingProxyTy
         ("to_prefill", S.INACTIVE): S.PREFILL,
         ("to_prefill", S.SHUTTING_PREFILL): S.PREFILL,
         ("to_prefill", S.SHUTTING_NULL): S.PREFILL,
+        ("to_colocated", S.INACTIVE): S.COLOCATED,
+        ("to_colocated", S.SHUTTING_COLOCATED): S.COLOCATED,
         ("deactivate", S.PREFILL): S.SHUTTING_PREFILL,
         ("deactivate", S.DECODE): S.SHUTTING_DECODE,
         ("deactivate", S.COLOCATED): S.SHUTTING_COLOCATED,

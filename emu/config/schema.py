@@ -482,7 +482,14 @@ class CommandTable(Table, kw_only=True, frozen=True):
     at_s: Annotated[NonNegative, doc("When it is given, simulated time.")]
     replica: Annotated[Count0, doc("Index of the replica.")]
     command: Annotated[
-        Literal["to_new_prefill", "to_old_prefill", "to_decode", "to_prefill", "deactivate"],
+        Literal[
+            "to_new_prefill",
+            "to_old_prefill",
+            "to_decode",
+            "to_prefill",
+            "to_colocated",
+            "deactivate",
+        ],
         doc("What the replica is told to become."),
     ]
 

@@ -127,7 +127,8 @@ def _rules() -> dict[tuple[S, S], Rule]:
         (S.INACTIVE, S.LOADING_COLOCATED): Rule(("planner",), "demand; weights are loading"),
         (S.LOADING_COLOCATED, S.COLOCATED): Rule(("transfer",), "weights complete"),
         (S.COLOCATED, S.SHUTTING_COLOCATED): Rule(("planner", "command"), "surplus capacity"),
-        (S.SHUTTING_COLOCATED, S.COLOCATED): Rule(("planner",), "demand came back"),
+        (S.SHUTTING_COLOCATED, S.COLOCATED): Rule(("planner", "command"), "demand came back"),
+        (S.INACTIVE, S.COLOCATED): Rule(("command",), "manual: weights appear"),
         (S.SHUTTING_COLOCATED, S.INACTIVE): Rule(("loop",), "drained"),
         # a load that is given up, a crash and what follows
         (S.LOADING_PREFILL, S.INACTIVE): Rule(("planner", "transfer"), "load given up"),

@@ -1,0 +1,319 @@
+"""The control interface `/emu/...`: what the cluster does, and what is done to it.
+
+Reads: `state` (one snapshot), `events` (server-sent events: snapshots and whatever happens), the
+live page. Writes: `faults`, `scale`, `commands`, `failures`; each takes effect at the instant it
+enters, and is written into the recording, so that a replay does the same.
+
+On a loopback address everybody may use it; elsewhere every call needs the control token, as
+`Authorization: Bearer`, `X-Emu-Token` or `?token=`. Writes must be JSON by content type, which
+keeps other sites' pages in a browser on this machine from sending them.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import AsyncIterator, Callable
+from importlib.resources import files
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+from starlette.requests import Request as HttpRequest
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from emu.commands import TARGETS
+from emu.config.schema import CommandTable, FaultTable
+from emu.replica.replica import Replica
+from emu.replica.states import GPU_ROLE
+from emu.serve.failures import FailureRule, FailureSchedule
+from emu.serve.house import House, Listener
+from emu.serve.protocol import ApiError, decode_body
+from emu.units import NS_PER_S
+
+RULES_MAX: Final = 64
+
+
+class ScaleBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """So many replicas shall have this role."""
+
+    role: Literal["prefill", "decode", "colocated"]
+    replicas: Annotated[int, Meta(ge=0, le=1_000_000)]
+
+
+class CommandBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """One command to one replica, now."""
+
+    replica: Annotated[int, Meta(ge=0)]
+    command: str
+
+
+class FailuresBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The rules that replace those in force."""
+
+    rules: Annotated[list[FailureRule], Meta(max_length=RULES_MAX)]
+
+
+def snapshot(house: House) -> dict[str, Any]:
+    """The cluster as it is now."""
+    cluster = house.cluster
+    kernel = cluster.kernel
+    replicas = []
+    prefill_tokens = decode_tokens = 0
+    for replica in cluster.replicas:
+        prefill, decode = replica.tokens_produced  # settles the books
+        prefill_tokens += prefill
+        decode_tokens += decode
+        scheduler = replica.scheduler
+        replicas.append(
+            {
+                "id": replica.replica_id,
+                "state": replica.state.value,
+                "gpus": len(replica.gpus),
+                "machine": replica.machine,
+                "running": scheduler.running_count,
+                "waiting": scheduler.waiting_count,
+                "blocks_used": scheduler.blocks_used,
+                "blocks_total": scheduler.blocks_total,
+                "slowdown": replica.slowdown,
+                "commands": [c for c, state in TARGETS if state is replica.state],
+            }
+        )
+    gateway = cluster.gateway
+    return {
+        "event": "state",
+        "at_s": kernel.wall_ns() / NS_PER_S,
+        "speed": house.speed,
+        "model": house.model,
+        "is_ready": house.is_ready,
+        "startup_left_s": round(house.startup_left_s, 3),
+        "is_draining": house.is_draining,
+        "outstanding": gateway.outstanding,
+        "held": len(gateway.held) + (len(gateway.queue) if gateway.queue is not None else 0),
+        "replicas": replicas,
+        "flows": cluster.network.active,
+        "moved_bytes": cluster.network.moved_bytes,
+        "prefill_tokens": prefill_tokens,
+        "decode_tokens": decode_tokens,
+        "ended": cluster.stats.by_status,
+        "latencies": _latencies(house),
+        "drift_s": round(house.drift_s, 6),
+        "loop_lag_s": round(house.loop_lag_s, 6),
+        "failures_returned": house.failures_returned,
+        "faults": sum(house.faults_injected.values()),
+    }
+
+
+def _latencies(house: House) -> dict[str, dict[str, float]]:
+    """Percentiles of the last completed requests, ms."""
+    recent = house.cluster.stats.recent
+    if not recent:
+        return {}
+    table = np.percentile(np.array(recent) * 1e3, [50, 90, 99], axis=0)
+    return {
+        name: {
+            f"p{q}": round(float(value), 3) for q, value in zip((50, 90, 99), column, strict=True)
+        }
+        for name, column in zip(("ttft_ms", "tpot_ms", "e2e_ms"), table.T, strict=True)
+    }
+
+
+# --- writes -------------------------------------------------------------------------------------
+class Control:
+    """The endpoints over one house."""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+        recorder = house.cluster.tape
+        recorder.on_event = house.hub.publish
+
+    def routes(self) -> list[Route]:
+        """Everything under `/emu`."""
+        return [
+            Route("/", self._guard(self.page)),
+            Route("/emu", self._guard(self.page)),
+            Route("/emu/state", self._guard(self.state)),
+            Route("/emu/events", self._guard(self.events)),
+            Route("/emu/faults", self._guard(self.faults), methods=["POST"]),
+            Route("/emu/scale", self._guard(self.scale), methods=["POST"]),
+            Route("/emu/commands", self._guard(self.commands), methods=["POST"]),
+            Route("/emu/failures", self._guard(self.failures), methods=["GET", "POST"]),
+        ]
+
+    def _guard(self, endpoint: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
+        async def guarded(request: HttpRequest) -> Response:
+            self._check(request)
+            response: Response = await endpoint(request)
+            return response
+
+        return guarded
+
+    def _check(self, request: HttpRequest) -> None:
+        token = self._house.control_token
+        if token:
+            given = request.headers.get("x-emu-token") or request.query_params.get("token") or ""
+            scheme, _, value = request.headers.get("authorization", "").partition(" ")
+            if not given and scheme.lower() == "bearer":
+                given = value
+            if not hmac.compare_digest(given.encode(), token.encode()):
+                raise ApiError(401, "the control token is missing or wrong")
+        if request.method == "POST":
+            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if kind != "application/json":
+                raise ApiError(400, "control calls need content-type: application/json")
+
+    async def page(self, request: HttpRequest) -> Response:
+        """The live page."""
+        html = files("emu.serve").joinpath("page/live.html").read_text(encoding="utf-8")
+        return HTMLResponse(html)
+
+    async def state(self, request: HttpRequest) -> Response:
+        """One snapshot."""
+        return JSONResponse(snapshot(self._house))
+
+    async def events(self, request: HttpRequest) -> Response:
+        """Snapshots and events as they happen."""
+        hub = self._house.hub
+        listener = Listener()
+        hub.listeners.append(listener)
+        listener.items.append(msgspec.json.encode(snapshot(self._house)))
+        listener.changed.set()
+
+        async def stream() -> AsyncIterator[bytes]:
+            try:
+                while not hub.is_closed:
+                    await listener.changed.wait()
+                    listener.changed.clear()
+                    while listener.items:
+                        yield b"data: " + listener.items.popleft() + b"\n\n"
+            finally:
+                hub.listeners.remove(listener)
+
+        return StreamingResponse(
+            stream(), media_type="text/event-stream", headers={"cache-control": "no-cache"}
+        )
+
+    async def commands(self, request: HttpRequest) -> Response:
+        """One command to one replica."""
+        body = decode_body(await request.body(), CommandBody)
+        known = {name for name, _ in TARGETS}
+        if body.command not in known:
+            raise ApiError(400, f"commands are {', '.join(sorted(known))}", param="command")
+        replicas = self._house.cluster.replicas
+        if body.replica >= len(replicas):
+            problem = f"there is no replica {body.replica}, the last one is {len(replicas) - 1}"
+            raise ApiError(404, problem, param="replica")
+        done: list[str] = []
+        self._house.cluster.kernel.enter(
+            lambda: done.append(self._command(replicas[body.replica], body.command))
+        )
+        outcome = done[0] if done else "entered"
+        if outcome == "refused":
+            state = replicas[body.replica].state.value
+            raise ApiError(409, f"replica {body.replica} is {state}: {body.command} does not apply")
+        return JSONResponse({"replica": body.replica, "command": body.command, "outcome": outcome})
+
+    def _command(self, replica: Replica, command: str) -> str:
+        """Issue a command now, and write it down."""
+        house = self._house
+        cluster = house.cluster
+        now_s = cluster.kernel.now_ns / NS_PER_S
+        table = msgspec.convert(
+            {"at_s": now_s, "replica": replica.replica_id, "command": command}, CommandTable
+        )
+        is_done = (command, replica.state) in TARGETS and cluster.commander.issue(replica, table)
+        outcome = "done" if is_done else "refused"
+        count = house.commands_given.get((command, outcome), 0)
+        house.commands_given[command, outcome] = count + 1
+        if is_done:
+            cluster.tape.replay.add("commands", table)
+            cluster.tape.marks.record(
+                cluster.kernel.now_ns, "command", f"replica {replica.replica_id}", command
+            )
+        return outcome
+
+    async def scale(self, request: HttpRequest) -> Response:
+        """Give so many replicas a role, by commands: idle ones first, highest ids leave first."""
+        body = decode_body(await request.body(), ScaleBody)
+        done: list[dict[str, Any]] = []
+        self._house.cluster.kernel.enter(lambda: done.extend(self._scale(body)))
+        serving = sum(
+            GPU_ROLE[r.state] == body.role and not r.state.value.startswith("shutting")
+            for r in self._house.cluster.replicas
+        )
+        return JSONResponse({"role": body.role, "replicas": serving, "commands": done})
+
+    def _scale(self, body: ScaleBody) -> list[dict[str, Any]]:
+        cluster = self._house.cluster
+        serving = [
+            r
+            for r in cluster.replicas
+            if GPU_ROLE[r.state] == body.role and not r.state.value.startswith("shutting")
+        ]
+        command, candidates = f"to_{body.role}", []
+        if len(serving) < body.replicas:
+            ready = [r for r in cluster.replicas if r not in serving]
+            # A draining or warm replica still has its weights; a prefill replica that serves is
+            # not taken away for decoding.
+            candidates = [
+                r for r in ready if (command, r.state) in TARGETS and r.state.value != "prefill"
+            ]
+            candidates.sort(key=lambda r: (r.state.value == "inactive", r.replica_id))
+            candidates = candidates[: body.replicas - len(serving)]
+        elif len(serving) > body.replicas:
+            command = "deactivate"
+            candidates = [r for r in reversed(serving) if (command, r.state) in TARGETS]
+            candidates = candidates[: len(serving) - body.replicas]
+        return [
+            {"replica": r.replica_id, "command": command, "outcome": self._command(r, command)}
+            for r in candidates
+        ]
+
+    async def faults(self, request: HttpRequest) -> Response:
+        """Inject a fault now: a table of `[[faults]]` without `at_s`."""
+        house = self._house
+        cluster = house.cluster
+        inject = getattr(cluster, "inject", None)
+        raw = decode_body(await request.body(), dict[str, Any])
+        try:
+            fault = msgspec.convert({**raw, "at_s": 0.0}, FaultTable)
+        except msgspec.ValidationError as error:
+            raise ApiError(400, str(error)) from None
+        if inject is None:
+            raise ApiError(501, "this version of the cluster takes no faults while it runs")
+        problems: list[str] = []
+
+        def strike() -> None:
+            table = msgspec.structs.replace(fault, at_s=cluster.kernel.now_ns / NS_PER_S)
+            problem = inject(table)
+            if problem:
+                problems.append(str(problem))
+                return
+            house.faults_injected[fault.kind] = house.faults_injected.get(fault.kind, 0) + 1
+            cluster.tape.replay.add("faults", table)
+            cluster.tape.marks.record(cluster.kernel.now_ns, "fault", _target(table), table.kind)
+            house.hub.publish(
+                {"event": "fault", "at_s": table.at_s, "kind": table.kind, "target": _target(table)}
+            )
+
+        cluster.kernel.enter(strike)
+        if problems:
+            raise ApiError(400, problems[0])
+        return JSONResponse({"kind": fault.kind, "outcome": "injected"})
+
+    async def failures(self, request: HttpRequest) -> Response:
+        """The failure schedule of the HTTP layer: read it, or replace it."""
+        house = self._house
+        if request.method == "POST":
+            body = decode_body(await request.body(), FailuresBody)
+            house.failures = FailureSchedule(body.rules, seed=house.plan.config.seed)
+        rules = msgspec.to_builtins(house.failures.rules)
+        return JSONResponse({"rules": rules, "returned": house.failures_returned})
+
+
+def _target(fault: FaultTable) -> str:
+    for name in ("replica", "node", "request"):
+        if getattr(fault, name) >= 0:
+            return f"{name} {getattr(fault, name)}"
+    return f"{fault.source} -> {fault.destination}" if fault.source >= 0 else ""

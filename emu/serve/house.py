@@ -1,0 +1,175 @@
+"""What every endpoint needs: the cluster, the tokenizer, names, limits; and output lengths.
+
+Built once at the start. Holds no state of its own but counters of the HTTP layer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections import deque
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from emu.config.schema import Config, LengthsTable, SyntheticTable
+from emu.plan import Plan
+from emu.rng import rng_stream
+from emu.runner import holds_for
+from emu.serve.failures import FailureSchedule
+from emu.serve.protocol import Call
+from emu.serve.tokens import Tokenizer
+from emu.serve.world import LiveCluster
+from emu.units import NS_PER_S
+from emu.workload.lengths import length_sampler
+
+_BLOCK: Final = 256
+_EVENTS_KEPT: Final = 512
+
+
+class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line of `serve` says."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    speed: float = 1.0
+    api_key: str = ""
+    control_token: str = ""
+    model_name: str = ""
+    tokenizer: str = ""
+    output_tokens: int = 0
+    """Output length when the client gives no limit; 0 = the config's distribution."""
+    early_stop: bool = False
+    """Answers end by themselves before the client's limit, as drawn from the distribution."""
+    max_outstanding: int = 8192
+    max_body_mib: float = 16.0
+    startup_s: float = -1.0
+    """Emulated start-up; -1 = loading the weights from host memory."""
+    drain_s: float = 30.0
+
+
+class OutputLengths:
+    """How long answers are: (true length, declared limit), in tokens."""
+
+    def __init__(self, config: Config, source: str, options: ServeOptions) -> None:
+        table: LengthsTable = (config.workload.synthetic or SyntheticTable()).output
+        if options.output_tokens:
+            table = LengthsTable(distribution="fixed", value=options.output_tokens)
+        self._sampler = length_sampler(
+            table, is_prompt=False, base_dir=Path(), seed=config.seed, config_source=source
+        )
+        self._longest = table.value if table.distribution == "fixed" else table.max
+        self._early_stop = options.early_stop
+        self._drawn: list[int] = []
+
+    def draw(self, call: Call, room: int) -> tuple[int, int]:
+        """For the next request. A client's limit is reached unless answers may stop early."""
+        length = self._next()
+        limit = call.max_tokens
+        if limit is not None and (call.ignore_eos or not self._early_stop):
+            return limit, limit
+        limit = min(room, limit if limit is not None else max(self._longest, call.min_tokens))
+        return max(min(length, limit), min(call.min_tokens, limit), 1), limit
+
+    def _next(self) -> int:
+        if not self._drawn:
+            self._drawn = self._sampler.take(_BLOCK).tolist()
+            self._drawn.reverse()
+        return int(self._drawn.pop())
+
+
+class EventHub:
+    """Hands events to everybody who listens; a listener that is slow loses the oldest ones."""
+
+    def __init__(self) -> None:
+        self.listeners: list[Listener] = []
+        self.is_closed = False
+
+    def publish(self, event: dict[str, Any]) -> None:
+        """Give an event to all who listen now."""
+        if self.listeners:
+            data = msgspec.json.encode(event)
+            for listener in self.listeners:
+                listener.items.append(data)
+                listener.changed.set()
+
+    def close(self) -> None:
+        """No more events: listeners end."""
+        self.is_closed = True
+        for listener in self.listeners:
+            listener.changed.set()
+
+
+class Listener:
+    """One open event stream."""
+
+    def __init__(self) -> None:
+        self.items: deque[bytes] = deque(maxlen=_EVENTS_KEPT)
+        self.changed = asyncio.Event()
+
+
+class House:
+    """Shared by all endpoints of one server."""
+
+    def __init__(
+        self,
+        cluster: LiveCluster,
+        plan: Plan,
+        tokenizer: Tokenizer,
+        options: ServeOptions,
+        *,
+        startup_ns: int,
+    ) -> None:
+        self.cluster = cluster
+        self.plan = plan
+        self.tokenizer = tokenizer
+        self.options = options
+        self.speed = options.speed
+        self.model = options.model_name or plan.replicas[0].model.name
+        self.max_model_tokens = max(r.max_model_tokens for r in plan.replicas)
+        self.holds = holds_for(plan)
+        self.lengths = OutputLengths(plan.config, plan.source, options)
+        self.failures = FailureSchedule([], seed=plan.config.seed)
+        self.failures_returned = 0
+        self.piece_bytes = [json.dumps(piece)[1:-1].encode() for piece in tokenizer.pieces]
+        rng = rng_stream(plan.config.seed, "serve.session")
+        self.session = f"{int(rng.integers(0, 2**32)):08x}"
+        self.control_token = options.control_token
+        if not self.control_token and not is_loopback(options.host):
+            self.control_token = secrets.token_urlsafe(16)
+        self.startup_ns = startup_ns
+        self.is_draining = False
+        self.http_refused: dict[int, int] = {}
+        """Answers with an error status, by status."""
+        self.faults_injected: dict[str, int] = {}
+        self.commands_given: dict[tuple[str, str], int] = {}
+        self.loop_lag_s = 0.0
+        self.loop_lag_max_s = 0.0
+        self.drift_s = 0.0
+        self.drift_max_s = 0.0
+        self.hub = EventHub()
+        self._calls = 0
+
+    def next_call(self) -> int:
+        """Counts calls."""
+        self._calls += 1
+        return self._calls
+
+    @property
+    def is_ready(self) -> bool:
+        """The emulated start-up is over, and the server is not on its way out."""
+        kernel = self.cluster.kernel
+        return kernel.wall_ns() >= self.startup_ns and not self.is_draining
+
+    @property
+    def startup_left_s(self) -> float:
+        """Wall time until the start-up ends."""
+        left_ns = self.startup_ns - self.cluster.kernel.wall_ns()
+        return max(0.0, left_ns / NS_PER_S / self.speed)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    return host in ("localhost", "::1") or host.startswith("127.")

@@ -1,0 +1,205 @@
+"""The recording of live mode: a run's files, and the traffic as a workload that can be replayed.
+
+Beside what every run writes, the directory of a live run holds
+
+    workload.jsonl   every request that reached the gateway, in order of arrival, with its arrival
+                     time, lengths, token ids (if prefix caching is on) and when its client left
+    replay.toml      the configuration with that workload, and every command and fault as it came
+
+`python -m emu replay.toml` repeats the schedule to the nanosecond. Lines are written when a
+request has ended; a line that is ready early waits for the ones before it, so the buffer holds at
+most what arrived after the oldest request in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from emu.config.load import effective_dict
+from emu.config.schema import CommandTable, Config, FaultTable, OutputTable
+from emu.recording import Recorder
+from emu.report.csvtext import CsvFile
+from emu.request import Request
+from emu.units import NS_PER_S
+from emu.workload.items import Line
+
+_FLUSH_LINES: Final = 256
+_PATHS: Final = (("model", "hf_config"), ("latency", "path"), ("latency", "replay"))
+
+
+class TrafficLog:
+    """workload.jsonl, in order of `request.row`."""
+
+    def __init__(self, path: Path) -> None:
+        self.lines = 0
+        self._file = path.open("wb")
+        self._json = msgspec.json.Encoder()
+        self._early: dict[int, bytes] = {}
+        self._next_row = 0
+
+    def ended(self, request: Request) -> None:
+        """A request has ended: its line is known."""
+        line = Line(
+            arrival_time_ns=request.arrival_ns,
+            input_toks=request.prompt_tokens,
+            output_toks=request.output_tokens,
+            cancel_after_ns=request.cancel_after_ns,
+            session_id=request.session_id,
+            tenant=request.tenant,
+            priority=request.priority,
+        )
+        if request.max_output_tokens != request.output_tokens:
+            line.max_output_toks = request.max_output_tokens
+        if request.prefix is not None and request.prefix.token_ids is not None:
+            ids: list[int] = request.prefix.token_ids.tolist()
+            line.input_tok_ids = ids[: request.prompt_tokens]
+            line.output_tok_ids = ids[request.prompt_tokens :]
+        self._early[request.row] = self._json.encode(line) + b"\n"
+        while self._next_row in self._early:
+            self._file.write(self._early.pop(self._next_row))
+            self._next_row += 1
+            self.lines += 1
+            if self.lines % _FLUSH_LINES == 0:
+                self._file.flush()
+
+    def flush(self) -> None:
+        """Hand what is buffered to the system."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Write the rest."""
+        for row in sorted(self._early):
+            self._file.write(self._early.pop(row))
+        self._file.close()
+
+
+class ReplayFile:
+    """replay.toml; grows by what the control interface does."""
+
+    def __init__(self, path: Path, config: Config) -> None:
+        self._path = path
+        path.write_text(_REPLAY_HEAD + to_toml(_replayable(config)), encoding="utf-8")
+
+    def add(self, kind: str, table: CommandTable | FaultTable) -> None:
+        """Append a `[[commands]]` or `[[faults]]` table."""
+        given = {k: v for k, v in msgspec.to_builtins(table).items() if v is not None}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(f"\n[[{kind}]]\n" + _scalars(given))
+
+
+_REPLAY_HEAD: Final = (
+    "# Recorded by `emu serve`. `python -m emu replay.toml` repeats it on the simulated clock.\n\n"
+)
+
+
+class LiveRecorder(Recorder):
+    """A run's recorder that also keeps the traffic, and says when a request has ended."""
+
+    def __init__(
+        self, directory: Path, table: OutputTable, traffic: TrafficLog, replay: ReplayFile
+    ) -> None:
+        super().__init__(directory, table)
+        self.traffic = traffic
+        self.replay = replay
+        self.on_end: Callable[[Request], None] = _nobody
+        self.transition_counts: dict[tuple[str, str], int] = {}
+        self.on_event: Callable[[dict[str, Any]], None] = _nobody_listens
+
+    def terminal(self, request: Request) -> None:
+        """A request has ended: its rows, its line, and whoever waits for it."""
+        super().terminal(request)
+        self.traffic.ended(request)
+        self.on_end(request)
+
+    def moved(self, replica: Any, before: Any, writer: Any, cause: str, at_ns: int) -> None:
+        """A replica has changed its state."""
+        super().moved(replica, before, writer, cause, at_ns)
+        pair = (before.value, replica.state.value)
+        self.transition_counts[pair] = self.transition_counts.get(pair, 0) + 1
+        self.on_event(
+            {
+                "event": "transition",
+                "at_s": at_ns / NS_PER_S,
+                "replica": replica.replica_id,
+                "from": before.value,
+                "to": replica.state.value,
+                "writer": writer,
+                "cause": cause,
+            }
+        )
+
+    def flush(self) -> None:
+        """Let what has happened so far be seen in the files (not more often than once a second)."""
+        self.traffic.flush()
+        for log in (self.transitions, self.marks, self.series, self.per_replica):
+            file: CsvFile = log._file
+            file.flush()
+
+    def close(self) -> None:
+        """Write what is still in buffers."""
+        super().close()
+        self.traffic.close()
+
+
+def _nobody(request: Request) -> None:
+    """No stream is open yet."""
+
+
+def _nobody_listens(event: dict[str, Any]) -> None:
+    """No page is open yet."""
+
+
+# --- TOML ---------------------------------------------------------------------------------------
+def _replayable(config: Config) -> dict[str, Any]:
+    raw = effective_dict(config)
+    raw["workload"] = {"path": "workload.jsonl", "format": "jsonl", "oversized": "reject"}
+    raw["output"]["dir"] = "replay"
+    raw["recovery"]["client_retries"] = 0  # clients that tried again are in the workload
+    for table, key in _PATHS:
+        if raw[table][key]:
+            raw[table][key] = str(Path(raw[table][key]).resolve())
+    return raw
+
+
+def to_toml(table: Mapping[str, Any], prefix: str = "") -> str:
+    """A nested mapping as TOML. None is left out."""
+    text = _scalars(table)
+    for key, value in table.items():
+        name = f"{prefix}{_key(key)}"
+        if isinstance(value, Mapping):
+            text += f"\n[{name}]\n" + to_toml(value, name + ".")
+        elif _is_tables(value):
+            for item in value:
+                text += f"\n[[{name}]]\n" + to_toml(item, name + ".")
+    return text
+
+
+def _is_tables(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(v, Mapping) for v in value)
+
+
+def _scalars(table: Mapping[str, Any]) -> str:
+    return "".join(
+        f"{_key(key)} = {_value(value)}\n"
+        for key, value in table.items()
+        if value is not None and not isinstance(value, Mapping) and not _is_tables(value)
+    )
+
+
+def _key(key: str) -> str:
+    plain = key.isascii() and key.replace("_", "").replace("-", "").isalnum()
+    return key if plain else _value(key)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    if isinstance(value, str):  # JSON's escapes are TOML's, but for DEL
+        return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
+    return repr(value)

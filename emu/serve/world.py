@@ -1,0 +1,316 @@
+"""The cluster of live mode: requests come from clients, tokens go to them as they are produced.
+
+Owns the open exchanges (one per HTTP call) and the statistics that `/metrics` and the page show.
+The actors are those of every run; the kernel is a `WallKernel`, and whatever comes from outside
+enters through `kernel.enter`. An open server counts as one pending client of the gateway, so that
+an idle cluster does not end; `close` takes it away and the run ends with the last request.
+
+Memory. A choice keeps counters, not tokens: a client that reads slowly costs its socket buffer
+and no more. Finished exchanges are forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import msgspec
+
+from emu.actor import WallKernel
+from emu.cluster import Cluster
+from emu.config.schema import Config
+from emu.plan import Plan
+from emu.replica.replica import Replica
+from emu.request import Request, Status
+from emu.serve.recording import LiveRecorder
+from emu.units import NS_PER_S
+
+TTFT_BUCKETS: Final = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+TOKEN_BUCKETS: Final = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
+    40.0, 80.0,
+)  # fmt: skip
+LATENCY_BUCKETS: Final = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0,
+    240.0, 480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+COUNT_BUCKETS: Final = tuple(
+    float(m * 10**e) for e in range(6) for m in (1, 2, 5) if m * 10**e <= 200_000
+)
+RECENT: Final = 512
+"""Completed requests that the page's percentiles are taken from."""
+
+
+class Histogram:
+    """Cumulative counts over fixed bounds."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def add(self, value: float, count: int = 1) -> None:
+        """`count` observations of a value (bounds are inclusive, as Prometheus has it)."""
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.total += value * count
+
+
+class Statistics:
+    """What `/metrics` counts since the start. Times are emulated seconds."""
+
+    def __init__(self) -> None:
+        self.ttft = Histogram(TTFT_BUCKETS)
+        self.inter_token = Histogram(TOKEN_BUCKETS)
+        self.per_output_token = Histogram(TOKEN_BUCKETS)
+        self.e2e = Histogram(LATENCY_BUCKETS)
+        self.queue = Histogram(LATENCY_BUCKETS)
+        self.prefill = Histogram(LATENCY_BUCKETS)
+        self.decode = Histogram(LATENCY_BUCKETS)
+        self.inference = Histogram(LATENCY_BUCKETS)
+        self.prompt_tokens = Histogram(COUNT_BUCKETS)
+        self.generation_tokens = Histogram(COUNT_BUCKETS)
+        self.kv_computed_tokens = Histogram(COUNT_BUCKETS)
+        self.max_tokens = Histogram(COUNT_BUCKETS)
+        self.iteration_tokens = Histogram(COUNT_BUCKETS)
+        self.success: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
+        self.by_status: dict[str, int] = {}
+        self.prompt_sum = 0
+        self.cached_sum = 0
+        self.queried_sum = 0
+        self.generated_sum = 0
+        self.preemptions = 0
+        self.migrations = 0
+        self.recent: deque[tuple[float, float, float]] = deque(maxlen=RECENT)
+        """(TTFT, TPOT, E2E) of the last completed requests, s."""
+
+
+class Choice:
+    """One answer: how far it is, and what of it has been sent."""
+
+    __slots__ = ("exchange", "index", "is_ended", "last_ns", "produced", "request", "sent", "start")
+
+    def __init__(self, exchange: Exchange, index: int, request: Request, start: int) -> None:
+        self.exchange = exchange
+        self.index = index
+        self.request = request
+        self.start = start
+        """Where its filler text begins."""
+        self.produced = 0
+        self.sent = 0
+        self.last_ns = -1
+        self.is_ended = False
+
+    @property
+    def finish_reason(self) -> str:
+        """As OpenAI says it."""
+        request = self.request
+        return "length" if request.output_tokens >= request.max_output_tokens else "stop"
+
+
+class Exchange:
+    """The answers of one HTTP call, and the event that says something has changed."""
+
+    def __init__(self) -> None:
+        self.choices: list[Choice] = []
+        self.changed = asyncio.Event()
+        self.has_left = False
+
+    @property
+    def is_ended(self) -> bool:
+        """Every answer has ended."""
+        return all(choice.is_ended for choice in self.choices)
+
+    def failure(self) -> Request | None:
+        """A request that ended without completing."""
+        for choice in self.choices:
+            if choice.is_ended and choice.request.status is not Status.COMPLETED:
+                return choice.request
+        return None
+
+
+class LiveCluster(Cluster):
+    """A cluster on the wall clock."""
+
+    streams = True
+    kernel: WallKernel
+
+    def __init__(
+        self, plan: Plan, recorder: LiveRecorder, kernel: WallKernel, *, has_prefixes: bool
+    ) -> None:
+        super().__init__(
+            plan, _NoSource(), recorder, has_prefixes=has_prefixes, kernel=kernel, leap=False
+        )
+        self.tape = recorder
+        self.has_prefixes = has_prefixes
+        self.stats = Statistics()
+        self.is_open = True
+        self.error: BaseException | None = None
+        self._choices: dict[int, Choice] = {}
+        self._next_id = 0
+        self.gateway.pending_clients += 1
+        recorder.on_end = self._on_end
+
+    # --- from clients -------------------------------------------------------------------------
+    def submit(self, exchange: Exchange) -> None:
+        """All requests of a call arrive now. Ids count submissions, as lines of the recording."""
+        requests = [choice.request for choice in exchange.choices]
+        for choice in exchange.choices:
+            choice.request.request_id = self._next_id
+            self._choices[self._next_id] = choice
+            self._next_id += 1
+
+        def arrive() -> None:
+            for request in requests:
+                request.arrival_ns = self.kernel.now_ns
+                self.gateway.arrive(request)
+
+        self.kernel.enter(arrive)
+
+    def leave(self, exchange: Exchange) -> None:
+        """The client has gone: whatever has not ended is cancelled, at whatever stage it is."""
+        exchange.has_left = True
+        exchange.changed.set()
+        if exchange.is_ended:
+            return
+
+        def cancel() -> None:
+            for choice in exchange.choices:
+                self._cancel_now(choice.request)
+
+        self.kernel.enter(cancel)
+
+    def leave_all(self) -> None:
+        """The server ends and waits no longer."""
+
+        def cancel() -> None:
+            for choice in list(self._choices.values()):
+                self._cancel_now(choice.request)
+
+        self.kernel.enter(cancel)
+
+    def _cancel_now(self, request: Request) -> None:
+        if not request.status.is_terminal and request.cancel_after_ns < 0:
+            request.cancel_after_ns = self.kernel.now_ns - request.arrival_ns
+            self.cancel(request)
+
+    def close(self) -> None:
+        """No more requests will come; the run ends with the last one that is here."""
+        if self.is_open:
+            self.is_open = False
+            self.kernel.enter(self._close)
+
+    def _close(self) -> None:
+        self.gateway.pending_clients -= 1
+        if self.gateway.outstanding == 0:
+            self.kernel.stop()
+
+    def fail_open(self, error: BaseException) -> None:
+        """The emulation has ended with an error: nobody waits any longer."""
+        self.error = error
+        for choice in list(self._choices.values()):
+            choice.exchange.changed.set()
+
+    @property
+    def open_choices(self) -> int:
+        """Answers under way."""
+        return len(self._choices)
+
+    # --- to clients ---------------------------------------------------------------------------
+    def on_tokens(self, replica: Replica, receivers: Iterable[Request]) -> None:
+        """A token for each of these: count it, and wake who sends it."""
+        now_ns = self.kernel.now_ns
+        stats = self.stats
+        count = 0
+        gap_ns, gap_count = -1, 0
+        for request in receivers:
+            count += 1
+            choice = self._choices.get(request.request_id)
+            if choice is None:
+                continue
+            choice.produced += 1
+            if choice.last_ns >= 0:
+                gap = now_ns - choice.last_ns
+                if gap != gap_ns:
+                    if gap_count:
+                        stats.inter_token.add(gap_ns / NS_PER_S, gap_count)
+                    gap_ns, gap_count = gap, 0
+                gap_count += 1
+            choice.last_ns = now_ns
+            choice.exchange.changed.set()
+        if gap_count:
+            stats.inter_token.add(gap_ns / NS_PER_S, gap_count)
+        stats.generated_sum += count
+
+    def _on_end(self, request: Request) -> None:
+        choice = self._choices.pop(request.request_id, None)
+        self._count_end(request)
+        if choice is not None:
+            if request.status is Status.COMPLETED:
+                choice.produced = request.generated_tokens
+            choice.is_ended = True
+            choice.exchange.changed.set()
+
+    def _count_end(self, request: Request) -> None:
+        stats = self.stats
+        status = request.status.name.lower()
+        stats.by_status[status] = stats.by_status.get(status, 0) + 1
+        stats.preemptions += request.preemptions
+        stats.migrations += request.migrations
+        if request.first_scheduled_ns >= 0:
+            stats.prompt_sum += request.prompt_tokens
+            stats.cached_sum += request.prefix_hit_tokens
+            stats.queried_sum += request.prompt_tokens if self.has_prefixes else 0
+        if request.status is not Status.COMPLETED:
+            stats.success["abort" if request.status is Status.CANCELLED else "error"] += 1
+            return
+        length = request.output_tokens >= request.max_output_tokens
+        stats.success["length" if length else "stop"] += 1
+        arrival, scheduled = request.arrival_ns, request.first_scheduled_ns
+        first, last, tokens = (
+            request.first_token_ns,
+            request.last_token_ns,
+            request.generated_tokens,
+        )
+        tpot_s = (last - first) / NS_PER_S / (tokens - 1) if tokens > 1 else 0.0
+        stats.ttft.add((first - arrival) / NS_PER_S)
+        stats.e2e.add((last - arrival) / NS_PER_S)
+        stats.queue.add((scheduled - arrival) / NS_PER_S)
+        stats.prefill.add((first - scheduled) / NS_PER_S)
+        stats.decode.add((last - first) / NS_PER_S)
+        stats.inference.add((last - scheduled) / NS_PER_S)
+        if tokens > 1:
+            stats.per_output_token.add(tpot_s)
+        stats.recent.append(((first - arrival) / NS_PER_S, tpot_s, (last - arrival) / NS_PER_S))
+        stats.prompt_tokens.add(request.prompt_tokens)
+        stats.generation_tokens.add(tokens)
+        stats.kv_computed_tokens.add(request.prompt_tokens - request.prefix_hit_tokens)
+        stats.max_tokens.add(request.max_output_tokens)
+
+
+class _NoSource:
+    """Nothing comes from a file."""
+
+    def releases(self) -> Iterator[Request]:
+        """Requests come from clients only."""
+        return iter(())
+
+    def next_in_session(self, request: Request, completed_ns: int) -> Request | None:
+        """Real clients decide what they ask next."""
+        return None
+
+    def drop_session(self, request: Request, at_ns: int) -> list[Request]:
+        """No turns are known beforehand."""
+        return []
+
+
+def live_config(config: Config) -> Config:
+    """What live mode changes: clients that are refused try again themselves."""
+    return msgspec.structs.replace(
+        config, recovery=msgspec.structs.replace(config.recovery, client_retries=0)
+    )
