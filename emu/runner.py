@@ -250,6 +250,7 @@ def run_command(
     report: bool,
 ) -> int:
     """`emu run`."""
+    sys.path.insert(0, str(path.resolve().parent))  # plug-ins may stand beside the config
     config = adjust(load_config(path, overrides), seed=seed, output=output)
     progress = not quiet and sys.stderr.isatty()
     result = execute(config, str(path), progress=progress, report=config.output.report and report)

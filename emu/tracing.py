@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from emu.batching.base import Batch
+from emu.batching.stages import StageSpan
 from emu.latency.base import LatencyBackend
 from emu.migration.transfer import MigratingBatch
 from emu.replica.replica import Replica
@@ -33,7 +34,7 @@ class TraceSink:
         start_ns: int,
         end_ns: int,
         steps: int,
-        spans: list[tuple[int, int]] | None = None,
+        spans: list[StageSpan] | None = None,
     ) -> None:
         """A batch (one slice for each pipeline stage), or a leap of `steps` iterations."""
         shape = batch.shape
@@ -53,17 +54,17 @@ class TraceSink:
             args.update(_components(replica.latency, batch))
         kind = "decode" if not shape.prefill_new else "mixed" if shape.decode_count else "prefill"
         name = f"{kind} x{steps}" if steps > 1 else kind
-        for stage, (begin_ns, finish_ns) in enumerate(spans or [(start_ns, end_ns)]):
+        for span in spans or [StageSpan(0, start_ns, end_ns)]:
             self.writer.batch(
                 replica.replica_id,
-                begin_ns,
-                finish_ns - begin_ns,
+                span.start_ns,
+                span.end_ns - span.start_ns,
                 batch_id=batch.batch_id,
-                stage=stage,
+                stage=span.stage,
                 name=name,
                 args=args,
             )
-        first_ns = spans[0][0] if spans else start_ns
+        first_ns = spans[0].start_ns if spans else start_ns
         for chunk in chunks:
             self.writer.visit(chunk.request.request_id, first_ns, replica.replica_id)
 

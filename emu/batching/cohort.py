@@ -46,6 +46,8 @@ class Seat(msgspec.Struct, eq=False, gc=False):
     offset: int = 0
     finish_step: int = 0
     joined_step: int = 0
+    busy_since_ns: int = 0
+    """The scheduler's time in batches when it was admitted."""
     has_keys: bool = False
     """Blocks that it fills can be found by others."""
 

@@ -35,15 +35,16 @@ def make_scheduler(
 ) -> Scheduler:
     """The scheduler that `scheduler.policy` names.
 
-    `queue` is the cluster's global prefill queue (fcfs only). A plug-in class is constructed
-    like the built-in ones: `Class(table, limits)`. Raises InputError for an unknown name.
+    `queue` is the cluster's global prefill queue (fcfs only). A plug-in class is constructed as
+    `Class(table, limits)`. Raises InputError for an unknown name.
     """
     made: Scheduler
     if table.policy == "vllm":
         made = VllmScheduler(table, limits, preemptions_max=preemptions_max, tiers=tiers)
     elif table.policy == "fcfs":
         made = FcfsScheduler(table, limits, queue=queue)
+    elif table.policy in _BY_NAME:
+        made = _BY_NAME[table.policy](table, limits, preemptions_max=preemptions_max)
     else:
-        kind = _BY_NAME.get(table.policy) or load_plugin(table.policy, "scheduler.policy")
-        made = kind(table, limits)
+        made = load_plugin(table.policy, "scheduler.policy")(table, limits)
     return made

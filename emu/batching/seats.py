@@ -72,6 +72,8 @@ class CohortScheduler(WithHandoff):
         self._leaping: Batch | None = None
         """The batch in flight in which the cohort takes part."""
         self._admissions = 0
+        self._busy_ns = 0
+        """Time in batches so far (one pipeline stage)."""
         self._next_batch_id = 0
         self._cohort_end_ns = -1
         """When every cohort member received its latest token."""
@@ -114,7 +116,7 @@ class CohortScheduler(WithHandoff):
 
     def _sit(self, request: Request) -> Seat:
         """A seat beside the cohort, admitted after all others."""
-        seat = Seat(request, self._admissions)
+        seat = Seat(request, self._admissions, busy_since_ns=self._busy_ns)
         self._admissions += 1
         self._seats[request.request_id] = seat
         self._side[seat.admission] = seat
@@ -166,8 +168,11 @@ class CohortScheduler(WithHandoff):
             self._leave_cohort(seat)
         else:
             self._side.pop(seat.admission, None)
-        del self._seats[seat.request.request_id]
+        request = seat.request
+        del self._seats[request.request_id]
         seat.is_alive = False
+        # One batch at a time: whoever runs takes part in all of them.
+        request.execution_ns += self._busy_ns - seat.busy_since_ns
 
     # --- leaps and ends ---------------------------------------------------------------------
     def settle(self, batch: Batch, steps: int) -> None:
@@ -226,6 +231,7 @@ class CohortScheduler(WithHandoff):
         progress = Progress()
         self._end_cohort_steps(batch, steps, now_ns, longest_step_ns, progress)
         self._cohort_end_ns = now_ns
+        self._busy_ns += now_ns - batch.formed_ns
         batch.shape = next_decode_shape(batch.shape, steps)
         batch.max_steps = batch.steps_settled = 1
         batch.formed_ns = now_ns
@@ -237,6 +243,11 @@ class CohortScheduler(WithHandoff):
         assert steps == batch.steps_settled
         progress = Progress()
         records = self._records.pop(batch.batch_id)
+        if self.limits.pipeline_stages == 1:
+            self._busy_ns += now_ns - batch.formed_ns
+        else:
+            for seat, _, _ in records:
+                seat.request.execution_ns += now_ns - batch.formed_ns
         ended: list[Seat] = []
         if batch is self._leaping:
             self._leaping = None

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from emu.actor import RANK_REPLICA
 from emu.batching.base import Batch, Progress, Scheduler
+from emu.batching.stages import Pipeline, StageSpan, bubble_ns, discount_bubbles
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.migration.transfer import SplitBatch
 from emu.network.placement import Grid
@@ -107,13 +108,17 @@ class Replica:
         self._start_ns = 0
         self._end_ns = 0
         self._ends: NDArray[np.int64] | None = None
-        self._pipeline: deque[tuple[list[tuple[int, int]], Batch]] = deque()
-        """Batches in flight on several stages, FIFO: (start, end) on each stage, and the batch."""
-        self._stage_free_ns = [0] * stages
+        self._on_stages: deque[tuple[list[StageSpan], Batch]] = deque()
+        """Batches in flight on several stages, in order, with their spans."""
+        self.pipeline = Pipeline(stages)
 
     # --- what others may do -------------------------------------------------------------------
     def submit(self, request: Request) -> None:
         """A routed request joins the waiting queue."""
+        reason = self.scheduler.can_ever_hold(request)
+        if reason:
+            self.world.terminal(request, Status.REJECTED, reason)
+            return
         self.settle()
         request.status = Status.QUEUED
         request.holder_id = self.replica_id
@@ -248,12 +253,17 @@ class Replica:
         return self.prefill_tokens, decode
 
     @property
+    def has_batches_in_flight(self) -> bool:
+        """Some batch is on the pipeline's stages."""
+        return bool(self._on_stages)
+
+    @property
     def is_idle(self) -> bool:
         """Nothing runs, waits or arrives here."""
         scheduler = self.scheduler
         return (
             self._batch is None
-            and not self._pipeline
+            and not self._on_stages
             and not self.arrived
             and scheduler.running_count == 0
             and scheduler.waiting_count == 0
@@ -343,30 +353,26 @@ class Replica:
 
     def _launch_on_stages(self, batch: Batch) -> None:
         """Put a batch into the pipeline: stages are FIFO and costs known, so its end is too."""
-        at_ns = self.kernel.now_ns
-        free = self._stage_free_ns
-        spans: list[tuple[int, int]] = []
-        for stage, cost_ns in enumerate(self.latency.stage_ns(batch.shape)):
-            start_ns = max(at_ns, free[stage])
-            at_ns = free[stage] = start_ns + int(cost_ns * self.slowdown)
-            spans.append((start_ns, at_ns))
-        self._pipeline.append((spans, batch))
+        costs_ns = self.latency.stage_ns(batch.shape)
+        if self.slowdown != 1.0:
+            costs_ns = tuple(int(cost_ns * self.slowdown) for cost_ns in costs_ns)
+        self._on_stages.append((self.pipeline.enter(self.kernel.now_ns, costs_ns), batch))
 
     async def wait_for_stage(self) -> None:
         """Until the oldest batch leaves the last stage, or something new arrives."""
-        if not self._pipeline:
-            await self.inbox.wait()
-            return
         incarnation = self.incarnation
-        await self.inbox.wait(self._pipeline[0][0][-1][1])
+        await self.inbox.wait(self._on_stages[0][0][-1].end_ns)
         while (
             self.incarnation == incarnation
-            and self._pipeline
-            and self._pipeline[0][0][-1][1] <= self.kernel.now_ns
+            and self._on_stages
+            and self._on_stages[0][0][-1].end_ns <= self.kernel.now_ns
         ):
-            spans, batch = self._pipeline.popleft()
-            start_ns = spans[0][0]
-            self._complete(batch, 1, start_ns, None, spans[-1][1] - start_ns, spans)
+            spans, batch = self._on_stages.popleft()
+            waited_ns = bubble_ns(spans, batch.formed_ns)
+            if waited_ns:
+                discount_bubbles(batch, waited_ns)
+            start_ns = spans[0].start_ns
+            self._complete(batch, 1, start_ns, None, spans[-1].end_ns - start_ns, spans)
 
     def _complete(
         self,
@@ -375,7 +381,7 @@ class Replica:
         start_ns: int,
         ends: NDArray[np.int64] | None,
         longest_ns: int,
-        spans: list[tuple[int, int]] | None = None,
+        spans: list[StageSpan] | None = None,
     ) -> None:
         now_ns = self.kernel.now_ns
         world = self.world

@@ -38,12 +38,15 @@ async def serve(replica: Replica) -> None:
     replica.apply_requests()
     if await replica.iterate():
         return
-    if replica.stages > 1:
+    await rest(replica)
+
+
+async def rest(replica: Replica) -> None:
+    """Nothing can be formed now: wait for a stage, fail what can never run, or wait for news."""
+    if replica.has_batches_in_flight:
         await replica.wait_for_stage()
-        return
-    if fail_hopeless(replica):
-        return
-    await replica.inbox.wait()
+    elif not fail_hopeless(replica):
+        await replica.inbox.wait()
 
 
 def fail_hopeless(replica: Replica) -> bool:
@@ -76,6 +79,9 @@ async def mutate_to_decode(replica: Replica) -> None:
         replica.world.requeue(replica.take_waiting())
     if await replica.iterate():  # a chunked prompt that had begun is finished first
         return
+    if replica.has_batches_in_flight:
+        await replica.wait_for_stage()
+        return
     if replica.handoff is not None:
         for requests in replica.handoff.flush():
             replica.scheduler.adopt(requests, replica.kernel.now_ns)
@@ -95,7 +101,7 @@ async def shut_prefill(replica: Replica) -> None:
     if replica.unfinished_migrations == 0 and replica.scheduler.running_count == 0:
         replica.try_move(S.SHUTTING_PREFILL, S.SHUTTING_NULL, writer="loop", cause="drained")
         return
-    await replica.inbox.wait()
+    await rest(replica)
 
 
 async def shut_decode(replica: Replica) -> None:
@@ -110,8 +116,7 @@ async def shut_decode(replica: Replica) -> None:
             S.SHUTTING_DECODE, S.SHUTTING_NULL, writer="loop", cause="drained and closed"
         )
         return
-    if not fail_hopeless(replica):
-        await replica.inbox.wait()
+    await rest(replica)
 
 
 async def shut_null(replica: Replica) -> None:
@@ -133,10 +138,7 @@ async def shut_colocated(replica: Replica) -> None:
         replica.model_loaded = False
         replica.try_move(S.SHUTTING_COLOCATED, S.INACTIVE, writer="loop", cause="drained")
         return
-    if replica.stages > 1:
-        await replica.wait_for_stage()
-    elif not fail_hopeless(replica):
-        await replica.inbox.wait()
+    await rest(replica)
 
 
 TURNS: Final[Mapping[ReplicaState, Turn]] = MappingProxyType(

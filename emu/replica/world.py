@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from emu.actor import Kernel
 from emu.batching.base import Batch
+from emu.batching.stages import StageSpan
 from emu.migration.transfer import SplitBatch
 from emu.request import Request, Status
 
@@ -41,11 +42,11 @@ class BatchSink(Protocol):
         start_ns: int,
         end_ns: int,
         steps: int,
-        spans: list[tuple[int, int]] | None = None,
+        spans: list[StageSpan] | None = None,
     ) -> None:
         """A batch, or a leap of `steps` equal decode iterations, has ended.
 
-        `spans`: (start, end) on each pipeline stage, if there are several.
+        `spans`: where it was on each pipeline stage, if there are several.
         """
         ...
 
