@@ -49,7 +49,7 @@ class Partials:
         """The source holds the other layers' KV of those that go on."""
         split.survivors = survivors
         if not survivors:
-            self._give_up(split)
+            self._drop(split)
             return
         self._watcher.source.unfinished_migrations += 1
         self.seconds.append(split)
@@ -57,8 +57,15 @@ class Partials:
         self.pump()
 
     def cancel(self, request: Request) -> bool:
-        """Whether the request's KV is here on its way out (it then ends now, its KV later)."""
-        return any(request in split.requests for split in self._own())
+        """The client has gone: True if the KV is here on its way out (it ends with the batch)."""
+        for split in self._own():
+            if request not in split.requests:
+                continue
+            going = split.survivors or split.requests
+            if all(r is request or r.status.is_terminal for r in going):
+                self._drop(split)
+            return True
+        return False
 
     def _own(self) -> list[SplitBatch]:
         flying = [] if self.in_flight is None else [self.in_flight[0]]
@@ -147,9 +154,7 @@ class Partials:
         split.is_first_done = True
         self._watcher.source.release(split.requests)
         self._source_done()
-        if split.survivors is not None and not split.survivors:
-            self._abandon(split)
-        elif split.is_second_done:
+        if split.is_second_done:
             self._deliver(split)
 
     def _on_second_done(self, half: MigratingBatch) -> None:
@@ -199,23 +204,37 @@ class Partials:
             destination.deliver(arrived)
         self._close(split, destination)
 
-    def _give_up(self, split: SplitBatch) -> None:
-        """Nobody goes on: there is no second half."""
-        first = split.first_watcher
+    def _drop(self, split: SplitBatch) -> None:
+        """Nobody goes on: stop what is on its way, free all blocks."""
+        first, second = split.first_watcher, split.second_watcher
         assert first is not None
+        if not split.is_first_done:
+            first.partials._forget(split, split.requests)
+        if second is not None and not split.is_second_done:
+            assert split.survivors is not None
+            second.partials._forget(split, split.survivors)
         if split.destination is None:
-            first.partials.firsts.remove(split)
-            first.source.release(split.requests)
             self._account_gone(split)
-            first.partials._source_done()
-        elif split.is_first_done:
-            self._abandon(split)
+        else:
+            split.destination.unreserve(split.reserved)
+            self._close(split, split.destination)
+        first.partials.pump()
+        if second is not None:
+            second.partials.pump()
 
-    def _abandon(self, split: SplitBatch) -> None:
-        destination = split.destination
-        assert destination is not None
-        destination.unreserve(split.reserved)
-        self._close(split, destination)
+    def _forget(self, split: SplitBatch, requests: list[Request]) -> None:
+        """A half does not leave this source, and its blocks are free."""
+        if split in self.firsts:
+            self.firsts.remove(split)
+        elif split in self.seconds:
+            self.seconds.remove(split)
+        elif self.in_flight is not None and self.in_flight[0] is split:
+            self.in_flight[1].cancel()
+            self.in_flight = None
+        source = self._watcher.source
+        source.release(requests)
+        source.unfinished_migrations -= 1
+        source.inbox.poke()
 
     def _close(self, split: SplitBatch, destination: Replica) -> None:
         first = split.first_watcher

@@ -132,8 +132,24 @@ class Watcher:
                     self.source.inbox.poke()
                 return True
         if self.in_flight is not None and request in self.in_flight[0].requests:
+            batch, destination, transfer = self.in_flight
+            if all(r is request or r.status.is_terminal for r in batch.requests):
+                transfer.cancel()
+                self._drop(batch, destination)
             return True
         return self.partials.cancel(request)
+
+    def _drop(self, batch: MigratingBatch, destination: Replica) -> None:
+        """Nobody waits for this KV any more: its transfer has been stopped, its blocks are free."""
+        self.in_flight = None
+        self.source.unfinished_migrations -= 1
+        self._account_gone(batch.requests)
+        self.source.release(batch.requests)
+        destination.unreserve(batch.requests)
+        destination.lock.release(self.name)
+        self.source.inbox.poke()
+        self._pump()
+        self.source.world.on_capacity(destination)
 
     def _account_gone(self, requests: list[Request]) -> None:
         self.world.tokens_in_migration -= sum(r.prompt_tokens for r in requests)

@@ -241,6 +241,8 @@ async def old_prefill(replica: Replica) -> None:
     board = replica.world.relay
     relayed = board.answer(replica)
     if relayed is not None:
+        if _is_given_up(replica, relayed):
+            return
         if relayed.is_here:
             await _run_relayed(replica, relayed)
         else:
@@ -257,6 +259,19 @@ async def old_prefill(replica: Replica) -> None:
     if books.can_relay(replica.scheduler):
         board.park(replica)
     await replica.inbox.wait()
+
+
+def _is_given_up(replica: Replica, relayed: Relayed) -> bool:
+    """All clients of the batch have gone before it was begun: forget it."""
+    scheduler = replica.scheduler
+    assert books.can_relay(scheduler)
+    if books.members(scheduler, relayed.batch):
+        return False
+    books.drop(scheduler, relayed.batch)
+    replica.world.relay.finished(replica)
+    if relayed.split is not None and replica.handoff is not None:
+        replica.handoff.append_second(relayed.split, [])
+    return True
 
 
 async def _run_relayed(replica: Replica, relayed: Relayed) -> None:

@@ -1,0 +1,196 @@
+"""Small worlds that scale, for property tests: a config from a few draws, and what must hold."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+
+from emu.cluster import Cluster, Outcome
+from emu.config.load import config_from_dict
+from emu.plan import make_plan
+from emu.recording import Recorder
+from emu.replica.replica import Replica
+from emu.replica.states import TRANSITIONS, Marker, ReplicaState
+from emu.request import Request
+from emu.workload.opened import open_workload
+
+S = ReplicaState
+
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 8000,
+    "max_position_embeddings": 8192,
+    "torch_dtype": "float16",
+}
+
+
+class Draw(msgspec.Struct, frozen=True):
+    """One random world."""
+
+    seed: int = 1
+    preset: str = "blitzscale"
+    machines: int = 2
+    gpus: int = 4
+    prefill: int = 1
+    decode: int = 1
+    requests: int = 60
+    rate_per_s: float = 40.0
+    output_max: int = 40
+    nic_gbps: float = 2.0
+    cancel_part: float = 0.0
+    policy: str = "fcfs"
+    overrides: dict[str, Any] = {}
+
+
+class Watched(Cluster):
+    """A cluster whose invariants are looked at after every change of a state."""
+
+    watch_errors: list[str]
+
+    def on_moved(self, replica: Replica, before: S, *rest: Any) -> None:
+        super().on_moved(replica, before, *rest)
+        self.check(replica, before)
+
+    def check(self, replica: Replica, before: S) -> None:
+        """I3, I5, I10, I12, I13, I14."""
+        problems = self.__dict__.setdefault("watch_errors", [])
+        states = [r.state for r in self.replicas]
+        board = self.relay
+        if board.olds != states.count(S.OLD_PREFILL):
+            problems.append("olds miscounted")
+        if board.olds != board.zigzag_active + board.relay_deactive:
+            problems.append("I10")
+        if (before, replica.state) not in TRANSITIONS:
+            problems.append("I14")
+        for r in self.replicas:
+            used = r.scheduler.blocks_used
+            if not 0 <= used <= r.scheduler.blocks_total:
+                problems.append(f"I3: {used} blocks at {r.name}")
+            if r.state in (S.PREFILL, S.NEW_PREFILL, S.OLD_PREFILL, S.LOADING_DECODE) and (
+                r.lock.holder != r.name
+            ):
+                problems.append(f"I5: {r.name} {r.state.value} is open")
+            marker = self.scaler.rdma.get(r.replica_id, Marker.NONE)
+            if marker in (Marker.RDMA_LOADING, Marker.RDMA_CASTING) and r.state in (
+                S.DECODE,
+                S.PREFILL,
+                S.INACTIVE,
+            ):
+                problems.append(f"I13: {r.name} {r.state.value} is {marker.value}")
+
+
+def config_of(draw: Draw, directory: Path) -> Any:
+    """The draw as a configuration."""
+    model = directory / "tiny.json"
+    model.write_text(json.dumps(TINY))
+    total = draw.machines * draw.gpus
+    return config_from_dict(
+        {
+            "seed": draw.seed,
+            "model": {"name": "tiny", "hf_config": str(model)},
+            "nodes": [
+                {
+                    "count": draw.machines,
+                    "gpus": draw.gpus,
+                    "nvlink_gbps": 20,
+                    "nic_gbps": draw.nic_gbps,
+                    "pcie_gbps": 4,
+                    "ssd_gbps": 1,
+                }
+            ],
+            "replicas": [
+                {"role": "prefill", "count": draw.prefill},
+                {"role": "decode", "count": draw.decode},
+                {"role": "inactive", "count": total - draw.prefill - draw.decode},
+            ],
+            "workload": {
+                "synthetic": {
+                    "requests": draw.requests,
+                    "arrivals": {
+                        "process": "burst",
+                        "rate_per_s": max(0.5, draw.rate_per_s / 10),
+                        "burst_rate_per_s": draw.rate_per_s,
+                        "burst_every_s": 5.0,
+                        "burst_length_s": 1.0,
+                    },
+                    "prompt": {"median": 600, "max": 2000},
+                    "output": {"distribution": "uniform", "min": 1, "max": draw.output_max},
+                }
+            },
+            "scheduler": {
+                "policy": draw.policy,
+                "block_size": 64,
+                "num_blocks": 300,
+                "max_batch_prefill_tokens": 2048,
+            },
+            "latency": {
+                "backend": "linear",
+                "base_us": 2000,
+                "per_token_us": 60,
+                "per_context_token_us": 0.2,
+            },
+            "autoscale": {"preset": draw.preset, "spare_ttl_ms": 200, **draw.overrides},
+            "output": {"dir": str(directory / "out"), "report": False},
+        }
+    )
+
+
+def run_world(draw: Draw, directory: Path) -> tuple[Watched, Outcome]:
+    """Run it; what was written lies in `directory`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config = config_of(draw, directory)
+    made: list[tuple[Watched, Outcome]] = []
+
+    async def main() -> None:
+        plan = make_plan(config)
+        workload = open_workload(
+            config.workload,
+            base_dir=Path(),
+            seed=config.seed,
+            holds=lambda *_: "",
+            config_source="test",
+        )
+        recorder = Recorder(directory, plan.config.output)
+        cluster = Watched(plan, _Leaving(workload, draw), recorder, has_prefixes=False)
+        recorder.started(cluster)
+        outcome = await cluster.run()
+        recorder.close()
+        recorder.requests.finish()
+        made.append((cluster, outcome))
+
+    anyio.run(main)
+    return made[0]
+
+
+class _Leaving:
+    """A workload some of whose clients leave."""
+
+    def __init__(self, source: Any, draw: Draw) -> None:
+        self._source = source
+        self._draw = draw
+
+    def releases(self) -> Any:
+        for index, request in enumerate(self._source.releases()):
+            every = round(1 / self._draw.cancel_part) if self._draw.cancel_part else 0
+            if every and index % every == 0:
+                request.cancel_after_ns = (index * 7919 % 997) * 1_000_000
+            yield request
+
+    def next_in_session(self, request: Request, completed_ns: int) -> Request | None:
+        return None
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    """Rows of a CSV file."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
