@@ -16,10 +16,9 @@ from typing import Final
 
 import msgspec
 
-from emu.astra.convert import convert
 from emu.astra.executor import Executor
 from emu.astra.nodes import Graph, Node, NodeKind
-from emu.astra.parity_cluster import ParityCluster, ParityReplica
+from emu.astra.parity_cluster import ParityCluster
 from emu.astra.parity_replica import Flight, Instance, ParityOptions
 from emu.astra.polling import IDLE_STEP_NS, Answer, Polling
 from emu.batching.base import Progress
@@ -331,9 +330,3 @@ class ParityRun:
             sum(i.preemptions for i in self.instances),
             sum(i.recomputed_tokens for i in self.instances),
         )
-
-
-def convert_flight(replica: ParityReplica, instance: Instance, flight: Flight) -> list[Graph]:
-    """Graphs of one batch with names, for writing them to files."""
-    trace = instance.trace(flight)
-    return convert(trace, replica.first_npu, replica.num_npus)
