@@ -24,6 +24,7 @@ app = App(
     help="Emulate a cluster that serves large language models.",
     help_on_error=False,
     version_flags=["--version"],
+    suppress_keyboard_interrupt=False,  # main() says it
 )
 
 Overrides = Annotated[
@@ -250,6 +251,70 @@ def serve(
         drain_s=drain_s,
     )
     return serve_command(config, options, output=output, overrides=set_, quiet=quiet)
+
+
+@app.command
+def observe(
+    url: str,
+    *,
+    workload: Path,
+    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runs/observed"),
+    model: str = "",
+    api_key: str = "",
+    vocab_size: int = 32_000,
+    text: Annotated[bool, Parameter(negative=())] = False,
+    speed: float = 1.0,
+    limit: int = 0,
+    concurrency: int = 0,
+    timeout_s: float = 600.0,
+    seed: int = 42,
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
+) -> int:
+    """Drive a real OpenAI-compatible server with a workload and write measurements.
+
+    Parameters
+    ----------
+    url
+        The server, as http://HOST:PORT.
+    workload
+        Workload file.
+    output
+        Directory for requests.jsonl and result.json (for `compare --measured`).
+    model
+        Model name; empty = the first that the server has.
+    api_key
+        Sent as bearer token.
+    vocab_size
+        Drawn token ids are below this.
+    text
+        Send prompts as text, one letter per token, instead of token ids.
+    speed
+        Arrivals come so many times faster; measured times are multiplied.
+    limit
+        First N lines; 0 = all.
+    concurrency
+        At most so many calls at once; 0 = no limit.
+    timeout_s
+        A call that takes longer has failed.
+    seed
+        Of the drawn token ids.
+    quiet
+        Print nothing.
+    """
+    from emu.serve.observe import ObserveOptions, observe_command
+
+    options = ObserveOptions(
+        model=model,
+        api_key=api_key,
+        vocab_size=vocab_size,
+        text=text,
+        speed=speed,
+        limit=limit,
+        concurrency=concurrency,
+        timeout_s=timeout_s,
+        seed=seed,
+    )
+    return observe_command(url, workload, options, output=output, quiet=quiet)
 
 
 app.command("emu.cli_workload:app", name="workload")

@@ -1,0 +1,311 @@
+"""Whole sweeps: searches end, resume, and do not depend on who runs the points."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from emu.errors import InputError, RunError
+from emu.sweep.drive import SweepResult
+from emu.sweep.evaluate import Base, PointResult, run_point
+from emu.sweep.page import answer_text, write_page
+from emu.sweep.points import Point
+from emu.sweep.pool import HerePool, LocalPool
+from emu.sweep.results import write_results
+from tests.cli.helpers import ROOT, emu, refused
+from tests.sweep.helpers import BASE, SEARCH, swept, write
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    """All files of a sweep's output."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def rows_of(result: SweepResult) -> list[dict[str, str]]:
+    write_results(result)
+    with (result.directory / "results.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_search_ends_with_a_bracket_that_holds(tmp_path: Path) -> None:
+    result = swept(tmp_path, SEARCH)
+    answer = result.answer
+    assert answer is not None
+    assert answer.value is not None
+    assert answer.fails_at is not None
+    assert 0 < answer.fails_at - answer.value <= 0.05 * answer.fails_at
+    rows = rows_of(result)
+    for row in rows:
+        met = float(row["p99_ttft_ms"]) < 900 and float(row["p99_tpot_ms"]) < 100
+        assert row["meets"] == str(met).lower()
+    rates = {float(row["workload.synthetic.arrivals.rate_per_s"]): row["meets"] for row in rows}
+    assert rates[answer.value] == "true"
+    assert rates[answer.fails_at] == "false"
+    assert f"{answer.value:g} ({answer.fails_at:g} does not meet it)" in answer_text(answer)
+
+
+def test_the_smallest_count_is_found(tmp_path: Path) -> None:
+    text = """
+        base = "base.toml"
+        set = { workload.synthetic.arrivals.rate_per_s = 100.0 }
+        [search]
+        key = "replicas.0.count"
+        goal = "lowest"
+        integer = true
+        min = 1
+        max = 8
+        meet = ["p99_ttft_ms < 900"]
+    """
+    result = swept(tmp_path, text)
+    assert result.answer is not None
+    assert result.answer.value == 1 + (result.answer.fails_at or 0)
+    assert 1 < result.answer.value < 8
+    assert all(isinstance(row.point.values["replicas.0.count"], int) for row in result.rows)
+
+
+def test_one_core_and_two_give_the_same_files(tmp_path: Path) -> None:
+    for name, jobs in (("one", 1), ("two", 2)):
+        result = swept(tmp_path, SEARCH, jobs=jobs, output=tmp_path / name)
+        write_results(result)
+        write_page(result)
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+    assert "report.html" in files(tmp_path / "one")
+
+
+def test_ray_gives_the_same_files(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed (extra `ray`)")
+    for name, ray in (("here", None), ("ray", "local")):
+        jobs = 1 if ray is None else 2
+        write_results(swept(tmp_path, SEARCH, jobs=jobs, ray=ray, output=tmp_path / name))
+    assert files(tmp_path / "here") == files(tmp_path / "ray")
+
+
+def test_an_interrupted_search_goes_on_where_it_was(tmp_path: Path) -> None:
+    slow = BASE.replace("requests = 60", "requests = 4000")
+    path = write(tmp_path, SEARCH, slow)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "emu", "sweep", str(path), "-j", "2"]
+    process = subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    points = tmp_path / "runs" / "sweep" / "points"
+    deadline = time.monotonic() + 60
+    while len(list(points.glob("*.json"))) < 2:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert err.splitlines() == [
+        "what was finished is kept; the same command goes on from there",
+        "interrupted",
+    ]
+    kept = {file.name: file.stat().st_mtime_ns for file in points.glob("*.json")}
+    assert len(kept) >= 2
+    assert not (tmp_path / "runs" / "sweep" / "results.csv").exists()
+    again = emu("sweep", path, "-j", 1)
+    assert again.returncode == 0, again.stderr
+    assert f"{len(kept)} of them from the store" in again.stdout
+    for name, written in kept.items():
+        assert (points / name).stat().st_mtime_ns == written
+    fresh = emu("sweep", path, "-j", 1, "-o", tmp_path / "fresh")
+    assert fresh.returncode == 0
+    assert files(tmp_path / "runs" / "sweep") == files(tmp_path / "fresh")
+
+
+def test_a_stored_point_is_run_again_only_when_what_it_depends_on_changed(tmp_path: Path) -> None:
+    grid = 'base = "base.toml"\n[grid]\n"replicas.0.count" = [1, 2]\n'
+    assert swept(tmp_path, grid).from_store == 0
+    assert swept(tmp_path, grid).from_store == 2
+    wider = grid.replace("[1, 2]", "[1, 2, 3]")
+    assert swept(tmp_path, wider).from_store == 2
+    assert swept(tmp_path, grid, settings={"seed": 9}).from_store == 0
+    assert swept(tmp_path, grid, settings={"output.trace": True}).from_store == 2
+
+
+def test_the_key_follows_the_content_of_files_not_their_place(tmp_path: Path) -> None:
+    keys = []
+    for name, text in (("a", "0,100,10\n"), ("b", "0,100,10\n"), ("c", "0,100,11\n")):
+        directory = tmp_path / name
+        directory.mkdir()
+        (directory / "w.csv").write_text("arrival_time_ns,input_toks,output_toks\n" + text)
+        (directory / "base.toml").write_text('[workload]\npath = "w.csv"\n')
+        base = Base(directory / "base.toml")
+        keys.append(base.key(base.config({}, Point({}))))
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_a_damaged_store_file_counts_as_absent(tmp_path: Path) -> None:
+    grid = 'base = "base.toml"\n[grid]\n"replicas.0.count" = [1, 2]\n'
+    swept(tmp_path, grid)
+    victim = next((tmp_path / "runs" / "sweep" / "points").glob("*.json"))
+    victim.write_text("{")
+    assert swept(tmp_path, grid).from_store == 1
+
+
+def test_wrong_points_stand_beside_good_ones(tmp_path: Path) -> None:
+    grid = 'base = "base.toml"\n[grid]\n"replicas.0.count" = [1, 9]\n"router.policy" = ["load"]\n'
+    rows = rows_of(swept(tmp_path, grid))
+    assert [row["status"] for row in rows] == ["completed", "invalid"]
+    assert rows[1]["error"]
+    assert rows[1]["p99_ttft_ms"] == ""
+
+
+def test_a_run_that_cannot_go_on_is_a_failed_point(tmp_path: Path) -> None:
+    grid = 'base = "base.toml"\n[grid]\n"limits.simulated_s" = [0, 0.5]\n'
+    result = swept(tmp_path, grid)
+    assert [row.result.status for row in result.rows] == ["completed", "failed"]
+    assert result.rows[1].result.error.startswith("LimitReached: ")
+
+
+def test_equal_points_are_run_once(tmp_path: Path) -> None:
+    grid = 'base = "base.toml"\n[[list]]\nseed = 3\n[[list]]\nseed = 3\n'
+    result = swept(tmp_path, grid)
+    assert len(result.rows) == 2
+    assert result.rows[0].result is result.rows[1].result
+
+
+def test_runs_are_kept_when_asked_for(tmp_path: Path) -> None:
+    grid = 'base = "base.toml"\nkeep_runs = true\n[[list]]\nseed = 3\n'
+    result = swept(tmp_path, grid)
+    kept = tmp_path / "runs" / "sweep" / "runs" / result.rows[0].result.key
+    assert json.loads((kept / "summary.json").read_text())["completed"] == 60
+    assert swept(tmp_path, grid).from_store == 1
+
+
+def test_a_point_gives_what_a_run_gives(tmp_path: Path) -> None:
+    result = swept(tmp_path, 'base = "base.toml"\n[[list]]\nseed = 3\n')
+    done = emu(tmp_path / "base.toml", "-q", "--seed", 3, "-o", tmp_path / "run")
+    assert done.returncode == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    figures = result.rows[0].result.figures
+    assert figures["p99_ttft_ms"] == summary["p99_ttft_ms"]
+    assert figures["load.verdict"] == summary["load"]["verdict"]
+    assert figures["gpu_seconds.total"] == summary["gpu_seconds"]["total"]
+
+
+def test_a_worker_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalPool(1) as pool:
+        pool._start()
+        pool._processes[0].kill()
+        pool._processes[0].join()
+        with pytest.raises((RunError, BrokenPipeError)):
+            list(pool.results([None]))  # type: ignore[list-item]
+
+
+def test_a_pool_is_left_without_processes() -> None:
+    with LocalPool(2) as pool:
+        assert list(pool.results([])) == []
+        pool._start()
+        processes = list(pool._processes)
+    assert all(process.exitcode == 0 for process in processes)
+    with HerePool() as here:
+        assert here.workers == 1
+
+
+def test_parquet_holds_what_the_csv_holds(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    grid = 'base = "base.toml"\nparquet = true\n[grid]\n"replicas.0.count" = [1, 9]\n'
+    rows = rows_of(swept(tmp_path, grid))
+    table = parquet.read_table(tmp_path / "runs" / "sweep" / "results.parquet").to_pylist()
+    assert [row["replicas.0.count"] for row in table] == [1, 9]
+    assert table[0]["p99_ttft_ms"] == float(rows[0]["p99_ttft_ms"])
+    assert table[1]["p99_ttft_ms"] is None
+
+
+PARETO = """
+base = "base.toml"
+[pareto]
+points = 12
+points_per_round = 4
+minimize = ["gpu_seconds.total", "p99_ttft_ms"]
+[pareto.keys]
+"replicas.0.count" = {min = 1, max = 8, integer = true}
+"""
+
+
+def test_a_front_is_found_and_found_again(tmp_path: Path) -> None:
+    pytest.importorskip("optuna", reason="Optuna is not installed (extra `search`)")
+    first = swept(tmp_path, PARETO)
+    assert len(first.rows) == 12
+    assert 1 <= sum(bool(row.meets) for row in first.rows) <= 12
+    costs = [
+        (row.result.figures["gpu_seconds.total"], row.result.figures["p99_ttft_ms"])
+        for row in first.rows
+    ]
+    for row, (cost, latency) in zip(first.rows, costs, strict=True):
+        beaten = any(c <= cost and y <= latency and (c, y) != (cost, latency) for c, y in costs)
+        assert row.meets is not beaten
+    again = swept(tmp_path, PARETO, jobs=2, output=tmp_path / "again")
+    assert [row.point for row in again.rows] == [row.point for row in first.rows]
+
+
+@pytest.mark.parametrize("text", [PARETO])
+def test_an_extra_that_is_missing_is_named(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(InputError, match=r"needs the package optuna: pip install 'emu\[search\]'"):
+        swept(tmp_path, text)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match=r"needs the package ray"):
+        swept(tmp_path, SEARCH, ray="local")
+
+
+def test_mistakes_are_one_line(tmp_path: Path) -> None:
+    assert refused(emu("sweep", tmp_path / "absent.toml")).endswith("no such file or directory")
+    path = write(tmp_path, SEARCH.replace("p99_ttft_ms", "p99_tftt_ms"))
+    assert "did you mean p99_ttft_ms" in refused(emu("sweep", path))
+    path = write(tmp_path, SEARCH.replace("rate_per_s", "rate_per_sec"))
+    assert "did you mean rate_per_s" in refused(emu("sweep", path, "-j", 1))
+    path = write(tmp_path, SEARCH.replace("base.toml", "bose.toml"))
+    assert "bose.toml: no such file" in refused(emu("sweep", path))
+    path = write(tmp_path, 'base = "base.toml"\n[grid]\n"router.polcy" = ["load"]\n')
+    assert "every point of the sweep is wrong" in refused(emu("sweep", path, "-j", 1))
+    assert "--jobs" in refused(emu("sweep", path, "-j", -1))
+
+
+def test_a_failing_run_is_a_result_not_an_exception(tmp_path: Path) -> None:
+    base = Base(write(tmp_path, SEARCH).with_name("base.toml"))
+    config = base.config({"limits.simulated_s": 0.1}, Point({}))
+    from emu.sweep.evaluate import Task
+
+    result = run_point(Task("k", config, "base.toml", ""))
+    assert isinstance(result, PointResult)
+    assert (result.status, result.figures) == ("failed", {})
+
+
+@pytest.mark.slow
+def test_the_capacity_example_gives_one_answer_however_it_is_run(tmp_path: Path) -> None:
+    example = ROOT / "configs" / "experiments" / "sweep-capacity.toml"
+    for name, jobs in (("one", 1), ("two", 2)):
+        done = emu("sweep", example, "-q", "-j", jobs, "-o", tmp_path / name)
+        assert done.returncode == 0, done.stderr
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+    answer = json.loads((tmp_path / "one" / "sweep.json").read_text())["answer"]
+    assert answer["fails_at"] - answer["value"] <= 0.02 * answer["fails_at"]
+    assert 40 < answer["value"] < 250
+    assert answer["is_monotone"]
+
+
+@pytest.mark.slow
+def test_the_grid_example_runs(tmp_path: Path) -> None:
+    done = emu(
+        "sweep", ROOT / "configs" / "experiments" / "sweep-grid.toml", "-o", tmp_path, COLUMNS="160"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "12 points" in done.stdout
+    assert (tmp_path / "report.html").exists()
