@@ -60,6 +60,8 @@ class Progress(msgspec.Struct):
 
     A request with one output token is in `finished` too.
     """
+    resumed: list[Request] = msgspec.field(default_factory=list)
+    """Requests whose lost or evicted KV is complete again (handed on like those above)."""
     finished: list[Request] = msgspec.field(default_factory=list)
     """Requests whose last output token came now; they have left, their blocks are free."""
     cohort_size: int = 0
@@ -130,6 +132,14 @@ class Scheduler(Protocol):
 
         To be asked after `enqueue`, `reserve`, `unreserve`, `release` or the cancellation of a
         waiting request; any other change ends a leap at the end of the iteration in flight.
+        """
+        ...
+
+    def split(self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
+        """The first `steps` iterations of a leap ended at `now_ns`, the next one is in flight.
+
+        Afterwards the batch is that one iteration, as if it had been stepped to (for a crash or a
+        pause in the middle of a leap).
         """
         ...
 

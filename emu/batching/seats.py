@@ -297,6 +297,8 @@ class CohortScheduler(WithHandoff):
             progress.prefill_tokens += new
         if target < request.prompt_tokens + request.generated_tokens:
             return False
+        if seat.prefilling and request.first_token_ns >= 0:
+            progress.resumed.append(request)
         seat.prefilling = False
         request.generated_tokens += 1
         progress.decode_tokens += 1

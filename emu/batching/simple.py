@@ -262,6 +262,7 @@ class SimpleScheduler(ReplicaBooks):
         else:
             gap_ns = now_ns - request.last_token_ns
             progress.gaps_ns.append(gap_ns)
+            progress.resumed.append(request)
             request.max_gap_ns = max(request.max_gap_ns, gap_ns)
         request.last_token_ns = now_ns
         done = request.generated_tokens >= request.output_tokens

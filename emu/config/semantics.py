@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from emu.config import names
 from emu.config.check import Problem, shown
+from emu.config.faultkinds import fault_problems
 from emu.config.locate import Path
 from emu.config.schema import Config, LengthsTable, ReplicaTable
 from emu.config.suggest import unknown_value
@@ -223,6 +224,7 @@ def _targets(config: Config) -> Iterator[Problem]:
             if not -1 <= value < count:
                 known = f"from 0 to {count - 1}" if count < 2**63 else ">= 0"
                 yield ("faults", index, key), f"expected an index {known}, got {shown(value)}"
+        yield from fault_problems(index, fault)
 
 
 def _others(config: Config) -> Iterator[Problem]:

@@ -91,6 +91,11 @@ class Network(Protocol):
 
 
 def kv_bytes(requests: list[Request], block_size: int, kv_bytes_per_token: int) -> int:
-    """KV that moves with these requests: whole pages of prompt + 1 tokens (BlitzScale 1.4)."""
-    tokens = sum(ceil_div(r.prompt_tokens + 1, block_size) * block_size for r in requests)
-    return tokens * kv_bytes_per_token
+    """KV that moves with these requests: whole pages of prompt + 1 tokens (BlitzScale 1.4).
+
+    A request that had to be computed again moves all that it has reached.
+    """
+    blocks = sum(
+        ceil_div(r.prompt_tokens + max(1, r.generated_tokens), block_size) for r in requests
+    )
+    return blocks * block_size * kv_bytes_per_token

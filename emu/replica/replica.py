@@ -77,6 +77,9 @@ class Replica:
         """Grows at each crash: what was meant for an earlier life is dropped."""
         self.slowdown = 1.0
         """Iterations take so many times longer (a straggler)."""
+        self.is_paused = False
+        """Stopped, or frozen without anybody knowing (`emu/replica/life.py`)."""
+        self.paused_ns = -1
         self.model_loaded = state is not S.INACTIVE
         self.segments_ready = 0
         """Weights that have arrived, while they do: embedding, each layer, head."""
@@ -325,10 +328,12 @@ class Replica:
             cost_ns = await self.cost_ns(batch.shape)
             self._end_ns = start_ns + cost_ns
             await self.inbox.wait(self._end_ns, self._boundary)
+            if self.is_paused:
+                await self._sit_out()
             if self.incarnation != incarnation:
                 return
             self._batch = None
-            self._complete(batch, 1, start_ns, None, cost_ns)
+            self._complete(batch, 1, start_ns, None, kernel.now_ns - start_ns)
             return
         ends = self.latency.decode_run_ns(batch.shape, batch.max_steps)
         if self.slowdown != 1.0:
@@ -336,12 +341,31 @@ class Replica:
         self._ends = ends
         self._end_ns = start_ns + int(ends[-1])
         await self.inbox.wait(self._end_ns, self._boundary)
+        if self.is_paused:
+            await self._sit_out()
         if self.incarnation != incarnation:
             return
+        is_cut, start_ns = self._ends is None, self._start_ns
         self._ends = self._batch = None
+        if is_cut:  # by a pause, which has completed the earlier iterations
+            self._complete(batch, 1, start_ns, None, kernel.now_ns - start_ns)
+            return
         if kernel.now_ns != self._end_ns:
             ends = ends[: int(ends.searchsorted(kernel.now_ns - start_ns, "right"))]
         self._complete(batch, len(ends), start_ns, ends, _longest(ends, self._is_monotone))
+
+    async def _sit_out(self) -> None:
+        """Through a pause in the middle of an iteration, and the rest of the iteration."""
+        incarnation = self.incarnation
+        while self.is_paused:
+            await self.stand_still()
+            if self.incarnation == incarnation:
+                await self.inbox.wait(self._end_ns, self._boundary)
+
+    async def stand_still(self) -> None:
+        """Until the end of a pause (or a crash), whatever happens meanwhile."""
+        while self.is_paused:
+            await self.inbox.wait(None, _never)
 
     async def cost_ns(self, shape: BatchShape) -> int:
         """Duration of an iteration here and now."""
@@ -406,6 +430,26 @@ class Replica:
         if self.signals is not None:
             self._note_signal()
 
+    def end_leap_part(self, batch: Batch, ends: NDArray[np.int64]) -> None:
+        """The first iterations of a leap have ended, and the one in flight is a batch of its own.
+
+        For a crash or a pause in the middle of a leap (`emu/replica/life.py`).
+        """
+        world, start_ns, steps = self.world, self._start_ns, len(ends)
+        end_ns = start_ns + int(ends[-1])
+        receivers = self.scheduler.token_receivers(batch) if world.streams else ()
+        if world.batches is not None:
+            world.batches.batch(self, batch, start_ns, end_ns, steps, None)
+        progress = self.scheduler.split(batch, steps, end_ns, _longest(ends, self._is_monotone))
+        self.iterations += steps
+        self.busy_ns += end_ns - start_ns
+        self.decode_tokens += progress.decode_tokens
+        world.gaps.add_run(ends, progress.cohort_size, start_ns)
+        if receivers:
+            world.on_tokens(self, receivers)
+        if self.signals is not None:
+            self._note_signal()
+
     def _note_signal(self) -> None:
         scheduler = self.scheduler
         assert self.signals is not None
@@ -422,8 +466,11 @@ class Replica:
     async def run_alone(self, batch: Batch, cost_ns: int) -> bool:
         """Sleep through one iteration of a known cost. False: the replica crashed meanwhile."""
         self._batch, incarnation = batch, self.incarnation
-        self._end_ns = self.kernel.now_ns + cost_ns
+        self._start_ns = self.kernel.now_ns
+        self._end_ns = self._start_ns + cost_ns
         await self.inbox.wait(self._end_ns, self._boundary)
+        if self.is_paused:
+            await self._sit_out()
         if self.incarnation != incarnation:
             return False
         self._batch = None
@@ -460,9 +507,12 @@ class Replica:
             world.on_capacity(self)
         for request, reason in progress.failed:
             world.terminal(request, Status.FAILED, reason)
-        is_handed_off = split is not None or (progress.first_tokens and self.state in _HANDS_OFF)
+        ready = progress.first_tokens
+        if progress.resumed:
+            ready = [*ready, *progress.resumed]
+        is_handed_off = split is not None or (ready and self.state in _HANDS_OFF)
         if is_handed_off and self.handoff is not None:
-            leaving = [r for r in progress.first_tokens if not r.status.is_terminal]
+            leaving = [r for r in ready if not r.status.is_terminal]
             for request in leaving:
                 self.scheduler.detach(request)
                 request.status = Status.MIGRATING
@@ -470,6 +520,11 @@ class Replica:
                 self.handoff.append_second(split, leaving)
             elif leaving:
                 self.handoff.append(leaving, step_ns)
+
+
+def _never(now_ns: int) -> int:
+    """No message wakes who stands still; `Mailbox.interrupt` does."""
+    return -1
 
 
 def _longest(ends: NDArray[np.int64], is_monotone: bool) -> int:

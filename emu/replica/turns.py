@@ -24,6 +24,8 @@ Turn = Callable[[Replica], Awaitable[None]]
 async def run_replica(replica: Replica) -> None:
     """The actor: take turns for ever (the end of the run ends it)."""
     while True:
+        if replica.is_paused:
+            await replica.stand_still()
         await TURNS[replica.state](replica)
 
 
