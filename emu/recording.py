@@ -95,6 +95,13 @@ class Recorder:
         if self.trace is not None:
             self.trace.moved_live(request, source, destination, started_ns, stop_ns)
 
+    def noted(self, at_ns: int, kind: str, target: str, text: str) -> None:
+        """A plan, a load that is complete: what explains the timeline."""
+        self.marks.record(at_ns, kind, target, text)
+        if self.trace is not None:
+            replica = int(target.removeprefix("replica ")) if target.startswith("replica ") else 0
+            self.trace.mark(at_ns, replica, kind, text)
+
     def relayed(
         self,
         source: Replica,

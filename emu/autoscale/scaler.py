@@ -162,6 +162,15 @@ class Scaler:
         """Something may ever be scaled (else only manual commands load weights)."""
         return self.table.executor != "none"
 
+    def close(self) -> None:
+        """The run is over: what the host copies took goes into the timeline."""
+        if self.is_active:
+            now_ns = self._world.kernel.now_ns
+            mean = round(self.cache.mean_bytes(now_ns))
+            self._world.note(
+                "host_cache", "", f"mean {mean} bytes, max {self.cache.bytes_max} bytes"
+            )
+
     # --- the loop ---------------------------------------------------------------------------------
     async def run(self) -> None:
         """After a change, tick at the next multiple of the period."""

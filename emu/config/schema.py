@@ -382,7 +382,7 @@ class AutoscaleTable(Table, kw_only=True, frozen=True):
     tick_ms: Annotated[Positive, doc("Period of the planner.")] = 10.0
     blocking: Annotated[
         bool, doc("The planner waits while a multicast is under way (as the original).")
-    ] = True
+    ] = False
     min_prefill: Annotated[Count, doc("Prefill replicas at least.")] = 1
     max_prefill: Annotated[Count, doc("Prefill replicas at most.")] = 64
     min_decode: Annotated[Count, doc("Decode replicas at least.")] = 1
