@@ -6,6 +6,7 @@ The rim: files, progress, signals and exit statuses live here; the world itself 
 from __future__ import annotations
 
 import gc
+import os
 import platform
 import signal
 import sys
@@ -265,7 +266,7 @@ def run_command(
         emulated_s = result.outcome.end_ns / NS_PER_S
         console.print(
             f"{emulated_s:.1f} s emulated in {result.wall_s:.2f} s "
-            f"({emulated_s / result.wall_s:.0f} x real time); results in {result.directory}"
+            f"({emulated_s / result.wall_s:.0f} x real time); results in {os.path.relpath(result.directory)}"
         )
     return 0
 
