@@ -264,9 +264,10 @@ def run_command(
         console = Console(highlight=False)
         print_summary(result.summary, console)
         emulated_s = result.outcome.end_ns / NS_PER_S
+        where = os.path.relpath(result.directory)
         console.print(
             f"{emulated_s:.1f} s emulated in {result.wall_s:.2f} s "
-            f"({emulated_s / result.wall_s:.0f} x real time); results in {os.path.relpath(result.directory)}"
+            f"({emulated_s / result.wall_s:.0f} x real time); results in {where}"
         )
     return 0
 
