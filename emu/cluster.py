@@ -19,6 +19,7 @@ from emu.batching.registry import make_scheduler
 from emu.catalogue import sizes
 from emu.commands import Commander, check_commands
 from emu.gateway import Gateway, Source
+from emu.kvtiers import TierBook
 from emu.latency.base import LatencyBackend
 from emu.latency.registry import LatencyContext, make_latency
 from emu.migration.live import LiveMigrator
@@ -31,6 +32,7 @@ from emu.plan import Plan, ReplicaPlan
 from emu.recording import Recorder
 from emu.replica.replica import Replica
 from emu.replica.states import GPU_ROLE, ReplicaState, Writer
+from emu.replica.tiering import TierTraffic
 from emu.replica.turns import run_replica
 from emu.replica.zigzag import abandon
 from emu.report.summary import RunFacts
@@ -86,6 +88,7 @@ class Cluster:
         self._stuck: dict[int, Watcher] = {}
         self._batch_ids = 0
         self._backends: list[tuple[LatencyContext, LatencyBackend]] = []
+        self.tiers = TierBook(plan)
         is_fcfs = any(r.scheduler.policy == "fcfs" for r in plan.replicas)
         has_roles = any(r.role != "colocated" for r in plan.replicas)
         self.queue = PrefillQueue() if is_fcfs and has_roles else None
@@ -141,21 +144,26 @@ class Cluster:
         latency = self._latency(plan)
         if latency.foreign:
             limits = msgspec.structs.replace(limits, leap=False)
+        scheduler = make_scheduler(
+            table,
+            limits,
+            queue=self.queue,
+            preemptions_max=self.config.limits.preemptions_per_request,
+            tiers=self.tiers.of(plan),
+        )
         replica = Replica(
             plan.replica_id,
             self,
-            make_scheduler(
-                table,
-                limits,
-                queue=self.queue,
-                preemptions_max=self.config.limits.preemptions_per_request,
-            ),
+            scheduler,
             latency,
             state=_START[plan.role],
             grid=Grid(plan.gpus, plan.tensor_parallel),
             machine=plan.machine,
             stages=plan.pipeline_parallel,
         )
+        pool = getattr(scheduler, "block_pool", None)
+        if pool is not None and pool.tiers:
+            replica.tier_traffic = TierTraffic(self.network, plan.gpus, self.tiers.kinds, pool)
         replica.layers = plan.model.layers
         replica.activation_token_bytes = plan.model.hidden * sizes.weight_bytes(
             1, sizes.activation_dtype(plan.model, plan.dtype)
@@ -216,6 +224,7 @@ class Cluster:
         return Outcome(error, kernel.now_ns, kernel.events, f"{kernel.digest:016x}")
 
     def _close_books(self) -> None:
+        self.scaler.close()
         now_ns = self.kernel.now_ns
         for replica in self.replicas:
             spent = replica.state_ns.get(replica.state, 0) + now_ns - replica.state_since_ns
@@ -296,7 +305,7 @@ class Cluster:
 
     def note(self, kind: str, target: str, text: str) -> None:
         """A line in the run's timeline."""
-        self.recorder.marks.record(self.kernel.now_ns, kind, target, text)
+        self.recorder.noted(self.kernel.now_ns, kind, target, text)
 
     def give_up(self, replica: Replica) -> None:
         """A live load failed: what the replica has begun goes back to the queue."""
@@ -353,8 +362,12 @@ class Cluster:
 
     # --- seeing -------------------------------------------------------------------------------
     def _prefix_match(self, replica_id: int, request: Request) -> int:
-        match = getattr(self.replicas[replica_id].scheduler, "prefix_match", None)
-        return 0 if match is None else int(match(request))
+        replica = self.replicas[replica_id]
+        match = getattr(replica.scheduler, "prefix_match", None)
+        if match is None:
+            return 0
+        replica.settle()
+        return int(match(request))
 
     def _story(self) -> list[str]:
         lines = [f"{self.gateway.outstanding} requests are outstanding"]

@@ -27,6 +27,7 @@ from emu.config.schema import (
 )
 from emu.errors import InputError
 from emu.kv.memory import MemoryPlan, engine_plan
+from emu.kvtiers import check_tiers
 from emu.latency.registry import LatencyContext
 from emu.network.placement import place
 from emu.network.topology import Topology, build_topology
@@ -149,6 +150,7 @@ def make_plan(config: Config, source: str = "config") -> Plan:
                     max_model_tokens=model_table.max_model_tokens or model.max_position,
                 )
             )
+    check_tiers(config.network, replicas, source)
     return Plan(config, source, topology, gpu_specs, tuple(replicas))
 
 

@@ -81,6 +81,8 @@ class Request(msgspec.Struct, kw_only=True, eq=False, gc=False):
     """Which blocks, in order, when the pool tracks identities (prefix caching)."""
     block_keys: list[int] | None = None
     """Chained hashes of its full blocks; None until first looked up, empty if unknown."""
+    block_keys_size: int = 0
+    """Tokens per block that `block_keys` are for."""
 
     queued_ns: int = -1
     first_scheduled_ns: int = -1

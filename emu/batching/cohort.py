@@ -56,11 +56,17 @@ class Cohort:
     """All plain decodes of a replica."""
 
     def __init__(
-        self, block_size: int, *, track_members: bool = False, counts_blocks: bool = False
+        self,
+        block_size: int,
+        *,
+        track_members: bool = False,
+        counts_blocks: bool = False,
+        chunk_tokens: int = 0,
     ) -> None:
         """`track_members`: keep the members of each residue, for pools with identities.
         `counts_blocks`: members hold exactly the blocks of their computed tokens, and it is here
-        that `Request.kv_blocks` is worked out."""
+        that `Request.kv_blocks` is worked out. `chunk_tokens`: length of a tier's chunk, if
+        there are tiers."""
         self.block_size = block_size
         self.track_members = track_members
         self.counts_blocks = counts_blocks
@@ -75,6 +81,9 @@ class Cohort:
         self._indexers = [0] * block_size
         """As `_takers`, members with keys only, by the step in which they fill a block."""
         self._indexer_count = 0
+        self._chunk_tokens = chunk_tokens
+        self._chunk_steps: list[int] = []
+        """Sorted: step (modulo the chunk) in which each member with keys completes a chunk."""
         self._members: list[dict[int, Seat]] = [{} for _ in range(block_size * track_members)]
         self._ends: list[tuple[int, int, Seat]] = []
         self._gap_steps: list[int] = []
@@ -105,6 +114,8 @@ class Cohort:
             if seat.has_keys:
                 self._indexers[-offset % self.block_size] += 1
                 self._indexer_count += 1
+                if self._chunk_tokens:
+                    insort(self._chunk_steps, -offset % self._chunk_tokens)
         heappush(self._ends, (seat.finish_step, seat.admission, seat))
 
     def leave(self, seat: Seat) -> None:
@@ -122,6 +133,9 @@ class Cohort:
             if seat.has_keys:
                 self._indexers[-offset % self.block_size] -= 1
                 self._indexer_count -= 1
+                if self._chunk_tokens:
+                    chunk_step = -offset % self._chunk_tokens
+                    del self._chunk_steps[bisect_left(self._chunk_steps, chunk_step)]
         if self.count == 0:
             self._rest()
 
@@ -201,6 +215,16 @@ class Cohort:
             if self._indexers[(at + steps) % self.block_size]:
                 return steps
         return limit
+
+    def steps_before_chunk(self, limit: int) -> int:
+        """Further steps, up to `limit`, before the one that completes a chunk of a tier."""
+        steps = self._chunk_steps
+        if not steps:
+            return limit
+        at = self.step % self._chunk_tokens
+        place = bisect_left(steps, at)
+        due = steps[place] if place < len(steps) else steps[0] + self._chunk_tokens
+        return min(limit, due - at)
 
     @property
     def has_indexers(self) -> bool:

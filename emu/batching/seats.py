@@ -61,7 +61,10 @@ class CohortScheduler(WithHandoff):
         self._queue = make_queue(table.order)
         self._handoff = Handoff(self.pool, self.blocks_of)
         self._cohort = Cohort(
-            limits.block_size, track_members=caching, counts_blocks=self.grows and not caching
+            limits.block_size,
+            track_members=caching,
+            counts_blocks=self.grows and not caching,
+            chunk_tokens=tiers[0].chunk_tokens if tiers and caching else 0,
         )
         self._seats: dict[int, Seat] = {}
         """By request id; the order of the dictionary is the order of admission."""
@@ -98,6 +101,10 @@ class CohortScheduler(WithHandoff):
     def running_count(self) -> int:
         """Requests that hold KV and run or are about to."""
         return len(self._seats) + len(self._handoff.arrived)
+
+    def prefix_match(self, request: Request) -> int:
+        """Prompt tokens of a request that the GPU pool holds (what a router may ask)."""
+        return 0 if self.block_pool is None else self.block_pool.match(request)
 
     @property
     def waiting_tokens(self) -> int:

@@ -303,9 +303,9 @@ class VllmScheduler(CohortScheduler):
             return steps
         if self._blocked == BLOCKED_BY_KV:
             steps = self._steps_to_longer_hit(pool, steps)
-        if any(tier.shared for tier in pool.tiers):
-            # Other replicas must see each chunk at the instant at which it was written.
-            steps = 1 + cohort.steps_before_filled_block(steps - 1)
+        if pool.tiers:
+            # Chunks are on their way, and seen by other replicas, from their own instant on.
+            steps = 1 + cohort.steps_before_chunk(steps - 1)
         return steps
 
     def _is_head_blocked(self) -> bool:

@@ -43,7 +43,9 @@ class BlockPool:
         self.tiers = tuple(tiers)
         self.evicted_blocks = 0
         self.written_bytes = 0
-        """Bytes written through to lower tiers (they take no time, section 6.4)."""
+        """Bytes written through to lower tiers so far."""
+        self.pending_writes = [0] * len(self.tiers)
+        """Bytes written through to each tier that nobody has carried there yet."""
         self._references: list[int] = []
         self._keys: list[int] = []
         self._free: OrderedDict[int, None] = OrderedDict()
@@ -83,11 +85,22 @@ class BlockPool:
     def keys_of(self, request: Request) -> list[int]:
         """Keys of the request's full blocks, computed once."""
         keys = request.block_keys
-        if keys is None:
+        if keys is None or request.block_keys_size != self.block_size:
             keys = request.block_keys = block_keys(
                 request.prefix, self.block_size, request.prompt_tokens
             )
+            request.block_keys_size = self.block_size
         return keys
+
+    def match(self, request: Request) -> int:
+        """Prompt tokens of a request that came from outside that the GPU pool holds now."""
+        index = self._index
+        found = 0
+        for key in self.keys_of(request)[: (request.prompt_tokens - 1) // self.block_size]:
+            if key not in index:
+                break
+            found += 1
+        return found * self.block_size
 
     def keys_wanted(self, request: Request) -> dict[int, int]:
         """By position, the keys that would cut the request's need if somebody indexed them.
@@ -160,8 +173,8 @@ class BlockPool:
         key_of = self._keys
         for block, key in zip(blocks, new_keys, strict=True):
             key_of[block] = key
-        for tier in self.tiers:
-            self._write_through(tier, keys, first, last)
+        for number in range(len(self.tiers)):
+            self._write_through(number, keys, first, last)
 
     def index_at(self, request: Request, position: int) -> None:
         """The block at `position` became full: `index` for a decode."""
@@ -174,14 +187,16 @@ class BlockPool:
         block = held[position]
         self._keys[block] = key
         self._index[key] = block
-        for tier in self.tiers:
-            self._write_through(tier, keys, position, position + 1)
+        for number in range(len(self.tiers)):
+            self._write_through(number, keys, position, position + 1)
 
-    def _write_through(self, tier: LowerTier, keys: list[int], first: int, last: int) -> None:
+    def _write_through(self, number: int, keys: list[int], first: int, last: int) -> None:
+        tier = self.tiers[number]
         blocks_per_chunk = tier.chunk_tokens // self.block_size
         for chunk in range(first // blocks_per_chunk, last // blocks_per_chunk):
             if tier.write(keys[(chunk + 1) * blocks_per_chunk - 1]):
                 self.written_bytes += tier.chunk_bytes
+                self.pending_writes[number] += tier.chunk_bytes
 
     def release(self, request: Request) -> None:
         """References drop by one; blocks at zero go to the tail of the free list."""

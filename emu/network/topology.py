@@ -7,7 +7,7 @@ Links of one direction each, rates in bytes per second:
 
     GPU       NIC out, NIC in; NVLink out, in (where there is NVLink)
     PCIe      down (host to GPU), up (GPU to host); shared by `pcie_shared_by` GPUs
-    machine   host memory read, host memory write
+    machine   host memory read, host memory write; CXL read, CXL write (where there is CXL)
     GPU       SSD read (the disk's rate is given per GPU)
     leaf      uplink, downlink, only where `leaf_uplink_gbps` is given; otherwise the fabric above
               the NICs never limits
@@ -62,6 +62,8 @@ class LinkKind(enum.Enum):
     SSD_READ = "ssd.read"
     HOST_READ = "host.read"
     HOST_WRITE = "host.write"
+    CXL_READ = "cxl.read"
+    CXL_WRITE = "cxl.write"
     LEAF_UP = "uplink"
     LEAF_DOWN = "downlink"
 
@@ -104,6 +106,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[int, ...]
     host_read: int
     host_write: int
+    cxl_read: int = -1
+    cxl_write: int = -1
 
 
 class Topology(msgspec.Struct, frozen=True):
@@ -157,6 +161,16 @@ class Topology(msgspec.Struct, frozen=True):
         """Links of a write into the memory of the GPU's own machine."""
         source = self.gpus[gpu]
         return (source.pcie_up, self.machines[source.machine].host_write)
+
+    def cxl_to_gpu_path(self, gpu: int) -> LinkPath:
+        """Links of a read from the CXL memory of the GPU's machine."""
+        target = self.gpus[gpu]
+        return (self.machines[target.machine].cxl_read, target.pcie_down)
+
+    def gpu_to_cxl_path(self, gpu: int) -> LinkPath:
+        """Links of a write into the CXL memory of the GPU's machine."""
+        source = self.gpus[gpu]
+        return (source.pcie_up, self.machines[source.machine].cxl_write)
 
     def ssd_to_host_path(self, gpu: int) -> LinkPath:
         """Links of a read from the GPU's share of the disk into host memory."""
@@ -232,6 +246,12 @@ class _Builder:
         owner = f"machine{index}"
         host_read = self._link(owner, LinkKind.HOST_READ, host_rate, host_latency_ns)
         host_write = self._link(owner, LinkKind.HOST_WRITE, host_rate, host_latency_ns)
+        cxl_read = cxl_write = -1
+        if node.cxl_gib > 0:
+            # Blocks are spread over the devices of the pool, which answer in parallel.
+            rate = max(1, round(node.cxl_gbytes_per_s * node.cxl_devices * 1e9))
+            cxl_read = self._link(owner, LinkKind.CXL_READ, rate, node.cxl_latency_ns)
+            cxl_write = self._link(owner, LinkKind.CXL_WRITE, rate, node.cxl_latency_ns)
         first_gpu = len(self.gpus)
         pcie = (-1, -1)
         domain_gpus = node.nvlink_domain or node.gpus
@@ -249,6 +269,8 @@ class _Builder:
                 gpus=tuple(range(first_gpu, len(self.gpus))),
                 host_read=host_read,
                 host_write=host_write,
+                cxl_read=cxl_read,
+                cxl_write=cxl_write,
             )
         )
 

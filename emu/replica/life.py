@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
+from emu.batching.shrink import restore
 from emu.replica.replica import Replica
 from emu.request import Request
 
@@ -53,22 +54,24 @@ def crash(replica: Replica) -> list[Request]:
     for request in scheduler.residents():
         request.recomputed_tokens += request.computed_tokens
     lost = scheduler.evacuate()
+    restore(scheduler)
     for requests in replica.arrived:
         for request in requests:
             request.recomputed_tokens += request.reached_tokens
             lost.append(request)
     replica.arrived.clear()
+    replica.jobs.clear()
     stops, replica.stops = replica.stops, []
     for _, on_stopped in stops:
         on_stopped()
     replica._batch = None
     replica._on_stages.clear()
+    replica.drop_obstacles()
     replica.pipeline.reset(replica.kernel.now_ns)
     replica.zag = None
     replica.is_paused = False
     replica.model_loaded = False
     replica.segments_ready = 0
-    replica.unfinished_migrations = 0
     replica.inbox.interrupt()
     return [request for request in lost if not request.status.is_terminal]
 

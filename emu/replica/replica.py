@@ -24,6 +24,7 @@ from emu.batching.base import Batch, Progress, Scheduler
 from emu.batching.stages import Pipeline, StageSpan, bubble_ns, discount_bubbles
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.migration.transfer import SplitBatch
+from emu.network.carrier import Carried
 from emu.network.placement import Grid
 from emu.replica.states import (
     CLOSED,
@@ -34,6 +35,7 @@ from emu.replica.states import (
     move,
     try_move,
 )
+from emu.replica.tiering import TierTraffic
 from emu.replica.world import Handoff, World
 from emu.replica.zag import Zag
 from emu.request import Request, Status
@@ -96,6 +98,8 @@ class Replica:
         """Migrated batches, KV complete, that wait to join the running set."""
         self.cancels: list[tuple[Request, Status, str]] = []
         self.stops: list[tuple[Request, Callable[[], None]]] = []
+        self.jobs: list[Callable[[], None]] = []
+        """What else is to be done after the iteration in flight (faults)."""
         self.unfinished_migrations = 0
         self.signals: deque[tuple[int, int, int, int, int]] | None = None
         """History of (time, waiting, running, waiting tokens, blocks) if the router's are stale."""
@@ -114,6 +118,12 @@ class Replica:
         self._on_stages: deque[tuple[list[StageSpan], Batch]] = deque()
         """Batches in flight on several stages, in order, with their spans."""
         self.pipeline = Pipeline(stages)
+        self.tier_traffic: TierTraffic | None = None
+        self._held: Batch | None = None
+        """Formed, but not on the stages before what it needs is here."""
+        self._obstacles = 0
+        """Things that the batch formed last still waits for."""
+        self._recalls: list[Carried] = []
 
     # --- what others may do -------------------------------------------------------------------
     def submit(self, request: Request) -> None:
@@ -257,8 +267,8 @@ class Replica:
 
     @property
     def has_batches_in_flight(self) -> bool:
-        """Some batch is on the pipeline's stages."""
-        return bool(self._on_stages)
+        """Some batch is on the pipeline's stages, or about to be."""
+        return bool(self._on_stages) or self._held is not None
 
     @property
     def is_idle(self) -> bool:
@@ -266,7 +276,7 @@ class Replica:
         scheduler = self.scheduler
         return (
             self._batch is None
-            and not self._on_stages
+            and not self.has_batches_in_flight
             and not self.arrived
             and scheduler.running_count == 0
             and scheduler.waiting_count == 0
@@ -299,17 +309,63 @@ class Replica:
                 elif request.status is Status.MIGRATING or request.holder_id != self.replica_id:
                     self.world.cancel(request)  # it moved on in the iteration that was in flight
             self.world.on_capacity(self)
+        if self.jobs:
+            jobs, self.jobs = self.jobs, []
+            for job in jobs:
+                job()
 
     async def iterate(self) -> bool:
         """Form and execute one batch (or leap). False if there was nothing to run."""
+        batch = self._held
+        if batch is not None:
+            if self._obstacles:
+                return False
+            self._held = None
+            self._launch_on_stages(batch)
+            return True
         batch = self.scheduler.schedule(self.kernel.now_ns)
+        if self.tier_traffic is not None:
+            self.tier_traffic.write_through()
         if batch is None:
             return False
-        if self.stages > 1:
-            self._launch_on_stages(batch)
-        else:
+        if self.stages == 1:
             await self._execute(batch)
+        elif self._meets_obstacles(batch):
+            self._held = batch
+        else:
+            self._launch_on_stages(batch)
         return True
+
+    # --- what a batch waits for ---------------------------------------------------------------
+    def _meets_obstacles(self, batch: Batch) -> bool:
+        """Begin what the batch needs before it can run. False: it can run at once."""
+        if not batch.recalls or self.tier_traffic is None:
+            return False
+        self._obstacles = 1
+        self._recalls = self.tier_traffic.recall(batch.recalls, self._pass_obstacle)
+        return True
+
+    def _pass_obstacle(self) -> None:
+        self._obstacles -= 1
+        if self._obstacles == 0:
+            if self.stages == 1:
+                self.inbox.interrupt()
+            else:
+                self.inbox.poke()
+
+    async def _wait_for_obstacles(self, incarnation: int) -> None:
+        while self._obstacles and self.incarnation == incarnation:
+            await self.inbox.wait(None, _never)
+        if self.is_paused and self.incarnation == incarnation:
+            await self.stand_still()
+
+    def drop_obstacles(self) -> None:
+        """The batch that waits is lost (the replica crashed)."""
+        self._held = None
+        self._obstacles = 0
+        for recall in self._recalls:
+            recall.cancel()
+        self._recalls = []
 
     def _boundary(self, now_ns: int) -> int:
         """When the iteration in flight ends; -1 if that is the deadline already set."""
@@ -325,8 +381,12 @@ class Replica:
         incarnation = self.incarnation
         self._batch = batch
         if batch.max_steps == 1:
+            if self._meets_obstacles(batch):
+                await self._wait_for_obstacles(incarnation)
+                if self.incarnation != incarnation:
+                    return
             cost_ns = await self.cost_ns(batch.shape)
-            self._end_ns = start_ns + cost_ns
+            self._end_ns = kernel.now_ns + cost_ns
             await self.inbox.wait(self._end_ns, self._boundary)
             if self.is_paused:
                 await self._sit_out()
@@ -385,7 +445,7 @@ class Replica:
     async def wait_for_stage(self) -> None:
         """Until the oldest batch leaves the last stage, or something new arrives."""
         incarnation = self.incarnation
-        await self.inbox.wait(self._on_stages[0][0][-1].end_ns)
+        await self.inbox.wait(self._on_stages[0][0][-1].end_ns if self._on_stages else None)
         while (
             self.incarnation == incarnation
             and self._on_stages
