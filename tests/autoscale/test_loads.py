@@ -119,9 +119,7 @@ def test_a_chain_costs_its_first_hop_and_a_chunk_for_each_other(count: int) -> N
 def test_lanes_divide_the_time(lanes: int) -> None:
     model, tp = "meta-llama/Meta-Llama-3-8B", 1
     targets = [8 * column + lane for column in (1, 2) for lane in range(lanes)]
-    story = _load(
-        Load("tanz", _targets(*targets), tuple(range(lanes))), model=model, tp=tp
-    )
+    story = _load(Load("tanz", _targets(*targets), tuple(range(lanes))), model=model, tp=tp)
     size = _rank_bytes(model, tp)
     p2p_s = size / NIC
     expected_s = p2p_s / lanes + lanes * 64 * MIB / NVLINK

@@ -6,23 +6,27 @@ what was written. `EMU_SOAK=1` runs thousands of worlds.
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from emu.autoscale.demand import scan
 from emu.units import ms_to_ns
-from tests.autoscale.worlds import Draw, Watched, rows, run_world
+from tests.autoscale.worlds import Draw, Watched, config_of, rows, run_made, run_world
 
 EXAMPLES = 3000 if os.environ.get("EMU_SOAK") else 25
 
 draws = st.builds(
     Draw,
     seed=st.integers(0, 10**6),
-    preset=st.sampled_from(["blitzscale"] * 3 + ["multicast", "network", "serverlessllm", "allcache"]),
+    preset=st.sampled_from(
+        ["blitzscale"] * 3 + ["multicast", "network", "serverlessllm", "allcache"]
+    ),
     machines=st.integers(1, 4),
     gpus=st.integers(3, 5),
     requests=st.integers(10, 80),
@@ -79,7 +83,10 @@ def _check_spares(cluster: Watched, directory: Path) -> None:
     since: dict[str, int] = {}
     for row in rows(directory / "transitions.csv"):
         at_ns = int(row["time_ns"])
-        if row["to"] in ("shutting_prefill", "shutting_decode") or row["cause"] == "surplus and idle":
+        if (
+            row["to"] in ("shutting_prefill", "shutting_decode")
+            or row["cause"] == "surplus and idle"
+        ):
             since[row["replica"]] = at_ns
         elif row["from"] == "shutting_null" and row["to"] == "inactive":
             assert at_ns - since[row["replica"]] >= ttl_ns
@@ -91,7 +98,9 @@ def _check_spares(cluster: Watched, directory: Path) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(draw=draws)
-def test_invariants_hold_in_random_worlds(draw: Draw, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_invariants_hold_in_random_worlds(
+    draw: Draw, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     check_world(draw, tmp_path_factory.mktemp("world"))
 
 
@@ -160,7 +169,12 @@ def test_live_loads_happen_and_relay_batches(tmp_path: Path) -> None:
 
 
 def test_systems_are_in_order_on_a_burst(tmp_path: Path) -> None:
-    """I20: mean TTFT of blitz <= multicast <= network <= all-miss, under the same policy."""
+    """I20: mean TTFT of blitz <= multicast <= network <= all-miss, under the same policy.
+
+    A burst, and a planner that wants seven prefill replicas from the first backlog on: how fast
+    they come is all that differs. (Under the blitz planner the order can turn in a tiny cluster
+    whose only unpruned source is busy; docs/autoscale.md.)
+    """
     means = []
     for index, (preset, more) in enumerate(
         [
@@ -177,13 +191,46 @@ def test_systems_are_in_order_on_a_burst(tmp_path: Path) -> None:
             gpus=4,
             prefill=1,
             decode=2,
-            requests=300,
-            rate_per_s=100,
-            output_max=20,
+            requests=150,
+            rate_per_s=2000,
+            output_max=3,
             nic_gbps=1.0,
-            overrides={"nvlink": False, "spare_ttl_ms": 1000, **more},
+            overrides={
+                "nvlink": False,
+                "planner": "tests.autoscale.worlds:ToSeven",
+                "spare_ttl_ms": 5000,
+                **more,
+            },
         )
         check_world(draw, tmp_path / str(index))
         done = rows(tmp_path / str(index) / "requests.csv")
         means.append(sum(int(row["ttft_ns"]) for row in done) / len(done) / 1e6)
     assert means == sorted(means), means
+
+
+def test_an_idle_cluster_schedules_no_events(tmp_path: Path) -> None:
+    """With nothing to do the planner sleeps, whatever its period."""
+    events = []
+    for pause_s in (10, 1000):
+        draw = Draw(seed=3, requests=1, overrides={"tick_ms": 1.0})
+        config = config_of(draw, _made(tmp_path / str(pause_s)))
+        rows_ns = [0, pause_s * 1_000_000_000]
+        trace = tmp_path / str(pause_s) / "trace.jsonl"
+        trace.write_text(
+            "".join(
+                json.dumps({"arrival_time_ns": at_ns, "input_toks": 100, "output_toks": 5}) + "\n"
+                for at_ns in rows_ns
+            )
+        )
+        workload = msgspec.structs.replace(config.workload, path=str(trace), synthetic=None)
+        output = msgspec.structs.replace(config.output, timeseries_interval_ms=0)
+        config = msgspec.structs.replace(config, workload=workload, output=output)
+        _, outcome = run_made(config, draw, tmp_path / str(pause_s))
+        assert outcome.error is None
+        events.append(outcome.events)
+    assert events[0] == events[1]
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir()
+    return directory

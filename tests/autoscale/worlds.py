@@ -10,8 +10,11 @@ from typing import Any
 import anyio
 import msgspec
 
+from emu.autoscale.demand import Demand, Rates, scan
+from emu.autoscale.snapshot import Snapshot
 from emu.cluster import Cluster, Outcome
 from emu.config.load import config_from_dict
+from emu.config.schema import AutoscaleTable
 from emu.plan import make_plan
 from emu.recording import Recorder
 from emu.replica.replica import Replica
@@ -89,6 +92,23 @@ class Watched(Cluster):
                 problems.append(f"I13: {r.name} {r.state.value} is {marker.value}")
 
 
+class ToSeven:
+    """A planner of one's own: seven prefill replicas from the first backlog on."""
+
+    needs_ticks = False
+
+    def __init__(self, table: AutoscaleTable, rates: Rates) -> None:
+        self._has_begun = False
+
+    def decide(self, snapshot: Snapshot) -> Demand:
+        self._has_begun = self._has_begun or snapshot.waiting_tokens > 5000
+        count = scan(snapshot).prefill
+        return Demand(prefill=max(0, 7 - count) if self._has_begun else 0)
+
+    def wake_ns(self, snapshot: Snapshot) -> int:
+        return -1
+
+
 def config_of(draw: Draw, directory: Path) -> Any:
     """The draw as a configuration."""
     model = directory / "tiny.json"
@@ -105,7 +125,7 @@ def config_of(draw: Draw, directory: Path) -> Any:
                     "nvlink_gbps": 20,
                     "nic_gbps": draw.nic_gbps,
                     "pcie_gbps": 4,
-                    "ssd_gbps": 1,
+                    "ssd_gbps": draw.nic_gbps / 10,
                 }
             ],
             "replicas": [
@@ -148,7 +168,11 @@ def config_of(draw: Draw, directory: Path) -> Any:
 def run_world(draw: Draw, directory: Path) -> tuple[Watched, Outcome]:
     """Run it; what was written lies in `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
-    config = config_of(draw, directory)
+    return run_made(config_of(draw, directory), draw, directory)
+
+
+def run_made(config: Any, draw: Draw, directory: Path) -> tuple[Watched, Outcome]:
+    """Run a configuration as it is."""
     made: list[tuple[Watched, Outcome]] = []
 
     async def main() -> None:
