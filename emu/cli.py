@@ -317,7 +317,40 @@ def observe(
     return observe_command(url, workload, options, output=output, quiet=quiet)
 
 
-app.command("emu.cli_workload:app", name="workload")
+app.command(
+    "emu.cli_workload:app",
+    name="workload",
+    help="Convert, generate, describe, scale and slice workloads.",
+)
+
+
+@app.command
+def experiment(
+    name: str,
+    *,
+    configs: Path = Path("configs/experiments"),
+    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runs/experiments"),
+    clusters: str = "AB",
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
+) -> int:
+    """Run a set of scaling experiments and print its tables (docs/experiments/).
+
+    Parameters
+    ----------
+    name
+        pairings, ablation, six or cache.
+    configs
+        Directory of the configurations.
+    output
+        Directory for the runs and the tables.
+    clusters
+        A, B or AB: the clusters of BlitzScale's Table 1.
+    quiet
+        Do not say which run is under way.
+    """
+    from emu.experiments.command import run_experiment
+
+    return run_experiment(name, configs=configs, output=output, clusters=clusters, quiet=quiet)
 
 
 @app.command

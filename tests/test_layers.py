@@ -31,7 +31,7 @@ FLOORS = {
         "tables",
         "importers",
     ],
-    5: ["cli", "cli_workload", "serve", "sweep", "__main__", "__init__", "docs"],
+    5: ["cli", "cli_workload", "serve", "sweep", "__main__", "__init__", "docs", "experiments"],
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 
