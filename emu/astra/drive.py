@@ -8,7 +8,7 @@ can still read them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +31,12 @@ def write_answer(directory: Path, name: str, graphs: Mapping[int, Graph]) -> Pat
     return prefix
 
 
+def remove_answer(prefix: Path, npus: Iterable[int]) -> None:
+    """Delete the files of an answer that nobody reads any more."""
+    for npu in npus:
+        Path(f"{prefix}.{npu}.et").unlink(missing_ok=True)
+
+
 class Driver:
     """Answers a program's polls until the front end says exit."""
 
@@ -42,7 +48,7 @@ class Driver:
         """NPU -> graphs given to it."""
         self._prefixes: dict[int, Path] = {}
         """Answers by identity of their graphs: members of a group share one."""
-        self._kept: deque[tuple[Mapping[int, Graph], list[Path]]] = deque()
+        self._kept: deque[Mapping[int, Graph]] = deque()
         self._count = 0
 
     async def run(self) -> int:
@@ -87,12 +93,10 @@ class Driver:
         self._count += 1
         self._prefixes[id(graphs)] = prefix
         # The graphs are kept alive as long as their identity is a key.
-        self._kept.append((graphs, [Path(f"{prefix}.{npu}.et") for npu in graphs]))
+        self._kept.append(graphs)
         if len(self._kept) > _ANSWERS_KEPT:
-            old, paths = self._kept.popleft()
-            del self._prefixes[id(old)]
-            for path in paths:
-                path.unlink(missing_ok=True)
+            old = self._kept.popleft()
+            remove_answer(self._prefixes.pop(id(old)), old)
         return prefix
 
 

@@ -31,8 +31,11 @@ class LayerTimes(Protocol):
         """The attention of one layer; 0 if the batch has nothing for it."""
         ...
 
-    def expert_ns(self, tokens: int, activated: int) -> int:
-        """The experts of one rank: tokens that come to it, experts of it that are used."""
+    def expert_ns(self, tokens: int, activated: int, batch_tokens: int) -> int:
+        """The experts of one rank: tokens that come to it, experts of it that are used.
+
+        `batch_tokens` are those of the whole batch, for sources that route by themselves.
+        """
         ...
 
 
@@ -89,7 +92,7 @@ class BundleTimes:
             return at_mean
         return max(1, round(at_mean + alpha * (at_longest - at_mean)))
 
-    def expert_ns(self, tokens: int, activated: int) -> int:
+    def expert_ns(self, tokens: int, activated: int, batch_tokens: int) -> int:
         """The expert table. Raises InputError if the bundle has none."""
         experts = self.bundle.experts
         if experts is None:

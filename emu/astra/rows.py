@@ -127,6 +127,8 @@ class TraceGenerator:
         self, shape: BatchShape, *, recall_bytes: int = 0, members: Sequence[Member] = ()
     ) -> Trace:
         """The trace of one batch. `members` are needed for attention in memory only."""
+        if shape.start_layer or shape.layers >= 0:
+            return self._partial_trace(shape)
         step = _Step(self, shape, members)
         rows: list[Row] = []
         if recall_bytes:
@@ -147,6 +149,18 @@ class TraceGenerator:
             done += size
             boundaries.append(edges[done])
         return Trace(self.setup.kind, rows, self.setup.pipeline, tuple(boundaries))
+
+    def _partial_trace(self, shape: BatchShape) -> Trace:
+        """Some of the layers only, in one stage; what enters or leaves in the middle stays here."""
+        layers = self.setup.model.layers
+        step = _Step(self, shape, ())
+        end = layers if shape.layers < 0 else min(layers, shape.start_layer + shape.layers)
+        rows = step.prologue() if shape.start_layer == 0 else []
+        for block in self._blocks(step)[shape.start_layer : end]:
+            rows += block
+        if end == layers:
+            rows += step.head()
+        return Trace(self.setup.kind, rows)
 
     def _blocks(self, step: _Step) -> list[list[Row]]:
         layers = self.setup.model.layers
@@ -339,7 +353,7 @@ class _Step:
                 row = self.layer_without_time(name)
                 row.weight_place = setup.placement.of(name, index)
                 row.comp_ns = self.g.times.expert_ns(
-                    routing.rank_tokens[rank], max(1, routing.rank_experts[rank])
+                    routing.rank_tokens[rank], max(1, routing.rank_experts[rank]), self.tokens
                 )
                 rows.append(row)
         end = Row("EXPERT", marker=Marker.EXPERT_END, involved=setup.expert_dims)

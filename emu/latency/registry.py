@@ -16,8 +16,8 @@ from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.config.schema import LatencyTable, NetworkTable, NodeTable
 from emu.errors import InputError
-from emu.latency.base import BatchShape, LatencyBackend
-from emu.latency.host import HostCosts, host_costs, step_overhead_ns
+from emu.latency.base import LatencyBackend
+from emu.latency.host import HostCosts, host_costs
 from emu.latency.linear import LinearBackend
 from emu.latency.moe_gate import GateShape, make_gate
 from emu.latency.roofline import RooflineBackend
@@ -53,8 +53,8 @@ class LatencyContext(msgspec.Struct, frozen=True, kw_only=True):
     """A prefill replica: its last output leaves over the network."""
 
 
-def collectives(context: LatencyContext) -> CollectiveCost:
-    """Cost of collectives among the ranks of a replica: rings over NVLink (or PCIe), then NICs."""
+def link_dims(context: LatencyContext) -> tuple[NetworkDim, NetworkDim]:
+    """Links inside a machine (NVLink, else PCIe) and between machines (NICs), of one rank each."""
     node, gpu, network = context.node, context.gpu, context.network
     nvlink_gbps = node.nvlink_gbps if node.nvlink_gbps >= 0 else gpu.nvlink_gbps
     pcie_gbps = node.pcie_gbps if node.pcie_gbps > 0 else gpu.pcie_gbps
@@ -66,18 +66,27 @@ def collectives(context: LatencyContext) -> CollectiveCost:
         inner_ns = outer_ns = network.link_latency_ns
     if node.nvlink_latency_ns >= 0:
         inner_ns = node.nvlink_latency_ns
+    return (
+        NetworkDim(npus=1, gib_per_s=_gib(inner_gbps), latency_ns=inner_ns),
+        NetworkDim(npus=1, gib_per_s=_gib(node.nic_gbps), latency_ns=outer_ns),
+    )
+
+
+def collectives(context: LatencyContext) -> CollectiveCost:
+    """Cost of collectives among the ranks of a replica: rings over NVLink (or PCIe), then NICs."""
+    inner, outer = link_dims(context)
     ranks = max(context.tensor_parallel, context.expert_parallel, 1) * context.pipeline_parallel
     inside = min(ranks, context.gpus_per_machine)
-    dims = [NetworkDim(npus=inside, gib_per_s=_gib(inner_gbps), latency_ns=inner_ns)]
+    dims = [msgspec.structs.replace(inner, npus=inside)]
     if ranks > inside:
         outside = -(-ranks // inside)
-        dims.append(NetworkDim(npus=outside, gib_per_s=_gib(node.nic_gbps), latency_ns=outer_ns))
+        dims.append(msgspec.structs.replace(outer, npus=outside))
     system = Collectives(
         CollectiveSystem(
             dims=tuple(dims),
-            algorithms=tuple(network.collective_algorithm for _ in dims),
-            local_mem_gbytes_per_s=gpu.memory_gbytes_per_s,
-            endpoint_delay_ns=network.endpoint_delay_ns,
+            algorithms=tuple(context.network.collective_algorithm for _ in dims),
+            local_mem_gbytes_per_s=context.gpu.memory_gbytes_per_s,
+            endpoint_delay_ns=context.network.endpoint_delay_ns,
         )
     )
     known: dict[tuple[str, int, int], int] = {}
@@ -116,6 +125,10 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
         )
     if table.backend == "profile":
         return _profile(context, host)
+    if table.backend == "astra-sim":
+        from emu.astra.factory import make_astra
+
+        return make_astra(context)
     made: LatencyBackend = load_plugin(table.backend, "latency.backend")(context)
     return made
 
@@ -161,9 +174,6 @@ def _profile(context: LatencyContext, host: HostCosts) -> LatencyBackend:
             GateShape(experts.count, experts.per_token, ep, context.seed),
         )
 
-    def host_ns(shape: BatchShape) -> int:
-        return step_overhead_ns(host, shape.sequences)
-
     return ProfileBackend(
         read_bundle(directory, context.tensor_parallel),
         ProfileModel(
@@ -186,6 +196,6 @@ def _profile(context: LatencyContext, host: HostCosts) -> LatencyBackend:
             stores_output=not context.hands_off,
         ),
         collective_ns=collectives(context),
-        host_ns=host_ns,
+        host=host,
         gate=gate,
     )

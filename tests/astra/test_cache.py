@@ -54,7 +54,7 @@ def test_replay_says_which_shape_is_missing(tmp_path):
 
 
 def test_wrong_files_are_input_errors(tmp_path):
-    with pytest.raises(InputError, match="latency.replay: no such file"):
+    with pytest.raises(InputError, match=r"latency.replay: no such file"):
         CountStore(tmp_path / "none", "a", must_exist=True)
     (tmp_path / "text").write_text("this is not a database, but long enough to look at" * 20)
     with pytest.raises(InputError, match="not a file of counts"):

@@ -1,0 +1,229 @@
+"""The `astra-sim` latency backend: an iteration as ASTRA-Sim counts it.
+
+Owns the way from a batch shape to graphs and back to a duration, for one kind of replica: by the
+embedded executor (no program needed, `foreign` is False), by a real program (`measure` is
+awaited), or from stored counts. All NPUs of the replica start together; the members of a
+data-parallel group that share experts are simulated with equal batches. Host time is added as
+in the other backends.
+
+The fast backends (profile, roofline) are the same sum in closed form: `profile` and this one with
+`compute = "profile"` agree to the nanosecond (a test says where). What only this one can do is
+weights and KV in other memories, attention in memory, the quirks of `latency.faithful`, and a
+real program in the executor's place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emu.astra.cache import CountStore
+from emu.astra.convert import QUIRKS, convert
+from emu.astra.executor import Executor
+from emu.astra.memory import Memories
+from emu.astra.nodes import Graph
+from emu.astra.rows import TraceGenerator
+from emu.astra.trace import Trace
+from emu.errors import InputError, RunError
+from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
+from emu.network.collectives import CollectiveSystem
+
+STAGGER: Final = "end_npu_stagger"
+"""The last NPU starts at the first event of the others, as under the program's polling."""
+
+_COMPONENT: Final = {
+    "embedding": "embedding",
+    "layernorm": "norm",
+    "final_layernorm": "norm",
+    "qk_norm": "norm",
+    "rotary_emb": "rotary",
+    "lm_head": "lm_head",
+    "sampler": "sampler",
+    "moe": "moe",
+}
+
+
+class Calculates(Protocol):
+    """A program that runs graphs."""
+
+    async def ends_ns(self, graphs: Sequence[Graph]) -> list[int]:
+        """When each NPU ends, all starting at 0."""
+        ...
+
+    async def aclose(self) -> None:
+        """End it."""
+        ...
+
+
+def check_faithful(names: Sequence[str]) -> None:
+    """Refuse unknown quirks. Raises InputError."""
+    known = (*QUIRKS, STAGGER)
+    for name in names:
+        if name not in known:
+            problem = f"unknown name {name!r}; known: {', '.join(known)}"
+            raise InputError("[latency]", None, "faithful", problem)
+
+
+class AstraBackend:
+    """Implements `LatencyBackend` for one kind of replica."""
+
+    name = "astra-sim"
+
+    def __init__(
+        self,
+        generator: TraceGenerator,
+        network: CollectiveSystem,
+        memories: Memories,
+        *,
+        members: int = 1,
+        host_ns: Callable[[BatchShape], int] | None = None,
+        faithful: Sequence[str] = (),
+        calculator: Calculates | None = None,
+        store: CountStore | None = None,
+        replay_only: bool = False,
+    ) -> None:
+        """`members`: replicas of the data-parallel group that are simulated together."""
+        check_faithful(faithful)
+        self._generator = generator
+        self._network = network
+        self._memories = memories
+        self._members = members
+        self._host_ns = host_ns
+        self._faithful = tuple(faithful)
+        self._calculator = calculator
+        self._store = store
+        self._replay_only = replay_only
+        self._setup = generator.setup
+        self._num_npus = self._setup.tensor * self._setup.pipeline
+        self.foreign = calculator is not None and not replay_only
+
+    # --- graphs -----------------------------------------------------------------------------
+    def trace(self, shape: BatchShape) -> Trace:
+        """The rows of an iteration."""
+        return self._generator.trace(shape)
+
+    def graphs(self, shape: BatchShape, *, named: bool = False) -> list[Graph]:
+        """The graphs of all NPUs, of all members of the group."""
+        trace = self.trace(shape)
+        quirks = [name for name in self._faithful if name in QUIRKS]
+        graphs: list[Graph] = []
+        for member in range(self._members):
+            first = member * self._num_npus
+            graphs += convert(trace, first, self._num_npus, named=named, quirks=quirks)
+        return graphs
+
+    # --- cycles -----------------------------------------------------------------------------
+    def _stages(self, ends: Sequence[int], stages: int) -> tuple[int, ...]:
+        """Duration of each stage from the ends of its NPUs (any member's)."""
+        per_stage = self._num_npus // stages
+        latest = [
+            max(
+                ends[member * self._num_npus + stage * per_stage + rank]
+                for member in range(self._members)
+                for rank in range(per_stage)
+            )
+            for stage in range(stages)
+        ]
+        return tuple(
+            max(0, end - begin) for begin, end in zip([0, *latest[:-1]], latest, strict=True)
+        )
+
+    def _embedded(self, shape: BatchShape) -> tuple[int, ...]:
+        graphs = self.graphs(shape)
+        executor = Executor(self._network, self._memories)
+        late = graphs.pop() if STAGGER in self._faithful and len(graphs) > 1 else None
+        for graph in graphs:
+            executor.load(graph)
+        ends = [-1] * (self._num_npus * self._members)
+        waiting = [graph.npu for graph in graphs]
+        while executor.step():
+            if late is not None:
+                executor.load(late)
+                waiting.append(late.npu)
+                late = None
+            still = [npu for npu in waiting if not executor.is_idle(npu)]
+            if len(still) < len(waiting):
+                for npu in waiting:
+                    if executor.is_idle(npu):
+                        ends[npu] = executor.now_ns
+                waiting = still
+        if waiting:
+            stuck = "\n  ".join(executor.unfinished())
+            raise RunError(f"an iteration never ends\n  {stuck}")
+        return self._stages(ends, 1 if _is_partial(shape) else self._setup.pipeline)
+
+    def _cycles(self, shape: BatchShape) -> tuple[int, ...]:
+        if self._store is None:
+            return self._embedded(shape)
+        if self._replay_only or self.foreign:
+            return self._store.require(shape)
+        known = self._store.get(shape)
+        if known is None:
+            known = self._embedded(shape)
+            self._store.put(shape, known)
+        return known
+
+    async def measure(self, shape: BatchShape) -> int:
+        """Duration of an iteration, from the program unless its count is stored."""
+        assert self._calculator is not None
+        known = self._store.get(shape) if self._store is not None else None
+        if known is None:
+            ends = await self._calculator.ends_ns(self.graphs(shape))
+            known = self._stages(ends, 1 if _is_partial(shape) else self._setup.pipeline)
+            if self._store is not None:
+                self._store.put(shape, known)
+        return max(1, sum(known) + self._host(shape))
+
+    async def aclose(self) -> None:
+        """End the program, save the counts."""
+        if self._calculator is not None:
+            await self._calculator.aclose()
+        if self._store is not None:
+            self._store.close()
+
+    def _host(self, shape: BatchShape) -> int:
+        return self._host_ns(shape) if self._host_ns is not None else 0
+
+    # --- the protocol -----------------------------------------------------------------------
+    def iteration_ns(self, shape: BatchShape) -> int:
+        """Duration over all stages."""
+        return max(1, sum(self._cycles(shape)) + self._host(shape))
+
+    def stage_ns(self, shape: BatchShape) -> tuple[int, ...]:
+        """Duration on each stage; host time is counted on the first."""
+        stages = list(self._cycles(shape))
+        stages[0] += self._host(shape)
+        stages[-1] = max(1, stages[-1]) if sum(stages) == 0 else stages[-1]
+        return tuple(stages)
+
+    def decode_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
+        """One execution a step: the counts have no closed form."""
+        return stepped_decode_run(self, shape, steps)
+
+    def components_ns(self, shape: BatchShape) -> dict[str, int]:
+        """Compute rows by layer; what is left is communication, with one NPU memory."""
+        parts = dict.fromkeys(COMPONENTS, 0)
+        total = self.iteration_ns(shape)
+        parts["cpu_overhead"] = min(total, self._host(shape))
+        expert_rows: dict[int, int] = {}
+        for row in self.trace(shape).rows:
+            if row.name == "attention":
+                is_prompt = bool(shape.prefill_new)
+                parts["attention_prefill" if is_prompt else "attention_decode"] += row.comp_ns
+            elif row.name == "moe":
+                # Ranks work side by side: each layer's slowest counts, all are alike here.
+                expert_rows[row.comp_ns] = expert_rows.get(row.comp_ns, 0) + 1
+            else:
+                parts[_COMPONENT.get(row.name, "dense")] += row.comp_ns
+        ranks = max(1, min(self._setup.local_experts, self._setup.tensor))
+        parts["moe"] = sum(ns * count for ns, count in expert_rows.items()) // ranks
+        left = total - sum(parts.values())
+        parts["collectives" if self._num_npus * self._members > 1 else "memory"] += left
+        return parts
+
+
+def _is_partial(shape: BatchShape) -> bool:
+    return bool(shape.start_layer) or shape.layers >= 0

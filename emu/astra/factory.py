@@ -1,0 +1,228 @@
+"""The `astra-sim` backend of a replica, from the configuration.
+
+Owns the choice of layer times, the network and memories of one replica (or of the members of a
+data-parallel group that share its experts), and where counts come from: embedded executor,
+program, cache or replay.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from emu.astra.backend import AstraBackend, Calculates
+from emu.astra.cache import CountStore, fingerprint
+from emu.astra.calculator import Calculator, OneShotCalculator
+from emu.astra.inputs import InputSetup
+from emu.astra.layer_times import BundleTimes, LayerTimes
+from emu.astra.memory import Memories, Memory
+from emu.astra.roofline_times import RooflineTimes
+from emu.astra.rows import TraceGenerator, TraceModel, TraceSetup
+from emu.catalogue import sizes
+from emu.errors import InputError
+from emu.latency.base import BatchShape
+from emu.latency.host import NO_OVERHEAD, host_costs, step_overhead_ns
+from emu.latency.moe_gate import GateShape, make_gate
+from emu.latency.profile_bundle import find_bundle, read_bundle, variant_name
+from emu.latency.registry import LatencyContext, link_dims
+from emu.latency.roofline import RooflineBackend
+from emu.latency.roofline_ops import efficiency
+from emu.network.collectives import CollectiveSystem
+from emu.network.dims import NetworkDim
+
+
+def make_astra(context: LatencyContext) -> AstraBackend:
+    """The backend of one kind of replica. Raises InputError for what it lacks."""
+    table, tp, pp = context.table, context.tensor_parallel, context.pipeline_parallel
+    experts = context.model.experts
+    ep = (context.expert_parallel or tp) if experts is not None else 1
+    if ep > tp and ep % tp:
+        problem = f"{ep} ranks do not fill tensor_parallel {tp} evenly"
+        raise InputError("config", None, "replicas.expert_parallel", problem)
+    members = max(1, ep // tp)
+    dims, tensor_dims, expert_dims = _network(context, members)
+    network = CollectiveSystem(
+        dims=dims,
+        algorithms=tuple(context.network.collective_algorithm for _ in dims),
+        local_mem_gbytes_per_s=context.gpu.memory_gbytes_per_s,
+        endpoint_delay_ns=context.network.endpoint_delay_ns,
+    )
+    memories = _memories(context)
+    memories.check("[[nodes]]")
+    setup = TraceSetup(
+        model=_trace_model(context),
+        tensor=tp,
+        pipeline=pp,
+        expert=ep,
+        local_experts=max(1, ep // members),
+        tensor_dims=tensor_dims,
+        expert_dims=expert_dims,
+    )
+    gate = None
+    if experts is not None:
+        shape = GateShape(experts.count, experts.per_token, ep, context.seed)
+        gate = make_gate(table.expert_routing, shape)
+    costs = host_costs(table.host_overhead, table.step_overhead_us)
+
+    def host_ns(shape: BatchShape) -> int:
+        return step_overhead_ns(costs, shape.sequences)
+
+    return AstraBackend(
+        TraceGenerator(setup, _times(context), gate),
+        network,
+        memories,
+        members=members,
+        host_ns=host_ns,
+        faithful=table.faithful,
+        calculator=_calculator(context, network, memories),
+        store=_store(context, setup, network, memories),
+        replay_only=bool(table.replay),
+    )
+
+
+def _network(
+    context: LatencyContext, members: int
+) -> tuple[tuple[NetworkDim, ...], tuple[bool, ...] | None, tuple[bool, ...] | None]:
+    """Dimensions (tensor, pipeline, group) and the flags of tensor and expert collectives."""
+    tp, pp = context.tensor_parallel, context.pipeline_parallel
+    inner, outer = link_dims(context)
+    here = context.gpus_per_machine
+    sizes_of = [(tp, tp), (pp, tp * pp), (members, tp * pp * members)]
+    dims = [
+        msgspec.structs.replace(inner if reach <= here else outer, npus=size)
+        for size, reach in sizes_of
+    ]
+    while len(dims) > 1 and dims[-1].npus == 1:
+        dims.pop()
+    if len(dims) == 1:
+        return tuple(dims), None, None
+    tensor = (True, *[False] * (len(dims) - 1))
+    expert = (tp > 1, False, True) if members > 1 else tensor
+    return tuple(dims), tensor, expert
+
+
+def _memories(context: LatencyContext) -> Memories:
+    node = context.node
+    return Memories(
+        remote=Memory(
+            memory_type="PER_NODE_MEMORY_EXPANSION",
+            gbytes_per_s=node.host_memory_gbytes_per_s,
+            latency_ns=node.host_memory_latency_ns,
+        ),
+        cxl=Memory(
+            memory_type="MEMORY_POOL",
+            gbytes_per_s=node.cxl_gbytes_per_s,
+            latency_ns=node.cxl_latency_ns,
+            devices=node.cxl_devices,
+        )
+        if node.cxl_gib
+        else None,
+        local=Memory(
+            memory_type="PER_NPU_MEMORY_EXPANSION",
+            gbytes_per_s=context.gpu.memory_gbytes_per_s,
+        ),
+    )
+
+
+def _trace_model(context: LatencyContext) -> TraceModel:
+    model = context.model
+    dtype = sizes.activation_dtype(model, context.dtype)
+    experts = model.experts
+    return TraceModel(
+        layers=model.layers,
+        hidden=model.hidden,
+        heads=model.heads,
+        kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        ffn=model.ffn,
+        vocab=model.vocab,
+        element_bytes=sizes.weight_bytes(1, dtype),
+        kv_element_bytes=sizes.weight_bytes(1, context.kv_cache_dtype),
+        experts=experts.count if experts else 0,
+        expert_ffn=experts.ffn if experts else 0,
+    )
+
+
+def _times(context: LatencyContext) -> LayerTimes:
+    table, model = context.table, context.model
+    if table.compute == "profile":
+        if not table.path:
+            problem = 'compute = "profile" needs a bundle'
+            raise InputError("config", None, "latency.path", problem)
+        directory = find_bundle(
+            table.path,
+            hardware=table.hardware or context.gpu.name,
+            model=model.name,
+            variant=variant_name(
+                sizes.activation_dtype(model, context.dtype), context.kv_cache_dtype
+            ),
+        )
+        return BundleTimes(read_bundle(directory, context.tensor_parallel))
+    backend = RooflineBackend(
+        model,
+        context.gpu,
+        tp=context.tensor_parallel,
+        ep=context.expert_parallel,
+        dtype=context.dtype,
+        kv_cache_dtype=context.kv_cache_dtype,
+        efficiency=efficiency(table.compute_efficiency, table.memory_efficiency),
+        host=NO_OVERHEAD,
+        collective_ns=_no_collectives,
+        round_tokens_to=table.round_tokens_to,
+    )
+    return RooflineTimes(backend, model)
+
+
+def _no_collectives(kind: str, size_bytes: int, ranks: int) -> int:
+    """Collectives are nodes of the graphs here."""
+    return 0
+
+
+def _calculator(
+    context: LatencyContext, network: CollectiveSystem, memories: Memories
+) -> Calculates | None:
+    table = context.table
+    if not table.binary or table.replay:
+        return None
+    binary = Path(table.binary).absolute()
+    npus = 1
+    for dim in network.dims:
+        npus *= dim.npus
+    if table.dialect != "oneshot":
+        setup = InputSetup(network=network, memories=memories)
+        return Calculator(binary, setup, npus, dialect=table.dialect, timeout_s=table.timeout_s)
+    # The published program takes no dimension of one NPU.
+    dims = tuple(dim for dim in network.dims if dim.npus > 1)
+    if len(dims) < len(network.dims) and dims:
+        problem = 'dialect = "oneshot" cannot leave out a dimension between others'
+        raise InputError("config", None, "latency.dialect", problem)
+    if not dims:
+        dims = (msgspec.structs.replace(network.dims[0], npus=2),)
+    system = msgspec.structs.replace(network, dims=dims, algorithms=("ring",) * len(dims))
+    setup = InputSetup(network=system, memories=memories, dialect="upstream")
+    return OneShotCalculator(binary, setup, max(2, npus), timeout_s=table.timeout_s)
+
+
+def _store(
+    context: LatencyContext, setup: TraceSetup, network: CollectiveSystem, memories: Memories
+) -> CountStore | None:
+    table = context.table
+    path = table.replay or table.cache
+    if not path:
+        return None
+    system = fingerprint(
+        setup,
+        network,
+        memories,
+        context.gpu,
+        {
+            "model": context.model.name,
+            "dtype": [context.dtype, context.kv_cache_dtype],
+            "compute": [table.compute, table.path, table.hardware, table.round_tokens_to],
+            "efficiency": [table.compute_efficiency, table.memory_efficiency],
+            "routing": [table.expert_routing, context.seed],
+            "faithful": table.faithful,
+        },
+    )
+    return CountStore(Path(path), system, must_exist=bool(table.replay))
