@@ -55,7 +55,7 @@ def blitz_plan(
             returned = _Loading(draft, sites).load()
     if decode < 0 and not returned:
         draft.shut_decode()
-    if prefill < 0:
+    if prefill < 0 and decode <= 0:
         draft.shut_prefill()
     draft.expire(one="evict_spares" in table.faithful)
     return draft.actions

@@ -19,7 +19,7 @@ from emu.autoscale.demand import scan
 from emu.units import ms_to_ns
 from tests.autoscale.worlds import Draw, Watched, config_of, rows, run_made, run_world
 
-EXAMPLES = 3000 if os.environ.get("EMU_SOAK") else 25
+EXAMPLES = 3000 if os.environ.get("EMU_SOAK") else 100
 
 draws = st.builds(
     Draw,
