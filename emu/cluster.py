@@ -28,12 +28,13 @@ from emu.migration.transfer import MigratingBatch
 from emu.migration.watcher import Watcher
 from emu.network.carrier import Carrier
 from emu.network.placement import Grid
-from emu.plan import Plan, ReplicaPlan
+from emu.plan import Plan, ReplicaPlan, groups_of
 from emu.recording import Recorder
 from emu.replica.replica import Replica
 from emu.replica.states import GPU_ROLE, ReplicaState, Writer
 from emu.replica.tiering import TierTraffic
 from emu.replica.turns import run_replica
+from emu.replica.wave import WaveGroup
 from emu.replica.zigzag import abandon
 from emu.report.summary import RunFacts
 from emu.request import Request, Status
@@ -95,6 +96,12 @@ class Cluster:
         self.replicas: list[Replica] = [
             self._make_replica(r, has_prefixes=has_prefixes, leap=leap) for r in plan.replicas
         ]
+        for name, members in groups_of(plan.replicas).items():
+            first = members[0]
+            is_shared = first.model.experts is not None and first.expert_parallel > 1
+            wave = WaveGroup(name, shares_experts=is_shared)
+            for member in members:
+                wave.join(self.replicas[member.replica_id])
         self.watchers: dict[int, Watcher] = {}
         for replica, its_plan in zip(self.replicas, plan.replicas, strict=True):
             if its_plan.role != "colocated":
@@ -142,7 +149,7 @@ class Cluster:
             leap=table.leap if leap is None else leap,
         )
         latency = self._latency(plan)
-        if latency.foreign:
+        if latency.foreign or plan.data_parallel_group:
             limits = msgspec.structs.replace(limits, leap=False)
         scheduler = make_scheduler(
             table,

@@ -6,6 +6,7 @@ Pure: reads the catalogue, runs nothing. `emu validate` prints what this module 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,7 @@ def make_plan(config: Config, source: str = "config") -> Plan:
                 )
             )
     check_tiers(config.network, replicas, source)
+    _check_groups(config, replicas, source)
     return Plan(config, source, topology, gpu_specs, tuple(replicas))
 
 
@@ -204,6 +206,62 @@ def _check_parallel(model: ModelSpec, table: ReplicaTable, key: str, source: str
             f"{key}.pipeline_parallel",
             f"{model.name} has {model.layers} layers, fewer than {pp} stages",
         )
+
+
+def groups_of(replicas: Sequence[ReplicaPlan]) -> dict[str, list[ReplicaPlan]]:
+    """Members of each data-parallel group, by ascending id."""
+    groups: dict[str, list[ReplicaPlan]] = {}
+    for replica in replicas:
+        if replica.data_parallel_group:
+            groups.setdefault(replica.data_parallel_group, []).append(replica)
+    return groups
+
+
+def _check_groups(config: Config, replicas: Sequence[ReplicaPlan], source: str) -> None:
+    """Members are alike and share experts evenly; experts are not shared outside a group."""
+
+    def wrong(replica: ReplicaPlan, key: str, problem: str) -> InputError:
+        return InputError(source, None, f"replicas.{replica.group}.{key}", problem)
+
+    for replica in replicas:
+        if (
+            replica.model.experts is not None
+            and not replica.data_parallel_group
+            and replica.expert_parallel > replica.tensor_parallel
+        ):
+            problem = (
+                f"{replica.expert_parallel} exceeds tensor_parallel {replica.tensor_parallel}, "
+                "which only members of a data_parallel_group may do"
+            )
+            raise wrong(replica, "expert_parallel", problem)
+    for group, members in groups_of(replicas).items():
+        first = members[0]
+        key = "data_parallel_group"
+        if config.autoscale is not None and config.autoscale.executor != "none":
+            raise wrong(first, key, "replicas that step together cannot be scaled ([autoscale])")
+        if any(command.replica in {m.replica_id for m in members} for command in config.commands):
+            raise wrong(first, key, "replicas that step together take no [[commands]]")
+        for member in members:
+            for name in (
+                "role",
+                "tensor_parallel",
+                "pipeline_parallel",
+                "expert_parallel",
+                "dtype",
+            ):
+                if getattr(member, name) != getattr(first, name):
+                    raise wrong(member, key, f"members of {group!r} differ in {name}")
+            if member.model != first.model:
+                raise wrong(member, key, f"members of {group!r} differ in their model")
+        ranks = first.expert_parallel
+        if first.model.experts is None or ranks <= 1:
+            continue  # every member has all experts
+        if ranks % len(members) or ranks // len(members) > first.tensor_parallel:
+            problem = (
+                f"{ranks} ranks cannot be spread over {len(members)} members of "
+                f"{first.tensor_parallel} GPUs each"
+            )
+            raise wrong(first, "expert_parallel", problem)
 
 
 def facts(plan: Plan) -> list[dict[str, str]]:

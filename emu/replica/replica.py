@@ -36,6 +36,7 @@ from emu.replica.states import (
     try_move,
 )
 from emu.replica.tiering import TierTraffic
+from emu.replica.wave import DUMMY_ID, SERVES, WaveGroup
 from emu.replica.world import Handoff, World
 from emu.replica.zag import Zag
 from emu.request import Request, Status
@@ -124,6 +125,9 @@ class Replica:
         self._obstacles = 0
         """Things that the batch formed last still waits for."""
         self._recalls: list[Carried] = []
+        self.wave: WaveGroup | None = None
+        self.wave_wait_ns = 0
+        """What the batch in flight waits for other members of the group inside its layers."""
 
     # --- what others may do -------------------------------------------------------------------
     def submit(self, request: Request) -> None:
@@ -206,7 +210,14 @@ class Replica:
         self.state_ns[before] = self.state_ns.get(before, 0) + at_ns - self.state_since_ns
         self.state_since_ns = at_ns
         self._set_pulling()
+        if self.wave is not None and self.state not in SERVES:
+            self.wave.withdraw(self)
         self.world.on_moved(self, before, writer, cause, at_ns)
+        self.inbox.poke()
+
+    def set_slowdown(self, slowdown: float) -> None:
+        """From the next iteration on, each takes so many times longer."""
+        self.slowdown = slowdown
         self.inbox.poke()
 
     def take_waiting(self) -> list[Request]:
@@ -327,7 +338,10 @@ class Replica:
         if self.tier_traffic is not None:
             self.tier_traffic.write_through()
         if batch is None:
-            return False
+            wave = self.wave
+            if wave is None or not wave.wants(self) or len(self._on_stages) >= self.stages:
+                return False
+            batch = wave.dummy(self.kernel.now_ns)
         if self.stages == 1:
             await self._execute(batch)
         elif self._meets_obstacles(batch):
@@ -339,11 +353,15 @@ class Replica:
     # --- what a batch waits for ---------------------------------------------------------------
     def _meets_obstacles(self, batch: Batch) -> bool:
         """Begin what the batch needs before it can run. False: it can run at once."""
-        if not batch.recalls or self.tier_traffic is None:
-            return False
-        self._obstacles = 1
-        self._recalls = self.tier_traffic.recall(batch.recalls, self._pass_obstacle)
-        return True
+        tiers, wave = self.tier_traffic, self.wave
+        recalls = batch.recalls if tiers is not None else []
+        self._obstacles = bool(recalls) + (wave is not None)
+        if recalls:
+            assert tiers is not None
+            self._recalls = tiers.recall(recalls, self._pass_obstacle)
+        if wave is not None:
+            wave.enter(self, batch.shape, self._pass_obstacle)
+        return self._obstacles > 0
 
     def _pass_obstacle(self) -> None:
         self._obstacles -= 1
@@ -366,6 +384,8 @@ class Replica:
         for recall in self._recalls:
             recall.cancel()
         self._recalls = []
+        if self.wave is not None:
+            self.wave.withdraw(self)
 
     def _boundary(self, now_ns: int) -> int:
         """When the iteration in flight ends; -1 if that is the deadline already set."""
@@ -385,7 +405,8 @@ class Replica:
                 await self._wait_for_obstacles(incarnation)
                 if self.incarnation != incarnation:
                     return
-            cost_ns = await self.cost_ns(batch.shape)
+                self.busy_ns -= kernel.now_ns - start_ns
+            cost_ns = await self.cost_ns(batch.shape) + self.wave_wait_ns
             self._end_ns = kernel.now_ns + cost_ns
             await self.inbox.wait(self._end_ns, self._boundary)
             if self.is_paused:
@@ -440,6 +461,9 @@ class Replica:
         costs_ns = self.latency.stage_ns(batch.shape)
         if self.slowdown != 1.0:
             costs_ns = tuple(int(cost_ns * self.slowdown) for cost_ns in costs_ns)
+        if self.wave_wait_ns:
+            each, more = divmod(self.wave_wait_ns, self.stages)
+            costs_ns = tuple(cost + each + (i < more) for i, cost in enumerate(costs_ns))
         self._on_stages.append((self.pipeline.enter(self.kernel.now_ns, costs_ns), batch))
 
     async def wait_for_stage(self) -> None:
@@ -469,10 +493,12 @@ class Replica:
     ) -> None:
         now_ns = self.kernel.now_ns
         world = self.world
-        receivers = self.scheduler.token_receivers(batch) if world.streams else ()
-        progress = self.scheduler.complete(batch, steps, now_ns, longest_ns)
         self.iterations += steps
         self.busy_ns += now_ns - start_ns
+        if batch.batch_id == DUMMY_ID:
+            return
+        receivers = self.scheduler.token_receivers(batch) if world.streams else ()
+        progress = self.scheduler.complete(batch, steps, now_ns, longest_ns)
         self.prefill_tokens += progress.prefill_tokens
         self.decode_tokens += progress.decode_tokens
         if progress.cohort_size:

@@ -1,0 +1,124 @@
+"""Data-parallel groups: replicas whose iterations begin together, in waves.
+
+Owns the barrier of one group. A member that has formed a batch enters the wave and waits; the
+wave leaves when every member that serves has entered. Members with nothing to do enter with a
+batch of one token, so that nobody waits for them; they are woken when somebody enters. All batches
+are padded to the largest token count. Rules: `llmservingsim-semantics.md` section 9.4.
+
+Where members share the experts of a model, every layer ends in an exchange between all of them:
+whoever is early waits there, so each member's attention takes as long as the slowest one's. In a
+dense group nothing ties the members together between two waves.
+
+Nothing polls. A member that crashes or stops serving leaves; the wave then is complete without
+it. Members never leap: what a wave brings depends on all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from emu.batching.base import Batch
+from emu.latency.base import BatchShape
+from emu.replica.states import ReplicaState
+
+if TYPE_CHECKING:
+    from emu.replica.replica import Replica
+
+S = ReplicaState
+SERVES: Final = frozenset(
+    {
+        S.COLOCATED,
+        S.PREFILL,
+        S.DECODE,
+        S.SHUTTING_COLOCATED,
+        S.SHUTTING_PREFILL,
+        S.SHUTTING_DECODE,
+        S.MUTATING_TO_DECODE,
+    }
+)
+"""States in which a member takes part in waves."""
+DUMMY_ID: Final = -1
+"""`batch_id` of a batch of one token that only keeps pace."""
+
+
+class _Entry(NamedTuple):
+    replica: Replica
+    shape: BatchShape
+    go: Callable[[], None]
+
+
+class WaveGroup:
+    """The barrier of one data-parallel group."""
+
+    def __init__(self, name: str, *, shares_experts: bool) -> None:
+        self.name = name
+        self.shares_experts = shares_experts
+        self.members: list[Replica] = []
+        self.waves = 0
+        self.dummies = 0
+        self._entered: dict[int, _Entry] = {}
+
+    def join(self, replica: Replica) -> None:
+        """Called once for each member, by ascending id, before the run."""
+        self.members.append(replica)
+        replica.wave = self
+
+    def wants(self, replica: Replica) -> bool:
+        """A wave is forming, and this member is not in it."""
+        return bool(self._entered) and replica.replica_id not in self._entered
+
+    def dummy(self, now_ns: int) -> Batch:
+        """A decode of one token with a history of one."""
+        self.dummies += 1
+        shape = BatchShape(
+            decode_count=1,
+            decode_context_sum=1,
+            decode_context_max=1,
+            decode_context_min=1,
+            sequences=1,
+        )
+        return Batch(DUMMY_ID, shape, [], formed_ns=now_ns)
+
+    def enter(self, replica: Replica, shape: BatchShape, go: Callable[[], None]) -> None:
+        """A member's batch is formed; `go` is called when all members are there."""
+        assert replica.replica_id not in self._entered
+        self._entered[replica.replica_id] = _Entry(replica, shape, go)
+        if not self._leave():
+            for member in self.members:
+                if member.replica_id not in self._entered:
+                    member.inbox.poke()
+
+    def withdraw(self, replica: Replica) -> None:
+        """A member no longer serves, or lost the batch that it had brought."""
+        self._entered.pop(replica.replica_id, None)
+        self._leave()
+
+    def _leave(self) -> bool:
+        """Let the wave go if nobody is missing."""
+        if not self._entered:
+            return False
+        for member in self.members:
+            if member.state in SERVES and member.replica_id not in self._entered:
+                return False
+        entries = [self._entered[i] for i in sorted(self._entered)]
+        self._entered = {}
+        self.waves += 1
+        largest = max(entry.shape.new_tokens for entry in entries)
+        for entry in entries:
+            entry.shape.padded_tokens = largest
+        if self.shares_experts:
+            _wait_in_every_layer(entries)
+        for entry in entries:
+            entry.go()
+        return True
+
+
+def _wait_in_every_layer(entries: list[_Entry]) -> None:
+    attention_ns = []
+    for replica, shape, _ in entries:
+        parts = replica.latency.components_ns(shape)
+        attention_ns.append(parts["attention_prefill"] + parts["attention_decode"])
+    slowest_ns = max(attention_ns)
+    for entry, own_ns in zip(entries, attention_ns, strict=True):
+        entry.replica.wave_wait_ns = slowest_ns - own_ns
