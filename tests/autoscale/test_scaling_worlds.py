@@ -92,6 +92,7 @@ def _check_spares(cluster: Watched, directory: Path) -> None:
             assert at_ns - since[row["replica"]] >= ttl_ns
 
 
+@pytest.mark.soak
 @settings(
     max_examples=EXAMPLES,
     deadline=None,
