@@ -1,0 +1,117 @@
+"""Live servers for tests: in this process, on a free loopback port, at high speed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import msgspec
+
+from emu.config.load import config_from_dict
+from emu.request import Request, Status
+from emu.serve.house import ServeOptions
+from emu.serve.server import LiveServer
+from emu.serve.world import LiveCluster
+
+LINEAR = {"backend": "linear", "base_us": 5000, "per_token_us": 20, "per_context_token_us": 0.5}
+PREFILL_DECODE: list[dict[str, Any]] = [{"role": "prefill"}, {"role": "decode"}]
+
+
+class Live:
+    """A server that runs."""
+
+    def __init__(self, server: LiveServer, client: httpx.AsyncClient) -> None:
+        assert server.house is not None
+        self.server = server
+        self.client = client
+        self.house = server.house
+        self.cluster: LiveCluster = server.house.cluster
+        self.directory = server.directory
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait for something that happens in the emulation."""
+        with anyio.fail_after(10):
+            while not holds():  # noqa: ASYNC110 (there is nothing to wait on: it looks inside)
+                await asyncio.sleep(0)
+
+    def only_request(self) -> Request | None:
+        """The one request that is under way."""
+        choices = list(self.cluster._choices.values())
+        return choices[0].request if len(choices) == 1 else None
+
+    def status(self) -> Status | None:
+        """Where the one request is."""
+        request = self.only_request()
+        return None if request is None else request.status
+
+    def blocks_used(self) -> int:
+        """Of all replicas."""
+        for replica in self.cluster.replicas:
+            replica.settle()
+        return sum(r.scheduler.blocks_used for r in self.cluster.replicas)
+
+    async def complete(self, **body: Any) -> httpx.Response:
+        """POST /v1/completions."""
+        return await self.client.post("/v1/completions", json={"prompt": "hello", **body})
+
+
+def tables(**given: Any) -> dict[str, Any]:
+    """A small cluster."""
+    raw: dict[str, Any] = {
+        "replicas": [{}],
+        "latency": LINEAR,
+        "scheduler": {"num_blocks": 2000},
+        "workload": {"synthetic": {"requests": 1}},
+        "output": {"report": False},
+    }
+    raw.update(given)
+    return raw
+
+
+@contextlib.asynccontextmanager
+async def live(directory: Path, raw: dict[str, Any], **options: Any) -> AsyncIterator[Live]:
+    """A server; drained and finished at the end, which checks the books."""
+    settings = {"speed": 50.0, "startup_s": 0.0, "port": 0, "drain_s": 10.0, **options}
+    config = config_from_dict(raw)
+    server = LiveServer(config, "test", ServeOptions(**settings), directory)
+    started = asyncio.Event()
+    async with anyio.create_task_group() as group:
+
+        async def run() -> None:
+            await server.run(announce=lambda _: started.set(), handle_signals=False)
+
+        group.start_soon(run)
+        await started.wait()
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=server.url, timeout=20, limits=limits) as client:
+            yield Live(server, client)
+        await server.stop()
+
+
+def run(
+    directory: Path, raw: dict[str, Any], check: Callable[[Live], Awaitable[None]], **options: Any
+) -> None:
+    """Run a check against a server of its own."""
+
+    async def main() -> None:
+        with anyio.fail_after(60):
+            async with live(directory, raw, **options) as server:
+                await check(server)
+
+    anyio.run(main, backend_options={"use_uvloop": True})
+
+
+def events(text: str) -> list[Any]:
+    """The `data:` events of a stream; `[DONE]` as a string."""
+    found = []
+    for block in text.split("\n\n"):
+        if block:
+            assert block.startswith("data: "), block
+            content = block[6:]
+            found.append(content if content == "[DONE]" else msgspec.json.decode(content))
+    return found
