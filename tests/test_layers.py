@@ -17,6 +17,7 @@ FLOORS = {
     4: [
         "cluster",
         "chaos",
+        "faults",
         "report",
         "gateway",
         "plan",

@@ -55,11 +55,16 @@ def reference_markdown() -> str:
         parts.append(f"\n## {heading}\n")
         if struct.cls.__doc__:
             parts.append(f"\n{struct.cls.__doc__.strip().splitlines()[0]}\n")
-        rows = [_row(item) for item in struct.fields if not _is_section(item)]
-        if rows:
-            parts.append("\n| key | type | default | meaning |\n|---|---|---|---|\n")
-            parts.extend(rows)
+        parts.append(key_table(struct))
     return "".join(parts)
+
+
+def key_table(struct: inspect.StructType) -> str:
+    """The keys of one table as a Markdown table; empty if it has only tables."""
+    rows = [_row(item) for item in struct.fields if not _is_section(item)]
+    if not rows:
+        return ""
+    return "\n| key | type | default | meaning |\n|---|---|---|---|\n" + "".join(rows)
 
 
 def tables() -> Iterator[tuple[str, inspect.StructType]]:
@@ -97,7 +102,8 @@ def _is_section(item: inspect.Field) -> bool:
     """True for keys that are nothing but a table of their own."""
     kind = unwrap(item.type)
     if isinstance(kind, inspect.UnionType):
-        return not any(isinstance(unwrap(part), inspect.StrType) for part in kind.types)
+        is_text = any(isinstance(unwrap(part), inspect.StrType) for part in kind.types)
+        return struct_of(kind) is not None and not is_text
     return _inner(item)[0] is not None
 
 
@@ -121,7 +127,10 @@ def _type(kind: inspect.Type) -> str:
     if isinstance(kind, inspect.LiteralType):
         return ", ".join(f"`{word}`" for word in kind.values)
     if isinstance(kind, inspect.UnionType):
-        return " or ".join(_type(part) for part in kind.types)
+        parts = [part for part in kind.types if not isinstance(part, inspect.NoneType)]
+        return " or ".join(_type(part) for part in parts)
+    if isinstance(kind, inspect.AnyType):
+        return "any value"
     if isinstance(kind, inspect.ListType):
         return f"array of {_type(kind.item_type)}"
     if isinstance(kind, inspect.StructType | inspect.DictType):

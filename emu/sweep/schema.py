@@ -102,8 +102,12 @@ class Sweep(SweepTable, kw_only=True, frozen=True):
     ] = field(default_factory=list)
     keep_runs: Annotated[bool, doc("Keep the output directory of every run.")] = False
     parquet: Annotated[bool, doc("Also write results.parquet (extra `parquet`).")] = False
-    grid: dict[str, Any] | None = None
-    listed: list[dict[str, Any]] | None = field(default=None, name="list")
+    grid: Annotated[
+        dict[str, Any] | None, doc("Dotted key -> array of values; all combinations are run.")
+    ] = None
+    listed: Annotated[
+        list[dict[str, Any]] | None, doc("One table of dotted keys and values for each point.")
+    ] = field(default=None, name="list")
     random: RandomTable | None = None
     search: SearchTable | None = None
     pareto: ParetoTable | None = None

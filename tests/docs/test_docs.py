@@ -1,0 +1,118 @@
+"""The documentation is complete, current, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from cyclopts import App
+
+from emu.cli import app
+from emu.config.docs import tables
+from emu.docs import DOCS, PAGES, catalogue_markdown, states_markdown
+from emu.sweep import schema
+
+ROOT = DOCS.parent
+HAND_WRITTEN = sorted(
+    path for path in [*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"]
+)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_CONFIG_PATH = re.compile(r"configs/[\w./-]+\.(?:toml|py)")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_generated_pages_are_current(name: str) -> None:
+    assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name](), "run: make docs"
+
+
+def test_the_diagram_of_states_is_current() -> None:
+    text = (DOCS / "states.md").read_text(encoding="utf-8")
+    assert states_markdown(text) == text, "run: make docs"
+    assert "stateDiagram-v2" in text
+
+
+def commands(one: App, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Paths of all commands, groups included."""
+    found: list[tuple[str, ...]] = []
+    for name in one:
+        if name.startswith("-"):
+            continue
+        found.append((*path, name))
+        found += commands(one[name], (*path, name))
+    return found
+
+
+def test_every_command_and_option_is_in_the_reference() -> None:
+    page = (DOCS / "reference" / "cli.md").read_text(encoding="utf-8")
+    every = commands(app)
+    assert ("run",) in every
+    assert ("workload", "convert") in every
+    for path in every:
+        heading = f"# emu {' '.join(path)}\n"
+        assert heading in page, f"{path} is not in docs/reference/cli.md; run: make docs"
+        section = page.split(heading, 1)[1].split("\n#", 1)[0]
+        command = app
+        for part in path:
+            command = command[part]
+        if command.default_command is None:
+            continue
+        for argument in command.assemble_argument_collection():
+            for option in argument.names:
+                assert option in section, f"{option} of {path} is not in docs/reference/cli.md"
+
+
+def test_every_config_key_is_in_the_reference() -> None:
+    page = (DOCS / "reference" / "config.md").read_text(encoding="utf-8")
+    for path, struct in tables():
+        table = path.replace("[]", "")
+        for item in struct.fields:
+            name = item.encode_name
+            is_table = f"{table}.{name}".lstrip(".") in {p.replace("[]", "") for p, _ in tables()}
+            assert f"| `{name}` |" in page or is_table, f"{table}.{name}"
+
+
+def test_every_key_of_a_sweep_is_in_the_reference() -> None:
+    page = (DOCS / "reference" / "sweep.md").read_text(encoding="utf-8")
+    for struct in (
+        schema.SearchTable,
+        schema.RandomTable,
+        schema.ParetoTable,
+        schema.RangeTable,
+        schema.PlotTable,
+    ):
+        for name in struct.__struct_encode_fields__:
+            assert f"| `{name}` |" in page, name
+    for name in schema.Sweep.__struct_encode_fields__:
+        assert f"`{name}`" in page or f"`[{name}]`" in page, name
+
+
+def test_the_catalogue_page_has_a_row_for_everything() -> None:
+    assert "`meta-llama/Llama-3.1-8B`" in catalogue_markdown()
+    assert "`A100-SXM4-80GB`" in catalogue_markdown()
+
+
+@pytest.mark.parametrize("page", HAND_WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_and_example_files_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in _LINK.findall(text):
+        if target.startswith(("http://", "https://", "#", "mailto:")):
+            continue
+        assert (page.parent / target.split("#")[0]).exists(), f"{page}: {target}"
+    for target in _CONFIG_PATH.findall(text):
+        assert (ROOT / target).exists(), f"{page}: {target}"
+
+
+def test_every_page_can_be_reached_from_the_index() -> None:
+    reached: set[Path] = set()
+    waiting = [DOCS / "index.md"]
+    while waiting:
+        page = waiting.pop().resolve()
+        if page in reached or page.suffix != ".md":
+            continue
+        reached.add(page)
+        targets = _LINK.findall(page.read_text(encoding="utf-8"))
+        local = [t for t in targets if not t.startswith(("http", "#", "mailto:"))]
+        waiting += [page.parent / target.split("#")[0] for target in local]
+    lost = [str(p.relative_to(ROOT)) for p in DOCS.rglob("*.md") if p.resolve() not in reached]
+    assert lost == []
