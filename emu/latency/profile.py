@@ -1,9 +1,10 @@
 """The `profile` latency backend: an iteration as the sum of measured layer times.
 
-Owns the mapping from a batch shape to look-ups (reference/llmservingsim-latency.md, sections 2,
-3.3 and 7): what is merged, what is padded, and how layers are cut into pipeline stages. Rows run
-strictly one after another. There is no calibration factor: the host's own time enters only
-through `host_ns`.
+Owns the mapping from a batch shape to look-ups (reference/llmservingsim-latency.md, sections 2
+and 7): what is padded, and how layers are cut into pipeline stages. Rows run strictly one after
+another. By default this is the simulator's sum, without any time of the host; `host` adds the
+engine's own time and the effects of compiled execution (`emu/latency/host.py`), and prompts are
+then attended one by one (`profile_attention.py`).
 
 Everything but attention is a function of counts (`profile_rows.py`), kept once worked out; an
 iteration then costs one attention look-up. Does not know files (`profile_bundle.py`),
@@ -12,15 +13,16 @@ interpolation (`profile_tables.py`), nor which requests are in the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from emu.errors import InputError
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
+from emu.latency.host import NO_OVERHEAD, HostCosts, compiled_ns, host_ns
 from emu.latency.moe_gate import Gate, Routing
+from emu.latency.profile_attention import LayerAttention
 from emu.latency.profile_bundle import Bundle
 from emu.latency.profile_rows import (
     CollectiveCost,
@@ -29,11 +31,6 @@ from emu.latency.profile_rows import (
     Parallel,
     ProfileModel,
 )
-from emu.latency.profile_tables import DecodeTimes
-
-HostCost: TypeAlias = Callable[[BatchShape], int]
-"""Host time of an iteration in ns. May depend on counts of tokens and sequences, not on contexts:
-a run of decode iterations asks once."""
 
 _VECTOR_FROM: Final = 6
 """Runs shorter than this are stepped: numpy's fixed cost exceeds a few look-ups."""
@@ -55,7 +52,7 @@ class ProfileBackend:
         *,
         host_memory: HostMemory | None = None,
         collective_ns: CollectiveCost | None = None,
-        host_ns: HostCost | None = None,
+        host: HostCosts = NO_OVERHEAD,
         gate: Gate | None = None,
     ) -> None:
         """`collective_ns` is needed when any degree exceeds 1, `gate` when there are experts.
@@ -66,29 +63,28 @@ class ProfileBackend:
         if not 1 <= parallel.pipeline <= model.layers:
             problem = f"{parallel.pipeline} stages for {model.layers} layers"
             raise InputError("config", None, "replicas.pipeline_parallel", problem)
-        self._attention = bundle.attention
-        self._decodes = DecodeTimes(bundle.attention)
-        self._skew = bundle.skew
+        self._attention = LayerAttention(bundle, separate=host != NO_OVERHEAD)
         self._layers = model.layers
         self._rows = LayerRows(bundle, model, parallel, host_memory, collective_ns, gate)
         self._moe_before = self._rows.moe_before
         self._gate = gate
         self._draws = gate is not None and gate.draws
-        self._host_ns = host_ns
+        self.host = host
         self._bounds = stage_bounds(model.layers, parallel.pipeline)
 
     def iteration_ns(self, shape: BatchShape) -> int:
         """Duration of one iteration in ns, all stages."""
-        if shape.start_layer or shape.layers >= 0:
+        if self._is_cut(shape):
             return max(1, sum(self.stage_ns(shape)))
         tokens, logits = _counts(shape)
         total = self._rows.of_tokens(tokens).whole + self._rows.of_logits(logits)
-        total += self._layers * self._attention_ns(shape)
+        total += self._layers * self._attention.at(shape)
         if self._draws:
             total += self._moe_before[-1] * self._rows.experts_ns(self._route(tokens, shape))
-        if self._host_ns is not None:
-            total += self._host_ns(shape)
-        return total
+        host = self.host
+        if host is NO_OVERHEAD:
+            return total
+        return compiled_ns(host, total) + host_ns(host, shape, self._layers)
 
     def stage_ns(self, shape: BatchShape) -> tuple[int, ...]:
         """Duration on each stage in ns; the hop to the next stage counts in the sender."""
@@ -98,7 +94,7 @@ class ProfileBackend:
         expert_mlp = costs.expert_mlp
         if self._draws:
             expert_mlp += self._rows.experts_ns(self._route(tokens, shape))
-        block = costs.block + self._attention_ns(shape)
+        block = costs.block + self._attention.at(shape)
         stages = []
         for first_layer, end_layer in zip(self._bounds, self._bounds[1:], strict=False):
             first, stop = max(begin, first_layer), min(end, end_layer)
@@ -107,22 +103,27 @@ class ProfileBackend:
             ns = count * block + moe * expert_mlp + (count - moe) * costs.dense_mlp
             if first_layer == 0:
                 ns += costs.load + costs.prologue if begin == 0 else 0
-                ns += self._host_ns(shape) if self._host_ns is not None else 0
             if end_layer == self._layers and end == self._layers:
                 ns += costs.head + self._rows.of_logits(logits) + costs.store
             if begin < end_layer < end:
                 ns += costs.hop
-            stages.append(ns)
+            stages.append(compiled_ns(self.host, ns))
+        stages[0] += host_ns(self.host, shape, end - begin)
         return tuple(stages)
 
     def decode_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
         """Cumulative ends of `steps` decode iterations in ns, equal to stepping."""
         assert not shape.prefill_new
-        if steps < _VECTOR_FROM or self._draws or shape.start_layer or shape.layers >= 0:
+        if steps < _VECTOR_FROM or self._draws or self._is_cut(shape):
             return stepped_decode_run(self, shape, steps)
         # Only attention changes within a run, and only through the histories.
-        constant = self.iteration_ns(shape) - self._layers * self._attention_ns(shape)
-        return np.cumsum(constant + self._layers * self._decode_attention_ns(shape, steps))
+        tokens, logits = _counts(shape)
+        constant = self._rows.of_tokens(tokens).whole + self._rows.of_logits(logits)
+        costs = constant + self._layers * self._attention.of_decode_run(shape, steps)
+        if self.host is not NO_OVERHEAD:
+            costs = costs * self.host.compiled_permille // 1000
+            costs += host_ns(self.host, shape, self._layers)
+        return np.cumsum(costs)
 
     def components_ns(self, shape: BatchShape) -> dict[str, int]:
         """The duration by component. The kernel of a mixed batch is one; what its prompts would
@@ -139,8 +140,8 @@ class ProfileBackend:
         if moe:
             parts["moe"] += moe * self._rows.experts_ns(self._route(tokens, shape))
             parts["collectives"] += moe * self._rows.exchange_ns(tokens)
-        attention = self._attention_ns(shape)
-        prompts = min(attention, self._prompt_attention_ns(shape))
+        attention = self._attention.at(shape)
+        prompts = min(attention, self._attention.of_prompts(shape))
         parts["attention_prefill"] = layers * prompts
         parts["attention_decode"] = layers * (attention - prompts)
         if begin == 0:
@@ -151,12 +152,18 @@ class ProfileBackend:
             self._rows.add_logits(parts, logits)
             parts["memory"] += costs.store
         parts["pipeline"] = costs.hop * sum(begin < bound < end for bound in self._bounds)
-        parts["cpu_overhead"] = 0 if self._host_ns is None else self._host_ns(shape)
+        if self.host is not NO_OVERHEAD:
+            parts = {name: compiled_ns(self.host, ns) for name, ns in parts.items()}
+            parts["cpu_overhead"] = self.iteration_ns(shape) - sum(parts.values())
         return parts
 
     def expert_loads(self, shape: BatchShape) -> Routing | None:
         """Tokens of each expert and rank in this iteration; None for a dense model."""
         return None if self._gate is None else self._route(_counts(shape)[0], shape)
+
+    def _is_cut(self, shape: BatchShape) -> bool:
+        """Layers are counted one stage at a time."""
+        return bool(shape.start_layer) or shape.layers >= 0 or len(self._bounds) > 2
 
     def _layer_range(self, shape: BatchShape) -> tuple[int, int]:
         begin = min(shape.start_layer, self._layers)
@@ -166,54 +173,6 @@ class ProfileBackend:
     def _route(self, tokens: int, shape: BatchShape) -> Routing:
         assert self._gate is not None
         return self._gate.route(max(1, tokens), _batch_key(shape))
-
-    def _attention_ns(self, shape: BatchShape) -> int:
-        """One layer's attention: prompts merged into one chunk, decodes at their mean history."""
-        nd = shape.decode_count
-        pc = kp = 0
-        if shape.prefill_new:
-            pc, kp = sum(shape.prefill_new), sum(shape.prefill_context)
-        if nd == 0:
-            return self._attention.at(pc, kp, 0, 0) if pc else 0
-        mean = shape.decode_context_sum // nd
-        at_mean = self._attention.at(pc, kp, nd, mean) if pc else self._decodes.at(nd, mean)
-        longest = shape.decode_context_max
-        if self._skew is None or nd == 1 or longest == mean:
-            return at_mean
-        alpha = self._skew.alpha(pc, nd, _skew_rate(shape, mean), longest, kp)
-        if alpha == 0:
-            return at_mean
-        at_longest = (
-            self._attention.at(pc, kp, nd, longest) if pc else self._decodes.at(nd, longest)
-        )
-        if at_longest <= at_mean:
-            return at_mean
-        return max(1, round(at_mean + alpha * (at_longest - at_mean)))
-
-    def _decode_attention_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
-        """`_attention_ns` of each step of a decode run.
-
-        The sum of the histories grows by the number of members at each step, so the floor of the
-        mean grows by exactly one, like both ends; the skewness stays as it is.
-        """
-        nd = shape.decode_count
-        if nd == 0:
-            return np.zeros(steps, dtype=np.int64)
-        mean, longest = shape.decode_context_sum // nd, shape.decode_context_max
-        at_mean = self._decodes.run(nd, mean, steps)
-        if self._skew is None or nd == 1 or longest == mean:
-            return at_mean
-        histories = np.arange(longest, longest + steps, dtype=np.int64)
-        alpha = self._skew.alphas(0, nd, _skew_rate(shape, mean), histories, 0)
-        at_longest = self._decodes.run(nd, longest, steps)
-        moved = np.rint(at_mean + alpha * (at_longest - at_mean)).astype(np.int64)
-        stays = (alpha == 0) | (at_longest <= at_mean)
-        return np.where(stays, at_mean, np.maximum(moved, 1))
-
-    def _prompt_attention_ns(self, shape: BatchShape) -> int:
-        """What the prompts of the batch would take without its decodes."""
-        pc = sum(shape.prefill_new)
-        return self._attention.at(pc, sum(shape.prefill_context), 0, 0) if pc else 0
 
 
 def stage_bounds(layers: int, stages: int) -> list[int]:
@@ -238,12 +197,6 @@ def _counts(shape: BatchShape) -> tuple[int, int]:
         rows += shape.padded_tokens - tokens
         tokens = shape.padded_tokens
     return tokens, max(shape.sequences, rows)
-
-
-def _skew_rate(shape: BatchShape, mean: int) -> float:
-    """Where the mean lies between the shortest and the longest history, 0..1."""
-    shortest = shape.decode_context_min
-    return min(1.0, max(0.0, (mean - shortest) / (shape.decode_context_max - shortest)))
 
 
 def _batch_key(shape: BatchShape) -> int:

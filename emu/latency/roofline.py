@@ -28,7 +28,7 @@ from emu.catalogue import sizes
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.latency.base import BatchShape
-from emu.latency.host import ASYNC_SCHEDULING, HostCosts, step_overhead_ns
+from emu.latency.host import ASYNC_SCHEDULING, HostCosts, host_ns
 from emu.latency.roofline_layers import HeadCost, LayerCosts, TokenCost
 from emu.latency.roofline_ops import CollectiveNs, Efficiency, Ops, default_collective
 from emu.units import NS_PER_S, ceil_div
@@ -226,6 +226,10 @@ class RooflineBackend:
         work_s = max(pairs * self._pair_s, keys * self._kv_s)
         return max(work_s, longest * self._tile_pair_s) if self._is_tiled else work_s
 
+    def _layer_count(self, shape: BatchShape) -> int:
+        left = self.spec.layers - shape.start_layer
+        return min(shape.layers, left) if shape.layers >= 0 else left
+
     # --- the protocol ---------------------------------------------------------------------------
 
     def stage_ns(self, shape: BatchShape) -> tuple[int, ...]:
@@ -240,7 +244,7 @@ class RooflineBackend:
             if part.has_head:
                 total += self._head(shape.sequences)[1]
             stages.append(total)
-        stages[0] += step_overhead_ns(self.host, shape.sequences)
+        stages[0] += host_ns(self.host, shape, self._layer_count(shape))
         stages[-1] = max(stages[-1], 1)
         return tuple(stages)
 
@@ -303,7 +307,7 @@ class RooflineBackend:
             "sampler": head.sampler,
             "collectives": total.collectives + head.collectives,
             "pipeline": total.pipeline,
-            "cpu_overhead": step_overhead_ns(self.host, shape.sequences),
+            "cpu_overhead": host_ns(self.host, shape, self._layer_count(shape)),
         }
         found["cpu_overhead"] += self.iteration_ns(shape) - sum(found.values())  # the least 1 ns
         return found

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from emu.errors import InputError
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
+from emu.latency.host import ASYNC_SCHEDULING, HostCosts
 from emu.latency.moe_gate import GateShape, make_gate
 from emu.latency.profile import ProfileBackend, stage_bounds
 from emu.latency.profile_bundle import read_bundle
@@ -59,7 +60,7 @@ def test_one_prompt_by_hand():
     memory = HostMemory(gbytes_per_s=3, latency_ns=10)
     with_memory = backend(host_memory=memory).iteration_ns(shape)
     assert with_memory == expected + 2 * (10 + 64 // 3)
-    with_host = backend(host_ns=lambda shape: 1000 * shape.sequences).iteration_ns(shape)
+    with_host = backend(host=HostCosts(step_ns=0, sequence_ns=1000)).iteration_ns(shape)
     assert with_host == expected + 1000
 
 
@@ -164,8 +165,8 @@ def shapes(draw):
 MEMORY = HostMemory(gbytes_per_s=2, latency_ns=5)
 BACKENDS = [
     backend(host_memory=MEMORY),
-    backend(skew=True, host_ns=lambda shape: 500 + 3 * shape.sequences),
-    backend(2, 3, host_memory=MEMORY, host_ns=lambda shape: 250),
+    backend(skew=True, host=HostCosts(step_ns=500, sequence_ns=3, graph_layer_ns=7)),
+    backend(2, 3, host_memory=MEMORY, host=ASYNC_SCHEDULING),
     backend(pp=2, ep=2, moe=True, mixed=True, skew=True),
     backend(ep=2, moe=True, policy="random"),
     backend(ep=4, moe=True, policy="skewed", host_memory=MEMORY),

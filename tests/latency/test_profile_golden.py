@@ -182,14 +182,14 @@ def test_skew_of_decodes(contexts, tp, at_mean, at_longest, alpha, ns):
     assert of_tp.attention.at(0, 0, count, mean) == at_mean
     assert of_tp.attention.at(0, 0, count, longest) == at_longest
     assert of_tp.skew.alpha(0, count, rate, longest, 0) == alpha
-    assert pro6000(tp)._attention_ns(decodes(*contexts)) == ns
+    assert pro6000(tp)._attention.at(decodes(*contexts)) == ns
 
 
 def test_skew_of_mixed_batches_and_of_none():
-    assert pro6000()._attention_ns(decodes(512, 512)) == 16758
-    assert pro6000(2)._attention_ns(decodes(512, 512)) == 15552
-    assert pro6000()._attention_ns(mixed([512], [1024], 400, 900, 2500)) == 101566
-    assert pro6000()._attention_ns(mixed([500], [1024], 400, 900, 2500)) == 85214
+    assert pro6000()._attention.at(decodes(512, 512)) == 16758
+    assert pro6000(2)._attention.at(decodes(512, 512)) == 15552
+    assert pro6000()._attention.at(mixed([512], [1024], 400, 900, 2500)) == 101566
+    assert pro6000()._attention.at(mixed([500], [1024], 400, 900, 2500)) == 85214
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_rtx4090_iterations():
     assert backend.iteration_ns(eighteen) == 20_110_379 + 2 * int(72 / 50)
     full = mixed([2000, 18], [40, 8], *(900,) * 30)
     full.sequences = 33
-    assert backend._attention_ns(full) == 666_656
+    assert backend._attention.at(full) == 666_656
     assert backend.iteration_ns(full) == 203_688_584 + 2 * int(8192 / 50)
 
 
@@ -270,7 +270,7 @@ def test_rtxpro6000_iterations():
     long_tail = decodes(*(200 + 150 * i for i in range(32)))
     assert pro6000().iteration_ns(PREFILL_512) == 23_744_955
     assert pro6000().iteration_ns(decodes(100)) == 11_212_513
-    assert pro6000()._attention_ns(long_tail) == 250_098
+    assert pro6000()._attention.at(long_tail) == 250_098
     assert pro6000().iteration_ns(long_tail) == 19_301_686
     two = pro6000(2)
     assert two.iteration_ns(PREFILL_512) == 31_723_586
