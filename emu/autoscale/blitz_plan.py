@@ -36,8 +36,10 @@ def blitz_plan(
     snapshot: Snapshot, demand: Demand, table: AutoscaleTable, sites: Sequence[Site]
 ) -> list[Action]:
     """What to do now. An empty list = nothing."""
-    draft = Draft(snapshot, demand, table)
     prefill, decode = demand.prefill, demand.decode
+    if prefill == 0 and decode == 0 and not any(v.shut_ns >= 0 for v in snapshot.replicas):
+        return []
+    draft = Draft(snapshot, demand, table)
     draft.revive()
     if decode < 0:
         draft.collect_idle()

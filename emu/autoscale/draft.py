@@ -37,14 +37,14 @@ class Draft:
         self.decode = demand.decode
         self.actions: list[Action] = []
         by_state: dict[ReplicaState, list[ReplicaView]] = {}
-        for view in sorted(snapshot.replicas, key=_load):
+        for view in snapshot.replicas:
             by_state.setdefault(view.state, []).append(view)
-        self.normal_prefill = by_state.get(S.PREFILL, [])
-        self.normal_decode = by_state.get(S.DECODE, [])
-        self.shutting_prefill = by_state.get(S.SHUTTING_PREFILL, [])
-        self.shutting_decode = by_state.get(S.SHUTTING_DECODE, [])
-        self.spares = by_state.get(S.SHUTTING_NULL, [])
-        self.inactive = sorted(by_state.get(S.INACTIVE, []), key=_replica_id)
+        self.normal_prefill = sorted(by_state.get(S.PREFILL, ()), key=_load)
+        self.normal_decode = sorted(by_state.get(S.DECODE, ()), key=_load)
+        self.shutting_prefill = sorted(by_state.get(S.SHUTTING_PREFILL, ()), key=_load)
+        self.shutting_decode = sorted(by_state.get(S.SHUTTING_DECODE, ()), key=_load)
+        self.spares = sorted(by_state.get(S.SHUTTING_NULL, ()), key=_load)
+        self.inactive = by_state.get(S.INACTIVE, [])
 
     # --- steps 1 to 4 and 8 of section 6.4 ------------------------------------------------------
     def revive(self) -> None:
@@ -160,10 +160,6 @@ def is_unmarked(view: ReplicaView) -> bool:
 
 def _load(view: ReplicaView) -> tuple[int, int]:
     return view.blocks_used, view.replica_id
-
-
-def _replica_id(view: ReplicaView) -> int:
-    return view.replica_id
 
 
 def _shut_since(view: ReplicaView) -> tuple[int, int]:

@@ -47,6 +47,11 @@ class HostCache:
             if not self._counts_from_load:
                 self._touched_ns[machine] = now_ns
 
+    def lose(self, machine: int) -> None:
+        """A machine's copy is gone (a fault); the next load there brings it back."""
+        self._touched_ns.pop(machine, None)
+        self._users[machine].clear()
+
     def cached_machines(self, now_ns: int) -> tuple[int, ...]:
         """Machines whose memory holds the weights."""
         if not self._is_used or self._loader in ("disk", "delay"):

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+import msgspec
+
 from emu.actor import RANK_CONTROL, Kernel
 from emu.autoscale.actions import (
     Action,
@@ -23,6 +25,7 @@ from emu.autoscale.actions import (
     Mutate,
     Reuse,
     Revive,
+    Role,
     Shut,
     Target,
 )
@@ -141,6 +144,19 @@ class Scaler:
         self._block_tokens = block_tokens
         self._tick_ns = ms_to_ns(table.tick_ms)
         self._deadline_ns = s_to_ns(load_deadline_s)
+        self.stale: list[Callable[[int], bool]] = []
+        """Faults: whether the copy in a machine's memory turns out not to be there."""
+        self._frozen: Snapshot | None = None
+        self._down_until_ns = 0
+        self._inactive = [
+            ReplicaView(
+                replica.replica_id,
+                S.INACTIVE,
+                replica.machine,
+                blocks_total=replica.scheduler.blocks_total,
+            )
+            for replica in world.replicas
+        ]
         self._shut_ns: dict[int, int] = {}
         self._last_role: dict[int, str] = {}
         self._acted = False
@@ -190,6 +206,8 @@ class Scaler:
         """One look; when to look again without a change (-1 = not)."""
         self.ticks += 1
         self._acted = False
+        if self._world.kernel.now_ns < self._down_until_ns:
+            return self._down_until_ns
         snapshot = self.snapshot()
         if self.table.blocking and snapshot.is_busy:
             return -1
@@ -225,7 +243,30 @@ class Scaler:
 
     # --- looking ----------------------------------------------------------------------------------
     def snapshot(self) -> Snapshot:
-        """The cluster now."""
+        """The cluster as the planner sees it: states as they are, load perhaps as it was."""
+        now, then = self._snapshot(), self._frozen
+        if then is None:
+            return now
+        views = [
+            msgspec.structs.replace(
+                view,
+                blocks_used=old.blocks_used,
+                running=old.running,
+                waiting=old.waiting,
+            )
+            for view, old in zip(now.replicas, then.replicas, strict=True)
+        ]
+        return msgspec.structs.replace(
+            now,
+            replicas=tuple(views),
+            waiting_tokens=then.waiting_tokens,
+            waiting_requests=then.waiting_requests,
+            outstanding=then.outstanding,
+            tokens_in_migration=then.tokens_in_migration,
+            scarce_decode=then.scarce_decode,
+        )
+
+    def _snapshot(self) -> Snapshot:
         world = self._world
         now_ns = world.kernel.now_ns
         requests, tokens, outstanding = world.waiting()
@@ -243,19 +284,23 @@ class Scaler:
         )
 
     def _view(self, replica: Replica) -> ReplicaView:
+        replica_id, state = replica.replica_id, replica.state
+        if state is S.INACTIVE and replica_id not in self.rdma and replica_id not in self.nvl:
+            return self._inactive[replica_id]  # most replicas, most of the time
         scheduler = replica.scheduler
         if getattr(scheduler, "grows", True):
             replica.settle()
-        replica_id = replica.replica_id
         holder = replica.lock.holder
+        used = scheduler.blocks_used
+        is_colocated = state is S.COLOCATED
         return ReplicaView(
             replica_id,
-            replica.state,
+            state,
             replica.machine,
-            scheduler.blocks_used,
+            used,
             scheduler.blocks_total,
-            scheduler.running_count,
-            scheduler.waiting_count,
+            scheduler.running_count if is_colocated or not used else 1,
+            scheduler.waiting_count if is_colocated else 0,
             replica.model_loaded,
             holder == replica.name,
             not holder,
@@ -323,6 +368,10 @@ class Scaler:
     # --- loads ------------------------------------------------------------------------------------
     def _load(self, load: Load) -> None:
         world = self._world
+        if load.method == "host" and self.stale:
+            machine = self._sites[load.targets[0].replica].machine
+            if any(is_gone(machine) for is_gone in self.stale):
+                load = msgspec.structs.replace(load, method="disk")
         for target in load.targets:
             replica = world.replicas[target.replica]
             replica.segments_ready = 0
@@ -357,6 +406,64 @@ class Scaler:
             books[target.replica] = marker
             if load.method == "tanz":
                 self.nvl[target.replica] = marker
+
+    def restore(self, replica: Replica, role: Role, *, from_disk: bool) -> None:
+        """Weights of a replica that is back after a crash, where no planner brings them."""
+        self._load(Load("disk" if from_disk else "host", (Target(replica.replica_id, role),)))
+
+    # --- faults -----------------------------------------------------------------------------------
+    def sending(self) -> list[int]:
+        """Replicas from which weights are being copied."""
+        return [source for active, _, sources in self._sending for source in sources]
+
+    def lose_cache(self, machine: int) -> None:
+        """The machine's memory has lost the weights; loads from there begin again from disk."""
+        self.cache.lose(machine)
+        for active in list(self.loader.active):
+            target = active.load.targets[0].replica
+            if active.load.method == "host" and self._sites[target].machine == machine:
+                self._abort(active, "host cache lost")
+
+    def freeze_metrics(self) -> None:
+        """From now on the planner sees the load as it is now (but states and roles as they are)."""
+        self._frozen = self._snapshot()
+
+    def thaw_metrics(self) -> None:
+        """It sees the present again."""
+        self._frozen = None
+        self.changed.notify()
+
+    def restart(self, until_ns: int) -> None:
+        """The planner dies with everything that it remembers, and is back at `until_ns`.
+
+        What it must not forget it rebuilds from the cluster: who loads from whom (the loads go
+        on without it) and which replicas are closing (their time begins anew).
+        """
+        kernel = self._world.kernel
+        self.planner = make_planner(self.table, self.rates)
+        self._down_until_ns = max(self._down_until_ns, until_ns)
+        shutting = (S.SHUTTING_NULL, *_REVIVE)
+        self._shut_ns = {
+            r.replica_id: kernel.now_ns for r in self._world.replicas if r.state in shutting
+        }
+        self._last_role = {}
+        self.rdma.clear()
+        self.nvl.clear()
+        self._sending, self._awaited = [], []
+        for active in self.loader.active:
+            self._take_up(active)
+        kernel.call_at(until_ns, RANK_CONTROL, self.changed.notify)
+
+    def _take_up(self, active: ActiveLoad) -> None:
+        """Books of a load that is under way."""
+        load = active.load
+        self._mark(load)
+        for target in load.targets:
+            if target.replica not in active.open_targets:
+                self._unmark(target.replica)
+        self._sending.append((active, {}, load.sources))
+        if load.method == "tanz" or (load.method == "chain" and load.is_live):
+            self._awaited.append((active, list(active.open_targets)))
 
     def load_by_hand(self, replica: Replica) -> None:
         """A manual `to_new_prefill`: the weights come from the machine's memory, layer by layer."""
