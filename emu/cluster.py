@@ -18,6 +18,9 @@ from emu.batching.fcfs import PrefillQueue
 from emu.batching.registry import make_scheduler
 from emu.catalogue import sizes
 from emu.commands import Commander, check_commands
+from emu.config.schema import FaultTable
+from emu.faults.injector import Injector
+from emu.faults.recovery import Recovery
 from emu.gateway import Gateway, Source
 from emu.kvtiers import TierBook
 from emu.latency.base import LatencyBackend
@@ -136,7 +139,12 @@ class Cluster:
                 kv_bytes_per_token=decoding.kv_bytes_per_token,
             )
         self.scaler = make_scaler(self, plan, self.replicas)
+        self.attempts_max = config.recovery.max_retries
+        self.recovery = Recovery(self)
+        self.faults = Injector(self, self.recovery)
+        self.faults.start()
         self.kernel.story = self._story
+        self.kernel.last_resort = self.recovery.fail_unservable
 
     def _make_replica(self, plan: ReplicaPlan, *, has_prefixes: bool, leap: bool | None) -> Replica:
         table = plan.scheduler
@@ -251,6 +259,21 @@ class Cluster:
         for request in requests:
             self.gateway.route(request)
 
+    def lost(self, requests: Sequence[Request], reason: str) -> None:
+        """The KV of these requests is gone: they start again elsewhere, or fail."""
+        self.recovery.lost(requests, reason)
+
+    def refuses(self, source: Replica, destination: Replica) -> bool:
+        """A fault makes this destination refuse what it has room for."""
+        if not self.faults.transfers.windows:
+            return False
+        again = self.watchers[source.replica_id].inbox.poke
+        return self.faults.transfers.refuses(source.replica_id, destination.replica_id, again)
+
+    def inject(self, fault: FaultTable) -> None:
+        """A fault strikes at its time, or now. Raises InputError if it cannot."""
+        self.faults.inject(fault)
+
     def on_capacity(self, replica: Replica) -> None:
         """Watchers that wait for a destination look again."""
         if self.rejecter is not None:
@@ -283,6 +306,7 @@ class Cluster:
         self.recorder.moved(replica, before, writer, cause, at_ns)
         self.relay.on_moved(replica, before)
         self.scaler.on_moved(replica, before)
+        self.faults.on_moved(replica, before)
         self.gateway.replica_moved()
         self.on_capacity(replica)
 
@@ -426,4 +450,5 @@ class Cluster:
             bytes_moved=self.network.moved_bytes,
             scale_ups=self.scaler.scale_ups,
             scale_downs=self.scaler.scale_downs,
+            faults=self.faults.struck,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from emu.actor import RANK_WORLD, Kernel
@@ -71,6 +72,8 @@ class Gateway:
         self.pending_clients = 0
         """Sessions between two turns, and clients that wait before they try again."""
         self.is_exhausted = False
+        self.echoes: list[Callable[[Request], None]] = []
+        """Told of each arrival (an overload that adds to it)."""
         self._table = table
         self._recovery = recovery
         self._max_prompt_tokens = table.max_prompt_tokens or max_model_tokens
@@ -105,6 +108,10 @@ class Gateway:
         self.released += 1
         self.outstanding += 1
         self._on_release(request)
+        if self.echoes:
+            now_ns = self.kernel.now_ns
+            for echo in self.echoes:
+                self.kernel.call_at(now_ns, RANK_WORLD, partial(echo, request))
         reason = self._refusal(request)
         if reason:
             self.terminal(request, Status.REJECTED, reason)
@@ -176,6 +183,12 @@ class Gateway:
         self._candidates = None
         if self.held:
             self.route_held()
+
+    def take_held(self) -> list[Request]:
+        """Requests that no replica will ever take: the caller ends them."""
+        held = list(self.held)
+        self.held.clear()
+        return held
 
     def route_held(self) -> None:
         """A replica may take prompts again."""

@@ -43,6 +43,8 @@ class Recorder:
         self.completed = 0
         self.preemptions = 0
         self.live_migrations = 0
+        self.faults: dict[str, int] = {}
+        """Faults that struck, by kind."""
         self._stages: dict[int, int] = {}
 
     # --- told by the cluster ------------------------------------------------------------------
@@ -101,6 +103,16 @@ class Recorder:
         if self.trace is not None:
             replica = int(target.removeprefix("replica ")) if target.startswith("replica ") else 0
             self.trace.mark(at_ns, replica, kind, text)
+
+    def fault(self, at_ns: int, kind: str, target: str, text: str, replica_id: int) -> None:
+        """A fault has struck."""
+        self.faults[kind] = self.faults.get(kind, 0) + 1
+        self.marks.record(at_ns, "fault", target, f"{kind} ({text})")
+        if self.trace is not None:
+            self.trace.mark(at_ns, max(0, replica_id), f"fault: {kind}", target)
+
+    def lost(self, request: Request, reason: str) -> None:
+        """A request's KV is gone."""
 
     def relayed(
         self,

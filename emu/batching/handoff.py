@@ -41,6 +41,8 @@ class Handoff:
         self.reserved: dict[int, Reservation] = {}
         self.arrived: dict[int, Request] = {}
         """Activated requests that have no seat yet, in order of arrival here."""
+        self.lost: list[tuple[int, list[int]]] = []
+        """Blocks that a fault has taken out of the pool: counts and ids."""
 
     # --- outgoing ---------------------------------------------------------------------------
     def hold(self, request: Request) -> None:
@@ -110,15 +112,17 @@ class Handoff:
         self.detached.clear()
         self.reserved.clear()
         self.arrived.clear()
+        self.lost.clear()
         return arrived
 
     def blocks_held(self) -> int:
-        """Blocks of detached and reserved requests, counted from scratch."""
-        return sum(entry.blocks for entry in self._entries())
+        """Blocks of detached and reserved requests, and lost ones, counted from scratch."""
+        lost = sum(blocks for blocks, _ in self.lost)
+        return lost + sum(entry.blocks for entry in self._entries())
 
     def block_lists(self) -> list[list[int]]:
         """Ids of the same blocks, where they have any."""
-        return [entry.block_ids for entry in self._entries()]
+        return [entry.block_ids for entry in self._entries()] + [ids for _, ids in self.lost]
 
     def _entries(self) -> list[Reservation]:
         return [*self.detached.values(), *self.reserved.values()]

@@ -43,6 +43,11 @@ def members(scheduler: FcfsScheduler, batch: Batch) -> list[Request]:
     return [seat.request for seat, _, _ in scheduler._records[batch.batch_id] if seat.is_alive]
 
 
+def in_flight(scheduler: FcfsScheduler, batch: Batch) -> list[Request]:
+    """The same, or nothing if the batch is not in flight here any more (a crash)."""
+    return members(scheduler, batch) if batch.batch_id in scheduler._records else []
+
+
 def can_take_over(scheduler: FcfsScheduler, requests: Sequence[Request]) -> bool:
     """Whether the blocks of these requests are free here."""
     return sum(map(scheduler.blocks_of, requests)) <= scheduler.pool.blocks_free
@@ -72,4 +77,4 @@ def take_over(scheduler: FcfsScheduler, requests: Sequence[Request], now_ns: int
 
 def drop(scheduler: FcfsScheduler, batch: Batch) -> None:
     """A batch in flight without members is no longer."""
-    del scheduler._records[batch.batch_id]
+    scheduler._records.pop(batch.batch_id, None)

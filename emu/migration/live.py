@@ -10,17 +10,18 @@ Two users: draining (a replica that shuts down moves its decodes instead of wait
 rebalancing (from the fullest to the emptiest replica, off by default).
 
 A migration is given up, at no cost to the request, when the request ends, is preempted or
-cancelled, or when the destination has no room for it.
+cancelled, when the destination has no room for it, or when it or the transfer fails. If the source
+crashes after the stop, the request is lost with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 from emu.actor import RANK_CONTROL, Event, Kernel
 from emu.config.schema import MigrationTable
-from emu.migration.transfer import Network
+from emu.migration.transfer import Network, Transfer
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.request import Request, Status
@@ -85,6 +86,8 @@ class LiveMigrator:
         self.changed: Event = world.kernel.event("a change that the rebalancer reads")
         self.finished = 0
         self.given_up = 0
+        self._under_way: dict[int, tuple[Replica, Event, Transfer]] = {}
+        """By source: the destination and the transfer that is waited for."""
         self._world = world
         self._table = table
         self._block_size = block_size
@@ -135,24 +138,25 @@ class LiveMigrator:
     # --- one migration ------------------------------------------------------------------------
     async def _migrate(self, request: Request, source: Replica, destination: Replica) -> None:
         started_ns = self._world.kernel.now_ns
+        lives = _Lives(source, destination)
         reserved = destination.reserve([request])
         is_done = False
         if reserved:
-            copied = await self._copy_rounds(request, source, destination)
+            copied = await self._copy_rounds(request, lives)
             if copied >= 0:
-                is_done = await self._stop_and_move(
-                    request, source, destination, copied, started_ns
-                )
-            if not is_done:
+                is_done = await self._stop_and_move(request, lives, copied, started_ns)
+            if not is_done and lives.has_destination():
                 destination.unreserve([request])
-        self.moving.pop(source.replica_id, None)
+        if self.moving.get(source.replica_id) is request:
+            del self.moving[source.replica_id]
         self.finished += is_done
         self.given_up += not is_done
         self.changed.notify()
         source.inbox.poke()
 
-    async def _copy_rounds(self, request: Request, source: Replica, destination: Replica) -> int:
+    async def _copy_rounds(self, request: Request, lives: _Lives) -> int:
         """Copy while it decodes; tokens copied, or -1 if it no longer runs at the source."""
+        source = lives.source
         copied = 0
         for _ in range(ROUNDS_MAX):
             tokens = self._tokens(request, source)
@@ -161,28 +165,38 @@ class LiveMigrator:
             left = self._bytes(copied, tokens)
             if ceil_div(tokens, self._block_size) - copied // self._block_size <= STOP_BLOCKS:
                 return copied
-            await self._transfer(source, destination, left)
+            if not await self._transfer(lives, left):
+                return -1
             copied = tokens // self._block_size * self._block_size
         return copied
 
     async def _stop_and_move(
-        self, request: Request, source: Replica, destination: Replica, copied: int, started_ns: int
+        self, request: Request, lives: _Lives, copied: int, started_ns: int
     ) -> bool:
         kernel = self._world.kernel
+        source, destination = lives.source, lives.destination
         stopped = Event(kernel, f"the stop of request {request.request_id}")
         source.stop(request, stopped.set)
         await stopped.wait()
-        if request.status is not Status.MIGRATING:
-            return False  # ended, was preempted or cancelled before it could stop
+        if not (request.status is Status.MIGRATING and lives.has_source()):
+            return False  # ended, was preempted, cancelled or lost before it could stop
         stop_began_ns = kernel.now_ns
         # The reservation was for fewer tokens: take what it needs now, or stay.
-        destination.unreserve([request])
-        if destination.state not in (S.DECODE, S.SHUTTING_DECODE) or not destination.reserve(
-            [request]
+        if lives.has_destination():
+            destination.unreserve([request])
+        if (
+            not lives.has_destination()
+            or destination.state not in (S.DECODE, S.SHUTTING_DECODE)
+            or not destination.reserve([request])
         ):
             source.resume(request)
             return False
-        await self._transfer(source, destination, self._bytes(copied, request.reached_tokens))
+        has_moved = await self._transfer(lives, self._bytes(copied, request.reached_tokens))
+        if not lives.has_source():
+            return False  # lost with it
+        if not has_moved and not request.status.is_terminal:
+            source.resume(request)
+            return False
         source.release([request])
         if request.status.is_terminal:
             return False
@@ -204,16 +218,57 @@ class LiveMigrator:
         blocks = ceil_div(tokens, self._block_size) - copied // self._block_size
         return blocks * self._block_size * self._token_bytes
 
-    async def _transfer(self, source: Replica, destination: Replica, size_bytes: int) -> None:
+    async def _transfer(self, lives: _Lives, size_bytes: int) -> bool:
+        """Until the bytes are there; False if they never will be."""
         kernel = self._world.kernel
-        arrived = Event(kernel, "the end of a live migration's transfer")
-        done: Callable[[], None] = arrived.set
-        self._world.network.send(
+        source, destination = lives.source, lives.destination
+        ended = Event(kernel, "the end of a live migration's transfer")
+        arrived: list[bool] = []
+
+        def on_done() -> None:
+            arrived.append(True)
+            ended.set()
+
+        transfer = self._world.network.send(
             source.grid,
             destination.grid,
             size_bytes,
             kind="kv",
-            on_done=done,
+            on_done=on_done,
             pair=(source.replica_id, destination.replica_id),
+            on_failed=lambda _: ended.set(),
         )
-        await arrived.wait()
+        self._under_way[source.replica_id] = (destination, ended, transfer)
+        await ended.wait()
+        if self._under_way.get(source.replica_id, (None, None))[1] is ended:
+            del self._under_way[source.replica_id]
+        return bool(arrived) and lives.has_source() and lives.has_destination()
+
+    def lose(self, replica: Replica) -> list[Request]:
+        """A replica has crashed: its transfers end; the request that it had stopped to move."""
+        for source_id, (destination, ended, transfer) in list(self._under_way.items()):
+            if source_id == replica.replica_id or destination is replica:
+                transfer.cancel()
+                ended.set()
+        request = self.moving.pop(replica.replica_id, None)
+        if request is None or request.status is not Status.MIGRATING:
+            return []
+        return [request]
+
+
+class _Lives:
+    """Two replicas, and whether both are still in the life in which a migration began."""
+
+    def __init__(self, source: Replica, destination: Replica) -> None:
+        self.source = source
+        self.destination = destination
+        self._source_life = source.incarnation
+        self._destination_life = destination.incarnation
+
+    def has_source(self) -> bool:
+        """The source has not crashed since."""
+        return self.source.incarnation == self._source_life
+
+    def has_destination(self) -> bool:
+        """The destination has not crashed since."""
+        return self.destination.incarnation == self._destination_life

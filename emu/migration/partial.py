@@ -48,6 +48,10 @@ class Partials:
     def append_second(self, split: SplitBatch, survivors: list[Request]) -> None:
         """The source holds the other layers' KV of those that go on."""
         split.survivors = survivors
+        if split.is_dropped:  # the other half was lost while this one was computed
+            self._watcher.source.release(survivors)
+            self._watcher.world.lost(survivors, "replica_lost")
+            return
         if not survivors:
             self._drop(split)
             return
@@ -58,7 +62,7 @@ class Partials:
 
     def cancel(self, request: Request) -> bool:
         """The client has gone: True if the KV is here on its way out (it ends with the batch)."""
-        for split in self._own():
+        for split in self.own():
             if request not in split.requests:
                 continue
             going = split.survivors or split.requests
@@ -67,7 +71,8 @@ class Partials:
             return True
         return False
 
-    def _own(self) -> list[SplitBatch]:
+    def own(self) -> list[SplitBatch]:
+        """Batches of which a half waits here or leaves from here."""
         flying = [] if self.in_flight is None else [self.in_flight[0]]
         return [*self.firsts, *self.seconds, *flying]
 
@@ -144,10 +149,19 @@ class Partials:
             destination.grid,
             size_bytes,
             kind="kv",
-            on_done=lambda: on_done(half),
+            on_done=lambda: on_done(half) if self._is_current(half) else None,
+            on_failed=lambda reason: self._on_failed(split, reason),
             pair=(watcher.source.replica_id, destination.replica_id),
         )
         self.in_flight = (split, transfer)
+
+    def _is_current(self, half: MigratingBatch) -> bool:
+        """False for a second notice of the same end."""
+        return self.in_flight is not None and self.in_flight[0].batch_id == half.batch_id
+
+    def _on_failed(self, split: SplitBatch, reason: str) -> None:
+        """A half did not arrive: the batch is computed again."""
+        self._watcher.world.lost(self._lose(split), reason)
 
     def _on_first_done(self, half: MigratingBatch) -> None:
         split = self._leave_flight(half)
@@ -204,10 +218,39 @@ class Partials:
             destination.deliver(arrived)
         self._close(split, destination)
 
+    # --- faults ---------------------------------------------------------------------------------
+    def lose_destination(self, destination: Replica) -> None:
+        """The destination of some batches has crashed, with the halves that had arrived."""
+        lost: list[Request] = []
+        for split in self.own():
+            if split.destination is destination and not split.is_dropped:
+                lost += self._lose(split)
+        self._watcher.world.lost(lost, "replica_lost")
+
+    def lose_source(self) -> list[Request]:
+        """All halves that are here are gone; the requests that were to go on."""
+        splits = self.own()
+        self.firsts, self.seconds = [], []
+        lost: list[Request] = []
+        for split in splits:
+            lost += self._lose(split)
+        return lost
+
+    def drop_lost(self, split: SplitBatch) -> None:
+        """A replica that was computing or receiving a part of the batch has crashed."""
+        if not split.is_dropped:
+            self._drop(split)
+
+    def _lose(self, split: SplitBatch) -> list[Request]:
+        """Requests still being computed are lost when that ends (`append_second`)."""
+        self._drop(split)
+        return [r for r in split.survivors or () if not r.status.is_terminal]
+
     def _drop(self, split: SplitBatch) -> None:
         """Nobody goes on: stop what is on its way, free all blocks."""
         first, second = split.first_watcher, split.second_watcher
         assert first is not None
+        split.is_dropped = True
         if not split.is_first_done:
             first.partials._forget(split, split.requests)
         if second is not None and not split.is_second_done:

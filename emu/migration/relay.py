@@ -22,9 +22,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from emu.batching import relay as books
 from emu.batching.base import Batch
 from emu.migration.transfer import Network, SplitBatch
 from emu.replica.states import ReplicaState
+from emu.request import Request
 
 if TYPE_CHECKING:
     from emu.replica.replica import Replica
@@ -74,6 +76,19 @@ class RelayBoard:
     def answer(self, old: Replica) -> Relayed | None:
         """What this old replica has been given, if anything (it stays until `finished`)."""
         return self._answers.get(old.replica_id)
+
+    def abandon(self, old: Replica) -> list[Request]:
+        """What the old replica was given will never be computed; its requests, if still there."""
+        relayed = self._answers.pop(old.replica_id, None)
+        scheduler = old.scheduler
+        if relayed is None or not books.can_relay(scheduler):
+            return []
+        requests = books.in_flight(scheduler, relayed.batch)
+        for request in requests:
+            scheduler.cancel(request)
+        books.drop(scheduler, relayed.batch)
+        old.inbox.poke()
+        return requests
 
     def finished(self, old: Replica) -> None:
         """The old replica has computed what it was given (or lost it)."""

@@ -31,6 +31,8 @@ class MigratingBatch(msgspec.Struct, eq=False):
     queued_ns: int
     started_ns: int = -1
     kv_bytes: int = 0
+    attempts: int = 0
+    """Transfers of it that have failed."""
 
 
 class SplitBatch(msgspec.Struct, eq=False):
@@ -56,6 +58,8 @@ class SplitBatch(msgspec.Struct, eq=False):
     """Those that go on after their first token; None = not computed yet."""
     is_first_done: bool = False
     is_second_done: bool = False
+    is_dropped: bool = False
+    """Nobody goes on, or a part of its KV is lost."""
 
 
 class Transfer(Protocol):
@@ -80,8 +84,11 @@ class Network(Protocol):
         overlapped_ns: int = 0,
         pieces: int = 1,
         pair: tuple[int, int] | None = None,
+        on_failed: Callable[[str], None] | None = None,
     ) -> Transfer:
         """Move `size_bytes` in all, GPU by GPU in parallel; `on_done` when the last byte is there.
+
+        Or `on_failed(reason)`, never both; a fault may call `on_done` a second time.
 
         `overlapped_ns` > 0: the sender produced the data in `pieces` equal parts over so long,
         and sent each as it became ready; only what is left is still to be moved. `pair` names the

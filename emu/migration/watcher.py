@@ -61,6 +61,17 @@ class MigrationWorld(Protocol):
         """Ids of migrating batches, in order of creation."""
         ...
 
+    attempts_max: int
+    """A batch is given up after so many failed transfers beyond the first."""
+
+    def refuses(self, source: Replica, destination: Replica) -> bool:
+        """A fault makes this destination refuse what it has room for."""
+        ...
+
+    def lost(self, requests: Sequence[Request], reason: str) -> None:
+        """The KV of these requests is gone: they start again elsewhere, or fail."""
+        ...
+
 
 class Watcher:
     """Outbound migrations of one replica."""
@@ -87,6 +98,8 @@ class Watcher:
         self.partials = Partials(self)
         self.block_size = block_size
         self.kv_bytes_per_token = kv_bytes_per_token
+        self.avoided: dict[int, int] = {}
+        """Destinations to which a transfer has failed, and how often: the last to be tried."""
         self._policy = policy
         self._layers = layers
         self._layerwise = layerwise
@@ -186,10 +199,14 @@ class Watcher:
             for replica in candidates:
                 replica.settle()
             candidates.sort(key=lambda r: r.scheduler.blocks_used)
+        if self.avoided:
+            candidates.sort(key=lambda r: self.avoided.get(r.replica_id, 0))
         for replica in candidates:
             if replica.lock.try_acquire(self.name):
                 if replica.reserve(requests):
-                    return replica
+                    if not self.world.refuses(self.source, replica):
+                        return replica
+                    replica.unreserve(requests)
                 replica.lock.release(self.name)
         return None
 
@@ -197,23 +214,27 @@ class Watcher:
         world = self.world
         batch.started_ns = world.kernel.now_ns
         batch.kv_bytes = kv_bytes(batch.requests, self.block_size, self.kv_bytes_per_token)
-        incarnation = destination.incarnation
+        attempt = batch.attempts
         transfer = world.network.send(
             self.source.grid,
             destination.grid,
             batch.kv_bytes,
             kind="kv",
-            on_done=lambda: self._on_done(batch, destination, incarnation),
+            on_done=lambda: self._on_done(batch, attempt, destination),
+            on_failed=lambda reason: self._on_failed(batch, destination, reason),
             overlapped_ns=batch.prefill_ns if self._layerwise else 0,
             pieces=self._layers,
             pair=(self.source.replica_id, destination.replica_id),
         )
         self.in_flight = (batch, destination, transfer)
 
-    def _on_done(self, batch: MigratingBatch, destination: Replica, incarnation: int) -> None:
+    def _on_done(self, batch: MigratingBatch, attempt: int, destination: Replica) -> None:
         """Release at the source, deliver, then open the destination."""
         world = self.world
+        if self.in_flight is None or self.in_flight[0] is not batch or batch.attempts != attempt:
+            return  # a second notice of the same end
         self.in_flight = None
+        self.avoided.pop(destination.replica_id, None)
         source = self.source
         source.unfinished_migrations -= 1
         self._account_gone(batch.requests)
@@ -235,3 +256,70 @@ class Watcher:
             source.inbox.poke()
         self._pump()
         source.world.on_capacity(destination)
+
+    # --- faults -------------------------------------------------------------------------------
+    def _on_failed(self, batch: MigratingBatch, destination: Replica, reason: str) -> None:
+        """The transfer has failed: the KV is still here, another destination may take it."""
+        assert self.in_flight is not None
+        assert self.in_flight[0] is batch
+        self.in_flight = None
+        destination.unreserve(batch.requests)
+        destination.lock.release(self.name)
+        failures = self.avoided.get(destination.replica_id, 0)
+        self.avoided[destination.replica_id] = failures + 1
+        self._try_again(batch, reason)
+        self._pump()
+        self.source.world.on_capacity(destination)
+
+    def _try_again(self, batch: MigratingBatch, reason: str) -> None:
+        batch.attempts += 1
+        gone = [r for r in batch.requests if r.status.is_terminal]
+        if gone:
+            self._account_gone(gone)
+            self.source.release(gone)
+            batch.requests = [r for r in batch.requests if not r.status.is_terminal]
+        if batch.requests and batch.attempts <= self.world.attempts_max:
+            self.queue.appendleft(batch)
+            return
+        self.source.release(batch.requests)
+        self._forget(batch)
+        self.world.lost(batch.requests, reason)
+
+    def _forget(self, batch: MigratingBatch) -> None:
+        self._account_gone(batch.requests)
+        self.source.unfinished_migrations -= 1
+        self.source.inbox.poke()
+
+    def lose_destination(self, destination: Replica) -> None:
+        """A destination has crashed: what was on its way there goes elsewhere."""
+        if self.in_flight is not None and self.in_flight[1] is destination:
+            batch, _, transfer = self.in_flight
+            transfer.cancel()
+            self.in_flight = None
+            destination.lock.release(self.name)
+            batch.attempts -= 1  # not the transfer's fault
+            self._try_again(batch, "replica_lost")
+        self.partials.lose_destination(destination)
+        self._pump()
+
+    def lose_source(self) -> list[Request]:
+        """All KV that waits here or leaves from here is gone; the requests that it was of."""
+        lost: list[Request] = []
+        if self.in_flight is not None:
+            batch, destination, transfer = self.in_flight
+            transfer.cancel()
+            self.in_flight = None
+            destination.unreserve(batch.requests)
+            destination.lock.release(self.name)
+            self.queue.appendleft(batch)
+            self.source.world.on_capacity(destination)
+        for batch in self.queue:
+            self.source.release(batch.requests)
+            self._forget(batch)
+            lost += batch.requests
+        self.queue.clear()
+        lost += self.partials.lose_source()
+        self.avoided.clear()
+        for request in lost:
+            request.recomputed_tokens += request.reached_tokens
+        return [request for request in lost if not request.status.is_terminal]

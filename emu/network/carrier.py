@@ -2,11 +2,17 @@
 
 Owns the one flow table of a run and the timer for its next event. Passive: it needs no task of
 its own, because everything it does happens at an instant that the table knows beforehand.
+
+Faults. `fate` decides, when a transfer starts, what befalls it (only while some fault says so); a
+transfer that makes no progress for `timeout_ns` while links are cut is given up. Both end in
+`on_failed`, never in silence; a transfer whose owner gave no `on_failed` is left alone. Whatever
+happens, an owner hears of a transfer's end once, unless the fault is that it hears twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -16,6 +22,16 @@ from emu.network.placement import Grid, shard_paths
 from emu.network.topology import Topology
 
 Parts = Sequence[tuple[Sequence[int], int]]
+
+
+class Fate(msgspec.Struct, frozen=True):
+    """What is to befall a transfer."""
+
+    kind: Literal["refused", "silent", "broken", "hang", "late", "twice", "stuck"]
+    part: float = 0.0
+    """broken: after this part of its bytes."""
+    delay_ns: int = 0
+    """late, twice: so much later."""
 
 
 class Carried(msgspec.Struct, eq=False):
@@ -28,9 +44,16 @@ class Carried(msgspec.Struct, eq=False):
     started_ns: int
     on_done: Callable[[], None]
     on_mark: Callable[[int], None] | None
+    on_failed: Callable[[str], None] | None = None
+    fate: Fate | None = None
+    is_over: bool = False
+    """Nothing is reported any more."""
+    progress: tuple[int, int] = (-1, 0)
+    """Bytes delivered when last looked at, and since when (only while links are cut)."""
 
     def cancel(self) -> None:
-        """Stop it; `on_done` will not be called."""
+        """Stop it; neither `on_done` nor `on_failed` will be called."""
+        self.is_over = True
         self.carrier.cancel(self.flow_id)
 
 
@@ -48,6 +71,14 @@ class Carrier:
         self.active: dict[str, int] = {}
         """Transfers under way by kind."""
         self._lanes: dict[tuple[int, int], tuple[Sequence[int], int]] = {}
+        self.fate: Callable[[str, tuple[int, int] | None], Fate | None] | None = None
+        """Asked at the start of each transfer that can fail; None = nothing can happen."""
+        self.timeout_ns = 5_000_000_000
+        self.cuts = 0
+        """Faults in force that may stop transfers altogether."""
+        self.failures: dict[str, int] = {}
+        """Transfers that failed, by reason."""
+        self._is_watching = False
         self._next_id = 0
         self._armed_ns = -1
 
@@ -62,6 +93,7 @@ class Carrier:
         overlapped_ns: int = 0,
         pieces: int = 1,
         pair: tuple[int, int] | None = None,
+        on_failed: Callable[[str], None] | None = None,
     ) -> Carried:
         """Move a replica's data to another, GPU by GPU in parallel (see `Network.send`).
 
@@ -73,18 +105,28 @@ class Carrier:
         if overlapped_ns and pieces > 1:
             path, _ = self._lane(source.gpus[0], destination.gpus[0])
             lanes = min(len(source.gpus), len(destination.gpus))
-            rate = min((self._rates[link] for link in path), default=0) * lanes
+            links = self.table.links
+            rate = min((links[link].bytes_per_s for link in path), default=0) * lanes
+            if pair is not None and self.table.is_cut(pair):
+                rate = 0
             ready_ns = overlapped_ns * (pieces - 1) // pieces
             hidden = min(size_bytes - size_bytes // pieces, rate * ready_ns // 1_000_000_000)
             left_bytes -= hidden
             self.moved_bytes[kind] = self.moved_bytes.get(kind, 0) + hidden
         if len(source.gpus) == len(destination.gpus) == 1:
-            links, latency_ns = self._lane(source.gpus[0], destination.gpus[0])
-            parts: Parts = ((links, left_bytes),)
+            lane, latency_ns = self._lane(source.gpus[0], destination.gpus[0])
+            parts: Parts = ((lane, left_bytes),)
         else:
             parts = shard_paths(source, destination, left_bytes, topology)
             latency_ns = max((topology.latency_ns(links) for links, _ in parts), default=0)
-        return self.carry(parts, kind=kind, on_done=on_done, latency_ns=latency_ns, pair=pair)
+        return self.carry(
+            parts,
+            kind=kind,
+            on_done=on_done,
+            latency_ns=latency_ns,
+            pair=pair,
+            on_failed=on_failed,
+        )
 
     def _lane(self, source: int, destination: int) -> tuple[Sequence[int], int]:
         """Links and latency between two GPUs."""
@@ -106,13 +148,21 @@ class Carrier:
         after: Carried | None = None,
         lag_bytes: int = 0,
         pair: tuple[int, int] | None = None,
+        on_failed: Callable[[str], None] | None = None,
     ) -> Carried:
         """Start a transfer of parallel parts (links, bytes); marks and chains as in `FlowTable`."""
         self._next_id += 1
         size_bytes = sum(size for _, size in parts)
+        now_ns = self.kernel.now_ns
         carried = Carried(
-            self._next_id, self, kind, size_bytes, self.kernel.now_ns, on_done, on_mark
+            self._next_id, self, kind, size_bytes, now_ns, on_done, on_mark, on_failed
         )
+        if self.fate is not None and (on_failed is not None or kind == "weights"):
+            fate = carried.fate = self.fate(kind, pair)
+            if fate is not None and self._is_doomed(carried, fate):
+                return carried
+            if fate is not None and fate.kind == "broken" and not marks:
+                marks = (min(size_bytes, max(1, int(size_bytes * fate.part))),)
         self.table.start_group(
             carried.flow_id,
             parts,
@@ -128,7 +178,90 @@ class Carrier:
         self.transfers += 1
         self.active[kind] = self.active.get(kind, 0) + 1
         self.rearm()
+        if self.cuts:
+            self.watch()
         return carried
+
+    # --- faults -------------------------------------------------------------------------------
+    def _is_doomed(self, carried: Carried, fate: Fate) -> bool:
+        """The transfer never begins: its owner hears of it at once, or after the timeout."""
+        now_ns = self.kernel.now_ns
+        if fate.kind == "refused":
+            self.kernel.call_at(now_ns, RANK_NETWORK, lambda: self.fail(carried, "refused"))
+        elif fate.kind == "silent":
+            self.kernel.call_at(
+                now_ns + self.timeout_ns,
+                RANK_NETWORK,
+                lambda: self.fail(carried, "handshake_timeout"),
+            )
+        else:
+            return False
+        return True
+
+    def fail(self, carried: Carried, reason: str) -> None:
+        """A transfer ends without having brought its data; nothing if it is over already."""
+        if carried.is_over:
+            return
+        carried.cancel()
+        self.failures[reason] = self.failures.get(reason, 0) + 1
+        assert carried.on_failed is not None
+        carried.on_failed(reason)
+
+    def watch(self) -> None:
+        """Look for transfers without progress, now and until there is nothing to look for."""
+        if self._is_watching or not len(self.table):
+            return
+        self._is_watching = True
+        self._look()
+
+    def _look(self) -> None:
+        """Give up what has stood still for the timeout; look again while something may."""
+        now_ns = self.kernel.now_ns
+        is_any = False
+        for carried in self.table.tags():
+            if carried.on_failed is None or carried.is_over:
+                continue
+            delivered = self.table.delivered_bytes(carried.flow_id, now_ns)
+            if delivered == carried.size_bytes:
+                continue
+            if delivered != carried.progress[0]:
+                carried.progress = (delivered, now_ns)
+            if now_ns - carried.progress[1] >= self.timeout_ns:
+                self.fail(carried, "transfer_timeout")
+            else:
+                is_any = True
+        self._is_watching = is_any and bool(self.cuts)
+        if self._is_watching:
+            later_ns = max(1, self.timeout_ns // 4)
+            self.kernel.call_at(now_ns + later_ns, RANK_NETWORK, self._look)
+
+    def _end(self, carried: Carried) -> None:
+        """The last byte is there: the owner hears of it, as the transfer's fate will have it."""
+        now_ns, fate = self.kernel.now_ns, carried.fate
+        if fate is None or fate.kind == "broken":
+            carried.is_over = True
+            carried.on_done()
+        elif fate.kind == "hang":
+            self.kernel.call_at(
+                now_ns + self.timeout_ns,
+                RANK_NETWORK,
+                lambda: self.fail(carried, "transfer_timeout"),
+            )
+        elif fate.kind == "stuck":
+            return  # never: whoever waits has a deadline of its own
+        elif fate.kind == "late":
+            self.kernel.call_at(
+                now_ns + fate.delay_ns, RANK_NETWORK, lambda: self._end_late(carried)
+            )
+        else:
+            carried.is_over = True
+            carried.on_done()
+            self.kernel.call_at(now_ns + fate.delay_ns, RANK_NETWORK, carried.on_done)
+
+    def _end_late(self, carried: Carried) -> None:
+        if not carried.is_over:
+            carried.is_over = True
+            carried.on_done()
 
     def cancel(self, flow_id: int) -> None:
         """Stop a transfer; nothing is reported any more."""
@@ -162,7 +295,13 @@ class Carrier:
                 kind = carried.kind
                 self.moved_bytes[kind] = self.moved_bytes.get(kind, 0) + carried.size_bytes
                 self.active[kind] -= 1
-                carried.on_done()
+                if not carried.is_over:  # given up by what came before at this instant
+                    self._end(carried)
+            elif carried.is_over:
+                continue
+            elif carried.fate is not None and carried.fate.kind in ("broken", "stuck"):
+                if carried.fate.kind == "broken":
+                    self.fail(carried, "transfer_broken")
             elif carried.on_mark is not None:
                 carried.on_mark(event.mark)
         self.rearm()

@@ -238,6 +238,14 @@ class FlowTable(FlowEngine):
         """Under way, or ended with its report still to come."""
         return flow_id in self._transfers
 
+    def is_cut(self, pair: Pair) -> bool:
+        """Whether this ordered pair is partitioned now."""
+        return pair in self._blocked_pairs
+
+    def tags(self) -> list[Any]:
+        """What the callers gave with each transfer that is under way, in order of starting."""
+        return [transfer.tag for transfer in self._transfers.values()]
+
     def __len__(self) -> int:
         """Transfers under way or with their report still to come."""
         return len(self._transfers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -91,6 +91,10 @@ class World(Protocol):
 
     def terminal(self, request: Request, status: Status, reason: str = "") -> None:
         """The request's one terminal event."""
+        ...
+
+    def lost(self, requests: Sequence[Request], reason: str) -> None:
+        """The KV of these requests is gone: they start again elsewhere, or fail."""
         ...
 
     def requeue(self, requests: list[Request]) -> None:

@@ -231,7 +231,19 @@ def _hand_over(replica: Replica, zag: Zag, task: ZagTask, old: Replica) -> None:
         kind="activation",
         on_done=arrived,
         pair=(replica.replica_id, old.replica_id),
+        on_failed=lambda reason: _lose_activation(replica, old, relayed, reason),
     )
+
+
+def _lose_activation(replica: Replica, old: Replica, relayed: Relayed, reason: str) -> None:
+    """The activation did not arrive: the batch is computed again from the start."""
+    world = replica.world
+    if world.relay.answer(old) is not relayed:
+        return
+    requests = world.relay.abandon(old)
+    if relayed.split is not None and relayed.split.first_watcher is not None:
+        relayed.split.first_watcher.partials.drop_lost(relayed.split)
+    world.lost(requests, reason)
 
 
 # --- the old side -------------------------------------------------------------------------------

@@ -1,0 +1,75 @@
+"""Where every request that has not ended is: the ground of several invariants and faults.
+
+Asks every owner anew and changes nothing. A request that is found twice, or not at all, is a bug
+(I1, I6); this module only reports what it finds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from emu.request import Request, Status
+
+if TYPE_CHECKING:
+    from emu.cluster import Cluster
+    from emu.migration.transfer import SplitBatch
+    from emu.replica.replica import Replica
+
+
+class Place(NamedTuple):
+    """Where a request is."""
+
+    request: Request
+    stage: str
+    """queued, prefill, decode, migration, between_halves."""
+    holder: str
+    """For people."""
+
+
+def census(cluster: Cluster) -> list[Place]:
+    """Every request in the system, by owner, in a fixed order. Terminal ones are left out."""
+    gateway = cluster.gateway
+    places = [Place(r, "queued", "gateway") for r in gateway.held]
+    if cluster.queue is not None:
+        places += [Place(r, "queued", "global queue") for r in cluster.queue]
+    for replica in cluster.replicas:
+        places += _at_replica(replica)
+    for watcher in cluster.watchers.values():
+        batches = list(watcher.queue)
+        if watcher.in_flight is not None:
+            batches.append(watcher.in_flight[0])
+        places += [Place(r, "migration", watcher.name) for b in batches for r in b.requests]
+    for split in splits(cluster):
+        places += [Place(r, "between_halves", "split") for r in split.survivors or ()]
+    if cluster.live is not None:
+        places += [
+            Place(r, "migration", "live migration")
+            for r in cluster.live.moving.values()
+            if r.status is Status.MIGRATING
+        ]
+    return [place for place in places if not place.request.status.is_terminal]
+
+
+def splits(cluster: Cluster) -> list[SplitBatch]:
+    """Batches whose KV is, or is to be, in two halves, by id."""
+    found: dict[int, SplitBatch] = {}
+    for watcher in cluster.watchers.values():
+        for split in watcher.partials.own():
+            found[split.batch_id] = split
+    return [found[batch_id] for batch_id in sorted(found)]
+
+
+def _at_replica(replica: Replica) -> list[Place]:
+    scheduler = replica.scheduler
+    replica.settle()
+    places = [Place(r, "queued", replica.name) for r in scheduler.waiting()]
+    failed: list[tuple[Request, str]] = getattr(scheduler, "_failed", [])
+    places += [Place(r, "queued", replica.name) for r, _ in failed]
+    for request in scheduler.residents():
+        is_decode = request.generated_tokens and request.computed_tokens >= (
+            request.reached_tokens - 1
+        )
+        places.append(Place(request, "decode" if is_decode else "prefill", replica.name))
+    for requests in replica.arrived:
+        places += [Place(r, "decode", f"{replica.name} (arrived)") for r in requests]
+    return places

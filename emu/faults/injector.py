@@ -1,0 +1,122 @@
+"""Strikes: carries out the `[[faults]]` of a configuration, each at its time.
+
+`inject` is the single entry: a configuration's list goes through it, and so does a live server.
+A fault enters as a timestamped call to whoever owns the thing that breaks. What each kind does is
+in `emu/faults/strikes.py`. Every strike is counted, marked in the timeline and drawn into the
+trace; a fault that finds nothing to strike is marked as missed.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from emu.actor import RANK_WORLD
+from emu.config.faultkinds import KINDS, fault_problems
+from emu.config.schema import FaultTable
+from emu.errors import InputError
+from emu.faults.links import LinkFaults
+from emu.faults.recovery import Recovery
+from emu.faults.strikes import STRIKES
+from emu.faults.transfers import TransferFaults
+from emu.replica.replica import Replica
+from emu.replica.states import ReplicaState
+from emu.rng import rng_stream
+from emu.units import ms_to_ns, s_to_ns
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from emu.cluster import Cluster
+
+
+class Injector:
+    """Faults of one run."""
+
+    def __init__(self, cluster: Cluster, recovery: Recovery) -> None:
+        self.cluster = cluster
+        self.kernel = cluster.kernel
+        self.recovery = recovery
+        self.struck: dict[str, int] = {}
+        """How often each kind struck."""
+        self.missed: dict[str, int] = {}
+        self.links = LinkFaults(cluster.network)
+        self.transfers = TransferFaults(cluster.network, self.note)
+        self.clones = 0
+        self.waiting: list[tuple[FaultTable, str]] = []
+        """Crashes that wait for a replica to enter a stage."""
+        self._injected = 0
+        timeout_ns = ms_to_ns(cluster.config.recovery.transfer_timeout_ms)
+        cluster.network.timeout_ns = max(1, timeout_ns)
+
+    def start(self) -> None:
+        """Schedule the configuration's faults (before the run)."""
+        for fault in self.cluster.config.faults:
+            self.inject(fault)
+
+    def inject(self, fault: FaultTable) -> None:
+        """Schedule a fault at its time, or now if that has passed. Raises InputError."""
+        self._check(fault)
+        number = self._injected
+        self._injected += 1
+        at_ns = max(self.kernel.now_ns, s_to_ns(fault.at_s))
+        self.kernel.call_at(at_ns, RANK_WORLD, partial(self._strike, fault, number))
+
+    def _check(self, fault: FaultTable) -> None:
+        for path, problem in fault_problems(self._injected, fault):
+            raise InputError("faults", None, ".".join(map(str, path)), problem)
+        cluster = self.cluster
+        limits = {
+            "replica": len(cluster.replicas),
+            "source": len(cluster.replicas),
+            "destination": len(cluster.replicas),
+            "node": len(cluster.plan.topology.machines),
+        }
+        for key, count in limits.items():
+            value = getattr(fault, key)
+            if not -1 <= value < count:
+                problem = f"expected an index from 0 to {count - 1}, got {value}"
+                raise InputError("faults", None, f"faults.{self._injected}.{key}", problem)
+
+    def _strike(self, fault: FaultTable, number: int) -> None:
+        STRIKES[fault.kind](self, fault, self.rng(number))
+
+    def rng(self, number: int) -> np.random.Generator:
+        """The random stream of a fault."""
+        return rng_stream(self.cluster.config.seed, f"fault {number}")
+
+    # --- for the strikes ----------------------------------------------------------------------
+    def later(self, delay_ns: int, call: object) -> None:
+        """Run a call so much later."""
+        assert callable(call)
+        self.kernel.call_at(self.kernel.now_ns + delay_ns, RANK_WORLD, call)
+
+    def note(self, fault: FaultTable, target: str) -> None:
+        """The fault has struck this."""
+        self.struck[fault.kind] = self.struck.get(fault.kind, 0) + 1
+        text = KINDS[fault.kind].numbers
+        self.cluster.recorder.fault(self.kernel.now_ns, fault.kind, target, text, fault.replica)
+
+    def miss(self, fault: FaultTable, why: str) -> None:
+        """There was nothing to strike."""
+        self.missed[fault.kind] = self.missed.get(fault.kind, 0) + 1
+        self.cluster.note("fault missed", fault.kind, why)
+
+    def end(self, fault: FaultTable, target: str) -> None:
+        """A fault is over."""
+        self.cluster.note("fault over", target, fault.kind)
+
+    # --- told by the cluster ------------------------------------------------------------------
+    def on_moved(self, replica: Replica, before: ReplicaState) -> None:
+        """A replica changed its state: a crash may have waited for that."""
+        self.recovery.on_moved(replica, before)
+        if not self.waiting:
+            return
+        from emu.faults.strikes import states_of
+
+        for entry in list(self.waiting):
+            fault, stage = entry
+            if replica.state in states_of(stage):
+                self.waiting.remove(entry)
+                delay_ns = s_to_ns(fault.magnitude) if fault.magnitude else 0
+                self.later(delay_ns, partial(STRIKES[fault.kind], self, fault, self.rng(0)))

@@ -1,0 +1,238 @@
+"""What follows a loss: crash of a replica, requests that start again, restarts, hopeless cases.
+
+Owns the order in which the owners of a crashed replica's things hear of it (replica, watchers,
+live migrations, relay), so that no block, lock or request is left behind, and the policy of
+`[recovery]`: a request whose KV is lost is routed again, with everything that it has received
+counted as prompt, or fails with a reason. No token is produced twice.
+
+A replica that is back has no weights: it loads them again (from its machine's memory, or from the
+disk if that copy is lost) and returns to its role, unless a planner decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from emu.actor import RANK_WORLD
+from emu.replica import life
+from emu.replica.replica import Replica
+from emu.replica.states import LOADING, ReplicaState
+from emu.request import Request, Status
+from emu.units import s_to_ns
+
+if TYPE_CHECKING:
+    from emu.autoscale.actions import Role
+    from emu.cluster import Cluster
+
+S = ReplicaState
+_ROLE_OF: Final[dict[ReplicaState, Role]] = {
+    S.PREFILL: "prefill",
+    S.NEW_PREFILL: "prefill",
+    S.REFRACTORY_PREFILL: "prefill",
+    S.OLD_PREFILL: "prefill",
+    S.AUS_PREFILL: "prefill",
+    S.LOADING_PREFILL: "prefill",
+    S.DECODE: "decode",
+    S.AUS_DECODE: "decode",
+    S.MUTATING_TO_DECODE: "decode",
+    S.LOADING_DECODE: "decode",
+    S.COLOCATED: "colocated",
+    S.LOADING_COLOCATED: "colocated",
+}
+"""The role to which a replica returns; in other states it was leaving or had none."""
+_RECEIVES: Final = (S.DECODE, S.SHUTTING_DECODE, S.AUS_DECODE, S.MUTATING_TO_DECODE)
+_PROMPTS: Final = (S.COLOCATED, S.PREFILL, S.NEW_PREFILL, S.REFRACTORY_PREFILL, S.AUS_PREFILL)
+LOADS_MAX: Final = 3
+"""A replica whose weights do not come in so many attempts stays inactive."""
+
+
+class Recovery:
+    """Losses and what is done about them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.table = cluster.config.recovery
+        self.crashes = 0
+        self.requests_lost = 0
+        self.has_lost_capacity = False
+        """Some replica or some blocks are gone: requests may be left that nobody can serve."""
+        self.cacheless: list[int] = []
+        """Machines whose memory has lost the weights."""
+        self._role_at_crash: dict[int, Role] = {}
+        self._loads: dict[int, int] = {}
+
+    # --- losses -------------------------------------------------------------------------------
+    def crash(self, replica: Replica, cause: str, *, back_ns: int = -1) -> None:
+        """The replica dies now. `back_ns`: it is back after so long (-1: as configured)."""
+        cluster = self.cluster
+        before = replica.state
+        assert before is not S.FAILED
+        self.crashes += 1
+        self.has_lost_capacity = True
+        role = _ROLE_OF.get(before)
+        if role is None:
+            self._role_at_crash.pop(replica.replica_id, None)
+        else:
+            self._role_at_crash[replica.replica_id] = role
+        lost = life.crash(replica)
+        lost += self._lose_relay(replica)
+        watcher = cluster.watchers.get(replica.replica_id)
+        if watcher is not None:
+            lost += watcher.lose_source()
+        if cluster.live is not None:
+            lost += cluster.live.lose(replica)
+        replica.move(S.FAILED, writer="fault", cause=cause)
+        replica.start_closing()
+        for other in cluster.watchers.values():
+            if other is not watcher:
+                other.lose_destination(replica)
+        self.lost(lost, "replica_lost")
+        self._come_back(replica, back_ns)
+
+    def _lose_relay(self, replica: Replica) -> list[Request]:
+        """Hand-overs of live scaling in which the replica took part; requests lost by that."""
+        cluster = self.cluster
+        board = cluster.relay
+        lost: list[Request] = []
+        for old in cluster.replicas:
+            relayed = board.answer(old)
+            if relayed is None:
+                continue
+            split = relayed.split
+            is_helper = old is replica
+            is_giver = relayed.source_id == replica.replica_id and not relayed.is_here
+            if is_helper or is_giver:
+                lost += board.abandon(old)
+            if split is None or split.first_watcher is None:
+                continue
+            if is_helper or is_giver or split.destination is replica:
+                split.first_watcher.partials.drop_lost(split)
+        return lost
+
+    def lost(self, requests: Sequence[Request], reason: str) -> None:
+        """The KV of these requests is gone: they start again elsewhere, or fail."""
+        gateway, table = self.cluster.gateway, self.table
+        for request in requests:
+            if request.status.is_terminal:
+                continue
+            has_begun = request.first_scheduled_ns >= 0
+            self.requests_lost += has_begun
+            self.cluster.recorder.lost(request, reason)
+            if has_begun and (table.on_crash == "fail" or request.retries >= table.max_retries):
+                self.cluster.terminal(request, Status.FAILED, reason)
+                continue
+            request.retries += has_begun
+            request.computed_tokens = request.kv_blocks = 0
+            request.block_ids = None
+            gateway.route(request)
+
+    # --- return -------------------------------------------------------------------------------
+    def _come_back(self, replica: Replica, back_ns: int) -> None:
+        if back_ns < 0:
+            if not self.table.replace:
+                return
+            back_ns = s_to_ns(self.table.restart_s)
+        kernel, incarnation = self.cluster.kernel, replica.incarnation
+
+        def back() -> None:
+            if replica.incarnation == incarnation and replica.state is S.FAILED:
+                replica.move(S.INACTIVE, writer="fault", cause="restarted")
+                self._loads.pop(replica.replica_id, None)
+                self._load(replica)
+
+        kernel.call_at(kernel.now_ns + back_ns, RANK_WORLD, back)
+
+    def _load(self, replica: Replica) -> None:
+        """Bring the weights back, if no planner does."""
+        scaler = self.cluster.scaler
+        role = self._role_at_crash.get(replica.replica_id)
+        loads = self._loads.get(replica.replica_id, 0)
+        if (
+            role is None
+            or scaler.is_active
+            or loads >= LOADS_MAX
+            or replica.state is not S.INACTIVE
+        ):
+            return
+        self._loads[replica.replica_id] = loads + 1
+        from_disk = replica.machine in self.cacheless
+        if from_disk:
+            self.cacheless.remove(replica.machine)  # the load fills the memory again
+        scaler.restore(replica, role, from_disk=from_disk)
+
+    def on_moved(self, replica: Replica, before: ReplicaState) -> None:
+        """A load that was given up is tried again, some times; a drain may have an end."""
+        if before in LOADING and replica.state is S.INACTIVE:
+            kernel = self.cluster.kernel
+            later_ns = kernel.now_ns + max(1, s_to_ns(self.table.restart_s))
+            kernel.call_at(later_ns, RANK_WORLD, lambda: self._load(replica))
+        elif self.table.drain_grace_s and replica.state in DRAINING:
+            kernel, since_ns = self.cluster.kernel, replica.state_since_ns
+            state = replica.state
+
+            def end_of_grace() -> None:
+                if replica.state is state and replica.state_since_ns == since_ns:
+                    self.expire_drain(replica)
+
+            kernel.call_at(
+                kernel.now_ns + s_to_ns(self.table.drain_grace_s), RANK_WORLD, end_of_grace
+            )
+
+    def expire_drain(self, replica: Replica) -> None:
+        """After the iteration in flight, what a draining replica still holds is lost."""
+
+        def evict() -> None:
+            if replica.state not in DRAINING:
+                return
+            scheduler = replica.scheduler
+            lost = [*scheduler.waiting(), *scheduler.residents()]
+            for request in lost:
+                request.recomputed_tokens += request.computed_tokens
+                scheduler.cancel(request)
+            watcher = self.cluster.watchers.get(replica.replica_id)
+            if watcher is not None:
+                lost += watcher.lose_source()
+            self.lost(lost, "drain_expired")
+            self.cluster.on_capacity(replica)
+
+        replica.jobs.append(evict)
+        replica.inbox.poke()
+
+    # --- nobody left --------------------------------------------------------------------------
+    def fail_unservable(self) -> bool:
+        """Nothing is scheduled any more: fail what no replica can ever serve. True if any."""
+        if not self.has_lost_capacity:
+            return False
+        cluster = self.cluster
+        hopeless: list[Request] = []
+        if not any(r.state in _PROMPTS for r in cluster.replicas):
+            hopeless += cluster.gateway.take_held()
+            if cluster.queue is not None:
+                waiting = list(cluster.queue)
+                for request in waiting:
+                    cluster.queue.cancel(request)
+                hopeless += waiting
+        for watcher in cluster.watchers.values():
+            heads = [*watcher.queue][:1]
+            wanted = heads[0].requests if heads else []
+            firsts = watcher.partials.firsts
+            if not heads and firsts:
+                wanted = firsts[0].requests
+            if wanted and not any(self._could_take(r, wanted) for r in cluster.replicas):
+                hopeless += watcher.lose_source()
+        for request in hopeless:
+            cluster.terminal(request, Status.FAILED, "no_replica_left")
+        return bool(hopeless)
+
+    @staticmethod
+    def _could_take(replica: Replica, requests: list[Request]) -> bool:
+        scheduler = replica.scheduler
+        return (
+            replica.state in _RECEIVES
+            and scheduler.blocks_to_reserve(requests) <= scheduler.blocks_total
+        )
+
+
+DRAINING: Final = (S.SHUTTING_PREFILL, S.SHUTTING_DECODE, S.SHUTTING_COLOCATED)
+"""States in which a replica waits for the end of its work."""

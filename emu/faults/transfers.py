@@ -1,0 +1,105 @@
+"""What befalls transfers while a fault says so: windows of time, drawn one by one.
+
+Owns the open windows and one random stream for each of them. The carrier asks at the start of each
+transfer (`fate`), watchers when they have found a destination (`refuses`). With no window open,
+neither is asked at all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+
+from emu.actor import RANK_WORLD
+from emu.config.schema import FaultTable
+from emu.network.carrier import Carrier, Fate
+from emu.units import ms_to_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_FATES: Final = {
+    "transfer_refused": "refused",
+    "handshake_lost": "silent",
+    "transfer_broken": "broken",
+    "transfer_hang": "hang",
+    "completion_late": "late",
+    "completion_twice": "twice",
+    "load_stuck": "stuck",
+}
+_RETRY_NS: Final = 10_000_000
+"""A batch that was refused everywhere is offered again after so long."""
+
+
+class Window(msgspec.Struct, eq=False):
+    """A fault in force."""
+
+    fault: FaultTable
+    rng: np.random.Generator
+
+    def draws(self) -> bool:
+        """Whether it strikes this time."""
+        probability = self.fault.probability
+        return probability >= 1.0 or float(self.rng.random()) < probability
+
+    def meets(self, pair: tuple[int, int] | None) -> bool:
+        """Whether the transfer is between the replicas that the fault names."""
+        source, destination = pair if pair is not None else (-1, -1)
+        fault = self.fault
+        return fault.source in (-1, source) and fault.destination in (-1, destination)
+
+
+class TransferFaults:
+    """All windows that are open."""
+
+    def __init__(self, carrier: Carrier, on_strike: Callable[[FaultTable, str], None]) -> None:
+        self.windows: list[Window] = []
+        self._carrier = carrier
+        self._on_strike = on_strike
+
+    def open(self, fault: FaultTable, rng: np.random.Generator) -> Window:
+        """The fault is in force until `close`."""
+        window = Window(fault, rng)
+        self.windows.append(window)
+        self._carrier.fate = self.fate
+        return window
+
+    def close(self, window: Window) -> None:
+        """The fault is over."""
+        self.windows.remove(window)
+        if not self.windows:
+            self._carrier.fate = None
+
+    def fate(self, kind: str, pair: tuple[int, int] | None) -> Fate | None:
+        """What is to befall a transfer of this kind between these replicas."""
+        for window in self.windows:
+            fault = window.fault
+            name = _FATES.get(fault.kind)
+            if name is None or (name == "stuck") != (kind == "weights"):
+                continue
+            if name != "stuck" and not window.meets(pair):
+                continue
+            if not window.draws():
+                continue
+            self._on_strike(fault, f"{kind} {pair[0]} -> {pair[1]}" if pair else kind)
+            part, delay_ns = 0.0, 0
+            if name == "broken":
+                part = fault.magnitude
+            elif name in ("late", "twice"):
+                delay_ns = ms_to_ns(fault.magnitude)
+            return Fate(name, part, delay_ns)  # type: ignore[arg-type]
+        return None
+
+    def refuses(self, source: int, destination: int, again: Callable[[], None]) -> bool:
+        """Whether the destination turns a batch away; `again` is called some time later."""
+        for window in self.windows:
+            if window.fault.kind != "destination_refuses":
+                continue
+            if window.meets((source, destination)) and window.draws():
+                self._on_strike(window.fault, f"{source} -> {destination}")
+                kernel = self._carrier.kernel
+                kernel.call_at(kernel.now_ns + _RETRY_NS, RANK_WORLD, again)
+                return True
+        return False
