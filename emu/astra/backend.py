@@ -14,7 +14,7 @@ real program in the executor's place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 
 from emu.astra.cache import CountStore
 from emu.astra.convert import QUIRKS, convert
-from emu.astra.executor import Executor
 from emu.astra.memory import Memories
 from emu.astra.nodes import Graph
+from emu.astra.once import run_once
 from emu.astra.rows import TraceGenerator
 from emu.astra.trace import Trace
-from emu.errors import InputError, RunError
+from emu.errors import InputError
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
 from emu.network.collectives import CollectiveSystem
 
@@ -116,7 +116,7 @@ class AstraBackend:
         return graphs
 
     # --- cycles -----------------------------------------------------------------------------
-    def _stages(self, ends: Sequence[int], stages: int) -> tuple[int, ...]:
+    def _stages(self, ends: Sequence[int] | Mapping[int, int], stages: int) -> tuple[int, ...]:
         """Duration of each stage from the ends of its NPUs (any member's)."""
         per_stage = self._num_npus // stages
         latest = [
@@ -132,27 +132,8 @@ class AstraBackend:
         )
 
     def _embedded(self, shape: BatchShape) -> tuple[int, ...]:
-        graphs = self.graphs(shape)
-        executor = Executor(self._network, self._memories)
-        late = graphs.pop() if STAGGER in self._faithful and len(graphs) > 1 else None
-        for graph in graphs:
-            executor.load(graph)
-        ends = [-1] * (self._num_npus * self._members)
-        waiting = [graph.npu for graph in graphs]
-        while executor.step():
-            if late is not None:
-                executor.load(late)
-                waiting.append(late.npu)
-                late = None
-            still = [npu for npu in waiting if not executor.is_idle(npu)]
-            if len(still) < len(waiting):
-                for npu in waiting:
-                    if executor.is_idle(npu):
-                        ends[npu] = executor.now_ns
-                waiting = still
-        if waiting:
-            stuck = "\n  ".join(executor.unfinished())
-            raise RunError(f"an iteration never ends\n  {stuck}")
+        late = STAGGER in self._faithful
+        ends = run_once(self._network, self._memories, self.graphs(shape), last_waits=late)
         return self._stages(ends, 1 if _is_partial(shape) else self._setup.pipeline)
 
     def _cycles(self, shape: BatchShape) -> tuple[int, ...]:

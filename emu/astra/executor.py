@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -383,20 +383,3 @@ def _kind(node: Node) -> Kind:
     if kind is None:
         raise RunError(f"collective number {node.collective} is not supported")
     return kind
-
-
-def run_once(
-    network: CollectiveSystem, memories: Memories, graphs: Sequence[Graph]
-) -> Mapping[int, int]:
-    """Run one graph per NPU from time 0; when each NPU ends. Raises RunError if one never does."""
-    executor = Executor(network, memories)
-    for graph in graphs:
-        executor.load(graph)
-    ends = {graph.npu: 0 for graph in graphs if executor.is_idle(graph.npu)}
-    while executor.step():
-        for graph in graphs:
-            if graph.npu not in ends and executor.is_idle(graph.npu):
-                ends[graph.npu] = executor.now_ns
-    if len(ends) < len(graphs):
-        raise RunError("the graphs never end\n  " + "\n  ".join(executor.unfinished()))
-    return ends

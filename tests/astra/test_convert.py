@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emu.astra.convert import convert
-from emu.astra.executor import run_once
 from emu.astra.memory import Memories, Memory
 from emu.astra.nodes import LOCAL, Location, NodeKind, Place
+from emu.astra.once import run_once
 from emu.astra.rows import Placement, TraceGenerator, TraceModel, TraceSetup, stage_sizes
 from emu.astra.trace import Marker, Row, Trace, event_trace, format_trace, parse_trace
 from emu.errors import InputError

@@ -2,9 +2,10 @@
 
 import pytest
 
-from emu.astra.executor import Executor, run_once
+from emu.astra.executor import Executor
 from emu.astra.memory import Memories, Memory
 from emu.astra.nodes import Graph, Location, Node, NodeKind, Place
+from emu.astra.once import run_once
 from emu.astra.polling import Answer, Polling
 from emu.errors import Deadlock, InputError, RunError
 from emu.network.collectives import CollectiveSystem
