@@ -5,7 +5,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: help run test test-fast check fmt lint type bench bench-compare soak docs lock clean
+.PHONY: help run test test-fast check fmt lint type bench bench-compare soak docs doc-figures lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -51,6 +51,9 @@ soak: $(STAMP)  ## long property tests
 
 docs: $(STAMP)  ## regenerate the generated pages
 	@$(PY) -m emu.docs
+
+doc-figures: $(STAMP)  ## recompute the figures that the documentation quotes
+	@$(PY) -m benchmarks.doc_figures --write
 
 lock:  ## rewrite requirements.lock from what is installed
 	@$(PY) -m pip freeze --all --exclude-editable | grep -v -E "^(emu|pip)==" > requirements.lock

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cyclopts import App
 
+from benchmarks.doc_figures import FIGURES
 from emu.cli import app
 from emu.config.docs import tables
 from emu.docs import DOCS, PAGES, catalogue_markdown, states_markdown
@@ -116,3 +117,10 @@ def test_every_page_can_be_reached_from_the_index() -> None:
         waiting += [page.parent / target.split("#")[0] for target in local]
     lost = [str(p.relative_to(ROOT)) for p in DOCS.rglob("*.md") if p.resolve() not in reached]
     assert lost == []
+
+
+def test_quoted_figures_can_be_recomputed() -> None:
+    pages = [path.read_text(encoding="utf-8") for path in HAND_WRITTEN]
+    named = re.findall(r"<!-- figures: (\S+) -->", "".join(pages))
+    assert sorted(named) == sorted(FIGURES)
+    assert "".join(pages).count("<!-- end of figures -->") == len(named)
