@@ -11,10 +11,11 @@ keeps other sites' pages in a browser on this machine from sending them.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import AsyncIterator, Callable
 from importlib.resources import files
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -25,6 +26,7 @@ from starlette.routing import Route
 
 from emu.commands import TARGETS
 from emu.config.schema import CommandTable, FaultTable
+from emu.errors import InputError
 from emu.replica.replica import Replica
 from emu.replica.states import GPU_ROLE
 from emu.serve.failures import FailureRule, FailureSchedule
@@ -33,6 +35,7 @@ from emu.serve.protocol import ApiError, decode_body
 from emu.units import NS_PER_S
 
 RULES_MAX: Final = 64
+T = TypeVar("T")
 
 
 class ScaleBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -101,7 +104,7 @@ def snapshot(house: House) -> dict[str, Any]:
         "drift_s": round(house.drift_s, 6),
         "loop_lag_s": round(house.loop_lag_s, 6),
         "failures_returned": house.failures_returned,
-        "faults": sum(house.faults_injected.values()),
+        "faults": sum(cluster.faults.struck.values()),
     }
 
 
@@ -163,6 +166,18 @@ class Control:
             if kind != "application/json":
                 raise ApiError(400, "control calls need content-type: application/json")
 
+    async def _enter(self, call: Callable[[], T]) -> T:
+        """The result of something that happens in the emulation now."""
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def happen() -> None:
+            value = call()
+            if not result.cancelled():
+                result.set_result(value)
+
+        self._house.cluster.kernel.enter(happen)
+        return await result
+
     async def page(self, request: HttpRequest) -> Response:
         """The live page."""
         html = files("emu.serve").joinpath("page/live.html").read_text(encoding="utf-8")
@@ -204,11 +219,7 @@ class Control:
         if body.replica >= len(replicas):
             problem = f"there is no replica {body.replica}, the last one is {len(replicas) - 1}"
             raise ApiError(404, problem, param="replica")
-        done: list[str] = []
-        self._house.cluster.kernel.enter(
-            lambda: done.append(self._command(replicas[body.replica], body.command))
-        )
-        outcome = done[0] if done else "entered"
+        outcome = await self._enter(lambda: self._command(replicas[body.replica], body.command))
         if outcome == "refused":
             state = replicas[body.replica].state.value
             raise ApiError(409, f"replica {body.replica} is {state}: {body.command} does not apply")
@@ -236,8 +247,7 @@ class Control:
     async def scale(self, request: HttpRequest) -> Response:
         """Give so many replicas a role, by commands: idle ones first, highest ids leave first."""
         body = decode_body(await request.body(), ScaleBody)
-        done: list[dict[str, Any]] = []
-        self._house.cluster.kernel.enter(lambda: done.extend(self._scale(body)))
+        done = await self._enter(lambda: self._scale(body))
         serving = sum(
             GPU_ROLE[r.state] == body.role and not r.state.value.startswith("shutting")
             for r in self._house.cluster.replicas
@@ -274,32 +284,25 @@ class Control:
         """Inject a fault now: a table of `[[faults]]` without `at_s`."""
         house = self._house
         cluster = house.cluster
-        inject = getattr(cluster, "inject", None)
         raw = decode_body(await request.body(), dict[str, Any])
         try:
             fault = msgspec.convert({**raw, "at_s": 0.0}, FaultTable)
         except msgspec.ValidationError as error:
             raise ApiError(400, str(error)) from None
-        if inject is None:
-            raise ApiError(501, "this version of the cluster takes no faults while it runs")
-        problems: list[str] = []
 
-        def strike() -> None:
+        def strike() -> str:
             table = msgspec.structs.replace(fault, at_s=cluster.kernel.now_ns / NS_PER_S)
-            problem = inject(table)
-            if problem:
-                problems.append(str(problem))
-                return
+            try:
+                cluster.inject(table)
+            except InputError as error:
+                return str(error)
             house.faults_injected[fault.kind] = house.faults_injected.get(fault.kind, 0) + 1
             cluster.tape.replay.add("faults", table)
-            cluster.tape.marks.record(cluster.kernel.now_ns, "fault", _target(table), table.kind)
-            house.hub.publish(
-                {"event": "fault", "at_s": table.at_s, "kind": table.kind, "target": _target(table)}
-            )
+            return ""
 
-        cluster.kernel.enter(strike)
-        if problems:
-            raise ApiError(400, problems[0])
+        problem = await self._enter(strike)
+        if problem:
+            raise ApiError(400, problem)
         return JSONResponse({"kind": fault.kind, "outcome": "injected"})
 
     async def failures(self, request: HttpRequest) -> Response:
@@ -310,10 +313,3 @@ class Control:
             house.failures = FailureSchedule(body.rules, seed=house.plan.config.seed)
         rules = msgspec.to_builtins(house.failures.rules)
         return JSONResponse({"rules": rules, "returned": house.failures_returned})
-
-
-def _target(fault: FaultTable) -> str:
-    for name in ("replica", "node", "request"):
-        if getattr(fault, name) >= 0:
-            return f"{name} {getattr(fault, name)}"
-    return f"{fault.source} -> {fault.destination}" if fault.source >= 0 else ""

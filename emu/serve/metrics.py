@@ -203,10 +203,16 @@ class HouseCollector(Collector):
         yield CounterMetricFamily(
             "emu:failures_returned", "Scheduled failures.", value=house.failures_returned
         )
-        faults = CounterMetricFamily("emu:faults", "Injected faults.", labels=["kind"])
+        injected = CounterMetricFamily(
+            "emu:faults_injected", "Faults from the control interface.", labels=["kind"]
+        )
         for kind, count in house.faults_injected.items():
-            faults.add_metric([kind], count)
-        yield faults
+            injected.add_metric([kind], count)
+        yield injected
+        struck = CounterMetricFamily("emu:faults", "Faults that struck.", labels=["kind"])
+        for kind, count in house.cluster.faults.struck.items():
+            struck.add_metric([kind], count)
+        yield struck
         commands = CounterMetricFamily(
             "emu:commands", "Commands to replicas.", labels=["command", "outcome"]
         )

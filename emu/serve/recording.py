@@ -132,6 +132,11 @@ class LiveRecorder(Recorder):
             }
         )
 
+    def fault(self, at_ns: int, kind: str, target: str, text: str, replica_id: int) -> None:
+        """A fault has struck."""
+        super().fault(at_ns, kind, target, text, replica_id)
+        self.on_event({"event": "fault", "at_s": at_ns / NS_PER_S, "kind": kind, "target": target})
+
     def flush(self) -> None:
         """Let what has happened so far be seen in the files (not more often than once a second)."""
         self.traffic.flush()
@@ -159,6 +164,9 @@ def _replayable(config: Config) -> dict[str, Any]:
     raw["workload"] = {"path": "workload.jsonl", "format": "jsonl", "oversized": "reject"}
     raw["output"]["dir"] = "replay"
     raw["recovery"]["client_retries"] = 0  # clients that tried again are in the workload
+    for key in ("commands", "faults"):  # more may be appended, which an empty list would forbid
+        if not raw[key]:
+            del raw[key]
     for table, key in _PATHS:
         if raw[table][key]:
             raw[table][key] = str(Path(raw[table][key]).resolve())

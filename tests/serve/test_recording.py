@@ -1,0 +1,152 @@
+"""What was served live can be replayed, to the nanosecond."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from emu.config.load import load_config
+from emu.config.schema import WorkloadTable
+from emu.report.measurement import read_measurement
+from emu.runner import execute
+from emu.serve.client import Client, parse_url
+from emu.serve.observe import ObserveOptions, Observer, write_results
+from emu.serve.recording import to_toml
+from emu.workload.opened import open_workload
+from tests.serve.live import LINEAR, PREFILL_DECODE, Live, run, tables
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+async def mixed_traffic(live: Live) -> None:
+    """Streams, whole answers, several choices, repeated prefixes, refusals, clients that leave."""
+
+    async def leave(after_s: float) -> None:
+        task = asyncio.create_task(live.complete(prompt="l" * 400, max_tokens=3000))
+        await asyncio.sleep(after_s)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    await asyncio.gather(
+        *(live.complete(prompt="same start " * 9 + str(i), max_tokens=5 + i) for i in range(8)),
+        live.complete(prompt=["a" * 700, "b" * 50], n=2, max_tokens=30, stream=True),
+        live.complete(prompt="too long " * 150, max_tokens=3),
+        live.complete(user='tenant, "quoted"', priority=3, max_tokens=12),
+        leave(0.05),
+        leave(0.1),
+    )
+    await live.complete(prompt="same start " * 9 + "1", max_tokens=9)
+
+
+def replayed(directory: Path) -> None:
+    config = load_config(directory / "replay.toml")
+    execute(config, "replay", report=False)
+    for name in ("requests.csv", "transitions.csv"):
+        live_bytes = (directory / "run" / name).read_bytes()
+        assert (directory / "replay" / name).read_bytes() == live_bytes, name
+
+
+def test_a_replay_gives_the_same_schedule(tmp_path: Path) -> None:
+    raw = tables(
+        replicas=[{"role": "prefill", "count": 2}, {"role": "decode", "count": 2}],
+        router={"max_prompt_tokens": 1000},
+    )
+    run(tmp_path, raw, mixed_traffic, speed=20.0)
+    found = rows(tmp_path / "run" / "requests.csv")
+    statuses = [row["status"] for row in found]
+    assert statuses.count("completed") == 14
+    assert statuses.count("rejected") == 1
+    assert statuses.count("cancelled") == 2
+    assert any(int(row["npu_cache_hit"]) > 0 for row in found)
+    replayed(tmp_path)
+
+
+def test_colocated_replay_too(tmp_path: Path) -> None:
+    raw = tables(replicas=[{"count": 2}], scheduler={"num_blocks": 150, "max_num_seqs": 5})
+    run(tmp_path, raw, mixed_traffic, speed=20.0)
+    replayed(tmp_path)
+
+
+def test_commands_are_part_of_the_recording(tmp_path: Path) -> None:
+    async def check(live: Live) -> None:
+        calls = [
+            asyncio.create_task(live.complete(prompt="c" * 300, max_tokens=60)) for _ in range(6)
+        ]
+        await live.until(lambda: live.cluster.stats.generated_sum > 10)
+        answer = await live.client.post("/emu/scale", json={"role": "prefill", "replicas": 2})
+        assert answer.json()["replicas"] == 2
+        answer = await live.client.post("/emu/scale", json={"role": "decode", "replicas": 0})
+        assert [c["outcome"] for c in answer.json()["commands"]] == ["done"]
+        answer = await live.client.post("/emu/scale", json={"role": "decode", "replicas": 1})
+        assert answer.json()["commands"][0]["command"] == "to_decode"
+        for one in await asyncio.gather(*calls):
+            assert one.status_code == 200
+        assert (await live.complete(max_tokens=4)).status_code == 200
+
+    raw = tables(replicas=[*PREFILL_DECODE, {"role": "inactive", "count": 2}])
+    run(tmp_path, raw, check, speed=20.0)
+    commands = tomllib.loads((tmp_path / "replay.toml").read_text())["commands"]
+    assert [c["command"] for c in commands] == ["to_prefill", "deactivate", "to_decode"]
+    marks = rows(tmp_path / "run" / "marks.csv")
+    assert [mark["text"] for mark in marks] == ["to_prefill", "deactivate", "to_decode"]
+    replayed(tmp_path)
+
+
+def test_toml_says_what_it_was_given() -> None:
+    raw: dict[str, Any] = {
+        "a": 1,
+        "b": 1e-05,
+        "c": 'quo"te\\ \n\x7f é',
+        "d": [1, 2],
+        "e": True,
+        "none": None,
+        "t": {"x": 1.5, "deep": {"y": "z"}, "empty": []},
+        "list": [{"n": 1, "sub": {"k": "v"}}, {"n": 2}],
+        "odd key": 3,
+    }
+    expected = {key: value for key, value in raw.items() if value is not None}
+    assert tomllib.loads(to_toml(raw)) == expected
+
+
+def test_observed_latencies_agree_with_the_replay(tmp_path: Path) -> None:
+    """The client's side: `observe` against a live server, compared with the simulated run."""
+    speed = 4.0
+    table = msgspec.convert(
+        {
+            "synthetic": {
+                "requests": 25,
+                "arrivals": {"process": "constant", "rate_per_s": 6.0},
+                "prompt": {"distribution": "uniform", "min": 10, "max": 500},
+                "output": {"distribution": "uniform", "min": 1, "max": 40},
+            }
+        },
+        WorkloadTable,
+    )
+    results: list[dict[str, Any]] = []
+
+    async def check(live: Live) -> None:
+        workload = open_workload(table, base_dir=Path(), seed=1)
+        client = Client(parse_url(live.server.url))
+        observer = Observer(client, await client.model(), workload, ObserveOptions(speed=speed))
+        await observer.run()
+        results.append(write_results(tmp_path / "observed", observer.seen, 1.0))
+        assert [seen.error for seen in observer.seen] == [""] * 25
+
+    run(tmp_path, tables(latency={**LINEAR, "base_us": 20_000}), check, speed=speed)
+    replayed(tmp_path)
+    measured = read_measurement(tmp_path / "observed" / "requests.jsonl")
+    simulated = rows(tmp_path / "replay" / "requests.csv")
+    assert len(measured.ttft_ms) == len(simulated) == 25
+    mean_ms = sum(int(row["ttft_ns"]) for row in simulated) / 25 / 1e6
+    # Emulated time runs four times faster here, so does its noise; the machine may be busy.
+    assert abs(measured.ttft_ms.mean() - mean_ms) < 4 * 15 + 0.02 * mean_ms
+    assert results[0]["completed"] == 25
+    assert results[0]["total_output_tokens"] == sum(int(row["decode_toks"]) for row in simulated)
