@@ -85,6 +85,7 @@ class Cluster:
         self.recorder = recorder
         self.gaps = recorder.gaps
         self.batches = recorder.trace
+        self.history = recorder.history
         self.network = Carrier(self.kernel, plan.topology)
         self.relay = RelayBoard(self.network, lambda: self.replicas)
         self.scarce_decode = False
@@ -121,7 +122,7 @@ class Cluster:
             max_model_tokens=max(r.max_model_tokens for r in plan.replicas),
             queue=self.queue,
             on_release=self._released,
-            on_terminal=recorder.terminal,
+            on_terminal=self._ended,
             cancel=self.cancel,
         )
         check_commands(config.commands, len(self.replicas), plan.source)
@@ -165,6 +166,7 @@ class Cluster:
             queue=self.queue,
             preemptions_max=self.config.limits.preemptions_per_request,
             tiers=self.tiers.of(plan),
+            ahead=plan.schedules_ahead,
         )
         replica = Replica(
             plan.replica_id,
@@ -257,6 +259,7 @@ class Cluster:
     def requeue(self, requests: list[Request]) -> None:
         """Waiting requests whose replica will not serve them are routed again."""
         for request in requests:
+            self.recorder.rerouted(request, self.kernel.now_ns)
             self.gateway.route(request)
 
     def lost(self, requests: Sequence[Request], reason: str) -> None:
@@ -320,6 +323,10 @@ class Cluster:
     def _released(self, request: Request) -> None:
         self.recorder.released(request)
         self.scaler.changed.notify()
+
+    def _ended(self, request: Request) -> None:
+        self.recorder.ended(request, self.kernel.now_ns)
+        self.recorder.terminal(request)
 
     def waiting(self) -> tuple[int, int, int]:
         """Requests and prompt tokens that no replica has begun, and requests in the system."""

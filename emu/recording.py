@@ -12,6 +12,7 @@ from emu.config.schema import OutputTable
 from emu.migration.transfer import MigratingBatch
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState, Writer
+from emu.report.history import History
 from emu.report.itl import GapLog
 from emu.report.records import RequestLog
 from emu.report.timeseries import ReplicaSeries, Sample, TimeseriesWriter
@@ -37,6 +38,9 @@ class Recorder:
             directory / "timeseries.csv", [s.value for s in ReplicaState], FLOW_KINDS
         )
         self.per_replica = ReplicaSeries(directory / "replicas.csv")
+        self.history: History | None = None
+        if table.events:
+            self.history = History(directory / "events.jsonl")
         self.trace: TraceSink | None = None
         if table.trace:
             self.trace = TraceSink(directory / "trace.json.gz", table.trace_events_max)
@@ -51,8 +55,31 @@ class Recorder:
     def released(self, request: Request) -> None:
         """A request has reached the gateway."""
         self.requests.released(request)
+        if self.history is not None:
+            self.history.add(
+                request.arrival_ns,
+                "arrived",
+                row=request.row,
+                request=request.request_id,
+                prompt=request.prompt_tokens,
+                output=request.output_tokens,
+            )
         if self.trace is not None:
             self.trace.arrived(request, request.arrival_ns)
+
+    def ended(self, request: Request, at_ns: int) -> None:
+        """A request ends: the history says when."""
+        if self.history is not None:
+            self.history.add(
+                at_ns,
+                "ended",
+                row=request.row,
+                status=request.status.name.lower(),
+                reason=request.reason,
+            )
+
+    def terminal(self, request: Request) -> None:
+        """A request has ended."""
 
     def terminal(self, request: Request) -> None:
         """A request has ended."""
@@ -79,6 +106,13 @@ class Recorder:
         """A replica has changed its state."""
         after = replica.state.value
         self.transitions.record(at_ns, replica.replica_id, before.value, after, writer, cause)
+        if self.history is not None:
+            self.history.add(
+                at_ns,
+                "state",
+                replica=replica.replica_id,
+                **{"from": before.value, "to": after, "writer": writer},
+            )
         if self.trace is not None:
             self.trace.mark(at_ns, replica.replica_id, f"{before.value} -> {after}", cause)
 
@@ -86,6 +120,8 @@ class Recorder:
         self, batch: MigratingBatch, source: Replica, destination: Replica, ended_ns: int
     ) -> None:
         """A migration has ended."""
+        if self.history is not None:
+            self._note_move([r.row for r in batch.requests], source, destination, ended_ns)
         if self.trace is not None:
             self.trace.transfer(batch, source, destination, ended_ns)
 
@@ -94,6 +130,8 @@ class Recorder:
     ) -> None:
         """A running request went from one replica to another."""
         self.live_migrations += 1
+        if self.history is not None:
+            self._note_move([request.row], source, destination, source.kernel.now_ns)
         if self.trace is not None:
             self.trace.moved_live(request, source, destination, started_ns, stop_ns)
 
@@ -104,6 +142,18 @@ class Recorder:
             replica = int(target.removeprefix("replica ")) if target.startswith("replica ") else 0
             self.trace.mark(at_ns, replica, kind, text)
 
+    def _note_move(
+        self, rows: list[int], source: Replica, destination: Replica, at_ns: int
+    ) -> None:
+        assert self.history is not None
+        self.history.add(
+            at_ns,
+            "migrated",
+            source=source.replica_id,
+            destination=destination.replica_id,
+            rows=rows,
+        )
+
     def fault(self, at_ns: int, kind: str, target: str, text: str, replica_id: int) -> None:
         """A fault has struck."""
         self.faults[kind] = self.faults.get(kind, 0) + 1
@@ -111,8 +161,18 @@ class Recorder:
         if self.trace is not None:
             self.trace.mark(at_ns, max(0, replica_id), f"fault: {kind}", target)
 
-    def lost(self, request: Request, reason: str) -> None:
+        if self.history is not None:
+            self.history.add(at_ns, "fault", kind=kind, target=target)
+
+    def lost(self, request: Request, reason: str, at_ns: int) -> None:
         """A request's KV is gone."""
+        if self.history is not None:
+            self.history.add(at_ns, "lost", row=request.row, reason=reason)
+
+    def rerouted(self, request: Request, at_ns: int) -> None:
+        """A request leaves a replica that has not begun it, or will not go on with it."""
+        if self.history is not None:
+            self.history.add(at_ns, "routed", row=request.row)
 
     def relayed(
         self,
@@ -190,5 +250,7 @@ class Recorder:
         self.marks.close()
         self.series.close()
         self.per_replica.close()
+        if self.history is not None:
+            self.history.close()
         if self.trace is not None:
             self.trace.writer.close()

@@ -118,7 +118,7 @@ class Recovery:
                 continue
             has_begun = request.first_scheduled_ns >= 0
             self.requests_lost += has_begun
-            self.cluster.recorder.lost(request, reason)
+            self.cluster.recorder.lost(request, reason, self.cluster.kernel.now_ns)
             if has_begun and (table.on_crash == "fail" or request.retries >= table.max_retries):
                 self.cluster.terminal(request, Status.FAILED, reason)
                 continue

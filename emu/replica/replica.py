@@ -83,6 +83,9 @@ class Replica:
         self.is_paused = False
         """Stopped, or frozen without anybody knowing (`emu/replica/life.py`)."""
         self.paused_ns = -1
+        self.first_uses = deque[int]()
+        """What the next iterations take longer because their process is new."""
+        self.start_process()
         self.model_loaded = state is not S.INACTIVE
         self.segments_ready = 0
         """Weights that have arrived, while they do: embedding, each layer, head."""
@@ -139,6 +142,8 @@ class Replica:
         self.settle()
         request.status = Status.QUEUED
         request.holder_id = self.replica_id
+        if request.taken_ns < 0:
+            request.taken_ns = self._iteration_end_ns()
         self.scheduler.enqueue(request, self.kernel.now_ns)
         self._changed()
         if self.signals is not None:
@@ -215,6 +220,10 @@ class Replica:
         self.world.on_moved(self, before, writer, cause, at_ns)
         self.inbox.poke()
 
+    def start_process(self) -> None:
+        """A fresh process: its first iterations pay for first uses."""
+        self.first_uses = deque(getattr(self.latency, "first_use_ns", ()))
+
     def set_slowdown(self, slowdown: float) -> None:
         """From the next iteration on, each takes so many times longer."""
         self.slowdown = slowdown
@@ -266,6 +275,17 @@ class Replica:
         done = int(ends.searchsorted(kernel.now_ns - self._start_ns, side))  # type: ignore[call-overload]
         self.scheduler.settle(batch, min(done + 1, batch.max_steps))
         return done
+
+    def _iteration_end_ns(self) -> int:
+        """When the iteration in flight ends, now if none is: the engine looks at its inbox then."""
+        now_ns, ends = self.kernel.now_ns, self._ends
+        if self._batch is None:
+            return now_ns
+        if ends is None:
+            return max(now_ns, self._end_ns)
+        side = "right" if self.kernel.rank_reached > self.rank else "left"
+        at = int(ends.searchsorted(now_ns - self._start_ns, side))  # type: ignore[call-overload]
+        return self._start_ns + int(ends[min(at, len(ends) - 1)])
 
     @property
     def tokens_produced(self) -> tuple[int, int]:
@@ -342,6 +362,8 @@ class Replica:
             if wave is None or not wave.wants(self) or len(self._on_stages) >= self.stages:
                 return False
             batch = wave.dummy(self.kernel.now_ns)
+        if self.first_uses:
+            batch.max_steps = 1
         if self.stages == 1:
             await self._execute(batch)
         elif self._meets_obstacles(batch):
@@ -407,6 +429,8 @@ class Replica:
                     return
                 self.busy_ns -= kernel.now_ns - start_ns
             cost_ns = await self.cost_ns(batch.shape) + self.wave_wait_ns
+            if self.first_uses:
+                cost_ns += self.first_uses.popleft()
             self._end_ns = kernel.now_ns + cost_ns
             await self.inbox.wait(self._end_ns, self._boundary)
             if self.is_paused:
@@ -464,6 +488,8 @@ class Replica:
         if self.wave_wait_ns:
             each, more = divmod(self.wave_wait_ns, self.stages)
             costs_ns = tuple(cost + each + (i < more) for i, cost in enumerate(costs_ns))
+        if self.first_uses:
+            costs_ns = (costs_ns[0] + self.first_uses.popleft(), *costs_ns[1:])
         self._on_stages.append((self.pipeline.enter(self.kernel.now_ns, costs_ns), batch))
 
     async def wait_for_stage(self) -> None:
@@ -497,7 +523,9 @@ class Replica:
         self.busy_ns += now_ns - start_ns
         if batch.batch_id == DUMMY_ID:
             return
-        receivers = self.scheduler.token_receivers(batch) if world.streams else ()
+        history = world.history
+        is_told = world.streams or history is not None
+        receivers = list(self.scheduler.token_receivers(batch)) if is_told else []
         progress = self.scheduler.complete(batch, steps, now_ns, longest_ns)
         self.prefill_tokens += progress.prefill_tokens
         self.decode_tokens += progress.decode_tokens
@@ -511,6 +539,8 @@ class Replica:
         if world.batches is not None:
             world.batches.batch(self, batch, start_ns, now_ns, steps, spans)
         if receivers:
+            if history is not None:
+                history.tokens(self.replica_id, receivers, start_ns, ends, now_ns)
             world.on_tokens(self, receivers)
         self._hand_out(progress, now_ns - start_ns)
         if self.signals is not None:
@@ -523,7 +553,9 @@ class Replica:
         """
         world, start_ns, steps = self.world, self._start_ns, len(ends)
         end_ns = start_ns + int(ends[-1])
-        receivers = self.scheduler.token_receivers(batch) if world.streams else ()
+        history = world.history
+        is_told = world.streams or history is not None
+        receivers = list(self.scheduler.token_receivers(batch)) if is_told else []
         if world.batches is not None:
             world.batches.batch(self, batch, start_ns, end_ns, steps, None)
         progress = self.scheduler.split(batch, steps, end_ns, _longest(ends, self._is_monotone))
@@ -532,6 +564,8 @@ class Replica:
         self.decode_tokens += progress.decode_tokens
         world.gaps.add_run(ends, progress.cohort_size, start_ns)
         if receivers:
+            if history is not None:
+                history.tokens(self.replica_id, receivers, start_ns, ends, end_ns)
             world.on_tokens(self, receivers)
         if self.signals is not None:
             self._note_signal()
@@ -570,7 +604,9 @@ class Replica:
         `split`: another replica computed its first layers.
         """
         world = self.world
-        receivers = self.scheduler.token_receivers(batch) if world.streams else ()
+        history = world.history
+        is_told = world.streams or history is not None
+        receivers = list(self.scheduler.token_receivers(batch)) if is_told else []
         progress = self.scheduler.complete(batch, 1, self.kernel.now_ns, step_ns)
         self.iterations += 1
         self.prefill_tokens += progress.prefill_tokens
@@ -578,6 +614,8 @@ class Replica:
         if world.batches is not None:
             world.batches.batch(self, batch, start_ns, self.kernel.now_ns, 1, None)
         if receivers:
+            if history is not None:
+                history.tokens(self.replica_id, receivers, start_ns, None, self.kernel.now_ns)
             world.on_tokens(self, receivers)
         self._hand_out(progress, step_ns, split)
 

@@ -51,6 +51,21 @@ class BatchSink(Protocol):
         ...
 
 
+class TokenSink(Protocol):
+    """Whoever keeps the history of the run."""
+
+    def tokens(
+        self,
+        replica: int,
+        receivers: Sequence[Request],
+        start_ns: int,
+        ends: NDArray[np.int64] | None,
+        now_ns: int,
+    ) -> None:
+        """These requests received a token at each of `start_ns + ends`, or just one now."""
+        ...
+
+
 class Handoff(Protocol):
     """Where a prefill replica puts the requests whose prompts it has finished."""
 
@@ -87,6 +102,11 @@ class World(Protocol):
     @property
     def batches(self) -> BatchSink | None:
         """Where batches are drawn, if anywhere."""
+        ...
+
+    @property
+    def history(self) -> TokenSink | None:
+        """Where every token is written down, if anywhere."""
         ...
 
     def terminal(self, request: Request, status: Status, reason: str = "") -> None:
