@@ -25,7 +25,6 @@ FLOORS = {
         "recording",
         "scaling",
         "tracing",
-        "run",
         "runner",
         "api",
         "progress",
