@@ -80,9 +80,6 @@ class Recorder:
 
     def terminal(self, request: Request) -> None:
         """A request has ended."""
-
-    def terminal(self, request: Request) -> None:
-        """A request has ended."""
         if request.status is Status.COMPLETED:
             self.completed += 1
         self.preemptions += request.preemptions
