@@ -61,6 +61,8 @@ class Base:
             raise InputError(self.source, None, "", problem.lower()) from None
         self._directory = path.resolve().parent
         self._digests: dict[str, str] = {}
+        # Results of other code are other results, whatever the version says.
+        self._code = _tree_digest(Path(emu.__file__).parent)
 
     def config(self, fixed: dict[str, Any], point: Point) -> Config:
         """The config of a point. Raises InputError."""
@@ -73,7 +75,7 @@ class Base:
         plain = effective_dict(config)
         del plain["output"]
         self._replace_paths(plain)
-        content = {"format": FORMAT, "emu": emu.__version__, "config": plain}
+        content = {"format": FORMAT, "emu": self._code, "config": plain}
         text = msgspec.json.encode(content, order="deterministic")
         return hashlib.sha256(text).hexdigest()[:32]
 
@@ -89,15 +91,20 @@ class Base:
     def _digest(self, path: str) -> str:
         known = self._digests.get(path)
         if known is None:
-            whole = hashlib.sha256()
-            root = Path(path)
-            files = sorted(p for p in root.rglob("*") if p.is_file()) if root.is_dir() else [root]
-            for file in files:
-                whole.update(f"{file.relative_to(root)}\0".encode())
-                with file.open("rb") as content:
-                    whole.update(hashlib.file_digest(content, "sha256").digest())
-            known = self._digests[path] = whole.hexdigest()
+            known = self._digests[path] = _tree_digest(Path(path))
         return known
+
+
+def _tree_digest(root: Path) -> str:
+    """Digest of a file, or of all files below a directory with their relative names."""
+    whole = hashlib.sha256()
+    files = sorted(path for path in root.rglob("*") if path.is_file()) if root.is_dir() else [root]
+    for file in files:
+        if file.suffix != ".pyc":
+            whole.update(f"{file.relative_to(root)}\0".encode())
+            with file.open("rb") as content:
+                whole.update(hashlib.file_digest(content, "sha256").digest())
+    return whole.hexdigest()
 
 
 def run_point(task: Task) -> PointResult:

@@ -26,6 +26,8 @@ SHOWN: Final = (
     "load.verdict",
 )
 _ROWS_MAX: Final = 500
+_KEYS_MAX: Final = 6
+_CURVES_MAX: Final = 10
 _MORE_IS_BETTER: Final = ("throughput", "goodput", "attainment", "hit_rate", "completed", "rate")
 
 
@@ -141,74 +143,98 @@ def _label(result: SweepResult, columns: dict[str, list[Any]], index: int) -> st
 
 
 def _by_key(result: SweepResult, columns: dict[str, list[Any]]) -> list[Chart]:
-    """One chart for each numeric key: p99 TTFT and TPOT (and limits of a search) over it."""
-    charts = []
-    limits = {}
+    """For each numeric key: p99 TTFT and TPOT (the limited figures of a search) over it."""
+    limits: dict[str, float | str] = {}
     if result.sweep.search is not None:
         for condition in parse_conditions(result.sweep.search.meet, result.source, "search.meet"):
             limits[condition.name] = condition.limit
-    for place, key in enumerate(result.keys[:6]):
-        xs = _numbers(columns[key])
-        if len({x for x in xs if x is not None}) < 2:
+    charts = []
+    for place, key in enumerate(result.keys[:_KEYS_MAX]):
+        if len({x for x in _numbers(columns[key]) if x is not None}) < 2:
             continue
         names = [name for name in limits if name in columns] or ["p99_ttft_ms", "p99_tpot_ms"]
         for name in names:
-            if name not in columns:
-                continue
-            known = sorted(
-                (x, y)
-                for x, y in zip(xs, _numbers(columns[name]), strict=True)
-                if x is not None and y is not None
-            )
-            if known:
-                charts.append(_key_chart(f"{place}-{name}", key, name, known, limits.get(name)))
+            curves = _curves(result, columns, key, name)
+            if curves:
+                charts.append(_key_chart(f"{place}-{name}", key, name, curves, limits.get(name)))
     return charts
 
 
+def _curves(
+    result: SweepResult, columns: dict[str, list[Any]], key: str, name: str
+) -> dict[str, list[tuple[float, float]]]:
+    """Label -> points along the key; one curve for each choice of the other keys."""
+    others = [k for k in (*result.keys, "seed") if k != key and k in columns]
+    curves: dict[str, list[tuple[float, float]]] = {}
+    pairs = zip(_numbers(columns[key]), _numbers(columns.get(name, [])), strict=False)
+    for index, (x, y) in enumerate(pairs):
+        if x is not None and y is not None:
+            parts = (f"{_short(k, others)} {cell_text(columns[k][index])}" for k in others)
+            curves.setdefault(", ".join(parts), []).append((x, y))
+    if len(curves) > _CURVES_MAX:  # a cloud, not curves
+        return {"": sorted(point for curve in curves.values() for point in curve)}
+    return {label: sorted(curve) for label, curve in curves.items()}
+
+
 def _key_chart(
-    name: str, key: str, figure: str, known: list[tuple[float, float]], limit: float | str | None
+    name: str,
+    key: str,
+    figure: str,
+    curves: dict[str, list[tuple[float, float]]],
+    limit: float | str | None,
 ) -> Chart:
-    xs, ys = [x for x, _ in known], [y for _, y in known]
-    data: list[dict[str, Any]] = [
-        {
-            "type": "scatter",
-            "mode": "lines+markers" if len(set(xs)) == len(xs) else "markers",
-            "x": short(xs),
-            "y": short(ys),
-            "marker": {"color": PALETTE[0], "size": 7},
-            "line": {"color": PALETTE[0], "width": 1},
-            "hovertemplate": f"{html.escape(key)} %{{x:.5g}}<br>%{{y:.5g}}<extra></extra>",
-        }
-    ]
+    data: list[dict[str, Any]] = []
+    for index, (label, points) in enumerate(curves.items()):
+        xs, ys = [x for x, _ in points], [y for _, y in points]
+        colour = PALETTE[index % len(PALETTE)]
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers" if len(set(xs)) == len(xs) else "markers",
+                "name": label,
+                "x": short(xs),
+                "y": short(ys),
+                "marker": {"color": colour, "size": 7},
+                "line": {"color": colour, "width": 1},
+                "hovertemplate": f"{html.escape(label)}<br>%{{x:.5g}}: %{{y:.5g}}<extra></extra>",
+            }
+        )
+    xs = [x for points in curves.values() for x, _ in points]
+    ys = [y for points in curves.values() for _, y in points]
+    is_log = "type" in _log(xs)
     layout: dict[str, Any] = {
-        "xaxis": {"title": {"text": key}, **({"type": "log"} if _log(xs).get("type") else {})},
+        "xaxis": {"title": {"text": key}, **({"type": "log"} if is_log else {})},
         "yaxis": {"title": {"text": figure}, **_log(ys)},
-        "showlegend": False,
+        "showlegend": len(curves) > 1,
     }
     note = ""
     if isinstance(limit, float):
         note = f"the line is the limit, {limit:g}"
-        layout["shapes"] = [
-            {
-                "type": "line",
-                "xref": "paper",
-                "x0": 0,
-                "x1": 1,
-                "y0": limit,
-                "y1": limit,
-                "line": {"color": PALETTE[1], "width": 1.5, "dash": "dash"},
-            }
-        ]
+        line = {"color": PALETTE[1], "width": 1.5, "dash": "dash"}
+        ends = {"xref": "paper", "x0": 0, "x1": 1, "y0": limit, "y1": limit}
+        layout["shapes"] = [{"type": "line", **ends, "line": line}]
     chart_id = "key-" + "".join(c if c.isalnum() else "-" for c in name)
-    return Chart(chart_id, "trade-off", f"{figure} over {key}", note, data, layout, 280)
+    title = f"{figure} over {_short(key, [key])}"
+    return Chart(chart_id, "trade-off", title, note, data, layout, 300)
+
+
+def _short(key: str, keys: Sequence[str]) -> str:
+    """The last part of a dotted key, if no other key ends like it."""
+    end = key.split(".")[-1]
+    return end if [other.split(".")[-1] for other in keys].count(end) <= 1 else key
 
 
 def _table(result: SweepResult, columns: dict[str, list[Any]]) -> str:
-    names = [name for name in columns if name in (*result.keys, "seed", "round", "meets", "status")]
+    names = [*result.keys, *(name for name in ("seed", "meets") if name in columns)]
+    if any(row.result.status != "completed" for row in result.rows):
+        names += ["status", "error"]
     names += [name for name in SHOWN if name in columns]
-    if any(columns["error"]):
-        names.append("error")
-    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in names)
+    names = [name for name in names if any(value not in (None, "") for value in columns[name])]
+    head = "".join(
+        f'<th scope="col" title="{html.escape(name, quote=True)}">'
+        f"{html.escape(_short(name, names) if name in result.keys else name)}</th>"
+        for name in names
+    )
     rows = ""
     for index in range(min(len(result.rows), _ROWS_MAX)):
         cells = "".join(f"<td>{html.escape(_cell(columns[n][index]))}</td>" for n in names)
