@@ -48,6 +48,8 @@ _YIELD_EVERY: Final = 2048
 
 Waiter = asyncio.Future[bool]
 Align = Callable[[int], int]
+Turn = Callable[[], int]
+"""What an actor would do now; when its next turn is due, or -1 to wake the actor itself."""
 
 
 class Kernel:
@@ -60,7 +62,7 @@ class Kernel:
         self.events = 0
         self.digest = 0
         """Running digest of (time, rank) of every timer popped: cheap determinism check."""
-        self._heap: list[tuple[int, int, int, Waiter | Callable[[], None]]] = []
+        self._heap: list[tuple[int, int, int, Target]] = []
         self._sequence = 0
         self._runnable = 0
         self._instant_events = 0
@@ -170,9 +172,9 @@ class Kernel:
     def _new_waiter(self) -> Waiter:
         return self._loop.create_future()
 
-    def _push(self, at_ns: int, rank: int, waiter: Waiter) -> None:
+    def _push(self, at_ns: int, rank: int, target: Target) -> None:
         self._sequence += 1
-        heapq.heappush(self._heap, (at_ns, rank, self._sequence, waiter))
+        heapq.heappush(self._heap, (at_ns, rank, self._sequence, target))
 
     def _wake(self, waiter: Waiter, result: bool) -> None:
         """Make a waiting actor runnable. False = its deadline came."""
@@ -187,37 +189,44 @@ class Kernel:
         """The running actor is about to wait."""
         self._runnable -= 1
         if self._runnable == 0:
-            self._pops_until_yield -= 1
-            if self._pops_until_yield > 0:
-                self._advance()
-            else:  # let signals, progress and other real tasks have the loop
-                self._pops_until_yield = _YIELD_EVERY
-                self._loop.call_soon(self._advance)
+            self._advance()
 
     def _advance(self) -> None:
         """Nothing can run: move to the next timer that somebody still waits for."""
         heap = self._heap
+        pop = heapq.heappop
         while self._runnable == 0 and not self._done.done():
             if not heap:
                 if self.last_resort is not None and self.last_resort():
                     continue
                 self.fail(self._deadlock())
                 return
-            due_ns, rank, _, waiter = heapq.heappop(heap)
-            is_call = not isinstance(waiter, asyncio.Future)
-            if not is_call and waiter.done():  # type: ignore[union-attr]
+            self._pops_until_yield -= 1
+            if self._pops_until_yield == 0:  # let signals, progress and other tasks have the loop
+                self._pops_until_yield = _YIELD_EVERY
+                self._loop.call_soon(self._advance)
+                return
+            due_ns, rank, _, target = pop(heap)
+            if _is_void(target, due_ns):
                 continue  # woken by a message in the meantime
-            if not self._move_to(due_ns, rank):
+            if not self._move_to(due_ns, rank) or not self._fire(target):
                 return
-            try:
-                if is_call:
-                    self.events += 1
-                    waiter()  # type: ignore[operator]
-                else:
-                    self._wake(waiter, False)  # type: ignore[arg-type]
-            except BaseException as error:
-                self.fail(error)
-                return
+
+    def _fire(self, target: Target) -> bool:
+        """The instant of a timer has come. False: that was an error, which ends the run."""
+        try:
+            if target.__class__ is Mailbox:
+                self.events += 1
+                target._take_turn()
+            elif isinstance(target, asyncio.Future):
+                self._wake(target, False)
+            else:
+                self.events += 1
+                target()  # type: ignore[operator]
+        except BaseException as error:
+            self.fail(error)
+            return False
+        return True
 
     def _move_to(self, due_ns: int, rank: int) -> bool:
         if due_ns > self.now_ns:
@@ -286,6 +295,9 @@ class Mailbox(Generic[M]):
         self._waiter: Waiter | None = None
         self._armed: Waiter | None = None
         self._align: Align | None = None
+        self._turn: Turn | None = None
+        self._turn_ns = -1
+        """When the turn is due. A timer for another instant is void: it was put off or cut."""
 
     def put(self, message: M) -> None:
         """Append; wake the receiver now, or at the instant that it asked to be aligned to."""
@@ -308,14 +320,18 @@ class Mailbox(Generic[M]):
         at_ns = align(kernel.now_ns)
         if at_ns < 0:
             self._waiter = waiter
-        else:
+        elif self._turn is None:
             kernel._push(at_ns, self._rank, waiter)
+        else:
+            self._turn_ns = at_ns
+            kernel._push(at_ns, self._rank, self)
 
     def interrupt(self) -> None:
         """Wake the receiver now, whatever it asked to be aligned to (a crash does not wait)."""
         waiter = self._armed
         if waiter is not None and not waiter.done():
             self._waiter = None
+            self._turn_ns = -1
             self._kernel._wake(waiter, True)
 
     def wait(self, deadline_ns: int | None = None, align: Align | None = None) -> Waiter:
@@ -332,12 +348,45 @@ class Mailbox(Generic[M]):
             return waiter
         self._waiter = self._armed = waiter
         self._align = align
+        self._turn = None
         if deadline_ns is not None:
             kernel._push(max(deadline_ns, kernel.now_ns), self._rank, waiter)
         if self.items:
             self.poke()
         kernel._block()
         return waiter
+
+    def take_turns(self, turn: Turn, due_ns: int, align: Align) -> Waiter:
+        """Await the result: `turn` is called at `due_ns`, then when it says, until it says -1.
+
+        For an actor that does the same thing again and again: the kernel does it in its place,
+        at the same instants and in the same order, and saves the way through the event loop. A
+        poke moves a turn to where `align` says, as in `wait`; an interrupt ends it at once.
+        """
+        kernel = self._kernel
+        waiter = kernel._new_waiter()
+        self._waiter = self._armed = waiter
+        self._align = align
+        self._turn = turn
+        self._turn_ns = due_ns
+        kernel._push(due_ns, self._rank, self)
+        kernel._block()
+        return waiter
+
+    def _take_turn(self) -> None:
+        turn, waiter = self._turn, self._armed
+        assert turn is not None
+        assert waiter is not None
+        # Pokes during the turn say nothing new: it looks at everything before it ends.
+        self._waiter = self._armed = None
+        self._turn_ns = -1
+        due_ns = turn()
+        if due_ns < 0:
+            self._kernel._wake(waiter, False)
+            return
+        self._waiter = self._armed = waiter
+        self._turn_ns = due_ns
+        self._kernel._push(due_ns, self._rank, self)
 
     async def get(self, deadline_ns: int | None = None) -> M | None:
         """The next message, or None at the deadline."""
@@ -355,6 +404,16 @@ class Mailbox(Generic[M]):
     def describe(self) -> str:
         """One line for a story."""
         return f"an actor waits for a message in {self.name}"
+
+
+Target = Waiter | Callable[[], None] | Mailbox[Any]
+"""What a timer sets off: an actor wakes, a function is called, a turn is taken."""
+
+
+def _is_void(target: Target, due_ns: int) -> bool:
+    if target.__class__ is Mailbox:
+        return target._turn_ns != due_ns
+    return isinstance(target, asyncio.Future) and target.done()
 
 
 class Lock:
@@ -496,7 +555,7 @@ class WallKernel(Kernel):
     def _advance(self) -> None:
         heap = self._heap
         while self._runnable == 0 and not self._done.done():
-            while heap and isinstance(heap[0][3], asyncio.Future) and heap[0][3].done():
+            while heap and _is_void(heap[0][3], heap[0][0]):
                 heapq.heappop(heap)
             if self._alarm is not None:
                 self._alarm.cancel()
@@ -504,7 +563,7 @@ class WallKernel(Kernel):
             if not heap:
                 return  # idle until somebody enters
             wall_ns = self.wall_ns()
-            due_ns, rank, _, waiter = heap[0]
+            due_ns, rank, _, target = heap[0]
             if due_ns > wall_ns:
                 delay_s = (due_ns - wall_ns) / (self.speed * 1e9)
                 self._alarm = self._loop.call_later(delay_s, self._advance)
@@ -512,14 +571,5 @@ class WallKernel(Kernel):
             self.lag_ns = wall_ns - due_ns
             self.lag_max_ns = max(self.lag_max_ns, self.lag_ns)
             heapq.heappop(heap)
-            if not self._move_to(due_ns, rank):
-                return
-            try:
-                if isinstance(waiter, asyncio.Future):
-                    self._wake(waiter, False)
-                else:
-                    self.events += 1
-                    waiter()
-            except BaseException as error:
-                self.fail(error)
+            if not self._move_to(due_ns, rank) or not self._fire(target):
                 return

@@ -74,6 +74,9 @@ class Gateway:
         self.is_exhausted = False
         self.echoes: list[Callable[[Request], None]] = []
         """Told of each arrival (an overload that adds to it)."""
+        self._releases: Iterator[Request] = iter(())
+        self._next: Request | None = None
+        """Who arrives next."""
         self._table = table
         self._recovery = recovery
         self._max_prompt_tokens = table.max_prompt_tokens or max_model_tokens
@@ -93,12 +96,23 @@ class Gateway:
                 replica.signals = deque([(-1, 0, 0, 0, 0)])
 
     async def run(self) -> None:
-        """The actor: release requests at their arrival times."""
+        """The actor: release requests at their arrival times (it need not be woken for each)."""
+        self._releases = iter(self.source.releases())
+        self._release()
+
+    def _release(self) -> None:
+        """Let everybody in who arrives by now, and come back for the next."""
         kernel = self.kernel
-        for request in self.source.releases():
-            if request.arrival_ns > kernel.now_ns:
-                await kernel.sleep_until(request.arrival_ns, RANK_WORLD)
+        request = self._next
+        if request is not None:
             self.arrive(request)
+        for request in self._releases:
+            if request.arrival_ns > kernel.now_ns:
+                self._next = request
+                kernel.call_at(request.arrival_ns, RANK_WORLD, self._release)
+                return
+            self.arrive(request)
+        self._next = None
         self.is_exhausted = True
         self._check_end()
 

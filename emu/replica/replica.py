@@ -45,6 +45,8 @@ S = ReplicaState
 _PLAIN: Final = frozenset({S.COLOCATED, S.DECODE})
 """States in which freed blocks matter to nobody but waiting requests."""
 _HANDS_OFF: Final = frozenset(PREFILL_TYPE | {S.SHUTTING_PREFILL})
+_SERVES: Final = frozenset({S.COLOCATED, S.PREFILL, S.DECODE})
+"""States whose turn is one iteration after another (`serve` in `emu/replica/turns.py`)."""
 
 
 class Replica:
@@ -113,7 +115,7 @@ class Replica:
         self.iterations = 0
         self.state_since_ns = self.kernel.now_ns
         self.state_ns: dict[ReplicaState, int] = {}
-        self._set_pulling()
+        self._note_state()
         self._is_closing = False
         self._batch: Batch | None = None
         self._start_ns = 0
@@ -214,7 +216,7 @@ class Replica:
         """Books of time by state; wake the loop and everybody who watches."""
         self.state_ns[before] = self.state_ns.get(before, 0) + at_ns - self.state_since_ns
         self.state_since_ns = at_ns
-        self._set_pulling()
+        self._note_state()
         if self.wave is not None and self.state not in SERVES:
             self.wave.withdraw(self)
         self.world.on_moved(self, before, writer, cause, at_ns)
@@ -258,8 +260,9 @@ class Replica:
             self.lock.release(self.name)
             self.world.on_capacity(self)
 
-    def _set_pulling(self) -> None:
+    def _note_state(self) -> None:
         """Only a replica that prefills takes from the global queue (fcfs)."""
+        self._is_serving = self.state in _SERVES
         if hasattr(self.scheduler, "pulls") and getattr(self.scheduler, "is_shared", False):
             self.scheduler.pulls = self.state is S.PREFILL
 
@@ -418,45 +421,79 @@ class Replica:
         return self._start_ns + int(ends[ends.searchsorted(elapsed_ns)])
 
     async def _execute(self, batch: Batch) -> None:
-        kernel = self.kernel
-        start_ns = self._start_ns = kernel.now_ns
         incarnation = self.incarnation
+        self._start_ns = self.kernel.now_ns
         self._batch = batch
-        if batch.max_steps == 1:
-            if self._meets_obstacles(batch):
-                await self._wait_for_obstacles(incarnation)
-                if self.incarnation != incarnation:
-                    return
-                self.busy_ns -= kernel.now_ns - start_ns
-            cost_ns = await self.cost_ns(batch.shape) + self.wave_wait_ns
-            if self.first_uses:
-                cost_ns += self.first_uses.popleft()
-            self._end_ns = kernel.now_ns + cost_ns
-            await self.inbox.wait(self._end_ns, self._boundary)
-            if self.is_paused:
-                await self._sit_out()
+        if batch.max_steps == 1 and self._meets_obstacles(batch):
+            await self._wait_for_obstacles(incarnation)
             if self.incarnation != incarnation:
                 return
-            self._batch = None
-            self._complete(batch, 1, start_ns, None, kernel.now_ns - start_ns)
+            self.busy_ns -= self.kernel.now_ns - self._start_ns
+        measured_ns = 0
+        if self.latency.foreign:
+            measured_ns = await self.latency.measure(batch.shape)  # type: ignore[attr-defined]
+        self._begin(batch, measured_ns)
+        if self._takes_turns():
+            await self.inbox.take_turns(self._turn, self._end_ns, self._boundary)
+        else:
+            await self.inbox.wait(self._end_ns, self._boundary)
+        if self.is_paused:
+            await self._sit_out()
+        if self.incarnation == incarnation and self._batch is not None:
+            self._end()
+
+    def _takes_turns(self) -> bool:
+        """One iteration after another needs nothing but the scheduler and the latency backend."""
+        waits = self.latency.foreign or self.first_uses
+        return not waits and self.tier_traffic is None and self.wave is None
+
+    def _begin(self, batch: Batch, measured_ns: int = 0) -> None:
+        """The iteration, or leap, starts to run: when it ends."""
+        now_ns = self.kernel.now_ns
+        if batch.max_steps == 1:
+            cost_ns = measured_ns or self.latency.iteration_ns(batch.shape)
+            if self.slowdown != 1.0:
+                cost_ns = int(cost_ns * self.slowdown)
+            if self.first_uses:
+                cost_ns += self.first_uses.popleft()
+            self._end_ns = now_ns + cost_ns + self.wave_wait_ns
             return
         ends = self.latency.decode_run_ns(batch.shape, batch.max_steps)
         if self.slowdown != 1.0:
             ends = np.cumsum((np.diff(ends, prepend=0) * self.slowdown).astype(np.int64))
         self._ends = ends
-        self._end_ns = start_ns + int(ends[-1])
-        await self.inbox.wait(self._end_ns, self._boundary)
-        if self.is_paused:
-            await self._sit_out()
-        if self.incarnation != incarnation:
-            return
-        is_cut, start_ns = self._ends is None, self._start_ns
+        self._end_ns = now_ns + int(ends[-1])
+
+    def _turn(self) -> int:
+        """End the batch and begin the next as `serve` does, without waking the actor.
+
+        When that ends; -1 if this is no longer all that there is to do.
+        """
+        self._end()
+        if self._is_serving and (self.stops or self.arrived or self.cancels):
+            self.apply_requests()
+        if not self._is_serving or self.is_paused:
+            return -1
+        now_ns = self.kernel.now_ns
+        batch = self.scheduler.schedule(now_ns)
+        if batch is None:
+            return -1
+        self._start_ns = now_ns
+        self._batch = batch
+        self._begin(batch)
+        return self._end_ns
+
+    def _end(self) -> None:
+        """The batch in flight ends now, or the part of its leap that was not cut off."""
+        batch, ends, start_ns = self._batch, self._ends, self._start_ns
+        assert batch is not None
+        now_ns = self.kernel.now_ns
         self._ends = self._batch = None
-        if is_cut:  # by a pause, which has completed the earlier iterations
-            self._complete(batch, 1, start_ns, None, kernel.now_ns - start_ns)
+        if ends is None:  # a single iteration, or what a pause has left of a leap
+            self._complete(batch, 1, start_ns, None, now_ns - start_ns)
             return
-        if kernel.now_ns != self._end_ns:
-            ends = ends[: int(ends.searchsorted(kernel.now_ns - start_ns, "right"))]
+        if now_ns != self._end_ns:
+            ends = ends[: int(ends.searchsorted(now_ns - start_ns, "right"))]
         self._complete(batch, len(ends), start_ns, ends, _longest(ends, self._is_monotone))
 
     async def _sit_out(self) -> None:
