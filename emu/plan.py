@@ -23,15 +23,20 @@ from emu.config.schema import (
     LatencyTable,
     ModelTable,
     NodeTable,
+    PlacementTable,
     ReplicaTable,
     SchedulerTable,
 )
 from emu.errors import InputError
 from emu.kv.memory import MemoryPlan, engine_plan
 from emu.kvtiers import check_tiers
+from emu.latency.placement import Placement, bytes_by_device
 from emu.latency.registry import LatencyContext
 from emu.network.placement import place
 from emu.network.topology import Topology, build_topology
+
+_KERNEL_TIMES = frozenset({"roofline", "profile", "aiconfigurator"})
+"""Backends that know the GPU's time only."""
 
 
 class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +57,7 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_parallel: int
     expert_parallel: int
     data_parallel_group: str
+    placement: PlacementTable | None
     scheduler: SchedulerTable
     latency: LatencyTable
     memory: MemoryPlan
@@ -62,6 +68,15 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     def kv_bytes_per_token(self) -> int:
         """KV of one token in all layers and heads: what a migration moves."""
         return self.memory.kv_bytes_token
+
+    @property
+    def schedules_ahead(self) -> bool:
+        """The engine forms each batch while the one before it runs."""
+        wanted = self.scheduler.async_scheduling
+        if self.scheduler.policy != "vllm" or wanted == "off" or self.pipeline_parallel > 1:
+            return False
+        known = self.latency.host_overhead and self.latency.backend in _KERNEL_TIMES
+        return wanted == "on" or (known and self.role == "colocated")
 
     def latency_context(self, config: Config) -> LatencyContext:
         """What its latency backend is built from."""
@@ -79,6 +94,9 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
             gpus_per_machine=self.node.gpus,
             seed=config.seed,
             hands_off=self.role == "prefill",
+            placement=self.placement,
+            key=f"replicas.{self.group}",
+            overlapped=self.scheduler.async_scheduling != "off",
         )
 
 
@@ -126,6 +144,7 @@ def make_plan(config: Config, source: str = "config") -> Plan:
                 kv_cache_dtype=model_table.kv_cache_dtype,
                 block_size=scheduler.block_size,
                 utilization=scheduler.gpu_memory_utilization,
+                outside_bytes=_outside_bytes(model, table, model_table.dtype, source, key),
                 source=f"{source}: {key}",
             )
             replicas.append(
@@ -144,6 +163,7 @@ def make_plan(config: Config, source: str = "config") -> Plan:
                     pipeline_parallel=table.pipeline_parallel,
                     expert_parallel=table.expert_parallel,
                     data_parallel_group=table.data_parallel_group,
+                    placement=table.placement,
                     scheduler=scheduler,
                     latency=latency,
                     memory=memory,
@@ -188,6 +208,17 @@ def _override(table: Any, keys: dict[str, Any], where: str, source: str) -> Any:
         return msgspec.convert(merged, type(table))
     except msgspec.ValidationError as error:
         raise InputError(source, None, where, str(error)) from None
+
+
+def _outside_bytes(model: ModelSpec, table: ReplicaTable, dtype: str, source: str, key: str) -> int:
+    """Weights of a rank that its placement keeps out of GPU memory."""
+    if table.placement is None:
+        return 0
+    placement = Placement(table.placement, model.layers, source, key)
+    tp = table.tensor_parallel
+    outside = bytes_by_device(placement, model, tp, table.expert_parallel or tp, dtype)
+    outside.pop("gpu", None)
+    return sum(outside.values()) // table.pipeline_parallel
 
 
 def _check_parallel(model: ModelSpec, table: ReplicaTable, key: str, source: str) -> None:

@@ -99,6 +99,12 @@ class NodeTable(Table, kw_only=True, frozen=True):
     cxl_gbytes_per_s: Annotated[Positive, doc("CXL bandwidth, 1e9 bytes/s.")] = 60.0
     cxl_latency_ns: Annotated[Count0, doc("CXL access latency.")] = 250
     cxl_devices: Annotated[Count, doc("CXL devices.")] = 1
+    pim: Annotated[
+        str,
+        doc(
+            "Host memory that computes attention: DDR4_8GB_3200, HBM2_1GB_2000, LPDDR4X_2GB_4266, LPDDR5_2GB_6400, or an INI file named after one."
+        ),
+    ] = ""
     hourly_price: Annotated[
         NonNegative, doc("Price of one GPU-hour, any currency; 0 = not accounted.")
     ] = 0.0
@@ -126,6 +132,12 @@ class SchedulerTable(Table, kw_only=True, frozen=True):
         Annotated[float, Meta(gt=0, le=1)], doc("Part of GPU memory for weights and KV.")
     ] = 0.9
     num_blocks: Annotated[Count0, doc("KV blocks per replica; 0 = derived from memory.")] = 0
+    async_scheduling: Annotated[
+        Literal["auto", "on", "off"],
+        doc(
+            "vllm: form each batch while the one before it runs; auto = on for colocated replicas of one stage if latency.host_overhead."
+        ),
+    ] = "auto"
     leap: Annotated[
         bool, doc("Take equal decode iterations together (same results, much faster).")
     ] = True
@@ -157,6 +169,38 @@ class SchedulerTable(Table, kw_only=True, frozen=True):
     ] = field(default_factory=list)
 
 
+class PlacementRule(Table, kw_only=True, frozen=True):
+    """Where the weights of some layers are."""
+
+    layers: Annotated[str, doc('Layers, for example "0-3,8".')]
+    weights: Annotated[str, doc("gpu, cpu, cxl or cxl:N (device N).")]
+
+
+class PlacedTensors(Table, kw_only=True, frozen=True):
+    """Device of single tensors in all layers, above all rules; empty = as the rules say."""
+
+    embedding: Annotated[str, doc("The embedding.")] = ""
+    layernorm: Annotated[str, doc("Both norms of a layer.")] = ""
+    qkv_proj: Annotated[str, doc("Query, key and value.")] = ""
+    qk_norm: Annotated[str, doc("Norms of queries and keys.")] = ""
+    o_proj: Annotated[str, doc("Output of the attention.")] = ""
+    gate_up_proj: Annotated[str, doc("First half of the MLP.")] = ""
+    down_proj: Annotated[str, doc("Second half of the MLP.")] = ""
+    moe: Annotated[str, doc("Gate and experts of a rank.")] = ""
+    final_layernorm: Annotated[str, doc("The last norm.")] = ""
+    lm_head: Annotated[str, doc("The head.")] = ""
+
+
+class PlacementTable(Table, kw_only=True, frozen=True):
+    """Where weights are kept; what is not in GPU memory is loaded in every iteration."""
+
+    weights: Annotated[str, doc("Everything not named below: gpu, cpu, cxl or cxl:N.")] = "gpu"
+    blocks: Annotated[list[PlacementRule], doc("Rules for layers; a later one wins.")] = field(
+        default_factory=list
+    )
+    tensors: PlacedTensors = field(default_factory=PlacedTensors)
+
+
 class ReplicaTable(Table, kw_only=True, frozen=True):
     """Replicas with the same role and shape."""
 
@@ -170,6 +214,9 @@ class ReplicaTable(Table, kw_only=True, frozen=True):
         Count0, doc("Ranks that share the experts; 0 = tensor_parallel.")
     ] = 0
     data_parallel_group: Annotated[str, doc("Replicas with the same name step together.")] = ""
+    placement: Annotated[
+        PlacementTable | None, doc("Weights outside GPU memory; absent = none.")
+    ] = None
     gpus: Annotated[
         list[int], doc("GPU indices (cluster wide) to place on; empty = next free ones.")
     ] = field(default_factory=list)
@@ -312,7 +359,10 @@ class LatencyTable(Table, kw_only=True, frozen=True):
         NonNegative, doc("linear: if > 0, prefill-only batches cost tokens / this.")
     ] = 0.0
     host_overhead: Annotated[
-        bool, doc("Add the host's time per step and the first-use warm-up.")
+        bool,
+        doc(
+            "Model the engine around the kernels: host time per step, first use, asynchronous scheduling; profile: compiled kernels, separate prompts."
+        ),
     ] = True
     compute_efficiency: Annotated[Fraction, doc("roofline: part of peak FLOP/s; 0 = default.")] = (
         0.0
@@ -327,6 +377,9 @@ class LatencyTable(Table, kw_only=True, frozen=True):
     expert_routing: Annotated[
         str, doc("MoE gate: balanced, round_robin, random, skewed, or package.module:Class")
     ] = "balanced"
+    attention_offload: Annotated[
+        bool, doc("Decode attention runs in the host memory of the machine (nodes.pim).")
+    ] = False
     binary: Annotated[str, doc("astra-sim: the program; empty = embedded executor.")] = ""
     dialect: Annotated[
         Literal["fork", "waiting", "ticks", "oneshot"], doc("astra-sim: how the program speaks.")

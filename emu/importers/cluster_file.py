@@ -56,11 +56,17 @@ class PlacementRule(msgspec.Struct, kw_only=True):
     weights: str = "npu"
 
 
+class BlockRule(PlacementRule, kw_only=True):
+    """A rule for some layers, for example `0-3,5`."""
+
+    blocks: str
+
+
 class Placement(msgspec.Struct, kw_only=True):
     """Rules for all weights, for ranges of layers, and for layers by name."""
 
     default: PlacementRule = msgspec.field(default_factory=PlacementRule)
-    blocks: list[PlacementRule] = msgspec.field(default_factory=list)
+    blocks: list[BlockRule] = msgspec.field(default_factory=list)
     layers: dict[str, PlacementRule] = msgspec.field(default_factory=dict)
 
     @property

@@ -32,7 +32,6 @@ _SCHEDULER_KEYS: Final = {
 }
 _LEFT_FLAGS: Final = {
     "enable_local_offloading": "weight reads from GPU memory",
-    "enable_attn_offloading": "decode attention in memory",
     "enable_sub_batch_interleaving": "interleaving of two halves of a batch",
 }
 
@@ -176,7 +175,7 @@ def _node_lines(
         yield _key("cxl_devices", cxl.num_devices)
     if node.cpu_mem.pim_config is not None:
         pim = node.cpu_mem.pim_config
-        yield f"# not carried over: pim_config {_text(pim)}; emu runs all attention on the GPU"
+        yield _key("pim", pim.removesuffix("_pim"), "pim_config")
 
 
 def _links(file: ClusterFile) -> Iterator[str]:
@@ -242,6 +241,9 @@ def _replica_lines(
         yield _key("expert_parallel", shape.expert)
     if instance.dp_group is not None:
         yield _key("data_parallel_group", instance.dp_group)
+    placement = _placement(instance)
+    if placement:
+        yield _key("placement", placement)
     scheduler = _scheduler_overrides(placed)
     if scheduler:
         yield _key("scheduler", scheduler)
@@ -254,8 +256,13 @@ def _replica_lines(
         model["kv_cache_dtype"] = instance.kv_cache_dtype
     if model:
         yield _key("model", model)
+    latency: dict[str, Any] = {}
     if not everywhere and profiles is not None and _bundled(placed, profiles):
-        yield _key("latency", {"backend": "profile", "path": str(profiles)})
+        latency = {"backend": "profile", "path": str(profiles)}
+    if instance.enable_attn_offloading:
+        latency["attention_offload"] = True
+    if latency:
+        yield _key("latency", latency)
     yield from _left_behind(placed)
 
 
@@ -276,14 +283,27 @@ def _scheduler_overrides(placed: Placed) -> dict[str, Any]:
     return keys
 
 
+def _placement(instance: Instance) -> dict[str, Any]:
+    """Where weights are, if any are not on the GPU."""
+    placement = instance.placement
+    if placement is None or not placement.devices:
+        return {}
+
+    def device(name: str) -> str:
+        return "gpu" if name == "npu" else name
+
+    keys: dict[str, Any] = {"weights": device(placement.default.weights)}
+    if placement.blocks:
+        keys["blocks"] = [
+            {"layers": rule.blocks, "weights": device(rule.weights)} for rule in placement.blocks
+        ]
+    if placement.layers:
+        keys["tensors"] = {name: device(rule.weights) for name, rule in placement.layers.items()}
+    return keys
+
+
 def _left_behind(placed: Placed) -> Iterator[str]:
     instance = placed.instance
-    away = instance.placement.devices if instance.placement is not None else []
-    if away:
-        yield (
-            f"# not carried over: placement of weights on {', '.join(away)}; "
-            "emu keeps all weights in GPU memory"
-        )
     for flag, what in _LEFT_FLAGS.items():
         if getattr(instance, flag):
             yield f"# not carried over: {flag} ({what})"

@@ -71,15 +71,17 @@ def engine_plan(
     block_size: int = 16,
     utilization: float = 0.9,
     reserve_bytes: int = 0,
+    outside_bytes: int = 0,
     source: str = "memory",
 ) -> MemoryPlan:
-    """KV blocks of one replica of `tp` x `pp` ranks. `ep` 0 = `tp`.
+    """KV blocks of one replica of `tp` x `pp` ranks. `ep` 0 = `tp`. `outside_bytes`: weights of
+    a rank that are kept somewhere else.
 
     InputError (at `source`): the weights do not fit, or not one block is left.
     """
     memory_bytes = int(memory_gib * GIB)
     usable_bytes = int(memory_gib * GIB * utilization)
-    weights = engine_weight_bytes(spec, tp, pp, ep, dtype)
+    weights = max(0, engine_weight_bytes(spec, tp, pp, ep, dtype) - outside_bytes)
     kv_dtype = sizes.kv_dtype(spec, dtype, kv_cache_dtype)
     per_token = sizes.kv_bytes_per_token_rank(spec, kv_dtype, tp, pp)
     if weights > memory_bytes:

@@ -70,6 +70,7 @@ class ProfileBackend:
         self._gate = gate
         self._draws = gate is not None and gate.draws
         self.host = host
+        self.first_use_ns = host.first_use_ns
         self._bounds = stage_bounds(model.layers, parallel.pipeline)
 
     def iteration_ns(self, shape: BatchShape) -> int:
@@ -156,6 +157,14 @@ class ProfileBackend:
             parts = {name: compiled_ns(self.host, ns) for name, ns in parts.items()}
             parts["cpu_overhead"] = self.iteration_ns(shape) - sum(parts.values())
         return parts
+
+    def rows_ns(self, shape: BatchShape) -> list[tuple[str, int, int]]:
+        """(name, layer or -1, ns) of every row of a whole iteration on one stage, in order."""
+        tokens, logits = _counts(shape)
+        experts_ns = self._rows.of_tokens(tokens).expert_mlp
+        if self._draws:
+            experts_ns += self._rows.experts_ns(self._route(tokens, shape))
+        return self._rows.one_by_one(tokens, logits, self._attention.at(shape), experts_ns)
 
     def expert_loads(self, shape: BatchShape) -> Routing | None:
         """Tokens of each expert and rank in this iteration; None for a dense model."""

@@ -10,7 +10,7 @@ collective takes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, TypeAlias
 
 import msgspec
@@ -168,6 +168,36 @@ class LayerRows:
             curve = self._bundle.per_sequence.get(layer)
             if curve is not None:
                 parts[_COMPONENT.get(layer, "dense")] += curve.at(rows)
+
+    def one_by_one(
+        self, tokens: int, logits: int, attention_ns: int, experts_ns: int
+    ) -> list[tuple[str, int, int]]:
+        """(name, layer or -1, ns) of every row of an iteration, in order, collectives included."""
+        costs, dense = self.of_tokens(tokens), self._bundle.dense
+        after, mlp = self._sections["post_attn"], self._sections["mlp_dense"]
+
+        def of(section: Iterable[str], layer: int) -> list[tuple[str, int, int]]:
+            return [
+                (name, layer, dense[name].at(tokens) + self._all_reduce_ns(name, tokens))
+                for name in section
+                if name in dense
+            ]
+
+        rows = [("load", -1, costs.load), *of(self._sections["prologue"], -1)]
+        for layer in range(self._model.layers):
+            rows += of(self._sections["pre_attn"], layer)
+            rows += [("attention", layer, attention_ns), *of(after, layer)]
+            if self.moe_before[layer + 1] > self.moe_before[layer]:
+                rows.append(("moe", layer, experts_ns))
+            else:
+                rows += of(mlp, layer)
+        rows += of(self._sections["head"], -1)
+        for name in self._sections["head"]:
+            curve = self._bundle.per_sequence.get(name)
+            if curve is not None:
+                rows.append((name, -1, curve.at(logits)))
+        rows.append(("store", -1, costs.store))
+        return rows
 
     def _work_out(self, tokens: int) -> TokenCosts:
         model, moe, stages = self._model, self.moe_before[-1], self._parallel.pipeline

@@ -7,14 +7,14 @@ filled once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from emu.catalogue import sizes
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
-from emu.config.schema import LatencyTable, NetworkTable, NodeTable
+from emu.config.schema import LatencyTable, NetworkTable, NodeTable, PlacementTable
 from emu.errors import InputError
 from emu.latency.base import LatencyBackend
 from emu.latency.host import HostCosts, host_costs
@@ -25,6 +25,10 @@ from emu.latency.roofline_ops import efficiency
 from emu.network.collectives import Collectives, CollectiveSystem
 from emu.network.dims import NetworkDim
 from emu.plugins import load_plugin
+
+if TYPE_CHECKING:
+    from emu.latency.pim import PimAttention
+    from emu.latency.placement import WeightLoads
 
 _BYTES_PER_GIB = 1 << 30
 _NVLINK_LATENCY_NS = 1_000
@@ -51,6 +55,12 @@ class LatencyContext(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     hands_off: bool
     """A prefill replica: its last output leaves over the network."""
+    placement: PlacementTable | None = None
+    source: str = "config"
+    key: str = "replicas"
+    """Where the replica's table stands, for errors."""
+    overlapped: bool = True
+    """The engine schedules the next step while one runs."""
 
 
 def link_dims(context: LatencyContext) -> tuple[NetworkDim, NetworkDim]:
@@ -109,9 +119,60 @@ def _gib(gbps: float) -> float:
 
 
 def make_latency(context: LatencyContext) -> LatencyBackend:
-    """The backend that `latency.backend` names. Raises InputError for what it lacks."""
+    """The backend that `latency.backend` names, with what is outside the GPU on top of it.
+
+    Raises InputError for what it lacks.
+    """
+    inner = _named(context)
+    loads, pim = weight_loads(context), pim_attention(context)
+    if loads is None and pim is None:
+        return inner
+    if inner.foreign:
+        problem = "has no weights or attention outside the GPU"
+        raise InputError(context.source, None, "latency.backend", f"{inner.name!r} {problem}")
+    from emu.latency.offload import OffloadedBackend
+
+    return OffloadedBackend(inner, context.model.layers, loads=loads, pim=pim)
+
+
+def weight_loads(context: LatencyContext) -> WeightLoads | None:
+    """Loads of weights that are not in GPU memory; None if all are."""
+    table, source = context.placement, context.source
+    if table is None:
+        return None
+    from emu.latency.placement import Placement, WeightLoads, device_of
+
+    placement = Placement(table, context.model.layers, source, context.key)
+    if not placement.devices:
+        return None
+    node = context.node
+    pcie_gbps = node.pcie_gbps if node.pcie_gbps > 0 else context.gpu.pcie_gbps
+    devices = {
+        name: device_of(name, node, pcie_gbps, source, f"{context.key}.placement")
+        for name in placement.devices
+    }
+    ep = context.expert_parallel or context.tensor_parallel
+    return WeightLoads(
+        placement, devices, context.model, context.tensor_parallel, ep, context.dtype
+    )
+
+
+def pim_attention(context: LatencyContext) -> PimAttention | None:
+    """Decode attention in memory; None if it runs on the GPU."""
+    if not context.table.attention_offload:
+        return None
+    from emu.latency.pim import PimAttention, pim_device
+
+    if not context.node.pim:
+        problem = "needs a machine whose memory computes: nodes.N.pim"
+        raise InputError(context.source, None, "latency.attention_offload", problem)
+    device = pim_device(context.node.pim, context.source, "nodes.pim")
+    return PimAttention(device, context.node.host_memory_gib, context.model)
+
+
+def _named(context: LatencyContext) -> LatencyBackend:
     table = context.table
-    host = host_costs(table.host_overhead, table.step_overhead_us)
+    host = host_costs(table.host_overhead, table.step_overhead_us, overlapped=context.overlapped)
     if table.backend == "roofline":
         return _roofline(context, host)
     if table.backend == "linear":

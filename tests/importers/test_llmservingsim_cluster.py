@@ -179,18 +179,27 @@ def test_bundles_are_used_where_there_are_some(convert, tmp_path):
 
 def test_what_is_left_behind_is_said(convert):
     placement = {"default": {"weights": "npu"}, "blocks": [{"blocks": "0-3", "weights": "cxl:1"}]}
-    made = cluster({"placement": placement, "enable_attn_offloading": True, "colour": "red"})
-    made["nodes"][0]["cpu_mem"]["pim_config"] = "DDR4_8GB_3200_pim"
-    _, text = convert(made)
+    made = cluster({"placement": placement, "enable_local_offloading": True, "colour": "red"})
+    config, text = convert(made)
     left = [line for line in text.splitlines() if line.startswith("# not carried over")]
     assert left == [
         "# not carried over: nodes[0].instances[0].colour, a key that has no meaning",
-        '# not carried over: pim_config "DDR4_8GB_3200_pim"; emu runs all attention on the GPU',
-        "# not carried over: placement of weights on cxl:1; emu keeps all weights in GPU memory",
-        "# not carried over: enable_attn_offloading (decode attention in memory)",
+        "# not carried over: enable_local_offloading (weight reads from GPU memory)",
     ]
+    table = config.replicas[0].placement
+    assert table is not None
+    assert table.weights == "gpu"
+    assert [(rule.layers, rule.weights) for rule in table.blocks] == [("0-3", "cxl:1")]
     _, text = convert(cluster({"placement": {"default": {"weights": "npu", "kv_loc": "npu"}}}))
     assert "not carried over" not in text
+
+
+def test_attention_in_memory(convert):
+    made = cluster({"enable_attn_offloading": True})
+    made["nodes"][0]["cpu_mem"]["pim_config"] = "DDR4_8GB_3200_pim"
+    config, _ = convert(made)
+    assert config.nodes[0].pim == "DDR4_8GB_3200"
+    assert config.replicas[0].latency["attention_offload"] is True
 
 
 POWER = {
