@@ -237,6 +237,8 @@ class Cluster:
             error = raised
         except KeyboardInterrupt as raised:
             error = raised
+        if interval_ms > 0 and error is None:
+            self._sample(kernel.now_ns)  # what happened since the last full interval
         self._close_books()
         return Outcome(error, kernel.now_ns, kernel.events, f"{kernel.digest:016x}")
 
