@@ -1,0 +1,167 @@
+"""An independent judge: reads the history of a run, knows nothing of the emulator.
+
+Checks I2 (one terminal event, nothing after it), I3 (tokens), I5 (tokens come from where the KV
+is), I7 (states follow each other), I9 (time) and I17 (the written results agree with the history).
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+MAX_PROBLEMS: Final = 20
+
+
+class Life(msgspec.Struct):
+    """What the history says of one request (one row)."""
+
+    row: int
+    arrived_ns: int
+    output: int
+    ends: list[int] = msgspec.field(default_factory=list)
+    """When each token came."""
+    places: list[int] = msgspec.field(default_factory=list)
+    """Replicas that may produce its next token; empty = any."""
+    status: str = ""
+    reason: str = ""
+    ended_ns: int = -1
+
+
+class Judge:
+    """Replays a history."""
+
+    def __init__(self) -> None:
+        self.lives: dict[int, Life] = {}
+        self.problems: list[str] = []
+        self.states: dict[int, str] = {}
+        self._now_ns = 0
+
+    def say(self, problem: str) -> None:
+        """Something is wrong (the first ones are enough)."""
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(problem)
+
+    def read(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """All records, in the order in which they were written."""
+        for record in records:
+            at_ns = record["at_ns"]
+            if record["event"] != "tokens":  # those may be told at the end of a leap
+                if at_ns < self._now_ns:
+                    self.say(f"I9: time goes back at {at_ns} ns: {dict(record)}")
+                self._now_ns = at_ns
+            handler = getattr(self, f"_{record['event']}", None)
+            if handler is not None:
+                handler(at_ns, record)
+
+    def _arrived(self, at_ns: int, record: Mapping[str, Any]) -> None:
+        row = record["row"]
+        if row in self.lives:
+            self.say(f"I1: row {row} arrives twice")
+        self.lives[row] = Life(row, at_ns, record["output"])
+
+    def _life(self, row: int, what: str) -> Life | None:
+        life = self.lives.get(row)
+        if life is None:
+            self.say(f"I1: {what} of row {row}, which never arrived")
+        elif life.status:
+            self.say(f"I2: {what} of row {row} after its end ({life.status})")
+        else:
+            return life
+        return None
+
+    def _tokens(self, at_ns: int, record: Mapping[str, Any]) -> None:
+        replica, ends = record["replica"], record["ends"]
+        if self.states.get(replica) in ("failed", "inactive"):
+            self.say(f"I5: replica {replica} is {self.states[replica]} and produces tokens")
+        for row in record["rows"]:
+            life = self._life(row, "a token")
+            if life is None:
+                continue
+            last_ns = life.ends[-1] if life.ends else life.arrived_ns
+            if ends[0] < last_ns or (life.ends and ends[0] == last_ns):
+                self.say(f"I9: row {row}: token at {ends[0]} ns after one at {last_ns} ns")
+            if life.places and replica not in life.places:
+                self.say(f"I5: row {row}: token from {replica}, its KV is at {life.places}")
+            life.ends += ends
+            life.places = [replica]
+
+    def _migrated(self, at_ns: int, record: Mapping[str, Any]) -> None:
+        for row in record["rows"]:
+            life = self.lives.get(row)
+            if life is not None and not life.status:
+                life.places = [*life.places, record["destination"]]
+
+    def _lost(self, at_ns: int, record: Mapping[str, Any]) -> None:
+        life = self._life(record["row"], "a loss")
+        if life is not None:
+            life.places = []
+
+    _routed = _lost
+
+    def _state(self, at_ns: int, record: Mapping[str, Any]) -> None:
+        replica = record["replica"]
+        before = self.states.get(replica)
+        if before is not None and before != record["from"]:
+            self.say(f"I7: replica {replica} was {before}, leaves {record['from']}")
+        self.states[replica] = record["to"]
+        if record["to"] == "failed":
+            for life in self.lives.values():
+                if replica in life.places and not life.status:
+                    life.places = [place for place in life.places if place != replica]
+
+    def _ended(self, at_ns: int, record: Mapping[str, Any]) -> None:
+        life = self._life(record["row"], "an end")
+        if life is None:
+            return
+        life.status, life.reason, life.ended_ns = record["status"], record["reason"], at_ns
+        tokens = len(life.ends)
+        if life.status == "completed" and tokens != life.output:
+            self.say(f"I3: row {life.row} completed with {tokens} of {life.output} tokens")
+        if tokens > life.output:
+            self.say(f"I3: row {life.row} got {tokens} tokens of {life.output}")
+        if life.ends and life.ends[-1] > at_ns:
+            self.say(f"I9: row {life.row} ends at {at_ns} ns before its last token")
+
+    def end(self) -> None:
+        """The history is over: everything that arrived must have ended."""
+        for life in self.lives.values():
+            if not life.status:
+                self.say(f"I2: row {life.row} never ended")
+
+    def compare(self, requests_csv: Path) -> None:
+        """I17: the results say the same."""
+        with requests_csv.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        if len(rows) != len(self.lives):
+            self.say(f"I17: {len(self.lives)} requests arrived, requests.csv has {len(rows)}")
+            return
+        for index, row in enumerate(rows):
+            life = self.lives.get(index)
+            if life is None:
+                self.say(f"I17: row {index} never arrived")
+                continue
+            tokens = len(life.ends)
+            said = {
+                "arrival_ns": life.arrived_ns,
+                "decode_toks": tokens,
+                "status": life.status,
+                "reason": life.reason,
+            }
+            if tokens:
+                first_ns, last_ns = life.ends[0], life.ends[-1]
+                gaps = [b - a for a, b in zip(life.ends, life.ends[1:], strict=False)]
+                said |= {
+                    "first_token_ns": first_ns,
+                    "last_token_ns": last_ns,
+                    "ttft_ns": first_ns - life.arrived_ns,
+                    "latency_ns": last_ns - life.arrived_ns,
+                    "tpot_ns": (last_ns - first_ns) // (tokens - 1) if tokens > 1 else 0,
+                    "max_gap_ns": max(gaps, default=0),
+                }
+            for name, value in said.items():
+                if row[name] != str(value):
+                    self.say(f"I17: row {index}: {name} is {row[name]}, the history says {value}")

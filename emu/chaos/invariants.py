@@ -1,0 +1,135 @@
+"""A full recount of a cluster: everything that must hold whenever no actor is running.
+
+`validate_world` asks every owner anew and compares it with the books that are kept step by step.
+Numbers are those of the list in docs/reliability.md. It changes nothing that a run's results
+depend on, so a run that is validated often gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from emu.errors import InvariantViolation
+from emu.faults.census import census, splits
+from emu.replica.states import CLOSED, ReplicaState
+
+if TYPE_CHECKING:
+    from emu.cluster import Cluster
+    from emu.replica.replica import Replica
+
+S = ReplicaState
+_OPEN: Final = (S.DECODE,)
+
+
+def validate_world(cluster: Cluster) -> list[str]:
+    """One line for everything that is wrong; empty if all is well."""
+    problems = _requests(cluster)
+    for replica in cluster.replicas:
+        problems += _replica(cluster, replica)
+    problems += _migrations(cluster)
+    problems += _gpus(cluster)
+    try:
+        cluster.network.table.recount()
+    except InvariantViolation as error:
+        problems.append(f"I11: {error}")
+    return problems
+
+
+def _requests(cluster: Cluster) -> list[str]:
+    """I1, I6: each request in the system has exactly one owner."""
+    problems: list[str] = []
+    seen: dict[int, str] = {}
+    for place in census(cluster):
+        key = place.request.row
+        if key in seen:
+            who = f"request {place.request.request_id}"
+            problems.append(f"I6: {who} is at {seen[key]} and at {place.holder}")
+        seen[key] = place.holder
+    outstanding = cluster.gateway.outstanding
+    if len(seen) != outstanding:
+        problems.append(f"I1: {outstanding} requests are in the system, {len(seen)} were found")
+    return problems
+
+
+def _replica(cluster: Cluster, replica: Replica) -> list[str]:
+    """I4, I7, I8: blocks, queues and the lock agree with the state."""
+    name, scheduler, state = replica.name, replica.scheduler, replica.state
+    replica.settle()
+    problems = [f"I4: {name}: {line}" for line in scheduler.recount()]
+    if not 0 <= scheduler.blocks_used <= scheduler.blocks_total:
+        problems.append(
+            f"I4: {name} uses {scheduler.blocks_used} of {scheduler.blocks_total} blocks"
+        )
+    holds_own = replica.lock.holder == replica.name
+    if state in CLOSED and not holds_own and not replica._is_closing and state is not S.AUS_PREFILL:
+        problems.append(f"I8: {name} is {state.value} but does not hold its lock")
+    if state in _OPEN and holds_own:
+        problems.append(f"I8: {name} is {state.value} but holds its own lock")
+    if state in (S.FAILED, S.INACTIVE):
+        residents = len(list(scheduler.residents()))
+        if residents or scheduler.waiting_count or scheduler.blocks_used or replica.arrived:
+            problems.append(
+                f"I7: {name} is {state.value} with {residents} running, "
+                f"{scheduler.waiting_count} waiting, {scheduler.blocks_used} blocks"
+            )
+        if replica.unfinished_migrations:
+            problems.append(f"I7: {name} is {state.value} with migrations")
+    if replica.unfinished_migrations < 0:
+        problems.append(f"I7: {name}: {replica.unfinished_migrations} unfinished migrations")
+    return problems
+
+
+def _migrations(cluster: Cluster) -> list[str]:
+    """I6, I8 and the counters of migrations."""
+    problems: list[str] = []
+    tokens = 0
+    for watcher in cluster.watchers.values():
+        batches = list(watcher.queue)
+        if watcher.in_flight is not None:
+            batch, destination, _ = watcher.in_flight
+            batches.append(batch)
+            if destination.lock.holder != watcher.name:
+                problems.append(
+                    f"I8: {watcher.name} moves KV to {destination.name}, whose lock "
+                    f"{destination.lock.holder or 'nobody'} holds"
+                )
+        tokens += sum(r.prompt_tokens for b in batches for r in b.requests)
+        count = len(batches) + len(watcher.partials.own())
+        if count != watcher.source.unfinished_migrations:
+            problems.append(
+                f"I6: {watcher.name} has {count} batches, its source counts "
+                f"{watcher.source.unfinished_migrations}"
+            )
+    relayed = [cluster.relay.answer(r) for r in cluster.replicas]
+    halves = splits(cluster)
+    halves += [
+        answer.split
+        for answer in relayed
+        if answer is not None
+        and answer.split is not None
+        and not answer.split.is_dropped
+        and all(answer.split is not half for half in halves)
+    ]
+    tokens += sum(r.prompt_tokens for half in halves for r in half.requests)
+    if tokens != cluster.tokens_in_migration:
+        problems.append(f"I1: {cluster.tokens_in_migration} tokens in migration, counted {tokens}")
+    return problems
+
+
+def _gpus(cluster: Cluster) -> list[str]:
+    """I14: a GPU belongs to one replica, and markers to loads under way."""
+    problems: list[str] = []
+    owner: dict[int, int] = {}
+    for replica in cluster.replicas:
+        for gpu in replica.gpus:
+            if gpu in owner:
+                problems.append(f"I14: GPU {gpu}: replicas {owner[gpu]} and {replica.replica_id}")
+            owner[gpu] = replica.replica_id
+    scaler = cluster.scaler
+    if scaler.loader.active:
+        return problems
+    for kind, marks in (("rdma", scaler.rdma), ("nvlink", scaler.nvl)):
+        live = [r for r in marks if cluster.replicas[r].state is not S.NEW_PREFILL]
+        if live:
+            problems.append(f"I14: no load is under way, but {kind} markers of replicas {live}")
+    return problems

@@ -1,0 +1,228 @@
+"""One world, run under all checks: what happened, how often, and everything that was wrong."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import msgspec
+
+from emu.chaos.checker import Judge
+from emu.chaos.invariants import validate_world
+from emu.chaos.kernel import CheckingKernel
+from emu.chaos.worlds import World
+from emu.cluster import Cluster, Outcome
+from emu.config.load import config_from_dict
+from emu.config.schema import Config
+from emu.errors import EmuError, InputError
+from emu.recording import Recorder
+from emu.report.history import History
+from emu.report.summary import build_summary
+from emu.runner import prepare
+
+FILES: Final = ("requests.csv", "timeseries.csv", "transitions.csv", "marks.csv")
+
+
+class Verdict(msgspec.Struct, kw_only=True):
+    """What one trial found."""
+
+    seed: int
+    problems: list[str] = []
+    events: int = 0
+    virtual_ns: int = 0
+    cpu_s: float = 0.0
+    gpus: int = 0
+    checks: int = 0
+    faults: dict[str, int] = {}
+    missed: dict[str, int] = {}
+    transitions: dict[str, int] = {}
+    ends: dict[str, int] = {}
+    digest: str = ""
+    """Of all result files."""
+    kernel_digest: str = ""
+    arrivals: str = ""
+    """Digest of what arrived: it must not depend on faults."""
+    story: list[str] = []
+
+
+class _Run(msgspec.Struct):
+    cluster: Cluster
+    outcome: Outcome
+    files: dict[str, bytes]
+    history: list[dict[str, Any]]
+    recorder: Recorder
+
+
+def run_world(
+    world: World,
+    seed: int,
+    *,
+    every: int = 40,
+    leaps: tuple[bool, ...] = (True, False),
+    break_it: Callable[[Cluster], None] | None = None,
+) -> Verdict:
+    """Run a world with and without leaps, check everything, and compare the two.
+
+    `every`: the full recount comes before every so many timers. `break_it` is for tests: it
+    plants a fault in the cluster.
+    """
+    verdict = Verdict(seed=seed)
+    started_s = time.process_time()
+    try:
+        with tempfile.TemporaryDirectory(prefix="emu-chaos-") as name:
+            config = world_config(world, Path(name))
+            runs = [
+                _run(config, world, Path(name) / f"run{leap:d}", verdict, every, leap, break_it)
+                for leap in leaps
+            ]
+            _compare(runs, verdict)
+    except InputError as error:
+        verdict.problems.append(f"input refused: {error}")
+    except Exception as error:  # an untyped failure is a finding, with its place
+        lines = traceback.format_exception(error)[-4:]
+        verdict.problems.append(f"untyped {type(error).__name__}: {error}")
+        verdict.story += [part.rstrip() for line in lines for part in line.splitlines()]
+    verdict.cpu_s = time.process_time() - started_s
+    return verdict
+
+
+def world_config(world: World, directory: Path) -> Config:
+    """The configuration of a world; its workload is written into the directory."""
+    path = directory / "workload.jsonl"
+    path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in world.lines))
+    tables: dict[str, Any] = msgspec.to_builtins(world.tables)
+    tables["workload"] = {**tables.get("workload", {}), "path": str(path)}
+    tables["output"] = {"timeseries_interval_ms": 100.0, "trace": False, "report": False}
+    return config_from_dict(tables)
+
+
+def _run(
+    config: Config,
+    world: World,
+    directory: Path,
+    verdict: Verdict,
+    every: int,
+    leap: bool,
+    break_it: Callable[[Cluster], None] | None,
+) -> _Run:
+    directory.mkdir()
+    plan, workload = prepare(config, "chaos")
+    recorder = Recorder(directory, config.output)
+    history = recorder.history = History()
+    found: list[tuple[Cluster, Outcome, CheckingKernel]] = []
+
+    async def main() -> None:
+        kernel = CheckingKernel(
+            every=every, events_per_instant_max=config.limits.events_per_instant
+        )
+        cluster = Cluster(
+            plan,
+            workload,
+            recorder,
+            has_prefixes=workload.has_prefixes,
+            kernel=kernel,
+            leap=None if leap else False,
+        )
+        kernel.check = lambda: validate_world(cluster)
+        if break_it is not None:
+            break_it(cluster)
+        recorder.started(cluster)
+        outcome = await cluster.run()
+        found.append((cluster, outcome, kernel))
+
+    gc.disable()
+    try:
+        anyio.run(main, backend_options={"use_uvloop": True})
+    finally:
+        gc.enable()
+    cluster, outcome, kernel = found[0]
+    recorder.close()
+    is_whole = outcome.error is None
+    _judge_end(cluster, outcome, verdict)
+    stats = recorder.requests.finish(partial=not is_whole)
+    summary = build_summary(stats, recorder.gaps.finish(), cluster.run_facts(), config.slo)
+    files = {name: (directory / name).read_bytes() for name in FILES if is_whole}
+    files["summary.json"] = msgspec.json.encode(summary)
+    judge = Judge()
+    judge.read(history.records)
+    if is_whole:
+        judge.end()
+        judge.compare(directory / "requests.csv")
+    verdict.problems += judge.problems
+    recorder.requests.discard()
+    if leap or not verdict.events:
+        _count(verdict, cluster, outcome, history.records, files)
+        verdict.checks = kernel.checks
+    return _Run(cluster, outcome, files, history.records, recorder)
+
+
+def _judge_end(cluster: Cluster, outcome: Outcome, verdict: Verdict) -> None:
+    """A run ends with every request at its end and all books at zero."""
+    error = outcome.error
+    if error is not None:
+        head, *rest = str(error).splitlines() or [""]
+        kind = type(error).__name__
+        verdict.problems.append(
+            f"{'' if isinstance(error, EmuError) else 'untyped '}{kind}: {head}"
+        )
+        verdict.story += rest
+        if not isinstance(error, EmuError):
+            verdict.story += [
+                part
+                for line in traceback.format_exception(error)[-4:]
+                for part in line.splitlines()
+            ]
+        return
+    verdict.problems += [f"at the end: {line}" for line in cluster.leaks()]
+    verdict.problems += [f"at the end: {line}" for line in validate_world(cluster)]
+
+
+def _count(
+    verdict: Verdict,
+    cluster: Cluster,
+    outcome: Outcome,
+    records: list[dict[str, Any]],
+    files: dict[str, bytes],
+) -> None:
+    verdict.events = outcome.events
+    verdict.virtual_ns = outcome.end_ns
+    verdict.gpus = sum(len(replica.gpus) for replica in cluster.replicas)
+    verdict.kernel_digest = outcome.digest
+    verdict.faults = dict(cluster.faults.struck)
+    verdict.missed = dict(cluster.faults.missed)
+    arrived = hashlib.sha256()
+    for record in records:
+        event = record["event"]
+        if event == "state":
+            key = f"{record['from']} -> {record['to']}"
+            verdict.transitions[key] = verdict.transitions.get(key, 0) + 1
+        elif event == "ended":
+            key = record["status"] + (f": {record['reason']}" if record["reason"] else "")
+            verdict.ends[key] = verdict.ends.get(key, 0) + 1
+        elif event == "arrived":
+            arrived.update(f"{record['request']} {record['prompt']} {record['output']};".encode())
+    verdict.arrivals = arrived.hexdigest()[:16]
+    digest = hashlib.sha256()
+    for name in sorted(files):
+        digest.update(files[name])
+    verdict.digest = digest.hexdigest()[:16]
+
+
+def _compare(runs: list[_Run], verdict: Verdict) -> None:
+    """Leaping and stepping give the same bytes."""
+    if len(runs) < 2:
+        return
+    one, two = runs
+    for name in one.files:
+        a, b = one.files[name], two.files.get(name, b"")
+        if a != b:
+            pairs = zip(a.splitlines(), b.splitlines(), strict=False)
+            where = next((f"{x!r} / {y!r}" for x, y in pairs if x != y), "different lengths")
+            verdict.problems.append(f"leap: {name} differs without leaps: {where[:300]}")
