@@ -417,8 +417,10 @@ class Replica:
         ends = self._ends
         if ends is None:
             return -1
-        elapsed_ns = now_ns - self._start_ns
-        return self._start_ns + int(ends[ends.searchsorted(elapsed_ns)])
+        # Stepping, the next iteration would be under way if our turn of this instant has passed.
+        side = "right" if self.kernel.rank_reached > self.rank else "left"
+        index = int(ends.searchsorted(now_ns - self._start_ns, side))  # type: ignore[call-overload]
+        return self._start_ns + int(ends[min(index, len(ends) - 1)])
 
     async def _execute(self, batch: Batch) -> None:
         incarnation = self.incarnation
