@@ -235,3 +235,28 @@ def test_an_idle_cluster_schedules_no_events(tmp_path: Path) -> None:
 def _made(directory: Path) -> Path:
     directory.mkdir()
     return directory
+
+
+@pytest.mark.parametrize("seed", [4, 22, 38])
+def test_leaping_equals_stepping_while_the_cluster_scales(seed: int, tmp_path: Path) -> None:
+    """Seeds in which something arrived at the very end of an iteration, after its replica's turn."""
+    written: list[list[bytes]] = []
+    for leap in (True, False):
+        draw = Draw(
+            seed=seed,
+            machines=3,
+            requests=80,
+            rate_per_s=[60, 300][seed % 2],
+            output_max=60,
+            nic_gbps=[0.5, 2, 10][seed % 3],
+            overrides={"nvlink": False},
+        )
+        directory = _made(tmp_path / str(leap))
+        config = config_of(draw, directory)
+        scheduler = msgspec.structs.replace(config.scheduler, leap=leap)
+        config = msgspec.structs.replace(config, scheduler=scheduler)
+        _, outcome = run_made(config, draw, directory)
+        assert outcome.error is None
+        names = ("requests.csv", "transitions.csv", "marks.csv", "timeseries.csv")
+        written.append([(directory / name).read_bytes() for name in names])
+    assert written[0] == written[1]
