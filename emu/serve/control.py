@@ -25,6 +25,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from emu.commands import TARGETS
+from emu.config.faultkinds import KINDS
 from emu.config.schema import CommandTable, FaultTable
 from emu.errors import InputError
 from emu.replica.replica import Replica
@@ -181,7 +182,8 @@ class Control:
     async def page(self, request: HttpRequest) -> Response:
         """The live page."""
         html = files("emu.serve").joinpath("page/live.html").read_text(encoding="utf-8")
-        return HTMLResponse(html)
+        kinds = msgspec.json.encode(_fault_forms()).decode().replace("<", "\\u003c")
+        return HTMLResponse(html.replace("/*FAULTS*/[]", kinds))
 
     async def state(self, request: HttpRequest) -> Response:
         """One snapshot."""
@@ -239,9 +241,7 @@ class Control:
         house.commands_given[command, outcome] = count + 1
         if is_done:
             cluster.tape.replay.add("commands", table)
-            cluster.tape.marks.record(
-                cluster.kernel.now_ns, "command", f"replica {replica.replica_id}", command
-            )
+            cluster.note("command", f"replica {replica.replica_id}", command)
         return outcome
 
     async def scale(self, request: HttpRequest) -> Response:
@@ -313,3 +313,18 @@ class Control:
             house.failures = FailureSchedule(body.rules, seed=house.plan.config.seed)
         rules = msgspec.to_builtins(house.failures.rules)
         return JSONResponse({"rules": rules, "returned": house.failures_returned})
+
+
+def _fault_forms() -> list[dict[str, Any]]:
+    """The kinds of faults that the page can inject, and the keys that it fills in."""
+    forms = []
+    for name, kind in KINDS.items():
+        keys = [group[0] for group in kind.one_of]
+        if "request" in keys or "stage" in keys:
+            continue
+        if kind.takes_duration:
+            keys.append("duration_s")
+        if kind.magnitude is not None:
+            keys.append("magnitude")
+        forms.append({"kind": name, "text": kind.text, "keys": keys})
+    return forms

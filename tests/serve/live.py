@@ -89,8 +89,11 @@ async def live(directory: Path, raw: dict[str, Any], **options: Any) -> AsyncIte
         await started.wait()
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=server.url, timeout=20, limits=limits) as client:
-            yield Live(server, client)
-        await server.stop()
+            try:
+                yield Live(server, client)
+            finally:  # a check that fails ends its server, too
+                with anyio.move_on_after(10, shield=True):
+                    await server.stop()
 
 
 def run(
