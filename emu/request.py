@@ -85,6 +85,8 @@ class Request(msgspec.Struct, kw_only=True, eq=False, gc=False):
     """Tokens per block that `block_keys` are for."""
 
     queued_ns: int = -1
+    taken_ns: int = -1
+    """When its engine first looked: the end of the iteration that was in flight at its arrival."""
     first_scheduled_ns: int = -1
     prefill_scheduled_ns: int = -1
     """When the chunk that completed its first prefill was scheduled."""

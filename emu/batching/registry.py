@@ -12,6 +12,7 @@ from emu.batching.vidur_orca import OrcaScheduler
 from emu.batching.vidur_sarathi import SarathiScheduler
 from emu.batching.vidur_vllm_v0 import VllmV0Scheduler
 from emu.batching.vllm import VllmScheduler
+from emu.batching.vllm_async import AsyncVllmScheduler
 from emu.config.schema import SchedulerTable
 from emu.kv.tiers import LowerTier
 from emu.plugins import load_plugin
@@ -32,15 +33,18 @@ def make_scheduler(
     queue: PrefillQueue | None = None,
     preemptions_max: int = 0,
     tiers: Sequence[LowerTier] = (),
+    ahead: bool = False,
 ) -> Scheduler:
     """The scheduler that `scheduler.policy` names.
 
-    `queue` is the cluster's global prefill queue (fcfs only). A plug-in class is constructed as
+    `queue` is the cluster's global prefill queue (fcfs only). `ahead`: each batch is formed while
+    the one before it runs (vllm only). A plug-in class is constructed as
     `Class(table, limits)`. Raises InputError for an unknown name.
     """
     made: Scheduler
     if table.policy == "vllm":
-        made = VllmScheduler(table, limits, preemptions_max=preemptions_max, tiers=tiers)
+        vllm = AsyncVllmScheduler if ahead else VllmScheduler
+        made = vllm(table, limits, preemptions_max=preemptions_max, tiers=tiers)
     elif table.policy == "fcfs":
         made = FcfsScheduler(table, limits, queue=queue)
     elif table.policy in _BY_NAME:

@@ -397,11 +397,13 @@ class CohortScheduler(WithHandoff):
             receivers.sort(key=_admission)
         return [seat.request for seat in receivers]
 
+    def _holders(self) -> list[Request]:
+        """All whose blocks are not free, but for the detached."""
+        return list(self.residents())
+
     def recount(self) -> list[str]:
         """Full check of the books; one line for each thing that is wrong."""
-        problems = check_blocks(
-            self.pool, list(self.residents()), self._handoff, self.limits.block_size
-        )
+        problems = check_blocks(self.pool, self._holders(), self._handoff, self.limits.block_size)
         problems += [
             f"request {r.request_id} waits with blocks" for r in self._queue if r.kv_blocks
         ]

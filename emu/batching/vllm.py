@@ -107,14 +107,23 @@ class VllmScheduler(CohortScheduler):
             recalls=recalls,
         )
         self._next_batch_id += 1
+        has_freed = self._free_ended() or has_evicted
         if cohort.count:
             self._leaping = batch
             if not records:
-                batch.max_steps = self._leap_steps(now_ns, has_evicted)
+                batch.max_steps = self._leap_steps(now_ns, has_freed)
         else:
             batch.decodes = [seat.request for seat, _, _ in records if not seat.prefilling]
         self._records[batch.batch_id] = records
         return batch
+
+    def _free_ended(self) -> bool:
+        """Free what ended with the last batch, if that has not been done; whether there was any."""
+        return False
+
+    def _is_full(self) -> bool:
+        """No seat is free."""
+        return len(self._seats) >= self.table.max_num_seqs
 
     def _plan_running(self) -> list[tuple[Seat, int]]:
         """Phase A: new tokens of each side seat, as if all of the cohort had been served."""
@@ -239,7 +248,7 @@ class VllmScheduler(CohortScheduler):
         recalls: list[tuple[int, int]] = []
         passed: Iterator[Request] | None = None
         while queue and budget > 0:
-            if len(self._seats) >= self.table.max_num_seqs:
+            if self._is_full():
                 break
             request = queue.head() if passed is None else next(passed, None)
             if request is None:
@@ -288,12 +297,12 @@ class VllmScheduler(CohortScheduler):
             request.storage_hit_tokens = hit.lower_tokens
 
     # --- leaps ------------------------------------------------------------------------------
-    def _leap_steps(self, now_ns: int, has_evicted: bool) -> int:
+    def _leap_steps(self, now_ns: int, has_freed: bool) -> int:
         """Iterations, this one included, that are certainly formed like this one."""
         cohort = self._cohort
         if not self.limits.leap or self._side or now_ns != self._cohort_end_ns:
             return 1
-        if has_evicted and (self._handoff.arrived or (self._queue and not self._is_head_blocked())):
+        if has_freed and (self._handoff.arrived or (self._queue and not self._is_head_blocked())):
             return 1  # this time nobody was asked; the next iteration may seat somebody
         steps = cohort.steps_to_first_end()
         if steps > 1:
@@ -312,7 +321,7 @@ class VllmScheduler(CohortScheduler):
         """Phase B, had it been run, would have admitted nobody."""
         if self.table.skip_blocked:
             return False
-        if len(self._seats) >= self.table.max_num_seqs:
+        if self._is_full():
             return True
         head = self._queue.head()
         self._blocked = BLOCKED_BY_KV
@@ -348,7 +357,7 @@ class VllmScheduler(CohortScheduler):
             return False
         if self._cohort.steps_that_fit(self.pool.blocks_free, left) < left:
             return False
-        if not self._queue or len(self._seats) >= self.table.max_num_seqs:
+        if not self._queue or self._is_full():
             return True
         budget = self._budget - self._cohort.count
         if budget == 0:

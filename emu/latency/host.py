@@ -52,15 +52,15 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
 ASYNC_SCHEDULING: Final = HostCosts(
     step_ns=300_000,
     graph_layer_ns=15_000,
-    launched_layer_ns=270_000,
-    compiled_permille=965,
+    launched_layer_ns=250_000,
+    compiled_permille=960,
 )
 SYNC_SCHEDULING: Final = HostCosts(
     step_ns=1_000_000,
     sequence_ns=8_000,
     graph_layer_ns=15_000,
-    launched_layer_ns=270_000,
-    compiled_permille=965,
+    launched_layer_ns=250_000,
+    compiled_permille=960,
 )
 NO_OVERHEAD: Final = HostCosts(step_ns=0, first_use_ns=())
 
@@ -101,10 +101,3 @@ def host_ns(costs: HostCosts, shape: BatchShape, layers: int) -> int:
 def compiled_ns(costs: HostCosts, eager_ns: int) -> int:
     """What a sum of eager kernel times takes in a compiled model."""
     return eager_ns * costs.compiled_permille // 1000
-
-
-def first_use_ns(costs: HostCosts, iteration_index: int) -> int:
-    """Additional time of the n-th iteration (from 0) after a replica's process started."""
-    if iteration_index < len(costs.first_use_ns):
-        return costs.first_use_ns[iteration_index]
-    return 0

@@ -87,6 +87,7 @@ class RooflineBackend:
         self.spec = spec
         self.efficiency = efficiency or Efficiency()
         self.host = host
+        self.first_use_ns = host.first_use_ns
         self.round_tokens_to = round_tokens_to
         plain = sizes.activation_dtype(spec, dtype)
         ops = Ops(gpu, self.efficiency, sizes.weight_bytes(1, plain))

@@ -43,6 +43,7 @@ def crash(replica: Replica) -> list[Request]:
     if replica._batch is not None and not replica.is_paused:
         replica.busy_ns += replica.kernel.now_ns - replica._start_ns  # for nothing
     replica.incarnation += 1
+    replica.start_process()
     cancels, replica.cancels = replica.cancels, []
     for request, status, reason in cancels:
         if request.status.is_terminal:
@@ -60,6 +61,7 @@ def crash(replica: Replica) -> list[Request]:
             request.recomputed_tokens += request.reached_tokens
             lost.append(request)
     replica.arrived.clear()
+    replica.inbound_live = 0
     replica.jobs.clear()
     stops, replica.stops = replica.stops, []
     for _, on_stopped in stops:

@@ -1,0 +1,151 @@
+"""vLLM's scheduling as it is by default since 0.14: each batch is formed while the last one runs.
+
+The engine forms batch n+1 when batch n starts, without waiting for what n brings. Seen from the
+end of batch n, where this emulator forms the next batch, that means three things:
+
+* a request is seen one batch late: batch n+1 holds no request that arrived after n had started.
+  Its first token comes at the end of the batch after;
+* what ended with batch n keeps its seat and its blocks while batch n+1 is formed (the engine
+  knows that it ends, so it is no longer a member);
+* an engine that has nothing to run looks again at once.
+
+Everything else is `VllmScheduler`. Leaps stay exact: requests that were not seen yet, and seats
+and blocks about to be free, end a leap after one iteration unless they could change nothing.
+One stage only: a pipeline already keeps several batches in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from emu.batching.base import Batch, Progress, ReplicaLimits
+from emu.batching.cohort import Seat
+from emu.batching.vllm import VllmScheduler
+from emu.config.schema import SchedulerTable
+from emu.kv.tiers import LowerTier
+from emu.request import Request
+
+
+class AsyncVllmScheduler(VllmScheduler):
+    """`VllmScheduler` that sees arrivals and ends one batch late."""
+
+    def __init__(
+        self,
+        table: SchedulerTable,
+        limits: ReplicaLimits,
+        *,
+        preemptions_max: int = 0,
+        tiers: Sequence[LowerTier] = (),
+    ) -> None:
+        """As for `VllmScheduler`; one pipeline stage."""
+        super().__init__(table, limits, preemptions_max=preemptions_max, tiers=tiers)
+        assert limits.pipeline_stages == 1
+        self._unseen: dict[int, tuple[int, Request]] = {}
+        """(arrival here, request) by id, in that order: not in the waiting queue yet."""
+        self._unseen_tokens = 0
+        self._leaving: list[Request] = []
+        """Ended with the last batch; their seats and blocks are not free yet."""
+        self._seen_until_ns = -1
+        """Start of the last batch: the next one was formed then."""
+
+    def schedule(self, now_ns: int) -> Batch | None:
+        """Form the next iteration from what was known when the last one started."""
+        self._see(self._seen_until_ns)
+        batch = super().schedule(now_ns)
+        if batch is None and not self._records:
+            self._free_ended()
+            self._see(now_ns)
+            batch = super().schedule(now_ns)
+        return batch
+
+    def complete(self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
+        """`steps` iterations of the batch ended, the last one at `now_ns`."""
+        self._seen_until_ns = batch.last_start_ns if steps > 1 else batch.formed_ns
+        return super().complete(batch, steps, now_ns, longest_step_ns)
+
+    def _see(self, until_ns: int) -> None:
+        """Requests that were here at that time join the waiting queue."""
+        while self._unseen:
+            arrived_ns, request = next(iter(self._unseen.values()))
+            if arrived_ns > until_ns:
+                return
+            self._forget(request)
+            self._queue.append(request)
+
+    def _forget(self, request: Request) -> None:
+        del self._unseen[request.request_id]
+        self._unseen_tokens -= request.prompt_tokens
+
+    # --- what the last batch left -----------------------------------------------------------
+    def _finish(self, seat: Seat) -> None:
+        self._vacate(seat)
+        self._queue.charge(seat.request.tenant, seat.request.generated_tokens)
+        self._leaving.append(seat.request)
+
+    def _free_ended(self) -> bool:
+        leaving, self._leaving = self._leaving, []
+        for request in leaving:
+            self.pool.release(request)
+        return bool(leaving)
+
+    def _is_full(self) -> bool:
+        return len(self._seats) + len(self._leaving) >= self.table.max_num_seqs
+
+    def _holders(self) -> list[Request]:
+        return [*self.residents(), *self._leaving]
+
+    # --- leaps ------------------------------------------------------------------------------
+    def _leap_steps(self, now_ns: int, has_freed: bool) -> int:
+        return 1 if self._may_pass() else super()._leap_steps(now_ns, has_freed)
+
+    def leap_holds(self, batch: Batch) -> bool:
+        """As for `VllmScheduler`; unseen requests count."""
+        return not self._may_pass() and super().leap_holds(batch)
+
+    def _may_pass(self) -> bool:
+        """Some unseen request could be admitted before the head of the queue."""
+        if not self._unseen:
+            return False
+        if not self._queue or self.table.skip_blocked or self.table.order != "arrival":
+            return True
+        head = self._queue.head()
+        return any(request.arrival_ns < head.arrival_ns for _, request in self._unseen.values())
+
+    # --- leaving and coming -----------------------------------------------------------------
+    def enqueue(self, request: Request, now_ns: int) -> None:
+        """The request is here; the batch after the next one can have it."""
+        if request.queued_ns < 0:
+            request.queued_ns = now_ns
+        request.computed_tokens = request.kv_blocks = 0
+        request.block_ids = None
+        self._unseen[request.request_id] = (now_ns, request)
+        self._unseen_tokens += request.prompt_tokens
+
+    def cancel(self, request: Request) -> bool:
+        """Remove a waiting or running request and free its blocks. False if it is not here."""
+        if request.request_id in self._unseen:
+            self._forget(request)
+            return True
+        return super().cancel(request)
+
+    def evacuate(self) -> list[Request]:
+        """Everything leaves: waiting requests first, then running ones. The pool is empty."""
+        self._leaving.clear()
+        self._see(1 << 63)
+        return super().evacuate()
+
+    # --- seeing -----------------------------------------------------------------------------
+    @property
+    def waiting_count(self) -> int:
+        """Requests that wait, unseen ones included."""
+        return len(self._queue) + len(self._unseen)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens of waiting requests."""
+        return self._queue.prompt_tokens + self._unseen_tokens
+
+    def waiting(self) -> Iterator[Request]:
+        """Waiting requests, head first."""
+        return chain(self._queue, (request for _, request in self._unseen.values()))
