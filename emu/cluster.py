@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import msgspec
+import numpy as np
 
 from emu.actor import Kernel
 from emu.autoscale.kv_reject import KvRejecter
@@ -21,6 +22,7 @@ from emu.commands import Commander, check_commands
 from emu.config.schema import FaultTable
 from emu.faults.injector import Injector
 from emu.faults.recovery import Recovery
+from emu.energy import energy_j
 from emu.gateway import Gateway, Source
 from emu.kvtiers import TierBook
 from emu.latency.base import LatencyBackend
@@ -178,6 +180,10 @@ class Cluster:
             machine=plan.machine,
             stages=plan.pipeline_parallel,
         )
+        experts = plan.model.experts
+        if experts is not None and plan.latency.backend == "profile":
+            if plan.latency.expert_routing != "balanced":
+                replica.expert_tokens = np.zeros(experts.count, dtype=np.int64)
         pool = getattr(scheduler, "block_pool", None)
         if pool is not None and pool.tiers:
             replica.tier_traffic = TierTraffic(self.network, plan.gpus, self.tiers.kinds, pool)
@@ -256,6 +262,8 @@ class Cluster:
     # --- World --------------------------------------------------------------------------------
     def terminal(self, request: Request, status: Status, reason: str = "") -> None:
         """A request's one terminal event."""
+        if self.live is not None and self.live.moving:
+            self.live.on_terminal(request)
         self.gateway.terminal(request, status, reason)
 
     def requeue(self, requests: list[Request]) -> None:
@@ -270,10 +278,14 @@ class Cluster:
 
     def refuses(self, source: Replica, destination: Replica) -> bool:
         """A fault makes this destination refuse what it has room for."""
-        if not self.faults.transfers.windows:
+        transfers = self.faults.transfers
+        if not transfers.windows:
             return False
-        again = self.watchers[source.replica_id].inbox.poke
-        return self.faults.transfers.refuses(source.replica_id, destination.replica_id, again)
+        return transfers.refuses(source.replica_id, destination.replica_id)
+
+    def offer_later(self, watcher: Watcher, attempts: int) -> None:
+        """A batch that was refused everywhere is offered again."""
+        self.faults.transfers.offer_later(watcher.inbox.poke, watcher.name, attempts)
 
     def inject(self, fault: FaultTable) -> None:
         """A fault strikes at its time, or now. Raises InputError if it cannot."""
@@ -419,6 +431,9 @@ class Cluster:
                 f"{scheduler.blocks_total} blocks"
             )
             lines += [f"  {line}" for line in replica.story[-5:]]
+        for watcher in self.watchers.values():
+            if watcher.queue or watcher.in_flight is not None or watcher.partials.own():
+                lines.append(watcher.describe())
         return lines
 
     def leaks(self) -> list[str]:
@@ -437,6 +452,21 @@ class Cluster:
                 )
             lines += [f"{replica.name}: {line}" for line in scheduler.recount()]
         return lines
+
+    def expert_loads(self) -> list[tuple[int, list[int]]]:
+        """(replica, tokens of each expert) where a gate spreads them unevenly."""
+        return [
+            (replica.replica_id, replica.expert_tokens.tolist())
+            for replica in self.replicas
+            if replica.expert_tokens is not None
+        ]
+
+    def _energy_j(self) -> dict[str, float] | None:
+        power = self.config.power
+        if power is None:
+            return None
+        moved = self.network.moved_bytes
+        return energy_j(power, self.plan, self.replicas, moved, self.kernel.now_ns)
 
     def run_facts(self) -> RunFacts:
         """What only the cluster knows of the run, for the summary."""
@@ -460,4 +490,5 @@ class Cluster:
             scale_ups=self.scaler.scale_ups,
             scale_downs=self.scaler.scale_downs,
             faults=self.faults.struck,
+            energy_j=self._energy_j(),
         )

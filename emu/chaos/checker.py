@@ -92,7 +92,7 @@ class Judge:
     def _migrated(self, at_ns: int, record: Mapping[str, Any]) -> None:
         for row in record["rows"]:
             life = self.lives.get(row)
-            if life is not None and not life.status:
+            if life is not None and not life.status and life.places:
                 life.places = [*life.places, record["destination"]]
 
     def _lost(self, at_ns: int, record: Mapping[str, Any]) -> None:

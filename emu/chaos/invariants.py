@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 S = ReplicaState
 _OPEN: Final = (S.DECODE,)
+_NEW: Final = (S.NEW_PREFILL, S.REFRACTORY_PREFILL)
 
 
 def validate_world(cluster: Cluster) -> list[str]:
@@ -129,7 +130,7 @@ def _gpus(cluster: Cluster) -> list[str]:
     if scaler.loader.active:
         return problems
     for kind, marks in (("rdma", scaler.rdma), ("nvlink", scaler.nvl)):
-        live = [r for r in marks if cluster.replicas[r].state is not S.NEW_PREFILL]
+        live = [r for r in marks if cluster.replicas[r].state not in _NEW]
         if live:
             problems.append(f"I14: no load is under way, but {kind} markers of replicas {live}")
     return problems

@@ -56,6 +56,7 @@ class TransferFaults:
 
     def __init__(self, carrier: Carrier, on_strike: Callable[[FaultTable, str], None]) -> None:
         self.windows: list[Window] = []
+        self._offers: dict[str, None] = {}
         self._carrier = carrier
         self._on_strike = on_strike
 
@@ -92,14 +93,26 @@ class TransferFaults:
             return Fate(name, part, delay_ns)  # type: ignore[arg-type]
         return None
 
-    def refuses(self, source: int, destination: int, again: Callable[[], None]) -> bool:
-        """Whether the destination turns a batch away; `again` is called some time later."""
+    def refuses(self, source: int, destination: int) -> bool:
+        """Whether the destination turns a batch away."""
         for window in self.windows:
             if window.fault.kind != "destination_refuses":
                 continue
             if window.meets((source, destination)) and window.draws():
                 self._on_strike(window.fault, f"{source} -> {destination}")
-                kernel = self._carrier.kernel
-                kernel.call_at(kernel.now_ns + _RETRY_NS, RANK_WORLD, again)
                 return True
         return False
+
+    def offer_later(self, again: Callable[[], None], who: str, attempts: int) -> None:
+        """Call `again` after a pause that doubles; one call at a time for each watcher."""
+        if who in self._offers:
+            return
+        kernel = self._carrier.kernel
+        self._offers[who] = None
+
+        def offer() -> None:
+            del self._offers[who]
+            again()
+
+        pause_ns = _RETRY_NS << min(attempts, 10)
+        kernel.call_at(kernel.now_ns + pause_ns, RANK_WORLD, offer)

@@ -86,6 +86,8 @@ class LiveMigrator:
         self.changed: Event = world.kernel.event("a change that the rebalancer reads")
         self.finished = 0
         self.given_up = 0
+        self._destinations: dict[int, _Lives] = {}
+        """By source: where blocks are reserved."""
         self._under_way: dict[int, tuple[Replica, Event, Transfer]] = {}
         """By source: the destination and the transfer that is waited for."""
         self._world = world
@@ -142,11 +144,18 @@ class LiveMigrator:
         reserved = destination.reserve([request])
         is_done = False
         if reserved:
+            destination.inbound_live += 1
+            self._destinations[source.replica_id] = lives
             copied = await self._copy_rounds(request, lives)
             if copied >= 0:
                 is_done = await self._stop_and_move(request, lives, copied, started_ns)
             if not is_done and lives.has_destination():
                 destination.unreserve([request])
+            if lives.has_destination():
+                destination.inbound_live -= 1
+                destination.inbox.poke()
+            if self._destinations.get(source.replica_id) is lives:
+                del self._destinations[source.replica_id]
         if self.moving.get(source.replica_id) is request:
             del self.moving[source.replica_id]
         self.finished += is_done
@@ -243,6 +252,21 @@ class LiveMigrator:
         if self._under_way.get(source.replica_id, (None, None))[1] is ended:
             del self._under_way[source.replica_id]
         return bool(arrived) and lives.has_source() and lives.has_destination()
+
+    def on_terminal(self, request: Request) -> None:
+        """A request has ended: if it was on its way, its blocks at the destination are free."""
+        for source_id, moving in self.moving.items():
+            lives = self._destinations.get(source_id)
+            if moving is not request or lives is None:
+                continue
+            if lives.has_destination():
+                lives.destination.unreserve([request])
+            if request.status is Status.MIGRATING and lives.has_source():
+                lives.source.release([request])
+            if source_id in self._under_way:
+                _, ended, transfer = self._under_way[source_id]
+                transfer.cancel()
+                ended.set()
 
     def lose(self, replica: Replica) -> list[Request]:
         """A replica has crashed: its transfers end; the request that it had stopped to move."""

@@ -108,6 +108,8 @@ class Partials:
         destination = watcher.choose(wanted)
         watcher.note_search(destination is not None)
         if destination is None:
+            if watcher.was_refused:
+                self._refused(split)
             return False
         split.destination = destination
         split.destination_incarnation = destination.incarnation
@@ -158,6 +160,14 @@ class Partials:
     def _is_current(self, half: MigratingBatch) -> bool:
         """False for a second notice of the same end."""
         return self.in_flight is not None and self.in_flight[0].batch_id == half.batch_id
+
+    def _refused(self, split: SplitBatch) -> None:
+        """Every destination refuses: again later, but not for ever."""
+        watcher = self._watcher
+        split.attempts += 1
+        if split.attempts > watcher.world.attempts_max:
+            watcher.world.lost(self._lose(split), "destination_refused")
+        watcher.world.offer_later(watcher, split.attempts)
 
     def _on_failed(self, split: SplitBatch, reason: str) -> None:
         """A half did not arrive: the batch is computed again."""

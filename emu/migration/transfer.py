@@ -58,6 +58,8 @@ class SplitBatch(msgspec.Struct, eq=False):
     """Those that go on after their first token; None = not computed yet."""
     is_first_done: bool = False
     is_second_done: bool = False
+    attempts: int = 0
+    """How often all destinations refused it."""
     is_dropped: bool = False
     """Nobody goes on, or a part of its KV is lost."""
 

@@ -68,6 +68,10 @@ class MigrationWorld(Protocol):
         """A fault makes this destination refuse what it has room for."""
         ...
 
+    def offer_later(self, watcher: Watcher, attempts: int) -> None:
+        """Poke the watcher after a pause that doubles with each attempt."""
+        ...
+
     def lost(self, requests: Sequence[Request], reason: str) -> None:
         """The KV of these requests is gone: they start again elsewhere, or fail."""
         ...
@@ -98,6 +102,8 @@ class Watcher:
         self.partials = Partials(self)
         self.block_size = block_size
         self.kv_bytes_per_token = kv_bytes_per_token
+        self.was_refused = False
+        """The last search found only destinations that a fault makes refuse."""
         self.avoided: dict[int, int] = {}
         """Destinations to which a transfer has failed, and how often: the last to be tried."""
         self._policy = policy
@@ -167,6 +173,18 @@ class Watcher:
     def _account_gone(self, requests: list[Request]) -> None:
         self.world.tokens_in_migration -= sum(r.prompt_tokens for r in requests)
 
+    def describe(self) -> str:
+        """One line for a story."""
+        waiting = "; ".join(
+            ",".join(str(r.request_id) for r in batch.requests) for batch in self.queue
+        )
+        flying = ""
+        if self.in_flight is not None:
+            batch, destination, _ = self.in_flight
+            flying = f", {len(batch.requests)} requests on their way to {destination.name}"
+        halves = f", halves of batches {[s.batch_id for s in self.partials.own()]}"
+        return f"{self.name}: waiting [{waiting}]{flying}{halves if self.partials.own() else ''}"
+
     # --- the actor ----------------------------------------------------------------------------
     async def run(self) -> None:
         """Look for a destination again whenever something changes that a stuck batch needs."""
@@ -180,10 +198,19 @@ class Watcher:
             self.partials.pump()
         if not self.queue or self.in_flight is not None:
             return
-        destination = self.choose(self.queue[0].requests)
+        batch = self.queue[0]
+        destination = self.choose(batch.requests)
         self.note_search(destination is not None)
         if destination is not None:
             self._start(self.queue.popleft(), destination)
+        elif self.was_refused:
+            batch.attempts += 1
+            if batch.attempts > self.world.attempts_max:
+                self.queue.popleft()
+                self.source.release(batch.requests)
+                self._forget(batch)
+                self.world.lost(batch.requests, "destination_refused")
+            self.world.offer_later(self, batch.attempts)
 
     def note_search(self, is_found: bool) -> None:
         """Remember whether there was a destination; without one, wait for a change."""
@@ -199,6 +226,7 @@ class Watcher:
             for replica in candidates:
                 replica.settle()
             candidates.sort(key=lambda r: r.scheduler.blocks_used)
+        self.was_refused = False
         if self.avoided:
             candidates.sort(key=lambda r: self.avoided.get(r.replica_id, 0))
         for replica in candidates:
@@ -206,6 +234,7 @@ class Watcher:
                 if replica.reserve(requests):
                     if not self.world.refuses(self.source, replica):
                         return replica
+                    self.was_refused = True
                     replica.unreserve(requests)
                 replica.lock.release(self.name)
         return None

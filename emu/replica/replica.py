@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from emu.actor import RANK_REPLICA
 from emu.batching.base import Batch, Progress, Scheduler
 from emu.batching.stages import Pipeline, StageSpan, bubble_ns, discount_bubbles
-from emu.latency.base import BatchShape, LatencyBackend
+from emu.latency.base import BatchShape, LatencyBackend, next_decode_shape
 from emu.migration.transfer import SplitBatch
 from emu.network.carrier import Carried
 from emu.network.placement import Grid
@@ -104,6 +104,8 @@ class Replica:
         """Migrated batches, KV complete, that wait to join the running set."""
         self.cancels: list[tuple[Request, Status, str]] = []
         self.stops: list[tuple[Request, Callable[[], None]]] = []
+        self.inbound_live = 0
+        """Live migrations on their way here, with blocks reserved."""
         self.jobs: list[Callable[[], None]] = []
         """What else is to be done after the iteration in flight (faults)."""
         self.unfinished_migrations = 0
@@ -130,6 +132,16 @@ class Replica:
         self._obstacles = 0
         """Things that the batch formed last still waits for."""
         self._recalls: list[Carried] = []
+        self.tokens_run = 0
+        """Tokens whose KV iterations have computed."""
+        self.decodes_run = 0
+        self.decode_context_run = 0
+        """Plain decodes that iterations have run, and the sum of their contexts."""
+        self.expert_tokens: NDArray[np.int64] | None = None
+        """Tokens that each expert has computed in a layer; None where loads are even."""
+        self._rests: dict[int, int] = {}
+        """Rests after an iteration: how many lasted so long, in ns."""
+        self._rest_since_ns = -1
         self.wave: WaveGroup | None = None
         self.wave_wait_ns = 0
         """What the batch in flight waits for other members of the group inside its layers."""
@@ -312,6 +324,7 @@ class Replica:
             self._batch is None
             and not self.has_batches_in_flight
             and not self.arrived
+            and not self.inbound_live
             and scheduler.running_count == 0
             and scheduler.waiting_count == 0
         )
@@ -363,8 +376,14 @@ class Replica:
         if batch is None:
             wave = self.wave
             if wave is None or not wave.wants(self) or len(self._on_stages) >= self.stages:
+                if self._rest_since_ns < 0 and self.iterations and not self._on_stages:
+                    self._rest_since_ns = self.kernel.now_ns
                 return False
             batch = wave.dummy(self.kernel.now_ns)
+        if self._rest_since_ns >= 0:
+            rest_ns = self.kernel.now_ns - self._rest_since_ns
+            self._rests[rest_ns] = self._rests.get(rest_ns, 0) + 1
+            self._rest_since_ns = -1
         if self.first_uses:
             batch.max_steps = 1
         if self.stages == 1:
@@ -374,6 +393,13 @@ class Replica:
         else:
             self._launch_on_stages(batch)
         return True
+
+    def standby_time_ns(self, limit_ns: int, end_ns: int) -> int:
+        """Time up to `end_ns` in which nothing ran, each rest counted up to the limit."""
+        total = sum(min(rest, limit_ns) * count for rest, count in self._rests.items())
+        if self._rest_since_ns >= 0:
+            total += min(end_ns - self._rest_since_ns, limit_ns)
+        return total
 
     # --- what a batch waits for ---------------------------------------------------------------
     def _meets_obstacles(self, batch: Batch) -> bool:
@@ -562,6 +588,7 @@ class Replica:
         self.busy_ns += now_ns - start_ns
         if batch.batch_id == DUMMY_ID:
             return
+        self._count(batch.shape, steps)
         history = world.history
         is_told = world.streams or history is not None
         receivers = list(self.scheduler.token_receivers(batch)) if is_told else []
@@ -585,12 +612,27 @@ class Replica:
         if self.signals is not None:
             self._note_signal()
 
+    def _count(self, shape: BatchShape, steps: int) -> None:
+        """Tokens of `steps` iterations, the first of this shape."""
+        count = shape.decode_count
+        if count:
+            self.decodes_run += count * steps
+            grown = count * (steps * (steps - 1) // 2)
+            self.decode_context_run += shape.decode_context_sum * steps + grown
+        self.tokens_run += count * steps + sum(shape.prefill_new)
+        if self.expert_tokens is not None:
+            for step in range(steps):
+                its_shape = next_decode_shape(shape, step) if step else shape
+                routing = self.latency.expert_loads(its_shape)  # type: ignore[attr-defined]
+                self.expert_tokens += np.array(routing.expert_tokens, dtype=np.int64)
+
     def end_leap_part(self, batch: Batch, ends: NDArray[np.int64]) -> None:
         """The first iterations of a leap have ended, and the one in flight is a batch of its own.
 
         For a crash or a pause in the middle of a leap (`emu/replica/life.py`).
         """
         world, start_ns, steps = self.world, self._start_ns, len(ends)
+        shape = batch.shape  # the batch is given the next one
         end_ns = start_ns + int(ends[-1])
         history = world.history
         is_told = world.streams or history is not None
@@ -600,6 +642,7 @@ class Replica:
         progress = self.scheduler.split(batch, steps, end_ns, _longest(ends, self._is_monotone))
         self.iterations += steps
         self.busy_ns += end_ns - start_ns
+        self._count(shape, steps)
         self.decode_tokens += progress.decode_tokens
         world.gaps.add_run(ends, progress.cohort_size, start_ns)
         if receivers:
