@@ -20,9 +20,9 @@ from emu.batching.registry import make_scheduler
 from emu.catalogue import sizes
 from emu.commands import Commander, check_commands
 from emu.config.schema import FaultTable
+from emu.energy import energy_j
 from emu.faults.injector import Injector
 from emu.faults.recovery import Recovery
-from emu.energy import energy_j
 from emu.gateway import Gateway, Source
 from emu.kvtiers import TierBook
 from emu.latency.base import LatencyBackend

@@ -27,6 +27,7 @@ from emu.errors import EmuError, InputError, InvariantViolation, RunError
 from emu.plan import Plan, facts, make_plan
 from emu.recording import Recorder
 from emu.report.atomic import RunDirectory, write_text
+from emu.report.experts import write_experts
 from emu.report.gapfile import write_gaps
 from emu.report.summary import Summary, build_summary, write_summary
 from emu.units import NS_PER_S
@@ -146,6 +147,7 @@ def execute(
         )
         gaps = recorder.gaps.finish()
         write_gaps(directory.staging / "itl.json", gaps)
+        write_experts(directory.staging / "experts.csv", cluster.expert_loads())
         summary = build_summary(stats, gaps, run_facts, config.slo)
         write_summary(directory.staging / "summary.json", summary)
         text = host_facts(config, source, outcome, wall, cpu)

@@ -22,6 +22,7 @@ FLOORS = {
         "gateway",
         "plan",
         "kvtiers",
+        "energy",
         "recording",
         "scaling",
         "tracing",

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emu.latency.base import COMPONENTS, BatchShape, LatencyBackend, stepped_decode_run
+from emu.latency.moe_gate import Routing
 from emu.latency.pim import PimAttention
 from emu.latency.placement import RowTime, WeightLoads
 
@@ -61,6 +62,11 @@ class OffloadedBackend:
         parts["attention_decode"] += self._attention_change_ns(shape)
         parts["memory"] += self.iteration_ns(shape) - sum(parts.values())
         return parts
+
+    def expert_loads(self, shape: BatchShape) -> Routing | None:
+        """As the backend's."""
+        found: Routing | None = self.inner.expert_loads(shape)  # type: ignore[attr-defined]
+        return found
 
     def _attention_change_ns(self, shape: BatchShape) -> int:
         if self.pim is None or not shape.decode_count:

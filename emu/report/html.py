@@ -51,6 +51,7 @@ def report_html(run: RunData) -> str:
     """The page as text."""
     charts = run_charts(run)
     main = [_header(run), _tiles(run.summary), _latency_table(run.summary)]
+    main.append(_energy_table(run.summary))
     for section, title in _SECTIONS.items():
         mine = [chart for chart in charts if chart.section == section]
         if mine:
@@ -200,6 +201,24 @@ def _latency_table(summary: Summary) -> str:
         for metric, name in _METRIC_NAMES.items()
     )
     return html_table("Latency of completed requests, ms", f"<th></th>{head}", rows)
+
+
+def _energy_table(summary: Summary) -> str:
+    if summary.energy_j is None:
+        return ""
+    total = sum(summary.energy_j.values())
+    seconds = summary.simulated_s
+    parts = {**summary.energy_j, "total": total}
+    rows = "".join(
+        f'<tr><th scope="row">{html.escape(part)}</th><td>{number(joule / 1e3)}</td>'
+        f"<td>{number(joule / seconds if seconds else 0.0)}</td>"
+        f"<td>{joule / total if total else 0:.1%}</td></tr>"
+        for part, joule in parts.items()
+    )
+    head = "<th></th>" + "".join(
+        f'<th scope="col">{name}</th>' for name in ("kJ", "mean W", "share")
+    )
+    return html_table("Energy by part of the machines", head, rows)
 
 
 def html_table(caption: str, head: str, rows: str) -> str:

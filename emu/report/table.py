@@ -116,7 +116,9 @@ def _figures(summary: Summary) -> list[tuple[str, str, str]]:
         if moved:
             rows.append((f"Moved ({kind})", f"{moved / 1e9:,.2f} GB", ""))
     if summary.energy_j is not None:
-        rows.append(("Energy", f"{number(sum(summary.energy_j.values()) / 1e3)} kJ", ""))
+        shares = ", ".join(f"{part} {number(j / 1e3)}" for part, j in summary.energy_j.items())
+        total = number(sum(summary.energy_j.values()) / 1e3)
+        rows.append(("Energy", f"{total} kJ ({shares})", ""))
     for name, counts in (("Skipped", summary.rows_skipped), ("Clipped", summary.rows_clipped)):
         if counts:
             parts = [f"{count} {reason}" for reason, count in counts.items()]

@@ -1,0 +1,123 @@
+"""Energy by part, against a run worked out by hand and the published one; expert loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload
+from tests.cluster.test_published_examples import run_example
+from tests.shared_data import needs_shared
+
+POWER = {
+    "base_node_w": 60,
+    "gpu_idle_w": 35,
+    "gpu_standby_w": 300,
+    "gpu_active_w": 600,
+    "gpu_standby_s": 0.5,
+    "cpu_idle_w": 10,
+    "cpu_active_w": 200,
+    "cpu_utilization": 0.15,
+    "dram_idle_w_per_dimm": 2,
+    "dram_dimm_gib": 32,
+    "dram_pj_per_bit": 6,
+    "link_idle_w": 5,
+    "links": 1,
+    "link_pj_per_bit": 4,
+    "nic_idle_w": 20,
+    "nics": 1,
+    "storage_idle_w": 5,
+    "storage_devices": 2,
+}
+
+
+def cluster(path: Path, rows: list[dict[str, Any]], **tables: Any) -> dict[str, Any]:
+    return {
+        "nodes": [{"gpus": 2, "host_memory_gib": 512}],
+        "latency": LINEAR,
+        "power": POWER,
+        "workload": {"path": workload(path, rows)},
+        **tables,
+    }
+
+
+def ask(at_s: float, prompt: int, output: int) -> dict[str, Any]:
+    return {"input_toks": prompt, "output_toks": output, "arrival_time_ns": round(at_s * 1e9)}
+
+
+@pytest.mark.parametrize("leap", [True, False])
+def test_energy_by_hand(tmp_path: Path, leap: bool) -> None:
+    """One of two GPUs runs 15 ms at 1 s (100 tokens, then one) and 15 ms at 3 s."""
+    tables = cluster(
+        tmp_path / "w.jsonl",
+        [ask(1, 100, 2), ask(3, 100, 2)],
+        scheduler={"leap": leap},
+        replicas=[{"count": 1, "gpus": [0]}],
+    )
+    run_config(tmp_path / "run", **tables)
+    busy_s = 2 * (0.010 + 0.005 + 0.000050 + 0.0001)
+    end_s = 3 + busy_s / 2
+    found = summary_of(tmp_path / "run")["energy_j"]
+    assert found == pytest.approx(
+        {
+            "base": 60 * end_s,
+            # Two idle GPUs; one is active, and once on standby for half a second.
+            "gpu": 2 * 35 * end_s + 565 * busy_s + 265 * 0.5,
+            "cpu": (10 + 190 * 0.15) * end_s + 190 * 0.55 * busy_s,
+            "memory": 16 * 2 * end_s,
+            "link": 5 * end_s,
+            "nic": 20 * end_s,
+            "storage": 10 * end_s,
+        },
+        abs=1e-5,
+    )
+
+
+def test_exchanges_and_loads_cost_energy(tmp_path: Path) -> None:
+    """103 tokens over two ranks of Llama-3.1-8B: 64 all-reduces of 2 x 1/2 x 8,192 B each."""
+    rows = [ask(0, 100, 4)]
+    replicas = [
+        {
+            "tensor_parallel": 2,
+            "placement": {"tensors": {"o_proj": "cpu"}},
+        }
+    ]
+    tables = cluster(tmp_path / "w.jsonl", rows, replicas=replicas)
+    run_config(tmp_path / "run", **tables)
+    end_s = int(rows_of(tmp_path / "run")[0]["last_token_ns"]) / 1e9
+    found = summary_of(tmp_path / "run")["energy_j"]
+    assert found["link"] == pytest.approx(5 * end_s + 103 * 64 * 8192 * 8 * 4e-12, abs=1e-5)
+    loaded = 4 * 32 * 4096 * 4096 * 2  # four iterations
+    assert found["memory"] == pytest.approx(32 * end_s + loaded * 8 * 6e-12, abs=1e-5)
+
+
+@needs_shared
+def test_published_run(tmp_path: Path) -> None:
+    run_example(tmp_path, "single_node_power_instance")
+    found = summary_of(tmp_path / "run")["energy_j"]
+    assert {part: round(joule, 2) for part, joule in found.items()} == {
+        "base": 99.84,
+        "gpu": 971.88,
+        "cpu": 233.05,
+        "memory": 53.25,
+        "link": 8.32,
+        "nic": 33.28,
+        "storage": 16.64,
+    }
+    assert sum(found.values()) == pytest.approx(1420, rel=0.005)
+
+
+@needs_shared
+@pytest.mark.parametrize("gate", ["balanced", "round_robin", "random", "skewed"])
+def test_loads_of_experts_are_written(tmp_path: Path, gate: str) -> None:
+    run_example(tmp_path, "single_node_moe_single_instance", f'latency.expert_routing="{gate}"')
+    if gate == "balanced":
+        assert not (tmp_path / "run" / "experts.csv").exists()
+        return
+    rows = rows_of(tmp_path / "run", "experts.csv")
+    assert len(rows) == 128
+    # 120 prompt tokens, 591 output tokens of which 10 came with the prompts; 8 experts each.
+    assert sum(int(row["tokens"]) for row in rows) == 8 * (120 + 591 - 10)
+    assert sum(float(row["share"]) for row in rows) == pytest.approx(1, abs=1e-4)
