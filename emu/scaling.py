@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from emu.autoscale.demand import Rates
+from emu.autoscale.launch import ScalerWorld
 from emu.autoscale.loads import Weights
-from emu.autoscale.scaler import Scaler, ScalerWorld
+from emu.autoscale.scaler import Scaler
 from emu.autoscale.snapshot import Site
 from emu.batching.relay import can_relay
 from emu.catalogue import sizes

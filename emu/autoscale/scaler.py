@@ -11,11 +11,11 @@ Each plan is recorded with the numbers behind it (marks.csv, trace).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
-from emu.actor import RANK_CONTROL, Kernel
+from emu.actor import RANK_CONTROL
 from emu.autoscale.actions import (
     Action,
     Expire,
@@ -25,24 +25,21 @@ from emu.autoscale.actions import (
     Mutate,
     Reuse,
     Revive,
-    Role,
     Shut,
-    Target,
 )
 from emu.autoscale.blitz_plan import blitz_plan
 from emu.autoscale.demand import Demand, Rates
-from emu.autoscale.hostcache import HostCache
-from emu.autoscale.loads import ActiveLoad, Loader, LoadWorld, Weights
+from emu.autoscale.launch import Launches, ScalerWorld
+from emu.autoscale.loads import Weights
 from emu.autoscale.planner import make_planner
 from emu.autoscale.serverless_plan import colocated_plan, serverless_plan
 from emu.autoscale.snapshot import ReplicaView, Site, Snapshot
 from emu.config.schema import AutoscaleTable
 from emu.errors import InputError
-from emu.network.carrier import Carrier
 from emu.network.topology import Topology
 from emu.replica.replica import Replica
-from emu.replica.states import LOADING, Marker, ReplicaState
-from emu.units import ceil_div, ms_to_ns, s_to_ns
+from emu.replica.states import Marker, ReplicaState
+from emu.units import ceil_div, ms_to_ns
 
 S = ReplicaState
 FAITHFUL: Final = (
@@ -63,53 +60,11 @@ _REVIVE: Final = {
     S.SHUTTING_DECODE: S.AUS_DECODE,
     S.SHUTTING_COLOCATED: S.COLOCATED,
 }
-_LOADING_STATE: Final = {
-    "prefill": S.LOADING_PREFILL,
-    "decode": S.LOADING_DECODE,
-    "new_prefill": S.NEW_PREFILL,
-    "colocated": S.LOADING_COLOCATED,
-}
-_MARKERS: Final = {
-    "nvlink": Marker.NVL_CASTING,
-    "p2p": Marker.RDMA_LOADING,
-    "chain": Marker.RDMA_CASTING,
-    "tanz": Marker.TANZ_CASTING,
-}
 _NEW: Final = (S.NEW_PREFILL, S.REFRACTORY_PREFILL)
 
 
-class ScalerWorld(Protocol):
-    """The cluster, as the control loop sees it."""
-
-    kernel: Kernel
-    scarce_decode: bool
-    tokens_in_migration: int
-
-    @property
-    def replicas(self) -> Sequence[Replica]:
-        """All of them, by id."""
-        ...
-
-    @property
-    def network(self) -> Carrier:
-        """The links."""
-        ...
-
-    def waiting(self) -> tuple[int, int, int]:
-        """(requests, prompt tokens) that no replica has begun, and requests in the system."""
-        ...
-
-    def note(self, kind: str, target: str, text: str) -> None:
-        """Write a line into the run's timeline."""
-        ...
-
-    def give_up(self, replica: Replica) -> None:
-        """A replica whose load failed holds requests: they go elsewhere."""
-        ...
-
-
-class Scaler:
-    """The actor, and the owner of markers, loads and the host cache."""
+class Scaler(Launches):
+    """The actor: looks, asks the planner, plans, acts."""
 
     def __init__(
         self,
@@ -128,24 +83,21 @@ class Scaler:
             if name not in FAITHFUL:
                 problem = f"unknown name {name!r}; there are {', '.join(FAITHFUL)}"
                 raise InputError("config", None, "autoscale.faithful", problem)
-        self.table = table
+        super().__init__(
+            world,
+            table,
+            sites=sites,
+            weights=weights,
+            topology=topology,
+            load_deadline_s=load_deadline_s,
+        )
         self.rates = rates
         self.planner = make_planner(table, rates)
         self.changed = world.kernel.event("a change that the planner reads")
         self.ticks = 0
-        self.scale_ups = 0
         self.scale_downs = 0
-        self.rdma: dict[int, Marker] = {}
-        self.nvl: dict[int, Marker] = {}
-        copy_bytes = sum(weights[0].segments) * weights[0].grid.tensor_parallel if weights else 0
-        self.cache = HostCache(table, [site.machine for site in sites], copy_bytes)
-        self._world = world
-        self._sites = sites
         self._block_tokens = block_tokens
         self._tick_ns = ms_to_ns(table.tick_ms)
-        self._deadline_ns = s_to_ns(load_deadline_s)
-        self.stale: list[Callable[[int], bool]] = []
-        """Faults: whether the copy in a machine's memory turns out not to be there."""
         self._frozen: Snapshot | None = None
         self._down_until_ns = 0
         self._inactive = [
@@ -160,18 +112,6 @@ class Scaler:
         self._shut_ns: dict[int, int] = {}
         self._last_role: dict[int, str] = {}
         self._acted = False
-        self._sending: list[tuple[ActiveLoad, dict[int, Marker], tuple[int, ...]]] = []
-        self._awaited: list[tuple[ActiveLoad, list[int]]] = []
-        """Loads that a blocking planner waits for, with the targets that are not through."""
-        self.loader = Loader(
-            LoadWorld(
-                world.kernel, world.network, topology, weights, self._on_segments, self._on_loaded
-            ),
-            load_delay_ms=table.load_delay_ms,
-        )
-        for replica in world.replicas:
-            if replica.model_loaded:
-                self.cache.loaded(replica.machine, replica.replica_id, 0)
 
     @property
     def is_active(self) -> bool:
@@ -365,56 +305,7 @@ class Scaler:
     def _move(self, replica: Replica, expected: S, to: S, cause: str) -> bool:
         return replica.try_move(expected, to, writer="planner", cause=cause)
 
-    # --- loads ------------------------------------------------------------------------------------
-    def _load(self, load: Load) -> None:
-        world = self._world
-        if load.method == "host" and self.stale:
-            machine = self._sites[load.targets[0].replica].machine
-            if any(is_gone(machine) for is_gone in self.stale):
-                load = msgspec.structs.replace(load, method="disk")
-        for target in load.targets:
-            replica = world.replicas[target.replica]
-            replica.segments_ready = 0
-            to = _LOADING_STATE[target.role]
-            self._move(replica, S.INACTIVE, to, f"weights come by {load.method}")
-            self.scale_ups += 1
-        self._mark(load)
-        cold_ns = s_to_ns(self.table.cold_start_s) if load.method in _LOCAL else 0
-        active = self.loader.start(load, after_ns=cold_ns)
-        self._sending.append((active, {}, load.sources))
-        if load.method == "tanz" or (load.method == "chain" and load.is_live):
-            self._awaited.append((active, [target.replica for target in load.targets]))
-        if self._deadline_ns:
-            world.kernel.call_at(
-                world.kernel.now_ns + self._deadline_ns,
-                RANK_CONTROL,
-                lambda: self._abort(active, "load deadline") if active.open_targets else None,
-            )
-
-    def _mark(self, load: Load) -> None:
-        marker = _MARKERS.get(load.method)
-        if marker is None:
-            return
-        is_nvlink = load.method == "nvlink"
-        books = self.nvl if is_nvlink else self.rdma
-        for source in load.sources:
-            assert source not in books, f"replica {source} sends twice"
-            books[source] = Marker.NVLINK_SENDING if is_nvlink else Marker.RDMA_SENDING
-        for target in load.targets:
-            assert target.replica not in self.rdma, f"replica {target.replica} loads twice"
-            assert target.replica not in self.nvl, f"replica {target.replica} loads twice"
-            books[target.replica] = marker
-            if load.method == "tanz":
-                self.nvl[target.replica] = marker
-
-    def restore(self, replica: Replica, role: Role, *, from_disk: bool) -> None:
-        """Weights of a replica that is back after a crash, where no planner brings them."""
-        self._load(Load("disk" if from_disk else "host", (Target(replica.replica_id, role),)))
-
     # --- faults -----------------------------------------------------------------------------------
-    def sending(self) -> list[int]:
-        """Replicas from which weights are being copied."""
-        return [source for active, _, sources in self._sending for source in sources]
 
     def lose_cache(self, machine: int) -> None:
         """The machine's memory has lost the weights; loads from there begin again from disk."""
@@ -454,70 +345,6 @@ class Scaler:
             self._take_up(active)
         kernel.call_at(until_ns, RANK_CONTROL, self.changed.notify)
 
-    def _take_up(self, active: ActiveLoad) -> None:
-        """Books of a load that is under way."""
-        load = active.load
-        self._mark(load)
-        for target in load.targets:
-            if target.replica not in active.open_targets:
-                self._unmark(target.replica)
-        self._sending.append((active, {}, load.sources))
-        if load.method == "tanz" or (load.method == "chain" and load.is_live):
-            self._awaited.append((active, list(active.open_targets)))
-
-    def load_by_hand(self, replica: Replica) -> None:
-        """A manual `to_new_prefill`: the weights come from the machine's memory, layer by layer."""
-        replica.segments_ready = 0
-        self.loader.start(Load("host", (Target(replica.replica_id, "new_prefill"),)))
-
-    def _on_segments(self, replica_id: int, segments: int) -> None:
-        replica = self._world.replicas[replica_id]
-        replica.segments_ready = segments
-        if replica.state is S.NEW_PREFILL:
-            replica.inbox.poke()
-
-    def _on_loaded(self, active: ActiveLoad, target: Target) -> None:
-        """All weights are there."""
-        world = self._world
-        replica = world.replicas[target.replica]
-        state = replica.state
-        if state not in LOADING and state is not S.NEW_PREFILL:
-            return  # crashed meanwhile
-        replica.model_loaded = True
-        now_ns = world.kernel.now_ns
-        self.cache.loaded(replica.machine, replica.replica_id, now_ns)
-        took_s = (now_ns - active.started_ns) / 1e9
-        world.note(
-            "loaded", f"replica {replica.replica_id}", f"{active.load.method} in {took_s:.3f} s"
-        )
-        if not active.open_targets:
-            self._end_of_sending(active)
-        if state is S.NEW_PREFILL:
-            replica.inbox.poke()
-            return
-        self._unmark(replica.replica_id)
-        to = _READY[target.role]
-        if target.role == "decode" and self.table.executor == "serverless":
-            to = S.MUTATING_TO_DECODE
-        replica.move(to, writer="transfer", cause="weights complete")
-
-    def _end_of_sending(self, active: ActiveLoad) -> None:
-        for entry in list(self._sending):
-            if entry[0] is active:
-                self._sending.remove(entry)
-                books = self.nvl if active.load.method == "nvlink" else self.rdma
-                for source in entry[2]:
-                    books.pop(source, None)
-
-    def _unmark(self, replica_id: int) -> None:
-        self.rdma.pop(replica_id, None)
-        self.nvl.pop(replica_id, None)
-        for entry in list(self._awaited):
-            if replica_id in entry[1]:
-                entry[1].remove(replica_id)
-            if not entry[1]:
-                self._awaited.remove(entry)
-
     # --- told by the cluster -------------------------------------------------------------------
     def on_moved(self, replica: Replica, before: ReplicaState) -> None:
         """A replica changed its state."""
@@ -543,26 +370,7 @@ class Scaler:
     def _is_by_hand(self, replica: Replica) -> bool:
         return "by command" in replica.story[-1]
 
-    def _abort(self, active: ActiveLoad, cause: str) -> None:
-        """Give a load up: its targets are inactive again, what they held goes elsewhere."""
-        open_targets = list(active.open_targets)
-        self.loader.cancel(active)
-        self._end_of_sending(active)
-        for replica_id in open_targets:
-            replica = self._world.replicas[replica_id]
-            self._unmark(replica_id)
-            if replica.state in LOADING or replica.state is S.NEW_PREFILL:
-                if replica.state is S.NEW_PREFILL:
-                    self._world.give_up(replica)
-                replica.move(S.INACTIVE, writer="transfer", cause=f"load given up: {cause}")
 
-
-_LOCAL: Final = ("host", "disk", "delay")
-_READY: Final = {
-    "prefill": S.PREFILL,
-    "decode": S.AUS_DECODE,
-    "colocated": S.COLOCATED,
-}
 _PERFORM: Final[dict[type, Callable[..., None]]] = {
     Revive: Scaler._revive,
     Reuse: Scaler._reuse,
