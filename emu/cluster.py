@@ -180,10 +180,9 @@ class Cluster:
             machine=plan.machine,
             stages=plan.pipeline_parallel,
         )
-        experts = plan.model.experts
-        if experts is not None and plan.latency.backend == "profile":
-            if plan.latency.expert_routing != "balanced":
-                replica.expert_tokens = np.zeros(experts.count, dtype=np.int64)
+        experts, gate = plan.model.experts, plan.latency.expert_routing
+        if experts is not None and plan.latency.backend == "profile" and gate != "balanced":
+            replica.expert_tokens = np.zeros(experts.count, dtype=np.int64)
         pool = getattr(scheduler, "block_pool", None)
         if pool is not None and pool.tiers:
             replica.tier_traffic = TierTraffic(self.network, plan.gpus, self.tiers.kinds, pool)
