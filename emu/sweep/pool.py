@@ -147,6 +147,9 @@ def work(end: Connection) -> None:
     try:
         while True:
             task = end.recv()
+            # An exit, not a death: what the run has in temporary files is removed. (A run takes
+            # the signal over, and gives it back as the system's default.)
+            signal.signal(signal.SIGTERM, _exit)
             try:
                 answer: PointResult | EmuError = run_point(task)
             except EmuError as error:
@@ -156,6 +159,10 @@ def work(end: Connection) -> None:
         return
     except KeyboardInterrupt:  # the parent was interrupted too, and tells the user
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _exit(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def missing(package: str, extra: str, what: str) -> InputError:

@@ -197,7 +197,7 @@ def test_a_point_gives_what_a_run_gives(tmp_path: Path) -> None:
     assert figures["gpu_seconds.total"] == summary["gpu_seconds"]["total"]
 
 
-def test_a_worker_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_dies_is_told() -> None:
     with LocalPool(1) as pool:
         pool._start()
         pool._processes[0].kill()
