@@ -262,12 +262,14 @@ class Cluster:
     def terminal(self, request: Request, status: Status, reason: str = "") -> None:
         """A request's one terminal event."""
         if self.live is not None and self.live.moving:
-            self.live.on_terminal(request)
+            self.live.forget(request)
         self.gateway.terminal(request, status, reason)
 
     def requeue(self, requests: list[Request]) -> None:
         """Waiting requests whose replica will not serve them are routed again."""
         for request in requests:
+            if self.live is not None:
+                self.live.forget(request)
             self.recorder.rerouted(request, self.kernel.now_ns)
             self.gateway.route(request)
 
@@ -427,7 +429,7 @@ class Cluster:
             lines.append(
                 f"{replica.name}: {replica.state.value}, {scheduler.waiting_count} waiting, "
                 f"{scheduler.running_count} running, {scheduler.blocks_used}/"
-                f"{scheduler.blocks_total} blocks"
+                f"{scheduler.blocks_total} blocks, lock held by {replica.lock.holder or 'nobody'}"
             )
             lines += [f"  {line}" for line in replica.story[-5:]]
         for watcher in self.watchers.values():

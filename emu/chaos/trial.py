@@ -172,7 +172,7 @@ def _judge_end(cluster: Cluster, outcome: Outcome, verdict: Verdict) -> None:
         verdict.problems.append(
             f"{'' if isinstance(error, EmuError) else 'untyped '}{kind}: {head}"
         )
-        verdict.story += rest
+        verdict.story += rest or cluster._story()
         if not isinstance(error, EmuError):
             verdict.story += [
                 part

@@ -246,7 +246,7 @@ def _recovery(rng: Rng, tables: Tables, kind: str) -> bool:
         "progress_deadline_ms": float(_pick(rng, (50.0, 500.0))),
         "replace": heals or _chance(rng, 0.6),
         "restart_s": float(_pick(rng, (0.0, 0.1, 1.0))),
-        "load_deadline_s": float(_pick(rng, (1.0, 10.0))),
+        "load_deadline_s": float(_pick(rng, (20.0, 60.0))),
         "drain_grace_s": float(_pick(rng, (0.0, 0.0, 0.05))),
         "client_retries": int(_pick(rng, (0, 0, 2))),
         "client_backoff_ms": 50.0,

@@ -116,6 +116,8 @@ class Recovery:
         for request in requests:
             if request.status.is_terminal:
                 continue
+            if self.cluster.live is not None:
+                self.cluster.live.forget(request)
             has_begun = request.first_scheduled_ns >= 0
             self.requests_lost += has_begun
             self.cluster.recorder.lost(request, reason, self.cluster.kernel.now_ns)

@@ -45,6 +45,10 @@ class LiveWorld(Protocol):
         """The links."""
         ...
 
+    def on_capacity(self, replica: Replica) -> None:
+        """Blocks of a replica have become free."""
+        ...
+
     def on_live_migration(
         self, request: Request, source: Replica, destination: Replica, started_ns: int, stop_ns: int
     ) -> None:
@@ -144,16 +148,22 @@ class LiveMigrator:
         reserved = destination.reserve([request])
         is_done = False
         if reserved:
-            destination.inbound_live += 1
+            source.live_moves += 1
+            destination.live_moves += 1
             self._destinations[source.replica_id] = lives
             copied = await self._copy_rounds(request, lives)
             if copied >= 0:
                 is_done = await self._stop_and_move(request, lives, copied, started_ns)
-            if not is_done and lives.has_destination():
+            if not is_done and lives.has_destination() and not lives.is_forgotten:
                 destination.unreserve([request])
-            if lives.has_destination():
-                destination.inbound_live -= 1
-                destination.inbox.poke()
+            for replica, is_alive in (
+                (source, lives.has_source()),
+                (destination, lives.has_destination()),
+            ):
+                if is_alive:
+                    replica.live_moves -= 1
+                    replica.inbox.poke()
+                    self._world.on_capacity(replica)
             if self._destinations.get(source.replica_id) is lives:
                 del self._destinations[source.replica_id]
         if self.moving.get(source.replica_id) is request:
@@ -187,6 +197,8 @@ class LiveMigrator:
         stopped = Event(kernel, f"the stop of request {request.request_id}")
         source.stop(request, stopped.set)
         await stopped.wait()
+        if lives.is_forgotten:
+            return False
         if not (request.status is Status.MIGRATING and lives.has_source()):
             return False  # ended, was preempted, cancelled or lost before it could stop
         stop_began_ns = kernel.now_ns
@@ -201,8 +213,8 @@ class LiveMigrator:
             source.resume(request)
             return False
         has_moved = await self._transfer(lives, self._bytes(copied, request.reached_tokens))
-        if not lives.has_source():
-            return False  # lost with it
+        if not lives.has_source() or lives.is_forgotten:
+            return False  # lost with it, or ended
         if not has_moved and not request.status.is_terminal:
             source.resume(request)
             return False
@@ -253,12 +265,13 @@ class LiveMigrator:
             del self._under_way[source.replica_id]
         return bool(arrived) and lives.has_source() and lives.has_destination()
 
-    def on_terminal(self, request: Request) -> None:
-        """A request has ended: if it was on its way, its blocks at the destination are free."""
+    def forget(self, request: Request) -> None:
+        """A request has ended, or starts anew elsewhere: it does not move any more."""
         for source_id, moving in self.moving.items():
             lives = self._destinations.get(source_id)
-            if moving is not request or lives is None:
+            if moving is not request or lives is None or lives.is_forgotten:
                 continue
+            lives.is_forgotten = True
             if lives.has_destination():
                 lives.destination.unreserve([request])
             if request.status is Status.MIGRATING and lives.has_source():
@@ -286,6 +299,8 @@ class _Lives:
     def __init__(self, source: Replica, destination: Replica) -> None:
         self.source = source
         self.destination = destination
+        self.is_forgotten = False
+        """The request has ended or gone elsewhere."""
         self._source_life = source.incarnation
         self._destination_life = destination.incarnation
 

@@ -217,7 +217,6 @@ class Carrier:
     def _look(self) -> None:
         """Give up what has stood still for the timeout; look again while something may."""
         now_ns = self.kernel.now_ns
-        is_any = False
         for carried in self.table.tags():
             if carried.on_failed is None or carried.is_over:
                 continue
@@ -228,9 +227,10 @@ class Carrier:
                 carried.progress = (delivered, now_ns)
             if now_ns - carried.progress[1] >= self.timeout_ns:
                 self.fail(carried, "transfer_timeout")
-            else:
-                is_any = True
-        self._is_watching = is_any and bool(self.cuts)
+        # What failed may have been started again meanwhile: look at the table anew.
+        self._is_watching = bool(self.cuts) and any(
+            carried.on_failed is not None and not carried.is_over for carried in self.table.tags()
+        )
         if self._is_watching:
             later_ns = max(1, self.timeout_ns // 4)
             self.kernel.call_at(now_ns + later_ns, RANK_NETWORK, self._look)

@@ -61,7 +61,7 @@ def crash(replica: Replica) -> list[Request]:
             request.recomputed_tokens += request.reached_tokens
             lost.append(request)
     replica.arrived.clear()
-    replica.inbound_live = 0
+    replica.live_moves = 0
     replica.jobs.clear()
     stops, replica.stops = replica.stops, []
     for _, on_stopped in stops:

@@ -104,8 +104,8 @@ class Replica:
         """Migrated batches, KV complete, that wait to join the running set."""
         self.cancels: list[tuple[Request, Status, str]] = []
         self.stops: list[tuple[Request, Callable[[], None]]] = []
-        self.inbound_live = 0
-        """Live migrations on their way here, with blocks reserved."""
+        self.live_moves = 0
+        """Live migrations from and to here that hold blocks."""
         self.jobs: list[Callable[[], None]] = []
         """What else is to be done after the iteration in flight (faults)."""
         self.unfinished_migrations = 0
@@ -324,7 +324,7 @@ class Replica:
             self._batch is None
             and not self.has_batches_in_flight
             and not self.arrived
-            and not self.inbound_live
+            and not self.live_moves
             and scheduler.running_count == 0
             and scheduler.waiting_count == 0
         )
