@@ -2,10 +2,11 @@
 # make test  installs and passes the tests
 PYTHON ?= python3
 VENV := .venv
+CLIENTS := .venv-clients
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: help run test test-fast check fmt lint type bench bench-compare soak docs doc-figures lock clean
+.PHONY: clients help run test test-fast check fmt lint type bench bench-compare soak docs doc-figures lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -55,8 +56,13 @@ docs: $(STAMP)  ## regenerate the generated pages
 doc-figures: $(STAMP)  ## recompute the figures that the documentation quotes
 	@$(PY) -m benchmarks.doc_figures --write
 
+clients: $(STAMP)  ## the openai client against a live server (own virtual environment)
+	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check openai
+	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python tests/serve/clients/openai_client.py
+
 lock:  ## rewrite requirements.lock from what is installed
 	@$(PY) -m pip freeze --all --exclude-editable | grep -v -E "^(emu|pip)==" > requirements.lock
 
 clean:  ## remove what the above made
-	rm -rf $(VENV) runs build dist *.egg-info .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CLIENTS) runs build dist *.egg-info .hypothesis .mypy_cache .ruff_cache
