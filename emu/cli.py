@@ -110,7 +110,7 @@ def compare(
     measured
         File of a real server's requests (docs/measured.md).
     html
-        Also write a page with the distributions of all runs.
+        Also write a page with the distributions of all runs, or of run and measurement.
     seed
         Seed of the bootstrap that gives the intervals.
     """
@@ -120,10 +120,15 @@ def compare(
     if measured is not None:
         from emu.report.measured import compare_measured, print_measured
 
-        if len(runs) != 1 or html is not None:
-            problem = "takes one run and writes no page"
-            raise InputError("compare", None, "--measured", problem)
-        print_measured(compare_measured(runs[0], measured), console)
+        if len(runs) != 1:
+            raise InputError("compare", None, "--measured", "takes one run")
+        if html is None:
+            print_measured(compare_measured(runs[0], measured), console)
+            return 0
+        from emu.report.measuredpage import write_measured
+
+        print_measured(write_measured(html, runs[0], measured), console)
+        console.print(f"page: {html}", soft_wrap=True)
         return 0
     from emu.report.compare import compare_runs, print_comparison
 

@@ -4,9 +4,11 @@
     print_measured(comparison, console)
 
 Distributions are compared as LLMServingSim's validation does: mean and percentiles of each (linear
-interpolation), difference = (run - measured) / measured, no alignment. That hides errors of single
-requests which cancel out, so the same requests are also paired by id: absolute error relative to
-the measurement. TPOT leaves requests with one output token out on both sides.
+interpolation), difference = (run - measured) / measured. vLLM's `queued_ts` is written when the
+engine looks at its inbox, between two iterations; where it is the anchor, the run's TTFT and E2E
+are counted from the same instant (`intake_ns` after the arrival). Distributions hide errors of
+single requests which cancel out, so the same requests are also paired by id: absolute error
+relative to the measurement. TPOT leaves requests with one output token out on both sides.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ def compare_measured(directory: Path, measured: Path) -> MeasuredComparison:
 
 def compare_with(run: RunData, measurement: Measurement) -> MeasuredComparison:
     """Compare what has been read."""
-    mine = _run_values(run)
+    mine = run_values(run, measurement)
     theirs = {
         "TTFT": measurement.ttft_ms,
         "TPOT": measurement.tpot_ms,
@@ -109,12 +111,15 @@ def compare_with(run: RunData, measurement: Measurement) -> MeasuredComparison:
     )
 
 
-def _run_values(run: RunData) -> dict[str, Floats]:
+def run_values(run: RunData, measurement: Measurement) -> dict[str, Floats]:
+    """TTFT, TPOT and E2E of the completed requests in ms, from the measurement's anchor."""
+    from_intake = measurement.anchor == "queued_ts"
     tpot = run.completed("tpot_ns") / NS_PER_MS
+    start = np.maximum(run.completed("intake_ns"), 0) if from_intake else 0
     return {
-        "TTFT": run.completed("ttft_ns") / NS_PER_MS,
+        "TTFT": (run.completed("ttft_ns") - start) / NS_PER_MS,
         "TPOT": np.where(run.completed("decode_toks") > 1, tpot, np.nan),
-        "E2E": run.completed("latency_ns") / NS_PER_MS,
+        "E2E": (run.completed("latency_ns") - start) / NS_PER_MS,
     }
 
 
@@ -166,5 +171,6 @@ def print_measured(comparison: MeasuredComparison, console: Console) -> None:
     console.print(
         f"{comparison.requests_measured or 'no single'} requests measured "
         f"({comparison.skipped} left out), {comparison.requests_run} completed here; "
-        f"measured from {comparison.anchor}."
+        f"measured from {comparison.anchor}"
+        + (", here from when the engine took them." if comparison.anchor == "queued_ts" else ".")
     )

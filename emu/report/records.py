@@ -16,7 +16,9 @@ never got so far, `instance_id` before the first token, session fields of a flat
 `decode_toks` are the tokens that the client received, `output_toks` those that it would have.
 `latency_ns` and `tpot_ns` use the tokens received so far, whatever the status; only completed
 requests enter statistics. `tpot_ns` = (last - first) // (tokens - 1), 0 for one token.
-`queue_ns` = first scheduled - arrival. `migration_ns` is part of the gaps after the first token.
+`queue_ns` = first scheduled - arrival. `intake_ns` = when the first engine looked at its inbox
+(the end of the iteration in flight) - arrival: vLLM's own timestamps begin there. `migration_ns`
+is part of the gaps after the first token.
 """
 
 from __future__ import annotations
@@ -64,6 +66,7 @@ COLUMNS: Final = (
     "recomputed_toks",
     "max_gap_ns",
     "retries",
+    "intake_ns",
 )
 
 LATENCIES: Final = ("ttft", "tpot", "e2e", "queue", "arrival", "wait")
@@ -239,7 +242,8 @@ class RequestLog:
             f"{request.preemptions},{request.migrations},{_STATUS_NAMES[status]},"
             f"{quote(request.reason)},{request.output_tokens},{quote(request.tenant)},"
             f"{request.priority},{request.execution_ns},{request.migration_ns},"
-            f"{request.recomputed_tokens},{request.max_gap_ns},{request.retries}\n"
+            f"{request.recomputed_tokens},{request.max_gap_ns},{request.retries},"
+            f"{request.taken_ns - arrival_ns if request.taken_ns >= 0 else ''}\n"
         )
 
     def _stats(self) -> RequestStats:

@@ -36,6 +36,7 @@ REQUEST_COLUMNS: Final = (
     "preemptions",
     "instance_id",
     "decode_instance_id",
+    "intake_ns",
 )
 """Integer columns that are read; -1 where empty."""
 

@@ -18,6 +18,7 @@ from emu.report.comparepage import write_comparison
 from emu.report.html import plotly_js
 from emu.report.itl import GapLog
 from emu.report.measured import compare_measured, print_measured
+from emu.report.measuredpage import write_measured
 from emu.report.measurement import read_measurement
 from emu.report.records import RequestLog
 from emu.report.rundata import read_run
@@ -192,6 +193,31 @@ def test_pairs_are_requests_with_the_same_id(tmp_path: Path) -> None:
     text = render(print_measured, comparison)
     assert "Request by request" in text
     assert "2 requests measured (0 left out), 3 completed here; measured from arrival_time" in text
+
+
+def test_latencies_begin_where_the_measured_ones_do(tmp_path: Path) -> None:
+    """`queued_ts` is the end of the iteration that was in flight when the request came."""
+    run = run_of(tmp_path / "run", [(0, 0, 1_500 * MS, 3_500 * MS, 3)])
+    rows = (run / "requests.csv").read_text().splitlines()
+    assert rows[0].endswith(",intake_ns")
+    (run / "requests.csv").write_text(f"{rows[0]}\n{rows[1].rpartition(',')[0]},{500 * MS}\n")
+    file = tmp_path / "requests.jsonl"
+    file.write_text(line(0, 5e9, 10.0, 11.0, 13.0, 3))
+    comparison = compare_measured(run, file)
+    assert comparison.anchor == "queued_ts"
+    assert [row.percent for row in comparison.rows if row.statistic == "mean"] == [0.0, 0.0, 0.0]
+    assert "from when the engine took them" in render(print_measured, comparison)
+
+
+def test_run_and_measurement_on_one_page(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", [(i, 0, (i + 1) * MS, (i + 9) * MS, 5) for i in range(5)])
+    file = tmp_path / "requests.jsonl"
+    file.write_text("\n".join(line(i, 0.0, 0.0, 0.01 + i, 0.05 + i, 5) for i in range(5)))
+    comparison = write_measured(tmp_path / "page.html", run, file)
+    page = (tmp_path / "page.html").read_text()
+    assert len(comparison.paired) == 3
+    for text in ("cdf-ttft", "cdf-tpot", "cdf-e2e", "Request by request", ">TTFT mean<"):
+        assert text in page
 
 
 def test_vllm_bench_results_detailed_and_plain(tmp_path: Path) -> None:

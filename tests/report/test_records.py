@@ -91,6 +91,7 @@ def test_a_row_says_what_happened(tmp_path: Path) -> None:
         max_gap_ns=5_000,
         execution_ns=6_000,
         retries=1,
+        taken_ns=1_250,
     )
     log.terminal(request)
     stats = log.finish()
@@ -125,6 +126,7 @@ def test_a_row_says_what_happened(tmp_path: Path) -> None:
             "recomputed_toks": "7",
             "max_gap_ns": "5000",
             "retries": "1",
+            "intake_ns": "250",
         }
     ]
     assert {name: column.tolist() for name, column in stats.columns.items()} == {
