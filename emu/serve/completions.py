@@ -241,20 +241,22 @@ class Reply:
     def _news(self) -> Iterator[bytes]:
         """One chunk for each token that has not been sent."""
         pieces = self.house.piece_bytes
+        after = self.failure.after_tokens if self.failure is not None else 0
         for choice in self.exchange.choices:
             index = b"%d" % choice.index
             last = choice.request.output_tokens - 1
-            while choice.sent < choice.produced:
+            end = choice.produced if after == 0 else min(choice.produced, after)
+            while choice.sent < end:
                 position = choice.sent
                 choice.sent += 1
                 yield self._chunk_start
                 yield index
                 yield self._chunk_text if position else self._chunk_first
                 yield pieces[(choice.start + position) % len(pieces)]
-                end = self._chunk_ends[choice.finish_reason if position >= last else ""]
+                tail = self._chunk_ends[choice.finish_reason if position >= last else ""]
                 if self.call.continuous_usage:
-                    end = self._with_usage(end, choice)
-                yield end
+                    tail = self._with_usage(tail, choice)
+                yield tail
 
     def _with_usage(self, end: bytes, choice: Choice) -> bytes:
         prompt = choice.request.prompt_tokens

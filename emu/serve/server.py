@@ -153,7 +153,10 @@ class LiveServer:
                 announce(self)
             gc.collect()
             gc.freeze()
-            await server.serve(sockets=[listening])
+            try:
+                await server.serve(sockets=[listening])
+            finally:
+                _drop_connections(server)
             cluster.close()
             await ended.wait()
             group.cancel_scope.cancel()
@@ -268,6 +271,16 @@ class LiveServer:
         """Where clients find the server."""
         host = "127.0.0.1" if self.options.host in ("0.0.0.0", "") else self.options.host
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+
+def _drop_connections(server: _Server) -> None:
+    """Nothing stays open, whatever has ended the server (after a drain nothing is)."""
+    for acceptor in getattr(server, "servers", []):
+        acceptor.close()
+    for connection in list(server.server_state.connections):
+        transport = getattr(connection, "transport", None)
+        if transport is not None:
+            transport.abort()
 
 
 def _longest(plan: Plan) -> int:
