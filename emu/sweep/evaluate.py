@@ -100,7 +100,7 @@ def _tree_digest(root: Path) -> str:
     whole = hashlib.sha256()
     files = sorted(path for path in root.rglob("*") if path.is_file()) if root.is_dir() else [root]
     for file in files:
-        if file.suffix != ".pyc":
+        if "__pycache__" not in file.parts:
             whole.update(f"{file.relative_to(root)}\0".encode())
             with file.open("rb") as content:
                 whole.update(hashlib.file_digest(content, "sha256").digest())

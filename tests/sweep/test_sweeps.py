@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -95,10 +96,13 @@ def test_ray_gives_the_same_files(tmp_path: Path) -> None:
 def test_an_interrupted_search_goes_on_where_it_was(tmp_path: Path) -> None:
     slow = BASE.replace("requests = 60", "requests = 4000")
     path = write(tmp_path, SEARCH, slow)
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # A copy of the program: the store is keyed by the code, which somebody may be editing.
+    code = tmp_path / "code"
+    shutil.copytree(ROOT / "emu", code / "emu", ignore=shutil.ignore_patterns("__pycache__"))
+    env = {**os.environ, "PYTHONPATH": str(code)}
     command = [sys.executable, "-m", "emu", "sweep", str(path), "-j", "2"]
     process = subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, env=env, cwd=code, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     points = tmp_path / "runs" / "sweep" / "points"
     deadline = time.monotonic() + 60
@@ -116,12 +120,12 @@ def test_an_interrupted_search_goes_on_where_it_was(tmp_path: Path) -> None:
     kept = {file.name: file.stat().st_mtime_ns for file in points.glob("*.json")}
     assert len(kept) >= 2
     assert not (tmp_path / "runs" / "sweep" / "results.csv").exists()
-    again = emu("sweep", path, "-j", 1)
+    again = emu("sweep", path, "-j", 1, cwd=code, PYTHONPATH=str(code))
     assert again.returncode == 0, again.stderr
     assert f"{len(kept)} of them from the store" in again.stdout
     for name, written in kept.items():
         assert (points / name).stat().st_mtime_ns == written
-    fresh = emu("sweep", path, "-j", 1, "-o", tmp_path / "fresh")
+    fresh = emu("sweep", path, "-j", 1, "-o", tmp_path / "fresh", cwd=code, PYTHONPATH=str(code))
     assert fresh.returncode == 0
     assert files(tmp_path / "runs" / "sweep") == files(tmp_path / "fresh")
 
