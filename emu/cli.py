@@ -396,6 +396,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without our characters shows "?"
+    # Threads of the linear algebra library would spin beside a program that never needs them.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     if tokens and not tokens[0].startswith("-") and tokens[0] not in COMMANDS:
         tokens.insert(0, "run")  # `emu CONFIG` is `emu run CONFIG`

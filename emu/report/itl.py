@@ -35,6 +35,7 @@ _SUB_BITS: Final = 11
 _SUB: Final = 1 << _SUB_BITS
 _BINS: Final = (63 - _SUB_BITS) * _SUB + _SUB
 _BUFFER: Final = 1 << 15
+_RUNS_MAX: Final = 256
 _HEAT_COLUMNS: Final = 256
 _HEAT_FIRST_WIDTH_NS: Final = 250_000_000
 HEAT_BINS_PER_OCTAVE: Final = 4
@@ -74,15 +75,13 @@ class GapLog:
     """Collects gaps; constant memory."""
 
     def __init__(self, *, over_time: bool = True) -> None:
-        """`over_time`: also count by instant, for the picture of the report (a third of the cost)."""
+        """`over_time`: also count by instant, for the picture of the report."""
         self._over_time = over_time
         self._single_values: list[int] = []
         self._single_counts: list[int] = []
         self._single_times: list[int] = []
-        self._run_values = np.empty(_BUFFER, dtype=np.int64)
-        self._run_counts = np.empty(_BUFFER, dtype=np.int64)
-        self._run_times = np.empty(_BUFFER, dtype=np.int64)
-        self._run_length = 0
+        self._runs: list[tuple[Int64Array, int, int]] = []
+        self._run_steps = 0
         self._heat = _Heat()
         self._exact: list[tuple[Int64Array, Int64Array]] | None = []
         self._bins: Int64Array | None = None
@@ -111,32 +110,16 @@ class GapLog:
             self._flush_singles()
 
     def add_run(self, cumulative_ends: Int64Array, count: int, start_ns: int = -1) -> None:
-        """Steps of a leap, each giving one token to `count` members. The array is not kept."""
+        """Steps of a leap, each giving one token to `count` members.
+
+        The array is kept until some hundreds of runs are there: it must not be written to.
+        """
         steps = len(cumulative_ends)
-        if count <= 0 or steps == 0:
-            return
-        start = 0
-        previous = 0
-        while start < steps:
-            room = _BUFFER - self._run_length
-            if room == 0:
+        if count > 0 and steps:
+            self._runs.append((cumulative_ends, count, start_ns))
+            self._run_steps += steps
+            if self._run_steps >= _BUFFER or len(self._runs) >= _RUNS_MAX:
                 self._flush_runs()
-                continue
-            piece = cumulative_ends[start : start + room]
-            at = self._run_length
-            end = at + len(piece)
-            self._run_values[at] = piece[0] - previous
-            np.subtract(piece[1:], piece[:-1], out=self._run_values[at + 1 : end])
-            self._run_counts[at:end] = count
-            if not self._over_time:
-                pass
-            elif start_ns >= 0:
-                np.add(piece, start_ns, out=self._run_times[at:end])
-            else:
-                self._run_times[at:end] = -1
-            self._run_length = end
-            previous = piece[-1]
-            start += len(piece)
 
     def finish(self) -> GapStats:
         """The distribution so far."""
@@ -172,12 +155,22 @@ class GapLog:
             self._single_times.clear()
 
     def _flush_runs(self) -> None:
-        if self._run_length:
-            length = self._run_length
-            self._run_length = 0
-            self._add(
-                self._run_values[:length], self._run_counts[:length], self._run_times[:length]
-            )
+        """All waiting runs at once: a few array operations for hundreds of leaps."""
+        if not self._runs:
+            return
+        runs, counts, starts = zip(*self._runs, strict=True)
+        self._runs.clear()
+        self._run_steps = 0
+        lengths = np.array([len(run) for run in runs], dtype=np.int64)
+        ends = np.concatenate(runs)
+        values = np.diff(ends, prepend=0)
+        firsts = np.cumsum(lengths) - lengths
+        values[firsts] = ends[firsts]
+        times = ends
+        if self._over_time:
+            begun = np.repeat(np.array(starts, dtype=np.int64), lengths)
+            times = np.where(begun >= 0, ends + begun, -1)
+        self._add(values, np.repeat(np.array(counts, dtype=np.int64), lengths), times)
 
     def _add(self, values: Int64Array, counts: Int64Array, times: Int64Array) -> None:
         low = int(values.min())
@@ -191,7 +184,7 @@ class GapLog:
         self._max_ns = max(self._max_ns, high)
         self._add_heat(values, counts, times)
         if self._exact is not None:
-            self._exact.append((values.copy(), counts.copy()))
+            self._exact.append((values, counts))
             if self._samples <= EXACT_SAMPLES:
                 return
             values, counts = _merged(self._exact)

@@ -107,12 +107,14 @@ def test_buffers_flush_and_long_runs_wrap() -> None:
     assert stats.percentile_ns(50) == pytest.approx(np.percentile(samples, 50), rel=2**-11)
 
 
-def test_the_array_of_a_run_is_not_kept() -> None:
+def test_runs_that_wait_together_are_told_apart() -> None:
     log = GapLog()
-    ends = np.array([5, 9], dtype=np.int64)
-    log.add_run(ends, 1)
-    ends[:] = 0
-    assert log.finish().values.tolist() == [4, 5]
+    log.add_run(np.array([5, 9], dtype=np.int64), 1)
+    log.add_run(np.array([7], dtype=np.int64), 3)
+    log.add_run(np.array([2, 4, 11], dtype=np.int64), 2)
+    stats = log.finish()
+    assert stats.values.tolist() == [2, 4, 5, 7]
+    assert stats.counts.tolist() == [4, 1, 1, 5]
 
 
 def test_bins_are_exact_when_small_and_tight_at_every_power_of_two() -> None:
