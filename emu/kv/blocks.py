@@ -18,11 +18,13 @@ of id, and a counter says where they begin. Memory follows use, not capacity.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import repeat
 from typing import Final
 
+import numpy as np
+
+from emu.kv.freelist import FreeList, Ids
 from emu.kv.hashing import block_keys
 from emu.kv.pool import NO_HIT, Hit
 from emu.kv.tiers import LowerTier, chunks_resident
@@ -46,9 +48,12 @@ class BlockPool:
         """Bytes written through to lower tiers so far."""
         self.pending_writes = [0] * len(self.tiers)
         """Bytes written through to each tier that nobody has carried there yet."""
-        self._references: list[int] = []
+        self._used = 0
+        """Blocks below this id have been used."""
+        self._references = np.zeros(64, dtype=np.int32)
         self._keys: list[int] = []
-        self._free: OrderedDict[int, None] = OrderedDict()
+        """The key that a block carries, or has carried before it was taken again."""
+        self._free = FreeList()
         self._index: dict[int, int] = {}
 
     # --- finding ----------------------------------------------------------------------------
@@ -125,10 +130,8 @@ class BlockPool:
         if missing < 0:
             missing = 0
         if hit.block_ids:
-            references = self._references
-            for block in hit.block_ids:
-                if references[block] == 0:
-                    missing += 1
+            counts = self._references[np.array(hit.block_ids)]
+            missing += len(counts) - int(np.count_nonzero(counts))
         return missing
 
     def grow(
@@ -209,14 +212,15 @@ class BlockPool:
     def take(self, count: int) -> list[int]:
         """Pop blocks at the head; a key that a popped block carries is forgotten (eviction)."""
         assert 0 <= count <= self.blocks_free
-        references = self._references
-        fresh = len(references)
-        unused = min(count, self.blocks_total - fresh)
-        taken = list(range(fresh, fresh + unused))
-        references.extend(repeat(1, unused))
-        self._keys.extend(repeat(NO_KEY, unused))
-        self.blocks_free -= unused
-        taken.extend([self._pop() for _ in repeat(None, count - unused)])
+        unused = min(count, self.blocks_total - self._used)
+        taken = self._take_fresh(unused) if unused else []
+        if count > unused:
+            self.blocks_free -= count - unused
+            ids = self._free.take(count - unused)
+            self._references[ids] = 1
+            again: list[int] = ids.tolist()
+            self._evict(again)
+            taken += again
         return taken
 
     def put_back(self, count: int, block_ids: list[int]) -> None:
@@ -234,49 +238,75 @@ class BlockPool:
     def clear(self) -> None:
         """Forget everything; all blocks are free."""
         self.blocks_free = self.blocks_total
-        self._references.clear()
+        self._references.fill(0)
+        self._used = 0
         self._keys.clear()
         self._free.clear()
         self._index.clear()
 
     # --- inside -----------------------------------------------------------------------------
-    def _pop(self) -> int:
-        self.blocks_free -= 1
-        fresh = len(self._references)
-        if fresh < self.blocks_total:
-            self._references.append(1)
-            self._keys.append(NO_KEY)
-            return fresh
-        block, _ = self._free.popitem(last=False)
-        key = self._keys[block]
-        if key != NO_KEY:
-            self._keys[block] = NO_KEY
-            if self._index.get(key) == block:
-                del self._index[key]
+    def _take_fresh(self, count: int) -> list[int]:
+        """Blocks that have never been used."""
+        first = self._used
+        self._used = end = first + count
+        if end > len(self._references):
+            size = min(self.blocks_total, max(end, 2 * len(self._references)))
+            self._references = np.concatenate(
+                (self._references, np.zeros(size - len(self._references), dtype=np.int32))
+            )
+            self._free.reach(size)
+        self._references[first:end] = 1
+        self._keys.extend(repeat(NO_KEY, count))
+        self.blocks_free -= count
+        return list(range(first, end))
+
+    def _evict(self, taken: list[int]) -> None:
+        """Blocks that are taken again can no longer be found."""
+        index = self._index
+        if not index:
+            return
+        keys = list(map(self._keys.__getitem__, taken))
+        found = list(map(index.pop, keys, repeat(None)))
+        if found == taken:
+            self.evicted_blocks += len(taken)
+            return
+        # Some carry no key, an old one, or one that a newer block has too: one by one.
+        for key, block in zip(keys, found, strict=True):
+            if block is not None:
+                index[key] = block
+        for key, block in zip(keys, taken, strict=True):
+            if index.get(key) == block:
+                del index[key]
                 self.evicted_blocks += 1
+
+    def _pop(self) -> int:
+        if self._used < self.blocks_total:
+            return self._take_fresh(1)[0]
+        self.blocks_free -= 1
+        block = self._free.pop()
+        key = self._keys[block]
+        if self._index.get(key) == block:
+            del self._index[key]
+            self.evicted_blocks += 1
         self._references[block] = 1
         return block
 
     def _touch(self, block_ids: Sequence[int]) -> None:
-        references = self._references
-        for block in block_ids:
-            if references[block] == 0:
-                del self._free[block]
-                self.blocks_free -= 1
-            references[block] += 1
+        ids: Ids = np.array(block_ids, dtype=np.int64)
+        free = ids[self._references[ids] == 0]
+        if len(free):
+            self._free.remove(free)
+            self.blocks_free -= len(free)
+        self._references[ids] += 1
 
     def _unreference(self, block_ids: Sequence[int]) -> None:
-        references = self._references
-        free = self._free
-        before = len(free)
-        for block in reversed(block_ids):
-            count = references[block] - 1
-            references[block] = count
-            if count == 0:
-                free[block] = None
-            else:
-                assert count > 0
-        self.blocks_free += len(free) - before
+        ids: Ids = np.array(block_ids, dtype=np.int64)[::-1]
+        counts = self._references[ids] - 1
+        assert len(counts) == 0 or counts.min() >= 0
+        self._references[ids] = counts
+        free = ids if not counts.any() else ids[counts == 0]
+        self._free.append(free)
+        self.blocks_free += len(free)
 
     # --- seeing -----------------------------------------------------------------------------
     def cached_blocks(self) -> int:
@@ -285,22 +315,23 @@ class BlockPool:
 
     def free_order(self) -> list[int]:
         """The free list from its head (fresh blocks first)."""
-        return [*range(len(self._references), self.blocks_total), *self._free]
+        return [*range(self._used, self.blocks_total), *self._free.order()]
 
     def recount(self, holders: Sequence[Sequence[int]]) -> list[str]:
         """Problems found by counting all references from scratch; `holders` = lists of ids."""
         problems: list[str] = []
-        counted = [0] * len(self._references)
+        counted = [0] * self._used
         for blocks in holders:
             for block in blocks:
                 counted[block] += 1
-        if counted != self._references:
-            wrong = [b for b, n in enumerate(counted) if n != self._references[b]]
+        references = self._references[: self._used].tolist()
+        if counted != references:
+            wrong = [b for b, n in enumerate(counted) if n != references[b]]
             problems.append(f"reference counts of blocks {wrong[:8]} are wrong")
-        free = [block for block, count in enumerate(self._references) if count == 0]
-        if sorted(self._free) != free:
+        free = [block for block, count in enumerate(references) if count == 0]
+        if sorted(self._free.order()) != free or self._free.count != len(free):
             problems.append("the free list is not the set of unreferenced blocks")
-        fresh = self.blocks_total - len(self._references)
+        fresh = self.blocks_total - self._used
         if self.blocks_free != len(free) + fresh:
             problems.append(f"{self.blocks_free} blocks free, counted {len(free) + fresh}")
         for key, block in self._index.items():

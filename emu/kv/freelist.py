@@ -1,0 +1,117 @@
+"""The free list of a pool: first in, first out, with removal from the middle, in whole runs.
+
+Blocks are freed and taken many at a time, so the list is a queue of runs (arrays of ids), and a run
+is cut where a taker has enough. A block that is removed out of turn (a cache hit) stays in its run
+as a dead entry; whoever reaches the run leaves the dead out. A block's home is the run that holds
+it alive: -1 = it is not free.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+
+
+class _Run:
+    """Blocks that were freed together, in order."""
+
+    __slots__ = ("at", "dead", "ids", "serial")
+
+    def __init__(self, serial: int, ids: Ids) -> None:
+        self.serial = serial
+        self.ids = ids
+        self.at = 0
+        self.dead = 0
+
+
+class FreeList:
+    """Blocks in the order in which they will be taken."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._home = np.full(64, -1, dtype=np.int64)
+        self._runs: deque[_Run] = deque()
+        self._by_serial: dict[int, _Run] = {}
+        self._serial = 0
+
+    def reach(self, blocks: int) -> None:
+        """Ids up to `blocks` may come."""
+        if blocks > len(self._home):
+            more = np.full(max(blocks, 2 * len(self._home)) - len(self._home), -1, dtype=np.int64)
+            self._home = np.concatenate((self._home, more))
+
+    def append(self, ids: Ids) -> None:
+        """Put blocks at the tail, in this order."""
+        if len(ids) == 0:
+            return
+        run = _Run(self._serial, ids)
+        self._home[ids] = self._serial
+        self._runs.append(run)
+        self._by_serial[self._serial] = run
+        self._serial += 1
+        self.count += len(ids)
+
+    def remove(self, ids: Ids) -> None:
+        """Take these blocks, wherever they stand."""
+        homes = self._home[ids]
+        self._home[ids] = -1
+        self.count -= len(ids)
+        for serial, dead in zip(*np.unique(homes, return_counts=True), strict=True):
+            self._by_serial[int(serial)].dead += int(dead)
+
+    def take(self, count: int) -> Ids:
+        """Take blocks from the head."""
+        assert count <= self.count
+        parts: list[Ids] = []
+        left = count
+        while left:
+            run = self._head()
+            part = run.ids[run.at : run.at + left]
+            run.at += len(part)
+            left -= len(part)
+            parts.append(part)
+        self.count -= count
+        taken = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        self._home[taken] = -1
+        return taken
+
+    def pop(self) -> int:
+        """Take the block at the head."""
+        run = self._head()
+        block = int(run.ids[run.at])
+        run.at += 1
+        self.count -= 1
+        self._home[block] = -1
+        return block
+
+    def clear(self) -> None:
+        """Nothing is free."""
+        self.count = 0
+        self._home.fill(-1)
+        self._runs.clear()
+        self._by_serial.clear()
+
+    def order(self) -> list[int]:
+        """All of it, from the head."""
+        found: list[int] = []
+        for run in self._runs:
+            ids = run.ids[run.at :]
+            found += ids[self._home[ids] == run.serial].tolist()
+        return found
+
+    def _head(self) -> _Run:
+        """The first run with a block, without dead entries."""
+        while True:
+            run = self._runs[0]
+            if run.dead:
+                ids = run.ids[run.at :]
+                run.ids = ids[self._home[ids] == run.serial]
+                run.at = run.dead = 0
+            if run.at < len(run.ids):
+                return run
+            self._runs.popleft()
+            del self._by_serial[run.serial]
