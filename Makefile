@@ -6,7 +6,7 @@ CLIENTS := .venv-clients
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: clients help run test test-fast check fmt lint type bench bench-compare soak docs doc-figures lock clean
+.PHONY: clients help run test test-fast check fmt lint type bench bench-compare fidelity soak docs doc-figures lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -46,6 +46,9 @@ bench: $(STAMP)  ## benchmarks (prints figures, asserts nothing)
 
 bench-compare: $(STAMP)  ## make bench-compare BASE=REV: two revisions in turn
 	@$(PY) -m benchmarks compare $(BASE)
+
+fidelity: $(STAMP)  ## emulated runs against real vLLM (needs ../shared/data)
+	@$(PY) -m benchmarks.fidelity
 
 soak: $(STAMP)  ## long property tests
 	@EMU_SOAK=1 $(PY) -m pytest -n 2 -m "soak" --timeout 3600
