@@ -165,15 +165,12 @@ class Cohort:
 
     def blocks_of(self, steps: int) -> int:
         """Blocks that the next `steps` steps take together."""
-        cycles, rest = divmod(steps, self.block_size)
-        at = self.step % self.block_size
-        blocks = cycles * self.count
-        takers = self._takers
-        for _ in range(rest):
-            blocks += takers[at]
-            at += 1
-            if at == self.block_size:
-                at = 0
+        size, takers = self.block_size, self._takers
+        cycles, rest = divmod(steps, size)
+        at = self.step % size
+        blocks = cycles * self.count + sum(takers[at : at + rest])
+        if at + rest > size:
+            blocks += sum(takers[: at + rest - size])
         return blocks
 
     def steps_that_fit(self, blocks_free: int, limit: int) -> int:

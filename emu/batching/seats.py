@@ -246,7 +246,8 @@ class CohortScheduler(WithHandoff):
 
     def complete(self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
         """`steps` iterations of the batch ended, the last one at `now_ns`."""
-        self.settle(batch, steps)
+        if steps != batch.steps_settled:
+            self.settle(batch, steps)
         assert steps == batch.steps_settled
         progress = Progress()
         records = self._records.pop(batch.batch_id)
@@ -267,7 +268,8 @@ class CohortScheduler(WithHandoff):
         for seat, new, target in records:
             if seat.is_alive and self._end_record(seat, new, target, now_ns, progress):
                 ended.append(seat)
-        ended.sort(key=_admission)
+        if len(ended) > 1:
+            ended.sort(key=_admission)
         for seat in ended:
             self._finish(seat)
             progress.finished.append(seat.request)

@@ -82,9 +82,11 @@ class VllmScheduler(CohortScheduler):
         if self._side and self.limits.pipeline_stages == 1 and len(self._seats) <= self._budget:
             self._join_ready()
         cohort = self._cohort
-        seated = len(self._seats)
+        seated = len(self._seats)  # to see afterwards whether anybody was preempted
         plan = self._plan_running() if self._side or cohort.count > self._budget else []
-        preempted = self._make_room(plan)
+        preempted: list[Request] = []
+        if plan or cohort.blocks_next() > self.pool.blocks_free:
+            preempted = self._make_room(plan)
         shape = BatchShape()
         records: list[Record] = []
         chunks: list[Chunk] = []

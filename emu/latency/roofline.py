@@ -100,6 +100,11 @@ class RooflineBackend:
         self._cut_parts: dict[tuple[int, int], tuple[_Part, ...]] = {}
         self._cut_tokens: dict[tuple[int, int, int], tuple[tuple[TokenCost, int], ...]] = {}
         self._heads: dict[int, tuple[HeadCost, int]] = {}
+        # A pass over all layers on one stage: what tokens cost, and what rows of logits do
+        # (with the host's part), in batches without and with prompts.
+        self._is_one_stage = len(self.parts) == 1
+        self._of_tokens: dict[int, int] = {}
+        self._of_rows: tuple[dict[int, int], dict[int, int]] = ({}, {})
         self._set_attention(gpu, tp, sizes.kv_dtype(spec, dtype, kv_cache_dtype))
 
     def _set_attention(self, gpu: GpuSpec, tp: int, kv_dtype: str) -> None:
@@ -123,6 +128,7 @@ class RooflineBackend:
         bits = int(context_s * NS_PER_S).bit_length()
         self._shift = max(0, min(_SHIFT, _COEFFICIENT_BITS - bits))
         self._context_fixed = round(context_s * NS_PER_S * (1 << self._shift))
+        self._shift_array = np.array(self._shift)  # numpy converts a plain integer at each call
 
     def _part(self, start: int, end: int, stage: int) -> _Part:
         spec = self.spec
@@ -223,9 +229,12 @@ class RooflineBackend:
             else:
                 pairs += new * context + new * (new + 1) // 2
             keys += reach
-            longest = max(longest, _QUERY_TILE * reach)
+            if reach > longest:
+                longest = reach
         work_s = max(pairs * self._pair_s, keys * self._kv_s)
-        return max(work_s, longest * self._tile_pair_s) if self._is_tiled else work_s
+        if not self._is_tiled:
+            return work_s
+        return max(work_s, longest * _QUERY_TILE * self._tile_pair_s)
 
     def _layer_count(self, shape: BatchShape) -> int:
         left = self.spec.layers - shape.start_layer
@@ -251,15 +260,53 @@ class RooflineBackend:
 
     def iteration_ns(self, shape: BatchShape) -> int:
         """Duration over all stages."""
-        return sum(self.stage_ns(shape))
+        if not self._is_one_stage or shape.start_layer or shape.layers >= 0:
+            return sum(self.stage_ns(shape))
+        part = self.parts[0]
+        total = self._fixed_ns(shape)
+        if shape.decode_count:
+            total += self._decode_attention_ns(shape, part)
+        if shape.prefill_new:
+            total += self._prefill_attention_ns(shape, part)
+        return total if total > 0 else 1
+
+    def _fixed_ns(self, shape: BatchShape) -> int:
+        """All of an iteration on one stage that does not depend on context."""
+        prompts = shape.prefill_new
+        tokens = shape.decode_count
+        if prompts:
+            tokens += sum(prompts)
+        if shape.padded_tokens > tokens:
+            tokens = shape.padded_tokens
+        by_rows = self._of_rows[1 if prompts else 0]
+        try:
+            return self._of_tokens[tokens] + by_rows[shape.sequences]
+        except KeyError:
+            self._of_tokens[tokens] = self._token_costs(shape)[0][1]
+            rows_ns = host_ns(self.host, shape, self._layer_count(shape))
+            by_rows[shape.sequences] = rows_ns + self._head(shape.sequences)[1]
+        return self._of_tokens[tokens] + by_rows[shape.sequences]
 
     def decode_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
         """Cumulative ends of successive decode iterations, equal to stepping."""
         count, window = shape.decode_count, self.spec.window
         first = shape.decode_context_sum + count
-        base = sum(self.stage_ns(shape))
-        for part in (parts := self._parts(shape)):
-            base -= self._decode_attention_ns(shape, part)
+        parts = self._parts(shape)
+        if self._is_one_stage and parts is self.parts:
+            base = self._fixed_ns(shape)
+            growth = parts[0].full * self._context_fixed * count
+            if not parts[0].window and growth and base > 0:
+                # An arithmetic series in fixed point, each term rounded down, then summed.
+                start = growth // count * first + (base << self._shift)
+                series = np.arange(start, start + growth * steps, growth, dtype=np.int64)
+                run: NDArray[np.int64] = np.add.accumulate(
+                    np.right_shift(series, self._shift_array, series)
+                )
+                return run
+        else:
+            base = sum(self.stage_ns(shape))
+            for part in parts:
+                base -= self._decode_attention_ns(shape, part)
         ramp = _RAMP[:steps] if steps <= _RAMP_STEPS else np.arange(steps, dtype=np.int64)
         shift = self._shift
         costs: NDArray[np.int64] | None = None

@@ -49,6 +49,9 @@ _SERVES: Final = frozenset({S.COLOCATED, S.PREFILL, S.DECODE})
 """States whose turn is one iteration after another (`serve` in `emu/replica/turns.py`)."""
 
 
+_NONE_KNOWN: Final = (-1, False, 0)
+
+
 class Replica:
     """State and actor of one replica."""
 
@@ -123,6 +126,8 @@ class Replica:
         self._start_ns = 0
         self._end_ns = 0
         self._ends: NDArray[np.int64] | None = None
+        self._known_steps = _NONE_KNOWN
+        """(instant, whether our turn of it has passed, iterations of the leap ended by then)."""
         self._on_stages: deque[tuple[list[StageSpan], Batch]] = deque()
         """Batches in flight on several stages, in order, with their spans."""
         self.pipeline = Pipeline(stages)
@@ -284,12 +289,26 @@ class Replica:
         ends, batch = self._ends, self._batch
         if ends is None or batch is None:
             return 0
-        kernel = self.kernel
-        # At the very end of an iteration the order of ranks says whether it has been handled.
-        side = "right" if kernel.rank_reached > self.rank else "left"
-        done = int(ends.searchsorted(kernel.now_ns - self._start_ns, side))  # type: ignore[call-overload]
+        done = self._steps_ended(ends)
         self.scheduler.settle(batch, min(done + 1, batch.max_steps))
         return done
+
+    def _steps_ended(self, ends: NDArray[np.int64]) -> int:
+        """Iterations of the leap in flight that have ended by now.
+
+        At the very end of one the order of ranks says whether it has been handled.
+        """
+        kernel = self.kernel
+        now_ns, is_past = kernel.now_ns, kernel.rank_reached > self.rank
+        known = self._known_steps
+        if known[0] == now_ns and known[1] == is_past:  # several ask at one instant
+            return known[2]
+        elapsed_ns = now_ns - self._start_ns
+        steps = int(
+            ends.searchsorted(elapsed_ns, "right") if is_past else ends.searchsorted(elapsed_ns)
+        )
+        self._known_steps = (now_ns, is_past, steps)
+        return steps
 
     def _iteration_end_ns(self) -> int:
         """When the iteration in flight ends, now if none is: the engine looks at its inbox then."""
@@ -298,9 +317,7 @@ class Replica:
             return now_ns
         if ends is None:
             return max(now_ns, self._end_ns)
-        side = "right" if self.kernel.rank_reached > self.rank else "left"
-        at = int(ends.searchsorted(now_ns - self._start_ns, side))  # type: ignore[call-overload]
-        return self._start_ns + int(ends[min(at, len(ends) - 1)])
+        return self._start_ns + ends.item(min(self._steps_ended(ends), len(ends) - 1))
 
     @property
     def tokens_produced(self) -> tuple[int, int]:
@@ -444,9 +461,7 @@ class Replica:
         if ends is None:
             return -1
         # Stepping, the next iteration would be under way if our turn of this instant has passed.
-        side = "right" if self.kernel.rank_reached > self.rank else "left"
-        index = int(ends.searchsorted(now_ns - self._start_ns, side))  # type: ignore[call-overload]
-        return self._start_ns + int(ends[min(index, len(ends) - 1)])
+        return self._start_ns + ends.item(min(self._steps_ended(ends), len(ends) - 1))
 
     async def _execute(self, batch: Batch) -> None:
         incarnation = self.incarnation
@@ -490,7 +505,8 @@ class Replica:
         if self.slowdown != 1.0:
             ends = np.cumsum((np.diff(ends, prepend=0) * self.slowdown).astype(np.int64))
         self._ends = ends
-        self._end_ns = now_ns + int(ends[-1])
+        self._known_steps = _NONE_KNOWN
+        self._end_ns = now_ns + ends.item(-1)
 
     def _turn(self) -> int:
         """End the batch and begin the next as `serve` does, without waking the actor.
@@ -498,7 +514,7 @@ class Replica:
         When that ends; -1 if this is no longer all that there is to do.
         """
         self._end()
-        if self._is_serving and (self.stops or self.arrived or self.cancels):
+        if self._is_serving and (self.arrived or self.cancels or self.stops or self.jobs):
             self.apply_requests()
         if not self._is_serving or self.is_paused:
             return -1
@@ -522,7 +538,10 @@ class Replica:
             return
         if now_ns != self._end_ns:
             ends = ends[: int(ends.searchsorted(now_ns - start_ns, "right"))]
-        self._complete(batch, len(ends), start_ns, ends, _longest(ends, self._is_monotone))
+        steps = len(ends)
+        if steps > 1:
+            batch.last_start_ns = start_ns + ends.item(-2)
+        self._complete(batch, steps, start_ns, ends, _longest(ends, self._is_monotone))
 
     async def _sit_out(self) -> None:
         """Through a pause in the middle of an iteration, and the rest of the iteration."""
@@ -736,7 +755,7 @@ def _never(now_ns: int) -> int:
 def _longest(ends: NDArray[np.int64], is_monotone: bool) -> int:
     """Longest iteration of a run."""
     if len(ends) == 1:
-        return int(ends[0])
+        return ends.item(0)
     if is_monotone:
-        return int(ends[-1] - ends[-2])
-    return max(int(ends[0]), int((ends[1:] - ends[:-1]).max()))
+        return ends.item(-1) - ends.item(-2)
+    return max(ends.item(0), int((ends[1:] - ends[:-1]).max()))
