@@ -322,6 +322,99 @@ def observe(
     return observe_command(url, workload, options, output=output, quiet=quiet)
 
 
+@app.command
+def import_cluster(
+    file: Path,
+    *,
+    profiles: Path | None = None,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+) -> int:
+    """An LLMServingSim cluster file as a configuration, on stdout.
+
+    Parameters
+    ----------
+    file
+        Cluster file, JSON.
+    profiles
+        Root of profile bundles: instances that have one there take their times from it.
+    output
+        Write the configuration here instead.
+    """
+    from emu.importers.llmservingsim import import_cluster as convert
+
+    text = convert(file, profiles.absolute() if profiles is not None else None)
+    if output is None:
+        print(text, end="")
+    else:
+        output.write_text(text, encoding="utf-8")
+    return 0
+
+
+@app.command
+def profile(
+    *,
+    model: str = "meta-llama/Llama-3.1-8B",
+    out: Path = Path("bundles"),
+    hf_config: Path | None = None,
+    hardware: str = "",
+    tp: str = "1",
+    device: str = "",
+    budget_s: float = 360.0,
+    repeats: int = 5,
+    max_tokens: int = 2048,
+    max_sequences: int = 256,
+    max_context: int = 16384,
+) -> int:
+    """Measure real kernels on the GPU at hand; a bundle for the profile backend.
+
+    Needs PyTorch (extra `profiler`).
+
+    Parameters
+    ----------
+    model
+        Catalogue name, or a label with --hf-config.
+    out
+        Root of the bundles: OUT/HARDWARE/MODEL/bf16.
+    hf_config
+        A Hugging Face config.json.
+    hardware
+        Name of the hardware folder; empty = the device's.
+    tp
+        Tensor-parallel degrees, comma separated; each is measured as one rank's shapes.
+    device
+        cuda or cpu; empty = cuda if there is one.
+    budget_s
+        Finer points are measured until then.
+    repeats
+        Calls for each median.
+    max_tokens
+        New tokens of one iteration.
+    max_sequences
+        Sequences of one iteration.
+    max_context
+        Longest history.
+    """
+    from emu.profiler.__main__ import degrees
+    from emu.profiler.grid import Limits
+    from emu.profiler.session import ProfileOptions
+    from emu.profiler.session import profile as measure
+
+    limits = Limits(max_tokens=max_tokens, max_sequences=max_sequences, max_context=max_context)
+    options = ProfileOptions(
+        model=model,
+        hf_config=str(hf_config or ""),
+        out=str(out),
+        hardware=hardware,
+        tp=degrees(tp),
+        device=device,
+        budget_s=budget_s,
+        repeats=repeats,
+        limits=limits,
+    )
+    print(measure(options))
+    return 0
+
+
 app.command(
     "emu.cli_workload:app",
     name="workload",
