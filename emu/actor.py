@@ -65,6 +65,7 @@ class Kernel:
         self._heap: list[tuple[int, int, int, Target]] = []
         self._sequence = 0
         self._runnable = 0
+        self._is_stopping = False
         self._instant_events = 0
         self._events_per_instant_max = events_per_instant_max
         self._pops_until_yield = _YIELD_EVERY
@@ -103,8 +104,12 @@ class Kernel:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def stop(self) -> None:
-        """The run is over (called from an actor)."""
-        if not self._done.done():
+        """The run is over as soon as what this set off at this instant has come to rest."""
+        self._is_stopping = True
+        self._loop.call_soon(self._stop_at_rest)
+
+    def _stop_at_rest(self) -> None:
+        if self._runnable == 0 and not self._done.done():
             self._done.set_result(None)
 
     def fail(self, error: BaseException) -> None:
@@ -196,6 +201,9 @@ class Kernel:
         heap = self._heap
         pop = heapq.heappop
         while self._runnable == 0 and not self._done.done():
+            if self._is_stopping:
+                self._stop_at_rest()
+                return
             if not heap:
                 if self.last_resort is not None and self.last_resort():
                     continue
@@ -555,6 +563,9 @@ class WallKernel(Kernel):
     def _advance(self) -> None:
         heap = self._heap
         while self._runnable == 0 and not self._done.done():
+            if self._is_stopping:
+                self._stop_at_rest()
+                return
             while heap and _is_void(heap[0][3], heap[0][0]):
                 heapq.heappop(heap)
             if self._alarm is not None:
