@@ -541,6 +541,11 @@ class WallKernel(Kernel):
         self._entered_ns = -1
         self._alarm: asyncio.TimerHandle | None = None
 
+    def stop(self) -> None:
+        """The run is over, at once: an actor may wait for the real world for ever."""
+        if not self._done.done():
+            self._done.set_result(None)
+
     def wall_ns(self) -> int:
         """Simulated time that the wall clock shows."""
         return int((self._clock_ns() - self._origin_ns) * self.speed)

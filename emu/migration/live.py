@@ -145,33 +145,38 @@ class LiveMigrator:
     async def _migrate(self, request: Request, source: Replica, destination: Replica) -> None:
         started_ns = self._world.kernel.now_ns
         lives = _Lives(source, destination)
-        reserved = destination.reserve([request])
         is_done = False
-        if reserved:
-            source.live_moves += 1
-            destination.live_moves += 1
-            self._destinations[source.replica_id] = lives
-            copied = await self._copy_rounds(request, lives)
-            if copied >= 0:
-                is_done = await self._stop_and_move(request, lives, copied, started_ns)
-            if not is_done and lives.has_destination() and not lives.is_forgotten:
-                destination.unreserve([request])
-            for replica, is_alive in (
-                (source, lives.has_source()),
-                (destination, lives.has_destination()),
-            ):
-                if is_alive:
-                    replica.live_moves -= 1
-                    replica.inbox.poke()
-                    self._world.on_capacity(replica)
-            if self._destinations.get(source.replica_id) is lives:
-                del self._destinations[source.replica_id]
+        if destination.reserve([request]):
+            is_done = await self._move(request, lives, started_ns)
         if self.moving.get(source.replica_id) is request:
             del self.moving[source.replica_id]
         self.finished += is_done
         self.given_up += not is_done
+
+    async def _move(self, request: Request, lives: _Lives, started_ns: int) -> bool:
+        """The whole way, with blocks reserved at the destination; True if it went over."""
+        source, destination = lives.source, lives.destination
+        source.live_moves += 1
+        destination.live_moves += 1
+        self._destinations[source.replica_id] = lives
+        copied = await self._copy_rounds(request, lives)
+        is_done = copied >= 0 and await self._stop_and_move(request, lives, copied, started_ns)
+        if not is_done and lives.has_destination() and not lives.is_forgotten:
+            destination.unreserve([request])
+        if self._destinations.get(source.replica_id) is lives:
+            del self._destinations[source.replica_id]
+        if self.moving.get(source.replica_id) is request:
+            del self.moving[source.replica_id]
+        for replica, is_alive in (
+            (source, lives.has_source()),
+            (destination, lives.has_destination()),
+        ):
+            if is_alive:
+                replica.live_moves -= 1
+                replica.inbox.poke()
+                self._world.on_capacity(replica)
         self.changed.notify()
-        source.inbox.poke()
+        return is_done
 
     async def _copy_rounds(self, request: Request, lives: _Lives) -> int:
         """Copy while it decodes; tokens copied, or -1 if it no longer runs at the source."""

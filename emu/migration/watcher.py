@@ -203,6 +203,8 @@ class Watcher:
         self.note_search(destination is not None)
         if destination is not None:
             self._start(self.queue.popleft(), destination)
+        elif self._exceeds_all(batch):
+            self._divide(batch)
         elif self.was_refused:
             batch.attempts += 1
             if batch.attempts > self.world.attempts_max:
@@ -211,6 +213,29 @@ class Watcher:
                 self._forget(batch)
                 self.world.lost(batch.requests, "destination_refused")
             self.world.offer_later(self, batch.attempts)
+
+    def _exceeds_all(self, batch: MigratingBatch) -> bool:
+        """No replica could hold the batch, even empty (prefixes shared here are not shared there)."""
+        others = [r.scheduler for r in self.world.decode_replicas() if r is not self.source]
+        return all(s.blocks_to_reserve(batch.requests) > s.blocks_total for s in others)
+
+    def _divide(self, batch: MigratingBatch) -> None:
+        """The first request goes alone, the others after it; one that fits nowhere fails."""
+        first, *rest = batch.requests
+        if rest:
+            batch.requests = [first]
+            tail = MigratingBatch(
+                self.world.next_batch_id(), rest, batch.prefill_ns, batch.queued_ns
+            )
+            self.queue.insert(1, tail)
+            self.source.unfinished_migrations += 1
+        else:
+            self.queue.popleft()
+            self.source.release([first])
+            self._forget(batch)
+            if not first.status.is_terminal:
+                self.source.world.terminal(first, Status.FAILED, "no_decode_replica_holds_it")
+        self._pump()
 
     def note_search(self, is_found: bool) -> None:
         """Remember whether there was a destination; without one, wait for a change."""

@@ -590,7 +590,8 @@ class Replica:
             if waited_ns:
                 discount_bubbles(batch, waited_ns)
             start_ns = spans[0].start_ns
-            self._complete(batch, 1, start_ns, None, spans[-1].end_ns - start_ns, spans)
+            gap_ns = spans[-1].end_ns - batch.formed_ns  # it may have waited for the first stage
+            self._complete(batch, 1, start_ns, None, gap_ns, spans)
 
     def _complete(
         self,
