@@ -98,6 +98,24 @@ def test_uneven_members_drain(tmp_path: Path, stages: int, seed: int) -> None:
     assert summary_of(tmp_path / "run")["completed"] == 25
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("restart_s", [0.2, 1000])
+def test_others_go_on_when_a_member_crashes(tmp_path: Path, stages: int, restart_s: float) -> None:
+    rows = [ask(40_000 * i, 300, 40) for i in range(20)]
+    tables = group(
+        tmp_path / "w.jsonl",
+        rows,
+        nodes=[{"gpus": 3 * stages}],
+        replicas=[{"count": 3, "data_parallel_group": "A", "pipeline_parallel": stages}],
+        faults=[{"at_s": 0.41, "kind": "replica_crash", "replica": 1}],
+        recovery={"restart_s": restart_s},
+    )
+    run_config(tmp_path / "run", **tables)
+    found = summary_of(tmp_path / "run")
+    assert found["completed"] == 20
+    assert sum(found["faults"].values()) == 1
+
+
 def test_a_group_of_prefill_replicas_feeds_decodes(tmp_path: Path) -> None:
     rows = [ask(1000 * i, 200 + 50 * i, 8) for i in range(12)]
     tables = group(
