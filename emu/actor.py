@@ -41,7 +41,10 @@ RANK_REPLICA: Final = 2 << 20
 RANK_WATCHER: Final = 3 << 20
 """Migration watchers: add the replica id."""
 RANK_CONTROL: Final = 4 << 20
-"""Planner, rejecter, rebalancer, reporters."""
+"""Control loops. They read the same instants, so each has a rank of its own:"""
+RANK_REJECTER: Final = RANK_CONTROL + 1
+RANK_REBALANCER: Final = RANK_CONTROL + 2
+RANK_PLANNER: Final = RANK_CONTROL + 3
 
 _MASK: Final = (1 << 64) - 1
 _YIELD_EVERY: Final = 2048

@@ -286,7 +286,15 @@ class Cluster:
 
     def offer_later(self, watcher: Watcher, attempts: int) -> None:
         """A batch that was refused everywhere is offered again."""
-        self.faults.transfers.offer_later(watcher.inbox.poke, watcher.name, attempts)
+        if watcher.is_pausing:
+            return
+        watcher.is_pausing = True
+
+        def offer() -> None:
+            watcher.is_pausing = False
+            watcher.inbox.poke()
+
+        self.faults.transfers.offer_later(offer, attempts)
 
     def inject(self, fault: FaultTable) -> None:
         """A fault strikes at its time, or now. Raises InputError if it cannot."""
@@ -298,10 +306,14 @@ class Cluster:
             self.rejecter.changed.notify()
         if self.live is not None:
             self.live.changed.notify()
+            if self.config.migration.drain:
+                for other in self.replicas:
+                    if other.state is S.SHUTTING_DECODE:
+                        self.live.drain(other)
         self.scaler.changed.notify()
         if self._stuck:
-            for watcher in list(self._stuck.values()):
-                watcher.inbox.poke()
+            for source_id in sorted(self._stuck):  # who got stuck first must not matter
+                self._stuck[source_id].inbox.poke()
 
     def on_draining(self, replica: Replica) -> None:
         """Move a decode away from a replica that shuts down, if so configured."""

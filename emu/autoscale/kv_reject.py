@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from emu.actor import RANK_CONTROL, Event, Kernel
+from emu.actor import RANK_REJECTER, Event, Kernel
 from emu.config.schema import KvRejectTable
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
@@ -71,7 +71,7 @@ class KvRejecter:
         while True:
             await self.changed.wait()
             next_ns = (kernel.now_ns // period_ns + 1) * period_ns
-            await kernel.sleep_until(next_ns, RANK_CONTROL)
+            await kernel.sleep_until(next_ns, RANK_REJECTER)
             self.apply()
 
     def apply(self) -> None:

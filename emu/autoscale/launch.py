@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from emu.actor import RANK_CONTROL, Kernel
+from emu.actor import RANK_PLANNER, Kernel
 from emu.autoscale.actions import Load, Role, Target
 from emu.autoscale.hostcache import HostCache
 from emu.autoscale.loads import ActiveLoad, Loader, LoadWorld, Weights
@@ -147,7 +147,7 @@ class Launches:
         if self._deadline_ns:
             world.kernel.call_at(
                 world.kernel.now_ns + self._deadline_ns,
-                RANK_CONTROL,
+                RANK_PLANNER,
                 lambda: self._abort(active, "load deadline") if active.open_targets else None,
             )
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from emu.actor import RANK_CONTROL
+from emu.actor import RANK_PLANNER
 from emu.autoscale.actions import (
     Action,
     Expire,
@@ -139,7 +139,7 @@ class Scaler(Launches):
             elif wake_ns > kernel.now_ns:
                 await self.changed.wait(deadline_ns=wake_ns)
                 wake_ns = kernel.now_ns + 1 if kernel.now_ns != wake_ns else wake_ns
-            await kernel.sleep_until(ceil_div(wake_ns, tick_ns) * tick_ns, RANK_CONTROL)
+            await kernel.sleep_until(ceil_div(wake_ns, tick_ns) * tick_ns, RANK_PLANNER)
             wake_ns = self.tick()
 
     def tick(self) -> int:
@@ -343,7 +343,7 @@ class Scaler(Launches):
         self._sending, self._awaited = [], []
         for active in self.loader.active:
             self._take_up(active)
-        kernel.call_at(until_ns, RANK_CONTROL, self.changed.notify)
+        kernel.call_at(until_ns, RANK_PLANNER, self.changed.notify)
 
     # --- told by the cluster -------------------------------------------------------------------
     def on_moved(self, replica: Replica, before: ReplicaState) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
-from emu.actor import RANK_CONTROL, Event, Kernel
+from emu.actor import RANK_REBALANCER, Event, Kernel
 from emu.config.schema import MigrationTable
 from emu.migration.transfer import Network, Transfer
 from emu.replica.replica import Replica
@@ -104,7 +104,7 @@ class LiveMigrator:
         kernel, period_ns = self._world.kernel, ms_to_ns(self._table.rebalance_period_ms)
         while True:
             await self.changed.wait()
-            await kernel.sleep_until((kernel.now_ns // period_ns + 1) * period_ns, RANK_CONTROL)
+            await kernel.sleep_until((kernel.now_ns // period_ns + 1) * period_ns, RANK_REBALANCER)
             decoding = [r for r in self._world.replicas if r.state is S.DECODE]
             for replica in decoding:
                 replica.settle()
@@ -131,6 +131,7 @@ class LiveMigrator:
         """Move the request that was admitted last, unless one is already on its way."""
         if source.replica_id in self.moving:
             return
+        source.settle()
         candidates = [r for r in source.scheduler.residents() if r.generated_tokens > 0]
         if not candidates:
             return
@@ -148,6 +149,8 @@ class LiveMigrator:
         is_done = False
         if destination.reserve([request]):
             is_done = await self._move(request, lives, started_ns)
+        elif source.stages == 1:
+            source.inbox.poke()  # a drain tries again after the iteration in flight
         if self.moving.get(source.replica_id) is request:
             del self.moving[source.replica_id]
         self.finished += is_done

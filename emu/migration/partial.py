@@ -89,7 +89,7 @@ class Partials:
 
     def pump(self) -> None:
         """Start the next half, smallest batch id first."""
-        if self.in_flight is not None:
+        if self.in_flight is not None or self._watcher.is_pausing:
             return
         eligible = [split for split in self.seconds if split.destination is not None]
         for split in sorted([*self.firsts[:1], *eligible], key=_batch_id):

@@ -102,6 +102,8 @@ class Watcher:
         self.partials = Partials(self)
         self.block_size = block_size
         self.kv_bytes_per_token = kv_bytes_per_token
+        self.is_pausing = False
+        """Refused everywhere: nothing is offered for a while, whatever changes."""
         self.was_refused = False
         """The last search found only destinations that a fault makes refuse."""
         self.avoided: dict[int, int] = {}
@@ -194,6 +196,8 @@ class Watcher:
 
     def _pump(self) -> None:
         """Start the next transfer if there is a batch and a destination (else be stuck)."""
+        if self.is_pausing:
+            return
         if self.partials.has_work:
             self.partials.pump()
         if not self.queue or self.in_flight is not None:

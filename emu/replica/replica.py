@@ -363,6 +363,8 @@ class Replica:
             for request in requests:
                 request.status = Status.RUNNING
                 request.holder_id = self.replica_id
+            if self.state is S.SHUTTING_DECODE:
+                self.world.on_draining(self)
         if self.cancels:
             cancels, self.cancels = self.cancels, []
             for request, status, reason in cancels:
@@ -373,6 +375,8 @@ class Replica:
                 elif request.status is Status.MIGRATING or request.holder_id != self.replica_id:
                     self.world.cancel(request)  # it moved on in the iteration that was in flight
             self.world.on_capacity(self)
+            if self.signals is not None:
+                self._note_signal()
         if self.jobs:
             jobs, self.jobs = self.jobs, []
             for job in jobs:

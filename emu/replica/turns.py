@@ -110,7 +110,6 @@ async def shut_decode(replica: Replica) -> None:
     """Decode what is here and what is still arriving; close as soon as the lock can be had."""
     replica.apply_requests()
     replica.start_closing()
-    replica.world.on_draining(replica)
     if await replica.iterate():
         return
     if replica.is_idle and replica.lock.holder == replica.name:

@@ -190,5 +190,8 @@ def test_different_models_cannot_share_a_tier(tmp_path: Path) -> None:
         [ask(0, 512, 2)],
         replicas=[{"count": 1}, {"count": 1, "scheduler": {"block_size": 32}}],
     )
-    with pytest.raises(InputError, match=r"network\.tier_shared: replicas 0 and 1 share a tier but differ in block_size"):
+    with pytest.raises(
+        InputError,
+        match=r"network\.tier_shared: replicas 0 and 1 share a tier but differ in block_size",
+    ):
         run_config(tmp_path / "run", **tables)
