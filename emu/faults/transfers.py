@@ -56,7 +56,6 @@ class TransferFaults:
 
     def __init__(self, carrier: Carrier, on_strike: Callable[[FaultTable, str], None]) -> None:
         self.windows: list[Window] = []
-        self._offers: dict[str, None] = {}
         self._carrier = carrier
         self._on_strike = on_strike
 
@@ -103,16 +102,8 @@ class TransferFaults:
                 return True
         return False
 
-    def offer_later(self, again: Callable[[], None], who: str, attempts: int) -> None:
-        """Call `again` after a pause that doubles; one call at a time for each watcher."""
-        if who in self._offers:
-            return
+    def offer_later(self, offer: Callable[[], None], attempts: int) -> None:
+        """Call `offer` after a pause that doubles."""
         kernel = self._carrier.kernel
-        self._offers[who] = None
-
-        def offer() -> None:
-            del self._offers[who]
-            again()
-
         pause_ns = _RETRY_NS << min(attempts, 10)
         kernel.call_at(kernel.now_ns + pause_ns, RANK_WORLD, offer)
