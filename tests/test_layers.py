@@ -31,6 +31,8 @@ FLOORS = {
         "progress",
         "tables",
         "importers",
+        "profiler",
+        "calibrate",
     ],
     5: ["cli", "cli_workload", "serve", "sweep", "__main__", "__init__", "docs", "experiments"],
 }
