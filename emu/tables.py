@@ -7,6 +7,7 @@ from rich.table import Table
 
 from emu.catalogue import sizes
 from emu.catalogue.lookup import list_gpus, list_models, lookup_gpu, lookup_model
+from emu.latency.aiconfigurator import covered_pairs
 
 
 def print_models() -> None:
@@ -30,7 +31,15 @@ def print_models() -> None:
             f"{sizes.kv_bytes_per_token(model, kv_dtype) / 1024:.1f} KiB",
             str(model.max_position),
         )
-    Console(width=None).print(table)
+    console = Console(width=None)
+    console.print(table)
+    pairs = covered_pairs()
+    covered = sorted({name for models in pairs.values() for name in models})
+    if covered:
+        console.print(f"latency.backend = aiconfigurator covers {len(covered)} models:")
+        for name in covered:
+            gpus = ", ".join(gpu for gpu, models in pairs.items() if name in models)
+            console.print(f"  {name}: {gpus}", soft_wrap=True)
 
 
 def print_gpus() -> None:
@@ -54,4 +63,7 @@ def print_gpus() -> None:
             f"{gpu.pcie_gbps:g} Gbit/s",
             f"{gpu.tdp_w:g} W" if gpu.tdp_w else "-",
         )
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for name, models in covered_pairs().items():
+        console.print(f"latency.backend = aiconfigurator covers {len(models)} models on {name}")

@@ -63,7 +63,9 @@ class ProfileBackend:
         if not 1 <= parallel.pipeline <= model.layers:
             problem = f"{parallel.pipeline} stages for {model.layers} layers"
             raise InputError("config", None, "replicas.pipeline_parallel", problem)
-        self._attention = LayerAttention(bundle, separate=host != NO_OVERHEAD)
+        self._attention = LayerAttention(
+            bundle.attention, bundle.skew, separate=host != NO_OVERHEAD
+        )
         self._layers = model.layers
         self._rows = LayerRows(bundle, model, parallel, host_memory, collective_ns, gate)
         self._moe_before = self._rows.moe_before

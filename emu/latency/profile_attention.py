@@ -22,20 +22,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emu.latency.base import BatchShape
-from emu.latency.profile_bundle import Bundle
-from emu.latency.profile_tables import DecodeTimes
+from emu.latency.profile_tables import AttentionTable, DecodeTimes, SkewTable
 
 _TAIL_QUARTERS: Final = 3
 """Exposed part of the longest decode's time beyond the mean one's, in quarters."""
 
 
 class LayerAttention:
-    """Attention of one layer, in ns, for one bundle."""
+    """Attention of one layer, in ns, from one table."""
 
-    def __init__(self, bundle: Bundle, *, separate: bool) -> None:
-        self._table = bundle.attention
-        self._decodes = DecodeTimes(bundle.attention)
-        self._skew = bundle.skew
+    def __init__(self, table: AttentionTable, skew: SkewTable | None, *, separate: bool) -> None:
+        self._table = table
+        self._decodes = DecodeTimes(table)
+        self._skew = skew
         self._separate = separate
 
     def at(self, shape: BatchShape) -> int:

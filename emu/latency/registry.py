@@ -186,6 +186,8 @@ def _named(context: LatencyContext) -> LatencyBackend:
         )
     if table.backend == "profile":
         return _profile(context, host)
+    if table.backend == "aiconfigurator":
+        return _aiconfigurator(context, host)
     if table.backend == "astra-sim":
         from emu.astra.factory import make_astra
 
@@ -209,6 +211,23 @@ def _roofline(context: LatencyContext, host: HostCosts) -> RooflineBackend:
         collective_ns=collectives(context),
         round_tokens_to=table.round_tokens_to,
     )
+
+
+def _aiconfigurator(context: LatencyContext, host: HostCosts) -> LatencyBackend:
+    from emu.latency.aiconfigurator import AiconfiguratorBackend, find_table
+
+    if context.pipeline_parallel > 1:
+        problem = "the aiconfigurator backend has no pipeline stages"
+        raise InputError(context.source, None, "replicas.pipeline_parallel", problem)
+    table = find_table(
+        context.table.path,
+        context.model.name,
+        context.gpu.name,
+        tp=context.tensor_parallel,
+        ep=max(1, context.expert_parallel) if context.model.experts is not None else 1,
+        source=context.source,
+    )
+    return AiconfiguratorBackend(table, context.model.layers, host)
 
 
 def _profile(context: LatencyContext, host: HostCosts) -> LatencyBackend:

@@ -18,9 +18,7 @@ class Table:
 
 
 def attention() -> LayerAttention:
-    made = LayerAttention.__new__(LayerAttention)
-    made._table, made._skew, made._separate = Table(), None, True
-    return made
+    return LayerAttention(Table(), None, separate=True)
 
 
 def prompts(*pairs: tuple[int, int], contexts: tuple[int, ...] = ()) -> BatchShape:

@@ -1,0 +1,312 @@
+"""The `aiconfigurator` backend: whole iterations from NVIDIA's measured kernel database.
+
+The database (the wheel `aiconfigurator-core`, extra `aiconfigurator`) is asked once, at start, for
+the batches of a grid; from then on only the table is used, interpolated like a profile bundle. A
+table that was saved (`latency.path`) works again without the wheel, and says where it comes from.
+
+A query is one forward pass over (prompt tokens, their history, decodes, their summed history): GPU
+time without any of the host's, which is added as for every backend that knows kernels only. Several
+prompts and unequal decodes are treated as in `profile_attention.py`. Pipelines are not modelled.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from emu.errors import InputError
+from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
+from emu.latency.host import NO_OVERHEAD, HostCosts, host_ns
+from emu.latency.profile_attention import LayerAttention
+from emu.latency.profile_tables import AttentionTable
+
+WHEEL: Final = "aiconfigurator-core==0.12.0"
+FORMAT: Final = "emu aiconfigurator table 1"
+
+SYSTEMS: Final = {
+    "A100-SXM4-80GB": "a100_sxm",
+    "A100-SXM4-40GB": "a100_sxm",
+    "A100-PCIE-80GB": "a100_pcie",
+    "A30": "a30",
+    "H100-SXM5-80GB": "h100_sxm",
+    "H100-PCIE-80GB": "h100_pcie",
+    "H200-SXM-141GB": "h200_sxm",
+    "B200-SXM-180GB": "b200_sxm",
+    "GB200": "gb200",
+    "L4": "l4",
+    "L40S": "l40s",
+    "RTXPRO6000": "rtx_pro_6000_server",
+}
+"""Our GPU -> the database's system."""
+
+CHUNKS: Final = (16, 32, 64, 128, 256, 512, 1024, 1536, 2048, 3072, 4096, 8192)
+HISTORIES: Final = (0, 512, 2048, 8192, 32768)
+DECODES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
+CONTEXTS: Final = (16, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
+_MIXED_HISTORIES: Final = (0, 2048, 32768)
+_MIXED_CONTEXTS: Final = (16, 1024, 8192, 131072)
+
+_VECTOR_FROM: Final = 6
+
+Point = tuple[int, int, int, int]
+"""(prompt tokens, their history, decodes, history of each)."""
+Forward = Callable[[Point], float]
+"""One forward pass, ms."""
+
+
+class Provenance(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a table comes from."""
+
+    wheel: str
+    model: str
+    """Name in the database."""
+    system: str
+    engine: str
+    """Engine whose kernels were measured, and the version that was asked for."""
+    tensor_parallel: int
+    expert_parallel: int = 1
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """A sampled table, as it is saved."""
+
+    format: str = FORMAT
+    our_model: str = ""
+    provenance: Provenance
+    points: list[tuple[int, int, int, int, int]]
+    """(prompt tokens, their history, decodes, history of each, ns)."""
+
+
+class AiconfiguratorBackend:
+    """Cost of iterations from one table."""
+
+    name = "aiconfigurator"
+    foreign = False
+
+    def __init__(self, table: Table, layers: int, host: HostCosts = NO_OVERHEAD) -> None:
+        self.table = table
+        # The database holds the kernels that engines run; nothing is taken off for compilation.
+        self.host = msgspec.structs.replace(host, compiled_permille=1000)
+        self.first_use_ns = host.first_use_ns
+        self._layers = layers
+        self._forward = LayerAttention(AttentionTable(table.points), None, separate=True)
+
+    def iteration_ns(self, shape: BatchShape) -> int:
+        """Duration of one iteration."""
+        begin = min(shape.start_layer, self._layers)
+        left = self._layers - begin
+        count = min(shape.layers, left) if shape.layers >= 0 else left
+        total = self._forward.at(shape)
+        if count != self._layers:  # a relayed batch: its part of the layers
+            total = total * (begin + count) // self._layers - total * begin // self._layers
+        return max(1, total + host_ns(self.host, shape, count))
+
+    def stage_ns(self, shape: BatchShape) -> tuple[int, ...]:
+        """One stage."""
+        return (self.iteration_ns(shape),)
+
+    def decode_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
+        """Cumulative ends of successive decode iterations, equal to stepping."""
+        if steps < _VECTOR_FROM or shape.start_layer or shape.layers >= 0:
+            return stepped_decode_run(self, shape, steps)
+        costs = self._forward.of_decode_run(shape, steps) + host_ns(self.host, shape, self._layers)
+        return np.cumsum(np.maximum(costs, 1))
+
+    def components_ns(self, shape: BatchShape) -> dict[str, int]:
+        """The database answers for whole passes: all GPU time counts as dense."""
+        parts = dict.fromkeys(COMPONENTS, 0)
+        count = shape.layers if shape.layers >= 0 else self._layers
+        parts["cpu_overhead"] = host_ns(
+            self.host, shape, min(count, self._layers - shape.start_layer)
+        )
+        parts["dense"] = self.iteration_ns(shape) - parts["cpu_overhead"]
+        return parts
+
+
+# --- sampling ------------------------------------------------------------------------------------
+def grid() -> Iterator[Point]:
+    """The batches that the database is asked for."""
+    for chunk in CHUNKS:
+        for history in HISTORIES:
+            yield chunk, history, 0, 0
+    for decodes in DECODES:
+        for context in CONTEXTS:
+            yield 0, 0, decodes, context
+    for chunk in CHUNKS:
+        for history in _MIXED_HISTORIES:
+            for decodes in DECODES:
+                for context in _MIXED_CONTEXTS:
+                    yield chunk, history, decodes, context
+
+
+def sample(forward: Forward, provenance: Provenance, our_model: str) -> Table:
+    """Ask for every point of the grid."""
+    points = [(*point, max(1, round(forward(point) * 1e6))) for point in grid()]
+    return Table(our_model=our_model, provenance=provenance, points=points)
+
+
+def sample_database(
+    model: str, gpu: str, *, tp: int, ep: int, engine: str = "vllm", source: str = "config"
+) -> Table:
+    """Sample the installed database. Raises InputError for what it lacks, or if it is absent."""
+    if gpu not in SYSTEMS:
+        problem = f"aiconfigurator has no data for {gpu}; it has {', '.join(SYSTEMS)}"
+        raise InputError(source, None, "nodes.gpu", problem)
+    sdk = _sdk(source)
+    name = _database_name(model, source)
+    config = {
+        "schema_version": 1,
+        "model_name": name,
+        "system_name": SYSTEMS[gpu],
+        "backend": engine,
+        "tp_size": tp,
+        "pp_size": 1,
+        "moe_tp_size": max(1, tp // ep),
+        "moe_ep_size": ep,
+    }
+    try:
+        database = sdk.RustForwardPassPerfModel.from_native(config)
+    except (RuntimeError, ValueError, KeyError, OSError) as error:  # not in its data
+        reason = str(error).strip().splitlines()[-1][:300]
+        problem = f"aiconfigurator does not cover {name} on {SYSTEMS[gpu]}, TP {tp}: {reason}"
+        raise InputError(source, None, "latency.backend", problem) from None
+
+    def forward(point: Point) -> float:
+        chunk, history, decodes, context = point
+        answer = database.estimate_forward_pass_time_ms(
+            {
+                "scheduled_requests": {
+                    "num_prefill_requests": int(chunk > 0),
+                    "sum_prefill_tokens": chunk,
+                    "sum_prefill_kv_tokens": history,
+                    "num_decode_requests": decodes,
+                    "sum_decode_kv_tokens": decodes * context,
+                }
+            }
+        )
+        return float(answer)
+
+    provenance = Provenance(
+        wheel=WHEEL,
+        model=name,
+        system=SYSTEMS[gpu],
+        engine=engine,
+        tensor_parallel=tp,
+        expert_parallel=ep,
+    )
+    return sample(forward, provenance, model)
+
+
+def _sdk(source: str) -> Any:
+    try:
+        from aiconfigurator_core import sdk
+    except ImportError:
+        problem = f"the database is not installed: pip install 'emu[aiconfigurator]' ({WHEEL})"
+        raise InputError(source, None, "latency.backend", problem) from None
+    return sdk
+
+
+def _database_name(model: str, source: str) -> str:
+    """The database's name of our model: the same but for case and Meta's former prefix."""
+    known = sorted(covered_models())
+    plain = {_plain(name): name for name in reversed(known)}
+    if _plain(model) not in plain:
+        problem = f"aiconfigurator has no model {model!r}; it has {', '.join(known)}"
+        raise InputError(source, None, "model.name", problem)
+    return plain[_plain(model)]
+
+
+def _plain(name: str) -> str:
+    short = name.lower().rpartition("/")[2].removeprefix("meta-")
+    return short.removesuffix("-instruct")
+
+
+def covered_models() -> set[str]:
+    """Models whose configuration the wheel has; empty without it."""
+    try:
+        from aiconfigurator_core.sdk import common
+    except ImportError:
+        return set()
+    return set(common.DefaultHFModels)
+
+
+def covered_pairs(engine: str = "vllm") -> dict[str, list[str]]:
+    """Models that the wheel's own test matrix passes, by our GPU; empty without the wheel."""
+    found = importlib.util.find_spec("aiconfigurator_core")
+    if found is None or found.origin is None:
+        return {}
+    pairs: dict[str, list[str]] = {}
+    for gpu, system in SYSTEMS.items():
+        matrix = Path(found.origin).parent / "systems" / "support_matrix" / f"{system}.csv"
+        if not matrix.is_file():
+            continue
+        with matrix.open(newline="", encoding="utf-8") as file:
+            models = {
+                row["HuggingFaceID"]
+                for row in csv.DictReader(file)
+                if row["Backend"] == engine and row["Status"] == "PASS"
+            }
+        if models:
+            pairs[gpu] = sorted(models)
+    return pairs
+
+
+# --- saving --------------------------------------------------------------------------------------
+def table_path(path: str, model: str, gpu: str, tp: int, ep: int) -> Path:
+    """Where a table is saved: the file itself, or one by its content in a directory."""
+    place = Path(path)
+    if place.suffix == ".json":
+        return place
+    name = f"{model.rpartition('/')[2]}-{SYSTEMS.get(gpu, gpu)}-tp{tp}"
+    return place / (f"{name}-ep{ep}.json" if ep > 1 else f"{name}.json")
+
+
+def save_table(path: Path, table: Table) -> None:
+    """Write a table, one point a line."""
+    head = msgspec.json.encode(msgspec.structs.replace(table, points=[])).decode()
+    lines = ",\n".join(msgspec.json.encode(point).decode() for point in table.points)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(head.removesuffix("[]}") + "[\n" + lines + "\n]}\n", encoding="utf-8")
+
+
+def load_table(path: Path) -> Table:
+    """Read a table. Raises InputError."""
+    try:
+        table = msgspec.json.decode(path.read_bytes(), type=Table)
+    except OSError as error:
+        raise InputError(str(path), None, "latency.path", error.strerror or "unreadable") from None
+    except msgspec.DecodeError as error:
+        raise InputError(str(path), None, "latency.path", str(error)) from None
+    if table.format != FORMAT or not table.points:
+        raise InputError(str(path), None, "format", f"expected {FORMAT!r} with points")
+    return table
+
+
+def find_table(
+    path: str, model: str, gpu: str, *, tp: int, ep: int, source: str = "config"
+) -> Table:
+    """The saved table for these, else a fresh one, which is saved if there is a `path`."""
+    if not path:
+        return sample_database(model, gpu, tp=tp, ep=ep, source=source)
+    place = table_path(path, model, gpu, tp, ep)
+    if not place.exists():
+        table = sample_database(model, gpu, tp=tp, ep=ep, source=source)
+        save_table(place, table)
+        return table
+    table = load_table(place)
+    known = table.provenance
+    found = (table.our_model, known.system, known.tensor_parallel, known.expert_parallel)
+    if found != (model, SYSTEMS.get(gpu, gpu), tp, ep):
+        problem = (
+            f"the table is for {found[0]} on {found[1]}, TP {found[2]}, EP {found[3]}; "
+            f"wanted {model} on {SYSTEMS.get(gpu, gpu)}, TP {tp}, EP {ep}"
+        )
+        raise InputError(str(place), None, "latency.path", problem)
+    return table
