@@ -1,7 +1,7 @@
 """Energy of a run by part of the machine, from what the run's books say.
 
 Owns the rules: idle power of everything for the whole run, and on top of it what was done. Pure;
-called once, at the end. Source: `llmservingsim-semantics.md` section 14, with these differences:
+called once, at the end. Source: LLMServingSim 2.0, with these differences:
 a GPU is active while its replica (or its pipeline stage) runs an iteration, exchanges included;
 the processors of a machine are no busier than all of the time; bytes between stages count at the
 size of their elements.

@@ -3,8 +3,7 @@
 Owns the sizes. A tier of `cpu` is a machine's host memory (or the part that `cpu_tier_gib` names);
 `cxl` is the CXL memory reachable from it. Shared (`network.tier_shared`), all replicas of a machine
 see one pool; for CXL, all replicas of all machines that name the same pool. Private, they divide
-it evenly. (LLMServingSim gives each instance the whole capacity: `llmservingsim-semantics.md`
-section 17, defect 7.)
+it evenly. (LLMServingSim gives each instance the whole capacity: LLMServingSim 2.0, defect 7.)
 """
 
 from __future__ import annotations

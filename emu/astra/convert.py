@@ -2,7 +2,7 @@
 
 Owns the dependencies: layers in a chain, collectives behind the layer that they belong to,
 weight loads that wait for nobody, expert and PIM sections, transfers between pipeline stages, and
-the receivers of a prefill replica's KV. Source: `astra-sim.md` section 4.4.
+the receivers of a prefill replica's KV. Source: ASTRA-Sim as LLMServingSim drives it.
 
 NPU numbering: stage s, rank o of a replica that starts at NPU f is f + s * n + o, with n NPUs per
 stage. A prefill replica owns twice as many: NPU i + num_npus only receives what NPU i sends.

@@ -4,7 +4,7 @@ Owns the record stream (varint length, then one protobuf message) and the attrib
 ASTRA-Sim reads from a node. Two dialects differ in the numbers of node types and in the unit of
 durations: the fork of LLMServingSim (nanoseconds) and the published program (microseconds; see
 `inputs.py` for how nanoseconds survive there). Malformed files are InputErrors that name the
-byte. Source: `astra-sim.md` sections 4.2 and 4.3.
+byte. Source: ASTRA-Sim as LLMServingSim drives it.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Resources of an NPU: one compute slot (COMP), one communication slot (COLL and S
 and PIM nodes need none, but memory devices and PIM channels serve one request at a time, in order
 of arrival, from all NPUs. Whatever finishes, the NPU's ready nodes are walked in order of their
 ids and those whose resource is free are started. Equal instants run in order of scheduling.
-Source: `astra-sim.md` sections 5 and 6.
+Source: ASTRA-Sim as LLMServingSim drives it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Owns their text for both programs. The fork of LLMServingSim takes nanoseconds e
 published program multiplies durations by 1000 (it reads microseconds); so that nanoseconds
 survive, its files are written on a clock that is 1000 times finer: latencies and delays times
 1000, bandwidths divided by 1000, and the cycles that it reports divided by 1000
-(`UPSTREAM_SCALE`). Source: `astra-sim.md` sections 3 and 7.
+(`UPSTREAM_SCALE`). Source: ASTRA-Sim as LLMServingSim drives it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns the protocol that the trace generator asks, and its adapter to measured bundles. A source is
 pure; times are integer ns of one rank. Rules of the bundle look-ups:
-`llmservingsim-latency.md` sections 2 and 3.
+LLMServingSim 2.0.
 """
 
 from __future__ import annotations

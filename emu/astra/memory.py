@@ -2,7 +2,7 @@
 
 Owns the three memories of ASTRA-Sim's memory file (host, CXL, NPU) with their service times and
 queues. Bandwidth is GB/s with 1 GB = 1e9 bytes, that is bytes per ns, and is truncated to a whole
-number, as is the latency. Source: `astra-sim.md` sections 3.3 and 5.
+number, as is the latency. Source: ASTRA-Sim as LLMServingSim drives it.
 """
 
 from __future__ import annotations

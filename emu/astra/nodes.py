@@ -2,7 +2,7 @@
 
 Owns the in-memory form that the converter makes, the executor runs and the `.et` writer stores,
 and the numbers of the file format (node types of both dialects, places, collectives). Times are
-integer nanoseconds, sizes bytes. Source: `astra-sim.md` sections 4.2 and 4.3.
+integer nanoseconds, sizes bytes. Source: ASTRA-Sim as LLMServingSim drives it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Owns a deterministic, synchronous re-run of that simulator's main loop: polls, r
 scheduling, hand-off from prefill to decode, data-parallel waves, sessions. Its only purpose is to
 reproduce published runs to the nanosecond; emu's own runs use the replica actors. Schedulers and
 KV pools are emu's (`batching/vllm.py`), so what they do is checked here against the original.
-Source: `llmservingsim-semantics.md` sections 3, 4, 5, 9.4, 10 and 11.
+Source: LLMServingSim 2.0.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Owns the reading of such a JSON file into replicas with their NPU numbers, paral
 network's dimensions, memories and weight placement: that simulator's rules, oddities included
 (one host bandwidth for all nodes, a prefill replica owns twice its NPUs). Not the way to
 configure emu: `emu import-cluster` turns such a file into a configuration.
-Source: `llmservingsim-semantics.md` sections 2.1, 9.1 and 13.
+Source: LLMServingSim 2.0.
 """
 
 from __future__ import annotations

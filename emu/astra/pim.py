@@ -2,7 +2,7 @@
 
 Owns the figures that follow from a memory device's description (INI, as DRAM simulators use
 them), the linear model of attention in memory, and the distribution of requests over channels.
-Source: `llmservingsim-semantics.md` section 13.
+Source: LLMServingSim 2.0.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Owns the fork's polling: after all events of an instant, every idle end NPU and then every idle
 start NPU asks the front end; NPUs between a start NPU and the next receive the start NPU's
-graphs. Without events the clock moves by a fixed step (the idle grid). Source: `astra-sim.md`
-section 2.3.
+graphs. Without events the clock moves by a fixed step (the idle grid). Source: ASTRA-Sim as
+LLMServingSim drives it.
 
 `idle_step_ns` is a quirk of the program and matters for parity only. With `idle_step_ns` = 0 the
 front end says when something will happen, and the clock jumps there.

@@ -8,7 +8,7 @@ the kernel: an actor that awaits it counts as runnable, so simulated time stands
 Whatever goes wrong ends in one clear error that carries the last lines of the program: a missing
 or unusable program is an InputError, silence, garbage, a crash or an early end a RunError. The
 process never outlives the client: leaving `open_astra` for any reason, cancellation included,
-terminates it, then kills it, and waits for it. Source: `astra-sim.md` sections 1, 2, 7 and 8.
+terminates it, then kills it, and waits for it. Source: ASTRA-Sim as LLMServingSim drives it.
 """
 
 from __future__ import annotations

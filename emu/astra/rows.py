@@ -3,7 +3,7 @@
 Owns the order of rows, tensor sizes, where collectives hang, the expert and PIM sections, and the
 placement of weights. One generator serves one kind of replica. Does not own: compute times
 (`layer_times.py`), the graphs (`convert.py`), which requests are in the batch.
-Source: `llmservingsim-semantics.md` sections 7, 8, 9, 10 and 13.
+Source: LLMServingSim 2.0.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The text trace of an iteration: one row per layer, before it becomes graphs.
 
 Owns the rows, their text form (11 columns and marker rows) and its reading. One trace describes
-one replica's iteration, all pipeline stages. Sizes are bytes, times ns. Source: `astra-sim.md`
-section 4.1.
+one replica's iteration, all pipeline stages. Sizes are bytes, times ns. Source: ASTRA-Sim as
+LLMServingSim drives it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """LLMServingSim's cluster file: its keys with their types, and what they imply.
 
 Owns the reading of the JSON and the inference of parallel degrees
-(reference/llmservingsim-semantics.md, section 2.1). Does not know emu's own configuration
+(LLMServingSim 2.0). Does not know emu's own configuration
 (`llmservingsim.py` writes that).
 """
 

@@ -6,7 +6,7 @@ of a request run side by side. Pieces go to the least loaded channels, longest f
 takes as long as the longest request or as all work spread over the channels, whichever is more.
 
 The length that counts is the tokens whose KV exists. LLMServingSim takes the length of the prompt
-and never adds the output (`llmservingsim-semantics.md` section 13, and section 17, defect 8).
+and never adds the output (LLMServingSim 2.0, defect 8).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ DEVICES: Final = {
         channel_gib=2, idle_w=0.071, peak_w=0.877, slope_ns=282.4338, intercept_ns=15996.7018
     ),
 }
-"""Published figures and fits (`llmservingsim-semantics.md` section 13)."""
+"""Published figures and fits (LLMServingSim 2.0)."""
 
 
 def pim_device(name: str, source: str, key: str) -> PimDevice:

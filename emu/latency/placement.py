@@ -8,7 +8,7 @@ ended. Expert weights are the exception: their load begins when the row before h
 experts of a rank are loaded, whichever are used. Ranks that share a device queue up. Host memory is
 read over the GPU's PCIe link, CXL devices at their own rate.
 
-Rules: `llmservingsim-semantics.md` section 13. Two replicas that read from one device at a time do
+Rules: LLMServingSim 2.0. Two replicas that read from one device at a time do
 not slow each other down here.
 """
 

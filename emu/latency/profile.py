@@ -1,7 +1,7 @@
 """The `profile` latency backend: an iteration as the sum of measured layer times.
 
-Owns the mapping from a batch shape to look-ups (reference/llmservingsim-latency.md, sections 2
-and 7): what is padded, and how layers are cut into pipeline stages. Rows run strictly one after
+Owns the mapping from a batch shape to look-ups (LLMServingSim 2.0): what is padded, and how layers
+are cut into pipeline stages. Rows run strictly one after
 another. By default this is the simulator's sum, without any time of the host; `host` adds the
 engine's own time and the effects of compiled execution (`emu/latency/host.py`), and prompts are
 then attended one by one (`profile_attention.py`).

@@ -1,6 +1,6 @@
 """Attention of one layer from a profile bundle: one look-up for a batch, by either of two rules.
 
-Merged (`reference/llmservingsim-latency.md`, section 3.3): the prompts of a batch count as one
+Merged (LLMServingSim 2.0): the prompts of a batch count as one
 chunk over the sum of their histories, its decodes as equals at their mean history, corrected by
 the bundle's fitted fraction. This is the simulator's rule, to the nanosecond.
 

@@ -1,6 +1,6 @@
 """Profile bundles on disk: finding one, reading it, and saying what it lacks.
 
-Owns the layout (reference/llmservingsim-latency.md, section 1):
+Owns the layout (LLMServingSim 2.0):
 
     ROOT/HARDWARE/MODEL/VARIANT/meta.yaml
     ROOT/HARDWARE/MODEL/VARIANT/tpN/{dense,per_sequence,attention,moe,skew_fit}.csv

@@ -2,7 +2,7 @@
 
 Owns the cost of the layers for a number of tokens and of logit rows (with the collectives that
 hang on them), of the exchange between expert ranks, and of the host-memory accesses at both ends
-(reference/llmservingsim-latency.md, sections 5 to 7). Each count is worked out once and kept.
+(LLMServingSim 2.0). Each count is worked out once and kept.
 
 Does not know batches (`profile.py`), interpolation (`profile_tables.py`), nor how long a
 collective takes.

@@ -1,7 +1,7 @@
 """Look-up tables of measured layer times: pure numbers, no files.
 
-Owns the interpolation rules of the profile backend (reference/llmservingsim-latency.md,
-section 3): 1-D curves, the 4-D attention grid, the skew correction and the 2-D expert table.
+Owns the interpolation rules of the profile backend (LLMServingSim 2.0): 1-D curves, the 4-D
+attention grid, the skew correction and the 2-D expert table.
 All times are integer nanoseconds, interpolation is linear on raw values in float64, and results
 are truncated, so the order of operations is part of the contract: scalar and vectorised paths
 perform the same float operations in the same order and agree bit by bit.

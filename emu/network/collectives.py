@@ -12,7 +12,7 @@ endpoint delay after the rank enters the phase. Nobody waits for more than its d
 that start apart end apart (`ends_ns`). Where all start together every rank has the same
 timeline, and one sum is enough (`collective_ns`).
 
-Source of the rules: `astra-sim.md` sections 6.2 to 6.4; chunking derived from the table of
+Source of the rules: ASTRA-Sim as LLMServingSim drives it; chunking derived from the table of
 cycle counts and confirmed against the program.
 """
 

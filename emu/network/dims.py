@@ -5,7 +5,7 @@ fastest) and the time of a single message on it. Does not own: algorithms (`coll
 contention (`congestion.py`), links shared with KV transfers (`links.py`).
 
 Bandwidths here are GiB/s (2**30 bytes), the unit of ASTRA-Sim's network file. Source of the
-rules: `astra-sim.md` sections 3.1 and 6.1.
+rules: ASTRA-Sim as LLMServingSim drives it.
 """
 
 from __future__ import annotations

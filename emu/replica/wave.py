@@ -3,7 +3,7 @@
 Owns the barrier of one group. A member that has formed a batch enters the wave and waits; the
 wave leaves when every member that serves has entered. Members with nothing to do enter with a
 batch of one token, so that nobody waits for them; they are woken when somebody enters. All batches
-are padded to the largest token count. Rules: `llmservingsim-semantics.md` section 9.4.
+are padded to the largest token count. Rules: LLMServingSim 2.0.
 
 Where members share the experts of a model, every layer ends in an exchange between all of them:
 whoever is early waits there, so each member's attention takes as long as the slowest one's. In a

@@ -197,7 +197,7 @@ def test_dense_group_reproduces_the_published_run(tmp_path: Path) -> None:
 
 @needs_shared
 def test_expert_group_reproduces_the_worked_example(tmp_path: Path) -> None:
-    """`llmservingsim-latency.md` section 7.4; there the two input loads of 8 ns queue up."""
+    """LLMServingSim 2.0; there the two input loads of 8 ns queue up."""
     requests = tmp_path / "w.jsonl"
     rows = [{"input_toks": 512, "output_toks": 3, "arrival_time_ns": 1000}] * 2
     requests.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,6 +1,6 @@
 """The measured bundles against the reference's golden look-ups and worked iterations.
 
-Numbers are those of llmservingsim-latency.md, sections 4 and 7.
+Numbers are those of LLMServingSim 2.0.
 """
 
 from __future__ import annotations
