@@ -108,6 +108,6 @@ def next_decode_shape(shape: BatchShape, step: int) -> BatchShape:
 
 
 def stepped_decode_run(backend: LatencyBackend, shape: BatchShape, steps: int) -> NDArray[np.int64]:
-    """Reference for `decode_run_ns`: one `iteration_ns` a step. For backends without a short cut."""
+    """Reference for `decode_run_ns`: one `iteration_ns` a step (backends without a short cut)."""
     costs = [backend.iteration_ns(next_decode_shape(shape, step)) for step in range(steps)]
     return np.cumsum(np.array(costs, dtype=np.int64))

@@ -219,7 +219,7 @@ class Watcher:
             self.world.offer_later(self, batch.attempts)
 
     def _exceeds_all(self, batch: MigratingBatch) -> bool:
-        """No replica could hold the batch, even empty (prefixes shared here are not shared there)."""
+        """No replica could hold the batch, even empty (shared prefixes are not shared there)."""
         others = [r.scheduler for r in self.world.decode_replicas() if r is not self.source]
         return all(s.blocks_to_reserve(batch.requests) > s.blocks_total for s in others)
 
