@@ -64,7 +64,7 @@ def test_messages_arrive_in_order_and_a_deadline_yields_none() -> None:
 
         async def receiver() -> None:
             for _ in range(3):
-                got.append((kernel.now_ns, await box.get(deadline_ns=50)))
+                got.append((kernel.now_ns, await box.get(deadline_ns=50)))  # noqa: PERF401
             kernel.stop()
 
         async def sender() -> None:

@@ -1,7 +1,6 @@
 """Collective costs without congestion: by hand, against the reference's figures, and as laws."""
 
 import pytest
-from tests.network.collective_table import TABLE, frontend, table_rows, table_system
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from emu.network.collectives import (
     pipeline_ns,
 )
 from emu.network.dims import NetworkDim, coordinates, group_of, message_between_ns
+from tests.network.collective_table import TABLE, frontend, table_rows, table_system
 
 
 def test_ring_all_reduce_by_hand():

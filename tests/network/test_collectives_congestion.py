@@ -1,7 +1,6 @@
 """Congestion-aware collectives: by hand, against the table, and against the sums without it."""
 
 import pytest
-from tests.network.collective_table import TABLE, frontend, table_rows, table_system
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,6 +8,7 @@ from emu.errors import InputError
 from emu.network.collectives import CollectiveSystem, collective_ns, ends_ns
 from emu.network.congestion import congested_ns, simulate_ends_ns
 from emu.network.dims import NetworkDim
+from tests.network.collective_table import TABLE, frontend, table_rows, table_system
 
 ONE_BYTE_PER_NS = 1e9 / 2**30
 

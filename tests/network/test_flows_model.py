@@ -6,12 +6,12 @@ import itertools
 import math
 from fractions import Fraction
 
-from tests.network.flow_reference import Reference, RefFlow, progressive_filling
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from emu.network.flows import END, FlowTable
 from emu.network.links import UNITS_PER_BYTE
+from tests.network.flow_reference import Reference, RefFlow, progressive_filling
 
 RATES = [1, 7, 1_000, 12_500_000_000, 200_000_000_000, 16_000_000_000, 999_999_937, 3_333_333_333]
 PROFILE = settings(deadline=None, max_examples=60)
