@@ -60,6 +60,6 @@ def test_mistakes_are_one_line(runs: tuple[Path, Path], tmp_path: Path) -> None:
     assert "expected 2 to 10 runs" in refused(emu("compare", runs[0]))
     assert "no summary.json" in refused(emu("compare", runs[0], tmp_path))
     line = refused(emu("compare", *runs, "--measured", tmp_path / "m.jsonl"))
-    assert line == "compare: --measured: takes one run and writes no page"
+    assert line == "compare: --measured: takes one run"
     absent = tmp_path / "absent"
     assert refused(emu("compare", runs[0], "--measured", absent)).startswith(f"{absent}: ")
