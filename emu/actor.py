@@ -52,7 +52,11 @@ _YIELD_EVERY: Final = 2048
 Waiter = asyncio.Future[bool]
 Align = Callable[[int], int]
 Turn = Callable[[], int]
-"""What an actor would do now; when its next turn is due, or -1 to wake the actor itself."""
+"""What an actor would do now; when its next turn is due, or one of the following."""
+WAKE: Final = -1
+"""The actor itself must go on."""
+PARK: Final = -2
+"""There is nothing to do before the next poke."""
 
 
 class Kernel:
@@ -66,6 +70,10 @@ class Kernel:
         self.digest = 0
         """Running digest of (time, rank) of every timer popped: cheap determinism check."""
         self._heap: list[tuple[int, int, int, Target]] = []
+        self._ready: deque[Mailbox[Any] | tuple[Waiter, bool]] = deque()
+        """What runs when the actors that run now have come to rest: turns of parked actors, and
+        whoever was woken after them."""
+        self._is_advancing = False
         self._sequence = 0
         self._runnable = 0
         self._is_stopping = False
@@ -112,7 +120,7 @@ class Kernel:
         self._loop.call_soon(self._stop_at_rest)
 
     def _stop_at_rest(self) -> None:
-        if self._runnable == 0 and not self._done.done():
+        if self._runnable == 0 and not self._ready and not self._done.done():
             self._done.set_result(None)
 
     def fail(self, error: BaseException) -> None:
@@ -186,12 +194,25 @@ class Kernel:
 
     def _wake(self, waiter: Waiter, result: bool) -> None:
         """Make a waiting actor runnable. False = its deadline came."""
+        self._count_event()
+        if self._ready:  # behind those who came before
+            self._ready.append((waiter, result))
+            return
         self._runnable += 1
+        waiter.set_result(result)
+
+    def _wake_turn(self, box: Mailbox[Any]) -> None:
+        """The turn of a parked actor comes at this instant."""
+        self._count_event()
+        self._ready.append(box)
+        if self._runnable == 0 and not self._is_advancing:
+            self._loop.call_soon(self._advance)
+
+    def _count_event(self) -> None:
         self.events += 1
         self._instant_events += 1
         if self._instant_events > self._events_per_instant_max:
             raise self._zeno()
-        waiter.set_result(result)
 
     def _block(self) -> None:
         """The running actor is about to wait."""
@@ -201,9 +222,20 @@ class Kernel:
 
     def _advance(self) -> None:
         """Nothing can run: move to the next timer that somebody still waits for."""
-        heap = self._heap
+        self._is_advancing = True
+        try:
+            self._move_on()
+        finally:
+            self._is_advancing = False
+
+    def _move_on(self) -> None:
+        heap, ready = self._heap, self._ready
         pop = heapq.heappop
         while self._runnable == 0 and not self._done.done():
+            if ready:
+                if not self._fire_ready():
+                    return
+                continue
             if self._is_stopping:
                 self._stop_at_rest()
                 return
@@ -222,6 +254,17 @@ class Kernel:
                 continue  # woken by a message in the meantime
             if not self._move_to(due_ns, rank) or not self._fire(target):
                 return
+
+    def _fire_ready(self) -> bool:
+        """Whoever has waited longest to run. False: that was an error, which ends the run."""
+        entry = self._ready.popleft()
+        if entry.__class__ is Mailbox:
+            return not entry._is_called or self._fire(entry)
+        waiter, result = entry  # type: ignore[misc]
+        if not waiter.done():
+            self._runnable += 1
+            waiter.set_result(result)
+        return True
 
     def _fire(self, target: Target) -> bool:
         """The instant of a timer has come. False: that was an error, which ends the run."""
@@ -309,6 +352,10 @@ class Mailbox(Generic[M]):
         self._turn: Turn | None = None
         self._turn_ns = -1
         """When the turn is due. A timer for another instant is void: it was put off or cut."""
+        self._is_parked = False
+        """The next turn comes with the next poke."""
+        self._is_called = False
+        """That poke has come."""
 
     def put(self, message: M) -> None:
         """Append; wake the receiver now, or at the instant that it asked to be aligned to."""
@@ -324,6 +371,11 @@ class Mailbox(Generic[M]):
         if waiter.done():
             return
         kernel = self._kernel
+        if self._is_parked:
+            self._is_parked = False
+            self._is_called = True
+            kernel._wake_turn(self)
+            return
         align = self._align
         if align is None:
             kernel._wake(waiter, True)
@@ -343,6 +395,7 @@ class Mailbox(Generic[M]):
         if waiter is not None and not waiter.done():
             self._waiter = None
             self._turn_ns = -1
+            self._is_parked = self._is_called = False
             self._kernel._wake(waiter, True)
 
     def wait(self, deadline_ns: int | None = None, align: Align | None = None) -> Waiter:
@@ -368,11 +421,12 @@ class Mailbox(Generic[M]):
         return waiter
 
     def take_turns(self, turn: Turn, due_ns: int, align: Align) -> Waiter:
-        """Await the result: `turn` is called at `due_ns`, then when it says, until it says -1.
+        """Await the result: `turn` is called at `due_ns`, then when it says, until it says `WAKE`.
 
         For an actor that does the same thing again and again: the kernel does it in its place,
         at the same instants and in the same order, and saves the way through the event loop. A
-        poke moves a turn to where `align` says, as in `wait`; an interrupt ends it at once.
+        poke moves a turn to where `align` says, as in `wait`; an interrupt ends it at once. After
+        `PARK` the next turn comes with the next poke, when whoever runs has come to rest.
         """
         kernel = self._kernel
         waiter = kernel._new_waiter()
@@ -391,11 +445,15 @@ class Mailbox(Generic[M]):
         # Pokes during the turn say nothing new: it looks at everything before it ends.
         self._waiter = self._armed = None
         self._turn_ns = -1
+        self._is_called = False
         due_ns = turn()
-        if due_ns < 0:
+        if due_ns == WAKE:
             self._kernel._wake(waiter, False)
             return
         self._waiter = self._armed = waiter
+        if due_ns == PARK:
+            self._is_parked = True
+            return
         self._turn_ns = due_ns
         self._kernel._push(due_ns, self._rank, self)
 
@@ -568,9 +626,13 @@ class WallKernel(Kernel):
             self._advance()
         return at_ns
 
-    def _advance(self) -> None:
-        heap = self._heap
+    def _move_on(self) -> None:
+        heap, ready = self._heap, self._ready
         while self._runnable == 0 and not self._done.done():
+            if ready:
+                if not self._fire_ready():
+                    return
+                continue
             if self._is_stopping:
                 self._stop_at_rest()
                 return

@@ -79,6 +79,8 @@ class VllmScheduler(CohortScheduler):
             return None
         if self._handoff.arrived:
             self._seat_arrived(self.table.max_num_seqs)
+        if not self._seats and not self._queue:
+            return None
         if self._side and self.limits.pipeline_stages == 1 and len(self._seats) <= self._budget:
             self._join_ready()
         cohort = self._cohort

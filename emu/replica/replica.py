@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from emu.actor import RANK_REPLICA
+from emu.actor import PARK, RANK_REPLICA, WAKE
 from emu.batching.base import Batch, Progress, Scheduler
 from emu.batching.stages import Pipeline, StageSpan, bubble_ns, discount_bubbles
 from emu.latency.base import BatchShape, LatencyBackend, next_decode_shape
@@ -402,9 +402,7 @@ class Replica:
                 return False
             batch = wave.dummy(self.kernel.now_ns)
         if self._rest_since_ns >= 0:
-            rest_ns = self.kernel.now_ns - self._rest_since_ns
-            self._rests[rest_ns] = self._rests.get(rest_ns, 0) + 1
-            self._rest_since_ns = -1
+            self._note_rest(self.kernel.now_ns)
         if self.first_uses:
             batch.max_steps = 1
         if self.stages == 1:
@@ -414,6 +412,11 @@ class Replica:
         else:
             self._launch_on_stages(batch)
         return True
+
+    def _note_rest(self, now_ns: int) -> None:
+        rest_ns = now_ns - self._rest_since_ns
+        self._rests[rest_ns] = self._rests.get(rest_ns, 0) + 1
+        self._rest_since_ns = -1
 
     def standby_time_ns(self, limit_ns: int, end_ns: int) -> int:
         """Time up to `end_ns` in which nothing ran, each rest counted up to the limit."""
@@ -515,17 +518,25 @@ class Replica:
     def _turn(self) -> int:
         """End the batch and begin the next as `serve` does, without waking the actor.
 
-        When that ends; -1 if this is no longer all that there is to do.
+        When that ends, or that there is nothing to do (`PARK`), or more than this (`WAKE`).
         """
-        self._end()
+        if self._batch is not None:
+            self._end()
         if self._is_serving and (self.arrived or self.cancels or self.stops or self.jobs):
             self.apply_requests()
         if not self._is_serving or self.is_paused:
-            return -1
+            return WAKE
         now_ns = self.kernel.now_ns
         batch = self.scheduler.schedule(now_ns)
         if batch is None:
-            return -1
+            if self._rest_since_ns < 0:
+                self._rest_since_ns = now_ns
+            hopeless = self.scheduler.drop_hopeless(now_ns)
+            for request, reason in hopeless:
+                self.world.terminal(request, Status.FAILED, reason)
+            return WAKE if hopeless else PARK
+        if self._rest_since_ns >= 0:
+            self._note_rest(now_ns)
         self._start_ns = now_ns
         self._batch = batch
         self._begin(batch)
