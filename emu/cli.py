@@ -351,6 +351,22 @@ def import_cluster(
 
 
 @app.command
+def calibrate(config: Path, *, measured: Path, set_: Overrides = ()) -> int:
+    """Fit the roofline's constants to a measured run of the same workload.
+
+    Parameters
+    ----------
+    config
+        Configuration file of the measured system and its workload.
+    measured
+        File of a real server's requests (docs/measured.md).
+    """
+    from emu.calibrate import calibrate_command
+
+    return calibrate_command(config, measured, set_)
+
+
+@app.command
 def profile(
     *,
     model: str = "meta-llama/Llama-3.1-8B",
@@ -413,6 +429,72 @@ def profile(
     )
     print(measure(options))
     return 0
+
+
+@app.command
+def chaos(
+    config: Path | None = None,
+    /,
+    *,
+    seeds: str = "0:100",
+    faults: Path | None = None,
+    corpus: Path | None = None,
+    every: int = 40,
+    jobs: int = 0,
+    keep: Path = Path("chaos-failures"),
+    quiet: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Many seeds of random faults, everything checked; exit status 4 if anything was wrong.
+
+    Parameters
+    ----------
+    config
+        Cluster to strike; without one, clusters, policies and workloads are drawn as well.
+    seeds
+        A:B (B excluded), or one seed.
+    faults
+        Configuration whose [[faults]] strike in every run, instead of drawn ones.
+    corpus
+        Replay worlds that once failed: a file, or a directory of them.
+    every
+        Full recount of the books before every so many events.
+    jobs
+        Processes; 0 = one for each core.
+    keep
+        Where failing worlds are written, minimised.
+    quiet
+        Print failures only.
+    """
+    from emu.chaos.command import chaos_command
+
+    return chaos_command(
+        config,
+        seeds=seeds,
+        faults=faults,
+        corpus=corpus,
+        every=every,
+        processes=jobs,
+        keep=keep,
+        quiet=quiet,
+    )
+
+
+@app.command
+def resilience(config: Path, *, set_: Overrides = (), output: Path | None = None) -> int:
+    """What the faults of a configuration cost: the run beside the same run without them.
+
+    Parameters
+    ----------
+    config
+        Configuration with [[faults]].
+    set_
+        Override a key: --set scheduler.max_num_seqs=64 (may be repeated).
+    output
+        Keep both runs in this directory.
+    """
+    from emu.chaos.resilience import resilience_command
+
+    return resilience_command(config, set_, output)
 
 
 app.command(

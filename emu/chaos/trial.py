@@ -95,10 +95,11 @@ def run_world(
 
 def world_config(world: World, directory: Path) -> Config:
     """The configuration of a world; its workload is written into the directory."""
-    path = directory / "workload.jsonl"
-    path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in world.lines))
     tables: dict[str, Any] = msgspec.to_builtins(world.tables)
-    tables["workload"] = {**tables.get("workload", {}), "path": str(path)}
+    if world.lines:  # else the user's own workload
+        path = directory / "workload.jsonl"
+        path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in world.lines))
+        tables["workload"] = {**tables.get("workload", {}), "path": str(path)}
     tables["output"] = {"timeseries_interval_ms": 100.0, "trace": False, "report": False}
     return config_from_dict(tables)
 

@@ -28,6 +28,8 @@ from emu.request import Request, Status
 from emu.units import ceil_div, ms_to_ns
 
 S = ReplicaState
+RETRY_NS: Final = 10_000_000
+"""A source waits so long after a migration that failed."""
 ROUNDS_MAX: Final = 8
 """Copying rounds before the stop (Llumnix needs two or three)."""
 STOP_BLOCKS: Final = 2
@@ -90,6 +92,7 @@ class LiveMigrator:
         self.changed: Event = world.kernel.event("a change that the rebalancer reads")
         self.finished = 0
         self.given_up = 0
+        self._not_before: dict[int, int] = {}
         self._destinations: dict[int, _Lives] = {}
         """By source: where blocks are reserved."""
         self._under_way: dict[int, tuple[Replica, Event, Transfer]] = {}
@@ -131,28 +134,31 @@ class LiveMigrator:
         """Move the request that was admitted last, unless one is already on its way."""
         if source.replica_id in self.moving:
             return
+        if self._world.kernel.now_ns < self._not_before.get(source.replica_id, 0):
+            return
         source.settle()
         candidates = [r for r in source.scheduler.residents() if r.generated_tokens > 0]
         if not candidates:
             return
         request = candidates[-1]
+        lives = _Lives(source, destination)
         self.moving[source.replica_id] = request
+        self._destinations[source.replica_id] = lives
         self._world.kernel.spawn(
-            self._migrate(request, source, destination),
+            self._migrate(request, lives),
             name=f"live migration of request {request.request_id}",
         )
 
     # --- one migration ------------------------------------------------------------------------
-    async def _migrate(self, request: Request, source: Replica, destination: Replica) -> None:
+    async def _migrate(self, request: Request, lives: _Lives) -> None:
         started_ns = self._world.kernel.now_ns
-        lives = _Lives(source, destination)
         is_done = False
-        if destination.reserve([request]):
+        if not lives.is_forgotten and lives.destination.reserve([request]):
             is_done = await self._move(request, lives, started_ns)
-        elif source.stages == 1:
-            source.inbox.poke()  # a drain tries again after the iteration in flight
-        if self.moving.get(source.replica_id) is request:
-            del self.moving[source.replica_id]
+        else:
+            self._end(lives)
+            if lives.source.stages == 1:
+                lives.source.inbox.poke()  # a drain tries again after the iteration in flight
         self.finished += is_done
         self.given_up += not is_done
 
@@ -161,15 +167,13 @@ class LiveMigrator:
         source, destination = lives.source, lives.destination
         source.live_moves += 1
         destination.live_moves += 1
-        self._destinations[source.replica_id] = lives
         copied = await self._copy_rounds(request, lives)
         is_done = copied >= 0 and await self._stop_and_move(request, lives, copied, started_ns)
         if not is_done and lives.has_destination() and not lives.is_forgotten:
             destination.unreserve([request])
-        if self._destinations.get(source.replica_id) is lives:
-            del self._destinations[source.replica_id]
-        if self.moving.get(source.replica_id) is request:
-            del self.moving[source.replica_id]
+        self._end(lives)
+        if not is_done and lives.has_source():
+            self._pause(source)
         for replica, is_alive in (
             (source, lives.has_source()),
             (destination, lives.has_destination()),
@@ -180,6 +184,19 @@ class LiveMigrator:
                 self._world.on_capacity(replica)
         self.changed.notify()
         return is_done
+
+    def _end(self, lives: _Lives) -> None:
+        """The source may move its next request."""
+        source_id = lives.source.replica_id
+        if self._destinations.get(source_id) is lives:
+            del self._destinations[source_id]
+            self.moving.pop(source_id, None)
+
+    def _pause(self, source: Replica) -> None:
+        """After a migration that failed, the source waits a while before the next."""
+        kernel = self._world.kernel
+        self._not_before[source.replica_id] = kernel.now_ns + RETRY_NS
+        kernel.call_at(kernel.now_ns + RETRY_NS, RANK_REBALANCER, source.inbox.poke)
 
     async def _copy_rounds(self, request: Request, lives: _Lives) -> int:
         """Copy while it decodes; tokens copied, or -1 if it no longer runs at the source."""
@@ -296,6 +313,7 @@ class LiveMigrator:
                 transfer.cancel()
                 ended.set()
         request = self.moving.pop(replica.replica_id, None)
+        self._destinations.pop(replica.replica_id, None)
         if request is None or request.status is not Status.MIGRATING:
             return []
         return [request]

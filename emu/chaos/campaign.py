@@ -1,0 +1,167 @@
+"""Many seeds on all cores: runs the trials, adds up what happened, and says what never did.
+
+A failing seed is minimised (its fault list, then its workload) and written as a configuration
+with its workload beside it; one line reproduces it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from emu.chaos.shrink import shrink
+from emu.chaos.tomltext import toml_text
+from emu.chaos.trial import Verdict, run_world
+from emu.chaos.worlds import World, draw_faults, draw_world
+from emu.config.faultkinds import KINDS
+from emu.config.load import effective_dict
+from emu.config.schema import Config
+from emu.rng import rng_stream
+
+
+class Totals(msgspec.Struct):
+    """What a campaign saw."""
+
+    seeds: int = 0
+    events: int = 0
+    checks: int = 0
+    virtual_s: float = 0.0
+    gpu_hours: float = 0.0
+    cluster_hours: float = 0.0
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+    faults: dict[str, int] = {}
+    missed: dict[str, int] = {}
+    transitions: dict[str, int] = {}
+    ends: dict[str, int] = {}
+    failing: list[Verdict] = []
+
+    def add(self, verdict: Verdict) -> None:
+        """One more seed."""
+        self.seeds += 1
+        self.events += verdict.events
+        self.checks += verdict.checks
+        hours = verdict.virtual_ns / 3.6e12
+        self.virtual_s += verdict.virtual_ns / 1e9
+        self.cluster_hours += hours
+        self.gpu_hours += hours * verdict.gpus
+        self.cpu_s += verdict.cpu_s
+        for mine, its in (
+            (self.faults, verdict.faults),
+            (self.missed, verdict.missed),
+            (self.transitions, verdict.transitions),
+            (self.ends, verdict.ends),
+        ):
+            for key, count in its.items():
+                mine[key] = mine.get(key, 0) + count
+        if verdict.problems:
+            self.failing.append(verdict)
+
+    def never(self) -> list[str]:
+        """Kinds of faults that never struck: a finding about the campaign."""
+        return [kind for kind in KINDS if not self.faults.get(kind)]
+
+
+class Job(msgspec.Struct):
+    """What a worker needs."""
+
+    seed: int
+    every: int = 40
+    base: dict[str, Any] | None = None
+    """The user's configuration; None = the world is drawn as well."""
+    span_s: float = 0.0
+    """Time over which the user's requests arrive."""
+    faults: list[dict[str, Any]] | None = None
+    """Given faults instead of drawn ones."""
+
+
+def world_of(job: Job) -> World:
+    """The world of a seed: drawn, or the user's with drawn faults."""
+    if job.base is None:
+        world = draw_world(job.seed)
+    else:
+        tables: dict[str, Any] = {**job.base, "seed": job.seed}
+        kind = "colocated"
+        if any(group.get("role") in ("prefill", "decode") for group in tables["replicas"]):
+            kind = "scaled" if tables.get("autoscale") else "roles"
+        rng = rng_stream(job.seed, "chaos faults")
+        tables["faults"] = draw_faults(rng, tables, kind, job.span_s + 0.5, heals=True)
+        world = World(tables, [], heals=True)
+    if job.faults is not None:
+        world.tables["faults"] = job.faults
+    return world
+
+
+def run_job(job: Job) -> Verdict:
+    """One seed (in a worker)."""
+    return run_world(world_of(job), job.seed, every=job.every)
+
+
+def verdicts(jobs: Sequence[Job], processes: int) -> Iterator[Verdict]:
+    """Verdicts as they come; with one process, in this one."""
+    if processes <= 1 or len(jobs) < 4:
+        for job in jobs:
+            yield run_job(job)
+        return
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(processes) as pool:
+        yield from pool.imap_unordered(run_job, jobs, chunksize=8)
+
+
+def campaign(jobs: Sequence[Job], *, processes: int = 0, progress: bool = False) -> Totals:
+    """Run all jobs; failing seeds in ascending order."""
+    started_s = time.perf_counter()
+    totals = Totals()
+    stream = verdicts(jobs, processes or os.cpu_count() or 1)
+    if progress:
+        from rich.console import Console
+        from rich.progress import track
+
+        stream = iter(
+            track(stream, "chaos", len(jobs), console=Console(stderr=True), transient=True)
+        )
+    for verdict in stream:
+        totals.add(verdict)
+    totals.wall_s = time.perf_counter() - started_s
+    totals.failing.sort(key=lambda verdict: verdict.seed)
+    return totals
+
+
+def base_of(config: Config) -> dict[str, Any]:
+    """A user's configuration as tables for `Job.base`."""
+    tables = {key: value for key, value in effective_dict(config).items() if value is not None}
+    for name in ("output", "faults"):
+        tables.pop(name, None)
+    workload = {k: v for k, v in tables["workload"].items() if v is not None}
+    if workload.get("path"):
+        workload["path"] = str(Path(workload["path"]).resolve())
+    tables["workload"] = workload
+    return tables
+
+
+def write_failure(job: Job, directory: Path) -> Path:
+    """Minimise a failing seed and write it down; the configuration's path."""
+    world = shrink(world_of(job), job.seed, every=job.every)
+    return write_world(world, job.seed, directory)
+
+
+def write_world(world: World, seed: int, directory: Path) -> Path:
+    """A world as a configuration file with its workload."""
+    directory.mkdir(parents=True, exist_ok=True)
+    tables = {**world.tables, "seed": seed}
+    if world.lines:
+        lines = directory / f"seed-{seed}.jsonl"
+        lines.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in world.lines))
+        tables["workload"] = {**tables.get("workload", {}), "path": lines.name}
+    path = directory / f"seed-{seed}.toml"
+    path.write_text(
+        f"# World of chaos seed {seed}, minimised. Replay: python -m emu chaos --corpus {path}\n"
+        + toml_text(tables)
+    )
+    return path

@@ -1,0 +1,154 @@
+"""`emu chaos`: what the command line does with a campaign."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from emu.chaos.campaign import Job, Totals, base_of, campaign, world_of, write_failure
+from emu.chaos.trial import Verdict, run_world
+from emu.chaos.worlds import World
+from emu.config.faultkinds import KINDS
+from emu.config.load import load_config
+from emu.errors import InputError, InvariantViolation
+from emu.runner import prepare
+from emu.units import NS_PER_S
+
+
+def seed_range(text: str) -> range:
+    """`A:B` (B excluded) or one seed."""
+    first, colon, last = text.partition(":")
+    try:
+        low = int(first)
+        high = int(last) if colon else low + 1
+    except ValueError:
+        problem = f"expected A:B or a number, got {text!r}"
+        raise InputError("chaos", None, "--seeds", problem) from None
+    if low < 0 or high <= low:
+        raise InputError("chaos", None, "--seeds", f"expected 0 <= A < B, got {text!r}")
+    return range(low, high)
+
+
+def read_world(path: Path) -> World:
+    """A world that was written down (tests/corpus): its configuration and its lines."""
+    load_config(path)  # every mistake is found here, with its line
+    tables = tomllib.loads(path.read_text())
+    lines: list[dict[str, Any]] = []
+    if "path" in tables.get("workload", {}):
+        source = path.parent / tables["workload"].pop("path")
+        lines = [json.loads(line) for line in source.read_text().splitlines() if line]
+    return World(tables, lines, heals=False)
+
+
+def chaos_command(
+    path: Path | None,
+    *,
+    seeds: str,
+    faults: Path | None,
+    corpus: Path | None,
+    every: int,
+    processes: int,
+    keep: Path,
+    quiet: bool,
+) -> int:
+    """Run a campaign; 4 if anything was wrong."""
+    console = Console(highlight=False)
+    if corpus is not None:
+        return _replay(corpus, every, console)
+    jobs = _jobs(path, seed_range(seeds), faults, every)
+    progress = not quiet and console.is_terminal
+    totals = campaign(jobs, processes=processes, progress=progress)
+    if not quiet:
+        print_totals(totals, console)
+    by_seed = {job.seed: job for job in jobs}
+    for verdict in totals.failing[:5]:
+        _tell(verdict, console)
+        console.print(f"  written to {write_failure(by_seed[verdict.seed], keep)}", soft_wrap=True)
+    for verdict in totals.failing:
+        config = f" {path}" if path else ""
+        given = f" --faults {faults}" if faults else ""
+        seed = f"{verdict.seed}:{verdict.seed + 1}"
+        console.print(f"python -m emu chaos{config} --seeds {seed}{given}", soft_wrap=True)
+    return InvariantViolation.exit_status if totals.failing else 0
+
+
+def _jobs(path: Path | None, seeds: range, faults: Path | None, every: int) -> list[Job]:
+    base: dict[str, Any] | None = None
+    span_s = 0.0
+    given: list[dict[str, Any]] | None = None
+    if path is not None:
+        config = load_config(path)
+        _, workload = prepare(config, str(path))
+        span_s = workload.last_arrival_ns / NS_PER_S
+        base = base_of(config)
+    if faults is not None:
+        given = msgspec.to_builtins(load_config(faults).faults)
+    return [Job(seed, every, base, span_s, given) for seed in seeds]
+
+
+def _replay(corpus: Path, every: int, console: Console) -> int:
+    """Worlds that once failed must pass."""
+    paths = sorted(corpus.glob("*.toml")) if corpus.is_dir() else [corpus]
+    failing = 0
+    for path in paths:
+        world = read_world(path)
+        verdict = run_world(world, int(world.tables.get("seed", 0)), every=every)
+        failing += bool(verdict.problems)
+        if verdict.problems:
+            console.print(f"{path}", soft_wrap=True)
+            _tell(verdict, console)
+    console.print(f"{len(paths)} worlds of the corpus, {failing} fail")
+    return InvariantViolation.exit_status if failing else 0
+
+
+def _tell(verdict: Verdict, console: Console) -> None:
+    console.print(f"seed {verdict.seed}:", style="bold red")
+    for problem in verdict.problems[:5]:
+        console.print(f"  {problem}", soft_wrap=True, markup=False)
+    for line in verdict.story[:40]:
+        console.print(f"    {line}", soft_wrap=True, markup=False)
+
+
+def print_totals(totals: Totals, console: Console) -> None:
+    """What happened, how often, and what never did."""
+    table = Table(title="faults")
+    for column in ("kind", "catalogue", "struck", "found nothing"):
+        table.add_column(column, justify="left" if column in ("kind", "catalogue") else "right")
+    for kind, spec in KINDS.items():
+        struck = totals.faults.get(kind, 0)
+        style = None if struck else "red"
+        missed = totals.missed.get(kind, 0)
+        table.add_row(kind, spec.numbers, f"{struck:,}", f"{missed:,}", style=style)
+    console.print(table)
+    _print_counts("ends of requests", totals.ends, console)
+    _print_counts("changes of state", totals.transitions, console)
+    minutes = totals.cpu_s / 60
+    console.print(
+        f"{totals.seeds:,} seeds, {len(totals.failing)} with violations; {totals.events:,} events, "
+        f"{totals.checks:,} full recounts, {totals.virtual_s:,.0f} virtual seconds; "
+        f"{totals.wall_s / 60:.1f} min wall, {minutes:.1f} min CPU: "
+        f"{totals.cluster_hours / max(minutes, 1e-9):.2f} virtual cluster-hours "
+        f"({totals.gpu_hours / max(minutes, 1e-9):.1f} GPU-hours) per CPU-minute",
+        soft_wrap=True,
+    )
+    if totals.never():
+        console.print(f"never struck: {', '.join(totals.never())}", style="red", soft_wrap=True)
+
+
+def _print_counts(title: str, counts: Mapping[str, int], console: Console) -> None:
+    table = Table(title=title)
+    table.add_column("what")
+    table.add_column("times", justify="right")
+    for what, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        table.add_row(what, f"{count:,}")
+    console.print(table)
+
+
+__all__ = ["chaos_command", "print_totals", "read_world", "seed_range", "world_of"]
