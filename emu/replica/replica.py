@@ -392,6 +392,8 @@ class Replica:
             self._launch_on_stages(batch)
             return True
         batch = self.scheduler.schedule(self.kernel.now_ns)
+        if self.signals is not None:
+            self._note_signal()  # it may have admitted or preempted
         if self.tier_traffic is not None:
             self.tier_traffic.write_through()
         if batch is None:
@@ -528,12 +530,16 @@ class Replica:
             return WAKE
         now_ns = self.kernel.now_ns
         batch = self.scheduler.schedule(now_ns)
+        if self.signals is not None:
+            self._note_signal()  # it may have admitted or preempted
         if batch is None:
             if self._rest_since_ns < 0:
                 self._rest_since_ns = now_ns
             hopeless = self.scheduler.drop_hopeless(now_ns)
             for request, reason in hopeless:
                 self.world.terminal(request, Status.FAILED, reason)
+            if hopeless:
+                self.world.on_capacity(self)
             return WAKE if hopeless else PARK
         if self._rest_since_ns >= 0:
             self._note_rest(now_ns)
@@ -744,10 +750,10 @@ class Replica:
         for request in progress.finished:
             request.decode_replica_id = self.replica_id
             world.terminal(request, Status.COMPLETED)
-        if progress.finished:
-            world.on_capacity(self)
         for request, reason in progress.failed:
             world.terminal(request, Status.FAILED, reason)
+        if progress.finished or progress.failed:
+            world.on_capacity(self)
         ready = progress.first_tokens
         if progress.resumed:
             ready = [*ready, *progress.resumed]

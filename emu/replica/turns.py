@@ -56,6 +56,8 @@ def fail_hopeless(replica: Replica) -> bool:
     hopeless = replica.scheduler.drop_hopeless(replica.kernel.now_ns)
     for request, reason in hopeless:
         replica.world.terminal(request, Status.FAILED, reason)
+    if hopeless:
+        replica.world.on_capacity(replica)
     return bool(hopeless)
 
 
