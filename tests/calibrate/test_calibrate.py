@@ -1,0 +1,122 @@
+"""Known constants come back from measurements that emu itself made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from emu.calibrate import Constants, calibrate, least_squares, snippet
+from emu.cli import main
+from emu.config.load import load_config
+from emu.errors import InputError
+from emu.report.rundata import read_run
+from emu.runner import execute
+
+TRUTH = Constants(0.62, 0.71, 1_500.0)
+
+CONFIG = """\
+[[nodes]]
+gpu = "H100"
+gpus = 1
+[[replicas]]
+[workload.synthetic]
+requests = 64
+arrivals = { process = "piecewise", points = [[0, 1.0], [5, 1.0], [6, 30.0], [20, 30.0]] }
+prompt = { median = 2500.0, sigma = 1.2, max = 12000 }
+output = { median = 80.0, sigma = 0.8, max = 400 }
+[output]
+timeseries_interval_ms = 0
+report = false
+"""
+
+
+def measure(folder: Path, constants: Constants) -> tuple[Path, Path]:
+    """A config, and what a server with these constants would have recorded."""
+    file = folder / "cluster.toml"
+    file.write_text(CONFIG)
+    overrides = [
+        f"latency.compute_efficiency={constants.compute_efficiency}",
+        f"latency.memory_efficiency={constants.memory_efficiency}",
+        f"latency.step_overhead_us={constants.step_overhead_us}",
+        f"output.dir={folder}/truth",
+    ]
+    execute(load_config(file, overrides=overrides), str(file), report=False)
+    run = read_run(folder / "truth")
+    columns = ("request_id", "prompt_toks", "decode_toks", "arrival_ns", "ttft_ns", "latency_ns")
+    lines = []
+    for request_id, prompt, output, arrival, ttft, latency in zip(
+        *(run.completed(name).tolist() for name in columns), strict=True
+    ):
+        times = [(1e9 + t) / 1e9 for t in (arrival, arrival + ttft, arrival + latency)]
+        lines.append(
+            json.dumps(
+                {
+                    "request_id": f"bench-{request_id}",
+                    "input_toks": prompt,
+                    "output_toks": output,
+                    "arrival_time": times[0],
+                    "queued_ts": times[0],
+                    "first_token_ts": times[1],
+                    "last_token_ts": times[2],
+                }
+            )
+        )
+    measured = folder / "requests.jsonl"
+    measured.write_text("\n".join(lines) + "\n")
+    return file, measured
+
+
+@pytest.mark.slow
+def test_known_constants_are_recovered(tmp_path: Path, capsys):
+    file, measured = measure(tmp_path, TRUTH)
+    found = calibrate(load_config(file), measured, str(file))
+    fit = found.fit.constants
+    assert fit.compute_efficiency == pytest.approx(TRUTH.compute_efficiency, rel=0.01)
+    assert fit.memory_efficiency == pytest.approx(TRUTH.memory_efficiency, rel=0.01)
+    assert fit.step_overhead_us == pytest.approx(TRUTH.step_overhead_us, rel=0.05)
+    assert (found.fitted_requests, found.held_out) == (32, 32)
+    for before, _, after, single in found.errors.values():
+        assert abs(after) < 0.3 < abs(before)
+        assert single < 0.5
+    assert main(["calibrate", str(file), "--measured", str(measured)]) == 0
+    printed = capsys.readouterr().out
+    assert "Held-out half" in printed
+    assert printed.endswith(snippet(fit)), "the command is deterministic"
+
+
+def test_least_squares_on_a_smooth_model():
+    """Times that are sums of terms with one constant each: the fit is exact."""
+    work = np.random.default_rng(1).uniform(1, 9, size=(60, 3))
+
+    def emulate(c: Constants):
+        ttft = work[:, 0] / c.compute_efficiency + 0.1 * work[:, 1] / c.memory_efficiency
+        tpot = work[:, 1] / c.memory_efficiency + c.step_overhead_us / 1000
+        return {"TTFT": ttft, "TPOT": tpot, "E2E": ttft + work[:, 2] * tpot}
+
+    fit = least_squares(emulate, emulate(TRUTH), np.ones(60, dtype=bool), Constants())
+    assert fit.constants.logarithms() == pytest.approx(TRUTH.logarithms(), abs=1e-3)
+    assert (fit.spread < 1e-3).all()
+
+
+def test_constants_stay_within_bounds():
+    def emulate(c: Constants):
+        return {name: np.full(20, 1 / c.compute_efficiency) for name in ("TTFT", "TPOT", "E2E")}
+
+    base = {name: np.full(20, 0.25) for name in ("TTFT", "TPOT", "E2E")}  # four times the peak
+    fit = least_squares(emulate, base, np.ones(20, dtype=bool), Constants())
+    assert fit.constants.compute_efficiency == pytest.approx(1.0)
+
+
+def test_what_does_not_fit_is_said(tmp_path: Path):
+    file, measured = measure(tmp_path, Constants())
+    with pytest.raises(InputError, match="fits the roofline, not linear"):
+        calibrate(load_config(file, overrides=["latency.backend=linear"]), measured, str(file))
+    with pytest.raises(InputError, match="is it the same workload"):
+        settings = ["workload.synthetic.requests=20"]
+        calibrate(load_config(file, overrides=settings), measured, str(file))
+    measured.write_text(measured.read_text().splitlines()[0])
+    with pytest.raises(InputError, match="a fit needs 8 or more"):
+        calibrate(load_config(file), measured, str(file))
