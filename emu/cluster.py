@@ -186,6 +186,8 @@ class Cluster:
         pool = getattr(scheduler, "block_pool", None)
         if pool is not None and pool.tiers:
             replica.tier_traffic = TierTraffic(self.network, plan.gpus, self.tiers.kinds, pool)
+        if self.config.power is not None:
+            replica.standby_limit_ns = s_to_ns(self.config.power.gpu_standby_s)
         replica.layers = plan.model.layers
         replica.activation_token_bytes = plan.model.hidden * sizes.weight_bytes(
             1, sizes.activation_dtype(plan.model, plan.dtype)

@@ -47,7 +47,7 @@ def energy_j(
     pim_j = 0.0
     for its_plan, replica in zip(plan.replicas, replicas, strict=True):
         busy_ns, gpu_busy_ns = _busy(replica)
-        standby_ns = replica.standby_time_ns(round(table.gpu_standby_s * NS_PER_S), end_ns)
+        standby_ns = replica.standby_time_ns(end_ns)
         gpu += (table.gpu_active_w - table.gpu_idle_w) * gpu_busy_ns / NS_PER_S
         standby_w = max(0.0, table.gpu_standby_w - table.gpu_idle_w)
         gpu += standby_w * standby_ns / NS_PER_S * len(replica.gpus)

@@ -144,8 +144,10 @@ class Replica:
         """Plain decodes that iterations have run, and the sum of their contexts."""
         self.expert_tokens: NDArray[np.int64] | None = None
         """Tokens that each expert has computed in a layer; None where loads are even."""
-        self._rests: dict[int, int] = {}
-        """Rests after an iteration: how many lasted so long, in ns."""
+        self.standby_limit_ns = 0
+        """A GPU that rests is on standby for so long, then idle."""
+        self._standby_ns = 0
+        """Time on standby, in rests that have ended."""
         self._rest_since_ns = -1
         self.wave: WaveGroup | None = None
         self.wave_wait_ns = 0
@@ -416,15 +418,14 @@ class Replica:
         return True
 
     def _note_rest(self, now_ns: int) -> None:
-        rest_ns = now_ns - self._rest_since_ns
-        self._rests[rest_ns] = self._rests.get(rest_ns, 0) + 1
+        self._standby_ns += min(now_ns - self._rest_since_ns, self.standby_limit_ns)
         self._rest_since_ns = -1
 
-    def standby_time_ns(self, limit_ns: int, end_ns: int) -> int:
+    def standby_time_ns(self, end_ns: int) -> int:
         """Time up to `end_ns` in which nothing ran, each rest counted up to the limit."""
-        total = sum(min(rest, limit_ns) * count for rest, count in self._rests.items())
+        total = self._standby_ns
         if self._rest_since_ns >= 0:
-            total += min(end_ns - self._rest_since_ns, limit_ns)
+            total += min(end_ns - self._rest_since_ns, self.standby_limit_ns)
         return total
 
     # --- what a batch waits for ---------------------------------------------------------------

@@ -50,10 +50,7 @@ class Load(msgspec.Struct, kw_only=True):
 
 def judge_load(stats: RequestStats) -> Load:
     """Apply the rule to the completed requests of a run."""
-    # Sorted, so that floating-point sums do not depend on the order of completions.
-    order = np.lexsort((stats.columns["wait"], stats.columns["arrival"]))
-    waits = stats.columns["wait"][order]
-    arrivals = stats.columns["arrival"][order]
+    waits = stats.columns["wait"]  # in order of arrival
     count = len(waits)
     arrival_span_ns = max(stats.last_arrival_ns - stats.first_arrival_ns, 0)
     run_ns = max(stats.last_token_ns - stats.first_arrival_ns, 0)
@@ -72,7 +69,7 @@ def judge_load(stats: RequestStats) -> Load:
         return load
     late = waits[-max(count // 4, 1) :]
     service_ns = float(stats.columns["e2e"].mean() - waits.mean())
-    slope, error = growth(arrivals.astype(np.float64), waits.astype(np.float64))
+    slope, error = growth(stats.columns["arrival"].astype(np.float64), waits.astype(np.float64))
     load.wait_growth_s_per_s = round(slope, 6)
     load.wait_growth_error_s_per_s = round(error, 6)
     load.mean_wait_ms = round(float(waits.mean()) / NS_PER_MS, 6)
@@ -93,14 +90,19 @@ def judge_load(stats: RequestStats) -> Load:
 def growth(
     x: np.ndarray[tuple[int], np.dtype[np.float64]], y: np.ndarray[tuple[int], np.dtype[np.float64]]
 ) -> tuple[float, float]:
-    """Least-squares slope of y over x and its standard error; zeros where x does not vary."""
-    dx = x - x.mean()
-    spread = float(np.dot(dx, dx))
+    """Least-squares slope of y over x and its standard error; zeros where x does not vary.
+
+    Overwrites both.
+    """
+    x -= x.mean()  # in place: columns may have millions of rows
+    spread = float(np.dot(x, x))
     if len(x) < 3 or spread == 0:
         return 0.0, 0.0
-    slope = float(np.dot(dx, y)) / spread
-    rest = y - y.mean() - slope * dx
-    return slope, (float(np.dot(rest, rest)) / (len(x) - 2) / spread) ** 0.5
+    slope = float(np.dot(x, y)) / spread
+    y -= y.mean()
+    x *= slope
+    y -= x
+    return slope, (float(np.dot(y, y)) / (len(x) - 2) / spread) ** 0.5
 
 
 def _rate(count: int, span_ns: int) -> float:

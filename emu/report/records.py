@@ -8,8 +8,8 @@
 
 Rows leave in order of `row`; a row that is ready early waits in a buffer, which therefore holds
 at most the requests that were released after the oldest one in flight. Four latencies and the
-arrival of every *completed* request go to a temporary binary file (40 bytes each) and come back
-one column at a time, so percentiles are exact at any length of run.
+arrival of every *completed* request go to a temporary binary file (48 bytes each), also in order
+of `row`, and come back one column at a time, so percentiles are exact at any length of run.
 
 Columns. Times are integer ns since the start. Empty = does not apply: times of a request that
 never got so far, `instance_id` before the first token, session fields of a flat request.
@@ -23,7 +23,10 @@ is part of the gaps after the first token.
 
 from __future__ import annotations
 
+import os
+import weakref
 from array import array
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -74,6 +77,9 @@ LATENCIES: Final = ("ttft", "tpot", "e2e", "queue", "arrival", "wait")
 
 _WIDTH: Final = len(LATENCIES)
 _SPILL_VALUES: Final = 4096 * _WIDTH
+_READ_ROWS: Final = 16_384
+_Entry = tuple[str, tuple[int, ...] | None]
+"""A request's row and, if it completed, its LATENCIES."""
 _STATUS_NAMES: Final = tuple(status.name.lower() for status in Status)
 
 
@@ -103,8 +109,8 @@ class RequestStats(msgspec.Struct):
     recomputed_tokens: int
     migrations: int
     execution_ns: int
-    columns: dict[str, NDArray[np.int64]]
-    """LATENCIES of completed requests, all in order of completion."""
+    columns: Mapping[str, NDArray[np.int64]]
+    """LATENCIES of completed requests, all in order of arrival; each access reads its column."""
 
     @property
     def requests(self) -> int:
@@ -122,10 +128,10 @@ class RequestLog:
         self._binary_path = path.with_name(path.name + ".bin.tmp")
         self._file = CsvFile(self._rows_path, COLUMNS)
         self._binary = self._binary_path.open("wb")
-        self._early: dict[int, str] = {}
+        self._early: dict[int, _Entry] = {}
         self._next_row = 0
         self._values = array("q")
-        self._by_status = dict.fromkeys(Status, 0)
+        self._by_status = [0] * len(Status)  # a list: hashing an Enum calls into Python
         self._by_reason: dict[tuple[Status, str], int] = {}
         self._first_arrival_ns = self._last_arrival_ns = self._last_token_ns = -1
         self._prompt_tokens = self._output_tokens = self._output_tokens_partial = 0
@@ -152,17 +158,27 @@ class RequestLog:
             raise InvariantViolation(
                 f"request {request.request_id} (row {row}) ended twice or was never released"
             )
-        text = self._account(request)
+        entry = self._account(request)
         if row != self._next_row:
-            self._early[row] = text
+            self._early[row] = entry
             return
-        self._file.line(text)
+        self._write(entry)
         row += 1
         early = self._early
         while row in early:
-            self._file.line(early.pop(row))
+            self._write(early.pop(row))
             row += 1
         self._next_row = row
+
+    def _write(self, entry: _Entry) -> None:
+        text, latencies = entry
+        self._file.line(text)
+        if latencies is not None:
+            values = self._values
+            values.extend(latencies)
+            if len(values) >= _SPILL_VALUES:
+                values.tofile(self._binary)
+                del values[:]
 
     def finish(self, *, partial: bool = False) -> RequestStats:
         """Write the rest, give the file its name, and return the totals."""
@@ -172,7 +188,7 @@ class RequestLog:
                 f"{self.released_count} requests never ended; the first is row {self._next_row}"
             )
         for row in sorted(self._early):
-            self._file.line(self._early.pop(row))
+            self._write(self._early.pop(row))
         self._file.close()
         name = partial_name(self.path.name) if partial else self.path.name
         self._rows_path.replace(self.path.with_name(name))
@@ -185,8 +201,8 @@ class RequestLog:
         self._rows_path.unlink(missing_ok=True)
         self._binary_path.unlink(missing_ok=True)
 
-    def _account(self, request: Request) -> str:
-        """Add a request to the totals; its row."""
+    def _account(self, request: Request) -> _Entry:
+        """Add a request to the totals; what is to be written of it."""
         status = request.status
         if not status.is_terminal:
             raise InvariantViolation(
@@ -198,6 +214,7 @@ class RequestLog:
         tokens = request.generated_tokens
         scheduled_ns = request.first_scheduled_ns
         queue_ns = scheduled_ns - arrival_ns
+        values: tuple[int, ...] | None = None
         self._by_status[status] += 1
         if first_ns >= 0:
             ttft_ns = first_ns - arrival_ns
@@ -213,12 +230,8 @@ class RequestLog:
         if status is Status.COMPLETED:
             self._prompt_tokens += request.prompt_tokens
             self._output_tokens += tokens
-            values = self._values
             wait_ns = queue_ns + request.migration_ns
-            values.extend((ttft_ns, tpot_ns, e2e_ns, queue_ns, arrival_ns, wait_ns))
-            if len(values) >= _SPILL_VALUES:
-                values.tofile(self._binary)
-                del values[:]
+            values = (ttft_ns, tpot_ns, e2e_ns, queue_ns, arrival_ns, wait_ns)
         else:
             self._output_tokens_partial += tokens
             key = (status, request.reason)
@@ -233,7 +246,7 @@ class RequestLog:
             hits[1] += request.npu_hit_tokens
             hits[2] += request.storage_hit_tokens
             hits[3] += request.prompt_tokens
-        return (
+        text = (
             f"{request.request_id},{arrival_ns},{times},{request.prompt_tokens},{tokens},"
             f"{latencies},{request.prefix_hit_tokens},{request.npu_hit_tokens},"
             f"{request.storage_hit_tokens},{_id(request.replica_id)},"
@@ -245,6 +258,7 @@ class RequestLog:
             f"{request.recomputed_tokens},{request.max_gap_ns},{request.retries},"
             f"{request.taken_ns - arrival_ns if request.taken_ns >= 0 else ''}\n"
         )
+        return text, values
 
     def _stats(self) -> RequestStats:
         self._values.tofile(self._binary)
@@ -275,17 +289,38 @@ class RequestLog:
             recomputed_tokens=self._recomputed,
             migrations=self._migrations,
             execution_ns=self._execution_ns,
-            columns=self._read_columns(),
+            columns=_Columns(self._binary_path),
         )
         self._binary_path.unlink()
         return stats
 
-    def _read_columns(self) -> dict[str, NDArray[np.int64]]:
-        """Each column on its own, so that the interleaved whole is never in memory."""
-        if self._binary_path.stat().st_size == 0:
-            return {name: np.zeros(0, dtype=np.int64) for name in LATENCIES}
-        table = np.memmap(self._binary_path, dtype=np.int64, mode="r").reshape(-1, _WIDTH)
-        return {name: np.array(table[:, index]) for index, name in enumerate(LATENCIES)}
+
+class _Columns(Mapping[str, NDArray[np.int64]]):
+    """LATENCIES in a file of rows, read one column at a time and anew at each access.
+
+    Percentiles of millions of requests then need memory for one column, not for all. The file
+    has no name any more; it goes with this object.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDONLY)
+        self._rows = os.fstat(self._file).st_size // (8 * _WIDTH)
+        weakref.finalize(self, os.close, self._file)
+
+    def __getitem__(self, name: str) -> NDArray[np.int64]:
+        index = LATENCIES.index(name)
+        column = np.empty(self._rows, dtype=np.int64)
+        for start in range(0, self._rows, _READ_ROWS):
+            data = os.pread(self._file, _READ_ROWS * 8 * _WIDTH, start * 8 * _WIDTH)
+            rows = np.frombuffer(data, dtype=np.int64).reshape(-1, _WIDTH)
+            column[start : start + len(rows)] = rows[:, index]
+        return column
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(LATENCIES)
+
+    def __len__(self) -> int:
+        return _WIDTH
 
 
 def _id(value: int) -> str:
