@@ -10,8 +10,9 @@ that history would be negative (several prompts without any), the pairs too many
 the price that history has for this chunk. And in a kernel that serves prompts and decodes at
 once, the longest decode is read by one block of threads to its end while the others have
 finished: its time beyond that of the mean one stays exposed. In the skewed batches of three
-bundles (skew.csv: 18,900 mixed batches) the extra time is 0.67 to 0.93 of that difference from
-n = 8 to 64 decodes; the fitted fractions are defined at nine chunk sizes only.
+bundles (skew.csv, whose times are sums of three calls) the excess is 0.67 to 0.93 of that
+difference from 8 to 32 decodes, more at 64 on one GPU; the fitted fractions are defined at nine
+chunk sizes only.
 """
 
 from __future__ import annotations
