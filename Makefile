@@ -43,6 +43,7 @@ type: $(STAMP)  ## mypy --strict
 
 bench: $(STAMP)  ## benchmarks (prints figures, asserts nothing)
 	@$(PY) -m benchmarks
+	@$(PY) -m benchmarks.bench_schedulers_vidur
 
 bench-compare: $(STAMP)  ## make bench-compare BASE=REV: two revisions in turn
 	@$(PY) -m benchmarks compare $(BASE)

@@ -18,9 +18,9 @@ from emu.report.charts import run_charts, slowest_rows
 from emu.report.html import plotly_js, report_html, write_report
 from emu.report.rundata import read_run
 from emu.report.timeline import segments
+from tests.report.browser import look_at, needs_chromium
 from tests.report.fabricate import fabricate
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ALL_CHARTS = [
     "cdf-ttft",
     "cdf-tpot",
@@ -171,42 +171,10 @@ def test_charts_are_imported_without_plotly() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt-get install chromium)")
+@needs_chromium
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_draws_every_chart_without_error(run: Path, tmp_path: Path, scheme: str) -> None:
-    page = write_report(run).read_text()
-    spy = (
-        "<script>window.problems=[];window.onerror=(m)=>problems.push(String(m));"
-        "console.error=console.warn=(...a)=>problems.push(a.join(' '));"
-        "setTimeout(()=>{const d=document,r=d.documentElement;r.dataset.found=JSON.stringify({"
-        "problems,drawn:r.dataset.drawn,wide:r.scrollWidth,back:getComputedStyle(d.body).backgroundColor,"
-        "svgs:[...d.querySelectorAll('.chart')].filter(c=>c.querySelector('.cartesianlayer path,.cartesianlayer image'))"
-        ".map(c=>c.id),tabs:d.querySelectorAll('.chart[tabindex=\"0\"]').length})},6000)</script>"
-    )
-    file = tmp_path / "page.html"
-    file.write_text(page.replace("<head>", "<head>" + spy, 1))
-    value = {"dark": 0, "light": 1}[scheme]
-    done = subprocess.run(
-        [
-            str(CHROMIUM),
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            f"--user-data-dir={tmp_path / 'profile'}",
-            f"--blink-settings=preferredColorScheme={value}",
-            "--window-size=1280,900",
-            "--virtual-time-budget=20000",
-            "--dump-dom",
-            file.as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    found = re.search(r'data-found="([^"]*)"', done.stdout)
-    assert found, done.stderr[-2000:]
-    result = json.loads(found.group(1).replace("&quot;", '"').replace("&amp;", "&"))
+    result = look_at(write_report(run).read_text(), tmp_path, scheme)
     assert result["problems"] == []
     assert result["drawn"] == str(len(ALL_CHARTS))
     assert result["svgs"] == [f"chart-{name}" for name in sorted_by_page(ALL_CHARTS)]
