@@ -318,7 +318,8 @@ def _fault(
         fault["probability"] = float(_pick(rng, (0.5, 1.0)))
     if name in ("link_down", "client_leaves"):
         fault["times"] = int(rng.integers(1, 4))
-    if spec.takes_duration and (spec.needs_duration or heals or _chance(rng, 0.6)):
+    is_finite = heals or spec.needs_duration or name == "load_stuck"  # or nothing ever loads
+    if spec.takes_duration and (is_finite or _chance(rng, 0.6)):
         fault["duration_s"] = float(_pick(rng, _TIMES_S[1:]))
     return fault
 

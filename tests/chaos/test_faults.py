@@ -1,0 +1,178 @@
+"""Each kind of fault, in a small disaggregated world: what it does, and that everybody recovers."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emu.config.faultkinds import KINDS
+from emu.config.load import config_from_dict, config_from_text
+from emu.errors import InputError
+from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload
+
+ROWS = [
+    {"input_toks": 200 + 10 * i, "output_toks": 40, "arrival_time_ns": i * 20_000_000}
+    for i in range(40)
+]
+PAIR = {"source": 0, "destination": 2}
+
+
+def struck(tmp_path: Path, faults: list[dict[str, Any]], **tables: Any) -> Path:
+    """Two prefill and two decode replicas on machines of their own; results in `out`."""
+    out = tmp_path / "out"
+    base: dict[str, Any] = {
+        "nodes": [{"count": 4, "gpus": 1, "gpu": "A100-SXM4-80GB"}],
+        "replicas": [{"role": "prefill", "count": 2}, {"role": "decode", "count": 2}],
+        "latency": LINEAR,
+        "network": {"kv_transfer": "blocking"},
+        "recovery": {
+            "restart_s": 0.2,
+            "transfer_timeout_ms": 50,
+            "progress_deadline_ms": 100,
+            **tables.pop("recovery", {}),
+        },
+    }
+    path = workload(tmp_path / "w.jsonl", ROWS)
+    run_config(out, **{**base, **tables}, workload={"path": path}, faults=faults)
+    return out
+
+
+def marks(out: Path, kind: str) -> list[dict[str, str]]:
+    with (out / "marks.csv").open(newline="") as file:
+        return [row for row in csv.DictReader(file) if row["kind"] == kind]
+
+
+def ends(out: Path) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for row in rows_of(out):
+        counts[row["status"]] = counts.get(row["status"], 0) + 1
+    return counts
+
+
+CASES: list[dict[str, Any]] = [
+    {"kind": "replica_crash", "replica": 0},
+    {"kind": "replica_crash", "replica": 2},
+    {"kind": "replica_crash", "stage": "decode"},
+    {"kind": "replica_restart", "replica": 3, "duration_s": 0.1},
+    {"kind": "straggler", "replica": 2, "magnitude": 4.0, "duration_s": 0.5},
+    {"kind": "freeze", "replica": 2},
+    {"kind": "pause", "replica": 2, "duration_s": 0.05},
+    {"kind": "kv_shrink", "replica": 2, "magnitude": 0.9, "duration_s": 0.3},
+    {"kind": "link_down", "replica": 0, "duration_s": 0.2, "times": 2},
+    {"kind": "link_degrade", "node": 2, "magnitude": 0.1, "duration_s": 0.5},
+    {"kind": "link_latency", "node": 2, "magnitude": 5.0, "duration_s": 0.5},
+    {"kind": "partition", **PAIR, "duration_s": 0.5},
+    {"kind": "swizzle", "duration_s": 0.2},
+    {"kind": "transfer_refused", "probability": 0.5, "duration_s": 0.5},
+    {"kind": "transfer_broken", "magnitude": 0.5, "probability": 0.5, "duration_s": 0.5},
+    {"kind": "transfer_hang", "probability": 0.3, "duration_s": 0.3},
+    {"kind": "completion_late", "magnitude": 20.0, "duration_s": 0.3},
+    {"kind": "completion_twice", "magnitude": 5.0, "duration_s": 0.5},
+    {"kind": "handshake_lost", "probability": 0.3, "duration_s": 0.3},
+    {"kind": "destination_refuses", "probability": 0.5, "duration_s": 0.3},
+    {"kind": "host_cache_lost", "node": 1},
+    {"kind": "client_leaves", "stage": "decode", "times": 2},
+    {"kind": "overload", "magnitude": 3.0, "duration_s": 0.2},
+]
+
+
+@pytest.mark.parametrize("fault", CASES, ids=lambda fault: fault["kind"])
+def test_it_strikes_and_everybody_recovers(tmp_path: Path, fault: dict[str, Any]) -> None:
+    out = struck(tmp_path, [{"at_s": 0.3, **fault}])
+    assert summary_of(out)["faults"].get(fault["kind"], 0) >= 1
+    assert marks(out, "fault")[0]["text"].startswith(fault["kind"])
+    gone = fault.get("times", 0) if fault["kind"] == "client_leaves" else 0
+    counts = ends(out)
+    assert counts.get("cancelled", 0) == gone
+    assert counts["completed"] == sum(counts.values()) - gone
+    assert sum(counts.values()) >= len(ROWS)
+
+
+def test_a_crash_restarts_its_requests_and_none_gets_a_token_twice(tmp_path: Path) -> None:
+    out = struck(tmp_path, [{"at_s": 0.3, "kind": "replica_crash", "replica": 2}])
+    rows = rows_of(out)
+    again = [row for row in rows if row["retries"] == "1"]
+    assert again
+    assert all(row["decode_toks"] == "40" for row in rows)
+    assert all(int(row["recomputed_toks"]) > 0 for row in again)
+
+
+def test_without_retries_its_requests_fail_with_the_reason(tmp_path: Path) -> None:
+    fault = {"at_s": 0.3, "kind": "replica_crash", "replica": 2}
+    out = struck(tmp_path, [fault], recovery={"on_crash": "fail"})
+    failed = [row for row in rows_of(out) if row["status"] == "failed"]
+    assert failed
+    assert {row["reason"] for row in failed} == {"replica_lost"}
+
+
+def test_a_crashed_replica_comes_back_after_loading(tmp_path: Path) -> None:
+    out = struck(tmp_path, [{"at_s": 0.1, "kind": "replica_crash", "replica": 2}])
+    with (out / "transitions.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["replica"] == "2"]
+    path = [row["to"] for row in rows]
+    assert path[:6] == ["decode", "failed", "inactive", "loading_decode", "aus_decode", "decode"]
+    down, back, loaded = (int(rows[i]["time_ns"]) for i in (1, 2, 4))
+    assert down == 100_000_000
+    assert back - down == 200_000_000
+    weights = 16_060_522_496  # bytes of Llama-3.1-8B in bfloat16, over PCIe at 256 Gbit/s
+    assert loaded - back == pytest.approx(weights / 32e9 * 1e9, rel=0.01)
+
+
+def test_a_lost_host_cache_makes_the_return_slower(tmp_path: Path) -> None:
+    crash = {"at_s": 0.1, "kind": "replica_crash", "replica": 2}
+    lost = {"at_s": 0.05, "kind": "host_cache_lost", "node": 2}
+    fast = struck(tmp_path, [crash])
+    was = {m["target"]: int(m["time_ns"]) for m in marks(fast, "loaded")}
+    slow = struck(tmp_path, [lost, crash], limits={"simulated_s": 60.0})
+    loaded = {m["target"]: int(m["time_ns"]) for m in marks(slow, "loaded")}
+    assert "replica 2" in was
+    assert "replica 2" not in loaded or loaded["replica 2"] > 5 * was["replica 2"]
+
+
+def test_when_nobody_is_left_requests_fail_instead_of_waiting_for_ever(tmp_path: Path) -> None:
+    faults = [{"at_s": 0.3, "kind": "replica_crash", "replica": r} for r in (2, 3)]
+    out = struck(tmp_path, faults, recovery={"replace": False})
+    reasons = {row["reason"] for row in rows_of(out) if row["status"] == "failed"}
+    assert "no_replica_left" in reasons
+
+
+def test_a_short_pause_loses_nothing(tmp_path: Path) -> None:
+    fault = {"at_s": 0.3, "kind": "pause", "replica": 2, "duration_s": 0.05}
+    out = struck(tmp_path, [fault])
+    assert all(row["retries"] == "0" for row in rows_of(out))
+    assert max(int(row["max_gap_ns"]) for row in rows_of(out)) >= 50_000_000
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_every_kind_is_in_the_documentation(kind: str) -> None:
+    text = Path(__file__).resolve().parents[2].joinpath("docs/faults.md").read_text()
+    assert f"`{kind}`" in text
+
+
+@pytest.mark.parametrize(
+    ("fault", "where", "what"),
+    [
+        ({"kind": "replica_crsh"}, "faults.0.kind", "did you mean replica_crash"),
+        ({"kind": "straggler", "replica": 0}, "faults.0.magnitude", "1 <= x"),
+        ({"kind": "straggler", "magnitude": 2.0}, "faults.0.replica", "needs replica"),
+        ({"kind": "pause", "replica": 0}, "faults.0.duration_s", "needs it"),
+        ({"kind": "pause", "replica": 7, "duration_s": 1.0}, "faults.0.replica", "index"),
+        ({"kind": "partition", "source": 0, "destination": 0}, "faults.0.destination", "source"),
+        ({"kind": "replica_crash", "stage": "x"}, "faults.0.stage", "expected one of"),
+        ({"kind": "freeze", "replica": 0, "node": 0}, "faults.0.node", "means nothing"),
+    ],
+)
+def test_a_fault_that_cannot_be_is_refused(fault: dict[str, Any], where: str, what: str) -> None:
+    with pytest.raises(InputError) as caught:
+        config_from_dict({"faults": [{"at_s": 1.0, **fault}]})
+    assert where in str(caught.value)
+    assert what in str(caught.value)
+
+
+def test_the_refusal_names_the_line() -> None:
+    text = '[[faults]]\nat_s = 1.0\nkind = "strangler"\n'
+    with pytest.raises(InputError, match=r"^x\.toml:3: faults\.0\.kind"):
+        config_from_text(text, "x.toml")

@@ -1,0 +1,66 @@
+"""The swarm: random worlds under every check; and every world that once failed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from emu.chaos.command import read_world
+from emu.chaos.trial import run_world
+from emu.chaos.worlds import draw_world
+
+CORPUS = Path(__file__).resolve().parents[1] / "corpus"
+WORLDS = sorted(CORPUS.glob("*.toml"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(0, 300, 25))
+def test_no_seed_violates_anything(start: int) -> None:
+    for seed in range(start, start + 25):
+        verdict = run_world(draw_world(seed), seed)
+        assert verdict.problems == [], f"python -m emu chaos --seeds {seed}:{seed + 1}"
+
+
+@pytest.mark.parametrize("path", WORLDS, ids=lambda path: path.stem)
+def test_what_once_failed_passes(path: Path) -> None:
+    world = read_world(path)
+    assert world.lines
+    assert run_world(world, world.tables["seed"], every=5).problems == []
+
+
+def test_the_corpus_is_there() -> None:
+    assert len(WORLDS) >= 30
+
+
+@pytest.mark.parametrize("seed", [3, 14, 27])
+def test_a_world_is_the_same_every_time(seed: int) -> None:
+    one, two = run_world(draw_world(seed), seed), run_world(draw_world(seed), seed)
+    assert (one.digest, one.kernel_digest) == (two.digest, two.kernel_digest)
+
+
+def test_the_recount_changes_nothing() -> None:
+    """A world that is validated before every event gives the bytes of one that never is."""
+    for seed in (5, 8, 21):
+        often = run_world(draw_world(seed), seed, every=1)
+        never = run_world(draw_world(seed), seed, every=10**9)
+        assert often.problems == []
+        assert (often.digest, often.checks > 0) == (never.digest, True)
+
+
+def test_faults_do_not_change_what_arrives() -> None:
+    """I16: the same requests with and without faults (clients' retries and sessions aside)."""
+    compared = 0
+    for seed in range(60):
+        world, calm = draw_world(seed), draw_world(seed)
+        calm.tables.pop("faults", None)
+        assert world.lines == calm.lines
+        kinds = {fault["kind"] for fault in world.tables.get("faults", [])}
+        has_sessions = any("session_id" in line for line in world.lines)
+        if "overload" in kinds or has_sessions or world.tables["recovery"]["client_retries"]:
+            continue
+        compared += 1
+        one = run_world(world, seed, leaps=(True,))
+        two = run_world(calm, seed, leaps=(True,))
+        assert one.arrivals == two.arrivals, f"seed {seed}"
+    assert compared >= 10
