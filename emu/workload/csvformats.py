@@ -134,7 +134,10 @@ DIALECTS: Final = (
 def split_header(line: bytes) -> list[str]:
     """The column names of a header line, as they are spelled."""
     text = line.decode("utf-8", "replace").strip("\r\n")
-    return [name.strip() for name in next(csv.reader([text]), [])]
+    try:
+        return [name.strip() for name in next(csv.reader([text]), [])]
+    except csv.Error:  # a carriage return in the middle: no header that anybody wrote
+        return []
 
 
 def dialect_of(names: Sequence[str]) -> Dialect | None:
