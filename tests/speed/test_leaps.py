@@ -1,0 +1,57 @@
+"""Leaps change nothing: the same bytes with and without them, over random worlds.
+
+The worlds are those of the chaos campaign (schedulers, arrivals, preemption, prefix caching,
+roles, scaling, commands, cancellations, faults). Half of them get costs from the roofline
+instead, of dense, mixture-of-experts and sliding-window models, because the scheduler that forms
+batches ahead runs only with it. `make soak` runs 300 seeds; the suite a few.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from emu.chaos.trial import run_world
+from emu.chaos.worlds import World, draw_world
+from emu.rng import rng_stream
+
+SOAK_SEEDS = 300
+MODELS = ("meta-llama/Llama-3.2-1B", "mistralai/Mistral-7B-v0.1", "Qwen/Qwen3-30B-A3B")
+
+
+def world_of(seed: int) -> World:
+    """The chaos world of a seed; every other one with the roofline and a drawn model."""
+    world = draw_world(seed)
+    if seed % 2:
+        rng = rng_stream(seed, "leap worlds")
+        tables: dict[str, Any] = world.tables
+        tables["model"] = {"name": MODELS[int(rng.integers(len(MODELS)))]}
+        tables["latency"] = {"backend": "roofline", "host_overhead": bool(rng.integers(4))}
+        scheduler = tables["scheduler"]
+        if "autoscale" not in tables and rng.random() < 0.7:
+            scheduler["policy"] = "vllm"
+        if scheduler["policy"] == "vllm":
+            scheduler["async_scheduling"] = ("auto", "on", "off")[int(rng.integers(3))]
+    return world
+
+
+def check(seed: int) -> None:
+    """Run the world twice; nothing may be wrong, differences least of all."""
+    verdict = run_world(world_of(seed), seed, every=10**9)
+    assert verdict.problems == [], f"{seed=}: {verdict.problems[:3]}"
+    assert sum(verdict.ends.values()) > 0, f"{seed=}: nothing was run"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(24))
+def test_leaps_change_nothing(seed: int) -> None:
+    check(seed)
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(not os.environ.get("EMU_SOAK"), reason="long: make soak")
+@pytest.mark.parametrize("seed", range(24, SOAK_SEEDS + 24))
+def test_leaps_change_nothing_in_many_worlds(seed: int) -> None:
+    check(seed)
