@@ -131,7 +131,7 @@ def _recognise(head: bytes, source: str) -> str:
 def _recognise_json(start: bytes) -> str:
     try:
         fields = msgspec.json.decode(_first_line(start))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # Cut off, malformed, or an object that spans lines.
         if b'"conversations"' in start:
             return "sharegpt"

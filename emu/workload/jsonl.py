@@ -54,7 +54,7 @@ class JsonlParser:
         try:
             data.decode()
             lines = self._decoder.decode_lines(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return self._parse_slowly(chunk, notes)
         if len(lines) != rows or not all(map(_is_fine, lines)):
             return self._parse_slowly(chunk, notes)

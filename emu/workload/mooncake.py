@@ -55,7 +55,7 @@ class MooncakeParser:
         try:
             data.decode()
             rows = self._decoder.decode_lines(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return self._parse_slowly(chunk, notes)
         if len(rows) != count or not all(map(_is_fine, rows)):
             return self._parse_slowly(chunk, notes)

@@ -64,6 +64,8 @@ def read_object(place: Place, raw: bytes) -> dict[str, Any]:
         raise place.error("$", f"not valid UTF-8 (byte {error.start})") from None
     try:
         value = msgspec.json.decode(raw)
+    except RecursionError:
+        raise place.error("$", "nested too deeply") from None
     except msgspec.DecodeError as error:
         problem = str(error).removeprefix("JSON is malformed: ")
         raise place.error("$", f"not valid JSON: {problem[:1].lower()}{problem[1:]}") from None
