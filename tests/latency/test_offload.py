@@ -156,7 +156,7 @@ def test_weights_on_the_gpu_change_nothing():
 
 def test_pim_of_the_reference():
     """DDR4, 32 heads, 8 KV heads, 128 wide, in 8 pieces: 9,166.47 ns at 128 tokens, 46,490.90 at
-    1,024 (`llmservingsim-semantics.md` section 13)."""
+    1,024 (LLMServingSim 2.0)."""
     pim = PimAttention(DEVICES["DDR4_8GB_3200"], 512, LLAMA)
     assert (pim.channels, pim.split) == (64, 8)
     assert (pim.piece_ns(128), pim.piece_ns(1024)) == (9_166, 46_490)
