@@ -1,14 +1,16 @@
 """Benchmarks: whole processes on real and synthetic traces. Prints figures, asserts nothing.
 
-    python -m benchmarks                 # make bench: all cases, median of 3
+    python -m benchmarks                 # make bench: all cases, median of 5
     python -m benchmarks --quick         # the small cases, once
     python -m benchmarks --full          # also a million requests on 64 replicas
+    python -m benchmarks --only azure    # cases with this in their name
     python -m benchmarks compare REV     # this tree and a revision in turn (make bench-compare)
 
-Every case is a fresh process of the command line, start-up and output included. CPU seconds are
-user + system of that process; memory is its peak. The Azure conversation trace is read from
-../shared/data where it is; otherwise a synthetic trace of the same size stands in (and the
-table says so). Results are kept in benchmarks/results/.
+Every case is a fresh process of the command line, start-up and output included, with compiled
+bytecode at hand (a first run that is not counted makes it). CPU seconds are user + system of that
+process; memory is its peak. The Azure conversation trace is read from ../shared/data where it is;
+otherwise a synthetic trace of the same size stands in (and the table says so). Results are kept
+in benchmarks/results/, one file for each time, and in latest.json.
 """
 
 from __future__ import annotations
@@ -29,26 +31,36 @@ TRACE = ROOT.parent / "shared/data/traces/AzureLLMInferenceTrace_conv.csv"
 RESULTS = ROOT / "benchmarks" / "results"
 NODE = '[[nodes]]\ngpu = "H100-SXM5-80GB"\ngpus = 8\ncount = {nodes}\n'
 KERNEL = """
-import random, time, anyio
+import random, sys, time, anyio
 from emu.actor import Kernel, RANK_REPLICA
 async def main():
-    kernel, actors = Kernel(), 1000
+    kernel, actors = Kernel(), int(sys.argv[1])
+    rounds = 100_000 // actors
     boxes = [kernel.mailbox(str(i), RANK_REPLICA + i) for i in range(actors)]
     left = [actors]
-    async def actor(i):
-        rng = random.Random(i)
-        for _ in range(100):
-            await kernel.sleep_until(kernel.now_ns + rng.randrange(1, 50) * 10**6, RANK_REPLICA + i)
-            boxes[(i * 7 + 1) % actors].put(1)
-            await boxes[i].get()
+    def done():
         left[0] -= 1
         if not left[0]:
             kernel.stop()
+    async def actor(i):
+        rng = random.Random(i)
+        for _ in range(rounds):
+            await kernel.sleep_until(kernel.now_ns + rng.randrange(1, 50) * 10**6, RANK_REPLICA + i)
+            boxes[(i * 7 + 1) % actors].put(1)
+            await boxes[i].get()
+        done()
+    async def serving(i):
+        rng, turns = random.Random(i), [2 * rounds]
+        def turn():
+            turns[0] -= 1
+            return kernel.now_ns + rng.randrange(1, 50) * 10**6 if turns[0] else -1
+        await boxes[i].take_turns(turn, 10**6, lambda now_ns: -1)
+        done()
     for i in range(actors):
-        kernel.spawn(actor(i), name=str(i))
+        kernel.spawn((actor if sys.argv[2] == "actors" else serving)(i), name=str(i))
     started = time.process_time()
     await kernel.run()
-    print(200_000 / (time.process_time() - started))
+    print(2 * rounds * actors / (time.process_time() - started))
 anyio.run(main, backend_options={"use_uvloop": True})
 """
 
@@ -106,6 +118,9 @@ BURST = (
 )
 
 
+WARM_UP = Case("warm-up", 10, colocated(1) + synthetic(10, 1.0, 10))
+
+
 def cases(quick: bool, full: bool) -> list[Case]:
     """The rows, in order."""
     found = []
@@ -124,13 +139,13 @@ def cases(quick: bool, full: bool) -> list[Case]:
                 5000,
                 colocated(count) + synthetic(5000, 1.0 * count, 150),
             )
-            for count in (1, 8, 64, 512, 1024)
+            for count in (1, 4, 16, 64, 256, 1024)
         ]
         found += [
             Case(
                 f"output {tokens}, 2000 requests", 2000, colocated(8) + synthetic(2000, 2.0, tokens)
             )
-            for tokens in (50, 200, 800)
+            for tokens in (25, 100, 400, 1600)
         ]
         tight = "[scheduler]\nnum_blocks = 1500\n"
         found.append(
@@ -142,6 +157,13 @@ def cases(quick: bool, full: bool) -> list[Case]:
             work = synthetic(requests, 320.0, 100, 500)
             found.append(Case(f"{requests} requests, 64 replicas", requests, colocated(64) + work))
     return found
+
+
+def environment(tree: Path, directory: Path) -> dict[str, str]:
+    """Of a process that runs a tree, with its bytecode kept as an installed program's is."""
+    wanted = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    prefix = str(directory / "bytecode")
+    return {**wanted, "PYTHONPATH": str(tree), "PYTHONPYCACHEPREFIX": prefix}
 
 
 def measure(case: Case, directory: Path, tree: Path = ROOT) -> Cost:
@@ -159,7 +181,7 @@ def measure(case: Case, directory: Path, tree: Path = ROOT) -> Cost:
         str(directory / "o"),
     ]
     started = time.perf_counter()
-    process = subprocess.Popen(command, cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)})
+    process = subprocess.Popen(command, cwd=tree, env=environment(tree, directory))
     _, status, usage = os.wait4(process.pid, 0)
     wall_s = time.perf_counter() - started
     if os.waitstatus_to_exitcode(status):
@@ -199,7 +221,7 @@ def report(found: list[Case], repeats: int, directory: Path) -> list[dict[str, A
     return rows
 
 
-def compare(revision: str, repeats: int, directory: Path) -> None:
+def compare(revision: str, chosen: list[Case], repeats: int, directory: Path) -> None:
     """This tree and another revision, in turn, so that a drifting machine hits both."""
     other = directory / "tree"
     subprocess.run(
@@ -209,7 +231,9 @@ def compare(revision: str, repeats: int, directory: Path) -> None:
     )
     try:
         print(f"| case | CPU s here | CPU s {revision} | ratio |\n|---|---|---|---|")
-        for case in cases(quick=True, full=False):
+        for tree in (ROOT, other):
+            measure(WARM_UP, directory, tree)
+        for case in chosen:
             pairs = [
                 (measure(case, directory).cpu_s, measure(case, directory, other).cpu_s)
                 for _ in range(repeats)
@@ -226,26 +250,60 @@ def main() -> int:
     parser.add_argument("what", nargs="*", help="nothing, or: compare REVISION")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--full", action="store_true")
+    parser.add_argument("--only", default="", help="cases whose name has this in it")
     parser.add_argument("--repeats", type=int, default=0)
     options = parser.parse_args()
-    repeats = options.repeats or (1 if options.quick else 3)
+    is_comparison = options.what[:1] == ["compare"]
+    repeats = options.repeats or (1 if options.quick else 5)
+    chosen = cases(options.quick or (is_comparison and not options.only), options.full)
+    chosen = [case for case in chosen if options.only in case.name]
     with tempfile.TemporaryDirectory(prefix="emu-bench-") as name:
         directory = Path(name)
-        if options.what[:1] == ["compare"]:
-            compare(options.what[1], repeats, directory)
+        if is_comparison:
+            compare(options.what[1], chosen, repeats, directory)
             return 0
-        done = subprocess.run(
-            [sys.executable, "-c", KERNEL], cwd=ROOT, check=True, capture_output=True, text=True
-        )
-        print(
-            f"kernel: {float(done.stdout):,.0f} timers and messages per CPU-second (1,000 actors)"
-        )
+        kernel = kernel_rates(directory, repeats) if not options.only else {}
         if not TRACE.is_file():
             print("the Azure trace is not here: a synthetic trace of the same size stands in")
-        rows = report(cases(options.quick, options.full), repeats, directory)
+        measure(WARM_UP, directory)
+        rows = report(chosen, repeats, directory)
+    content = json.dumps(
+        {"revision": revision_here(), "repeats": repeats, "kernel": kernel, "cases": rows}, indent=2
+    )
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "latest.json").write_text(json.dumps(rows, indent=2) + "\n")
+    for file in ("latest.json", time.strftime("%Y%m%d-%H%M%S.json")):
+        (RESULTS / file).write_text(content + "\n")
     return 0
+
+
+def kernel_rates(directory: Path, repeats: int) -> dict[str, float]:
+    """What the kernel alone does in a CPU-second."""
+    found = {}
+    for actors in (100, 1000, 10_000):
+        for kind, what in (("actors", "timers and messages"), ("turns", "turns")):
+            command = [sys.executable, "-c", KERNEL, str(actors), kind]
+            rate = statistics.median(
+                float(
+                    subprocess.run(
+                        command,
+                        cwd=ROOT,
+                        env=environment(ROOT, directory),
+                        check=True,
+                        capture_output=True,
+                    ).stdout
+                )
+                for _ in range(repeats)
+            )
+            found[f"{what}, {actors} actors"] = round(rate)
+            print(f"kernel, {actors} actors: {rate:,.0f} {what} per CPU-second", flush=True)
+    return found
+
+
+def revision_here() -> str:
+    """The commit of this tree; empty outside a repository."""
+    command = ["git", "describe", "--always", "--dirty"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
 
 
 if __name__ == "__main__":
