@@ -250,7 +250,10 @@ class Kernel:
                 self._loop.call_soon(self._advance)
                 return
             due_ns, rank, _, target = pop(heap)
-            if _is_void(target, due_ns):
+            if target.__class__ is Mailbox:
+                if target._turn_ns != due_ns:
+                    continue  # put off or cut
+            elif isinstance(target, asyncio.Future) and target.done():
                 continue  # woken by a message in the meantime
             if not self._move_to(due_ns, rank) or not self._fire(target):
                 return

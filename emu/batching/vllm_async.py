@@ -51,7 +51,8 @@ class AsyncVllmScheduler(VllmScheduler):
 
     def schedule(self, now_ns: int) -> Batch | None:
         """Form the next iteration from what was known when the last one started."""
-        self._see(self._seen_until_ns)
+        if self._unseen:
+            self._see(self._seen_until_ns)
         batch = super().schedule(now_ns)
         if batch is None and not self._records:
             self._free_ended()
@@ -84,10 +85,12 @@ class AsyncVllmScheduler(VllmScheduler):
         self._leaving.append(seat.request)
 
     def _free_ended(self) -> bool:
+        if not self._leaving:
+            return False
         leaving, self._leaving = self._leaving, []
         for request in leaving:
             self.pool.release(request)
-        return bool(leaving)
+        return True
 
     def _is_full(self) -> bool:
         return len(self._seats) + len(self._leaving) >= self.table.max_num_seqs

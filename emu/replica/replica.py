@@ -650,7 +650,8 @@ class Replica:
             if history is not None:
                 history.tokens(self.replica_id, receivers, start_ns, ends, now_ns)
             world.on_tokens(self, receivers)
-        self._hand_out(progress, now_ns - start_ns)
+        if progress.finished or progress.first_tokens or progress.failed or progress.resumed:
+            self._hand_out(progress, now_ns - start_ns)
         if self.signals is not None:
             self._note_signal()
 
@@ -661,7 +662,9 @@ class Replica:
             self.decodes_run += count * steps
             grown = count * (steps * (steps - 1) // 2)
             self.decode_context_run += shape.decode_context_sum * steps + grown
-        self.tokens_run += count * steps + sum(shape.prefill_new)
+        self.tokens_run += count * steps
+        if shape.prefill_new:
+            self.tokens_run += sum(shape.prefill_new)
         if self.expert_tokens is not None:
             for step in range(steps):
                 its_shape = next_decode_shape(shape, step) if step else shape

@@ -246,14 +246,18 @@ class RequestLog:
             hits[1] += request.npu_hit_tokens
             hits[2] += request.storage_hit_tokens
             hits[3] += request.prompt_tokens
+        session, reason, tenant = ",,", request.reason, request.tenant
+        if request.session_id or request.sub_request_index >= 0:
+            session = f"{quote(request.session_id)},{_id(request.sub_request_index)},"
+        if reason or tenant:
+            reason, tenant = quote(reason), quote(tenant)
         text = (
             f"{request.request_id},{arrival_ns},{times},{request.prompt_tokens},{tokens},"
             f"{latencies},{request.prefix_hit_tokens},{request.npu_hit_tokens},"
-            f"{request.storage_hit_tokens},{_id(request.replica_id)},"
-            f"{quote(request.session_id)},{_id(request.sub_request_index)},"
+            f"{request.storage_hit_tokens},{_id(request.replica_id)},{session}"
             f"{_id(request.decode_replica_id)},{queue_ns if scheduled_ns >= 0 else ''},"
             f"{request.preemptions},{request.migrations},{_STATUS_NAMES[status]},"
-            f"{quote(request.reason)},{request.output_tokens},{quote(request.tenant)},"
+            f"{reason},{request.output_tokens},{tenant},"
             f"{request.priority},{request.execution_ns},{request.migration_ns},"
             f"{request.recomputed_tokens},{request.max_gap_ns},{request.retries},"
             f"{request.taken_ns - arrival_ns if request.taken_ns >= 0 else ''}\n"

@@ -92,6 +92,7 @@ class TimeseriesWriter:
         )
         self._before = Sample(time_ns=0, replicas={})
         self._is_first = True
+        self._states_text = ""
 
     def add(self, sample: Sample) -> None:
         """The next row; rates and counts are those since the row before."""
@@ -101,8 +102,10 @@ class TimeseriesWriter:
             return
         self._is_first = False
         self._before = sample
-        cells: list[str] = [str(sample.time_ns)]
-        cells.extend(str(sample.replicas.get(state, 0)) for state in self._states)
+        if sample.replicas != before.replicas or not self._states_text:
+            counts = [str(sample.replicas.get(state, 0)) for state in self._states]
+            self._states_text = ",".join(counts)
+        cells: list[str] = [str(sample.time_ns), self._states_text]
         cells += (
             str(sample.waiting),
             str(sample.waiting_prefill_tokens),
