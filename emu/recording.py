@@ -161,6 +161,11 @@ class Recorder:
         if self.history is not None:
             self.history.add(at_ns, "fault", kind=kind, target=target)
 
+    def fault_over(self, at_ns: int, kind: str, target: str) -> None:
+        """A fault that lasted is over."""
+        if self.history is not None:
+            self.history.add(at_ns, "fault_over", kind=kind, target=target)
+
     def lost(self, request: Request, reason: str, at_ns: int) -> None:
         """A request's KV is gone."""
         if self.history is not None:

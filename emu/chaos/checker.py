@@ -38,6 +38,8 @@ class Judge:
         self.lives: dict[int, Life] = {}
         self.problems: list[str] = []
         self.states: dict[int, str] = {}
+        self.paused: dict[str, int] = {}
+        """Replicas that stand still, and since when."""
         self._now_ns = 0
 
     def say(self, problem: str) -> None:
@@ -77,6 +79,9 @@ class Judge:
         replica, ends = record["replica"], record["ends"]
         if self.states.get(replica) in ("failed", "inactive"):
             self.say(f"I5: replica {replica} is {self.states[replica]} and produces tokens")
+        since_ns = self.paused.get(f"replica {replica}", ends[-1])
+        if ends[-1] > since_ns:
+            self.say(f"I5: replica {replica} stands still since {since_ns} and produces tokens")
         for row in record["rows"]:
             life = self._life(row, "a token")
             if life is None:
@@ -109,9 +114,18 @@ class Judge:
             self.say(f"I7: replica {replica} was {before}, leaves {record['from']}")
         self.states[replica] = record["to"]
         if record["to"] == "failed":
+            self.paused.pop(f"replica {replica}", None)
             for life in self.lives.values():
                 if replica in life.places and not life.status:
                     life.places = [place for place in life.places if place != replica]
+
+    def _fault(self, at_ns: int, record: Mapping[str, Any]) -> None:
+        if record["kind"] in ("pause", "freeze"):
+            self.paused[record["target"]] = at_ns
+
+    def _fault_over(self, at_ns: int, record: Mapping[str, Any]) -> None:
+        if record["kind"] in ("pause", "freeze"):
+            self.paused.pop(record["target"], None)
 
     def _ended(self, at_ns: int, record: Mapping[str, Any]) -> None:
         life = self._life(record["row"], "an end")

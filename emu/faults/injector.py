@@ -104,6 +104,7 @@ class Injector:
 
     def end(self, fault: FaultTable, target: str) -> None:
         """A fault is over."""
+        self.cluster.recorder.fault_over(self.kernel.now_ns, fault.kind, target)
         self.cluster.note("fault over", target, fault.kind)
 
     # --- told by the cluster ------------------------------------------------------------------

@@ -14,6 +14,7 @@ One record is one JSON object with `at_ns` and `event`:
     ended      row, status, reason              its one terminal event
     state      replica, from, to, writer        a replica changed its state
     fault      kind, target                     a fault struck
+    fault_over kind, target                     one that lasted is over
 """
 
 from __future__ import annotations

@@ -1,0 +1,235 @@
+"""Broken input: every mutation of a configuration or a workload is read, or refused with a reason.
+
+    python -m tests.chaos.fuzz_inputs --cases 200000 --seed 1
+
+Mutations of bytes, tokens, types, ranges, duplicates, truncation, huge and odd numbers, bad UTF-8,
+nesting, CRLF and BOM. A case passes if the loader returns, or raises InputError with a one-line text
+that names its source; anything else (an untyped exception, a second, 200 MB) is a finding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from emu.config.load import load_config
+from emu.config.schema import WorkloadTable
+from emu.errors import InputError
+from emu.workload.opened import open_workload
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = b"""seed = 3
+[model]
+name = "meta-llama/Llama-3.1-8B"
+dtype = "bfloat16"
+[[nodes]]
+count = 2
+gpu = "A100-SXM4-80GB"
+gpus = 4
+nic_gbps = 100
+[[replicas]]
+role = "prefill"
+count = 2
+tensor_parallel = 1
+[[replicas]]
+role = "decode"
+count = 2
+scheduler = { max_num_seqs = 64 }
+[workload.synthetic]
+requests = 10
+[workload.synthetic.arrivals]
+process = "gamma"
+cv = 2.0
+[scheduler]
+policy = "vllm"
+block_size = 16
+chunked_prefill = true
+[[faults]]
+at_s = 1.5
+kind = "straggler"
+replica = 1
+magnitude = 2.0
+[[commands]]
+at_s = 1.0
+replica = 0
+command = "deactivate"
+[recovery]
+max_retries = 2
+[slo]
+ttft_ms = 450
+"""
+JSONL = (
+    b'{"arrival_time_ns": 0, "input_toks": 10, "output_toks": 5}\n'
+    b'{"arrival_time_ns": 5, "input_toks": 3, "output_toks": 2, "input_tok_ids": [1, 2, 3]}\n'
+    b'{"session_id": "a", "arrival_time_ns": 9, "sub_requests": [{"input_toks": 4, '
+    b'"output_toks": 2, "tool_duration_ns": 100}, {"input_toks": 8, "output_toks": 1}]}\n'
+    b'{"arrival_time_ns": 12, "input_toks": 7, "output_toks": 3, "cancel_after_ns": 4}\n'
+)
+AZURE = (
+    b"TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    b"2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
+    b"2023-11-16 18:15:51.2224670,879,55\n"
+)
+MOONCAKE = (
+    b'{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}\n'
+    b'{"timestamp": 3000, "input_length": 512, "output_length": 9, "hash_ids": [0]}\n'
+)
+BURSTGPT = (
+    b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    b"5,ChatGPT,472,18,490,Conversation log\n45,ChatGPT,1087,230,1317,Conversation log\n"
+)
+WORKLOADS = (JSONL, AZURE, MOONCAKE, BURSTGPT)
+ODD = (
+    b"-1", b"0", b"1e999", b"nan", b"inf", b"-0.0", b"99999999999999999999999", b"true", b"null",
+    b'""', b"[]", b"{}", b"'", b'"', b"\xff\xfe", b"\xef\xbb\xbf", b"\r\n", b"\x00", b"=", b"[[", b"]]",
+    b",", b"1_000", b"0x10", b"1979-05-27", b"\xe2\x80\xa8", b"\xf0\x9f\x92\xa5", b"#", b" " * 50,
+    b"[" * 500, b'{"a":' * 300, b"9" * 400, b"-9223372036854775809", b"1.5", b"\t",
+)  # fmt: skip
+
+
+def mutate(rng: random.Random, data: bytes) -> bytes:
+    """One to four changes."""
+    for _ in range(rng.randint(1, 4)):
+        data = rng.choice(MUTATIONS)(rng, data)
+    return data
+
+
+def _at(rng: random.Random, data: bytes) -> int:
+    return rng.randint(0, len(data))
+
+
+def _flip(rng: random.Random, data: bytes) -> bytes:
+    at = _at(rng, data)
+    return data[:at] + bytes([rng.randrange(256)]) + data[at + 1 :]
+
+
+def _insert(rng: random.Random, data: bytes) -> bytes:
+    at = _at(rng, data)
+    return data[:at] + rng.choice(ODD) + data[at:]
+
+
+def _cut(rng: random.Random, data: bytes) -> bytes:
+    return data[: _at(rng, data)]
+
+
+def _drop(rng: random.Random, data: bytes) -> bytes:
+    at = _at(rng, data)
+    return data[:at] + data[at + rng.randint(1, 12) :]
+
+
+def _repeat_line(rng: random.Random, data: bytes) -> bytes:
+    lines = data.split(b"\n")
+    at = rng.randrange(len(lines))
+    return b"\n".join([*lines[: at + 1], *([lines[at]] * rng.randint(1, 3)), *lines[at + 1 :]])
+
+
+def _swap_lines(rng: random.Random, data: bytes) -> bytes:
+    lines = data.split(b"\n")
+    rng.shuffle(lines) if rng.random() < 0.2 else lines.reverse()
+    return b"\n".join(lines)
+
+
+def _value(rng: random.Random, data: bytes) -> bytes:
+    """Another value after a separator."""
+    marks = [i for i, c in enumerate(data) if c in b"=:,"]
+    if not marks:
+        return data
+    at = rng.choice(marks) + 1
+    end = at
+    while end < len(data) and data[end] not in b",}\n]":
+        end += 1
+    return data[:at] + b" " + rng.choice(ODD) + data[end:]
+
+
+def _line_ends(rng: random.Random, data: bytes) -> bytes:
+    return data.replace(b"\n", rng.choice((b"\r\n", b"\r", b"\n\n")))
+
+
+def _bom(rng: random.Random, data: bytes) -> bytes:
+    return rng.choice((b"\xef\xbb\xbf", b"\xff\xfe", b"\x1f\x8b", b"PK\x03\x04")) + data
+
+
+MUTATIONS: tuple[Callable[[random.Random, bytes], bytes], ...] = (
+    _flip, _flip, _insert, _insert, _cut, _drop, _repeat_line, _swap_lines, _value, _value, _value,
+    _line_ends, _bom,
+)  # fmt: skip
+
+
+def _no_limit(prompt_tokens: int, output_tokens: int) -> str:
+    return ""
+
+
+def read(path: Path, is_config: bool) -> None:
+    """What the command line does with such a file."""
+    if is_config:
+        load_config(path)
+        return
+    workload = open_workload(
+        WorkloadTable(path=str(path)),
+        base_dir=Path(),
+        seed=1,
+        holds=_no_limit,
+        config_source="fuzz",
+    )
+    for count, _ in enumerate(workload.releases()):
+        if count > 50:
+            break
+
+
+def run_case(rng: random.Random, path: Path) -> tuple[str, bytes, str]:
+    """(`ok`, `refused` or a finding; the input; the text of the error)."""
+    is_config = rng.random() < 0.6
+    data = mutate(rng, CONFIG if is_config else rng.choice(WORKLOADS))
+    path.write_bytes(data)
+    started_s = time.perf_counter()
+    try:
+        read(path, is_config)
+        outcome, text = "ok", ""
+    except InputError as error:
+        outcome, text = "refused", str(error)
+        if "\n" in text or path.name not in text:
+            outcome = "finding: the error is not one line that names its source"
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        outcome, text = f"finding: untyped {type(error).__name__}", str(error)
+    if time.perf_counter() - started_s > 1.0:
+        outcome = "finding: more than a second"
+    return outcome, data, text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=200_000)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    started_s = time.monotonic()
+    counts: dict[str, int] = {}
+    findings = 0
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as name:
+        path = Path(name) / "fuzzed"
+        for case in range(arguments.cases):
+            rng = random.Random(f"{arguments.seed}:{case}")
+            outcome, data, text = run_case(rng, path)
+            counts[outcome] = counts.get(outcome, 0) + 1
+            if outcome.startswith("finding"):
+                findings += 1
+                if findings <= 20:
+                    print(f"case {case}: {outcome}: {text[:200]!r}\n  {data[:400]!r}")
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(
+        f"{arguments.cases:,} cases of seed {arguments.seed}: {counts}; "
+        f"peak {peak_mb:.0f} MB, {time.monotonic() - started_s:.0f} s"
+    )
+    return 4 if findings or peak_mb > 400 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

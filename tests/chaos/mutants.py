@@ -1,0 +1,274 @@
+"""Planted bugs that the campaign must catch.
+
+    python -m tests.chaos.mutants [--seeds 1000] [--jobs 2] [--only NAME]
+
+Each mutant is one change of one file of a copy of the program; the swarm runs against the copy until
+a seed fails. The canary (a request that is dropped without an end) must always be caught: it shows
+that the harness can report at all. A change whose text is not found is an error, never a pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Mutant(NamedTuple):
+    """One planted bug."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+MUTANTS = (
+    Mutant(
+        "canary: a request ends without anybody hearing",
+        "emu/gateway.py",
+        "        self.outstanding -= 1\n        self._on_terminal(request)",
+        "        self.outstanding -= 1\n        if request.request_id % 5 == 3:\n            return\n"
+        "        self._on_terminal(request)",
+    ),
+    Mutant(
+        "a crash forgets batches that had arrived",
+        "emu/replica/life.py",
+        "            lost.append(request)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "a crash forgets pending cancellations",
+        "emu/replica/life.py",
+        "        if scheduler.cancel(request):\n            world.terminal(request, status, reason)\n",
+        "        if scheduler.cancel(request):\n            pass\n",
+    ),
+    Mutant(
+        "a crash does not complete the leap",
+        "emu/replica/life.py",
+        "    scheduler, world = replica.scheduler, replica.world\n    cut_leap(replica)\n",
+        "    scheduler, world = replica.scheduler, replica.world\n",
+    ),
+    Mutant(
+        "a paused replica goes on",
+        "emu/replica/life.py",
+        "    replica.is_paused = True\n",
+        "    replica.is_paused = False\n",
+    ),
+    Mutant(
+        "lost requests are not routed again",
+        "emu/faults/recovery.py",
+        "            gateway.route(request)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "a lost request counts its last token again",
+        "emu/faults/recovery.py",
+        "            request.computed_tokens = request.kv_blocks = 0\n",
+        "            request.computed_tokens = request.kv_blocks = 0\n"
+        "            request.generated_tokens = max(0, request.generated_tokens - 1)\n",
+    ),
+    Mutant(
+        "the source's queue survives a crash",
+        "emu/faults/recovery.py",
+        "        if watcher is not None:\n            lost += watcher.lose_source()\n"
+        "        if cluster.live",
+        "        if cluster.live",
+    ),
+    Mutant(
+        "other watchers do not hear of a crash",
+        "emu/faults/recovery.py",
+        "                other.lose_destination(replica)\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "a finished transfer does not release the source",
+        "emu/migration/watcher.py",
+        "        self._account_gone(batch.requests)\n        source.release(batch.requests)\n",
+        "        self._account_gone(batch.requests)\n",
+    ),
+    Mutant(
+        "a finished transfer keeps the lock",
+        "emu/migration/watcher.py",
+        "            destination.deliver(arrived)\n        destination.lock.release(self.name)\n",
+        "            destination.deliver(arrived)\n",
+    ),
+    Mutant(
+        "the destination opens before the delivery, and keeps what clients left",
+        "emu/migration/watcher.py",
+        "        if gone:\n            destination.unreserve(gone)\n        arrived =",
+        "        arrived =",
+    ),
+    Mutant(
+        "a second notice of an end counts again",
+        "emu/migration/watcher.py",
+        "        if self.in_flight is None or self.in_flight[0] is not batch or batch.attempts != "
+        "attempt:\n            return  # a second notice of the same end\n",
+        "",
+    ),
+    Mutant(
+        "a failed transfer keeps the reservation",
+        "emu/migration/watcher.py",
+        "        self.in_flight = None\n        destination.unreserve(batch.requests)\n"
+        "        destination.lock.release(self.name)\n        failures",
+        "        self.in_flight = None\n        destination.lock.release(self.name)\n        failures",
+    ),
+    Mutant(
+        "a failed batch is forgotten",
+        "emu/migration/watcher.py",
+        "            self.queue.appendleft(batch)\n            return\n",
+        "            return\n",
+    ),
+    Mutant(
+        "tokens in migration are not given back",
+        "emu/migration/watcher.py",
+        "        self.world.tokens_in_migration -= sum(r.prompt_tokens for r in requests)\n",
+        "        self.world.tokens_in_migration -= sum(r.prompt_tokens for r in requests[1:])\n",
+    ),
+    Mutant(
+        "a live migration that failed keeps its blocks",
+        "emu/migration/live.py",
+        "        if not is_done and lives.has_destination() and not lives.is_forgotten:\n"
+        "            destination.unreserve([request])\n",
+        "",
+    ),
+    Mutant(
+        "a live migration does not release the source",
+        "emu/migration/live.py",
+        "        source.release([request])\n        if request.status.is_terminal:\n",
+        "        if request.status.is_terminal:\n",
+    ),
+    Mutant(
+        "blocks freed by a release are one too few",
+        "emu/kv/pool.py",
+        "        self.blocks_free += request.kv_blocks\n",
+        "        self.blocks_free += max(0, request.kv_blocks - 1)\n",
+    ),
+    Mutant(
+        "a reservation is one block short",
+        "emu/batching/handoff.py",
+        "        wanted = [self._blocks_for(request) for request in requests]\n",
+        "        wanted = [max(1, self._blocks_for(request) - 1) for request in requests]\n",
+    ),
+    Mutant(
+        "a cancelled request stays in the waiting queue",
+        "emu/cluster.py",
+        "            if self.queue is not None and self.queue.cancel(request):\n",
+        "            if self.queue is not None:\n",
+    ),
+    Mutant(
+        "the gateway counts a refused request as outstanding",
+        "emu/gateway.py",
+        "        self.released += 1\n        self.outstanding += 1\n        self._on_release(request)\n"
+        "        if self.echoes",
+        "        self.released += 1\n        self.outstanding += 1 + (request.prompt_tokens > 250)\n"
+        "        self._on_release(request)\n        if self.echoes",
+    ),
+    Mutant(
+        "held requests are forgotten when a replica comes back",
+        "emu/gateway.py",
+        "        if self.held:\n            self.route_held()\n",
+        "",
+    ),
+    Mutant(
+        "a link that comes back stays down",
+        "emu/faults/links.py",
+        "        for link in links:\n            self._factors[link].remove(factor)\n"
+        "            self._apply(link)\n",
+        "        for link in links:\n            self._factors[link].remove(factor)\n",
+    ),
+    Mutant(
+        "stalled transfers are never given up",
+        "emu/network/carrier.py",
+        "            if now_ns - carried.progress[1] >= self.timeout_ns:\n",
+        "            if now_ns - carried.progress[1] >= 1 << 62:\n",
+    ),
+    Mutant(
+        "a hanging transfer has no timeout",
+        "emu/network/carrier.py",
+        '        elif fate.kind == "hang":\n',
+        '        elif fate.kind == "hang":\n            return\n        elif fate.kind == "never":\n',
+    ),
+    Mutant(
+        "a restarted replica takes prompts before its weights are there",
+        "emu/faults/recovery.py",
+        '                replica.move(S.INACTIVE, writer="fault", cause="restarted")\n',
+        "                replica.state = S.COLOCATED if before is S.COLOCATED else S.PREFILL\n",
+    ),
+    Mutant(
+        "a leap goes on over a straggler's beginning",
+        "emu/replica/replica.py",
+        "        self.slowdown = slowdown\n        self.inbox.poke()\n",
+        "        self.slowdown = slowdown\n",
+    ),
+)
+
+
+def run_mutant(job: tuple[int, int]) -> tuple[str, bool, str, float]:
+    """(name, caught, the first finding, seconds)."""
+    index, seeds = job
+    mutant = MUTANTS[index]
+    started_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="emu-mutant-") as name:
+        copy = Path(name)
+        shutil.copytree(ROOT / "emu", copy / "emu", ignore=shutil.ignore_patterns("__pycache__"))
+        path = copy / mutant.file
+        text = path.read_text()
+        if text.count(mutant.old) != 1:
+            return mutant.name, False, f"ERROR: text found {text.count(mutant.old)} times", 0.0
+        path.write_text(text.replace(mutant.old, mutant.new))
+        script = (
+            "import sys\n"
+            "from emu.chaos.trial import run_world\n"
+            "from emu.chaos.worlds import draw_world\n"
+            "for seed in range(int(sys.argv[1])):\n"
+            "    verdict = run_world(draw_world(seed), seed, every=20)\n"
+            "    if verdict.problems:\n"
+            "        print(f'seed {seed}: {verdict.problems[0]}')\n"
+            "        sys.exit(4)\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(seeds)],
+            cwd=copy,
+            env={**os.environ, "PYTHONPATH": str(copy)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    first = (done.stdout.splitlines() or done.stderr.splitlines()[-1:] or [""])[0]
+    return mutant.name, done.returncode != 0, first[:110], time.monotonic() - started_s
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1000)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--only", default="")
+    arguments = parser.parse_args()
+    wanted = [i for i, mutant in enumerate(MUTANTS) if arguments.only in mutant.name]
+    caught, errors, canary = 0, 0, not any("canary" in MUTANTS[i].name for i in wanted)
+    with multiprocessing.Pool(arguments.jobs) as pool:
+        jobs = [(index, arguments.seeds) for index in wanted]
+        for name, is_caught, first, took_s in pool.imap(run_mutant, jobs):
+            caught += is_caught
+            errors += first.startswith("ERROR")
+            canary = canary or (is_caught and name.startswith("canary"))
+            print(
+                f"{'caught' if is_caught else 'MISSED'} {took_s:5.1f} s  {name}\n    {first}",
+                flush=True,
+            )
+    print(f"{caught} of {len(wanted)} mutants caught, canary {'caught' if canary else 'MISSED'}")
+    return 0 if canary and not errors and caught >= len(wanted) - 1 else 4
+
+
+if __name__ == "__main__":
+    sys.exit(main())
