@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import anyio
 import msgspec
 import numpy as np
 
@@ -21,6 +22,7 @@ from emu.catalogue import sizes
 from emu.commands import Commander, check_commands
 from emu.config.schema import FaultTable
 from emu.energy import energy_j
+from emu.errors import RunError
 from emu.faults.injector import Injector
 from emu.faults.recovery import Recovery
 from emu.gateway import Gateway, Source
@@ -244,10 +246,26 @@ class Cluster:
             error = raised
         except KeyboardInterrupt as raised:
             error = raised
+        finally:
+            unclosed = await self._close_backends()
+        error = error or unclosed
         if interval_ms > 0 and error is None:
             self._sample(kernel.now_ns)  # what happened since the last full interval
         self._close_books()
         return Outcome(error, kernel.now_ns, kernel.events, f"{kernel.digest:016x}")
+
+    async def _close_backends(self) -> RunError | None:
+        """End the programs that latency backends have started, however the run ended."""
+        problem: RunError | None = None
+        with anyio.CancelScope(shield=True):
+            for _, backend in self._backends:
+                backend = getattr(backend, "inner", backend)
+                if hasattr(backend, "aclose"):
+                    try:
+                        await backend.aclose()
+                    except RunError as raised:
+                        problem = problem or raised
+        return problem
 
     def _close_books(self) -> None:
         self.scaler.close()

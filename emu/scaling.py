@@ -58,7 +58,9 @@ def rates_of(plan: ReplicaPlan, table: AutoscaleTable, replica: Replica, site: S
     prefill = table.tokens_prefilled_per_s
     if prefill == 0:
         tokens = min(_REFERENCE_PREFILL_TOKENS, plan.max_model_tokens)
-        if replica.latency.foreign:  # a real process is not asked before the run
+        backend = replica.latency
+        # A real process is not asked before the run, and stored counts know only its batches.
+        if backend.foreign or getattr(backend, "replays", False):
             prefill = 10_000.0
         else:
             shape = BatchShape(prefill_new=[tokens], prefill_context=[0], sequences=1)

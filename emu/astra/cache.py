@@ -60,7 +60,7 @@ class CountStore:
         """Raises InputError for a file that is missing (`must_exist`) or is no such file."""
         self.path = path
         self._system = system
-        self._unsaved = 0
+        self._unsaved: list[tuple[str, str, str]] = []
         self.hits = 0
         self.misses = 0
         if must_exist and not path.is_file():
@@ -109,17 +109,23 @@ class CountStore:
         key = shape_key(shape)
         self._known[key] = tuple(cycles)
         text = ",".join(map(str, cycles))
-        self._db.execute(
-            "INSERT OR REPLACE INTO counts VALUES (?, ?, ?)", (self._system, key, text)
-        )
-        self._unsaved += 1
-        if self._unsaved >= _COMMIT_EVERY:
+        self._unsaved.append((self._system, key, text))
+        if len(self._unsaved) >= _COMMIT_EVERY:
             self.save()
 
     def save(self) -> None:
-        """Make everything durable."""
-        self._db.commit()
-        self._unsaved = 0
+        """Make everything durable. Raises RunError.
+
+        Nothing is open between two calls: replicas of several kinds share the file in one run.
+        """
+        rows, self._unsaved = self._unsaved, []
+        if not rows:
+            return
+        try:
+            with self._db:
+                self._db.executemany("INSERT OR REPLACE INTO counts VALUES (?, ?, ?)", rows)
+        except sqlite3.Error as error:
+            raise RunError(f"{self.path}: counts cannot be stored: {error}") from None
 
     def _count_others(self) -> int:
         (count,) = self._db.execute("SELECT COUNT(*) FROM counts").fetchone()
@@ -127,8 +133,10 @@ class CountStore:
 
     def close(self) -> None:
         """Save and close."""
-        self.save()
-        self._db.close()
+        try:
+            self.save()
+        finally:
+            self._db.close()
 
     def __enter__(self) -> Self:
         return self

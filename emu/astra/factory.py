@@ -7,6 +7,7 @@ program, cache or replay.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -185,7 +186,11 @@ def _calculator(
     table = context.table
     if not table.binary or table.replay:
         return None
-    binary = Path(table.binary).absolute()
+    found = shutil.which(table.binary)
+    if found is None:
+        problem = f"no program that may be run: {table.binary}"
+        raise InputError(context.source, None, "latency.binary", problem)
+    binary = Path(found).absolute()
     npus = 1
     for dim in network.dims:
         npus *= dim.npus

@@ -42,6 +42,7 @@ _PATH_KEYS: Final[tuple[tuple[Path, bool], ...]] = (
     (("latency", "path"), True),
     (("latency", "replay"), True),
     (("latency", "cache"), False),
+    (("latency", "binary"), False),
     (("output", "dir"), False),
 )
 """Keys that hold paths, and whether the file must exist already."""
@@ -114,6 +115,9 @@ class _Loading:
         for index in range(len(groups)):
             extra += [
                 (("replicas", index, "latency", "path"), True),
+                (("replicas", index, "latency", "replay"), True),
+                (("replicas", index, "latency", "cache"), False),
+                (("replicas", index, "latency", "binary"), False),
                 (("replicas", index, "model", "hf_config"), True),
             ]
         for path, must_exist in (*_PATH_KEYS, *extra):
@@ -121,8 +125,8 @@ class _Loading:
             for part in path[:-1]:
                 holder = holder[part] if isinstance(part, int) else holder.get(part, {})
             value = holder.get(path[-1], "")
-            if not value:
-                continue
+            if not value or (path[-1] == "binary" and "/" not in value):
+                continue  # a bare program name is looked up on PATH
             joined = self.base_dir / FilePath(value)
             holder[path[-1]] = str(joined)
             # The table of aiconfigurator is written there if it does not exist.

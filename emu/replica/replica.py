@@ -391,7 +391,7 @@ class Replica:
             if self._obstacles:
                 return False
             self._held = None
-            self._launch_on_stages(batch)
+            await self._launch_on_stages(batch)
             return True
         batch = self.scheduler.schedule(self.kernel.now_ns)
         if self.signals is not None:
@@ -414,7 +414,7 @@ class Replica:
         elif self._meets_obstacles(batch):
             self._held = batch
         else:
-            self._launch_on_stages(batch)
+            await self._launch_on_stages(batch)
         return True
 
     def _note_rest(self, now_ns: int) -> None:
@@ -485,6 +485,8 @@ class Replica:
         measured_ns = 0
         if self.latency.foreign:
             measured_ns = await self.latency.measure(batch.shape)  # type: ignore[attr-defined]
+            if self.incarnation != incarnation:
+                return
         self._begin(batch, measured_ns)
         if self._takes_turns():
             await self.inbox.take_turns(self._turn, self._end_ns, self._boundary)
@@ -586,8 +588,13 @@ class Replica:
             cost_ns = self.latency.iteration_ns(shape)
         return cost_ns if self.slowdown == 1.0 else int(cost_ns * self.slowdown)
 
-    def _launch_on_stages(self, batch: Batch) -> None:
+    async def _launch_on_stages(self, batch: Batch) -> None:
         """Put a batch into the pipeline: stages are FIFO and costs known, so its end is too."""
+        if self.latency.foreign:
+            incarnation = self.incarnation
+            await self.latency.measure(batch.shape)  # type: ignore[attr-defined]
+            if self.incarnation != incarnation:
+                return
         costs_ns = self.latency.stage_ns(batch.shape)
         if self.slowdown != 1.0:
             costs_ns = tuple(int(cost_ns * self.slowdown) for cost_ns in costs_ns)
