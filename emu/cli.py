@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -364,6 +364,52 @@ def calibrate(config: Path, *, measured: Path, set_: Overrides = ()) -> int:
     from emu.calibrate import calibrate_command
 
     return calibrate_command(config, measured, set_)
+
+
+@app.command
+def trace(
+    config: Path | None = None,
+    /,
+    *,
+    prefill: str = "",
+    decode: str = "",
+    out: Path = Path("trace"),
+    replica: int = 0,
+    dialect: Literal["fork", "upstream"] = "fork",
+    show: Path | None = None,
+    set_: Overrides = (),
+) -> int:
+    """Graphs and input files of one batch for ASTRA-Sim, or a graph as text.
+
+    Parameters
+    ----------
+    config
+        Configuration file.
+    prefill
+        Prompt chunks: NEW:CONTEXT, comma separated (512:0,100:412).
+    decode
+        Decodes: COUNTxCONTEXT, comma separated (32x1000,4x200).
+    out
+        Directory for trace.txt, batch.N.et and the input files.
+    replica
+        Whose model, degrees and network.
+    dialect
+        LLMServingSim's ASTRA-Sim (ns), or the published one (us; docs/astra-sim.md).
+    show
+        Print this .et file instead.
+    """
+    from emu.batchfiles import trace_command
+
+    return trace_command(
+        config,
+        prefill=prefill,
+        decode=decode,
+        out=out,
+        replica=replica,
+        dialect=dialect,
+        show=show,
+        overrides=set_,
+    )
 
 
 @app.command

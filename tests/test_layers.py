@@ -33,6 +33,7 @@ FLOORS = {
         "importers",
         "profiler",
         "calibrate",
+        "batchfiles",
     ],
     5: ["cli", "cli_workload", "serve", "sweep", "__main__", "__init__", "docs", "experiments"],
 }

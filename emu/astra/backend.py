@@ -89,8 +89,8 @@ class AstraBackend:
         """`members`: replicas of the data-parallel group that are simulated together."""
         check_faithful(faithful)
         self._generator = generator
-        self._network = network
-        self._memories = memories
+        self.network = network
+        self.memories = memories
         self._members = members
         self._host_ns = host_ns
         self._faithful = tuple(faithful)
@@ -137,7 +137,7 @@ class AstraBackend:
 
     def _embedded(self, shape: BatchShape) -> tuple[int, ...]:
         late = STAGGER in self._faithful
-        ends = run_once(self._network, self._memories, self.graphs(shape), last_waits=late)
+        ends = run_once(self.network, self.memories, self.graphs(shape), last_waits=late)
         return self._stages(ends, 1 if _is_partial(shape) else self._setup.pipeline)
 
     def _cycles(self, shape: BatchShape) -> tuple[int, ...]:

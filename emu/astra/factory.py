@@ -15,6 +15,7 @@ import msgspec
 from emu.astra.backend import AstraBackend, Calculates
 from emu.astra.cache import CountStore, fingerprint
 from emu.astra.calculator import Calculator, OneShotCalculator
+from emu.astra.etfile import Dialect
 from emu.astra.inputs import InputSetup
 from emu.astra.layer_times import BundleTimes, LayerTimes
 from emu.astra.memory import Memories, Memory
@@ -195,8 +196,18 @@ def _calculator(
     for dim in network.dims:
         npus *= dim.npus
     if table.dialect != "oneshot":
-        setup = InputSetup(network=network, memories=memories)
+        setup = input_setup(network, memories)
         return Calculator(binary, setup, npus, dialect=table.dialect, timeout_s=table.timeout_s)
+    setup = input_setup(network, memories, "upstream")
+    return OneShotCalculator(binary, setup, max(2, npus), timeout_s=table.timeout_s)
+
+
+def input_setup(
+    network: CollectiveSystem, memories: Memories, dialect: Dialect = "fork"
+) -> InputSetup:
+    """What a program's input files say. Raises InputError for what the published one lacks."""
+    if dialect == "fork":
+        return InputSetup(network=network, memories=memories)
     # The published program takes no dimension of one NPU.
     dims = tuple(dim for dim in network.dims if dim.npus > 1)
     if len(dims) < len(network.dims) and dims:
@@ -204,9 +215,9 @@ def _calculator(
         raise InputError("config", None, "latency.dialect", problem)
     if not dims:
         dims = (msgspec.structs.replace(network.dims[0], npus=2),)
-    system = msgspec.structs.replace(network, dims=dims, algorithms=("ring",) * len(dims))
-    setup = InputSetup(network=system, memories=memories, dialect="upstream")
-    return OneShotCalculator(binary, setup, max(2, npus), timeout_s=table.timeout_s)
+    algorithms = tuple(network.algorithm(index) for index in range(len(dims)))
+    system = msgspec.structs.replace(network, dims=dims, algorithms=algorithms)
+    return InputSetup(network=system, memories=memories, dialect="upstream")
 
 
 def _store(
