@@ -34,6 +34,7 @@ FLOORS = {
         "profiler",
         "calibrate",
         "batchfiles",
+        "batchfiles",
     ],
     5: ["cli", "cli_workload", "serve", "sweep", "__main__", "__init__", "docs", "experiments"],
 }
