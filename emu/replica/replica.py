@@ -42,8 +42,6 @@ from emu.replica.zag import Zag
 from emu.request import Request, Status
 
 S = ReplicaState
-_PLAIN: Final = frozenset({S.COLOCATED, S.DECODE})
-"""States in which freed blocks matter to nobody but waiting requests."""
 _HANDS_OFF: Final = frozenset(PREFILL_TYPE | {S.SHUTTING_PREFILL})
 _SERVES: Final = frozenset({S.COLOCATED, S.PREFILL, S.DECODE})
 """States whose turn is one iteration after another (`serve` in `emu/replica/turns.py`)."""
@@ -214,7 +212,7 @@ class Replica:
         self.settle()
         for request in requests:
             self.scheduler.release(request)
-        if self.scheduler.waiting_count or self._ends is not None or self.state not in _PLAIN:
+        if self.scheduler.waiting_count or self._ends is not None or not self._waits_here_only:
             self._changed()
 
     def _changed(self) -> None:
@@ -282,8 +280,11 @@ class Replica:
     def _note_state(self) -> None:
         """Only a replica that prefills takes from the global queue (fcfs)."""
         self._is_serving = self.state in _SERVES
+        # Freed blocks then matter to nobody but requests that wait here.
+        self._waits_here_only = self._is_serving
         if hasattr(self.scheduler, "pulls") and getattr(self.scheduler, "is_shared", False):
             self.scheduler.pulls = self.state is S.PREFILL
+            self._waits_here_only = self._is_serving and not self.scheduler.pulls
 
     # --- what others may see ------------------------------------------------------------------
     def settle(self) -> int:
