@@ -218,7 +218,9 @@ class Kernel:
         """The running actor is about to wait."""
         self._runnable -= 1
         if self._runnable == 0:
-            self._advance()
+            # Not from here: this actor must be suspended first. Otherwise, woken again by what
+            # happens next, it would go on before others that were woken earlier.
+            self._loop.call_soon(self._advance)
 
     def _advance(self) -> None:
         """Nothing can run: move to the next timer that somebody still waits for."""
