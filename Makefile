@@ -54,6 +54,21 @@ fidelity: $(STAMP)  ## emulated runs against real vLLM (needs ../shared/data)
 soak: $(STAMP)  ## long property tests
 	@EMU_SOAK=1 $(PY) -m pytest -n 2 -m "soak" --timeout 3600
 
+chaos: $(STAMP)  ## 10,000 random worlds with random faults, everything checked (about 15 minutes)
+	@$(PY) -m emu chaos --seeds 0:10000
+
+determinism: $(STAMP)  ## same inputs, same bytes: 200 seeds in processes that differ
+	@$(PY) -m tests.chaos.determinism --seeds 200
+
+fuzz: $(STAMP)  ## 200,000 broken configurations and workloads
+	@$(PY) -m tests.chaos.fuzz_inputs --cases 200000
+
+kill: $(STAMP)  ## stop 50 runs at random moments: no half result looks whole
+	@$(PY) -m tests.chaos.interrupt --runs 50
+
+mutants: $(STAMP)  ## planted bugs that the campaign must catch, and a canary
+	@$(PY) -m tests.chaos.mutants --seeds 1000
+
 docs: $(STAMP)  ## regenerate the generated pages
 	@$(PY) -m emu.docs
 
