@@ -636,6 +636,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:  # a full disk, a directory that went away
+        where = f" ({error.filename})" if error.filename else ""
+        return _fail(f"the run cannot be written: {error.strerror or error}{where}", 3)
     except Exception:  # the rim: an internal fault says so
         traceback.print_exc()
         return _fail("internal fault in emu (this is a bug; the traceback is above)", 1)
