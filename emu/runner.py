@@ -158,6 +158,7 @@ def execute(
         directory.publish()
     except BaseException:
         if recorder is not None:
+            recorder.close()
             recorder.requests.discard()
         directory.discard()
         raise
