@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 
 from google.protobuf.message import DecodeError
 
+from emu.astra.inputs import UPSTREAM_SCALE
 from emu.astra.nodes import (
     FORK_TYPES,
     LOCAL,
@@ -84,7 +85,8 @@ def _to_message(node: Node, types: Mapping[NodeKind, int]) -> Any:
     attributes = message.attr
     attributes.add(name="is_cpu_op").bool_val = False
     if node.kind in _MEMORY:
-        attributes.add(name="tensor_size").uint64_val = node.size_bytes
+        scale = UPSTREAM_SCALE if types is UPSTREAM_TYPES else 1
+        attributes.add(name="tensor_size").uint64_val = node.size_bytes * scale
         attributes.add(name="tensor_loc").uint32_val = node.place.location
         attributes.add(name="tensor_device").uint32_val = node.place.device
         attributes.add(name="tensor_channel").uint32_val = node.place.channel
@@ -168,7 +170,11 @@ def read_graph(path: Path, npu: int = 0, dialect: Dialect = "fork") -> Graph:
     types = FORK_TYPES if dialect == "fork" else UPSTREAM_TYPES
     kinds = {number: kind for kind, number in types.items()}
     source = str(path)
-    return Graph(npu, [_from_message(message, kinds, source) for message in messages])
+    nodes = [_from_message(message, kinds, source) for message in messages]
+    for node in nodes:
+        if dialect == "upstream" and node.kind in _MEMORY:
+            node.size_bytes //= UPSTREAM_SCALE
+    return Graph(npu, nodes)
 
 
 def _from_message(message: Any, kinds: Mapping[int, NodeKind], source: str) -> Node:

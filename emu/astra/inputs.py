@@ -4,7 +4,8 @@ Owns their text for both programs. The fork of LLMServingSim takes nanoseconds e
 published program multiplies durations by 1000 (it reads microseconds); so that nanoseconds
 survive, its files are written on a clock that is 1000 times finer: latencies and delays times
 1000, bandwidths divided by 1000, and the cycles that it reports divided by 1000
-(`UPSTREAM_SCALE`). Source: ASTRA-Sim as LLMServingSim drives it.
+(`UPSTREAM_SCALE`). Its memory's bandwidth is a whole number, so there the sizes in the graphs are
+multiplied instead (`etfile.py`). Source: ASTRA-Sim as LLMServingSim drives it.
 """
 
 from __future__ import annotations
@@ -108,12 +109,12 @@ def memory_table(setup: InputSetup) -> dict[str, Any]:
     remote = memories.remote
     if remote is None:
         return {"memory-type": "NO_MEMORY_EXPANSION"}
+    # A memory that NPUs share looks at requests that the program has freed, and crashes; so each
+    # NPU has its own, and loads do not queue.
     return {
-        "memory-type": remote.memory_type,
-        "remote-mem-latency": remote.latency_ns * UPSTREAM_SCALE,
-        "remote-mem-bw": remote.gbytes_per_s / UPSTREAM_SCALE,
-        "num-nodes": remote.devices,
-        "num-npus-per-node": -(-_npus(setup) // remote.devices),
+        "memory-type": "PER_NPU_MEMORY_EXPANSION",
+        "remote-mem-latency": int(remote.latency_ns * UPSTREAM_SCALE),
+        "remote-mem-bw": int(remote.gbytes_per_s),
     }
 
 

@@ -156,3 +156,13 @@ def test_broken_files_are_input_errors(tmp_path, data, problem):
 def test_missing_file_is_an_input_error(tmp_path):
     with pytest.raises(InputError, match="No such file"):
         read_graph(tmp_path / "none.et")
+
+
+def test_sizes_of_memory_are_on_the_published_programs_finer_clock(tmp_path):
+    """Its memory bandwidth is a whole number, so 1000 times the bytes take 1000 times as long."""
+    path = tmp_path / "g.et"
+    load = Node(0, NodeKind.MEM_LOAD, "load", size_bytes=16)
+    write_graph(path, Graph(0, [load]), "upstream")
+    [shown] = list(describe_file(path, "upstream"))[1:]
+    assert "tensor_size=16000" in shown
+    assert read_graph(path, dialect="upstream").nodes[0].size_bytes == 16

@@ -75,7 +75,7 @@ def test_the_published_program_gets_a_finer_clock():
     assert network["latency"] == [20_000_000.0] * 2
     assert system_table(up)["endpoint-delay"] == 10_000
     assert system_table(up)["local-mem-bw"] == 1.597
-    assert memory_table(up)["num-npus-per-node"] == 8
+    assert memory_table(up)["memory-type"] == "PER_NPU_MEMORY_EXPANSION"
     one = InputSetup(
         network=CollectiveSystem(dims=(NetworkDim(npus=1, gib_per_s=1, latency_ns=0),)),
         memories=Memories(),
