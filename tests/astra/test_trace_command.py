@@ -9,7 +9,11 @@ from emu.astra.once import run_once
 from emu.astra.trace import parse_trace
 from emu.batchfiles import backend_of, parse_batch
 from emu.cli import main
+from emu.config.load import load_config
 from emu.errors import InputError
+from emu.latency.registry import make_latency
+from emu.plan import make_plan
+from tests.shared_data import SHARED, needs_shared
 
 CONFIG = '[[nodes]]\ngpu = "H100-SXM"\ngpus = 4\n[[replicas]]\ntensor_parallel = {tp}\n'
 
@@ -100,3 +104,17 @@ def test_mistakes_are_one_line(tmp_path, capsys, arguments, problem):
     error = capsys.readouterr().err
     assert problem in error
     assert error.count("\n") == 1
+
+
+@needs_shared
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (1, 2), (1, 4)])
+def test_the_profile_backend_is_the_same_sum(tmp_path, tp, pp):
+    more = f'pipeline_parallel = {pp}\n[latency]\nbackend = "profile"\n'
+    more += f'path = "{SHARED / "profiles"}"\nhardware = "RTXPRO6000"\nhost_overhead = false\n'
+    path = config(tmp_path, tp, more + "step_overhead_us = 0.0\n")
+    loaded = load_config(path)
+    closed = make_latency(make_plan(loaded).replicas[0].latency_context(loaded))
+    executed = backend_of(path, (), 0)
+    for batch in (("512", ""), ("", "8x1000"), ("300:0,20:16", "4x2000")):
+        shape = parse_batch(*batch)
+        assert executed.iteration_ns(shape) == closed.iteration_ns(shape)
