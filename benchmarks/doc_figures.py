@@ -19,6 +19,8 @@ from pathlib import Path
 from rich.console import Console
 
 import emu
+from emu.chaos.resilience import print_cost, resilience
+from emu.config.load import load_config
 from emu.report.compare import compare_runs, difference_text
 from emu.report.table import number, print_summary
 from emu.sweep.drive import run_sweep
@@ -134,6 +136,48 @@ def capacity(directory: Path) -> str:
     return f"    {text}\n    {len(result.rows)} points; results in runs/sweep-capacity"
 
 
+def resilience_table(directory: Path) -> str:
+    """The table that `emu resilience` prints for the crash of a decode replica."""
+    path = CONFIGS / "experiments" / "chaos-decode-crash.toml"
+    console = Console(file=io.StringIO(), width=100, color_system=None, record=True)
+    print_cost(*resilience(load_config(path), str(path), directory), console)
+    lines = [line.rstrip() for line in console.export_text().splitlines()]
+    return "\n".join(["```", *lines, "```"])
+
+
+def resilience_all(directory: Path) -> str:
+    """All chaos experiments, a line each; what breaks is the first line of the file."""
+    rows = []
+    for path in sorted((CONFIGS / "experiments").glob("chaos-*.toml")):
+        calm, struck, cost = resilience(load_config(path), str(path), directory / path.stem)
+        what = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ").rstrip(".")
+        cells = [
+            what,
+            f"{cost.worse:,} of {calm.completed:,}",
+            f"{cost.lost_ends:,}",
+            *(
+                f"{number(getattr(calm, name) or 0.0)} to {number(getattr(struck, name) or 0.0)}"
+                for name in ("p99_ttft_ms", "max_itl_ms", "p99_e2el_ms")
+            ),
+            f"{cost.recomputed_tokens:,}",
+            f"{cost.recovery_s:,.1f}",
+        ]
+        rows.append((f"`{path.stem}`", cells))
+    return table(
+        [
+            "what breaks",
+            "requests worse off",
+            "no longer completed",
+            "TTFT p99, ms",
+            "largest gap, ms",
+            "E2E p99, ms",
+            "tokens computed again",
+            "time to recover, s",
+        ],
+        rows,
+    )
+
+
 FIGURES: dict[str, Callable[[Path], str]] = {
     "comparison": comparison,
     "autoscaling": autoscaling,
@@ -141,6 +185,8 @@ FIGURES: dict[str, Callable[[Path], str]] = {
     "transfers": transfers,
     "capacity": capacity,
     "quickstart": quickstart,
+    "resilience": resilience_table,
+    "resilience-all": resilience_all,
 }
 
 
