@@ -4,8 +4,10 @@ import gc
 import sys
 
 gc.disable()  # importing makes many objects and no garbage; the run decides for itself
-
-from emu.cli import main  # noqa: E402
-
+try:
+    from emu.cli import main
+except KeyboardInterrupt:  # interrupted before anything has begun
+    print("interrupted", file=sys.stderr)
+    sys.exit(130)
 gc.enable()
 sys.exit(main())
