@@ -569,11 +569,14 @@ class Replica:
         self._complete(batch, steps, start_ns, ends, _longest(ends, self._is_monotone))
 
     async def _sit_out(self) -> None:
-        """Through a pause in the middle of an iteration, and the rest of the iteration."""
+        """Through a pause in the middle of an iteration, and the rest of the iteration.
+
+        Who was parked in `take_turns` has no iteration in flight, and nothing to wait for.
+        """
         incarnation = self.incarnation
         while self.is_paused:
             await self.stand_still()
-            if self.incarnation == incarnation:
+            if self.incarnation == incarnation and self._batch is not None:
                 await self.inbox.wait(self._end_ns, self._boundary)
 
     async def stand_still(self) -> None:
