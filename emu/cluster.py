@@ -523,5 +523,6 @@ class Cluster:
             scale_ups=self.scaler.scale_ups,
             scale_downs=self.scaler.scale_downs,
             faults=self.faults.struck,
+            faults_missed=self.faults.missed,
             energy_j=self._energy_j(),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -12,27 +13,22 @@ from emu.latency.aiconfigurator import covered_pairs
 
 def print_models() -> None:
     """Every model with what follows from its architecture."""
-    table = Table(title="models")
-    for column in ("name", "parameters", "active", "layers", "weights", "KV per token", "context"):
-        table.add_column(
-            column,
-            justify="left" if column == "name" else "right",
-            no_wrap=column == "name",
-        )
+    table = _table("model", "params B", "active B", "layers", "GB", "KiB/token", "context")
     for name in list_models():
         model = lookup_model(name)
         kv_dtype = sizes.kv_dtype(model, "auto", "auto")
         table.add_row(
             name,
-            f"{sizes.parameter_count(model) / 1e9:.2f} B",
-            f"{sizes.active_parameter_count(model) / 1e9:.2f} B",
+            f"{sizes.parameter_count(model) / 1e9:.2f}",
+            f"{sizes.active_parameter_count(model) / 1e9:.2f}",
             str(model.layers),
-            f"{sizes.weight_bytes_per_rank(model) / 1e9:.1f} GB",
-            f"{sizes.kv_bytes_per_token(model, kv_dtype) / 1024:.1f} KiB",
+            f"{sizes.weight_bytes_per_rank(model) / 1e9:.1f}",
+            f"{sizes.kv_bytes_per_token(model, kv_dtype) / 1024:g}",
             str(model.max_position),
         )
-    console = Console(width=None)
+    console = _console()
     console.print(table)
+    console.print("GB: weights. KiB/token: KV cache of one token.")
     pairs = covered_pairs()
     covered = sorted({name for models in pairs.values() for name in models})
     if covered:
@@ -44,26 +40,35 @@ def print_models() -> None:
 
 def print_gpus() -> None:
     """Every GPU with its published figures."""
-    table = Table(title="GPUs")
-    for column in ("name", "memory", "bandwidth", "fp16", "fp8", "NVLink", "PCIe", "TDP"):
-        table.add_column(
-            column,
-            justify="left" if column == "name" else "right",
-            no_wrap=column == "name",
-        )
+    table = _table("GPU", "GiB", "GB/s", "fp16 TF/s", "fp8 TF/s", "NVLink", "PCIe", "W")
     for name in list_gpus():
         gpu = lookup_gpu(name)
         table.add_row(
             name,
-            f"{gpu.memory_gib:g} GiB",
-            f"{gpu.memory_gbytes_per_s:g} GB/s",
-            f"{gpu.tflops_fp16:g} TFLOP/s",
-            f"{gpu.tflops_fp8:g} TFLOP/s" if gpu.tflops_fp8 else "-",
-            f"{gpu.nvlink_gbps:g} Gbit/s" if gpu.nvlink_gbps else "-",
-            f"{gpu.pcie_gbps:g} Gbit/s",
-            f"{gpu.tdp_w:g} W" if gpu.tdp_w else "-",
+            f"{gpu.memory_gib:g}",
+            f"{gpu.memory_gbytes_per_s:g}",
+            f"{gpu.tflops_fp16:g}",
+            f"{gpu.tflops_fp8:g}" if gpu.tflops_fp8 else "-",
+            f"{gpu.nvlink_gbps:g}" if gpu.nvlink_gbps else "-",
+            f"{gpu.pcie_gbps:g}",
+            f"{gpu.tdp_w:g}" if gpu.tdp_w else "-",
         )
-    console = Console()
+    console = _console()
     console.print(table)
+    console.print("fp16, fp8: dense TFLOP/s. NVLink, PCIe: Gbit/s each way.")
     for name, models in covered_pairs().items():
         console.print(f"latency.backend = aiconfigurator covers {len(models)} models on {name}")
+
+
+def _table(name: str, *figures: str) -> Table:
+    """A table without inner rules: a name, then figures, none of them ever cut."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column(name, no_wrap=True)
+    for figure in figures:
+        table.add_column(figure, justify="right", no_wrap=True)
+    return table
+
+
+def _console() -> Console:
+    """Wide enough for all figures: a wrapped line is better than a figure cut in half."""
+    return Console(width=max(Console().width, 100), highlight=False)

@@ -67,6 +67,8 @@ class RunFacts(msgspec.Struct, kw_only=True):
     scale_downs: int = 0
     faults: Mapping[str, int] = {}
     """Faults that struck, by kind."""
+    faults_missed: Mapping[str, int] = {}
+    """Faults that found nothing to strike (a replica that was not in service), by kind."""
     energy_j: Mapping[str, float] | None = None
     """By part of the machine; None = not modelled."""
     cost: float | None = None
@@ -164,6 +166,7 @@ class Summary(msgspec.Struct, kw_only=True):
     scale_ups: int
     scale_downs: int
     faults: dict[str, int]
+    faults_missed: dict[str, int]
     prefix_hit_rate: float
     prefix_hit_tokens: dict[str, int]
     """total, and by tier: npu (GPU memory), storage (behind it)."""
@@ -230,6 +233,7 @@ def build_summary(stats: RequestStats, gaps: GapStats, facts: RunFacts, slo: Slo
         scale_ups=facts.scale_ups,
         scale_downs=facts.scale_downs,
         faults=dict(sorted(facts.faults.items())),
+        faults_missed=dict(sorted(facts.faults_missed.items())),
         prefix_hit_rate=_rounded(stats.prefix_hit_tokens / max(stats.prefix_prompt_tokens, 1)),
         prefix_hit_tokens={
             "total": stats.prefix_hit_tokens,

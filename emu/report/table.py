@@ -42,13 +42,14 @@ def latency_table(summary: Summary) -> Table:
 def figures_table(summary: Summary) -> Table:
     """One figure a row."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, value, style in _figures(summary):
+    for name, value, style in figures(summary):
         # Text, because reasons and role names are data and may look like markup.
         table.add_row(Text(name), Text(value), style=style or None)
     return table
 
 
-def _figures(summary: Summary) -> list[tuple[str, str, str]]:
+def figures(summary: Summary) -> list[tuple[str, str, str]]:
+    """Name, text and style of every line below the latencies."""
     others = [
         f"{count} {name}"
         for name, count in (
@@ -112,6 +113,9 @@ def _figures(summary: Summary) -> list[tuple[str, str, str]]:
             rows.append((name, f"{count:,}", ""))
     if summary.prefix_hit_tokens["total"]:
         rows.append(("Prefix hits", f"{summary.prefix_hit_rate:.1%} of prompt tokens", ""))
+    for name, struck in (("Faults", summary.faults), ("Faults missed", summary.faults_missed)):
+        if struck:
+            rows.append((name, ", ".join(f"{kind} x{n}" for kind, n in struck.items()), "yellow"))
     for kind, moved in summary.bytes_moved.items():
         if moved:
             rows.append((f"Moved ({kind})", f"{moved / 1e9:,.2f} GB", ""))

@@ -53,6 +53,14 @@ def test_mistakes_on_the_command_line_are_one_line(config: Path) -> None:
     assert "--sed" in refused(emu(config, "--sed", "3"))
 
 
+@pytest.mark.parametrize(("command", "row"), [("models", "Qwen3-32B"), ("gpus", "L40S")])
+def test_no_figure_of_a_catalogue_table_is_cut(command: str, row: str) -> None:
+    done = emu(command)
+    assert done.returncode == 0
+    assert row in done.stdout
+    assert "…" not in done.stdout
+
+
 @pytest.mark.parametrize("command", [["models"], ["schema"], ["gpus"]])
 def test_a_reader_that_leaves_is_harmless(command: list[str]) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

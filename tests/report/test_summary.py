@@ -16,7 +16,7 @@ from emu.report.itl import GapLog
 from emu.report.load import growth, judge_load
 from emu.report.records import RequestLog, RequestStats
 from emu.report.summary import RunFacts, build_summary, read_summary, write_summary
-from emu.report.table import number, print_summary
+from emu.report.table import figures, number, print_summary
 from emu.request import Request, Status
 
 S = 1_000_000_000
@@ -88,6 +88,8 @@ def test_figures_of_a_small_run(tmp_path: Path) -> None:
         energy_j={"gpu": 1.5},
         rows_skipped={"no output": 2},
         workload_rows=7,
+        faults={"straggler": 1},
+        faults_missed={"replica_crash": 2},
     )
     slo = SloTable(ttft_ms=250, tpot_ms=20)
     summary = build_summary(stats_of(tmp_path, requests), gaps.finish(), facts, slo)
@@ -111,6 +113,8 @@ def test_figures_of_a_small_run(tmp_path: Path) -> None:
     assert summary.gpu_seconds.total == 8
     assert (summary.gpu_seconds.loading, summary.gpu_seconds.idle) == (2, 1)
     assert summary.kv_bytes_moved == 1000
+    rows = {name: text for name, text, _ in figures(summary)}
+    assert (rows["Faults"], rows["Faults missed"]) == ("straggler x1", "replica_crash x2")
     assert summary.prefix_hit_rate == 0.25
     assert summary.prefix_hit_tokens == {"total": 75, "npu": 60, "storage": 15}
 
