@@ -241,7 +241,7 @@ class Recorder:
                 completed=self.completed,
                 preemptions=self.preemptions,
                 flows=cluster.network.active,
-                flow_bytes=cluster.network.moved_bytes,
+                flow_bytes=dict(cluster.network.moved_bytes),
             )
         )
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 
 from emu.cluster import Cluster
@@ -52,6 +53,30 @@ def test_the_gap_between_prefill_and_decode_is_bytes_over_bandwidth(tmp_path: Pa
     assert int(row["max_gap_ns"]) == gap_ns + 5_150_000  # the gap includes the migration
     assert (row["instance_id"], row["decode_instance_id"]) == ("0", "1")
     assert row["migrations"] == "1"
+
+
+def test_rates_of_the_time_series_add_up_to_the_totals(tmp_path: Path) -> None:
+    rows = [
+        {"input_toks": 100, "output_toks": 30, "arrival_time_ns": index * 70_000_000}
+        for index in range(20)
+    ]
+    path = workload(tmp_path / "w.jsonl", rows)
+    run_config(
+        tmp_path / "out",
+        **two_machines(1, 1),
+        workload={"path": path},
+        output={"timeseries_interval_ms": 100},
+    )
+    samples = rows_of(tmp_path / "out", "timeseries.csv")
+    spans_s = np.diff([0, *(int(row["time_ns"]) for row in samples)]) / 1e9
+    for column, total in (
+        ("kv_bytes_per_s", 20 * 112 * KV_TOKEN),
+        ("prefill_tokens_per_s", 20 * 100),
+        ("decode_tokens_per_s", 20 * 30),
+    ):
+        rates = [int(row[column]) for row in samples]
+        assert sum(1 for rate in rates if rate) > 10
+        assert float(np.dot(rates, spans_s)) == pytest.approx(total, rel=0.01), column
 
 
 def test_a_request_of_one_token_never_migrates(tmp_path: Path) -> None:
