@@ -227,7 +227,7 @@ class _Loading:
         for column in range(len(columns) - 1, -1, -1):
             for lane in range(lanes):
                 role: Role = "prefill"
-                if column == len(columns) - 1 and self.is_live and draft.prefill > 0:
+                if column == len(columns) - 1 and self._goes_live(news):
                     role = "new_prefill"
                     news += 1
                     draft.prefill -= 1
@@ -248,12 +248,28 @@ class _Loading:
         self._compensate()
         return True
 
+    def _goes_live(self, news: int) -> bool:
+        """The node at the end of a lane serves while it loads, after `news` that do so already.
+
+        Also where decode is wanted, not prefill: a loaded prefill replica then decodes at once in
+        its stead, if one is left beside a helper for every new one.
+        """
+        draft = self.draft
+        if not self.is_live or draft.prefill > 0:
+            return self.is_live
+        swaps = 1 - draft.prefill
+        has_spare = len(draft.normal_prefill) > news + swaps
+        return self.table.mutate and draft.decode >= swaps and has_spare
+
     def _compensate(self) -> None:
-        """Too many prefills came: the most loaded ones decode at once (decode scaled live)."""
+        """More prefills come than were wanted: the most loaded ones decode at once.
+
+        This is how decode is scaled live. The helpers are out of the list already; they stay.
+        """
         draft = self.draft
         if not self.table.mutate:
             return
-        while draft.prefill < 0 < draft.decode and len(draft.normal_prefill) > 1:
+        while draft.prefill < 0 < draft.decode and draft.normal_prefill:
             draft.actions.append(Mutate(draft.normal_prefill.pop().replica_id))
             draft.prefill += 1
             draft.decode -= 1
@@ -305,6 +321,8 @@ class _Loading:
             self.table.loader
         ]
         cached = draft.snapshot.cached_machines
+        if self.table.loader == "cache":
+            self.free.sort(key=lambda v: v.machine not in cached)
         while self.free and (draft.prefill > 0 or draft.decode > 0):
             view = self.free.pop(0)
             role: Role = "decode" if draft.decode > 0 else "prefill"

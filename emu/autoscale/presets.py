@@ -28,7 +28,16 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
             "live": False,
             "mutate": False,
         },
-        "allcache": {"executor": "serverless", "loader": "host", "live": False, "mutate": False},
+        # The original runs AllCache on BlitzScale's steps (revive, spares, mutate), and only the
+        # weights come from the machine's memory.
+        "allcache": {
+            "executor": "blitz",
+            "multicast": "none",
+            "nvlink": False,
+            "loader": "host",
+            "live": False,
+            "mutate": True,
+        },
         "distserve_full": {"executor": "none"},
         "distserve_half": {"executor": "none"},
         "hpa": {"executor": "serverless", "planner": "hpa", "tick_ms": 15_000.0, "live": False},

@@ -60,7 +60,6 @@ _REVIVE: Final = {
     S.SHUTTING_DECODE: S.AUS_DECODE,
     S.SHUTTING_COLOCATED: S.COLOCATED,
 }
-_NEW: Final = (S.NEW_PREFILL, S.REFRACTORY_PREFILL)
 
 
 class Scaler(Launches):
@@ -350,7 +349,7 @@ class Scaler(Launches):
         """A replica changed its state."""
         after = replica.state
         replica_id = replica.replica_id
-        if before in _NEW and after not in _NEW:
+        if before is S.NEW_PREFILL:
             self._unmark(replica_id)
         if after in (S.INACTIVE, S.FAILED):
             replica.model_loaded = False

@@ -171,10 +171,17 @@ def test_decode_is_scaled_live_by_turning_prefills_over() -> None:
         S.PREFILL, S.PREFILL, S.PREFILL, S.DECODE, S.DECODE, *[S.INACTIVE] * 3, *[S.INACTIVE] * 4
     )
     made = plan(snapshot, 1, 1, nvlink=False)
-    assert [type(action) for action in made] == [Load, Help]
     load = made[0]
     assert isinstance(load, Load)
-    assert sorted(t.role for t in load.targets) == ["decode", "new_prefill"]
+    assert [t.role for t in load.targets] == ["new_prefill", "new_prefill"]
+    assert made[1:] == [Help(0), Help(1), Mutate(2)]
+    made = plan(snapshot, 0, 2, nvlink=False)
+    assert made[1:] == [Help(0), Mutate(2)], "a helper for the new one, so only one turns over"
+    assert [t.role for t in made[0].targets] == ["new_prefill", "decode"]
+    for keys in ({"mutate": False}, {"live": False}):
+        made = plan(snapshot, 0, 2, nvlink=False, **keys)
+        assert len(made) == 1
+        assert [t.role for t in made[0].targets] == ["decode", "decode"]
 
 
 def test_the_paper_prefers_sources_under_the_same_leaf() -> None:
