@@ -5,7 +5,7 @@ import sys
 
 gc.disable()  # importing makes many objects and no garbage; the run decides for itself
 try:
-    from emu.cli import main
+    from emu.entry import main
 except KeyboardInterrupt:  # interrupted before anything has begun
     print("interrupted", file=sys.stderr)
     sys.exit(130)

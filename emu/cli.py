@@ -7,17 +7,15 @@ interrupted). Everything heavy is imported by the command that needs it.
 
 from __future__ import annotations
 
-import io
-import os
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
-from emu.errors import EmuError, InputError
+from emu.errors import InputError
+from emu.exits import fail, guarded
 
 app = App(
     name="emu",
@@ -613,38 +611,14 @@ COMMANDS = frozenset(name for name in app)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
-    if sys.stdout is None:  # closed by whoever started us: nobody wants the output
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without our characters shows "?"
-    # Threads of the linear algebra library would spin beside a program that never needs them.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     if tokens and not tokens[0].startswith("-") and tokens[0] not in COMMANDS:
         tokens.insert(0, "run")  # `emu CONFIG` is `emu run CONFIG`
+    return guarded(lambda: _call(tokens))
+
+
+def _call(tokens: list[str]) -> object:
     try:
-        status = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
-        sys.stdout.flush()
+        return app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        return _fail(" ".join(str(error).split()), 2)
-    except InputError as error:
-        return _fail(str(error), 2)
-    except EmuError as error:
-        return _fail(f"{type(error).__name__}: {error}", error.exit_status)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except OSError as error:  # a full disk, a directory that went away
-        where = f" ({error.filename})" if error.filename else ""
-        return _fail(f"the run cannot be written: {error.strerror or error}{where}", 3)
-    except Exception:  # the rim: an internal fault says so
-        traceback.print_exc()
-        return _fail("internal fault in emu (this is a bug; the traceback is above)", 1)
-    return status if isinstance(status, int) else 0
-
-
-def _fail(line: str, status: int) -> int:
-    print(line, file=sys.stderr)
-    return status
+        return fail(" ".join(str(error).split()), 2)

@@ -1,0 +1,52 @@
+"""How a command ends: its exit status, and one line for each thing that can go wrong.
+
+0 done, 1 internal fault, 2 input error, 3 the run could not continue, 4 an invariant was violated,
+130 interrupted, 141 nobody reads the output. Owns nothing; `emu/cli.py` and the short way to a run
+(`emu/entry.py`) share it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable
+
+from emu.errors import EmuError, InputError
+
+
+def guarded(command: Callable[[], object]) -> int:
+    """Run a command; the exit status."""
+    if sys.stdout is None:  # closed by whoever started us: nobody wants the output
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without our characters shows "?"
+    # Threads of the linear algebra library would spin beside a program that never needs them.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    try:
+        status = command()
+        sys.stdout.flush()
+    except InputError as error:
+        return fail(str(error), 2)
+    except EmuError as error:
+        return fail(f"{type(error).__name__}: {error}", error.exit_status)
+    except KeyboardInterrupt:
+        return fail("interrupted", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:  # a full disk, a directory that went away
+        where = f" ({error.filename})" if error.filename else ""
+        return fail(f"the run cannot be written: {error.strerror or error}{where}", 3)
+    except Exception:  # the rim: an internal fault says so
+        import traceback
+
+        traceback.print_exc()
+        return fail("internal fault in emu (this is a bug; the traceback is above)", 1)
+    return status if isinstance(status, int) else 0
+
+
+def fail(line: str, status: int) -> int:
+    """Say why, and pass the status on."""
+    print(line, file=sys.stderr)
+    return status
