@@ -4,9 +4,9 @@ Every key of the file is a field here with its type, bounds, default and a docst
 description (`doc(...)`) that the reference page and `emu schema` print. Units stand in the
 names. Reading, line numbers, `--set` and suggestions live in `emu/config/load.py`; checks that
 need the catalogue live in `emu/config/resolve.py`.
-"""
 
-from __future__ import annotations
+Annotations are evaluated here, not kept as text: msgspec would compile each of them at every start.
+"""
 
 from typing import Annotated, Any, Literal
 
