@@ -23,7 +23,7 @@ from emu.report.distributions import (
     short,
 )
 from emu.report.rundata import RunData
-from emu.report.timeline import state_timeline
+from emu.report.timeline import OTHER_COLOUR, ROLE_COLOURS, state_timeline
 from emu.units import NS_PER_MS, NS_PER_S
 
 _POINTS_MAX: Final = 800
@@ -193,7 +193,7 @@ def _gpu_time(run: RunData) -> list[Chart]:
         "orientation": "h",
         "y": list(roles),
         "x": list(roles.values()),
-        "marker": {"color": [PALETTE[i % len(PALETTE)] for i in range(len(roles))]},
+        "marker": {"color": [ROLE_COLOURS.get(role, OTHER_COLOUR) for role in roles]},
         "hovertemplate": "%{y}: %{x:.5g} s<extra></extra>",
     }
     idle = run.summary.gpu_seconds.idle
@@ -256,12 +256,6 @@ def _slowest(run: RunData) -> list[Chart]:
     if not rows:
         return []
     names = [str(row["request_id"]) for row in rows]
-    colours = {
-        "queue": "#9aa0a6",
-        "prefill": "#3b82f6",
-        "migration": "#f28e2b",
-        "decode": "#10b981",
-    }
     data = [
         {
             "type": "bar",
@@ -269,10 +263,10 @@ def _slowest(run: RunData) -> list[Chart]:
             "name": stage,
             "y": names,
             "x": short([row[stage] for row in rows]),
-            "marker": {"color": colour},
+            "marker": {"color": ROLE_COLOURS[stage]},
             "hovertemplate": f"request %{{y}}, {stage}: %{{x:.4g}} ms<extra></extra>",
         }
-        for stage, colour in colours.items()
+        for stage in ("queue", "prefill", "migration", "decode")
     ]
     layout = {
         "barmode": "stack",

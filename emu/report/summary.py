@@ -47,6 +47,10 @@ DEFINITIONS: Final = {
     "gpu_seconds": "Simulated time x GPUs that replicas held, by role of the replica; idle = the "
     "part of it in which a serving replica had no batch.",
     "prefix_hit_rate": "Prompt tokens found in a cache / prompt tokens of scheduled requests.",
+    "scale_ups": "Orders to put a replica into service: revived, spare reused, or weights loaded; "
+    "a load that was given up counts too.",
+    "loads": "Replicas whose weights arrived, by the way they came.",
+    "host_cache_bytes": "Weights in host memory: mean over the run, most, and bytes of one copy.",
     "load": "Rule in docs/metrics.md; wait = until first scheduled, plus between replicas.",
 }
 
@@ -65,6 +69,10 @@ class RunFacts(msgspec.Struct, kw_only=True):
     """Bytes delivered by kind of flow: kv, weights, ..."""
     scale_ups: int = 0
     scale_downs: int = 0
+    loads: Mapping[str, int] = {}
+    """Replicas whose weights arrived, by method: nvlink, p2p, chain, tanz, host, disk, delay."""
+    host_cache_bytes: Mapping[str, int] = {}
+    """mean, max, copy; empty without autoscaling."""
     faults: Mapping[str, int] = {}
     """Faults that struck, by kind."""
     faults_missed: Mapping[str, int] = {}
@@ -165,6 +173,10 @@ class Summary(msgspec.Struct, kw_only=True):
     migrations: int
     scale_ups: int
     scale_downs: int
+    loads: dict[str, int] = {}
+    """Replicas whose weights arrived, by method: nvlink, p2p, chain, tanz, host, disk, delay."""
+    host_cache_bytes: dict[str, int] = {}
+    """Weights in host memory: mean over the run, max, and one copy; empty without autoscaling."""
     faults: dict[str, int]
     faults_missed: dict[str, int]
     prefix_hit_rate: float
@@ -232,6 +244,8 @@ def build_summary(stats: RequestStats, gaps: GapStats, facts: RunFacts, slo: Slo
         migrations=stats.migrations,
         scale_ups=facts.scale_ups,
         scale_downs=facts.scale_downs,
+        loads=dict(sorted(facts.loads.items())),
+        host_cache_bytes=dict(facts.host_cache_bytes),
         faults=dict(sorted(facts.faults.items())),
         faults_missed=dict(sorted(facts.faults_missed.items())),
         prefix_hit_rate=_rounded(stats.prefix_hit_tokens / max(stats.prefix_prompt_tokens, 1)),

@@ -29,7 +29,14 @@ STATE_COLOURS: Final = {
     "shutting_colocated": "#b78af0",
     "failed": "#ef4444",
 }
-_OTHER_COLOUR: Final = "#6b7280"
+OTHER_COLOUR: Final = "#6b7280"
+ROLE_COLOURS: Final = {  # what is not a state by itself
+    **STATE_COLOURS,
+    "loading": STATE_COLOURS["loading_prefill"],
+    "spare": STATE_COLOURS["shutting_null"],
+    "queue": STATE_COLOURS["inactive"],
+    "migration": "#f28e2b",
+}
 _SEGMENTS_MAX: Final = 12_000
 _MARKS_MAX: Final = 2_000
 _MARK_SYMBOLS: Final = {"fault": "x", "recovery": "star", "command": "diamond"}
@@ -110,7 +117,7 @@ def _bars(state: str, parts: list[Segment]) -> dict[str, Any]:
         "customdata": [
             [_seconds(part.end_ns), part.writer or "-", part.cause or "-"] for part in parts
         ],
-        "marker": {"color": STATE_COLOURS.get(state, _OTHER_COLOUR), "line": {"width": 0}},
+        "marker": {"color": STATE_COLOURS.get(state, OTHER_COLOUR), "line": {"width": 0}},
         "hovertemplate": "replica %{y}: " + state + "<br>%{base:.6g} s to %{customdata[0]:.6g} s"
         "<br>by %{customdata[1]}: %{customdata[2]}<extra></extra>",
     }
