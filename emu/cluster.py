@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import anyio
 import msgspec
 import numpy as np
 
@@ -47,7 +46,7 @@ from emu.report.summary import RunFacts
 from emu.request import Request, Status
 from emu.routing.policies import make_router
 from emu.scaling import make_scaler
-from emu.units import s_to_ns
+from emu.units import ms_to_ns, s_to_ns
 
 S = ReplicaState
 _START = {
@@ -215,6 +214,7 @@ class Cluster:
             kv_bytes_per_token=plan.kv_bytes_per_token,
             layers=plan.model.layers,
             layerwise=self.config.network.kv_transfer == "layerwise",
+            lease_ns=ms_to_ns(self.config.recovery.lease_ms),
         )
         replica.handoff = watcher
         self.watchers[replica.replica_id] = watcher
@@ -257,14 +257,18 @@ class Cluster:
     async def _close_backends(self) -> RunError | None:
         """End the programs that latency backends have started, however the run ended."""
         problem: RunError | None = None
+        backends = [getattr(backend, "inner", backend) for _, backend in self._backends]
+        closing = [backend for backend in backends if hasattr(backend, "aclose")]
+        if not closing:
+            return None
+        import anyio
+
         with anyio.CancelScope(shield=True):
-            for _, backend in self._backends:
-                backend = getattr(backend, "inner", backend)
-                if hasattr(backend, "aclose"):
-                    try:
-                        await backend.aclose()
-                    except RunError as raised:
-                        problem = problem or raised
+            for backend in closing:
+                try:
+                    await backend.aclose()
+                except RunError as raised:
+                    problem = problem or raised
         return problem
 
     def _close_books(self) -> None:
@@ -522,6 +526,8 @@ class Cluster:
             bytes_moved=self.network.moved_bytes,
             scale_ups=self.scaler.scale_ups,
             scale_downs=self.scaler.scale_downs,
+            loads=self.scaler.loads,
+            host_cache_bytes=self.scaler.host_cache_bytes(),
             faults=self.faults.struck,
             faults_missed=self.faults.missed,
             energy_j=self._energy_j(),

@@ -574,7 +574,9 @@ class RecoveryTable(Table, kw_only=True, frozen=True):
     transfer_timeout_ms: Annotated[Positive, doc("A transfer without progress is given up.")] = (
         5_000.0
     )
-    lease_ms: Annotated[Positive, doc("A source keeps handed-off KV so long at most.")] = 30_000.0
+    lease_ms: Annotated[
+        NonNegative, doc("A source keeps KV so long for a transfer to begin; 0 = for ever.")
+    ] = 0.0
     progress_deadline_ms: Annotated[
         Positive, doc("A replica without progress is declared dead.")
     ] = 10_000.0

@@ -44,6 +44,7 @@ class Partials:
         watcher.world.tokens_in_migration += sum(r.prompt_tokens for r in split.requests)
         self.firsts.append(split)
         self.pump()
+        watcher.leases.watch()
 
     def append_second(self, split: SplitBatch, survivors: list[Request]) -> None:
         """The source holds the other layers' KV of those that go on."""
@@ -243,6 +244,13 @@ class Partials:
         self.firsts, self.seconds = [], []
         lost: list[Request] = []
         for split in splits:
+            lost += self._lose(split)
+        return lost
+
+    def lose_old(self, since_ns: int) -> list[Request]:
+        """Halves that wait for a destination since then are gone; requests that were to go on."""
+        lost: list[Request] = []
+        for split in [split for split in self.firsts if split.queued_ns <= since_ns]:
             lost += self._lose(split)
         return lost
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from emu.actor import RANK_WATCHER, Kernel
+from emu.migration.lease import Leases
 from emu.migration.partial import Partials
 from emu.migration.transfer import MigratingBatch, Network, SplitBatch, Transfer, kv_bytes
 from emu.replica.replica import Replica
@@ -90,6 +91,7 @@ class Watcher:
         kv_bytes_per_token: int,
         layers: int,
         layerwise: bool,
+        lease_ns: int = 0,
     ) -> None:
         self.source = source
         self.world = world
@@ -111,6 +113,7 @@ class Watcher:
         self._policy = policy
         self._layers = layers
         self._layerwise = layerwise
+        self.leases = Leases(self, lease_ns)
 
     # --- the replica's side -------------------------------------------------------------------
     def append(self, requests: list[Request], prefill_ns: int) -> None:
@@ -122,6 +125,7 @@ class Watcher:
         self.source.unfinished_migrations += 1
         world.tokens_in_migration += sum(r.prompt_tokens for r in requests)
         self._pump()
+        self.leases.watch()
 
     def append_first(self, split: SplitBatch) -> None:
         """The first layers' KV of a batch that another replica goes on with."""
@@ -338,6 +342,7 @@ class Watcher:
             batch.requests = [r for r in batch.requests if not r.status.is_terminal]
         if batch.requests and batch.attempts <= self.world.attempts_max:
             self.queue.appendleft(batch)
+            self.leases.watch()
             return
         self.source.release(batch.requests)
         self._forget(batch)
@@ -359,6 +364,18 @@ class Watcher:
             self._try_again(batch, "replica_lost")
         self.partials.lose_destination(destination)
         self._pump()
+
+    def lose_old(self, since_ns: int) -> list[Request]:
+        """What waits here since then is gone, not what is on its way; the requests."""
+        lost = self.partials.lose_old(since_ns)
+        for batch in [b for b in self.queue if b.queued_ns <= since_ns]:
+            self.queue.remove(batch)
+            self.source.release(batch.requests)
+            self._forget(batch)
+            lost += batch.requests
+        for request in lost:
+            request.recomputed_tokens += request.reached_tokens
+        return [request for request in lost if not request.status.is_terminal]
 
     def lose_source(self) -> list[Request]:
         """All KV that waits here or leaves from here is gone; the requests that it was of."""

@@ -176,3 +176,26 @@ def test_the_refusal_names_the_line() -> None:
     text = '[[faults]]\nat_s = 1.0\nkind = "strangler"\n'
     with pytest.raises(InputError, match=r"^x\.toml:3: faults\.0\.kind"):
         config_from_text(text, "x.toml")
+
+
+REFUSED = {"at_s": 0.3, "kind": "destination_refuses", "duration_s": 0.3}
+
+
+def test_kv_that_nobody_comes_for_is_given_up_when_its_lease_ends(tmp_path: Path) -> None:
+    out = struck(tmp_path, [REFUSED], recovery={"lease_ms": 15, "on_crash": "fail"})
+    failed = [row for row in rows_of(out) if row["status"] == "failed"]
+    assert failed
+    assert {row["reason"] for row in failed} == {"lease_expired"}
+
+
+def test_after_a_lease_the_prompt_is_computed_again(tmp_path: Path) -> None:
+    out = struck(tmp_path, [REFUSED], recovery={"lease_ms": 100, "max_retries": 9})
+    assert ends(out) == {"completed": len(ROWS)}
+    again = [row for row in rows_of(out) if int(row["retries"])]
+    assert again
+    assert all(int(row["recomputed_toks"]) >= int(row["prompt_toks"]) for row in again)
+
+
+def test_without_a_lease_a_source_keeps_kv_for_ever(tmp_path: Path) -> None:
+    out = struck(tmp_path, [REFUSED], recovery={"max_retries": 9})
+    assert all(row["retries"] == "0" for row in rows_of(out))
