@@ -5,6 +5,7 @@ The rim: files, progress, signals and exit statuses live here; the world itself 
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import platform
@@ -14,9 +15,8 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-import anyio
 import msgspec
 
 import emu
@@ -32,6 +32,9 @@ from emu.report.gapfile import write_gaps
 from emu.report.summary import Summary, build_summary, write_summary
 from emu.units import NS_PER_S
 from emu.workload.opened import Workload, open_workload
+
+_WATCH_S: Final = 0.1
+"""How often a progress bar, or who may interrupt a run from another thread, is looked at."""
 
 
 class RunResult(msgspec.Struct):
@@ -76,34 +79,39 @@ def holds_for(plan: Plan) -> Any:
 
 async def _emulate(cluster: Cluster, progress: Any, stop: threading.Event | None) -> Outcome:
     """Run the cluster; a signal, or `stop` set in another thread, ends it and keeps the rest."""
-    kept: list[Outcome] = []
-    async with anyio.create_task_group() as group:
+    loop = asyncio.get_running_loop()
 
-        async def on_signal() -> None:
-            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-                async for _ in signals:
-                    cluster.kernel.fail(KeyboardInterrupt())
-                    return
+    def interrupt() -> None:
+        cluster.kernel.fail(KeyboardInterrupt())
 
-        async def on_stop(wanted: threading.Event) -> None:
-            while not wanted.is_set():  # noqa: ASYNC110 (an Event of threads wakes no loop)
-                await anyio.sleep(0.1)
-            cluster.kernel.fail(KeyboardInterrupt())
-
-        async def on_progress() -> None:
-            while True:
-                await anyio.sleep(0.1)
+    async def watch() -> None:
+        while stop is None or not stop.is_set():
+            await asyncio.sleep(_WATCH_S)
+            if progress is not None:
                 progress.update(cluster)
+        interrupt()
 
-        if threading.current_thread() is threading.main_thread():  # no other gets signals
-            group.start_soon(on_signal)
-        if stop is not None:
-            group.start_soon(on_stop, stop)
-        if progress is not None:
-            group.start_soon(on_progress)
-        kept.append(await cluster.run())
-        group.cancel_scope.cancel()
-    return kept[0]
+    signals: tuple[int, ...] = ()
+    if threading.current_thread() is threading.main_thread():  # no other gets signals
+        signals = (signal.SIGINT, signal.SIGTERM)
+    for number in signals:
+        loop.add_signal_handler(number, interrupt)
+    watcher = loop.create_task(watch()) if progress is not None or stop is not None else None
+    try:
+        return await cluster.run()
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+        if watcher is not None:
+            watcher.cancel()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    if sys.platform == "win32":
+        return asyncio.new_event_loop()
+    import uvloop
+
+    return uvloop.new_event_loop()
 
 
 def execute(
@@ -199,7 +207,9 @@ def _run_cluster(
     gc.freeze()
     gc.disable()
     try:
-        outcome = anyio.run(main, backend_options={"use_uvloop": sys.platform != "win32"})
+        # A bare loop: anyio's own way to start one loads 50 modules that a run does not need.
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
+            outcome = runner.run(main())
     finally:
         gc.enable()
         gc.unfreeze()
