@@ -47,8 +47,9 @@ class HostCache:
             if not self._counts_from_load:
                 self._touched_ns[machine] = now_ns
 
-    def lose(self, machine: int) -> None:
+    def lose(self, machine: int, now_ns: int) -> None:
         """A machine's copy is gone (a fault); the next load there brings it back."""
+        self._account(now_ns)
         self._touched_ns.pop(machine, None)
         self._users[machine].clear()
 

@@ -90,6 +90,8 @@ class Launches:
     ) -> None:
         self.table = table
         self.scale_ups = 0
+        self.loads: dict[str, int] = {}
+        """Replicas whose weights have arrived, by method."""
         self.rdma: dict[int, Marker] = {}
         self.nvl: dict[int, Marker] = {}
         copy_bytes = sum(weights[0].segments) * weights[0].grid.tensor_parallel if weights else 0
@@ -194,10 +196,10 @@ class Launches:
         replica.model_loaded = True
         now_ns = world.kernel.now_ns
         self.cache.loaded(replica.machine, replica.replica_id, now_ns)
+        method = active.load.method
+        self.loads[method] = self.loads.get(method, 0) + 1
         took_s = (now_ns - active.started_ns) / 1e9
-        world.note(
-            "loaded", f"replica {replica.replica_id}", f"{active.load.method} in {took_s:.3f} s"
-        )
+        world.note("loaded", f"replica {replica.replica_id}", f"{method} in {took_s:.3f} s")
         if not active.open_targets:
             self._end_of_sending(active)
         if state is S.NEW_PREFILL:

@@ -117,14 +117,19 @@ class Scaler(Launches):
         """Something may ever be scaled (else only manual commands load weights)."""
         return self.table.executor != "none"
 
+    def host_cache_bytes(self) -> dict[str, int]:
+        """Weights in host memory from the start to now: mean, most, and one copy."""
+        if not self.is_active:
+            return {}
+        cache = self.cache
+        mean = cache.mean_bytes(self._world.kernel.now_ns)
+        return {"mean": round(mean), "max": cache.bytes_max, "copy": cache.copy_bytes}
+
     def close(self) -> None:
         """The run is over: what the host copies took goes into the timeline."""
         if self.is_active:
-            now_ns = self._world.kernel.now_ns
-            mean = round(self.cache.mean_bytes(now_ns))
-            self._world.note(
-                "host_cache", "", f"mean {mean} bytes, max {self.cache.bytes_max} bytes"
-            )
+            use = self.host_cache_bytes()
+            self._world.note("host_cache", "", f"mean {use['mean']} bytes, max {use['max']} bytes")
 
     # --- the loop ---------------------------------------------------------------------------------
     async def run(self) -> None:
@@ -308,7 +313,7 @@ class Scaler(Launches):
 
     def lose_cache(self, machine: int) -> None:
         """The machine's memory has lost the weights; loads from there begin again from disk."""
-        self.cache.lose(machine)
+        self.cache.lose(machine, self._world.kernel.now_ns)
         for active in list(self.loader.active):
             target = active.load.targets[0].replica
             if active.load.method == "host" and self._sites[target].machine == machine:

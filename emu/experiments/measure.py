@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -117,7 +116,7 @@ def _figures(summary: Summary, out: Path, label: str, speed_up: float) -> Figure
     idle = sum(seconds.by_role.get(role, 0.0) for role in ("spare", "loading"))
     with (out / "requests.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["status"] == "completed"]
-    mean, largest = _host_bytes(out / "marks.csv")
+    host = summary.host_cache_bytes
     return Figures(
         label=label,
         completed=summary.completed,
@@ -131,18 +130,9 @@ def _figures(summary: Summary, out: Path, label: str, speed_up: float) -> Figure
         slo_met=summary.slo.joint_attainment or 0.0,
         weights_gb=summary.bytes_moved.get("weights", 0) / 1e9,
         scale_ups=summary.scale_ups,
-        host_gb_mean=mean / 1e9,
-        host_gb_max=largest / 1e9,
+        host_gb_mean=host.get("mean", 0) / 1e9,
+        host_gb_max=host.get("max", 0) / 1e9,
         ttfts_ms=[int(row["ttft_ns"]) / 1e6 for row in rows],
         tpots_ms=[int(row["tpot_ns"]) / 1e6 for row in rows],
         speed_up=speed_up,
     )
-
-
-def _host_bytes(path: Path) -> tuple[int, int]:
-    with path.open(newline="") as file:
-        for row in csv.DictReader(file):
-            if row["kind"] == "host_cache":
-                mean, largest = map(int, re.findall(r"\d+", row["text"]))
-                return mean, largest
-    return 0, 0

@@ -247,38 +247,52 @@ def charts_section(section: str, title: str, charts: Sequence[Chart], below: str
 
 def _below(section: str, run: RunData) -> str:
     if section == "replicas":
-        return _transition_table(run)
+        return _transition_table(run) + _plan_table(run)
     return _slowest_table(run) if section == "slowest" else ""
 
 
 def _transition_table(run: RunData) -> str:
-    changes = [row for row in run.transitions if row.old]
-    if not changes:
+    return _fold(
+        "Changes of state",
+        ("s", "replica", "from", "to", "by", "cause"),
+        [
+            (f"{row.time_ns / 1e9:.6f}", row.replica, row.old, row.new, row.writer, row.cause)
+            for row in run.transitions
+            if row.old
+        ],
+    )
+
+
+def _plan_table(run: RunData) -> str:
+    """What the planner wanted, the numbers behind it, and what was done."""
+    plans = [mark for mark in run.marks if mark.kind == "plan"]
+    return _fold(
+        "Decisions of the planner",
+        ("s", "wanted, and the numbers behind it", "done"),
+        [
+            (f"{mark.time_ns / 1e9:.6f}", *mark.text.partition("; ")[::2])
+            for mark in plans[:_TRANSITIONS_MAX]
+        ],
+        len(plans),
+    )
+
+
+def _fold(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], count: int = 0
+) -> str:
+    """A table behind a line that opens it; nothing without rows. `count`: of all rows."""
+    if not rows:
         return ""
-    rows = "".join(
-        "<tr>"
-        + "".join(
-            f"<td>{html.escape(str(cell))}</td>"
-            for cell in (
-                f"{row.time_ns / 1e9:.6f}",
-                row.replica,
-                row.old,
-                row.new,
-                row.writer,
-                row.cause,
-            )
-        )
-        + "</tr>"
-        for row in changes[:_TRANSITIONS_MAX]
+    count = max(count, len(rows))
+    shown = rows[:_TRANSITIONS_MAX]
+    cells = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>"
+        for row in shown
     )
-    head = "".join(
-        f'<th scope="col">{name}</th>' for name in ("s", "replica", "from", "to", "by", "cause")
-    )
-    count = f"{len(changes):,}"
-    if len(changes) > _TRANSITIONS_MAX:
-        count = f"first {_TRANSITIONS_MAX} of {count}"
-    body = html_table("Changes of state", head, rows)
-    return f"<details><summary>Changes of state ({count})</summary>{body}</details>"
+    head = "".join(f'<th scope="col">{name}</th>' for name in columns)
+    said = f"{count:,}" if count == len(shown) else f"first {len(shown)} of {count:,}"
+    body = html_table(title, head, cells)
+    return f"<details><summary>{title} ({said})</summary>{body}</details>"
 
 
 def _slowest_table(run: RunData) -> str:

@@ -119,6 +119,13 @@ def figures(summary: Summary) -> list[tuple[str, str, str]]:
     for kind, moved in summary.bytes_moved.items():
         if moved:
             rows.append((f"Moved ({kind})", f"{moved / 1e9:,.2f} GB", ""))
+    if summary.loads:
+        parts = [f"{method} x{count}" for method, count in summary.loads.items()]
+        rows.append(("Loads", ", ".join(parts), ""))
+    if summary.host_cache_bytes.get("max"):
+        use = summary.host_cache_bytes
+        text = f"{use['mean'] / 1e9:,.2f} GB of weights (mean; {use['max'] / 1e9:,.2f} GB at most)"
+        rows.append(("Host memory", text, ""))
     if summary.energy_j is not None:
         shares = ", ".join(f"{part} {number(j / 1e3)}" for part, j in summary.energy_j.items())
         total = number(sum(summary.energy_j.values()) / 1e3)

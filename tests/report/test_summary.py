@@ -88,6 +88,8 @@ def test_figures_of_a_small_run(tmp_path: Path) -> None:
         energy_j={"gpu": 1.5},
         rows_skipped={"no output": 2},
         workload_rows=7,
+        loads={"host": 2, "disk": 1},
+        host_cache_bytes={"mean": 5, "max": 9, "copy": 3},
         faults={"straggler": 1},
         faults_missed={"replica_crash": 2},
     )
@@ -113,6 +115,8 @@ def test_figures_of_a_small_run(tmp_path: Path) -> None:
     assert summary.gpu_seconds.total == 8
     assert (summary.gpu_seconds.loading, summary.gpu_seconds.idle) == (2, 1)
     assert summary.kv_bytes_moved == 1000
+    assert summary.loads == {"disk": 1, "host": 2}
+    assert summary.host_cache_bytes == {"mean": 5, "max": 9, "copy": 3}
     rows = {name: text for name, text, _ in figures(summary)}
     assert (rows["Faults"], rows["Faults missed"]) == ("straggler x1", "replica_crash x2")
     assert summary.prefix_hit_rate == 0.25
