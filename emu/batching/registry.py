@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
+from types import MappingProxyType
+from typing import Final
 
 from emu.batching.base import ReplicaLimits, Scheduler
 from emu.batching.fcfs import FcfsScheduler, PrefillQueue
-from emu.batching.vidur_faster_transformer import FasterTransformerScheduler
-from emu.batching.vidur_lightllm import LightLlmScheduler
-from emu.batching.vidur_orca import OrcaScheduler
-from emu.batching.vidur_sarathi import SarathiScheduler
-from emu.batching.vidur_vllm_v0 import VllmV0Scheduler
 from emu.batching.vllm import VllmScheduler
 from emu.batching.vllm_async import AsyncVllmScheduler
 from emu.config.schema import SchedulerTable
 from emu.kv.tiers import LowerTier
 from emu.plugins import load_plugin
 
-_BY_NAME = {
-    "vllm_v0": VllmV0Scheduler,
-    "sarathi": SarathiScheduler,
-    "orca": OrcaScheduler,
-    "lightllm": LightLlmScheduler,
-    "faster_transformer": FasterTransformerScheduler,
-}
+_VIDUR: Final = MappingProxyType(
+    {
+        "vllm_v0": "VllmV0Scheduler",
+        "sarathi": "SarathiScheduler",
+        "orca": "OrcaScheduler",
+        "lightllm": "LightLlmScheduler",
+        "faster_transformer": "FasterTransformerScheduler",
+    }
+)
+"""Policy -> its class in `emu/batching/vidur_POLICY.py`, loaded when it is asked for."""
 
 
 def make_scheduler(
@@ -47,8 +48,10 @@ def make_scheduler(
         made = vllm(table, limits, preemptions_max=preemptions_max, tiers=tiers)
     elif table.policy == "fcfs":
         made = FcfsScheduler(table, limits, queue=queue)
-    elif table.policy in _BY_NAME:
-        made = _BY_NAME[table.policy](table, limits, preemptions_max=preemptions_max)
+    elif table.policy in _VIDUR:
+        module = import_module(f"emu.batching.vidur_{table.policy}")
+        vidur = getattr(module, _VIDUR[table.policy])
+        made = vidur(table, limits, preemptions_max=preemptions_max)
     else:
         made = load_plugin(table.policy, "scheduler.policy")(table, limits)
     return made

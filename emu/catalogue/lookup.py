@@ -11,7 +11,6 @@ import difflib
 import functools
 import tomllib
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -23,6 +22,7 @@ from emu.catalogue.hf import from_hf_config
 from emu.catalogue.model import ModelSpec
 from emu.errors import InputError
 
+_HERE: Final = Path(__file__).parent
 # Releases of one architecture under another name.
 SUFFIXES: Final = ("-instruct", "-chat", "-base", "-hf", "-it", "-thinking", "-fp8")
 
@@ -104,13 +104,13 @@ def _index(table: Mapping[str, Any]) -> Mapping[str, str]:
 
 @functools.cache
 def _models() -> tuple[Mapping[str, str], Mapping[str, Mapping[str, Any]]]:
-    table = tomllib.loads(files("emu.catalogue").joinpath("models.toml").read_text("utf-8"))
+    table = tomllib.loads((_HERE / "models.toml").read_text("utf-8"))
     return _index(table), MappingProxyType(table)
 
 
 @functools.cache
 def _gpus() -> tuple[Mapping[str, str], Mapping[str, GpuSpec]]:
-    table = tomllib.loads(files("emu.catalogue").joinpath("gpus.toml").read_text("utf-8"))
+    table = tomllib.loads((_HERE / "gpus.toml").read_text("utf-8"))
     specs = {
         name: msgspec.convert(
             {"name": name, **{k: v for k, v in entry.items() if k != "aliases"}}, GpuSpec

@@ -11,7 +11,6 @@ and never adds the output (LLMServingSim 2.0, defect 8).
 
 from __future__ import annotations
 
-import configparser
 from pathlib import Path
 from typing import Final
 
@@ -63,6 +62,8 @@ def pim_device(name: str, source: str, key: str) -> PimDevice:
 
 def _read_ini(path: Path, known: PimDevice) -> PimDevice:
     """Capacity and power from a DRAM simulator's file; the fit stays that of the name."""
+    import configparser  # no other run needs it
+
     parser = configparser.ConfigParser(inline_comment_prefixes=("#", ";"))
     try:
         parser.read_string(path.read_text(encoding="utf-8"), source=str(path))
