@@ -47,9 +47,7 @@ def read_workload(directory: Path) -> list[dict[str, int]]:
 def body_of(row: dict[str, int], number: int) -> bytes:
     """Prompts share no prefix."""
     prompt = f"{number:06d}" + "a" * (row["input_toks"] - 6)
-    return json.dumps(
-        {"prompt": prompt, "max_tokens": row["output_toks"], "stream": True}
-    ).encode()
+    return json.dumps({"prompt": prompt, "max_tokens": row["output_toks"], "stream": True}).encode()
 
 
 def write_seen(directory: Path, seen: list[Seen], expected: list[int]) -> None:
@@ -108,9 +106,7 @@ def drive_http_client(url: str, directory: Path) -> None:
         connection = http.client.HTTPConnection(authority, timeout=120)
         content = body_of(row, number)
         seen[number].sent_s = time.perf_counter()
-        connection.request(
-            "POST", "/v1/completions", content, {"content-type": "application/json"}
-        )
+        connection.request("POST", "/v1/completions", content, {"content-type": "application/json"})
         answer = connection.getresponse()
         for line in answer:
             seen[number].line(line.decode())

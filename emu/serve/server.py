@@ -46,6 +46,7 @@ from emu.serve.tokens import make_tokenizer, write_tokenizer
 from emu.serve.world import LiveCluster, live_config
 from emu.units import NS_PER_S, s_to_ns
 
+_BACKLOG: Final = 4096
 _TICK_S: Final = 0.1
 _TICKS_PER_SNAPSHOT: Final = 5
 _TICKS_PER_FLUSH: Final = 10
@@ -82,7 +83,7 @@ class LiveServer:
     async def run(self, *, announce: Any = None, handle_signals: bool = True) -> None:
         """Serve until a signal (or `stop`), then write the results.
 
-        `announce(self)` is called when the socket is bound. Raises what the emulation raised.
+        `announce(self)` is called when clients can connect. Raises what the emulation raised.
         """
         listening = self._bind()
         recorder: LiveRecorder | None = None
@@ -126,7 +127,7 @@ class LiveServer:
                 lifespan="off",
                 log_level="warning",
                 access_log=False,
-                backlog=4096,
+                backlog=_BACKLOG,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=int(_CLOSE_S),
             )
@@ -259,6 +260,7 @@ class LiveServer:
             listening = socket.socket(family, kind, protocol)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(address)
+            listening.listen(_BACKLOG)  # who reads the announcement may connect at once
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise InputError(f"{host}:{port}", None, "--host, --port", reason) from None
