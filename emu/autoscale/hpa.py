@@ -43,6 +43,40 @@ def recommend(ready: int, total: int, load: float, target: float) -> int:
     return math.ceil(load / target - 1e-9)
 
 
+class Window:
+    """The extreme of what was noted within the last `span_ns`, at constant cost per note.
+
+    Kept are only the notes that can still become the extreme: each beats all after it.
+    """
+
+    def __init__(self, span_ns: int, *, highest: bool) -> None:
+        self.span_ns = span_ns
+        self._sign = 1 if highest else -1
+        self._kept: deque[tuple[int, int]] = deque()  # (time, value), the extreme first
+
+    def note(self, at_ns: int, value: int) -> None:
+        """A value of now; times never go back."""
+        kept = self._kept
+        while kept and self._sign * kept[-1][1] <= self._sign * value:
+            kept.pop()
+        kept.append((at_ns, value))
+        while kept[0][0] < at_ns - self.span_ns:
+            kept.popleft()
+
+    @property
+    def extreme(self) -> tuple[int, int]:
+        """(when it was last noted, value) as of the last note."""
+        return self._kept[0]
+
+    @property
+    def last(self) -> int:
+        """The value noted last."""
+        return self._kept[-1][1]
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
 class HpaPlanner:
     """Keeps the recommendations of both windows."""
 
@@ -50,9 +84,8 @@ class HpaPlanner:
 
     def __init__(self, table: AutoscaleTable) -> None:
         self._table = table
-        self._up_ns = s_to_ns(table.scale_up_stabilization_s)
-        self._down_ns = s_to_ns(table.scale_down_stabilization_s)
-        self._history: deque[tuple[int, int]] = deque()
+        self._lowest = Window(s_to_ns(table.scale_up_stabilization_s), highest=False)
+        self._highest = Window(s_to_ns(table.scale_down_stabilization_s), highest=True)
 
     def decide(self, snapshot: Snapshot) -> Demand:
         """The change after tolerance, windows and bounds."""
@@ -69,33 +102,18 @@ class HpaPlanner:
             target = table.target_value
         wanted = recommend(len(ready), total, load, target)
         wanted = min(max(wanted, table.min_replicas), table.max_replicas)
-        self._note(snapshot.now_ns, wanted)
-        change = self._stabilised(snapshot.now_ns, total) - total
+        self._lowest.note(snapshot.now_ns, wanted)
+        self._highest.note(snapshot.now_ns, wanted)
+        # Up as far as the lowest recommendation, down as far as the highest.
+        kept = max(self._lowest.extreme[1], min(total, self._highest.extreme[1]))
         return Demand(
-            colocated=change,
+            colocated=kept - total,
             figures={"ready": len(ready), "loading": loading, "load": load, "wanted": wanted},
         )
 
-    def _note(self, now_ns: int, wanted: int) -> None:
-        horizon_ns = now_ns - max(self._up_ns, self._down_ns)
-        history = self._history
-        while history and history[0][0] < horizon_ns:
-            history.popleft()
-        history.append((now_ns, wanted))
-
-    def _stabilised(self, now_ns: int, total: int) -> int:
-        lowest = min(n for at, n in self._history if at >= now_ns - self._up_ns)
-        highest = max(n for at, n in self._history if at >= now_ns - self._down_ns)
-        if total < lowest:
-            return lowest
-        return min(total, highest)
-
     def wake_ns(self, snapshot: Snapshot) -> int:
         """When the recommendation that keeps the number up leaves the scale-down window."""
-        if not self._history:
+        if not self._highest:
             return -1
-        last = self._history[-1][1]
-        highest = max(n for _, n in self._history)
-        if highest <= last:
-            return -1
-        return max(at for at, n in self._history if n == highest) + self._down_ns + 1
+        at_ns, highest = self._highest.extreme
+        return -1 if highest <= self._highest.last else at_ns + self._highest.span_ns + 1

@@ -20,7 +20,7 @@ from emu.autoscale.actions import (
 )
 from emu.autoscale.blitz_plan import blitz_plan
 from emu.autoscale.demand import Demand
-from emu.autoscale.hpa import HpaPlanner, recommend
+from emu.autoscale.hpa import HpaPlanner, Window, recommend
 from emu.autoscale.presets import PRESETS, apply_preset, static_roles
 from emu.autoscale.serverless_plan import colocated_plan, serverless_plan
 from emu.autoscale.snapshot import ReplicaView, Site, Snapshot
@@ -381,3 +381,19 @@ def test_static_systems_split_five_to_three(
     made = static_roles(tables, *part)
     counts = [sum(t.count for t in made if t.role == r) for r in ("prefill", "decode", "inactive")]
     assert tuple(counts) == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9)), min_size=1), st.integers(0, 60))
+def test_a_window_knows_the_extreme_of_its_span(notes: list[tuple[int, int]], span_ns: int) -> None:
+    lowest, highest = Window(span_ns, highest=False), Window(span_ns, highest=True)
+    now_ns, all_notes = 0, []
+    for later_ns, value in notes:
+        now_ns += later_ns
+        all_notes.append((now_ns, value))
+        lowest.note(now_ns, value)
+        highest.note(now_ns, value)
+        within = [(value, at) for at, value in all_notes if at >= now_ns - span_ns]
+        low = min(value for value, _ in within)
+        assert lowest.extreme == (max(at for value, at in within if value == low), low)
+        assert highest.extreme == max(within)[::-1]
+        assert highest.last == value
