@@ -69,6 +69,8 @@ class ActiveLoad(msgspec.Struct, eq=False):
     """Replicas that do not have all weights yet."""
     flows: list[Carried] = msgspec.field(default_factory=list)
     is_cancelled: bool = False
+    then: dict[int, Callable[[], None]] = msgspec.field(default_factory=dict)
+    """What begins when a target is complete."""
 
 
 class LoadWorld(msgspec.Struct):
@@ -111,7 +113,9 @@ class Loader:
         if method == "tanz":
             self._tanz(active)
         elif method in ("nvlink", "p2p", "chain"):
-            self._chain(active, NVLINK_CHUNK_BYTES if method == "nvlink" else CHAIN_CHUNK_BYTES)
+            load = active.load
+            chunk_bytes = NVLINK_CHUNK_BYTES if method == "nvlink" else CHAIN_CHUNK_BYTES
+            self._chain(active, load.sources[0], load.targets, chunk_bytes)
         elif method == "delay":
             kernel = self._world.kernel
             for target in active.load.targets:
@@ -139,6 +143,8 @@ class Loader:
         if not active.open_targets:
             self.active.remove(active)
         self._world.on_loaded(active, target)
+        if target.replica in active.then:
+            active.then.pop(target.replica)()
 
     def _carry(
         self,
@@ -146,11 +152,13 @@ class Loader:
         parts: Parts,
         on_done: Callable[[], None],
         *,
+        pair: tuple[int, int],
         marks: Sequence[int] = (),
         on_mark: Callable[[int], None] | None = None,
         after: Carried | None = None,
         lag_bytes: int = 0,
     ) -> Carried:
+        """`pair`: from which replica to which (-1: from a machine's own copy)."""
         topology = self._world.topology
         flow = self._world.carrier.carry(
             parts,
@@ -161,6 +169,7 @@ class Loader:
             on_mark=on_mark,
             after=after,
             lag_bytes=lag_bytes,
+            pair=pair,
         )
         active.flows.append(flow)
         return flow
@@ -177,27 +186,34 @@ class Loader:
             ]
         return [*shard_paths(src.grid, dst.grid, dst.total_bytes, world.topology)]
 
-    def _chain(self, active: ActiveLoad, chunk_bytes: int) -> None:
+    def _chain(
+        self, active: ActiveLoad, source: int, targets: Sequence[Target], chunk_bytes: int
+    ) -> None:
+        """Each target forwards to the next while it receives."""
         world = self._world
-        before, flow = active.load.sources[0], None
-        for target in active.load.targets:
+        before, flow = source, None
+        fed: list[int] = []
+        for index, target in enumerate(targets):
             parts = self._hop(before, target.replica)
-            if (
-                flow is not None
-                and len(parts) != len(active.load.targets)
-                and (flow.size_bytes < sum(size for _, size in parts))
-            ):
-                flow = None  # a hop cannot forward more than it receives
+            sizes = [size for _, size in parts]
+            if flow is not None and sizes != fed:
+                # Replicas of different shapes: what GPU i receives is not what it passes on.
+                rest = targets[index:]
+                active.then[before] = lambda b=before, r=rest: self._chain(  # type: ignore[misc]
+                    active, b, r, chunk_bytes
+                )
+                return
             flow = self._carry(
                 active,
                 parts,
                 lambda t=target: self._complete(active, t),  # type: ignore[misc]
+                pair=(before, target.replica),
                 marks=world.weights[target.replica].marks(),
                 on_mark=lambda mark, t=target: world.on_segments(t.replica, mark + 1),  # type: ignore[misc]
                 after=flow,
                 lag_bytes=chunk_bytes,
             )
-            before = target.replica
+            before, fed = target.replica, sizes
 
     # --- the machine's own copy -------------------------------------------------------------------
     def _from_machine(self, active: ActiveLoad, target: Target, *, from_disk: bool) -> None:
@@ -212,6 +228,7 @@ class Loader:
                 active,
                 [(world.topology.host_to_gpu_path(gpu), size) for gpu, size in gpus],
                 lambda: self._complete(active, target),
+                pair=(-1, target.replica),
                 marks=weights.marks(),
                 on_mark=lambda mark: world.on_segments(target.replica, mark + 1),
             )
@@ -223,6 +240,7 @@ class Loader:
             active,
             [(world.topology.ssd_to_host_path(gpu), size) for gpu, size in gpus],
             from_host,
+            pair=(-1, target.replica),
         )
 
     # --- lanes ---------------------------------------------------------------------------------
@@ -230,6 +248,13 @@ class Loader:
         lanes = len(active.load.sources)
         targets = active.load.targets
         columns = [targets[i : i + lanes] for i in range(0, len(targets), lanes)]
+        nodes = (*active.load.sources, *[target.replica for target in targets])
+        if len({self._world.weights[node].gpu_bytes for node in nodes}) > 1:
+            # Stripes need replicas of one shape; others get whole copies, lane by lane.
+            for lane, source in enumerate(active.load.sources):
+                own = [column[lane] for column in columns]
+                self._chain(active, source, own, CHAIN_CHUNK_BYTES)
+            return
         joins = {t.replica: _Join(lanes, self._on_stripes(active, t)) for t in targets}
         for lane, source in enumerate(active.load.sources):
             before, feeder = source, None
@@ -284,6 +309,7 @@ class Loader:
             active,
             parts,
             lambda: join.end(lane),
+            pair=(giver, taker.replica),
             marks=marks,
             on_mark=lambda mark: join.mark(lane, mark + 1),
             after=after,

@@ -115,7 +115,7 @@ KINDS: Final[Mapping[str, FaultKind]] = MappingProxyType(
         ),
         "partition": FaultKind(
             numbers="F12",
-            text="Nothing goes from one replica to another (that direction only).",
+            text="Neither KV nor weights go from one replica to another (that direction only).",
             one_of=(("source",), ("destination",)),
         ),
         "swizzle": FaultKind(

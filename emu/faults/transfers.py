@@ -79,11 +79,11 @@ class TransferFaults:
             name = _FATES.get(fault.kind)
             if name is None or (name == "stuck") != (kind == "weights"):
                 continue
-            if name != "stuck" and not window.meets(pair):
+            target = -1 if pair is None else pair[1]
+            is_meant = fault.replica in (-1, target) if name == "stuck" else window.meets(pair)
+            if not is_meant or not window.draws():
                 continue
-            if not window.draws():
-                continue
-            self._on_strike(fault, f"{kind} {pair[0]} -> {pair[1]}" if pair else kind)
+            self._on_strike(fault, _name(kind, pair))
             part, delay_ns = 0.0, 0
             if name == "broken":
                 part = fault.magnitude
@@ -107,3 +107,11 @@ class TransferFaults:
         kernel = self._carrier.kernel
         pause_ns = _RETRY_NS << min(attempts, 10)
         kernel.call_at(kernel.now_ns + pause_ns, RANK_WORLD, offer)
+
+
+def _name(kind: str, pair: tuple[int, int] | None) -> str:
+    if pair is None:
+        return kind
+    source, destination = pair
+    own = f"{kind} of replica {destination}"  # from its machine's own copy
+    return own if source < 0 else f"{kind} {source} -> {destination}"

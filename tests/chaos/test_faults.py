@@ -199,3 +199,16 @@ def test_after_a_lease_the_prompt_is_computed_again(tmp_path: Path) -> None:
 def test_without_a_lease_a_source_keeps_kv_for_ever(tmp_path: Path) -> None:
     out = struck(tmp_path, [REFUSED], recovery={"max_retries": 9})
     assert all(row["retries"] == "0" for row in rows_of(out))
+
+
+def test_only_the_loads_of_the_named_replica_get_stuck(tmp_path: Path) -> None:
+    faults: list[dict[str, Any]] = [
+        {"at_s": 0.0, "kind": "load_stuck", "replica": 3},
+        {"at_s": 0.1, "kind": "replica_crash", "replica": 1},
+        {"at_s": 0.1, "kind": "replica_crash", "replica": 3},
+    ]
+    out = struck(tmp_path, faults, recovery={"load_deadline_s": 5})
+    assert [mark["target"] for mark in marks(out, "loaded")] == ["replica 1"]
+    assert ends(out) == {"completed": len(ROWS)}
+    strikes = [m for m in marks(out, "fault") if m["text"].startswith("load_stuck")]
+    assert [mark["target"] for mark in strikes] == ["weights of replica 3"]
