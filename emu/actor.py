@@ -394,6 +394,17 @@ class Mailbox(Generic[M]):
             self._turn_ns = at_ns
             kernel._push(at_ns, self._rank, self)
 
+    def bring_forward(self, at_ns: int) -> None:
+        """The deadline, or the next turn, comes sooner than planned. A poke may still be sooner."""
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return  # poked already: that is sooner
+        if self._turn is None:
+            self._kernel._push(at_ns, self._rank, waiter)
+        else:
+            self._turn_ns = at_ns
+            self._kernel._push(at_ns, self._rank, self)
+
     def interrupt(self) -> None:
         """Wake the receiver now, whatever it asked to be aligned to (a crash does not wait)."""
         waiter = self._armed

@@ -132,6 +132,7 @@ class Scheduler(Protocol):
     def leap_holds(self, batch: Batch) -> bool:
         """Whether a settled leap in flight may go on to its promised end after a change.
 
+        Where only a part of it may, that part is the promise from then on (`batch.max_steps`).
         To be asked after `enqueue`, `reserve`, `unreserve`, `release` or the cancellation of a
         waiting request; any other change ends a leap at the end of the iteration in flight.
         """

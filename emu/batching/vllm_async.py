@@ -103,8 +103,10 @@ class AsyncVllmScheduler(VllmScheduler):
         return 1 if self._may_pass() else super()._leap_steps(now_ns, has_freed)
 
     def leap_holds(self, batch: Batch) -> bool:
-        """As for `VllmScheduler`; unseen requests count."""
-        return not self._may_pass() and super().leap_holds(batch)
+        """As for `VllmScheduler`. Who comes now is not seen by the next batch, but by the one after."""
+        if self._may_pass() and batch.max_steps > batch.steps_settled + 1:
+            batch.max_steps = batch.steps_settled + 1
+        return super().leap_holds(batch)
 
     def _may_pass(self) -> bool:
         """Some unseen request could be admitted before the head of the queue."""

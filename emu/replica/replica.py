@@ -217,9 +217,13 @@ class Replica:
 
     def _changed(self) -> None:
         """The settled books have changed: cut a leap that no longer holds, wake an idle loop."""
-        batch = self._batch
-        if self._ends is None or batch is None or not self.scheduler.leap_holds(batch):
+        batch, ends = self._batch, self._ends
+        if ends is None or batch is None or not self.scheduler.leap_holds(batch):
             self.inbox.poke()
+        elif batch.max_steps < len(ends):  # it holds, but not so long
+            self._ends = ends[: batch.max_steps]
+            self._end_ns = self._start_ns + ends.item(batch.max_steps - 1)
+            self.inbox.bring_forward(self._end_ns)
 
     def move(self, to: ReplicaState, *, writer: Writer, cause: str) -> None:
         """Change the state from what it is now (`states.move`)."""
