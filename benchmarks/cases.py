@@ -1,0 +1,164 @@
+"""What is measured: configurations as text, in groups that the tables and the figure name.
+
+| group | question |
+|---|---|
+| azure | the Azure conversation trace, 1,000, 5,000 and all requests, three clusters |
+| million | 64 replicas, 100,000 and 1,000,000 requests: does memory stay flat? |
+| replicas | 5,000 requests at one a second for each replica, 1 to 1024 of them |
+| output | 2,000 requests, answers of 25 to 1600 tokens: do leaps make tokens free? |
+| overload | more than two replicas can serve, few KV blocks: preemptions, where leaps help least |
+| burst | 16 replicas, most of them off, scaled up by bursts |
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+TRACE: Final = ROOT.parent / "shared/data/traces/AzureLLMInferenceTrace_conv.csv"
+AZURE_REQUESTS: Final = 19_366
+REPLICAS: Final = (1, 4, 16, 64, 256, 1024)
+OUTPUT_TOKENS: Final = (25, 100, 400, 1600)
+
+_NODE: Final = '[[nodes]]\ngpu = "H100-SXM5-80GB"\ngpus = 8\ncount = {nodes}\n'
+ROLES: Final = _NODE.format(nodes=1) + (
+    '[[replicas]]\nrole = "prefill"\ncount = 4\n[[replicas]]\nrole = "decode"\ncount = 4\n'
+)
+_BURST: Final = (
+    _NODE.format(nodes=2)
+    + '[[replicas]]\nrole = "prefill"\ncount = 2\n[[replicas]]\nrole = "decode"\ncount = 2\n'
+    + '[[replicas]]\nrole = "inactive"\ncount = 12\n[scheduler]\npolicy = "fcfs"\nblock_size = 64\n'
+    + '[autoscale]\npreset = "blitzscale"\nmax_prefill = 10\nmax_decode = 10\n'
+    + "[workload.synthetic]\nrequests = {requests}\n"
+    + 'arrivals = {{ process = "burst", rate_per_s = 5.0, burst_rate_per_s = 80.0 }}\n'
+    + "prompt = {{ median = 1000.0, max = 4000 }}\noutput = {{ median = 100.0, max = 800 }}\n"
+)
+
+
+class Case(NamedTuple):
+    """One row of a table."""
+
+    name: str
+    group: str
+    requests: int
+    config: str
+    x: int = 0
+    """Where the row stands on the horizontal axis of its group."""
+
+
+def has_trace() -> bool:
+    """Whether the Azure trace is here; else a synthetic one of the same size stands in."""
+    return TRACE.is_file()
+
+
+def azure(requests: int) -> str:
+    """The first requests of the Azure conversation trace, at the trace's own times."""
+    if has_trace():
+        return f'[workload]\npath = "{TRACE}"\nlimit = {requests}\n'
+    return synthetic(requests, 5.5, 211)
+
+
+def synthetic(requests: int, rate: float, output: int, prompt: int = 1000) -> str:
+    """Poisson arrivals and log-normal lengths."""
+    return (
+        f"[workload.synthetic]\nrequests = {requests}\narrivals = {{ rate_per_s = {rate} }}\n"
+        f"prompt = {{ median = {prompt}.0, max = 8000 }}\n"
+        f"output = {{ median = {output}.0, sigma = 0.5, max = {output * 8} }}\n"
+    )
+
+
+def colocated(count: int) -> str:
+    """Machines and replicas without roles."""
+    return _NODE.format(nodes=-(-count // 8)) + f"[[replicas]]\ncount = {count}\n"
+
+
+WARM_UP: Final = Case("warm-up", "", 10, colocated(1) + synthetic(10, 1.0, 10))
+
+
+def azure_cases(requests: int) -> list[Case]:
+    """Three clusters, one piece of the trace."""
+    work = azure(requests)
+    return [
+        Case(f"azure {requests}, 1 replica", "azure", requests, colocated(1) + work, requests),
+        Case(f"azure {requests}, 8 replicas", "azure", requests, colocated(8) + work, requests),
+        Case(f"azure {requests}, 4P+4D", "azure", requests, ROLES + work, requests),
+    ]
+
+
+def million_cases(small: int = 100_000, large: int = 1_000_000) -> list[Case]:
+    """Ten times the requests on the same 64 replicas."""
+    return [
+        Case(
+            f"{requests} requests, 64 replicas",
+            "million",
+            requests,
+            colocated(64) + synthetic(requests, 320.0, 100, 500),
+            requests,
+        )
+        for requests in (small, large)
+    ]
+
+
+def replica_cases(requests: int = 5000) -> list[Case]:
+    """The same load for each replica, more and more replicas."""
+    return [
+        Case(
+            f"{count} replicas, {requests} requests",
+            "replicas",
+            requests,
+            colocated(count) + synthetic(requests, 1.0 * count, 150),
+            count,
+        )
+        for count in REPLICAS
+    ]
+
+
+def output_cases(requests: int = 2000) -> list[Case]:
+    """Longer and longer answers."""
+    return [
+        Case(
+            f"output {tokens}, {requests} requests",
+            "output",
+            requests,
+            colocated(8) + synthetic(requests, 2.0, tokens),
+            tokens,
+        )
+        for tokens in OUTPUT_TOKENS
+    ]
+
+
+def overload_case(requests: int = 3000) -> Case:
+    """Two replicas with few blocks, and far more work than they can do."""
+    tight = "[scheduler]\nnum_blocks = 1500\n"
+    work = synthetic(requests, 20.0, 200)
+    return Case("overloaded, preemptions", "overload", requests, colocated(2) + tight + work)
+
+
+def burst_case(requests: int = 3000) -> Case:
+    """Bursts that a planner answers with more replicas."""
+    return Case("autoscaled burst", "burst", requests, _BURST.format(requests=requests))
+
+
+def quick_cases() -> list[Case]:
+    """A first result in about a minute: one case of each group, small."""
+    return [
+        *azure_cases(1000),
+        million_cases()[0],
+        *(case for case in replica_cases(2000) if case.x in (1, 64, 1024)),
+        *(case for case in output_cases(500) if case.x in (25, 1600)),
+        overload_case(500),
+        burst_case(1000),
+    ]
+
+
+def all_cases() -> list[Case]:
+    """Everything, the long ones last."""
+    return [
+        *(case for requests in (1000, 5000, AZURE_REQUESTS) for case in azure_cases(requests)),
+        *replica_cases(),
+        *output_cases(),
+        overload_case(),
+        burst_case(),
+        *million_cases(),
+    ]
