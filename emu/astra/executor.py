@@ -117,6 +117,10 @@ class Executor:
         else:
             self._start(npu, graph)
 
+    def wake_at(self, due_ns: int) -> None:
+        """Make an instant one at which something happens, for whoever looks at every event."""
+        self._after(due_ns - self.now_ns, lambda: None)
+
     def is_idle(self, npu: int) -> bool:
         """No graph is running or queued."""
         return self._npus[npu].program is None

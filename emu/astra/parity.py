@@ -9,6 +9,7 @@ Source: LLMServingSim 2.0.
 
 from __future__ import annotations
 
+import random
 from bisect import insort_right
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,11 +23,15 @@ from emu.astra.parity_cluster import ParityCluster
 from emu.astra.parity_replica import Flight, Instance, ParityOptions
 from emu.astra.polling import IDLE_STEP_NS, Answer, Polling
 from emu.batching.base import Progress
+from emu.errors import RunError
 from emu.request import Request
 from emu.workload.items import Line, Turn, prefix_of
 
-_LOG_INTERVAL_NS: Final = 1_000_000_000
+_NS_PER_S: Final = 1_000_000_000
 _WAITING_WEIGHT: Final = 4
+_DEFAULT_REQUESTS: Final = 16
+_DEFAULT_TOKENS: Final = 64
+"""Prompt and output of the requests that every instance is given without a workload."""
 
 
 class _Session(msgspec.Struct):
@@ -76,9 +81,10 @@ class ParityRun:
         self,
         cluster: ParityCluster,
         instances: Sequence[Instance],
-        lines: Sequence[Line],
+        lines: Sequence[Line] | None,
         options: ParityOptions,
     ) -> None:
+        """`lines` None: the requests of the original without a workload."""
         self.cluster = cluster
         self.options = options
         self.instances = list(instances)
@@ -91,11 +97,24 @@ class ParityRun:
         self._turn = {"prefill": 0, "decode": 0}
         self._pending: list[tuple[int, int, Request]] = []
         self._sessions: dict[int, _Session] = {}
-        self._read(lines)
+        self._random = random.Random(42)
+        replicas = [i.replica for i in self.instances]
+        # Idle start NPUs are asked at every event, even inside the collectives of others.
+        watched = len(replicas) > 1 or any(r.pipeline > 1 for r in replicas)
+        offloads = any(i.options.attention_offloading for i in self.instances)
+        memories = cluster.pim_memories if offloads else cluster.memories
+        self.executor = Executor(cluster.network, memories, every_message=watched)
+        self._has_workload = lines is not None
+        if lines is None:
+            self._queue_defaults()
+        else:
+            self._read(lines)
         self._waves: dict[str, dict[int, Flight]] = {}
         """Data-parallel groups: batches that wait for the other members, by instance."""
         self._released: dict[int, Mapping[int, Graph]] = {}
         """Graphs of a complete wave for a member that did not complete it."""
+        self._overrun: list[int] = []
+        """Requests of one output token that a decode instance gives a second one."""
         self._last_tokens: dict[int, int] = {}
         self._gaps: dict[int, list[int]] = {}
         self._done_npus: dict[int, list[int]] = {i.replica.index: [] for i in self.instances}
@@ -116,6 +135,19 @@ class ParityRun:
         # Stable: equal arrivals keep the order of the file.
         self._pending.sort(key=lambda entry: entry[0])
 
+    def _queue_defaults(self) -> None:
+        """16 requests for every instance from the start, past the router."""
+        for instance in self.instances:
+            for number in range(_DEFAULT_REQUESTS):
+                request = Request(
+                    request_id=instance.replica.index * _DEFAULT_REQUESTS + number,
+                    arrival_ns=0,
+                    prompt_tokens=_DEFAULT_TOKENS,
+                    output_tokens=_DEFAULT_TOKENS,
+                    max_output_tokens=_DEFAULT_TOKENS,
+                )
+                instance.scheduler.enqueue(request, 0)
+
     def _release(self, request_id: int, item: Line | Turn, arrival_ns: int) -> None:
         request = Request(
             request_id=request_id,
@@ -126,6 +158,8 @@ class ParityRun:
             prefix=prefix_of(item),
         )
         insort_right(self._pending, (arrival_ns, request_id, request), key=lambda entry: entry[0])
+        if not self.options.late_arrivals:
+            self.executor.wake_at(max(arrival_ns, self.executor.now_ns))
 
     def _continue_session(self, request: Request, now_ns: int) -> None:
         for session in self._sessions.values():
@@ -143,6 +177,12 @@ class ParityRun:
     def _choose(self, role: str, candidates: Sequence[Instance]) -> Instance:
         """Least load from a rotating start: the first strictly smaller score wins."""
         start, count = self._turn[role], len(candidates)
+        policy = self.options.request_routing
+        if policy == "rand":
+            return candidates[self._random.randrange(count)]
+        if policy == "rr":
+            self._turn[role] = start + 1
+            return candidates[start % count]
         best, best_score = 0, float("inf")
         for offset in range(count):
             index = (start + offset) % count
@@ -160,15 +200,24 @@ class ParityRun:
             instance = self._choose("prefill", self._entries)
             if not instance.table.prefix_caching:
                 request.prefix = None
+            if instance.replica.kind == "PREFILL" and request.output_tokens == 1:
+                # The original hands it on all the same, and one decode too many is run.
+                request.output_tokens = request.max_output_tokens = 2
+                self._overrun.append(request.request_id)
             instance.scheduler.enqueue(request, now_ns)
 
     def _hand_off(self, source: Instance, request: Request, now_ns: int) -> None:
+        computed = request.computed_tokens
         source.scheduler.detach(request)
         source.scheduler.release(request)
+        request.computed_tokens = computed
         instance = self._choose("decode", self._decoders)
         request.block_ids = None
         if not instance.scheduler.reserve([request]):
-            raise AssertionError("the decode replica is full: the original stops here, too")
+            raise RunError(
+                f"at {now_ns} ns decode instance {instance.replica.index} has no room for request "
+                f"{request.request_id}; the original stops here, too"
+            )
         instance.scheduler.activate([request], now_ns)
 
     # --- polls ------------------------------------------------------------------------------
@@ -212,12 +261,19 @@ class ParityRun:
     def _row(self, instance: Instance, request: Request, now_ns: int) -> ParityRow:
         latency = now_ns - request.arrival_ns
         ttft = request.first_token_ns - request.arrival_ns
-        steps = request.output_tokens - 1
+        output = 1 if request.request_id in self._overrun else request.output_tokens
+        steps = output - 1
+        index, number = instance.replica.index, request.request_id
+        if not self._has_workload:
+            # There the column says which instance the request was numbered for.
+            number %= _DEFAULT_REQUESTS
+            if instance.replica.kind != "DECODE":
+                index = number % len(self.instances)
         return ParityRow(
-            instance.replica.index,
-            request.request_id,
+            index,
+            number,
             request.prompt_tokens,
-            request.output_tokens,
+            output,
             request.arrival_ns,
             now_ns,
             latency,
@@ -293,7 +349,7 @@ class ParityRun:
             return Answer.PASS
         if replica.kind == "DECODE" and not self._prefills_are_done:
             prefills = sum(i.replica.kind == "PREFILL" for i in self.instances)
-            self._prefills_are_done = len(self._finished) == prefills
+            self._prefills_are_done = len(self._finished) >= prefills
             if not self._prefills_are_done:
                 return Answer.PASS
         reported = self._done_npus[replica.index]
@@ -308,19 +364,18 @@ class ParityRun:
     def run(self) -> ParityResult:
         """Run to the end."""
         replicas = [i.replica for i in self.instances]
-        # Idle start NPUs are asked at every event, even inside the collectives of others.
-        watched = len(replicas) > 1 or any(r.pipeline > 1 for r in replicas)
-        executor = Executor(self.cluster.network, self.cluster.memories, every_message=watched)
         ends = [r.last_npu for r in replicas if r.npus_owned > 1]
         polling = Polling(
-            executor,
+            self.executor,
             [r.first_npu for r in replicas],
             ends,
             idle_step_ns=IDLE_STEP_NS if self.options.idle_grid else 0,
+            stagger=self.options.end_npu_stagger,
         )
-        first = self._pending[0][0] if self._pending else 1
-        event = Node(0, NodeKind.COMP, duration_ns=min(_LOG_INTERVAL_NS, max(1, first)))
-        graphs = [Graph(npu, [event]) for npu in range(executor.npu_count)]
+        first = max(1, self._pending[0][0]) if self._pending else 1
+        interval_ns = int(self.options.log_interval_s * _NS_PER_S)
+        event = Node(0, NodeKind.COMP, duration_ns=min(interval_ns, first))
+        graphs = [Graph(npu, [event]) for npu in range(self.executor.npu_count)]
         clock = polling.run(self, graphs)
         rows = [row for instance in self.instances for row in instance.done]
         return ParityResult(

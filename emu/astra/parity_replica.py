@@ -15,12 +15,13 @@ from emu.astra.convert import QUIRKS, convert
 from emu.astra.layer_times import BundleTimes
 from emu.astra.nodes import Graph, Location, Place
 from emu.astra.parity_cluster import ParityCluster, ParityReplica, trace_model
+from emu.astra.parity_scheduler import OriginalScheduler
 from emu.astra.pim import PimAttention
 from emu.astra.rows import Member, TraceGenerator, TraceSetup
 from emu.astra.trace import Trace
 from emu.batching.base import Batch, ReplicaLimits
-from emu.batching.vllm import VllmScheduler
 from emu.config.schema import SchedulerTable
+from emu.errors import InputError
 from emu.kv.memory import engine_plan
 from emu.kv.tiers import LowerTier, chunk_tokens_for
 from emu.latency.base import BatchShape
@@ -52,8 +53,22 @@ class ParityOptions(msgspec.Struct, frozen=True, kw_only=True):
     sub_batches: bool = False
     local_offloading: bool = False
     expert_routing: str = "balanced"
+    request_routing: Literal["load", "rr", "rand"] = "load"
+    block_copy: bool = True
+    """Off, a model with experts runs one block only, as the original does then."""
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    log_interval_s: float = 1.0
+    """The first event comes after so long, or with the first arrival if that is earlier."""
     idle_grid: bool = True
     """An idle clock moves in steps of 1 ms."""
+    late_arrivals: bool = True
+    """An arrival is noticed at the next event, not at its own instant."""
+    end_npu_stagger: bool = True
+    """The last NPU of a replica starts at the event after the one at which the first starts."""
+    quirks: tuple[str, ...] = QUIRKS
+    """What the converter loses (`convert.QUIRKS`)."""
+    pim_prompt_length: bool = True
+    """Attention in memory costs the prompt's length, whatever has been generated since."""
 
 
 class Flight(msgspec.Struct):
@@ -76,7 +91,7 @@ class Instance:
     def __init__(
         self,
         replica: ParityReplica,
-        scheduler: VllmScheduler,
+        scheduler: OriginalScheduler,
         generator: TraceGenerator,
         options: ParityOptions,
     ) -> None:
@@ -84,7 +99,7 @@ class Instance:
         self.scheduler = scheduler
         self.table = scheduler.table
         self.generator = generator
-        self.options = options
+        self.options = replica.options(options)
         self.flights: dict[int, Flight] = {}
         self.done: list[ParityRow] = []
         self.preemptions = 0
@@ -136,13 +151,15 @@ class Instance:
                 new, context = 1, request.reached_tokens - 1
             else:
                 continue
+            is_prefilling = request.first_token_ns < 0
+            by_prompt = self.options.pim_prompt_length or is_prefilling
             members.append(
                 Member(
-                    request.prompt_tokens,
+                    request.prompt_tokens if by_prompt else context,
                     request.arrival_ns,
                     new,
                     context,
-                    request.first_token_ns < 0,
+                    is_prefilling,
                 )
             )
         return members
@@ -186,7 +203,7 @@ class Instance:
             self.replica.num_npus,
             local_offloading=self.options.local_offloading,
             named=False,
-            quirks=QUIRKS,
+            quirks=self.options.quirks,
         )
         return {graph.npu: graph for graph in graphs}
 
@@ -229,13 +246,14 @@ def make_instances(
     tiers: dict[int, LowerTier] = {}
     instances: list[Instance] = []
     for replica in cluster.replicas:
+        own_options = replica.options(options)
         table = _table(replica, options)
         bundle = read_bundle(
             find_bundle(
                 profiles,
                 hardware=replica.hardware,
                 model=replica.spec.name,
-                variant=variant_name("bfloat16", "auto"),
+                variant=variant_name("bfloat16", own_options.kv_cache_dtype),
             ),
             replica.tensor,
         )
@@ -246,6 +264,7 @@ def make_instances(
             pp=replica.pipeline,
             ep=replica.expert,
             block_size=table.block_size,
+            kv_cache_dtype=own_options.kv_cache_dtype,
             utilization=replica.utilization or options.utilization,
         )
         limits = ReplicaLimits(
@@ -257,8 +276,8 @@ def make_instances(
             leap=False,
         )
         own = _tiers(cluster, replica, table, options, tiers, plan.kv_bytes_token_rank)
-        scheduler = VllmScheduler(table, limits, tiers=own)
-        generator = _generator(cluster, replica, BundleTimes(bundle), options)
+        scheduler = OriginalScheduler(table, limits, tiers=own)
+        generator = _generator(cluster, replica, BundleTimes(bundle), own_options)
         instances.append(Instance(replica, scheduler, generator, options))
     return instances
 
@@ -291,6 +310,9 @@ def _tiers(
     if options.prefix_sharing and place in shared:
         return [shared[place]]
     size_gib = cluster.cxl_gib if is_cxl else cluster.host_memory_gib[replica.node]
+    if size_gib <= 0:
+        name = "cxl_mem" if is_cxl else "cpu_mem"
+        raise InputError(cluster.source, None, name, "there is none to keep prefixes in")
     tier = LowerTier(
         options.prefix_storage,
         capacity_bytes=int(size_gib * GIB),
@@ -305,7 +327,7 @@ def _tiers(
 def _generator(
     cluster: ParityCluster, replica: ParityReplica, times: BundleTimes, options: ParityOptions
 ) -> TraceGenerator:
-    model = trace_model(replica.spec)
+    model = trace_model(replica.spec, options.kv_cache_dtype)
     dims = len(cluster.network.dims)
     tp = replica.tensor
     group = sum(r.group == replica.group for r in cluster.replicas) if replica.group else 1
@@ -318,8 +340,13 @@ def _generator(
         shape = GateShape(model.experts, replica.spec.experts.per_token, ranks=experts)
         gate = make_gate(options.expert_routing, shape, faithful=True)
     pim = None
-    if options.attention_offloading and cluster.pim is not None:
-        pim = PimAttention(cluster.pim, cluster.pim_channels, model, tp)
+    if options.attention_offloading:
+        device = cluster.pims[replica.node]
+        if device is None:
+            problem = f"node {replica.node} has none, which attention offloading needs"
+            raise InputError(cluster.source, None, "cpu_mem.pim_config", problem)
+        channels = device.channels(cluster.host_memory_gib[replica.node])
+        pim = PimAttention(device, channels, model, tp)
     setup = TraceSetup(
         model=model,
         kind=replica.kind,
@@ -332,6 +359,7 @@ def _generator(
         host=_host(replica),
         recall_place=replica.recall_place,
         placement=replica.placement,
+        repeats_blocks=options.block_copy or not model.experts,
         skipped_layers=("rotary_emb",) if "TPU" in replica.hardware else (),
     )
     return TraceGenerator(setup, times, gate, pim)

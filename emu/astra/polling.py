@@ -5,8 +5,10 @@ start NPU asks the front end; NPUs between a start NPU and the next receive the 
 graphs. Without events the clock moves by a fixed step (the idle grid). Source: ASTRA-Sim as
 LLMServingSim drives it.
 
-`idle_step_ns` is a quirk of the program and matters for parity only. With `idle_step_ns` = 0 the
-front end says when something will happen, and the clock jumps there.
+`idle_step_ns` and `stagger` are quirks of the program and matter for parity only. With
+`idle_step_ns` = 0 the front end says when something will happen, and the clock jumps there; if it
+knows of nothing, everybody is asked again as long as that may change something. Without `stagger`
+end NPUs are asked once more behind the start NPUs, so that they start together.
 """
 
 from __future__ import annotations
@@ -57,12 +59,16 @@ class Polling:
         ends: Sequence[int],
         *,
         idle_step_ns: int = IDLE_STEP_NS,
+        stagger: bool = True,
     ) -> None:
         self.executor = executor
         self.starts = list(starts)
         self.ends = list(ends)
         self.idle_step_ns = idle_step_ns
         self.polls = 0
+        self._order = [*self.ends, *self.starts, *([] if stagger else self.ends)]
+        self._vain_rounds = 0
+        """Rounds of questions in a row with no event before and no answer but "pass"."""
         self._iteration = [0] * executor.npu_count
         self._asleep = [False] * executor.npu_count
         edges = [*sorted(self.starts), executor.npu_count]
@@ -81,25 +87,32 @@ class Polling:
         for graph in first:
             executor.load(graph)
         while True:
-            if not executor.step():
+            if executor.step():
+                self._vain_rounds = 0
+            else:
                 self._pass_time(front)
-            for npu in self.ends:
-                if self._ask(front, npu) is Answer.EXIT:
-                    return executor.now_ns
-            for npu in self.starts:
+            for npu in self._order:
                 if self._ask(front, npu) is Answer.EXIT:
                     return executor.now_ns
 
     def _pass_time(self, front: FrontEnd) -> None:
         executor = self.executor
-        if self.idle_step_ns:
-            executor.now_ns += self.idle_step_ns
-            return
         due = front.next_ns(executor.now_ns)
         if due < 0:
-            stuck = "\n  ".join(executor.unfinished()) or "all NPUs are idle"
-            raise Deadlock(f"at {executor.now_ns} ns nothing can ever happen again\n  {stuck}")
-        executor.now_ns = max(due, executor.now_ns)
+            # An answer may have changed what another NPU, asked before, would be told now: a
+            # member of a group that has become empty, a wave that lacks one batch. Each round
+            # can bring one such step for each NPU. The original would go on for ever.
+            if self._vain_rounds > len(self._order):
+                stuck = "\n  ".join(executor.unfinished()) or "all NPUs are idle"
+                raise Deadlock(f"at {executor.now_ns} ns nothing can ever happen again\n  {stuck}")
+            self._vain_rounds += 1
+            due = executor.now_ns
+        else:
+            self._vain_rounds = 0
+        if self.idle_step_ns:
+            executor.now_ns += self.idle_step_ns
+        else:
+            executor.now_ns = max(due, executor.now_ns)
 
     def _ask(self, front: FrontEnd, npu: int) -> Answer:
         executor = self.executor
@@ -107,6 +120,8 @@ class Polling:
             return Answer.PASS
         self.polls += 1
         answer = front.answer(npu, self._iteration[npu], executor.now_ns)
+        if answer is not Answer.PASS:
+            self._vain_rounds = 0
         if isinstance(answer, Answer):
             self._asleep[npu] = answer is Answer.DONE
             return answer

@@ -77,6 +77,9 @@ class TraceSetup(msgspec.Struct, frozen=True, kw_only=True):
     recall_place: Place = Place(Location.REMOTE, 0)
     """Where recalled KV comes from."""
     placement: Placement = msgspec.field(default_factory=Placement)
+    repeats_blocks: bool = True
+    """False: blocks that are alike are run once instead of once a layer, as the original does for
+    experts without its block copy."""
     skipped_layers: tuple[str, ...] = ()
 
 
@@ -145,7 +148,7 @@ class TraceGenerator:
         rows += step.head()
         boundaries: list[int] = []
         done = 0
-        for size in stage_sizes(self.setup.model.layers, self.setup.pipeline)[:-1]:
+        for size in stage_sizes(len(blocks), self.setup.pipeline)[:-1]:
             done += size
             boundaries.append(edges[done])
         return Trace(self.setup.kind, rows, self.setup.pipeline, tuple(boundaries))
@@ -165,7 +168,7 @@ class TraceGenerator:
     def _blocks(self, step: _Step) -> list[list[Row]]:
         layers = self.setup.model.layers
         if self.setup.placement.is_uniform:
-            return [step.block(0)] * layers
+            return [step.block(0)] * (layers if self.setup.repeats_blocks else 1)
         return [step.block(index) for index in range(layers)]
 
     def interleaved_trace(
@@ -184,7 +187,8 @@ class TraceGenerator:
         for step in steps:
             rows += step.prologue() + step.attention_half(0)
         layers = self.setup.model.layers
-        for index in range(layers - 1):
+        alike = self.setup.placement.is_uniform and not self.setup.repeats_blocks
+        for index in range(min(1, layers - 1) if alike else layers - 1):
             for step in steps:
                 rows += step.mlp_half(index) + step.attention_half(index + 1)
         for step in steps:

@@ -3,8 +3,9 @@
 import pytest
 
 from emu.astra.parity_replica import ParityOptions
+from emu.errors import Deadlock
 from emu.workload.items import Line, Turn
-from tests.astra.golden import EXAMPLES, SHARED, own_rows, published_rows, run, run_example, run_on
+from tests.astra.golden import RUNS, SHARED, own_rows, published_rows, run, run_on, run_published
 
 pytestmark = [
     pytest.mark.shared,
@@ -14,11 +15,10 @@ QUICK = ("single", "two", "prefill_decode", "cxl", "pp", "moe", "pim")
 
 
 def check(name):
-    _, _, clock, results = EXAMPLES[name]
-    result = run_example(name)
-    assert result.clock_ns == clock
-    if results is not None:
-        path = SHARED / f"llmservingsim-outputs/example_{results}_run.csv"
+    result = run_published(name)
+    assert result.clock_ns == RUNS[name].clock_ns
+    if RUNS[name].results is not None:
+        path = SHARED / f"llmservingsim-outputs/example_{RUNS[name].results}_run.csv"
         assert own_rows(result) == published_rows(path)
 
 
@@ -28,7 +28,7 @@ def test_example(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in QUICK])
+@pytest.mark.parametrize("name", [name for name in RUNS if name not in QUICK])
 def test_example_slow(name):
     check(name)
 
@@ -84,3 +84,41 @@ def test_sessions_release_the_next_turn_when_one_ends():
     first, second = run_on(cluster, lines, ParityOptions(idle_grid=False)).rows
     assert second.arrival_ns == first.end_ns + 7_000_000
     assert second.latency_ns == first.latency_ns
+
+
+def test_a_group_ends_without_the_grid():
+    # The last member is told the end only after the others have become empty: nothing happens in
+    # between, so somebody has to ask once more.
+    lines = [Line(arrival_time_ns=a, input_toks=40, output_toks=3) for a in (1_000, 9_000_000)]
+    cluster = SHARED / "llmservingsim-clusters/single_node_dp_instance.json"
+    exact = run_on(cluster, lines, ParityOptions(idle_grid=False))
+    faithful = run_on(cluster, lines, ParityOptions())
+    assert len(exact.rows) == len(faithful.rows) == 2
+    assert exact.clock_ns <= faithful.clock_ns
+
+
+def test_arrivals_at_their_own_instant_are_no_later():
+    lines = [Line(arrival_time_ns=a, input_toks=300, output_toks=4) for a in (1, 7_000_003)]
+    cluster = SHARED / "llmservingsim-clusters/single_node_multi_instance.json"
+    late = run_on(cluster, lines, ParityOptions())
+    exact = run_on(cluster, lines, ParityOptions(late_arrivals=False))
+    assert [row.queuing_ns for row in exact.rows] == [0, 0]
+    assert late.rows[1].queuing_ns > 0
+
+
+def test_a_run_that_can_never_end_is_named():
+    # Two equal prompts of whole chunks: the second is found complete in the shared tier, nothing
+    # is left to compute, and the original's clock runs on for ever.
+    ids = list(range(512))
+    lines = [
+        Line(arrival_time_ns=a, input_toks=512, output_toks=2, input_tok_ids=ids)
+        for a in (1_000, 200_000_000)
+    ]
+    cluster = SHARED / "llmservingsim-clusters/single_node_multi_instance.json"
+    options = ParityOptions(prefix_storage="cpu", prefix_sharing=True)
+    try:
+        result = run_on(cluster, lines, options)
+    except Deadlock as error:
+        assert "nothing can ever happen again" in str(error)
+    else:
+        assert len(result.rows) == 2
