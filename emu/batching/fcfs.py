@@ -117,15 +117,15 @@ class FcfsScheduler(CohortScheduler):
         longest = request.prompt_tokens + request.max_output_tokens
         blocks = self.blocks_of(request)
         if longest > self.limits.max_model_tokens:
-            return f"{longest} tokens exceed the limit of {self.limits.max_model_tokens}"
+            return f"longer than the model's {self.limits.max_model_tokens} tokens"
         if blocks > self.blocks_total:
-            return f"{longest} tokens need {blocks} KV blocks, the replica has {self.blocks_total}"
+            return f"needs more than the replica's {self.blocks_total} KV blocks"
         if reached > self.table.max_batch_prefill_tokens:
             budget = self.table.max_batch_prefill_tokens
-            return f"prompt of {reached} tokens exceeds max_batch_prefill_tokens {budget}"
+            return f"prompt longer than max_batch_prefill_tokens {budget}"
         if blocks * self.limits.block_size > self.table.request_token_budget:
             budget = self.table.request_token_budget
-            return f"{longest} tokens reserved exceed request_token_budget {budget}"
+            return f"reserves more than request_token_budget {budget}"
         return ""
 
     def drop_hopeless(self, now_ns: int) -> list[tuple[Request, str]]:

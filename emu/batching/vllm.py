@@ -375,17 +375,14 @@ class VllmScheduler(CohortScheduler):
         """Empty, or why this replica could never serve the request, even alone."""
         longest = request.prompt_tokens + request.max_output_tokens
         if longest > self.limits.max_model_tokens:
-            return f"{longest} tokens exceed the limit of {self.limits.max_model_tokens}"
+            return f"longer than the model's {self.limits.max_model_tokens} tokens"
         # The KV of the last output token is never computed.
         blocks = ceil_div(longest - 1, self.limits.block_size)
         if blocks > self.blocks_total:
-            return f"{longest} tokens need {blocks} KV blocks, the replica has {self.blocks_total}"
+            return f"needs more than the replica's {self.blocks_total} KV blocks"
         first_chunk = min(request.prompt_tokens, self._threshold)
         if not self.table.chunked_prefill and first_chunk > self._budget:
-            return (
-                f"prompt of {request.prompt_tokens} tokens exceeds max_num_batched_tokens "
-                f"{self._budget} without chunked prefill"
-            )
+            return f"prompt longer than max_num_batched_tokens {self._budget}, and not chunked"
         return ""
 
     def drop_hopeless(self, now_ns: int) -> list[tuple[Request, str]]:

@@ -183,7 +183,7 @@ def test_impossible_requests_are_named_and_dropped():
     assert "10" in s.can_ever_hold(request(0, 100, 600))
     assert "max_batch_prefill_tokens 500" in s.can_ever_hold(request(0, 501, 10))
     assert "request_token_budget 600" in s.can_ever_hold(request(0, 400, 200))
-    assert "limit of 20000" in s.can_ever_hold(request(0, 400, 20_000))
+    assert "model's 20000 tokens" in s.can_ever_hold(request(0, 400, 20_000))
     assert s.can_ever_hold(request(0, 400, 176)) == ""
     s.enqueue(request(1, 501, 10), 0)
     s.enqueue(request(2, 50, 10), 0)

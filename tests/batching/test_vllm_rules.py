@@ -133,7 +133,7 @@ def test_without_chunking_a_prompt_waits_for_a_whole_budget():
     assert ids(c.request for c in batch.chunks) == [0]  # the head of the line blocks the short one
     batch, _, now = step(s, now)
     assert ids(c.request for c in batch.chunks) == [1, 2]
-    assert "without chunked prefill" in s.can_ever_hold(request(9, 51, 1))
+    assert "max_num_batched_tokens 50, and not chunked" in s.can_ever_hold(request(9, 51, 1))
 
 
 def test_skip_blocked_lets_a_short_request_pass():
@@ -368,8 +368,8 @@ def test_cancelled_waiting_request_leaves_the_counts():
 def test_what_can_never_be_held_is_said_with_the_limit():
     s = scheduler(10)
     assert s.can_ever_hold(request(0, 100, 61)) == ""  # the last token's KV is never computed
-    assert "need 11 KV blocks, the replica has 10" in s.can_ever_hold(request(0, 100, 62))
-    assert "exceed the limit of 100000" in s.can_ever_hold(request(0, 99_999, 2))
+    assert "needs more than the replica's 10 KV blocks" in s.can_ever_hold(request(0, 100, 62))
+    assert "longer than the model's 100000 tokens" in s.can_ever_hold(request(0, 99_999, 2))
 
 
 def test_hopeless_head_is_dropped_only_from_an_empty_replica():
