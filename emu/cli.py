@@ -112,9 +112,9 @@ def compare(
     seed
         Seed of the bootstrap that gives the intervals.
     """
-    from rich.console import Console
+    from emu.terminal import open_console
 
-    console = Console(highlight=False)
+    console = open_console()
     if measured is not None:
         from emu.report.measured import compare_measured, print_measured
 
@@ -346,6 +346,43 @@ def import_cluster(
     else:
         output.write_text(text, encoding="utf-8")
     return 0
+
+
+@app.command
+def reproduce(
+    directory: Path,
+    *,
+    profiles: Path | None = None,
+    gpu: str = "",
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    set_: Overrides = (),
+    only_config: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Emulate a measured run of vLLM from its own record, and compare the two.
+
+    Parameters
+    ----------
+    directory
+        What was recorded: requests.jsonl, meta.json, config.json (docs/measured.md).
+    profiles
+        Root of profile bundles, for measured layer times.
+    gpu
+        Name of the GPU, where the record does not say it.
+    output
+        Where configuration and run go, instead of runs/NAME.
+    only_config
+        Write the configuration, run nothing.
+    """
+    from emu.reproduce import reproduce_command
+
+    return reproduce_command(
+        directory,
+        profiles=profiles,
+        gpu=gpu,
+        output=output,
+        overrides=set_,
+        only_config=only_config,
+    )
 
 
 @app.command

@@ -186,6 +186,7 @@ def _gpu(node: NodeTable, index: int, source: str) -> GpuSpec:
         memory_gbytes_per_s=table.memory_gbytes_per_s,
         tflops_fp16=table.tflops_fp16,
         tflops_fp8=table.tflops_fp8,
+        sm_count=table.sm_count,
         nvlink_gbps=table.nvlink_gbps,
         pcie_gbps=table.pcie_gbps,
         source="given in the configuration",

@@ -58,6 +58,9 @@ class GpuTable(Table, kw_only=True, frozen=True):
     memory_gbytes_per_s: Annotated[Positive, doc("Memory bandwidth, 1e9 bytes/s.")]
     tflops_fp16: Annotated[Positive, doc("Dense half-precision peak, 1e12 FLOP/s.")]
     tflops_fp8: Annotated[NonNegative, doc("Dense 8-bit peak; 0 = as half precision.")] = 0.0
+    sm_count: Annotated[
+        Count0, doc("Multiprocessors, which tiles of a product are dealt to; 0 = not known.")
+    ] = 0
     nvlink_gbps: Annotated[
         NonNegative, doc("GPU-to-GPU link per direction, 1e9 bit/s; 0 = none.")
     ] = 0.0

@@ -115,6 +115,7 @@ def _gpu_table(instance: Instance, spec: GpuSpec) -> dict[str, Any]:
         "memory_gbytes_per_s": instance.npu_mem.mem_bw,
         "tflops_fp16": spec.tflops_fp16,
         "tflops_fp8": spec.tflops_fp8,
+        "sm_count": spec.sm_count,
         "pcie_gbps": spec.pcie_gbps,
     }
 

@@ -1,0 +1,296 @@
+"""The directory of a measured run of vLLM as a configuration of ours and its workload.
+
+    case = read_case(directory)
+    text, workload = case_config(case, profiles)
+
+Such a directory is what LLMServingSim's recorder leaves (`bench/examples`), flat or with its
+folders `vllm/` and `outputs/`:
+
+* requests.jsonl    what was measured (needed);
+* meta.json         the engine's settings, where known its KV cache, GPU and complete configuration;
+* config.json       the machine as a cluster file. Without it the machine comes from meta.json's
+                    `hardware`, or from the caller.
+
+The workload is the dataset that meta.json names if it is found below the directory or one of its
+parents, for its token ids; otherwise it is made of the measured requests' lengths and arrivals.
+
+Owns the mapping of vLLM's keys to ours, not the cluster file's (`llmservingsim.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from emu.catalogue.lookup import lookup_gpu, lookup_model
+from emu.errors import InputError
+from emu.importers.llmservingsim import import_cluster
+from emu.latency.profile_bundle import variant_name
+
+_FOLDERS: Final = ("", "vllm")
+_VENDOR_WORDS: Final = ("nvidia", "geforce", "amd", "instinct", "tesla")
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """What lies in the directory."""
+
+    directory: Path
+    requests: Path
+    meta: dict[str, Any]
+    meta_path: Path | None
+    cluster: Path | None
+    dataset: Path | None
+
+
+def read_case(directory: Path) -> Case:
+    """Find and read the files. Raises InputError for what is needed and lacking."""
+    if not directory.is_dir():
+        raise InputError(str(directory), None, "", "not a directory")
+    requests = _find(directory, "requests.jsonl")
+    if requests is None:
+        raise InputError(
+            str(directory), None, "", "has no requests.jsonl (nor vllm/requests.jsonl)"
+        )
+    meta_path = _find(directory, "meta.json")
+    meta = _object(meta_path) if meta_path is not None else {}
+    return Case(
+        directory=directory,
+        requests=requests,
+        meta=meta,
+        meta_path=meta_path,
+        cluster=_find(directory, "config.json"),
+        dataset=_dataset(directory, meta),
+    )
+
+
+def _find(directory: Path, name: str) -> Path | None:
+    paths = (directory / folder / name for folder in _FOLDERS)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise InputError(str(path), None, "", f"cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(str(path), None, "", f"not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InputError(str(path), None, "", "expected a JSON object")
+    return value
+
+
+def _dataset(directory: Path, meta: dict[str, Any]) -> Path | None:
+    stated = meta.get("dataset_path")
+    if not isinstance(stated, str) or not stated:
+        return None
+    here = directory.resolve()
+    places = (folder / stated for folder in (here, *here.parents))
+    return next((path for path in places if path.is_file()), None)
+
+
+# --- the configuration ---------------------------------------------------------------------------
+def case_config(
+    case: Case, profiles: Path | None, *, gpu: str = "", workload: str = "workload.jsonl"
+) -> tuple[str, str | None]:
+    """(TOML text, workload as text where no dataset was found, written under that name).
+
+    `gpu` says the GPU where neither a cluster file nor meta.json does.
+    """
+    made = _made_workload(case) if case.dataset is None else None
+    if case.cluster is not None:
+        lines = import_cluster(case.cluster, profiles).splitlines()
+        kept = "\n".join(line for line in lines if not line.startswith("# It has no workload"))
+        text = _with_scheduler(kept, _scheduler(case))
+    else:
+        text = _described(case, profiles, gpu)
+    lines = [f"# A measured run: {case.directory.name}", text.rstrip(), "", "[workload]"]
+    if case.dataset is not None:
+        lines.append(f"path = {json.dumps(str(case.dataset))}")
+        count = case.meta.get("num_requests")
+        if isinstance(count, int) and count > 0:
+            lines.append(f"limit = {count}")
+    else:
+        lines.append(
+            f"path = {json.dumps(workload)}  # lengths and arrivals as measured, no tokens"
+        )
+    return "\n".join(lines) + "\n", made
+
+
+def _with_scheduler(text: str, keys: dict[str, Any]) -> str:
+    """The converted cluster file with the engine's settings in its [scheduler] table."""
+    head, table, tail = text.partition("[scheduler]")
+    body, _, rest = tail.partition("\n\n")
+    kept = [line for line in body.splitlines()[1:] if line.partition(" = ")[0] not in keys]
+    added = [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
+    return "\n".join([head + table + "  # engine settings of meta.json", *kept, *added, "", rest])
+
+
+def _scheduler(case: Case) -> dict[str, Any]:
+    """Our scheduler's keys, from the most to the least complete record of the engine."""
+    meta = case.meta
+    engine, cache = _table(meta, "engine_kwargs"), _table(meta, "kv_cache")
+    resolved = _table(_table(meta, "resolved_config"), "scheduler_config")
+    cached = _table(_table(meta, "resolved_config"), "cache_config")
+    found = {
+        "max_num_seqs": _first("max_num_seqs", resolved, engine),
+        "max_num_batched_tokens": _first("max_num_batched_tokens", resolved, engine),
+        "long_prefill_token_threshold": _first("long_prefill_token_threshold", resolved, engine),
+        "chunked_prefill": _first("enable_chunked_prefill", resolved, engine),
+        "reserve_full_sequence": _first("scheduler_reserve_full_isl", resolved),
+        "block_size": _first("block_size", cache, cached, engine),
+        "prefix_caching": _first("enable_prefix_caching", cache, cached, engine),
+        "num_blocks": _first("num_gpu_blocks", cache, cached),
+    }
+    is_async = _first("async_scheduling", resolved, engine)
+    if is_async is not None and not is_async:
+        found["async_scheduling"] = "off"
+    if found["num_blocks"] is None and case.cluster is None:
+        found["gpu_memory_utilization"] = _first("gpu_memory_utilization", cache, cached, engine)
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _table(outer: dict[str, Any], key: str) -> dict[str, Any]:
+    value = outer.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _first(key: str, *tables: dict[str, Any]) -> Any:
+    return next((table[key] for table in tables if table.get(key) is not None), None)
+
+
+# --- without a cluster file ----------------------------------------------------------------------
+def _described(case: Case, profiles: Path | None, gpu: str) -> str:
+    """The machine and its replicas from the engine's own record."""
+    source = str(case.meta_path or case.directory)
+    engine = _table(case.meta, "engine_kwargs")
+    name = case.meta.get("model") or engine.get("model")
+    if not isinstance(name, str):
+        raise InputError(source, None, "model", "missing, and there is no config.json")
+    model = lookup_model(name, source, "model")
+    spec = _gpu(case, source, gpu)
+    degrees = {
+        key: _count(source, engine, key)
+        for key in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    }
+    tensor, pipeline, members = degrees.values()
+    dtype = engine.get("dtype")
+    kv_dtype = engine.get("kv_cache_dtype") or "auto"
+    if dtype in (None, "auto"):
+        dtype = model.dtype
+    lines = [
+        "[model]",
+        f"name = {json.dumps(model.name)}",
+        f"dtype = {json.dumps(dtype)}",
+        f"kv_cache_dtype = {json.dumps(kv_dtype)}",
+        "",
+        "[[nodes]]",
+        f"gpu = {json.dumps(spec)}",
+        f"gpus = {tensor * pipeline * members}",
+        "",
+        "[[replicas]]",
+        f"count = {members}",
+        f"tensor_parallel = {tensor}",
+        f"pipeline_parallel = {pipeline}",
+    ]
+    if model.experts is not None and engine.get("enable_expert_parallel"):
+        lines.append(f"expert_parallel = {tensor * members}")
+    if members > 1 and model.experts is not None:
+        lines.append('data_parallel_group = "A"')
+    lines += ["", "[scheduler]", 'policy = "vllm"']
+    lines += [f"{key} = {json.dumps(value)}" for key, value in _scheduler(case).items()]
+    lines += ["", "[latency]"]
+    bundle = None
+    if profiles is not None:
+        bundle = profiles / spec / model.name / variant_name(str(dtype), str(kv_dtype))
+    if bundle is not None and (bundle / f"tp{tensor}").is_dir():
+        lines += ['backend = "profile"', f"path = {json.dumps(str(profiles))}"]
+    else:
+        if profiles is not None:
+            lines.append(f"# no bundle for {model.name} on {spec}, TP {tensor}")
+        lines.append('backend = "roofline"')
+    return "\n".join(lines)
+
+
+def _count(source: str, engine: dict[str, Any], key: str) -> int:
+    value = engine.get(key)
+    if value is None:
+        return 1
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(source, None, f"engine_kwargs.{key}", f"expected a count, got {value!r}")
+    return value
+
+
+def _gpu(case: Case, source: str, stated: str) -> str:
+    """The catalogue's name of the GPU: as stated, or as CUDA calls the device."""
+    if stated:
+        return lookup_gpu(stated, "reproduce", "--gpu").name
+    device = _table(case.meta, "hardware").get("device_name")
+    if not isinstance(device, str):
+        problem = "missing, and there is no config.json: say --gpu NAME"
+        raise InputError(source, None, "hardware.device_name", problem)
+    words = [word for word in device.split() if word.lower() not in _VENDOR_WORDS]
+    for end in range(len(words), 0, -1):
+        try:
+            return lookup_gpu(" ".join(words[:end]), source, "hardware.device_name").name
+        except InputError:
+            continue
+    return lookup_gpu(device, source, "hardware.device_name").name
+
+
+# --- without a dataset ---------------------------------------------------------------------------
+def _made_workload(case: Case) -> str:
+    """The measured requests as JSON Lines of ours, in the order of their ids.
+
+    A request's id in a run is its line, and the measurement's is `bench-<n>`.
+    """
+    rows: list[tuple[int, float, int, int]] = []
+    for line, text in enumerate(case.requests.read_bytes().split(b"\n"), start=1):
+        if not text.strip():
+            continue
+        try:
+            record = msgspec.json.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InputError(str(case.requests), line, "", f"not valid JSON: {error}") from None
+        rows.append(_measured_request(case.requests, line, record, len(rows)))
+    if not rows:
+        raise InputError(str(case.requests), None, "", "no measured request")
+    rows.sort()
+    first = min(arrival for _, arrival, _, _ in rows)
+    return "".join(
+        json.dumps(
+            {
+                "arrival_time_ns": round((arrival - first) * 1e9),
+                "input_toks": prompt,
+                "output_toks": output,
+            }
+        )
+        + "\n"
+        for _, arrival, prompt, output in rows
+    )
+
+
+def _measured_request(
+    source: Path, line: int, record: Any, position: int
+) -> tuple[int, float, int, int]:
+    """(number, arrival in s, prompt tokens, output tokens) of a line."""
+    if not isinstance(record, dict):
+        raise InputError(str(source), line, "", "expected a JSON object")
+    arrival_key = "arrival_time" if record.get("arrival_time") is not None else "queued_ts"
+    arrival, prompt, output = (
+        _number(source, line, record, key) for key in (arrival_key, "input_toks", "output_toks")
+    )
+    digits = str(record.get("request_id", "")).rpartition("-")[2]
+    number = int(digits) if digits.isascii() and digits.isdigit() else position
+    return number, arrival, int(prompt), int(output)
+
+
+def _number(source: Path, line: int, record: dict[str, Any], key: str) -> float:
+    value = record.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        problem = "missing" if value is None else f"expected a number, got {value!r}"
+        raise InputError(str(source), line, key, problem)
+    return value

@@ -1,0 +1,184 @@
+"""A directory of a measured run as a configuration, and `emu reproduce` on it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emu.cli import main
+from emu.config.load import config_from_text, load_config
+from emu.config.schema import Config
+from emu.errors import InputError
+from emu.importers.measured_run import case_config, read_case
+from tests.shared_data import SHARED, needs_shared
+
+ENGINE = {
+    "model": "meta-llama/Llama-3.1-8B",
+    "tensor_parallel_size": 1,
+    "data_parallel_size": 1,
+    "enable_expert_parallel": False,
+    "max_num_seqs": 96,
+    "max_num_batched_tokens": 1024,
+    "dtype": "bfloat16",
+    "kv_cache_dtype": "auto",
+}
+META: dict[str, Any] = {
+    "model": "meta-llama/Llama-3.1-8B",
+    "engine_kwargs": ENGINE,
+    "hardware": {"device_name": "NVIDIA GeForce RTX 4090"},
+    "kv_cache": {"num_gpu_blocks": 2588, "block_size": 16, "enable_prefix_caching": False},
+}
+
+
+def write_case(directory: Path, meta: dict[str, Any], requests: int = 6) -> Path:
+    directory.mkdir(exist_ok=True)
+    (directory / "meta.json").write_text(json.dumps(meta))
+    rows = [
+        {
+            "request_id": f"bench-{i}",
+            "input_toks": 100 + i,
+            "output_toks": 5 + i,
+            "arrival_time": 1.7e9 + 0.1 * i,
+            "queued_ts": 400.0 + 0.1 * i,
+            "first_token_ts": 400.05 + 0.1 * i,
+            "last_token_ts": 400.2 + 0.1 * i,
+        }
+        for i in range(requests)
+    ]
+    # The order of the file is that of completion; the ids are those of the dataset.
+    text = "".join(json.dumps(row) + "\n" for row in reversed(rows))
+    (directory / "requests.jsonl").write_text(text)
+    return directory
+
+
+def config_of(directory: Path, gpu: str = "") -> tuple[Config, str | None]:
+    text, workload = case_config(read_case(directory), None, gpu=gpu)
+    if workload is not None:
+        (directory / "workload.jsonl").write_text(workload)
+    (directory / "cluster.toml").write_text(text)
+    return load_config(directory / "cluster.toml"), workload
+
+
+def test_the_engines_record_says_the_machine(tmp_path: Path) -> None:
+    config, workload = config_of(write_case(tmp_path / "case", META))
+    assert config.nodes[0].gpu == "RTX4090"
+    scheduler = config.scheduler
+    assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens) == (96, 1024)
+    assert (scheduler.num_blocks, scheduler.prefix_caching) == (2588, False)
+    assert workload is not None
+    rows = [json.loads(line) for line in workload.splitlines()]
+    assert [row["input_toks"] for row in rows] == [100, 101, 102, 103, 104, 105]
+    assert [round(row["arrival_time_ns"] / 1e6) for row in rows] == [0, 100, 200, 300, 400, 500]
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTXPRO6000"),
+        ("NVIDIA H100 80GB HBM3", "H100-SXM5-80GB"),
+        ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
+        ("NVIDIA L40S", "L40S"),
+    ],
+)
+def test_gpus_as_cuda_calls_them(tmp_path: Path, device: str, name: str) -> None:
+    case = write_case(tmp_path / "case", META | {"hardware": {"device_name": device}})
+    assert config_of(case)[0].nodes[0].gpu == name
+
+
+def test_a_mixture_in_a_data_parallel_group(tmp_path: Path) -> None:
+    engine = ENGINE | {
+        "model": "Qwen/Qwen3-30B-A3B-Instruct-2507",
+        "data_parallel_size": 2,
+        "tensor_parallel_size": 2,
+        "enable_expert_parallel": True,
+    }
+    meta = {"model": engine["model"], "engine_kwargs": engine}
+    config, _ = config_of(write_case(tmp_path / "case", meta), gpu="H200")
+    (replicas,) = config.replicas
+    assert (replicas.count, replicas.tensor_parallel, replicas.expert_parallel) == (2, 2, 4)
+    assert replicas.data_parallel_group == "A"
+    assert config.nodes[0].gpus == 4
+
+
+@pytest.mark.parametrize(
+    ("meta", "field"),
+    [
+        ({"engine_kwargs": ENGINE}, "hardware.device_name"),
+        (META | {"hardware": {"device_name": "NVIDIA Nothing 1"}}, "hardware.device_name"),
+        (META | {"model": "nobody/knows"}, "model"),
+        ({"hardware": META["hardware"]}, "model"),
+        (
+            META | {"engine_kwargs": ENGINE | {"tensor_parallel_size": "two"}},
+            "engine_kwargs.tensor_parallel_size",
+        ),
+    ],
+)
+def test_what_a_record_lacks_is_said(tmp_path: Path, meta: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError) as error:
+        config_of(write_case(tmp_path / "case", meta))
+    assert error.value.field == field
+    assert error.value.source.endswith("meta.json")
+
+
+@pytest.mark.parametrize("files", [[], ["meta.json"]])
+def test_a_directory_without_requests(tmp_path: Path, files: list[str]) -> None:
+    for name in files:
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(InputError, match=r"requests\.jsonl"):
+        read_case(tmp_path)
+
+
+def test_reproduce_runs_and_compares(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    case = write_case(tmp_path / "case", META)
+    assert main(["reproduce", str(case), "--set", "output.report=false"]) == 0
+    said = capsys.readouterr().out
+    assert "6 requests measured (0 left out), 6 completed here" in said
+    # Request by request: every measured id was found.
+    assert "TTFT │     6" in said
+    assert (tmp_path / "runs" / "case" / "run" / "requests.csv").is_file()
+    # What was written runs by itself.
+    assert main(["validate", "runs/case/cluster.toml"]) == 0
+
+
+def test_reproduce_without_the_gpu_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = write_case(tmp_path / "case", {"engine_kwargs": ENGINE, "model": ENGINE["model"]})
+    assert main(["reproduce", str(case), "-o", str(tmp_path / "out")]) == 2
+    assert "--gpu NAME" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@needs_shared
+@pytest.mark.shared
+@pytest.mark.parametrize("name", ["RTX4090-Llama-3.1-8B", "RTXPRO6000-Llama-3.1-8B"])
+def test_the_measured_runs(name: str) -> None:
+    case = read_case(SHARED / "vllm-measured" / name)
+    text, workload = case_config(case, SHARED / "profiles")
+    config = config_from_text(text, name)
+    assert workload is None
+    assert config.latency.backend == "profile"
+    assert config.workload.limit == 300
+    engine = case.meta["engine_kwargs"]
+    assert config.scheduler.max_num_seqs == engine["max_num_seqs"]
+
+
+@needs_shared
+@pytest.mark.shared
+def test_an_example_with_its_folders(tmp_path: Path) -> None:
+    """As in LLMServingSim's repository: the recording below `vllm/`."""
+    source = SHARED / "vllm-measured" / "RTXPRO6000-Llama-3.1-8B"
+    (tmp_path / "vllm").mkdir()
+    for name in ("requests.jsonl", "meta.json"):
+        (tmp_path / "vllm" / name).write_bytes((source / name).read_bytes())
+    (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
+    config, workload = config_of(tmp_path)
+    assert workload is not None
+    assert len(workload.splitlines()) == 300
+    assert config.latency.backend == "roofline"
