@@ -6,7 +6,7 @@ CLIENTS := .venv-clients
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: clients help run test test-fast check fmt lint type bench bench-compare fidelity soak docs doc-figures lock clean
+.PHONY: clients help run test test-fast check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -41,12 +41,20 @@ lint: $(STAMP)  ## ruff
 type: $(STAMP)  ## mypy --strict
 	@$(VENV)/bin/mypy
 
-bench: $(STAMP)  ## benchmarks (prints figures, asserts nothing)
+bench: $(STAMP)  ## all benchmarks, medians of 5 (half an hour; prints figures, asserts nothing)
 	@$(PY) -m benchmarks
+	@$(PY) -m benchmarks.sweep_cores
+	@$(PY) -m benchmarks.profile_run
 	@$(PY) -m benchmarks.bench_schedulers_vidur
 
-bench-compare: $(STAMP)  ## make bench-compare BASE=REV: two revisions in turn
-	@$(PY) -m benchmarks compare $(BASE)
+bench-quick: $(STAMP)  ## small benchmarks, once: a first result in about a minute
+	@$(PY) -m benchmarks --quick
+
+bench-compare: $(STAMP)  ## make bench-compare BASE=REV [ONLY=azure]: two revisions in turn
+	@$(PY) -m benchmarks compare $(BASE) --only "$(ONLY)"
+
+bench-docs: $(STAMP)  ## the results of make bench into docs/speed.md
+	@$(PY) -m benchmarks.write_speed --write
 
 fidelity: $(STAMP)  ## emulated runs against real vLLM (needs ../shared/data)
 	@$(PY) -m benchmarks.fidelity
