@@ -5,7 +5,8 @@
 A timer of CPU time interrupts the process some hundred times in a CPU-second (as often as the
 operating system ticks) and notes the function that is running; nothing is slowed down, unlike
 under a profiler that follows every call. The whole process is seen, imports and output included.
-numpy and the interpreter's own C code count for the Python function that called them. Kept in benchmarks/results/profile.json.
+numpy and the interpreter's own C code count for the Python function that called them. Kept in
+benchmarks/results/profile.json.
 """
 
 from __future__ import annotations
