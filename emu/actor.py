@@ -46,6 +46,7 @@ RANK_REJECTER: Final = RANK_CONTROL + 1
 RANK_REBALANCER: Final = RANK_CONTROL + 2
 RANK_PLANNER: Final = RANK_CONTROL + 3
 
+_Future: Final = asyncio.Future
 _MASK: Final = (1 << 64) - 1
 _YIELD_EVERY: Final = 2048
 
@@ -227,16 +228,17 @@ class Kernel:
         self._is_advancing = True
         try:
             self._move_on()
+        except BaseException as error:
+            self.fail(error)
         finally:
             self._is_advancing = False
 
     def _move_on(self) -> None:
-        heap, ready = self._heap, self._ready
-        pop = heapq.heappop
-        while self._runnable == 0 and not self._done.done():
+        heap, ready, pop = self._heap, self._ready, heapq.heappop
+        is_done = self._done.done
+        while self._runnable == 0 and not is_done():
             if ready:
-                if not self._fire_ready():
-                    return
+                self._fire_ready()
                 continue
             if self._is_stopping:
                 self._stop_at_rest()
@@ -255,37 +257,39 @@ class Kernel:
             if target.__class__ is Mailbox:
                 if target._turn_ns != due_ns:
                     continue  # put off or cut
-            elif isinstance(target, asyncio.Future) and target.done():
+                if not self._move_to(due_ns, rank):
+                    return
+                self.events += 1
+                target._take_turn()
+                continue
+            if isinstance(target, _Future) and target.done():
                 continue  # woken by a message in the meantime
-            if not self._move_to(due_ns, rank) or not self._fire(target):
+            if not self._move_to(due_ns, rank):
                 return
+            self._fire(target)
 
-    def _fire_ready(self) -> bool:
-        """Whoever has waited longest to run. False: that was an error, which ends the run."""
+    def _fire_ready(self) -> None:
+        """Whoever has waited longest to run."""
         entry = self._ready.popleft()
         if entry.__class__ is Mailbox:
-            return not entry._is_called or self._fire(entry)
+            if entry._is_called:
+                self._fire(entry)
+            return
         waiter, result = entry  # type: ignore[misc]
         if not waiter.done():
             self._runnable += 1
             waiter.set_result(result)
-        return True
 
-    def _fire(self, target: Target) -> bool:
-        """The instant of a timer has come. False: that was an error, which ends the run."""
-        try:
-            if target.__class__ is Mailbox:
-                self.events += 1
-                target._take_turn()
-            elif isinstance(target, asyncio.Future):
-                self._wake(target, False)
-            else:
-                self.events += 1
-                target()  # type: ignore[operator]
-        except BaseException as error:
-            self.fail(error)
-            return False
-        return True
+    def _fire(self, target: Target) -> None:
+        """The instant of a timer has come."""
+        if isinstance(target, _Future):
+            self._wake(target, False)
+            return
+        self.events += 1
+        if target.__class__ is Mailbox:
+            target._take_turn()
+        else:
+            target()  # type: ignore[operator]
 
     def _move_to(self, due_ns: int, rank: int) -> bool:
         if due_ns > self.now_ns:
@@ -303,7 +307,8 @@ class Kernel:
             if self._instant_events > self._events_per_instant_max:
                 self.fail(self._zeno())
                 return False
-            self.rank_reached = max(self.rank_reached, rank)
+            if rank > self.rank_reached:
+                self.rank_reached = rank
         self.digest = (self.digest * 0x9E3779B97F4A7C15 + due_ns + rank + 1) & _MASK
         return True
 
@@ -471,7 +476,9 @@ class Mailbox(Generic[M]):
             self._is_parked = True
             return
         self._turn_ns = due_ns
-        self._kernel._push(due_ns, self._rank, self)
+        kernel = self._kernel
+        kernel._sequence += 1
+        heapq.heappush(kernel._heap, (due_ns, self._rank, kernel._sequence, self))
 
     async def get(self, deadline_ns: int | None = None) -> M | None:
         """The next message, or None at the deadline."""
@@ -498,7 +505,7 @@ Target = Waiter | Callable[[], None] | Mailbox[Any]
 def _is_void(target: Target, due_ns: int) -> bool:
     if target.__class__ is Mailbox:
         return target._turn_ns != due_ns
-    return isinstance(target, asyncio.Future) and target.done()
+    return isinstance(target, _Future) and target.done()
 
 
 class Lock:
@@ -646,8 +653,7 @@ class WallKernel(Kernel):
         heap, ready = self._heap, self._ready
         while self._runnable == 0 and not self._done.done():
             if ready:
-                if not self._fire_ready():
-                    return
+                self._fire_ready()
                 continue
             if self._is_stopping:
                 self._stop_at_rest()
@@ -668,5 +674,6 @@ class WallKernel(Kernel):
             self.lag_ns = wall_ns - due_ns
             self.lag_max_ns = max(self.lag_max_ns, self.lag_ns)
             heapq.heappop(heap)
-            if not self._move_to(due_ns, rank) or not self._fire(target):
+            if not self._move_to(due_ns, rank):
                 return
+            self._fire(target)

@@ -103,7 +103,7 @@ class AsyncVllmScheduler(VllmScheduler):
         return 1 if self._may_pass() else super()._leap_steps(now_ns, has_freed)
 
     def leap_holds(self, batch: Batch) -> bool:
-        """As for `VllmScheduler`. Who comes now is not seen by the next batch, but by the one after."""
+        """As for `VllmScheduler`; the next batch does not see who comes now, the one after does."""
         if self._may_pass() and batch.max_steps > batch.steps_settled + 1:
             batch.max_steps = batch.steps_settled + 1
         return super().leap_holds(batch)
