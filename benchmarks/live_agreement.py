@@ -158,8 +158,9 @@ def run_beside(command: list[str], url: str, cwd: Path) -> dict[str, float]:
     async def both() -> dict[str, float]:
         ended = asyncio.Event()
         watching = asyncio.create_task(probe(url, ended))
+        offline = {**os.environ, "HF_HUB_OFFLINE": "1"} if "guidellm" in command[-1] else None
         child = await asyncio.create_subprocess_exec(
-            *command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            *command, cwd=cwd, env=offline, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         output, _ = await child.communicate()
         ended.set()

@@ -317,7 +317,8 @@ def client_lines(server: LiveServer) -> list[tuple[str, str]]:
             "guidellm",
             f"guidellm run --backend kind=openai_http,target={url},model={model} "
             f"--tokenizer kind=hf_auto,model={tokenizer} "
-            "--data kind=synthetic_text,prompt_tokens=256,output_tokens=64",
+            "--data kind=synthetic_text,prompt_tokens=256,output_tokens=64 "
+            "--profile kind=concurrent,streams=8 --constraint kind=max_requests,count=64",
         ),
         (
             "vllm",
