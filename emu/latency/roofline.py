@@ -264,8 +264,12 @@ class RooflineBackend:
             return sum(self.stage_ns(shape))
         part = self.parts[0]
         total = self._fixed_ns(shape)
-        if shape.decode_count:
+        count = shape.decode_count
+        if part.window:
             total += self._decode_attention_ns(shape, part)
+        elif count:
+            keys = part.full * (shape.decode_context_sum + count)
+            total += keys * self._context_fixed >> self._shift
         if shape.prefill_new:
             total += self._prefill_attention_ns(shape, part)
         return total if total > 0 else 1

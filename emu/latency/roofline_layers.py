@@ -28,7 +28,7 @@ class TokenCost(NamedTuple):
 
     def plus(self, other: TokenCost, times: int = 1) -> TokenCost:
         """Element by element."""
-        return TokenCost(*(a + times * b for a, b in zip(self, other, strict=True)))
+        return TokenCost(*[a + times * b for a, b in zip(self, other, strict=True)])
 
 
 class HeadCost(NamedTuple):

@@ -78,6 +78,8 @@ def efficiency(compute: float = 0.0, memory: float = 0.0) -> Efficiency:
 # Tiles of the output that one processor computes at a time, with the relative speed of their
 # inner loop: a smaller tile reuses less of what it loads (CUTLASS's tile shapes).
 _TILES: Final = ((128, 256, 1.0), (128, 128, 0.97), (64, 128, 0.85), (64, 64, 0.75), (16, 64, 0.4))
+_TILE_STEP: Final = 16
+"""Rows of all tiles are multiples of this: the time of a product changes with every 16th row."""
 _SPLITS: Final = (1, 2, 4)
 """A short grid may cut the inner dimension and reduce afterwards (split-K)."""
 
@@ -97,13 +99,18 @@ class Ops:
         self.processors = gpu.sm_count or 1
         self.memory_rate = gpu.memory_gbytes_per_s * 1e9
         self.half_peak = gpu.peak_flops("bfloat16")
+        self._products: dict[tuple[int, int, int, float], float] = {}
 
     def gemm_s(self, rows: int, columns: int, inner: int, dtype: str) -> float:
         """rows x inner times inner x columns; the second matrix is weights of a type."""
         traffic = sizes.weight_bytes(columns * inner, dtype)
         traffic += rows * (columns + inner) * self.activation_bytes
         memory_s = traffic / (self.memory_rate * self.eff.memory)
-        compute_s = self._product_s(rows, columns, inner, self.gpu.peak_flops(dtype))
+        peak = self.gpu.peak_flops(dtype)
+        key = (-(-rows // _TILE_STEP) if self.gpu.sm_count else rows, columns, inner, peak)
+        compute_s = self._products.get(key, -1.0)
+        if compute_s < 0:
+            compute_s = self._products[key] = self._product_s(rows, columns, inner, peak)
         return _overlapped_s(memory_s, compute_s) + self.eff.kernel_s
 
     def _product_s(self, rows: int, columns: int, inner: int, peak: float) -> float:
