@@ -33,6 +33,7 @@ from emu.report.measured import run_values
 from emu.report.measurement import Measurement, read_measurement
 from emu.report.rundata import read_run
 from emu.runner import execute
+from emu.terminal import open_console
 
 Floats = NDArray[np.float64]
 Values = dict[str, Floats]
@@ -318,7 +319,7 @@ def _emulate(
 def calibrate_command(config: Path, measured: Path, overrides: Sequence[str] = ()) -> int:
     """The command: fit, print."""
     found = calibrate(load_config(config, overrides=overrides), measured, str(config))
-    print_calibration(found, Console(highlight=False))
+    print_calibration(found, open_console())
     return 0
 
 

@@ -269,12 +269,11 @@ def run_command(
     progress = not quiet and sys.stderr.isatty()
     result = execute(config, str(path), progress=progress, report=config.output.report and report)
     if not quiet:
-        from rich.console import Console
-
         from emu.report.table import print_summary
+        from emu.terminal import open_console
 
         assert result.summary is not None
-        console = Console(highlight=False)
+        console = open_console()
         print_summary(result.summary, console)
         emulated_s = result.outcome.end_ns / NS_PER_S
         where = os.path.relpath(result.directory)
@@ -287,12 +286,13 @@ def run_command(
 
 def validate_command(path: Path, overrides: Sequence[str]) -> int:
     """`emu validate`."""
-    from rich.console import Console
     from rich.table import Table
+
+    from emu.terminal import open_console
 
     config = load_config(path, overrides)
     plan, workload = prepare(config, str(path))
-    console = Console(highlight=False)
+    console = open_console()
     rows = facts(plan)
     table = Table(title=f"{path}: valid", show_lines=False)
     table.add_column("")

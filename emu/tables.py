@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from emu.catalogue import sizes
 from emu.catalogue.lookup import list_gpus, list_models, lookup_gpu, lookup_model
 from emu.latency.aiconfigurator import covered_pairs
+from emu.terminal import open_console
 
 
 def print_models() -> None:
@@ -26,7 +26,7 @@ def print_models() -> None:
             f"{sizes.kv_bytes_per_token(model, kv_dtype) / 1024:g}",
             str(model.max_position),
         )
-    console = _console()
+    console = open_console(100)
     console.print(table)
     console.print("GB: weights. KiB/token: KV cache of one token.")
     pairs = covered_pairs()
@@ -53,7 +53,7 @@ def print_gpus() -> None:
             f"{gpu.pcie_gbps:g}",
             f"{gpu.tdp_w:g}" if gpu.tdp_w else "-",
         )
-    console = _console()
+    console = open_console(100)
     console.print(table)
     console.print("fp16, fp8: dense TFLOP/s. NVLink, PCIe: Gbit/s each way.")
     for name, models in covered_pairs().items():
@@ -67,8 +67,3 @@ def _table(name: str, *figures: str) -> Table:
     for figure in figures:
         table.add_column(figure, justify="right", no_wrap=True)
     return table
-
-
-def _console() -> Console:
-    """Wide enough for all figures: a wrapped line is better than a figure cut in half."""
-    return Console(width=max(Console().width, 100), highlight=False)

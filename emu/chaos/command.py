@@ -19,6 +19,7 @@ from emu.config.faultkinds import KINDS
 from emu.config.load import load_config
 from emu.errors import InputError, InvariantViolation
 from emu.runner import prepare
+from emu.terminal import open_console
 from emu.units import NS_PER_S
 
 
@@ -59,7 +60,7 @@ def chaos_command(
     quiet: bool,
 ) -> int:
     """Run a campaign; 4 if anything was wrong."""
-    console = Console(highlight=False)
+    console = open_console()
     if corpus is not None:
         return _replay(corpus, every, console)
     jobs = _jobs(path, seed_range(seeds), faults, every)

@@ -22,6 +22,7 @@ from emu.config.schema import Config
 from emu.errors import InputError
 from emu.report.summary import Summary
 from emu.runner import execute
+from emu.terminal import open_console
 from emu.units import NS_PER_MS, NS_PER_S
 
 WINDOW_S: Final = 1.0
@@ -160,7 +161,7 @@ def _ms(ns: str) -> float:
 def resilience_command(path: Path, overrides: Sequence[str], output: Path | None) -> int:
     """`emu resilience`."""
     config = load_config(path, overrides)
-    console = Console(highlight=False)
+    console = open_console()
     if output is not None:
         print_cost(*resilience(config, str(path), output), console)
     else:

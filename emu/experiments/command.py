@@ -11,7 +11,6 @@ from emu.experiments.scaling import EXPERIMENTS, Runner, Table, markdown
 
 def run_experiment(name: str, *, configs: Path, output: Path, clusters: str, quiet: bool) -> int:
     """Run one experiment. Raises InputError for an unknown name or cluster."""
-    from rich.console import Console
 
     if name not in EXPERIMENTS:
         known = ", ".join(EXPERIMENTS)
@@ -19,7 +18,9 @@ def run_experiment(name: str, *, configs: Path, output: Path, clusters: str, qui
     names = [letter for letter in clusters.upper() if letter != ","]
     if not names or any(letter not in "AB" for letter in names):
         raise InputError("experiment", None, "--clusters", "expected A, B or AB")
-    console = Console(highlight=False)
+    from emu.terminal import open_console
+
+    console = open_console()
 
     def tell(case: str) -> None:
         if not quiet:

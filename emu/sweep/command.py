@@ -19,8 +19,10 @@ from emu.report.table import number
 from emu.sweep.drive import SweepResult, run_sweep
 from emu.sweep.page import answer_text, write_page
 from emu.sweep.results import cell_text, columns_of, write_results
+from emu.terminal import open_console
 
 _ROWS_SHOWN = 30
+_HEADING_COLUMNS = 12
 _FIGURES = {
     "p99_ttft_ms": "TTFT p99",
     "p99_tpot_ms": "TPOT p99",
@@ -77,7 +79,7 @@ def sweep_command(
     if report:
         write_page(result)
     if not quiet:
-        print_result(result, Console(highlight=False))
+        print_result(result, open_console())
     for row in result.rows:
         if row.result.error:
             print(f"{row.result.status}: {row.result.error}", file=sys.stderr)
@@ -104,7 +106,7 @@ def print_result(result: SweepResult, console: Console) -> None:
     headings = _headings(result, columns)
     table = Table(title=f"{result.source}: {len(result.rows)} points", title_justify="left")
     for heading in headings.values():
-        table.add_column(heading, justify="right", overflow="fold")
+        table.add_column(broken(heading), justify="right", overflow="fold")
     for index in range(min(len(result.rows), _ROWS_SHOWN)):
         cells = (columns[name][index] for name in headings)
         table.add_row(*(Text(number(c) if isinstance(c, float) else cell_text(c)) for c in cells))
@@ -116,6 +118,16 @@ def print_result(result: SweepResult, console: Console) -> None:
     stored = f", {result.from_store} of them from the store" if result.from_store else ""
     took = f"{len(result.rows)} points in {result.wall_s:.1f} s{stored}"
     console.print(f"{took}; results in {result.directory}", soft_wrap=True)
+
+
+def broken(key: str) -> str:
+    """A key in lines of at most twelve characters where its underscores allow it."""
+    lines = [""]
+    for part in key.replace("_", "_\n").split("\n"):
+        if len(lines[-1]) + len(part) > _HEADING_COLUMNS and lines[-1]:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
 
 
 def _headings(result: SweepResult, columns: dict[str, list[Any]]) -> dict[str, str]:
