@@ -98,7 +98,7 @@ class Cluster:
         self._backends: list[tuple[LatencyContext, LatencyBackend]] = []
         self.tiers = TierBook(plan)
         is_fcfs = any(r.scheduler.policy == "fcfs" for r in plan.replicas)
-        has_roles = any(r.role != "colocated" for r in plan.replicas)
+        has_roles = not any(r.role == "colocated" for r in plan.replicas)
         self.queue = PrefillQueue() if is_fcfs and has_roles else None
         self.replicas: list[Replica] = [
             self._make_replica(r, has_prefixes=has_prefixes, leap=leap) for r in plan.replicas

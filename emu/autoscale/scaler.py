@@ -162,9 +162,13 @@ class Scaler(Launches):
             self._world.note("plan", "", text)
             for action in actions:
                 self._perform(action)
-        if self._acted or (self.planner.needs_ticks and snapshot.outstanding):
+        if self._acted or (self.planner.needs_ticks and snapshot.outstanding and self._has_any()):
             return snapshot.now_ns + 1
         return self._wake_ns(snapshot)
+
+    def _has_any(self) -> bool:
+        """Some replica is not down: if all are, only the return of one gives something to plan."""
+        return any(replica.state is not S.FAILED for replica in self._world.replicas)
 
     def _wake_ns(self, snapshot: Snapshot) -> int:
         """The planner's own wish, or the end of a spare's time."""

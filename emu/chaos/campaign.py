@@ -15,10 +15,11 @@ from typing import Any
 
 import msgspec
 
+from emu.chaos.drawfaults import draw_faults, ground_of
 from emu.chaos.shrink import shrink
 from emu.chaos.tomltext import toml_text
 from emu.chaos.trial import Verdict, run_world
-from emu.chaos.worlds import World, draw_faults, draw_world
+from emu.chaos.worlds import World, draw_world
 from emu.config.faultkinds import KINDS
 from emu.config.load import effective_dict
 from emu.config.schema import Config
@@ -87,11 +88,8 @@ def world_of(job: Job) -> World:
         world = draw_world(job.seed)
     else:
         tables: dict[str, Any] = {**job.base, "seed": job.seed}
-        kind = "colocated"
-        if any(group.get("role") in ("prefill", "decode") for group in tables["replicas"]):
-            kind = "scaled" if tables.get("autoscale") else "roles"
         rng = rng_stream(job.seed, "chaos faults")
-        tables["faults"] = draw_faults(rng, tables, kind, job.span_s + 0.5, heals=True)
+        tables["faults"] = draw_faults(rng, ground_of(tables, heals=True), job.span_s + 0.5)
         world = World(tables, [], heals=True)
     if job.faults is not None:
         world.tables["faults"] = job.faults

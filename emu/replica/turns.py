@@ -138,6 +138,7 @@ async def shut_colocated(replica: Replica) -> None:
     if await replica.iterate():
         return
     if replica.is_idle:
+        replica.start_closing()
         replica.model_loaded = False
         replica.try_move(S.SHUTTING_COLOCATED, S.INACTIVE, writer="loop", cause="drained")
         return

@@ -1,0 +1,176 @@
+"""Random faults for a cluster: the list of `[[faults]]` tables of a seed.
+
+A random part of the kinds is switched off, the others get very different weights. Some kinds only
+strike while something rare is going on (a lease, a drain, a load of weights): those come in
+volleys, or with a companion fault that makes it happen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+import numpy as np
+
+from emu.config.faultkinds import KINDS
+
+T = TypeVar("T")
+Rng = np.random.Generator
+Tables = dict[str, Any]
+
+TIMES_S: Final = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
+"""Few values, so that things often happen at the same instant."""
+_TRANSFERS: Final = (
+    "destination_refuses",
+    "transfer_refused",
+    "transfer_broken",
+    "transfer_hang",
+    "completion_late",
+    "completion_twice",
+    "handshake_lost",
+)
+_NEEDS_TRANSFERS: Final = ("partition", "lease_expired", *_TRANSFERS)
+_NEEDS_PLANNER: Final = ("metrics_frozen", "planner_restart")
+_WITH_PROBABILITY: Final = (*_TRANSFERS, "host_cache_stale", "load_stuck")
+_MEETS_LOADS: Final = ("host_cache_lost", "host_cache_stale", "load_stuck")
+_COLOCATED_STAGES: Final = ("colocated", "loading", "any", "queued", "prefill", "decode")
+
+
+class Ground(msgspec.Struct, frozen=True):
+    """What of a cluster the draw depends on."""
+
+    replicas: int
+    machines: int
+    prefills: int
+    """Replicas 0 to this - 1 prefill; 0 = colocated serving."""
+    has_transfers: bool
+    has_planner: bool
+    heals: bool
+    """Every fault ends and every replica comes back."""
+
+
+def pick(rng: Rng, values: Sequence[T]) -> T:
+    """One of the values, all alike."""
+    return values[int(rng.integers(len(values)))]
+
+
+def chance(rng: Rng, probability: float) -> bool:
+    """True with this probability."""
+    return float(rng.random()) < probability
+
+
+def ground_of(tables: Mapping[str, Any], *, heals: bool) -> Ground:
+    """What a configuration's tables say about the cluster."""
+    groups = tables["replicas"]
+    roles = [group.get("role", "colocated") for group in groups]
+    is_split = "prefill" in roles or "decode" in roles
+    return Ground(
+        replicas=sum(group.get("count", 1) for group in groups),
+        machines=sum(node.get("count", 1) for node in tables["nodes"]),
+        prefills=sum(
+            g.get("count", 1)
+            for g, r in zip(groups, roles, strict=True)
+            if is_split and r == "prefill"
+        ),
+        has_transfers=is_split or bool(tables.get("migration", {}).get("rebalance")),
+        has_planner=bool(tables.get("autoscale")),
+        heals=heals,
+    )
+
+
+def draw_faults(rng: Rng, ground: Ground, span_s: float) -> list[Tables]:
+    """Some faults of some kinds for this cluster, in order of time."""
+    if chance(rng, 0.05):
+        return []  # a world without faults, now and then
+    kinds = [
+        name
+        for name in KINDS
+        if (ground.has_transfers or name not in _NEEDS_TRANSFERS)
+        and (ground.prefills or name != "lease_expired")
+        and (ground.has_planner or name not in _NEEDS_PLANNER)
+        and chance(rng, 0.35)
+    ]
+    if not kinds:
+        kinds = ["replica_crash"]
+    weights = rng.exponential(size=len(kinds)) + 0.05
+    weights /= weights.sum()
+    faults: list[Tables] = []
+    calm_s = float(pick(rng, (0.0, 0.05, 0.3)))
+    at_s = 0.0
+    for _ in range(int(rng.integers(1, 9))):
+        name = kinds[int(rng.choice(len(kinds), p=weights))]
+        step_s = float(rng.random()) * span_s / 4 if chance(rng, 0.7) else 0.0
+        at_s = round(at_s + calm_s + step_s, 3 if chance(rng, 0.5) else 9)
+        faults += _some(rng, name, at_s, ground)
+    return sorted(faults, key=lambda fault: fault["at_s"])
+
+
+def _some(rng: Rng, name: str, at_s: float, ground: Ground) -> list[Tables]:
+    """A fault, several of the kind, or the fault and one that gives it something to strike."""
+    first = _fault(rng, name, at_s, ground)
+    if name in ("lease_expired", "drain_expired"):
+        pause_s = float(pick(rng, (0.02, 0.1, 0.3)))
+        count = int(rng.integers(1, 7))
+        volley = [{**first, "at_s": round(at_s + pause_s * order, 9)} for order in range(count)]
+        if name == "lease_expired" and chance(rng, 0.5):
+            window_s = max(0.05, pause_s * count)
+            volley.append({"at_s": at_s, "kind": "destination_refuses", "duration_s": window_s})
+        return volley
+    if name in _MEETS_LOADS and chance(rng, 0.6):
+        crash = _fault(rng, "replica_restart", round(at_s + 0.01, 9), ground)
+        return [first, {**crash, "duration_s": float(pick(rng, TIMES_S[1:4]))}]
+    return [first]
+
+
+def _fault(rng: Rng, name: str, at_s: float, ground: Ground) -> Tables:
+    spec = KINDS[name]
+    fault: Tables = {"at_s": at_s, "kind": name}
+    for group in spec.one_of:
+        key = "replica" if "replica" in group and not chance(rng, 0.3) else pick(rng, group)
+        if key == "node":
+            fault["node"] = int(rng.integers(ground.machines))
+        elif key == "stage":
+            fault["stage"] = pick(rng, _stages(spec.stages, ground))
+        elif key == "request":
+            fault["request"] = int(rng.integers(20))
+        elif name == "lease_expired":
+            fault["replica"] = int(rng.integers(ground.prefills))
+        else:
+            fault[key] = int(rng.integers(ground.replicas))
+    if fault.get("source", -1) == fault.get("destination", -2):
+        if ground.replicas == 1:
+            return _fault(rng, "straggler", at_s, ground)
+        fault["destination"] = (fault["source"] + 1) % ground.replicas
+    if "replica" in spec.may and chance(rng, 0.2):
+        fault["replica"] = int(rng.integers(ground.replicas))
+    if spec.magnitude is not None:
+        fault["magnitude"] = _magnitude(rng, name)
+    if name in _WITH_PROBABILITY:
+        fault["probability"] = float(pick(rng, (0.2, 0.5, 1.0)))
+    if name == "swizzle":
+        fault["probability"] = float(pick(rng, (0.5, 1.0)))
+    if name in ("link_down", "client_leaves"):
+        fault["times"] = int(rng.integers(1, 4))
+    # A window of stuck loads always ends, or nothing would ever load.
+    is_finite = ground.heals or spec.needs_duration or name == "load_stuck"
+    if spec.takes_duration and (is_finite or chance(rng, 0.6)):
+        fault["duration_s"] = float(pick(rng, TIMES_S[1:]))
+    return fault
+
+
+def _stages(stages: Sequence[str], ground: Ground) -> list[str]:
+    """Those that there can be."""
+    if ground.prefills:
+        return [stage for stage in stages if stage != "colocated"]
+    return [stage for stage in stages if stage in _COLOCATED_STAGES]
+
+
+def _magnitude(rng: Rng, name: str) -> float:
+    if name == "straggler":
+        return float(pick(rng, (1.2, 3.0, 10.0)))
+    if name == "overload":
+        return float(pick(rng, (2.0, 5.0)))
+    if name in ("link_latency", "completion_late", "completion_twice"):
+        return float(pick(rng, (0.001, 1.0, 100.0)))
+    return float(pick(rng, (0.01, 0.1, 0.5, 0.9)))
