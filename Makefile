@@ -6,7 +6,7 @@ CLIENTS := .venv-clients
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: clients help run test test-fast check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
+.PHONY: clients fuzz-http help run test test-fast check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -87,6 +87,12 @@ clients: $(STAMP)  ## the openai client against a live server (own virtual envir
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check openai
 	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python tests/serve/clients/openai_client.py
+
+fuzz-http: $(STAMP)  ## schemathesis against a live server (own virtual environment)
+	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check schemathesis
+	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python tests/serve/clients/schemathesis_fuzz.py \
+		--speed 2000 --output-tokens 3 --set model.max_model_tokens=600
 
 lock:  ## rewrite requirements.lock from what is installed
 	@$(PY) -m pip freeze --all --exclude-editable | grep -v -E "^(emu|pip)==" > requirements.lock

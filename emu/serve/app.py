@@ -220,7 +220,7 @@ class Api:
 
     async def document(self, request: HttpRequest) -> Response:
         """The OpenAPI document."""
-        return JSONResponse(openapi(self._house.model))
+        return JSONResponse(openapi(self._house))
 
 
 class _Headers:

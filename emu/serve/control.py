@@ -32,7 +32,7 @@ from emu.replica.replica import Replica
 from emu.replica.states import GPU_ROLE
 from emu.serve.failures import FailureRule, FailureSchedule
 from emu.serve.house import House, Listener
-from emu.serve.protocol import ApiError, decode_body
+from emu.serve.protocol import ApiError, decode_body, whole
 from emu.units import NS_PER_S
 
 RULES_MAX: Final = 64
@@ -286,7 +286,9 @@ class Control:
         cluster = house.cluster
         raw = decode_body(await request.body(), dict[str, Any])
         try:
-            fault = msgspec.convert({**raw, "at_s": 0.0}, FaultTable)
+            fault = msgspec.convert(
+                {**{k: whole(v) for k, v in raw.items()}, "at_s": 0.0}, FaultTable
+            )
         except msgspec.ValidationError as error:
             raise ApiError(400, str(error)) from None
 

@@ -1,79 +1,218 @@
-"""The OpenAPI document, made from the structs that check the bodies."""
+"""The OpenAPI document, made from the structs that check the bodies.
+
+What a struct's types cannot say (a prompt is not empty, a part of a message is text) is added
+here. Rules between two fields (`min_tokens` and `max_tokens`, prompt and context length) are not
+in the document: a body that breaks one is answered with 400 or 422.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 
 import emu
+from emu.commands import TARGETS
+from emu.config.faultkinds import KINDS
 from emu.serve.control import CommandBody, FailuresBody, ScaleBody
-from emu.serve.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-
-_BODIES: Final[dict[str, Any]] = {
-    "/v1/completions": CompletionBody,
-    "/v1/chat/completions": ChatBody,
-    "/tokenize": TokenizeBody,
-    "/detokenize": DetokenizeBody,
-    "/emu/commands": CommandBody,
-    "/emu/scale": ScaleBody,
-    "/emu/failures": FailuresBody,
-}
-_READS: Final = (
-    "/v1/models",
-    "/health",
-    "/health/ready",
-    "/health/live",
-    "/ping",
-    "/version",
-    "/metrics",
-    "/emu/state",
-    "/emu/failures",
+from emu.serve.house import House
+from emu.serve.protocol import (
+    CHOICES_MAX,
+    TOKEN_ID_MAX,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
 )
-_ERRORS: Final = ("400", "401", "404", "409", "413", "422", "429", "501", "503")
+
+_JSON: Final = "application/json"
+_EVENTS: Final = "text/event-stream"
+_STRING: Final = {"type": "string"}
+_NUMBER: Final = {"type": "number"}
+_COUNT: Final = {"type": "integer", "minimum": 0}
+_FLAG: Final = {"type": "boolean"}
+
+_DESCRIPTIONS: Final[Mapping[int, str]] = MappingProxyType(
+    {
+        400: "The body is wrong.",
+        401: "The key or token is missing or wrong.",
+        404: "No such model, replica or path.",
+        408: "The emulated cluster cancelled the request.",
+        409: "Does not apply in the replica's state.",
+        413: "The body is too long.",
+        422: "Longer than what is admitted, or than any replica holds.",
+        429: "Too many answers under way, or refused by the emulated cluster.",
+        500: "On purpose only: a failure schedule, or X-Return-Error.",
+        503: "Starting, draining, or lost in the emulated cluster.",
+    }
+)
 
 
-def openapi(model: str) -> dict[str, Any]:
-    """The document as plain values."""
-    kinds = list(_BODIES.values())
-    schemas, components = msgspec.json.schema_components(
-        kinds, ref_template="#/components/schemas/{name}"
+def _object(**properties: Any) -> dict[str, Any]:
+    """All of these, and perhaps more."""
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+def _list(items: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+def _bodies() -> dict[str, dict[str, Any]]:
+    """Schemas of what is sent, by name; sharper than the structs where types cannot say it."""
+    kinds = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody, CommandBody, ScaleBody)
+    _, schemas = msgspec.json.schema_components(
+        [*kinds, FailuresBody], ref_template="#/components/schemas/{name}"
     )
-    components["Error"] = {
+    text = {"type": "string", "minLength": 1}
+    ids = {
+        "type": "array",
+        "minItems": 1,
+        "items": {"type": "integer", "minimum": 0, "maximum": TOKEN_ID_MAX},
+    }
+    several = {"type": "array", "minItems": 1, "maxItems": CHOICES_MAX}
+    choices = [text, ids, {**several, "items": text}, {**several, "items": ids}]
+    completion = schemas["CompletionBody"]["properties"]
+    completion["prompt"] = {"anyOf": choices}
+    completion["echo"] = {"enum": [False, None], "default": False}
+    completion["suffix"] = {"enum": ["", None], "default": None}
+    part = {
         "type": "object",
-        "required": ["error"],
-        "properties": {
-            "error": {
-                "type": "object",
-                "required": ["message", "type", "param", "code"],
-                "properties": {"message": {"type": "string"}, "type": {"type": "string"}},
-            }
-        },
+        "required": ["text"],
+        "properties": {"type": {"const": "text", "default": "text"}, "text": _STRING},
     }
-    paths: dict[str, dict[str, Any]] = {path: {"get": _operation(None)} for path in _READS}
-    for path, schema in zip(_BODIES, schemas, strict=True):
-        paths.setdefault(path, {})["post"] = _operation(schema)
-    fault = {"type": "object", "required": ["kind"], "properties": {"kind": {"type": "string"}}}
-    paths["/emu/faults"] = {"post": _operation(fault)}
+    schemas["Message"]["properties"]["content"] = {
+        "anyOf": [_STRING, {"type": "null"}, _list({"anyOf": [_STRING, part]})],
+        "default": None,
+    }
+    commands = sorted({name for name, _ in TARGETS})
+    schemas["CommandBody"]["properties"]["command"] = {"enum": commands}
+    schemas["FaultBody"] = _object(kind={"enum": list(KINDS)})
+    return schemas
+
+
+def _answers() -> dict[str, dict[str, Any]]:
+    """Schemas of what comes back, by name."""
+    usage = _object(prompt_tokens=_COUNT, completion_tokens=_COUNT, total_tokens=_COUNT)
+    reason = {"enum": ["length", "stop"]}
+    message = _object(role={"const": "assistant"}, content=_STRING)
+    frame = {"id": _STRING, "created": _COUNT, "model": _STRING, "usage": usage}
+    card = _object(id=_STRING, object={"const": "model"}, root=_STRING, max_model_len=_COUNT)
+    error = _object(
+        message=_STRING,
+        type=_STRING,
+        param={"type": ["string", "null"]},
+        code={"type": ["string", "integer", "null"]},
+    )
     return {
-        "openapi": "3.1.0",
-        "info": {"title": f"emu, serving {model}", "version": emu.__version__},
-        "paths": paths,
-        "components": {"schemas": components},
+        "Error": _object(error=error),
+        "Completion": _object(
+            object={"const": "text_completion"},
+            choices=_list(_object(index=_COUNT, text=_STRING, finish_reason=reason)),
+            **frame,
+        ),
+        "ChatCompletion": _object(
+            object={"const": "chat.completion"},
+            choices=_list(_object(index=_COUNT, message=message, finish_reason=reason)),
+            **frame,
+        ),
+        "Model": card,
+        "Models": _object(object={"const": "list"}, data=_list(card)),
+        "Tokens": _object(count=_COUNT, max_model_len=_COUNT, tokens=_list(_COUNT)),
+        "Prompt": _object(prompt=_STRING),
+        "Status": _object(status={"enum": ["ready", "starting", "draining", "alive"]}),
+        "Version": _object(version=_STRING),
+        "State": _object(
+            at_s=_NUMBER,
+            speed=_NUMBER,
+            is_ready=_FLAG,
+            outstanding=_COUNT,
+            replicas=_list(_object(id=_COUNT, state=_STRING, running=_COUNT, waiting=_COUNT)),
+        ),
+        "Outcome": _object(outcome=_STRING),
+        "Scaled": _object(role=_STRING, replicas=_COUNT, commands=_list({"type": "object"})),
+        "Failures": _object(rules=_list({"type": "object"}), returned=_COUNT),
     }
 
 
-def _operation(body: dict[str, Any] | None) -> dict[str, Any]:
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    responses: dict[str, Any] = {"200": {"description": "done"}}
-    if body is not None:
-        responses.update({s: {"description": "error", "content": error} for s in _ERRORS})
-    else:
-        responses["503"] = {"description": "not ready"}
-    operation: dict[str, Any] = {"responses": responses}
-    if body is not None:
-        operation["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": body}},
+def _ref(name: str) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _operation(
+    summary: str, content: dict[str, Any], statuses: tuple[int, ...], body: str = ""
+) -> dict[str, Any]:
+    """One method of one path. `content` is that of the answer 200: type -> schema's name or {}."""
+    shown = {kind: {"schema": _ref(name) if name else {}} for kind, name in content.items()}
+    responses: dict[str, Any] = {"200": {"description": "Done.", "content": shown}}
+    for status in statuses:
+        # Health says why it is not ready in its own form.
+        name = "Status" if content.get(_JSON) == "Status" else "Error"
+        responses[str(status)] = {
+            "description": _DESCRIPTIONS[status],
+            "content": {_JSON: {"schema": _ref(name)}},
         }
+    operation: dict[str, Any] = {"summary": summary, "responses": responses}
+    if body:
+        operation["requestBody"] = {"required": True, "content": {_JSON: {"schema": _ref(body)}}}
     return operation
+
+
+def _paths(served: str) -> dict[str, dict[str, Any]]:
+    refusals = (400, 401, 404, 408, 413, 422, 429, 500, 503)
+    writes = (400, 401, 404, 409)
+
+    def answer(name: str) -> dict[str, Any]:
+        return {_JSON: name}
+
+    completion = _operation("Text", {_JSON: "Completion", _EVENTS: ""}, refusals, "CompletionBody")
+    chat = _operation("Chat", {_JSON: "ChatCompletion", _EVENTS: ""}, refusals, "ChatBody")
+    model = _operation("One model", answer("Model"), (401, 404))
+    model["parameters"] = [
+        {"name": "name", "in": "path", "required": True, "schema": _STRING, "example": served}
+    ]
+    ready = _operation("Whether completions are answered", answer("Status"), (503,))
+    page = _operation("The live page", {"text/html": ""}, (401,))
+    failures = _operation("Failure schedule in force", answer("Failures"), (401,))
+    replace = _operation("Replace it", answer("Failures"), (400, 401), "FailuresBody")
+    tokens = (400, 401, 404, 413)
+    return {
+        "/v1/completions": {"post": completion},
+        "/v1/chat/completions": {"post": chat},
+        "/v1/models": {"get": _operation("All models", answer("Models"), (401,))},
+        "/v1/models/{name}": {"get": model},
+        "/tokenize": {"post": _operation("Ids", answer("Tokens"), tokens, "TokenizeBody")},
+        "/detokenize": {"post": _operation("Text", answer("Prompt"), tokens, "DetokenizeBody")},
+        "/health": {"get": ready},
+        "/health/ready": {"get": ready},
+        "/health/live": {"get": _operation("The process answers", answer("Status"), ())},
+        "/ping": {"get": ready, "post": ready},
+        "/version": {"get": _operation("Version", answer("Version"), ())},
+        "/metrics": {"get": _operation("Prometheus text", {"text/plain": ""}, ())},
+        "/": {"get": page},
+        "/emu": {"get": page},
+        "/emu/state": {"get": _operation("A snapshot", answer("State"), (401,))},
+        "/emu/events": {"get": _operation("Snapshots and events", {_EVENTS: ""}, (401,))},
+        "/emu/faults": {"post": _operation("Inject", answer("Outcome"), writes, "FaultBody")},
+        "/emu/commands": {"post": _operation("Command", answer("Outcome"), writes, "CommandBody")},
+        "/emu/scale": {"post": _operation("Scale a role", answer("Scaled"), writes, "ScaleBody")},
+        "/emu/failures": {"get": failures, "post": replace},
+    }
+
+
+def openapi(house: House) -> dict[str, Any]:
+    """The document as plain values."""
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": f"emu, serving {house.model}", "version": emu.__version__},
+        "paths": _paths(house.model),
+        "components": {"schemas": {**_bodies(), **_answers()}},
+    }
+    if house.options.api_key:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        for path, methods in document["paths"].items():
+            if path.startswith("/v1/") or path in ("/tokenize", "/detokenize"):
+                for operation in methods.values():
+                    operation["security"] = [{"key": []}]
+    return document

@@ -149,15 +149,34 @@ class Call(Struct, kw_only=True):
 
 
 def decode_body(data: bytes, kind: type[T]) -> T:
-    """A JSON body of a type. Raises ApiError 400."""
+    """A JSON body of a type; 3.0 is an integer, as JSON Schema has it. Raises ApiError 400."""
     try:
-        return msgspec.json.decode(data, type=kind)
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except msgspec.ValidationError as error:
+            if "got `float`" not in str(error):
+                raise
+            return msgspec.convert(_whole_numbers(msgspec.json.decode(data)), kind)
     except msgspec.ValidationError as error:
         problem, _, where = str(error).partition(" - at `$")
         param = where.removesuffix("`").lstrip(".") or None
         raise ApiError(400, f"{problem}" + (f" ({param})" if param else ""), param=param) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}") from None
+
+
+def whole(value: Any) -> Any:
+    """A float without a fraction as an integer, anything else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _whole_numbers(value: Any) -> Any:
+    """The same everywhere inside."""
+    if isinstance(value, list):
+        return [_whole_numbers(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _whole_numbers(item) for key, item in value.items()}
+    return whole(value)
 
 
 def read_completion(data: bytes, tokenizer: Tokenizer) -> tuple[str | None, Call]:
@@ -206,12 +225,13 @@ def _prompts(prompt: str | list[Any], tokenizer: Tokenizer) -> list[Ids]:
     """A text, a list of texts, a list of ids, or a list of lists of ids."""
     if isinstance(prompt, str):
         items: list[Any] = [prompt]
-    elif prompt and all(type(item) is int for item in prompt):
+    elif prompt and all(type(item) in (int, float) for item in prompt):
         items = [prompt]
     else:
         items = prompt
     found = []
-    for index, item in enumerate(items):
+    for index, given in enumerate(items):
+        item = [whole(i) for i in given] if isinstance(given, list) else given
         if isinstance(item, str):
             ids = tokenizer.encode(item)
         elif isinstance(item, list) and all(

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from starlette.routing import Route
 
+from emu.serve.app import make_app
 from tests.serve.live import PREFILL_DECODE, Live, events, run, tables
 
 
@@ -156,6 +158,46 @@ def test_models_tokens_and_health(tmp_path: Path) -> None:
         assert "/v1/completions" in document["paths"]
 
     run(tmp_path, tables(), check, model_name="small")
+
+
+def test_the_document_has_every_route(tmp_path: Path) -> None:
+    async def check(live: Live) -> None:
+        document = (await live.client.get("/openapi.json")).json()
+        described = {
+            (path, method.upper())
+            for path, methods in document["paths"].items()
+            for method in methods
+        }
+        routes = {
+            (route.path.replace("{name:path}", "{name}"), method)
+            for route in make_app(live.house).routes
+            if isinstance(route, Route)
+            for method in route.methods or ()
+            if method != "HEAD"
+        }
+        assert described == routes - {("/openapi.json", "GET")}
+        for path, methods in document["paths"].items():
+            for operation in methods.values():
+                assert "200" in operation["responses"], path
+
+    run(tmp_path, tables(), check)
+
+
+def test_numbers_without_a_fraction_are_integers(tmp_path: Path) -> None:
+    async def check(live: Live) -> None:
+        answer = await live.complete(prompt=[104.0, 105], max_tokens=3.0, n=2.0)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"]["completion_tokens"] == 6
+        assert (await live.complete(max_tokens=3.5)).status_code == 400
+        assert (await live.complete(prompt=[1.5])).status_code == 400
+        text = await live.client.post("/detokenize", json={"tokens": [104.0, 105.0]})
+        assert text.json() == {"prompt": "hi"}
+        deep = "[" * 600 + "1.0" + "]" * 600
+        for body in (f'{{"prompt": {deep}}}', f'{{"prompt": "a", "max_tokens": {deep}}}'):
+            refused = await live.client.post("/v1/completions", content=body)
+            assert refused.status_code == 400, body[:40]
+
+    run(tmp_path, tables(), check)
 
 
 def test_ready_only_after_the_emulated_start_up(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Start a live server on a free loopback port, run a client's script against it, stop both.
 
-.venv/bin/python tests/serve/clients/run.py CLIENT_PYTHON SCRIPT
+.venv/bin/python tests/serve/clients/run.py CLIENT_PYTHON SCRIPT [OPTIONS OF SERVE...]
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import tempfile
 from pathlib import Path
 
 
-def main(python: str, script: str) -> int:
+def main(python: str, script: str, *options: str) -> int:
     config = Path(__file__).resolve().parents[3] / "configs" / "quickstart.toml"
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, "-m", "emu", "serve", str(config), "--port", "0"]
-        command += ["--startup-s", "0", "-o", directory]
+        command += ["--startup-s", "0", "-o", directory, *options]
         server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             assert server.stdout is not None
             found = re.search(r"on (http://[^\s,]+)", server.stdout.readline())
             if found is None:
                 return server.wait(10) or 1
-            status = subprocess.run([python, script, found[1]], timeout=120).returncode
+            status = subprocess.run([python, script, found[1]], timeout=1200).returncode
         finally:
             server.send_signal(signal.SIGTERM)
             ended = server.wait(60)
@@ -33,4 +33,4 @@ def main(python: str, script: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:3]))
+    sys.exit(main(*sys.argv[1:]))
