@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from emu.astra.backend import AstraBackend
+from emu.astra.calculator import on_kept_dims
 from emu.astra.etfile import Dialect, describe_file, write_graph
 from emu.astra.factory import input_setup, make_astra
 from emu.astra.inputs import write_inputs
@@ -82,6 +83,7 @@ def write_batch(
 ) -> list[Path]:
     """Write all files of a batch; their paths. Raises InputError."""
     setup = input_setup(backend.network, backend.memories, dialect)
+    kept = [dim.npus > 1 for dim in backend.network.dims]
     text = format_trace(backend.trace(shape))
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -91,7 +93,8 @@ def write_batch(
         written = [trace, files.network, files.system, files.memory]
         for graph in backend.graphs(shape, named=True):
             written.append(directory / f"batch.{graph.npu}.et")
-            write_graph(written[-1], graph, dialect, text)
+            own = graph if dialect == "fork" else on_kept_dims(graph, kept)
+            write_graph(written[-1], own, dialect, text)
     except OSError as error:
         problem = f"cannot be written: {error.strerror or error}"
         raise InputError(str(directory), None, "--out", problem) from None

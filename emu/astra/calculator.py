@@ -10,9 +10,11 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from itertools import compress
 from pathlib import Path
 
 import anyio
+import msgspec
 
 from emu.astra.drive import remove_answer, write_answer, write_first
 from emu.astra.etfile import write_graph
@@ -112,6 +114,21 @@ class Calculator:
         await self._stack.aclose()
 
 
+def on_kept_dims(graph: Graph, kept: Sequence[bool]) -> Graph:
+    """The graph on a network without some of its dimensions, which are of one NPU."""
+    if all(kept) or not any(node.involved for node in graph.nodes):
+        return graph
+    nodes = [
+        msgspec.structs.replace(
+            node, involved=tuple(compress(node.involved, [*kept, *[True] * len(node.involved)]))
+        )
+        if node.involved
+        else node
+        for node in graph.nodes
+    ]
+    return Graph(graph.npu, nodes)
+
+
 class OneShotCalculator:
     """The published program: one process for each question.
 
@@ -120,12 +137,20 @@ class OneShotCalculator:
     """
 
     def __init__(
-        self, binary: Path, setup: InputSetup, npus: int, *, timeout_s: float = 120.0
+        self,
+        binary: Path,
+        setup: InputSetup,
+        npus: int,
+        *,
+        kept: Sequence[bool] = (),
+        timeout_s: float = 120.0,
     ) -> None:
+        """`kept`: which of the graphs' network dimensions the setup has; empty = all."""
         assert setup.dialect == "upstream"
         self._binary = binary
         self._setup = setup
         self._npus = npus
+        self._kept = kept
         self._timeout_s = timeout_s
 
     async def ends_ns(self, graphs: Sequence[Graph]) -> list[int]:
@@ -134,6 +159,7 @@ class OneShotCalculator:
             directory = Path(name)
             files = write_inputs(self._setup, directory)
             for graph in graphs:
+                graph = on_kept_dims(graph, self._kept)
                 write_graph(directory / f"work.{graph.npu}.et", graph, "upstream")
             for npu in range(len(graphs), self._npus):
                 idle = Graph(npu, [Node(0, NodeKind.COMP, "idle", duration_ns=1)])

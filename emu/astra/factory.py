@@ -199,23 +199,22 @@ def _calculator(
         setup = input_setup(network, memories)
         return Calculator(binary, setup, npus, dialect=table.dialect, timeout_s=table.timeout_s)
     setup = input_setup(network, memories, "upstream")
-    return OneShotCalculator(binary, setup, max(2, npus), timeout_s=table.timeout_s)
+    kept = [dim.npus > 1 for dim in network.dims]
+    return OneShotCalculator(binary, setup, max(2, npus), kept=kept, timeout_s=table.timeout_s)
 
 
 def input_setup(
     network: CollectiveSystem, memories: Memories, dialect: Dialect = "fork"
 ) -> InputSetup:
-    """What a program's input files say. Raises InputError for what the published one lacks."""
+    """What a program's input files say."""
     if dialect == "fork":
         return InputSetup(network=network, memories=memories)
-    # The published program takes no dimension of one NPU.
-    dims = tuple(dim for dim in network.dims if dim.npus > 1)
-    if len(dims) < len(network.dims) and dims:
-        problem = 'dialect = "oneshot" cannot leave out a dimension between others'
-        raise InputError("config", None, "latency.dialect", problem)
+    # The published program takes no dimension of one NPU; a lone NPU is given a neighbour.
+    kept = [index for index, dim in enumerate(network.dims) if dim.npus > 1]
+    dims = tuple(network.dims[index] for index in kept)
     if not dims:
-        dims = (msgspec.structs.replace(network.dims[0], npus=2),)
-    algorithms = tuple(network.algorithm(index) for index in range(len(dims)))
+        kept, dims = [0], (msgspec.structs.replace(network.dims[0], npus=2),)
+    algorithms = tuple(network.algorithm(index) for index in kept)
     system = msgspec.structs.replace(network, dims=dims, algorithms=algorithms)
     return InputSetup(network=system, memories=memories, dialect="upstream")
 

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emu.astra.calculator import on_kept_dims
 from emu.astra.etfile import (
     describe_file,
     encode_graph,
@@ -166,3 +167,25 @@ def test_sizes_of_memory_are_on_the_published_programs_finer_clock(tmp_path):
     [shown] = list(describe_file(path, "upstream"))[1:]
     assert "tensor_size=16000" in shown
     assert read_graph(path, dialect="upstream").nodes[0].size_bytes == 16
+
+
+def test_a_graph_that_ends_with_a_send_is_closed_for_the_published_program(tmp_path):
+    comp = Node(4, NodeKind.COMP, "c", duration_ns=9)
+    send = Node(7, NodeKind.SEND, "s", (4,), size_bytes=8, source=0, destination=1)
+    path = tmp_path / "g.0.et"
+    write_graph(path, Graph(0, [comp, send]), "upstream")
+    _, messages = read_messages(path)
+    assert [(m.id, list(m.data_deps), m.duration_micros) for m in messages] == [
+        (4, [], 9), (7, [4], 0), (8, [7], 0),
+    ]  # fmt: skip
+    assert [node.node_id for node in read_graph(path, dialect="upstream").nodes] == [4, 7]
+    write_graph(path, Graph(0, [comp, send]))
+    assert len(read_messages(path)[1]) == 2
+
+
+def test_dimensions_of_one_npu_are_left_out_of_flags_too():
+    node = Node(0, NodeKind.COLL, "c", size_bytes=8, involved=(False, True, False))
+    assert on_kept_dims(Graph(0, [node]), (False, True, True)).nodes[0].involved == (True, False)
+    short = Node(0, NodeKind.COLL, "c", size_bytes=8, involved=(True,))
+    assert on_kept_dims(Graph(0, [short]), (True, False)).nodes[0].involved == (True,)
+    assert on_kept_dims(Graph(0, [node]), (True, True, True)).nodes[0] is node
