@@ -69,9 +69,8 @@ class RelayBoard:
         if old in self._parked:
             return
         self._parked.append(old)
-        for replica in self._replicas():
-            if replica.state in _NEW:
-                replica.inbox.poke()
+        for replica in self.news():
+            replica.inbox.poke()
 
     def answer(self, old: Replica) -> Relayed | None:
         """What this old replica has been given, if anything (it stays until `finished`)."""
@@ -100,6 +99,10 @@ class RelayBoard:
         return self.relay_deactive > 0
 
     # --- the new side ---------------------------------------------------------------------------
+    def news(self) -> list[Replica]:
+        """Replicas whose weights are arriving, or that finish what they began meanwhile."""
+        return [replica for replica in self._replicas() if replica.state in _NEW]
+
     @property
     def asking(self) -> Sequence[Replica]:
         """Old replicas whose requests are parked, first come first."""

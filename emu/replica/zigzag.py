@@ -178,6 +178,10 @@ def _serve_helpers(replica: Replica, zag: Zag) -> None:
         task, is_soon = zag.offer(head_allowed=is_new)
         zag.is_wanted = is_soon
         if task is not None:
+            elder = _elder(replica, task)
+            if elder is not None:
+                elder.inbox.poke()
+                return
             _hand_over(replica, zag, task, old)
         elif not is_new and not is_soon:
             # Only the running batch is left: its helper may leave, and no other is answered.
@@ -185,6 +189,29 @@ def _serve_helpers(replica: Replica, zag: Zag) -> None:
             board.release(replica)
         else:
             return
+
+
+def _elder(replica: Replica, task: ZagTask) -> Replica | None:
+    """Another new replica that can give an older batch now: it answers first.
+
+    Without this the new replica with the lowest id would answer every helper, and the batches
+    of the others would wait for the end of their loads.
+    """
+    board = replica.world.relay
+    best, elder = _age(task), None
+    for other in board.news():
+        zag = other.zag
+        if other is replica or zag is None or zag.is_released or other.is_paused:
+            continue
+        offered, _ = zag.offer(head_allowed=other.state is S.NEW_PREFILL)
+        if offered is not None and _age(offered) < best:
+            best, elder = _age(offered), other
+    return elder
+
+
+def _age(task: ZagTask) -> tuple[int, int]:
+    first = task.batch.chunks[0].request
+    return first.arrival_ns, first.row
 
 
 def _hand_over(replica: Replica, zag: Zag, task: ZagTask, old: Replica) -> None:

@@ -12,17 +12,14 @@ import msgspec
 
 from emu.autoscale.demand import Demand, Rates, scan
 from emu.autoscale.snapshot import Snapshot
-from emu.cluster import Cluster, Outcome
+from emu.cluster import Outcome
 from emu.config.load import config_from_dict
 from emu.config.schema import AutoscaleTable
 from emu.plan import make_plan
 from emu.recording import Recorder
-from emu.replica.replica import Replica
-from emu.replica.states import TRANSITIONS, Marker, ReplicaState
 from emu.request import Request
 from emu.workload.opened import open_workload
-
-S = ReplicaState
+from tests.autoscale.watched import Watched
 
 TINY = {
     "model_type": "llama",
@@ -52,44 +49,13 @@ class Draw(msgspec.Struct, frozen=True):
     nic_gbps: float = 2.0
     cancel_part: float = 0.0
     policy: str = "fcfs"
+    rest_s: float = 0.0
+    """One more request comes so long after the last."""
+    mixed: bool = False
+    """Every second inactive replica has two GPUs."""
+    mlp: int = 2048
+    """Width of the model's inner layers: how heavy the weights are beside the activations."""
     overrides: dict[str, Any] = {}
-
-
-class Watched(Cluster):
-    """A cluster whose invariants are looked at after every change of a state."""
-
-    watch_errors: list[str]
-
-    def on_moved(self, replica: Replica, before: S, *rest: Any) -> None:
-        super().on_moved(replica, before, *rest)
-        self.check(replica, before)
-
-    def check(self, replica: Replica, before: S) -> None:
-        """I3, I5, I10, I12, I13, I14."""
-        problems = self.__dict__.setdefault("watch_errors", [])
-        states = [r.state for r in self.replicas]
-        board = self.relay
-        if board.olds != states.count(S.OLD_PREFILL):
-            problems.append("olds miscounted")
-        if board.olds != board.zigzag_active + board.relay_deactive:
-            problems.append("I10")
-        if (before, replica.state) not in TRANSITIONS:
-            problems.append("I14")
-        for r in self.replicas:
-            used = r.scheduler.blocks_used
-            if not 0 <= used <= r.scheduler.blocks_total:
-                problems.append(f"I3: {used} blocks at {r.name}")
-            if r.state in (S.PREFILL, S.NEW_PREFILL, S.OLD_PREFILL, S.LOADING_DECODE) and (
-                r.lock.holder != r.name
-            ):
-                problems.append(f"I5: {r.name} {r.state.value} is open")
-            marker = self.scaler.rdma.get(r.replica_id, Marker.NONE)
-            if marker in (Marker.RDMA_LOADING, Marker.RDMA_CASTING) and r.state in (
-                S.DECODE,
-                S.PREFILL,
-                S.INACTIVE,
-            ):
-                problems.append(f"I13: {r.name} {r.state.value} is {marker.value}")
 
 
 class ToSeven:
@@ -112,7 +78,7 @@ class ToSeven:
 def config_of(draw: Draw, directory: Path) -> Any:
     """The draw as a configuration."""
     model = directory / "tiny.json"
-    model.write_text(json.dumps(TINY))
+    model.write_text(json.dumps({**TINY, "intermediate_size": draw.mlp}))
     total = draw.machines * draw.gpus
     return config_from_dict(
         {
@@ -131,7 +97,7 @@ def config_of(draw: Draw, directory: Path) -> Any:
             "replicas": [
                 {"role": "prefill", "count": draw.prefill},
                 {"role": "decode", "count": draw.decode},
-                {"role": "inactive", "count": total - draw.prefill - draw.decode},
+                *_inactive(total - draw.prefill - draw.decode, draw.mixed),
             ],
             "workload": {
                 "synthetic": {
@@ -165,6 +131,16 @@ def config_of(draw: Draw, directory: Path) -> Any:
     )
 
 
+def _inactive(gpus: int, is_mixed: bool) -> list[dict[str, Any]]:
+    if not is_mixed or gpus < 3:
+        return [{"role": "inactive", "count": gpus}] if gpus else []
+    pairs = gpus // 3
+    return [
+        {"role": "inactive", "count": gpus - 2 * pairs},
+        {"role": "inactive", "count": pairs, "tensor_parallel": 2},
+    ]
+
+
 def run_world(draw: Draw, directory: Path) -> tuple[Watched, Outcome]:
     """Run it; what was written lies in `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -186,9 +162,12 @@ def run_made(config: Any, draw: Draw, directory: Path) -> tuple[Watched, Outcome
         )
         recorder = Recorder(directory, plan.config.output)
         cluster = Watched(plan, _Leaving(workload, draw), recorder, has_prefixes=False)
+        cluster.last_id = draw.requests if draw.rest_s else -1
         recorder.started(cluster)
         outcome = await cluster.run()
         recorder.close()
+        if outcome.error is not None:
+            raise outcome.error
         recorder.requests.finish()
         made.append((cluster, outcome))
 
@@ -204,11 +183,22 @@ class _Leaving:
         self._draw = draw
 
     def releases(self) -> Any:
+        last: Request | None = None
         for index, request in enumerate(self._source.releases()):
+            last = request
             every = round(1 / self._draw.cancel_part) if self._draw.cancel_part else 0
             if every and index % every == 0:
                 request.cancel_after_ns = (index * 7919 % 997) * 1_000_000
             yield request
+        if self._draw.rest_s and last is not None:
+            at_ns = last.arrival_ns + round(self._draw.rest_s * 1e9)
+            yield Request(
+                request_id=last.request_id + 1,
+                arrival_ns=at_ns,
+                prompt_tokens=100,
+                output_tokens=2,
+                max_output_tokens=2,
+            )
 
     def next_in_session(self, request: Request, completed_ns: int) -> Request | None:
         return None

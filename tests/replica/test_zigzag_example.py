@@ -49,7 +49,13 @@ def _model(directory: Path) -> str:
 
 
 def _cluster(
-    directory: Path, old: int, new: int, *, requests: int = 10, output: int = 1
+    directory: Path,
+    old: int,
+    new: int,
+    *,
+    requests: int = 10,
+    output: int = 1,
+    layer_us: int = 15_000,
 ) -> Cluster:
     """Replicas `old` and `new`, and one that decodes, on links that cost nothing."""
     trace = directory / "trace.jsonl"
@@ -83,7 +89,7 @@ def _cluster(
             },
             "latency": {
                 "backend": "linear",
-                "base_us": 120_000,
+                "base_us": 8 * layer_us,
                 "per_token_us": 0,
                 "per_context_token_us": 0,
             },
@@ -101,7 +107,7 @@ def _cluster(
     return cluster
 
 
-def _arrive_by_clock(cluster: Cluster, new: int) -> None:
+def _arrive_by_clock(cluster: Cluster, new: int, step_us: int = 40_000) -> None:
     """Segments arrive at 40, 80, ... 400 ms, instead of over the links."""
     replica = cluster.replicas[new]
     cluster.scaler.load_by_hand = lambda _: None  # type: ignore[method-assign]
@@ -113,7 +119,7 @@ def _arrive_by_clock(cluster: Cluster, new: int) -> None:
 
     for index in range(10):
         cluster.kernel.call_at(
-            (index + 1) * 40 * MS, RANK_NETWORK, lambda count=index + 1: arrive(count)
+            (index + 1) * step_us * 1000, RANK_NETWORK, lambda count=index + 1: arrive(count)
         )
 
 
