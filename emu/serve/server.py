@@ -28,6 +28,7 @@ from typing import Any, Final
 import anyio
 import msgspec
 import uvicorn
+from anyio.abc import TaskStatus
 
 from emu.actor import WallKernel
 from emu.cluster import Outcome
@@ -149,7 +150,7 @@ class LiveServer:
             group.start_soon(emulate)
             group.start_soon(self._tick, house)
             if handle_signals:
-                group.start_soon(self._on_signals, house)
+                await group.start(self._on_signals, house)
             if announce is not None:
                 announce(self)
             gc.collect()
@@ -200,8 +201,9 @@ class LiveServer:
                 house.cluster.tape.flush()
 
     # --- ending -------------------------------------------------------------------------------
-    async def _on_signals(self, house: House) -> None:
+    async def _on_signals(self, house: House, *, task_status: TaskStatus[None]) -> None:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            task_status.started()
             async with anyio.create_task_group() as group:
                 is_first = True
                 async for _ in signals:
