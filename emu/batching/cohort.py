@@ -251,12 +251,14 @@ class Cohort:
 
     def pop_ended(self) -> list[Seat]:
         """Members that have all of their output, in order of admission. They leave."""
-        ends = self._ends
+        ends, step = self._ends, self.step
+        if not ends or ends[0][0] > step:
+            return []
         ended: list[Seat] = []
-        while ends and ends[0][0] <= self.step:
+        while ends and ends[0][0] <= step:
             finish_step, _, seat = heappop(ends)
             if seat.in_cohort and seat.finish_step == finish_step:
-                assert finish_step == self.step
+                assert finish_step == step
                 ended.append(seat)
         for seat in ended:
             self.leave(seat)
@@ -264,13 +266,16 @@ class Cohort:
 
     def note_gap(self, gap_ns: int, completed_steps: int) -> None:
         """The gaps of the steps up to `completed_steps` were `gap_ns` at most."""
-        durations = self._gap_ns
-        steps = self._gap_steps
-        while durations and durations[-1] <= gap_ns:
+        durations, steps = self._gap_ns, self._gap_steps
+        if not durations or durations[-1] > gap_ns:
+            durations.append(gap_ns)
+            steps.append(completed_steps)
+            return
+        while len(durations) > 1 and durations[-2] <= gap_ns:
             durations.pop()
             steps.pop()
-        durations.append(gap_ns)
-        steps.append(completed_steps)
+        durations[-1] = gap_ns
+        steps[-1] = completed_steps
 
 
 def _in_order(members: dict[int, Seat]) -> list[Seat]:

@@ -214,8 +214,10 @@ class CohortScheduler(WithHandoff):
                     pool.grow_by_one(seat.request)
             fillers = cohort.fillers()
         elif self.grows:
-            self.pool.blocks_free -= cohort.blocks_next()
-        assert self.pool.blocks_free >= 0
+            blocks = cohort.blocks_next()
+            if blocks:
+                self.pool.blocks_free -= blocks
+                assert self.pool.blocks_free >= 0
         cohort.step += 1
         return fillers
 
@@ -236,7 +238,8 @@ class CohortScheduler(WithHandoff):
         self.settle(batch, steps + 1)
         assert batch.steps_settled == steps + 1
         progress = Progress()
-        self._end_cohort_steps(batch, steps, now_ns, longest_step_ns, progress)
+        if self._cohort.count:
+            self._end_cohort_steps(batch, steps, now_ns, longest_step_ns, progress)
         self._cohort_end_ns = now_ns
         self._busy_ns += now_ns - batch.formed_ns
         batch.shape = next_decode_shape(batch.shape, steps)
@@ -258,11 +261,13 @@ class CohortScheduler(WithHandoff):
                 seat.request.execution_ns += now_ns - batch.formed_ns
         ended: list[Seat] = []
         if batch is self._leaping:
+            cohort = self._cohort
             self._leaping = None
-            self._end_cohort_steps(batch, steps, now_ns, longest_step_ns, progress)
-            self._cohort.in_flight = 0
+            if cohort.count:
+                self._end_cohort_steps(batch, steps, now_ns, longest_step_ns, progress)
+            cohort.in_flight = 0
             self._cohort_end_ns = now_ns
-            ended = self._cohort.pop_ended()
+            ended = cohort.pop_ended()
             for seat in ended:
                 seat.request.last_token_ns = now_ns
         for seat, new, target in records:
@@ -283,8 +288,6 @@ class CohortScheduler(WithHandoff):
         """Every member received `steps` tokens, the last one now."""
         cohort = self._cohort
         count = cohort.count
-        if count == 0:
-            return
         progress.decode_tokens += count * steps
         completed = cohort.step if batch.steps_settled == steps else cohort.step - 1
         if batch.formed_ns == self._cohort_end_ns:

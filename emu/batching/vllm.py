@@ -70,21 +70,24 @@ class VllmScheduler(CohortScheduler):
         super().__init__(table, limits, preemptions_max=preemptions_max, tiers=tiers)
         self._budget = table.max_num_batched_tokens
         self._threshold = table.long_prefill_token_threshold or _UNLIMITED
+        self._seats_max = table.max_num_seqs
+        self._stages = limits.pipeline_stages
         self._blocked = FREE
 
     # --- forming a batch --------------------------------------------------------------------
     def schedule(self, now_ns: int) -> Batch | None:
         """Form the next iteration; None if nothing can run or all stages are taken."""
-        if len(self._records) >= self.limits.pipeline_stages:
+        if len(self._records) >= self._stages:
             return None
         if self._handoff.arrived:
-            self._seat_arrived(self.table.max_num_seqs)
-        if not self._seats and not self._queue:
+            self._seat_arrived(self._seats_max)
+        seated = len(self._seats)  # to see afterwards whether anybody was preempted
+        is_awaited = len(self._queue) > 0
+        if not seated and not is_awaited:
             return None
-        if self._side and self.limits.pipeline_stages == 1 and len(self._seats) <= self._budget:
+        if self._side and self._stages == 1 and seated <= self._budget:
             self._join_ready()
         cohort = self._cohort
-        seated = len(self._seats)  # to see afterwards whether anybody was preempted
         plan = self._plan_running() if self._side or cohort.count > self._budget else []
         preempted: list[Request] = []
         if plan or cohort.blocks_next() > self.pool.blocks_free:
@@ -92,33 +95,39 @@ class VllmScheduler(CohortScheduler):
         shape = BatchShape()
         records: list[Record] = []
         chunks: list[Chunk] = []
-        self._serve_running(plan, shape, records, chunks, now_ns)
+        fillers = self._serve_cohort(shape) if cohort.count else []
+        if plan or fillers:
+            self._serve_side(plan, fillers, shape, records, chunks, now_ns)
         self._blocked = FREE
         recalls: list[tuple[int, int]] = []
         has_evicted = len(self._seats) < seated
-        if self._queue and not (has_evicted and (self._seats or self._records)):
-            budget = self._budget - cohort.count - sum(new for _, new in plan)
+        if (is_awaited or preempted) and not (has_evicted and (self._seats or self._records)):
+            budget = self._budget - cohort.count
+            for _, new in plan:
+                budget -= new
             recalls = self._admit(budget, shape, records, chunks, now_ns)
-        if not records and not cohort.count:
+        count = cohort.count
+        if not records and not count:
             return None
-        shape.sequences = cohort.count + len(records)
+        shape.sequences = count + len(records)
+        batch_id = self._next_batch_id
+        self._next_batch_id = batch_id + 1
         batch = Batch(
-            batch_id=self._next_batch_id,
+            batch_id=batch_id,
             shape=shape,
             chunks=chunks,
             formed_ns=now_ns,
             preempted=preempted,
             recalls=recalls,
         )
-        self._next_batch_id += 1
         has_freed = self._free_ended() or has_evicted
-        if cohort.count:
+        if count:
             self._leaping = batch
             if not records:
                 batch.max_steps = self._leap_steps(now_ns, has_freed)
         else:
             batch.decodes = [seat.request for seat, _, _ in records if not seat.prefilling]
-        self._records[batch.batch_id] = records
+        self._records[batch_id] = records
         return batch
 
     def _free_ended(self) -> bool:
@@ -127,7 +136,7 @@ class VllmScheduler(CohortScheduler):
 
     def _is_full(self) -> bool:
         """No seat is free."""
-        return len(self._seats) >= self.table.max_num_seqs
+        return len(self._seats) >= self._seats_max
 
     def _plan_running(self) -> list[tuple[Seat, int]]:
         """Phase A: new tokens of each side seat, as if all of the cohort had been served."""
@@ -185,23 +194,27 @@ class VllmScheduler(CohortScheduler):
         self._queue.push_front(request)
         return True
 
-    def _serve_running(
+    def _serve_cohort(self, shape: BatchShape) -> list[Seat]:
+        """One token for each member; who then has a block to be indexed."""
+        cohort = self._cohort
+        shape.decode_count = cohort.count
+        shape.decode_context_sum, shape.decode_context_max, shape.decode_context_min = (
+            cohort.context()
+        )
+        fillers = self._start_cohort_step()
+        cohort.in_flight = 1
+        return fillers
+
+    def _serve_side(
         self,
         plan: list[tuple[Seat, int]],
+        fillers: list[Seat],
         shape: BatchShape,
         records: list[Record],
         chunks: list[Chunk],
         now_ns: int,
     ) -> None:
-        cohort = self._cohort
-        fillers: list[Seat] = []
-        if cohort.count:
-            shape.decode_count = cohort.count
-            total, longest, shortest = cohort.context()
-            shape.decode_context_sum = total
-            shape.decode_context_max = longest
-            shape.decode_context_min = shortest
-            fillers = self._start_cohort_step()
+        """Everybody beside the cohort; blocks are indexed in order of admission."""
         at = 0
         for seat, new in plan:
             while at < len(fillers) and fillers[at].admission < seat.admission:
@@ -210,7 +223,6 @@ class VllmScheduler(CohortScheduler):
             self._serve(seat, new, NO_HIT, shape, records, chunks, now_ns)
         for filler in fillers[at:]:
             self._index_filled(filler)
-        cohort.in_flight = 1 if cohort.count else 0
 
     def _serve(
         self,

@@ -297,7 +297,9 @@ class Replica:
         if ends is None or batch is None:
             return 0
         done = self._steps_ended(ends)
-        self.scheduler.settle(batch, min(done + 1, batch.max_steps))
+        steps = done + 1 if done < batch.max_steps else done
+        if steps > batch.steps_settled:
+            self.scheduler.settle(batch, steps)
         return done
 
     def _steps_ended(self, ends: NDArray[np.int64]) -> int:
@@ -568,9 +570,13 @@ class Replica:
         if now_ns != self._end_ns:
             ends = ends[: int(ends.searchsorted(now_ns - start_ns, "right"))]
         steps = len(ends)
-        if steps > 1:
-            batch.last_start_ns = start_ns + ends.item(-2)
-        self._complete(batch, steps, start_ns, ends, _longest(ends, self._is_monotone))
+        if steps == 1:
+            longest_ns = now_ns - start_ns
+        else:
+            before_ns = ends.item(-2)
+            batch.last_start_ns = start_ns + before_ns
+            longest_ns = now_ns - start_ns - before_ns if self._is_monotone else _longest(ends)
+        self._complete(batch, steps, start_ns, ends, longest_ns)
 
     async def _sit_out(self) -> None:
         """Through a pause in the middle of an iteration, and the rest of the iteration.
@@ -648,17 +654,18 @@ class Replica:
         self._count(batch.shape, steps)
         history = world.history
         is_told = world.streams or history is not None
-        receivers = list(self.scheduler.token_receivers(batch)) if is_told else []
+        receivers = list(self.scheduler.token_receivers(batch)) if is_told else None
         progress = self.scheduler.complete(batch, steps, now_ns, longest_ns)
         self.prefill_tokens += progress.prefill_tokens
         self.decode_tokens += progress.decode_tokens
-        if progress.cohort_size:
+        count = progress.cohort_size
+        if count:
             if ends is None:
-                world.gaps.add_gap(longest_ns, progress.cohort_size, now_ns)
+                world.gaps.add_gap(longest_ns, count, now_ns)
             else:
-                world.gaps.add_run(ends, progress.cohort_size, start_ns)
-        for gap_ns in progress.gaps_ns:
-            world.gaps.add_gap(gap_ns, 1, now_ns)
+                world.gaps.add_run(ends, count, start_ns)
+        if progress.gaps_ns:
+            world.gaps.add_gaps(progress.gaps_ns, now_ns)
         if world.batches is not None:
             world.batches.batch(self, batch, start_ns, now_ns, steps, spans)
         if receivers:
@@ -672,12 +679,14 @@ class Replica:
 
     def _count(self, shape: BatchShape, steps: int) -> None:
         """Tokens of `steps` iterations, the first of this shape."""
-        count = shape.decode_count
-        if count:
-            self.decodes_run += count * steps
-            grown = count * (steps * (steps - 1) // 2)
-            self.decode_context_run += shape.decode_context_sum * steps + grown
-        self.tokens_run += count * steps
+        decodes = shape.decode_count * steps
+        if decodes:
+            self.tokens_run += decodes
+            self.decodes_run += decodes
+            context = shape.decode_context_sum * steps
+            if steps > 1:
+                context += decodes * (steps - 1) // 2
+            self.decode_context_run += context
         if shape.prefill_new:
             self.tokens_run += sum(shape.prefill_new)
         if self.expert_tokens is not None:
@@ -699,7 +708,7 @@ class Replica:
         receivers = list(self.scheduler.token_receivers(batch)) if is_told else []
         if world.batches is not None:
             world.batches.batch(self, batch, start_ns, end_ns, steps, None)
-        progress = self.scheduler.split(batch, steps, end_ns, _longest(ends, self._is_monotone))
+        progress = self.scheduler.split(batch, steps, end_ns, _longest(ends))
         self.iterations += steps
         self.busy_ns += end_ns - start_ns
         self._count(shape, steps)
@@ -793,10 +802,6 @@ def _never(now_ns: int) -> int:
     return -1
 
 
-def _longest(ends: NDArray[np.int64], is_monotone: bool) -> int:
+def _longest(ends: NDArray[np.int64]) -> int:
     """Longest iteration of a run."""
-    if len(ends) == 1:
-        return ends.item(0)
-    if is_monotone:
-        return ends.item(-1) - ends.item(-2)
-    return max(ends.item(0), int((ends[1:] - ends[:-1]).max()))
+    return int(np.diff(ends, prepend=0).max())

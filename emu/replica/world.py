@@ -31,6 +31,10 @@ class GapSink(Protocol):
         """`count` gaps of this length that ended at `at_ns`."""
         ...
 
+    def add_gaps(self, gaps_ns: Iterable[int], at_ns: int = -1) -> None:
+        """Single gaps that ended at `at_ns`."""
+        ...
+
 
 class BatchSink(Protocol):
     """Whoever draws batches (the trace)."""
