@@ -27,6 +27,7 @@ import msgspec
 
 from emu.errors import InputError
 from emu.network.dims import NetworkDim, rank_count, strides
+from emu.units import ceil_div
 
 Kind = Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all"]
 Algorithm = Literal["ring", "direct", "halvingDoubling"]
@@ -131,7 +132,11 @@ def _halving_doubling_rounds(kind: Kind, size: int, npus: int) -> list[Round]:
     ]
     if kind == "reduce-scatter":
         return halves
-    return halves + [Round("xor", 1 << (j - 1), 1, size >> j, -1) for j in range(stages, 0, -1)]
+    # On the way back sizes are doubled from the smallest one, which division has cut off.
+    least = size >> (stages + 1)
+    return halves + [
+        Round("xor", 1 << (j - 1), 1, least << (stages + 1 - j), -1) for j in range(stages, 0, -1)
+    ]
 
 
 def check_algorithm(algorithm: str, kind: Kind, npus: int, source: str = "network") -> None:
@@ -158,15 +163,15 @@ def chunk_sizes(kind: Kind, size_bytes: int, splits: int, npus_total: int) -> li
     """Sizes of the chunks that a collective is cut into.
 
     A chunk smaller than the number of ranks of the whole system is padded to it (not for
-    all-gather, whose size is already one rank's share). What division leaves over is a chunk.
+    all-gather, whose size is already one rank's share). What division leaves over is sent as one
+    more chunk of the full size.
     """
     chunk = size_bytes // splits
     if kind != "all-gather" and chunk < npus_total:
         return [npus_total] * splits
     if chunk == 0:
         return [size_bytes]
-    whole, rest = divmod(size_bytes, chunk)
-    return [chunk] * whole + ([rest] if rest else [])
+    return [chunk] * ceil_div(size_bytes, chunk)
 
 
 def phases(

@@ -58,7 +58,7 @@ def test_small_collectives_are_padded_to_one_byte_a_rank():
     assert chunk_sizes("all-reduce", 3, 1, 8) == [8]
     assert chunk_sizes("all-gather", 3, 1, 8) == [3]
     assert chunk_sizes("all-reduce", 20, 4, 8) == [8, 8, 8, 8]
-    assert chunk_sizes("reduce-scatter", 1001, 4, 8) == [250, 250, 250, 250, 1]
+    assert chunk_sizes("reduce-scatter", 1001, 4, 8) == [250] * 5
 
 
 def test_chunks_overlap_in_different_dimensions_and_queue_in_the_same():
