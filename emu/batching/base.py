@@ -45,7 +45,10 @@ class Batch(msgspec.Struct):
     """Steps whose blocks have been taken (the one in flight included)."""
     formed_ns: int = 0
     last_start_ns: int = -1
-    """Start of the last step executed, if there were several; set before `complete`."""
+    """Start of the last step executed, if there were several; set before `complete`.
+
+    Before `leap_holds`: start of the step in flight.
+    """
     preempted: list[Request] = msgspec.field(default_factory=list)
     """Requests that were preempted while this batch was formed."""
     recalls: list[tuple[int, int]] = msgspec.field(default_factory=list)

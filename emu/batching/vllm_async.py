@@ -104,8 +104,11 @@ class AsyncVllmScheduler(VllmScheduler):
 
     def leap_holds(self, batch: Batch) -> bool:
         """As for `VllmScheduler`; the next batch does not see who comes now, the one after does."""
-        if self._may_pass() and batch.max_steps > batch.steps_settled + 1:
-            batch.max_steps = batch.steps_settled + 1
+        if self._may_pass():
+            first_ns, _ = next(iter(self._unseen.values()))
+            # Who came just before the iteration in flight began is seen at its end already.
+            left = 0 if first_ns <= batch.last_start_ns else 1
+            batch.max_steps = min(batch.max_steps, batch.steps_settled + left)
         return super().leap_holds(batch)
 
     def _may_pass(self) -> bool:

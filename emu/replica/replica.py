@@ -218,6 +218,9 @@ class Replica:
     def _changed(self) -> None:
         """The settled books have changed: cut a leap that no longer holds, wake an idle loop."""
         batch, ends = self._batch, self._ends
+        if ends is not None and batch is not None:
+            done = self._steps_ended(ends)
+            batch.last_start_ns = self._start_ns + (ends.item(done - 1) if done else 0)
         if ends is None or batch is None or not self.scheduler.leap_holds(batch):
             self.inbox.poke()
         elif batch.max_steps < len(ends):  # it holds, but not so long
