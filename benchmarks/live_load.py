@@ -4,7 +4,8 @@
 
 Starts `emu serve` as a process of its own on a free port, keeps so many streams open (each answer
 is followed by another), counts every token, and reports losses, memory, and the server's lag.
-Asserts nothing; ends by itself.
+Asserts nothing; ends by itself. Server and client need about a core each: on a machine that is busy
+otherwise the client reads late, which shows in its TTFT and not in the server's drift.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import re
 import resource
 import signal
@@ -89,6 +91,12 @@ def rss_mib(pid: int) -> float:
     return int(match[1]) / 1024 if match else 0.0
 
 
+def cpu_s(pid: int) -> float:
+    """CPU time that a process has had, user and system."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 async def watch(client: Client, pid: int, end_s: float, memory: list[float]) -> None:
     while time.monotonic() < end_s:
         memory.append(rss_mib(pid))
@@ -132,6 +140,9 @@ async def drive(url: str, pid: int, streams: int, seconds: float, tokens: int) -
         "server_rss_mib_first_half_last": [
             round(memory[i], 1) for i in (0, len(memory) // 2, len(memory) - 1)
         ],
+        "server_cpu_s": cpu_s(pid),
+        "client_cpu_s": round(time.process_time(), 1),
+        "load_average": round(os.getloadavg()[0], 1),
         "client_rss_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
     }
     for line in metrics.splitlines():

@@ -190,11 +190,12 @@ class Control:
         return JSONResponse(snapshot(self._house))
 
     async def events(self, request: HttpRequest) -> Response:
-        """Snapshots and events as they happen."""
+        """A snapshot, what happened last, then snapshots and events as they happen."""
         hub = self._house.hub
         listener = Listener()
         hub.listeners.append(listener)
         listener.items.append(msgspec.json.encode(snapshot(self._house)))
+        listener.items.extend(hub.recent)
         listener.changed.set()
 
         async def stream() -> AsyncIterator[bytes]:

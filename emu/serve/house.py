@@ -27,6 +27,7 @@ from emu.workload.lengths import length_sampler
 
 _BLOCK: Final = 256
 _EVENTS_KEPT: Final = 512
+_EVENTS_SHOWN: Final = 100
 
 
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,15 +86,18 @@ class EventHub:
 
     def __init__(self) -> None:
         self.listeners: list[Listener] = []
+        self.recent: deque[bytes] = deque(maxlen=_EVENTS_SHOWN)
+        """What happened last, for who comes late; no snapshots."""
         self.is_closed = False
 
     def publish(self, event: dict[str, Any]) -> None:
         """Give an event to all who listen now."""
-        if self.listeners:
-            data = msgspec.json.encode(event)
-            for listener in self.listeners:
-                listener.items.append(data)
-                listener.changed.set()
+        data = msgspec.json.encode(event)
+        if event["event"] != "state":
+            self.recent.append(data)
+        for listener in self.listeners:
+            listener.items.append(data)
+            listener.changed.set()
 
     def close(self) -> None:
         """No more events: listeners end."""

@@ -43,9 +43,16 @@ class Browser:
         self._buffer = b""
         self._id = 0
         self._session = ""
-        target = self.call("Target.createTarget", url=url)["targetId"]
+        self.console: list[str] = []
+        """What the page and the browser had to say."""
+        self.requested: list[str] = []
+        """Every URL that the page asked for."""
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
         attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
         self._session = attached["sessionId"]
+        for domain in ("Runtime", "Log", "Network", "Page"):  # before the page, to miss nothing
+            self.call(f"{domain}.enable")
+        self.call("Page.navigate", url=url)
 
     def call(self, method: str, **params: Any) -> Any:
         """The result of a command of the DevTools protocol."""
@@ -68,6 +75,17 @@ class Browser:
             answer: dict[str, Any] = json.loads(raw)
             if answer.get("id") == self._id:
                 return answer
+            self._note(answer.get("method", ""), answer.get("params", {}))
+
+    def _note(self, event: str, params: dict[str, Any]) -> None:
+        if event == "Network.requestWillBeSent":
+            self.requested.append(params["request"]["url"])
+        elif event == "Runtime.consoleAPICalled":
+            self.console.append(str([arg.get("value") for arg in params["args"]]))
+        elif event == "Runtime.exceptionThrown":
+            self.console.append(str(params["exceptionDetails"]))
+        elif event == "Log.entryAdded":
+            self.console.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
 
     def evaluate(self, script: str) -> Any:
         """The value of an expression in the page."""

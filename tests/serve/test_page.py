@@ -5,11 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.serve.browser import CHROMIUM, Browser
-from tests.serve.live import PREFILL_DECODE, Live, run, tables
+from tests.serve.live import LINEAR, PREFILL_DECODE, Live, run, tables
+
+
+def take(browser: Browser, name: str) -> None:
+    """A picture for the eye, where one is wanted."""
+    folder = os.environ.get("EMU_SCREENSHOTS")
+    if folder:
+        browser.screenshot(Path(folder) / name)
 
 
 @pytest.mark.slow
@@ -45,13 +53,56 @@ def test_page_shows_and_controls(tmp_path: Path) -> None:
             )
             browser.wait_for("$('log').textContent.includes('straggler')")
             browser.wait_for("last.replicas[1].slowdown === 3")
+            assert browser.console == [], browser.console
             browser.evaluate("$('fstatus').value = 200; $('failures').requestSubmit()")
             browser.evaluate("$('failures').noValidate = true; $('failures').requestSubmit()")
             browser.wait_for("$('message').className === 'bad'")
-            if os.environ.get("EMU_SCREENSHOT"):
-                browser.screenshot(Path(os.environ["EMU_SCREENSHOT"]))
+            take(browser, "control.png")
+            # The refusal is the browser's own remark, and the only one.
+            assert [text for text in browser.console if "status of 400" not in text] == []
+            assert [at for at in browser.requested if not at.startswith((url, "data:"))] == []
         finally:
             browser.close()
 
     raw = tables(replicas=[*PREFILL_DECODE, {"role": "inactive", "count": 3}])
+    run(tmp_path / "live", raw, check, speed=5.0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine")
+def test_page_shows_a_cluster_that_scales_by_itself(tmp_path: Path) -> None:
+    async def check(live: Live) -> None:
+        calls: list[asyncio.Task[Any]] = []
+        looking = asyncio.create_task(asyncio.to_thread(drive, live.server.url))
+        while not looking.done():
+            body = {"prompt": f"{len(calls)} " + "p" * 800, "max_tokens": 20}
+            calls.append(asyncio.create_task(live.complete(**body)))
+            await asyncio.sleep(0.005)
+        await looking
+        for call in calls:
+            assert (await call).status_code == 200
+
+    def drive(url: str) -> None:
+        browser = Browser(tmp_path / "profile", url)
+        try:
+            browser.wait_for("typeof last !== 'undefined' && last && history.length > 2")
+            browser.wait_for("$('log').textContent.includes('inactive →')")
+            browser.wait_for("$('latencies').textContent.includes('TTFT')")
+            browser.wait_for("!$('moved').textContent.includes('nothing')")
+            browser.evaluate("$('kind').value = 'replica_crash'; $('faults').requestSubmit()")
+            browser.wait_for("$('message').textContent === 'replica_crash injected'")
+            browser.wait_for("$('log').textContent.includes('→ failed')")
+            assert browser.console == [], browser.console
+            assert [at for at in browser.requested if not at.startswith((url, "data:"))] == []
+        finally:
+            take(browser, "autoscale.png")
+            browser.close()
+
+    raw = tables(
+        nodes=[{"count": 4, "gpu": "A100-SXM4-80GB", "gpus": 2, "nic_gbps": 100}],
+        replicas=[*PREFILL_DECODE, {"role": "inactive", "count": 6}],
+        autoscale={"preset": "blitzscale"},
+        scheduler={"policy": "fcfs", "num_blocks": 2000},
+        latency={**LINEAR, "base_us": 30_000, "per_token_us": 60},
+    )
     run(tmp_path / "live", raw, check, speed=5.0)
