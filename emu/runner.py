@@ -24,6 +24,7 @@ from emu.cluster import Cluster, Outcome
 from emu.config.load import effective_dict, load_config
 from emu.config.schema import Config
 from emu.errors import EmuError, InputError, InvariantViolation, RunError
+from emu.latency.registry import LatencyContext, make_latency
 from emu.plan import Plan, facts, make_plan
 from emu.recording import Recorder
 from emu.report.atomic import RunDirectory, write_text
@@ -292,6 +293,7 @@ def validate_command(path: Path, overrides: Sequence[str]) -> int:
 
     config = load_config(path, overrides)
     plan, workload = prepare(config, str(path))
+    _read_layer_times(plan)
     console = open_console()
     rows = facts(plan)
     table = Table(title=f"{path}: valid", show_lines=False)
@@ -309,6 +311,16 @@ def validate_command(path: Path, overrides: Sequence[str]) -> int:
     for warning in workload.notes.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     return 0
+
+
+def _read_layer_times(plan: Plan) -> None:
+    """Raises InputError for what a profile bundle lacks. Other backends read no such files."""
+    read: list[LatencyContext] = []
+    for replica in plan.replicas:
+        context = replica.latency_context(plan.config)
+        if context.table.backend == "profile" and context not in read:
+            make_latency(context)
+            read.append(context)
 
 
 __all__ = ["EmuError", "InputError", "RunError", "RunResult", "adjust", "execute", "prepare"]

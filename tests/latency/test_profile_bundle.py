@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from emu.cli import main
 from emu.errors import InputError
 from emu.latency.profile_bundle import find_bundle, parse_architecture, read_bundle, variant_name
 from tests.latency.profile_vectors import META, MOE_ARCHITECTURE, SKEW_META, write_bundle
@@ -220,3 +221,30 @@ def test_malformed_architectures(tmp_path, old, new, problem):
     path = tmp_path / "architectures" / "toy.yaml"
     path.write_text(path.read_text().replace(old, new))
     assert problem in refused(lambda: parse_architecture(path))
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        (["replicas.0.tensor_parallel=2"], "no folder tp2"),
+        (["model.dtype=float16"], "no variant 'fp16'"),
+    ],
+)
+def test_validate_says_what_a_bundle_lacks(tmp_path, capsys, keys, problem):
+    write_bundle(tmp_path / "bundles")
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,'
+        '"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128,'
+        '"vocab_size": 256, "max_position_embeddings": 4096, "torch_dtype": "bfloat16"}'
+    )
+    file = tmp_path / "c.toml"
+    file.write_text(
+        '[model]\nname = "toy/Model-1B"\nhf_config = "config.json"\n'
+        "[[nodes]]\ngpus = 2\n"
+        'gpu = { name = "Toy", memory_gib = 1, memory_gbytes_per_s = 10, tflops_fp16 = 1 }\n'
+        "[[replicas]]\ncount = 1\n"
+        '[latency]\nbackend = "profile"\npath = "bundles"\n'
+    )
+    assert main(["validate", str(file)]) == 0
+    assert main(["validate", str(file), "--set", *keys]) == 2
+    assert problem in capsys.readouterr().err
