@@ -41,6 +41,7 @@ from emu.replica.states import GPU_ROLE, ReplicaState, Writer
 from emu.replica.tiering import TierTraffic
 from emu.replica.turns import run_replica
 from emu.replica.wave import WaveGroup
+from emu.replica.world import BatchSink
 from emu.replica.zigzag import abandon
 from emu.report.summary import RunFacts
 from emu.request import Request, Status
@@ -87,7 +88,7 @@ class Cluster:
         self.kernel = kernel or Kernel(events_per_instant_max=config.limits.events_per_instant)
         self.recorder = recorder
         self.gaps = recorder.gaps
-        self.batches = recorder.trace
+        self.batches: BatchSink | None = recorder.trace
         self.history = recorder.history
         self.network = Carrier(self.kernel, plan.topology)
         self.relay = RelayBoard(self.network, lambda: self.replicas)

@@ -145,8 +145,9 @@ class Reply:
             "usage": self._usage(),
             "system_fingerprint": "emu",
         }
-        await _start(send, 200, [*_JSON_HEADERS, *self._headers])
         data = json.dumps(body, separators=(",", ":")).encode()
+        length = (b"content-length", str(len(data)).encode())
+        await _start(send, 200, [*_JSON_HEADERS, length, *self._headers])
         await send({"type": "http.response.body", "body": data})
 
     def _whole_choice(self, choice: Choice) -> dict[str, Any]:

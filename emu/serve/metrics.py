@@ -39,6 +39,7 @@ _HISTOGRAMS: Final[tuple[tuple[str, str, Callable[[Statistics], Histogram]], ...
     ("request_generation_tokens", "Output tokens.", lambda s: s.generation_tokens),
     ("request_prefill_kv_computed_tokens", "Prompt minus hits.", lambda s: s.kv_computed_tokens),
     ("request_params_max_tokens", "Limit on output tokens.", lambda s: s.max_tokens),
+    ("iteration_tokens_total", "Tokens of an iteration.", lambda s: s.iteration_tokens),
 )
 
 
@@ -98,7 +99,13 @@ class HouseCollector(Collector):
         everywhere = [self._house.model, "all"]
         counters = (
             ("prefix_cache_queries", "Prompt tokens looked up.", stats.queried_sum),
-            ("prefix_cache_hits", "Prompt tokens found.", stats.cached_sum),
+            (
+                "prefix_cache_hits",
+                "Prompt tokens found.",
+                stats.cached_sum - stats.external_hit_sum,
+            ),
+            ("external_prefix_cache_queries", "Not on the GPU.", stats.external_queried_sum),
+            ("external_prefix_cache_hits", "Found in lower tiers.", stats.external_hit_sum),
             ("prompt_tokens_cached", "Prompt tokens from the cache.", stats.cached_sum),
             ("num_preemptions", "Preemptions.", stats.preemptions),
         )
@@ -112,7 +119,9 @@ class HouseCollector(Collector):
         )
         computed = stats.prompt_sum - stats.cached_sum
         sources.add_metric([*everywhere, "local_compute"], computed)
-        sources.add_metric([*everywhere, "local_cache_hit"], stats.cached_sum)
+        local = stats.cached_sum - stats.external_hit_sum
+        sources.add_metric([*everywhere, "local_cache_hit"], local)
+        sources.add_metric([*everywhere, "external_kv_transfer"], stats.external_hit_sum)
         yield sources
         labels = ["model_name", "engine", "finished_reason"]
         success = CounterMetricFamily("vllm:request_success", "Ended requests.", labels=labels)

@@ -20,10 +20,13 @@ from typing import Final
 import msgspec
 
 from emu.actor import WallKernel
+from emu.batching.base import Batch
+from emu.batching.stages import StageSpan
 from emu.cluster import Cluster
 from emu.config.schema import Config
 from emu.plan import Plan
 from emu.replica.replica import Replica
+from emu.replica.world import BatchSink
 from emu.request import Request, Status
 from emu.serve.recording import LiveRecorder
 from emu.units import NS_PER_S
@@ -83,6 +86,9 @@ class Statistics:
         self.prompt_sum = 0
         self.cached_sum = 0
         self.queried_sum = 0
+        self.external_hit_sum = 0
+        """Found in a tier below the GPU's memory."""
+        self.external_queried_sum = 0
         self.generated_sum = 0
         self.preemptions = 0
         self.migrations = 0
@@ -149,6 +155,7 @@ class LiveCluster(Cluster):
         self.tape = recorder
         self.has_prefixes = has_prefixes
         self.stats = Statistics()
+        self.batches = _Iterations(self.stats.iteration_tokens, self.batches)
         self.is_open = True
         self.error: BaseException | None = None
         self._choices: dict[int, Choice] = {}
@@ -265,7 +272,10 @@ class LiveCluster(Cluster):
         if request.first_scheduled_ns >= 0:
             stats.prompt_sum += request.prompt_tokens
             stats.cached_sum += request.prefix_hit_tokens
-            stats.queried_sum += request.prompt_tokens if self.has_prefixes else 0
+            stats.external_hit_sum += request.storage_hit_tokens
+            if self.has_prefixes:
+                stats.queried_sum += request.prompt_tokens
+                stats.external_queried_sum += request.prompt_tokens - request.npu_hit_tokens
         if request.status is not Status.COMPLETED:
             stats.success["abort" if request.status is Status.CANCELLED else "error"] += 1
             return
@@ -291,6 +301,29 @@ class LiveCluster(Cluster):
         stats.generation_tokens.add(tokens)
         stats.kv_computed_tokens.add(request.prompt_tokens - request.prefix_hit_tokens)
         stats.max_tokens.add(request.max_output_tokens)
+
+
+class _Iterations:
+    """Counts the tokens of each iteration, and draws it in the trace if there is one."""
+
+    def __init__(self, tokens: Histogram, drawn: BatchSink | None) -> None:
+        self._tokens = tokens
+        self._drawn = drawn
+
+    def batch(
+        self,
+        replica: Replica,
+        batch: Batch,
+        start_ns: int,
+        end_ns: int,
+        steps: int,
+        spans: list[StageSpan] | None = None,
+    ) -> None:
+        """An iteration has ended (nothing leaps on the wall clock)."""
+        shape = batch.shape
+        self._tokens.add(shape.decode_count + sum(shape.prefill_new), steps)
+        if self._drawn is not None:
+            self._drawn.batch(replica, batch, start_ns, end_ns, steps, spans)
 
 
 class _NoSource:

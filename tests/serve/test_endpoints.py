@@ -257,6 +257,10 @@ def test_metrics_follow_the_traffic(tmp_path: Path) -> None:
         assert values[f'vllm:prefix_cache_hits_total{{engine="all",{label}}}'] == 416
         reason = f'vllm:request_success_total{{engine="all",finished_reason="length",{label}}}'
         assert values[reason] == 2
+        external = f'vllm:external_prefix_cache_queries_total{{engine="all",{label}}}'
+        assert values[external] == 2 * len(prompt) - 416
+        computed = f'vllm:iteration_tokens_total_sum{{engine="all",{label}}}'
+        assert values[computed] == 2 * len(prompt) - 416 + 2 * 4
         gaps = f'vllm:inter_token_latency_seconds_count{{engine="all",{label}}}'
         assert values[gaps] == 8
         assert values["emu:speed"] == 50
