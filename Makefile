@@ -63,7 +63,7 @@ soak: $(STAMP)  ## long property tests
 	@EMU_SOAK=1 $(PY) -m pytest -n 2 -m "soak" --timeout 3600
 
 chaos: $(STAMP)  ## 10,000 random worlds with random faults, everything checked (about 15 minutes)
-	@$(PY) -m emu chaos --seeds 0:10000
+	@$(PY) -m emu chaos --seeds 0:10000 --at-least 100
 
 determinism: $(STAMP)  ## same inputs, same bytes: 200 seeds in processes that differ
 	@$(PY) -m tests.chaos.determinism --seeds 200

@@ -523,6 +523,7 @@ def chaos(
     every: int = 40,
     jobs: int = 0,
     keep: Path = Path("chaos-failures"),
+    at_least: int = 1,
     quiet: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Many seeds of random faults, everything checked; exit status 4 if anything was wrong.
@@ -543,6 +544,9 @@ def chaos(
         Processes; 0 = one for each core.
     keep
         Where failing worlds are written, minimised.
+    at_least
+        Exit status 3, and the names, if a kind of fault struck less often, or a change of state or
+        an end of a request was seen less than a tenth as often.
     quiet
         Print failures only.
     """
@@ -556,6 +560,7 @@ def chaos(
         every=every,
         processes=jobs,
         keep=keep,
+        at_least=at_least,
         quiet=quiet,
     )
 
@@ -592,9 +597,11 @@ def experiment(
     configs: Path = Path("configs/experiments"),
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runs/experiments"),
     clusters: str = "AB",
+    seeds: int = 1,
+    page: Path | None = None,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
 ) -> int:
-    """Run a set of scaling experiments and print its tables (docs/experiments/).
+    """Run a set of scaling experiments, print its tables, draw its pictures (docs/experiments/).
 
     Parameters
     ----------
@@ -606,12 +613,24 @@ def experiment(
         Directory for the runs and the tables.
     clusters
         A, B or AB: the clusters of BlitzScale's Table 1.
+    seeds
+        pairings: more than 1 adds the order of the systems over so many seeds, with intervals.
+    page
+        Put tables and pictures into this page, between its marks.
     quiet
         Do not say which run is under way.
     """
     from emu.experiments.command import run_experiment
 
-    return run_experiment(name, configs=configs, output=output, clusters=clusters, quiet=quiet)
+    return run_experiment(
+        name,
+        configs=configs,
+        output=output,
+        clusters=clusters,
+        seeds=seeds,
+        page=page,
+        quiet=quiet,
+    )
 
 
 @app.command

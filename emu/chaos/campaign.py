@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -23,7 +24,34 @@ from emu.chaos.worlds import World, draw_world
 from emu.config.faultkinds import KINDS
 from emu.config.load import effective_dict
 from emu.config.schema import Config
+from emu.replica.states import TRANSITIONS
 from emu.rng import rng_stream
+
+_DIGITS: Final = re.compile(r"\d+")
+ENDS: Final = (
+    "completed",
+    "cancelled: client_left",
+    "cancelled: session_ended",
+    "rejected: overloaded",
+    *(
+        f"failed: {reason}"
+        for reason in (
+            "replica_lost",
+            "kv_lost",
+            "lease_expired",
+            "drain_expired",
+            "refused",
+            "transfer_broken",
+            "transfer_timeout",
+            "handshake_timeout",
+            "destination_refused",
+            "no_replica_left",
+            "no_decode_replica_holds_it",
+        )
+    ),
+)
+"""Ends that a request can have, apart from those that name a size."""
+CHANGES: Final = tuple(f"{before.value} -> {after.value}" for before, after in TRANSITIONS)
 
 
 class Totals(msgspec.Struct):
@@ -59,14 +87,22 @@ class Totals(msgspec.Struct):
             (self.transitions, verdict.transitions),
             (self.ends, verdict.ends),
         ):
-            for key, count in its.items():
+            for name, count in its.items():
+                key = _DIGITS.sub("N", name) if mine is self.ends else name
                 mine[key] = mine.get(key, 0) + count
         if verdict.problems:
             self.failing.append(verdict)
 
-    def never(self) -> list[str]:
-        """Kinds of faults that never struck: a finding about the campaign."""
-        return [kind for kind in KINDS if not self.faults.get(kind)]
+    def rarer_than(self, times: int) -> list[str]:
+        """What was seen less often: a finding about the campaign, with how often it was seen.
+
+        Kinds of faults count in full; ends of requests and changes of state need a tenth.
+        """
+        few = max(1, times // 10)
+        wanted = [(kind, self.faults.get(kind, 0), times) for kind in KINDS]
+        wanted += [(end, self.ends.get(end, 0), few) for end in ENDS]
+        wanted += [(name, self.transitions.get(name, 0), few) for name in CHANGES]
+        return [f"{name} ({seen})" for name, seen, least in wanted if seen < least]
 
 
 class Job(msgspec.Struct):

@@ -12,12 +12,12 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from emu.chaos.campaign import Job, Totals, base_of, campaign, world_of, write_failure
+from emu.chaos.campaign import CHANGES, Job, Totals, base_of, campaign, world_of, write_failure
 from emu.chaos.trial import Verdict, run_world
 from emu.chaos.worlds import World
 from emu.config.faultkinds import KINDS
 from emu.config.load import load_config
-from emu.errors import InputError, InvariantViolation
+from emu.errors import InputError, InvariantViolation, RunError
 from emu.runner import prepare
 from emu.terminal import open_console
 from emu.units import NS_PER_S
@@ -58,8 +58,9 @@ def chaos_command(
     processes: int,
     keep: Path,
     quiet: bool,
+    at_least: int = 1,
 ) -> int:
-    """Run a campaign; 4 if anything was wrong."""
+    """Run a campaign; 4 if anything was wrong, 3 if something was seen too seldom."""
     console = open_console()
     if corpus is not None:
         return _replay(corpus, every, console)
@@ -67,7 +68,7 @@ def chaos_command(
     progress = not quiet and console.is_terminal
     totals = campaign(jobs, processes=processes, progress=progress)
     if not quiet:
-        print_totals(totals, console)
+        print_totals(totals, console, at_least)
     by_seed = {job.seed: job for job in jobs}
     for verdict in totals.failing[:5]:
         _tell(verdict, console)
@@ -77,7 +78,9 @@ def chaos_command(
         given = f" --faults {faults}" if faults else ""
         seed = f"{verdict.seed}:{verdict.seed + 1}"
         console.print(f"python -m emu chaos{config} --seeds {seed}{given}", soft_wrap=True)
-    return InvariantViolation.exit_status if totals.failing else 0
+    if totals.failing:
+        return InvariantViolation.exit_status
+    return RunError.exit_status if at_least > 1 and totals.rarer_than(at_least) else 0
 
 
 def _jobs(path: Path | None, seeds: range, faults: Path | None, every: int) -> list[Job]:
@@ -117,8 +120,8 @@ def _tell(verdict: Verdict, console: Console) -> None:
         console.print(f"    {line}", soft_wrap=True, markup=False)
 
 
-def print_totals(totals: Totals, console: Console) -> None:
-    """What happened, how often, and what never did."""
+def print_totals(totals: Totals, console: Console, at_least: int = 1) -> None:
+    """What happened, how often, and what never did (or less often than wanted)."""
     table = Table(title="faults")
     for column in ("kind", "catalogue", "struck", "found nothing"):
         table.add_column(column, justify="left" if column in ("kind", "catalogue") else "right")
@@ -129,7 +132,7 @@ def print_totals(totals: Totals, console: Console) -> None:
         table.add_row(kind, spec.numbers, f"{struck:,}", f"{missed:,}", style=style)
     console.print(table)
     _print_counts("ends of requests", totals.ends, console)
-    _print_counts("changes of state", totals.transitions, console)
+    _print_counts("changes of state", dict.fromkeys(CHANGES, 0) | totals.transitions, console)
     minutes = totals.cpu_s / 60
     console.print(
         f"{totals.seeds:,} seeds, {len(totals.failing)} with violations; {totals.events:,} events, "
@@ -139,8 +142,10 @@ def print_totals(totals: Totals, console: Console) -> None:
         f"({totals.gpu_hours / max(minutes, 1e-9):.1f} GPU-hours) per CPU-minute",
         soft_wrap=True,
     )
-    if totals.never():
-        console.print(f"never struck: {', '.join(totals.never())}", style="red", soft_wrap=True)
+    rare = totals.rarer_than(at_least)
+    if rare and (at_least > 1 or totals.seeds >= 100):
+        head = f"seen less than {at_least} times" if at_least > 1 else "never seen"
+        console.print(f"{head}: {'; '.join(rare)}", style="red", soft_wrap=True)
 
 
 def _print_counts(title: str, counts: Mapping[str, int], console: Console) -> None:

@@ -34,7 +34,16 @@ _NEEDS_TRANSFERS: Final = ("partition", "lease_expired", *_TRANSFERS)
 _NEEDS_PLANNER: Final = ("metrics_frozen", "planner_restart")
 _WITH_PROBABILITY: Final = (*_TRANSFERS, "host_cache_stale", "load_stuck")
 _MEETS_LOADS: Final = ("host_cache_lost", "host_cache_stale", "load_stuck")
-_COLOCATED_STAGES: Final = ("colocated", "loading", "any", "queued", "prefill", "decode")
+_COLOCATED_STAGES: Final = (
+    "colocated",
+    "loading",
+    "loading_colocated",
+    "shutting_colocated",
+    "any",
+    "queued",
+    "prefill",
+    "decode",
+)
 
 
 class Ground(msgspec.Struct, frozen=True):
@@ -109,14 +118,17 @@ def draw_faults(rng: Rng, ground: Ground, span_s: float) -> list[Tables]:
 def _some(rng: Rng, name: str, at_s: float, ground: Ground) -> list[Tables]:
     """A fault, several of the kind, or the fault and one that gives it something to strike."""
     first = _fault(rng, name, at_s, ground)
-    if name in ("lease_expired", "drain_expired"):
+    if name == "lease_expired":
         pause_s = float(pick(rng, (0.02, 0.1, 0.3)))
         count = int(rng.integers(1, 7))
         volley = [{**first, "at_s": round(at_s + pause_s * order, 9)} for order in range(count)]
-        if name == "lease_expired" and chance(rng, 0.5):
+        if chance(rng, 0.5):
             window_s = max(0.05, pause_s * count)
             volley.append({"at_s": at_s, "kind": "destination_refuses", "duration_s": window_s})
         return volley
+    if name == "replica_crash" and "stage" in first:  # states that last but an instant
+        more = [_fault(rng, name, at_s, ground) for _ in range(int(rng.integers(0, 4)))]
+        return [first, *(fault for fault in more if "stage" in fault)]
     if name in _MEETS_LOADS and chance(rng, 0.6):
         crash = _fault(rng, "replica_restart", round(at_s + 0.01, 9), ground)
         return [first, {**crash, "duration_s": float(pick(rng, TIMES_S[1:4]))}]
@@ -127,7 +139,8 @@ def _fault(rng: Rng, name: str, at_s: float, ground: Ground) -> Tables:
     spec = KINDS[name]
     fault: Tables = {"at_s": at_s, "kind": name}
     for group in spec.one_of:
-        key = "replica" if "replica" in group and not chance(rng, 0.3) else pick(rng, group)
+        by_stage = 0.6 if ground.has_planner else 0.3
+        key = "replica" if "replica" in group and not chance(rng, by_stage) else pick(rng, group)
         if key == "node":
             fault["node"] = int(rng.integers(ground.machines))
         elif key == "stage":
@@ -153,7 +166,7 @@ def _fault(rng: Rng, name: str, at_s: float, ground: Ground) -> Tables:
     if name in ("link_down", "client_leaves"):
         fault["times"] = int(rng.integers(1, 4))
     # A window of stuck loads always ends, or nothing would ever load.
-    is_finite = ground.heals or spec.needs_duration or name == "load_stuck"
+    is_finite = ground.heals or spec.needs_duration or name in ("load_stuck", "drain_expired")
     if spec.takes_duration and (is_finite or chance(rng, 0.6)):
         fault["duration_s"] = float(pick(rng, TIMES_S[1:]))
     return fault
@@ -162,7 +175,7 @@ def _fault(rng: Rng, name: str, at_s: float, ground: Ground) -> Tables:
 def _stages(stages: Sequence[str], ground: Ground) -> list[str]:
     """Those that there can be."""
     if ground.prefills:
-        return [stage for stage in stages if stage != "colocated"]
+        return [stage for stage in stages if "colocated" not in stage]
     return [stage for stage in stages if stage in _COLOCATED_STAGES]
 
 

@@ -25,8 +25,19 @@ REPLICA_STAGES: Final = (
     "loading",
     "source",
     "any",
+    "aus_prefill",
+    "aus_decode",
+    "refractory_prefill",
+    "mutating_to_decode",
+    "loading_prefill",
+    "loading_decode",
+    "loading_colocated",
+    "shutting_prefill",
+    "shutting_decode",
+    "shutting_colocated",
+    "shutting_null",
 )
-"""Where `stage` finds the replica of a crash, if `replica` does not name it."""
+"""Where `stage` finds the replica of a crash: groups of states, then states by name."""
 REQUEST_STAGES: Final = ("queued", "prefill", "migration", "decode", "between_halves", "any")
 """Where `stage` finds the requests whose clients leave."""
 _TARGET_KEYS: Final = ("replica", "node", "source", "destination", "request", "stage")
@@ -189,9 +200,9 @@ KINDS: Final[Mapping[str, FaultKind]] = MappingProxyType(
         ),
         "drain_expired": FaultKind(
             numbers="F24",
-            text="The grace of replicas that shut down is over: what they still hold is lost.",
+            text="The grace of replicas that shut down is over: what they still hold is lost. "
+            "duration_s: also of those that begin to in that time.",
             may=("replica",),
-            takes_duration=False,
         ),
         "metrics_frozen": FaultKind(
             numbers="F25",

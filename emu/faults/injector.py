@@ -16,7 +16,7 @@ from emu.config.faultkinds import KINDS, fault_problems
 from emu.config.schema import FaultTable
 from emu.errors import InputError
 from emu.faults.links import LinkFaults
-from emu.faults.recovery import Recovery
+from emu.faults.recovery import DRAINING, Recovery
 from emu.faults.strikes import STRIKES
 from emu.faults.transfers import TransferFaults
 from emu.replica.replica import Replica
@@ -45,6 +45,8 @@ class Injector:
         self.clones = 0
         self.waiting: list[tuple[FaultTable, str]] = []
         """Crashes that wait for a replica to enter a stage."""
+        self.drains: list[FaultTable] = []
+        """In force: whoever begins to drain has no time for it."""
         self._injected = 0
         timeout_ns = ms_to_ns(cluster.config.recovery.transfer_timeout_ms)
         cluster.network.timeout_ns = max(1, timeout_ns)
@@ -107,10 +109,23 @@ class Injector:
         self.cluster.recorder.fault_over(self.kernel.now_ns, fault.kind, target)
         self.cluster.note("fault over", target, fault.kind)
 
+    @staticmethod
+    def meets_drain(fault: FaultTable, replica: Replica) -> bool:
+        """Whether the replica drains, and the fault is about it."""
+        return replica.state in DRAINING and fault.replica in (-1, replica.replica_id)
+
+    def expire_drain(self, fault: FaultTable, replica: Replica) -> None:
+        """The grace of a replica that drains is over."""
+        self.note(fault, replica.name)
+        self.recovery.expire_drain(replica)
+
     # --- told by the cluster ------------------------------------------------------------------
     def on_moved(self, replica: Replica, before: ReplicaState) -> None:
         """A replica changed its state: a crash may have waited for that."""
         self.recovery.on_moved(replica, before)
+        for fault in self.drains:
+            if self.meets_drain(fault, replica):
+                self.expire_drain(fault, replica)
         if not self.waiting:
             return
         from emu.faults.strikes import states_of

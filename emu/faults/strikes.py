@@ -44,7 +44,7 @@ def states_of(stage: str) -> Sequence[ReplicaState]:
         "loading": sorted(LOADING, key=lambda s: s.value),
         "any": [s for s in S if s not in (S.FAILED, S.INACTIVE)],
     }
-    return found.get(stage, [])
+    return found.get(stage) or [state for state in S if state.value == stage]
 
 
 def _target(injector: Injector, fault: FaultTable) -> Replica | None:
@@ -70,9 +70,6 @@ def _crash(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> N
         return
     if replica.state is S.FAILED:
         injector.miss(fault, f"{replica.name} is down already")
-        return
-    if replica.state is S.INACTIVE:
-        injector.miss(fault, f"{replica.name} is inactive")
         return
     injector.note(fault, replica.name)
     back_ns = s_to_ns(fault.duration_s) if fault.duration_s or "restart" in fault.kind else -1
@@ -291,18 +288,20 @@ def _stale_cache(injector: Injector, fault: FaultTable, rng: np.random.Generator
 
 
 def _expire_drain(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
-    from emu.faults.recovery import DRAINING
+    """Those that drain now, and with a duration those that begin to drain in the window."""
+    struck = [r for r in injector.cluster.replicas if injector.meets_drain(fault, r)]
+    for replica in struck:
+        injector.expire_drain(fault, replica)
+    if fault.duration_s:
+        injector.drains.append(fault)
 
-    draining = [
-        r
-        for r in injector.cluster.replicas
-        if r.state in DRAINING and fault.replica in (-1, r.replica_id)
-    ]
-    if not draining:
+        def over() -> None:
+            injector.drains.remove(fault)
+            injector.end(fault, fault.kind)
+
+        injector.later(s_to_ns(fault.duration_s), over)
+    elif not struck:
         injector.miss(fault, "no replica drains")
-    for replica in draining:
-        injector.note(fault, replica.name)
-        injector.recovery.expire_drain(replica)
 
 
 def _freeze_metrics(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:

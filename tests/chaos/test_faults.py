@@ -212,3 +212,16 @@ def test_only_the_loads_of_the_named_replica_get_stuck(tmp_path: Path) -> None:
     assert ends(out) == {"completed": len(ROWS)}
     strikes = [m for m in marks(out, "fault") if m["text"].startswith("load_stuck")]
     assert [mark["target"] for mark in strikes] == ["weights of replica 3"]
+
+
+@pytest.mark.parametrize("at_s", [0.25, 0.31])
+def test_a_drain_without_grace_loses_what_it_holds(tmp_path: Path, at_s: float) -> None:
+    """Whether the fault comes before the drain (and lasts) or in the middle of it."""
+    fault = {"at_s": at_s, "kind": "drain_expired", "replica": 2}
+    if at_s < 0.3:
+        fault["duration_s"] = 0.2
+    leave = {"at_s": 0.3, "replica": 2, "command": "deactivate"}
+    out = struck(tmp_path, [fault], commands=[leave])
+    assert summary_of(out)["faults"] == {"drain_expired": 1}
+    assert any(row["retries"] == "1" for row in rows_of(out))
+    assert ends(out) == {"completed": len(ROWS)}
