@@ -183,6 +183,8 @@ class Launches:
     def _on_segments(self, replica_id: int, segments: int) -> None:
         replica = self._world.replicas[replica_id]
         replica.segments_ready = segments
+        if self.table.note_layers:
+            self._world.note("layers", f"replica {replica_id}", f"{segments} segments are there")
         if replica.state is S.NEW_PREFILL:
             replica.inbox.poke()
 

@@ -405,7 +405,16 @@ class NetworkTable(Table, kw_only=True, frozen=True):
         Literal["layerwise", "blocking"], doc("Overlap KV transfer with prefill layers, or not.")
     ] = "layerwise"
     collective_algorithm: Annotated[
-        Literal["ring", "direct", "halvingDoubling"], doc("Algorithm of collectives.")
+        Literal[
+            "ring",
+            "direct",
+            "halvingDoubling",
+            "doubleBinaryTree",
+            "oneRing",
+            "oneDirect",
+            "oneHalvingDoubling",
+        ],
+        doc("Algorithm of collectives; `one...` runs all dimensions as a single one."),
     ] = "ring"
     endpoint_delay_ns: Annotated[Count0, doc("Fixed cost of a message step.")] = 10
     link_latency_ns: Annotated[
@@ -477,6 +486,7 @@ class AutoscaleTable(Table, kw_only=True, frozen=True):
     multicast: Annotated[
         Literal["p2p", "chain", "tanz", "none"], doc("How weights travel over RDMA.")
     ] = "tanz"
+    note_layers: Annotated[bool, doc("A line in marks.csv for each layer that arrives.")] = False
     prune_sources: Annotated[bool, doc("Prefill replicas are never sources (interference).")] = True
     loader: Annotated[
         Literal["host", "disk", "cache", "delay"],

@@ -59,6 +59,12 @@ class Figures(msgspec.Struct, kw_only=True):
     scale_ups: int
     host_gb_mean: float
     host_gb_max: float
+    copy_gb: float
+    """One copy of the weights."""
+    loads: dict[str, int]
+    """Replicas whose weights arrived, by method."""
+    directory: Path
+    """Where the files of the run are."""
     ttfts_ms: list[float]
     tpots_ms: list[float]
     speed_up: float
@@ -132,6 +138,9 @@ def _figures(summary: Summary, out: Path, label: str, speed_up: float) -> Figure
         scale_ups=summary.scale_ups,
         host_gb_mean=host.get("mean", 0) / 1e9,
         host_gb_max=host.get("max", 0) / 1e9,
+        copy_gb=host.get("copy", 0) / 1e9,
+        loads=summary.loads,
+        directory=out,
         ttfts_ms=[int(row["ttft_ns"]) / 1e6 for row in rows],
         tpots_ms=[int(row["tpot_ns"]) / 1e6 for row in rows],
         speed_up=speed_up,
