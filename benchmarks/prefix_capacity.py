@@ -1,6 +1,6 @@
 """Prefix hits against the size of the KV cache, on a trace with block hashes.
 
-    python benchmarks/prefix_capacity.py TRACE [--plot FILE.html]
+    python -m benchmarks.prefix_capacity TRACE [--plot FILE.svg]
 
 One replica that serves at once (iterations take 0.1 ms whatever is in them), so that the cache is
 all that matters: what it holds, and what is evicted before it is asked for again. Prints a table
@@ -16,6 +16,7 @@ from pathlib import Path
 import cyclopts
 
 from emu.config.load import config_from_dict
+from emu.experiments.svg import Line, Panel, svg
 from emu.runner import execute
 
 BLOCK_TOKENS = 512
@@ -49,7 +50,7 @@ def hit_rate(trace: Path, blocks: int, directory: Path) -> float:
 
 
 def main(trace: Path, *, plot: Path | None = None) -> None:
-    """Print the table; with `--plot`, write a page with the curve."""
+    """Print the table; with `--plot`, draw the curve as an SVG file."""
     points: list[tuple[int, float]] = []
     print("| KV cache, tokens | GiB (Llama-3.1-8B) | prompt tokens found |")
     print("|---|---|---|")
@@ -64,16 +65,22 @@ def main(trace: Path, *, plot: Path | None = None) -> None:
                 gib = tokens * KV_BYTES_PER_TOKEN / 2**30
                 print(f"| {tokens:,} | {gib:,.1f} | {rate:.2%} |", flush=True)
     if plot is not None:
-        import plotly.graph_objects as go
-
-        figure = go.Figure(
-            go.Scatter(x=[t for t, _ in points[:-1]], y=[100 * r for _, r in points[:-1]])
-        )
-        figure.add_hline(y=100 * points[-1][1], line_dash="dot", annotation_text="endless cache")
-        figure.update_xaxes(type="log", title="KV cache, tokens")
-        figure.update_yaxes(title="prompt tokens found, %", rangemode="tozero")
-        figure.write_html(plot, include_plotlyjs=True)
+        plot.write_text(picture(points), encoding="utf-8")
         print(f"\nplot: {plot}", file=sys.stderr)
+
+
+def picture(points: list[tuple[int, float]]) -> str:
+    """The curve, and the endless cache (the last point) as a level."""
+    *finite, (_, endless) = points
+    tokens = [float(count) for count, _ in finite]
+    labels = ("least recently used", "endless cache")
+    lines = [
+        Line(labels[0], tokens, [100 * rate for _, rate in finite]),
+        Line(labels[0], tokens, [100 * rate for _, rate in finite], is_points=True),
+        Line(labels[1], tokens, [100 * endless] * len(tokens)),
+    ]
+    panel = Panel("", "KV cache, tokens", "prompt tokens found, %", lines=lines, is_log_x=True)
+    return svg("Prefix hits by capacity", [[panel]], labels)
 
 
 if __name__ == "__main__":
