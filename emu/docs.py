@@ -32,7 +32,7 @@ DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 _CLI_INTRO: Final = """\
 # Command line
 
-Every command and option. This page is generated from `emu/cli.py`.
+Every command and option. This page is generated from `emu/cli/`.
 
 Exit status: 0 done; 1 an internal fault; 2 wrong input, told in one line on stderr; 3 the run could
 not continue (deadlock, limit); 4 an invariant of emu was violated; 130 interrupted (partial results

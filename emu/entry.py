@@ -2,7 +2,7 @@
 
 The parser of all commands takes longer to load than a short run takes to emulate. A plain run
 (`emu [run] FILE.toml` with its own options, each given once) is recognised here and started without
-it. Whatever else is written goes to `emu/cli.py`, which knows every command and words every error;
+it. Whatever else is written goes to `emu/cli/`, which knows every command and words every error;
 for a line that both understand, both make the same call (a test compares them).
 """
 

@@ -1,7 +1,7 @@
 """How a command ends: its exit status, and one line for each thing that can go wrong.
 
 0 done, 1 internal fault, 2 input error, 3 the run could not continue, 4 an invariant was violated,
-130 interrupted, 141 nobody reads the output. Owns nothing; `emu/cli.py` and the short way to a run
+130 interrupted, 141 nobody reads the output. Owns nothing; `emu/cli/` and the short way to a run
 (`emu/entry.py`) share it.
 """
 

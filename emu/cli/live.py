@@ -1,0 +1,151 @@
+"""Commands about live servers: the emulated one, and a real one that is measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from emu.cli.options import Overrides
+
+
+def serve(
+    config: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    speed: float = 1.0,
+    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runs/live"),
+    api_key: str = "",
+    control_token: str = "",
+    model_name: str = "",
+    tokenizer: str = "",
+    output_tokens: int = 0,
+    early_stop: Annotated[bool, Parameter(negative=())] = False,
+    max_outstanding: int = 8192,
+    max_body_mib: float = 16.0,
+    startup_s: float = -1.0,
+    drain_s: float = 30.0,
+    set_: Overrides = (),
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
+) -> int:
+    """Live mode: an OpenAI-compatible server that answers like the emulated cluster.
+
+    Parameters
+    ----------
+    config
+        Configuration file.
+    host
+        Address to listen on.
+    port
+        Port to listen on; 0 = any that is free.
+    speed
+        Emulated seconds per second.
+    output
+        Directory for the recording, the results and the tokenizer.
+    api_key
+        Clients must send this key.
+    control_token
+        Needed for /emu on other than loopback addresses; empty = a random one is printed.
+    model_name
+        Name that clients use; empty = the model's own.
+    tokenizer
+        A Hugging Face tokenizer.json or its directory; empty = one token per byte.
+    output_tokens
+        Output length when the client gives no limit; 0 = the config's distribution.
+    early_stop
+        Answers may end before the client's limit, as drawn from the distribution.
+    max_outstanding
+        More answers under way than this are refused with 429.
+    max_body_mib
+        Longer request bodies are refused with 413.
+    startup_s
+        Emulated start-up; -1 = the time to load the weights.
+    drain_s
+        Seconds that answers under way have after SIGTERM.
+    quiet
+        Print nothing.
+    """
+    from emu.serve.house import ServeOptions
+    from emu.serve.server import serve_command
+
+    options = ServeOptions(
+        host=host,
+        port=port,
+        speed=speed,
+        api_key=api_key,
+        control_token=control_token,
+        model_name=model_name,
+        tokenizer=tokenizer,
+        output_tokens=output_tokens,
+        early_stop=early_stop,
+        max_outstanding=max_outstanding,
+        max_body_mib=max_body_mib,
+        startup_s=startup_s,
+        drain_s=drain_s,
+    )
+    return serve_command(config, options, output=output, overrides=set_, quiet=quiet)
+
+
+def observe(
+    url: str,
+    *,
+    workload: Path,
+    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runs/observed"),
+    model: str = "",
+    api_key: str = "",
+    vocab_size: int = 32_000,
+    text: Annotated[bool, Parameter(negative=())] = False,
+    speed: float = 1.0,
+    limit: int = 0,
+    concurrency: int = 0,
+    timeout_s: float = 600.0,
+    seed: int = 42,
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
+) -> int:
+    """Drive a real OpenAI-compatible server with a workload and write measurements.
+
+    Parameters
+    ----------
+    url
+        The server, as http://HOST:PORT.
+    workload
+        Workload file.
+    output
+        Directory for requests.jsonl and result.json (for `compare --measured`).
+    model
+        Model name; empty = the first that the server has.
+    api_key
+        Sent as bearer token.
+    vocab_size
+        Drawn token ids are below this.
+    text
+        Send prompts as text, one letter per token, instead of token ids.
+    speed
+        Arrivals come so many times faster; measured times are multiplied.
+    limit
+        First N lines; 0 = all.
+    concurrency
+        At most so many calls at once; 0 = no limit.
+    timeout_s
+        A call that takes longer has failed.
+    seed
+        Of the drawn token ids.
+    quiet
+        Print nothing.
+    """
+    from emu.serve.observe import ObserveOptions, observe_command
+
+    options = ObserveOptions(
+        model=model,
+        api_key=api_key,
+        vocab_size=vocab_size,
+        text=text,
+        speed=speed,
+        limit=limit,
+        concurrency=concurrency,
+        timeout_s=timeout_s,
+        seed=seed,
+    )
+    return observe_command(url, workload, options, output=output, quiet=quiet)

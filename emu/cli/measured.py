@@ -1,0 +1,197 @@
+"""Commands that meet other systems: their files, their measurements, their kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from emu.cli.options import Overrides
+
+
+def import_cluster(
+    file: Path,
+    *,
+    profiles: Path | None = None,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+) -> int:
+    """An LLMServingSim cluster file as a configuration, on stdout.
+
+    Parameters
+    ----------
+    file
+        Cluster file, JSON.
+    profiles
+        Root of profile bundles: instances that have one there take their times from it.
+    output
+        Write the configuration here instead.
+    """
+    from emu.importers.llmservingsim import import_cluster as convert
+
+    text = convert(file, profiles.absolute() if profiles is not None else None)
+    if output is None:
+        print(text, end="")
+    else:
+        output.write_text(text, encoding="utf-8")
+    return 0
+
+
+def reproduce(
+    directory: Path,
+    *,
+    profiles: Path | None = None,
+    gpu: str = "",
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    set_: Overrides = (),
+    only_config: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Emulate a measured run of vLLM from its own record, and compare the two.
+
+    Parameters
+    ----------
+    directory
+        What was recorded: requests.jsonl, meta.json, config.json (docs/measured.md).
+    profiles
+        Root of profile bundles, for measured layer times.
+    gpu
+        Name of the GPU, where the record does not say it.
+    output
+        Where configuration and run go, instead of runs/NAME.
+    only_config
+        Write the configuration, run nothing.
+    """
+    from emu.reproduce import reproduce_command
+
+    return reproduce_command(
+        directory,
+        profiles=profiles,
+        gpu=gpu,
+        output=output,
+        overrides=set_,
+        only_config=only_config,
+    )
+
+
+def calibrate(config: Path, *, measured: Path, set_: Overrides = ()) -> int:
+    """Fit the roofline's constants to a measured run of the same workload.
+
+    Parameters
+    ----------
+    config
+        Configuration file of the measured system and its workload.
+    measured
+        File of a real server's requests (docs/measured.md).
+    """
+    from emu.calibrate import calibrate_command
+
+    return calibrate_command(config, measured, set_)
+
+
+def trace(
+    config: Path | None = None,
+    /,
+    *,
+    prefill: str = "",
+    decode: str = "",
+    out: Path = Path("trace"),
+    replica: int = 0,
+    dialect: Literal["fork", "upstream"] = "fork",
+    show: Path | None = None,
+    set_: Overrides = (),
+) -> int:
+    """Graphs and input files of one batch for ASTRA-Sim, or a graph as text.
+
+    Parameters
+    ----------
+    config
+        Configuration file.
+    prefill
+        Prompt chunks: NEW:CONTEXT, comma separated (512:0,100:412).
+    decode
+        Decodes: COUNTxCONTEXT, comma separated (32x1000,4x200).
+    out
+        Directory for trace.txt, batch.N.et and the input files.
+    replica
+        Whose model, degrees and network.
+    dialect
+        LLMServingSim's ASTRA-Sim (ns), or the published one (us; docs/astra-sim.md).
+    show
+        Print this .et file instead.
+    """
+    from emu.batchfiles import trace_command
+
+    return trace_command(
+        config,
+        prefill=prefill,
+        decode=decode,
+        out=out,
+        replica=replica,
+        dialect=dialect,
+        show=show,
+        overrides=set_,
+    )
+
+
+def profile(
+    *,
+    model: str = "meta-llama/Llama-3.1-8B",
+    out: Path = Path("bundles"),
+    hf_config: Path | None = None,
+    hardware: str = "",
+    tp: str = "1",
+    device: str = "",
+    budget_s: float = 360.0,
+    repeats: int = 5,
+    max_tokens: int = 2048,
+    max_sequences: int = 256,
+    max_context: int = 16384,
+) -> int:
+    """Measure real kernels on the GPU at hand; a bundle for the profile backend.
+
+    Needs PyTorch (extra `profiler`).
+
+    Parameters
+    ----------
+    model
+        Catalogue name, or a label with --hf-config.
+    out
+        Root of the bundles: OUT/HARDWARE/MODEL/bf16.
+    hf_config
+        A Hugging Face config.json.
+    hardware
+        Name of the hardware folder; empty = the device's.
+    tp
+        Tensor-parallel degrees, comma separated; each is measured as one rank's shapes.
+    device
+        cuda or cpu; empty = cuda if there is one.
+    budget_s
+        Finer points are measured until then.
+    repeats
+        Calls for each median.
+    max_tokens
+        New tokens of one iteration.
+    max_sequences
+        Sequences of one iteration.
+    max_context
+        Longest history.
+    """
+    from emu.profiler.__main__ import degrees
+    from emu.profiler.grid import Limits
+    from emu.profiler.session import ProfileOptions
+    from emu.profiler.session import profile as measure
+
+    limits = Limits(max_tokens=max_tokens, max_sequences=max_sequences, max_context=max_context)
+    options = ProfileOptions(
+        model=model,
+        hf_config=str(hf_config or ""),
+        out=str(out),
+        hardware=hardware,
+        tp=degrees(tp),
+        device=device,
+        budget_s=budget_s,
+        repeats=repeats,
+        limits=limits,
+    )
+    print(measure(options))
+    return 0

@@ -1,0 +1,121 @@
+"""Commands that try a cluster: random faults, what faults cost, sets of experiments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from emu.cli.options import Overrides
+
+
+def chaos(
+    config: Path | None = None,
+    /,
+    *,
+    seeds: str = "0:100",
+    faults: Path | None = None,
+    corpus: Path | None = None,
+    every: int = 40,
+    jobs: int = 0,
+    keep: Path = Path("chaos-failures"),
+    at_least: int = 1,
+    quiet: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Many seeds of random faults, everything checked; exit status 4 if anything was wrong.
+
+    Parameters
+    ----------
+    config
+        Cluster to strike; without one, clusters, policies and workloads are drawn as well.
+    seeds
+        A:B (B excluded), or one seed.
+    faults
+        Configuration whose [[faults]] strike in every run, instead of drawn ones.
+    corpus
+        Replay worlds that once failed: a file, or a directory of them.
+    every
+        Full recount of the books before every so many events.
+    jobs
+        Processes; 0 = one for each core.
+    keep
+        Where failing worlds are written, minimised.
+    at_least
+        Exit status 3, and the names, if a kind of fault struck less often, or a change of state or
+        an end of a request was seen less than a tenth as often.
+    quiet
+        Print failures only.
+    """
+    from emu.chaos.command import chaos_command
+
+    return chaos_command(
+        config,
+        seeds=seeds,
+        faults=faults,
+        corpus=corpus,
+        every=every,
+        processes=jobs,
+        keep=keep,
+        at_least=at_least,
+        quiet=quiet,
+    )
+
+
+def resilience(config: Path, *, set_: Overrides = (), output: Path | None = None) -> int:
+    """What the faults of a configuration cost: the run beside the same run without them.
+
+    Parameters
+    ----------
+    config
+        Configuration with [[faults]].
+    set_
+        Override a key: --set scheduler.max_num_seqs=64 (may be repeated).
+    output
+        Keep both runs in this directory.
+    """
+    from emu.chaos.resilience import resilience_command
+
+    return resilience_command(config, set_, output)
+
+
+def experiment(
+    name: str,
+    *,
+    configs: Path = Path("configs/experiments"),
+    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runs/experiments"),
+    clusters: str = "AB",
+    seeds: int = 1,
+    page: Path | None = None,
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
+) -> int:
+    """Run a set of scaling experiments, print its tables, draw its pictures (docs/experiments/).
+
+    Parameters
+    ----------
+    name
+        pairings, ablation, six or cache.
+    configs
+        Directory of the configurations.
+    output
+        Directory for the runs and the tables.
+    clusters
+        A, B or AB: the clusters of BlitzScale's Table 1.
+    seeds
+        pairings: more than 1 adds the order of the systems over so many seeds, with intervals.
+    page
+        Put tables and pictures into this page, between its marks.
+    quiet
+        Do not say which run is under way.
+    """
+    from emu.experiments.command import run_experiment
+
+    return run_experiment(
+        name,
+        configs=configs,
+        output=output,
+        clusters=clusters,
+        seeds=seeds,
+        page=page,
+        quiet=quiet,
+    )
