@@ -20,7 +20,7 @@ from emu.config.check import PARTIAL_TABLES, struct_of, table_info, unwrap
 _INTRO: Final = """\
 # Configuration
 
-Every table and key of a configuration file. This page is generated from `emu/config/schema.py`.
+Every table and key of a configuration file. This page is generated from `emu/config/tables/`.
 
 A file is TOML. Units stand in the names of the keys (`_ns`, `_us`, `_ms`, `_s`: time; `_gib`: 2^30
 bytes; `_gbps`: 1e9 bits per second; `_gbytes_per_s`: 1e9 bytes per second). Relative paths are

@@ -1,0 +1,1 @@
+"""The tables of a configuration file, by family. `emu/config/schema.py` puts them together."""

@@ -1,0 +1,187 @@
+"""What stands there: the model, machines and GPUs, replicas and where their weights are, the network."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import field
+
+from emu.config.tables.base import Count, Count0, Dtype, NonNegative, Positive, Table, Tokens0, doc
+
+
+class ModelTable(Table, kw_only=True, frozen=True):
+    """The model that every replica serves."""
+
+    name: Annotated[
+        str, doc("Catalogue name (`emu models`), or a label when `hf_config` is given.")
+    ] = "meta-llama/Llama-3.1-8B"
+    hf_config: Annotated[
+        str, doc("Path of a Hugging Face config.json; replaces the catalogue.")
+    ] = ""
+    dtype: Annotated[Dtype, doc("Type of the weights; auto = as the model was published.")] = "auto"
+    kv_cache_dtype: Annotated[Dtype, doc("Type of the KV cache; auto = that of the weights.")] = (
+        "auto"
+    )
+    max_model_tokens: Annotated[
+        Tokens0, doc("Longest prompt + output; 0 = the model's own limit.")
+    ] = 0
+
+
+class GpuTable(Table, kw_only=True, frozen=True):
+    """Figures of a GPU that the catalogue does not have."""
+
+    name: Annotated[str, doc("Name shown in reports.")] = "custom"
+    memory_gib: Annotated[Positive, doc("Memory of one GPU.")]
+    memory_gbytes_per_s: Annotated[Positive, doc("Memory bandwidth, 1e9 bytes/s.")]
+    tflops_fp16: Annotated[Positive, doc("Dense half-precision peak, 1e12 FLOP/s.")]
+    tflops_fp8: Annotated[NonNegative, doc("Dense 8-bit peak; 0 = as half precision.")] = 0.0
+    sm_count: Annotated[
+        Count0, doc("Multiprocessors, which tiles of a product are dealt to; 0 = not known.")
+    ] = 0
+    nvlink_gbps: Annotated[
+        NonNegative, doc("GPU-to-GPU link per direction, 1e9 bit/s; 0 = none.")
+    ] = 0.0
+    pcie_gbps: Annotated[Positive, doc("Host link per direction, 1e9 bit/s.")] = 256.0
+
+
+class NodeTable(Table, kw_only=True, frozen=True):
+    """Machines of one kind."""
+
+    count: Annotated[Count, doc("How many machines of this kind.")] = 1
+    gpu: Annotated[
+        str | GpuTable, doc("Catalogue name (`emu gpus`) or an inline table of figures.")
+    ] = "A100-SXM4-80GB"
+    gpus: Annotated[Count, doc("GPUs per machine.")] = 8
+    host_memory_gib: Annotated[Positive, doc("Host memory of a machine.")] = 1024.0
+    host_memory_gbytes_per_s: Annotated[Positive, doc("Host memory bandwidth, 1e9 bytes/s.")] = (
+        256.0
+    )
+    host_memory_latency_ns: Annotated[Count0, doc("Latency of one host memory access.")] = 0
+    nvlink_gbps: Annotated[
+        float, doc("Per GPU and direction, 1e9 bit/s; -1 = the GPU's own.")
+    ] = -1.0
+    nvlink_latency_ns: Annotated[
+        int,
+        doc(
+            "Latency of one step of a collective inside a machine; -1 = network.link_latency_ns, or by kind of link."
+        ),
+    ] = -1
+    nic_gbps: Annotated[Positive, doc("Per GPU and direction, 1e9 bit/s.")] = 100.0
+    nic_latency_us: Annotated[NonNegative, doc("Latency of one message between machines.")] = 5.0
+    pcie_gbps: Annotated[
+        float, doc("Host to GPU, per GPU and direction, 1e9 bit/s; -1 = the GPU's.")
+    ] = -1.0
+    pcie_shared_by: Annotated[Count, doc("GPUs that share one PCIe link.")] = 1
+    ssd_gbps: Annotated[Positive, doc("Disk read rate, per GPU, 1e9 bit/s.")] = 10.0
+    nvlink_domain: Annotated[Count0, doc("GPUs joined by NVLink; 0 = all of the machine.")] = 0
+    leaf: Annotated[str, doc("Leaf switch of these machines (names a group).")] = ""
+    cxl_gib: Annotated[NonNegative, doc("CXL memory pool reachable from the machine.")] = 0.0
+    cxl_gbytes_per_s: Annotated[Positive, doc("CXL bandwidth, 1e9 bytes/s.")] = 60.0
+    cxl_latency_ns: Annotated[Count0, doc("CXL access latency.")] = 250
+    cxl_devices: Annotated[Count, doc("CXL devices.")] = 1
+    pim: Annotated[
+        str,
+        doc(
+            "Host memory that computes attention: DDR4_8GB_3200, HBM2_1GB_2000, LPDDR4X_2GB_4266, LPDDR5_2GB_6400, or an INI file named after one."
+        ),
+    ] = ""
+    hourly_price: Annotated[
+        NonNegative, doc("Price of one GPU-hour, any currency; 0 = not accounted.")
+    ] = 0.0
+
+
+class PlacementRule(Table, kw_only=True, frozen=True):
+    """Where the weights of some layers are."""
+
+    layers: Annotated[str, doc('Layers, for example "0-3,8".')]
+    weights: Annotated[str, doc("gpu, cpu, cxl or cxl:N (device N).")]
+
+
+class PlacedTensors(Table, kw_only=True, frozen=True):
+    """Device of single tensors in all layers, above all rules; empty = as the rules say."""
+
+    embedding: Annotated[str, doc("The embedding.")] = ""
+    layernorm: Annotated[str, doc("Both norms of a layer.")] = ""
+    qkv_proj: Annotated[str, doc("Query, key and value.")] = ""
+    qk_norm: Annotated[str, doc("Norms of queries and keys.")] = ""
+    o_proj: Annotated[str, doc("Output of the attention.")] = ""
+    gate_up_proj: Annotated[str, doc("First half of the MLP.")] = ""
+    down_proj: Annotated[str, doc("Second half of the MLP.")] = ""
+    moe: Annotated[str, doc("Gate and experts of a rank.")] = ""
+    final_layernorm: Annotated[str, doc("The last norm.")] = ""
+    lm_head: Annotated[str, doc("The head.")] = ""
+
+
+class PlacementTable(Table, kw_only=True, frozen=True):
+    """Where weights are kept; what is not in GPU memory is loaded in every iteration."""
+
+    weights: Annotated[str, doc("Everything not named below: gpu, cpu, cxl or cxl:N.")] = "gpu"
+    blocks: Annotated[list[PlacementRule], doc("Rules for layers; a later one wins.")] = field(
+        default_factory=list
+    )
+    tensors: PlacedTensors = field(default_factory=PlacedTensors)
+    local_loads: Annotated[
+        bool, doc("Bill reads of weights in GPU memory too, beside what the kernels take.")
+    ] = False
+
+
+class ReplicaTable(Table, kw_only=True, frozen=True):
+    """Replicas with the same role and shape."""
+
+    role: Annotated[
+        Literal["colocated", "prefill", "decode", "inactive"], doc("Role at the start.")
+    ] = "colocated"
+    count: Annotated[Count, doc("How many replicas.")] = 1
+    tensor_parallel: Annotated[Count, doc("GPUs that share each layer.")] = 1
+    pipeline_parallel: Annotated[Count, doc("Pipeline stages.")] = 1
+    expert_parallel: Annotated[
+        Count0, doc("Ranks that share the experts; 0 = tensor_parallel.")
+    ] = 0
+    data_parallel_group: Annotated[str, doc("Replicas with the same name step together.")] = ""
+    placement: Annotated[
+        PlacementTable | None, doc("Weights outside GPU memory; absent = none.")
+    ] = None
+    gpus: Annotated[
+        list[int], doc("GPU indices (cluster wide) to place on; empty = next free ones.")
+    ] = field(default_factory=list)
+    gpu: Annotated[str, doc("Place only on machines with this GPU.")] = ""
+    scheduler: Annotated[dict[str, Any], doc("Keys of [scheduler] to override.")] = field(
+        default_factory=dict
+    )
+    latency: Annotated[dict[str, Any], doc("Keys of [latency] to override.")] = field(
+        default_factory=dict
+    )
+    model: Annotated[dict[str, Any], doc("Keys of [model] to override.")] = field(
+        default_factory=dict
+    )
+
+
+class NetworkTable(Table, kw_only=True, frozen=True):
+    """KV transfers, collectives and KV tiers."""
+
+    kv_transfer: Annotated[
+        Literal["layerwise", "blocking"], doc("Overlap KV transfer with prefill layers, or not.")
+    ] = "layerwise"
+    collective_algorithm: Annotated[
+        Literal[
+            "ring",
+            "direct",
+            "halvingDoubling",
+            "doubleBinaryTree",
+            "oneRing",
+            "oneDirect",
+            "oneHalvingDoubling",
+        ],
+        doc("Algorithm of collectives; `one...` runs all dimensions as a single one."),
+    ] = "ring"
+    endpoint_delay_ns: Annotated[Count0, doc("Fixed cost of a message step.")] = 10
+    link_latency_ns: Annotated[
+        int, doc("Latency of a collective's link; -1 = by kind of link.")
+    ] = -1
+    leaf_uplink_gbps: Annotated[
+        NonNegative, doc("Leaf switch to the others, per direction, 1e9 bit/s; 0 = no limit.")
+    ] = 0.0
+    tiers: Annotated[
+        list[Literal["cpu", "cxl"]], doc("KV tiers behind the GPU pool, nearest first.")
+    ] = field(default_factory=list)
+    tier_block_tokens: Annotated[Count, doc("Tokens per block of a tier.")] = 256
+    tier_shared: Annotated[bool, doc("Replicas of a machine share its tiers.")] = False
+    cpu_tier_gib: Annotated[NonNegative, doc("Host memory for KV; 0 = all host memory.")] = 0.0

@@ -1,0 +1,98 @@
+"""What is asked: requests from a file, or from distributions."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, field
+
+from emu.config.tables.base import Count, Count0, NonNegative, Positive, Table, Tokens, Tokens0, doc
+
+
+class ArrivalsTable(Table, kw_only=True, frozen=True):
+    """When synthetic requests arrive."""
+
+    process: Annotated[
+        Literal["poisson", "gamma", "constant", "burst", "piecewise", "all_at_once"],
+        doc("Arrival process."),
+    ] = "poisson"
+    rate_per_s: Annotated[Positive, doc("Mean rate, requests per second.")] = 1.0
+    cv: Annotated[Positive, doc("gamma: coefficient of variation of the gaps.")] = 1.0
+    burst_rate_per_s: Annotated[Positive, doc("burst: rate inside bursts.")] = 10.0
+    burst_every_s: Annotated[Positive, doc("burst: time between the starts of bursts.")] = 60.0
+    burst_length_s: Annotated[Positive, doc("burst: length of a burst.")] = 5.0
+    points: Annotated[
+        list[list[float]], doc("piecewise: [second, rate] pairs; linear between them.")
+    ] = field(default_factory=list)
+
+
+class LengthsTable(Table, kw_only=True, frozen=True):
+    """How long synthetic prompts or outputs are."""
+
+    distribution: Annotated[
+        Literal["fixed", "uniform", "zipf", "lognormal", "trace"], doc("Distribution of a length.")
+    ] = "lognormal"
+    value: Annotated[Tokens, doc("fixed: the length.")] = 512
+    min: Annotated[Tokens, doc("Smallest length.")] = 1
+    max: Annotated[Tokens, doc("Largest length.")] = 8192
+    median: Annotated[Positive, doc("lognormal: median.")] = 512.0
+    sigma: Annotated[Positive, doc("lognormal: standard deviation of the logarithm.")] = 1.0
+    theta: Annotated[Positive, doc("zipf: exponent.")] = 0.6
+    path: Annotated[str, doc("trace: a workload file to draw pairs from.")] = ""
+
+
+class SessionsTable(Table, kw_only=True, frozen=True):
+    """Synthetic conversations; one turn each = independent requests."""
+
+    turns_min: Annotated[Count, doc("Requests per session, at least.")] = 1
+    turns_max: Annotated[Count, doc("Requests per session, at most.")] = 1
+    tool_s: Annotated[NonNegative, doc("Mean pause between turns (exponential).")] = 2.0
+    shared_context: Annotated[bool, doc("Each turn's prompt starts with all earlier turns.")] = True
+
+
+class SyntheticTable(Table, kw_only=True, frozen=True):
+    """A workload made from distributions and the seed."""
+
+    requests: Annotated[
+        Annotated[int, Meta(ge=1)], doc("Number of requests (sessions count as one each).")
+    ] = 1000
+    duration_s: Annotated[NonNegative, doc("Stop at this time instead; 0 = by count.")] = 0.0
+    arrivals: ArrivalsTable = field(default_factory=ArrivalsTable)
+    prompt: LengthsTable = field(default_factory=LengthsTable)
+    output: LengthsTable = field(
+        default_factory=lambda: LengthsTable(median=128.0, sigma=0.8, max=2048)
+    )
+    sessions: SessionsTable = field(default_factory=SessionsTable)
+    tenants: Annotated[Count, doc("Requests are dealt over this many tenants.")] = 1
+    prefix_groups: Annotated[Count0, doc("Number of distinct shared prefixes; 0 = none.")] = 0
+    prefix_tokens: Annotated[Tokens0, doc("Length of a shared prefix.")] = 0
+
+
+class WorkloadTable(Table, kw_only=True, frozen=True):
+    """The requests: a file, or made from distributions."""
+
+    path: Annotated[str, doc("Workload file; empty = synthetic.")] = ""
+    format: Annotated[
+        Literal[
+            "auto",
+            "jsonl",
+            "azure",
+            "mooncake",
+            "burstgpt",
+            "sharegpt",
+            "csv",
+            "vidur",
+            "splitwise",
+            "blitzscale",
+        ],
+        doc("auto = recognised by content."),
+    ] = "auto"
+    limit: Annotated[Annotated[int, Meta(ge=0)], doc("First N lines; 0 = all.")] = 0
+    time_scale: Annotated[Positive, doc("> 1 stretches arrivals.")] = 1.0
+    start_s: Annotated[NonNegative, doc("Skip what arrives earlier.")] = 0.0
+    max_prompt_tokens: Annotated[Tokens0, doc("Clip longer prompts (counted); 0 = off.")] = 0
+    max_output_tokens: Annotated[Tokens0, doc("Clip longer outputs (counted); 0 = off.")] = 0
+    oversized: Annotated[
+        Literal["error", "reject", "clip"],
+        doc("What to do with a request that no replica could ever hold."),
+    ] = "error"
+    tokenizer: Annotated[str, doc("sharegpt: path of a tokenizer.json; empty = estimate.")] = ""
+    synthetic: SyntheticTable | None = None
