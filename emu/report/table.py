@@ -5,6 +5,8 @@ print_summary(summary, console)     # rich.console.Console; plain text when not 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +20,9 @@ _VERDICT_STYLE = {
     "overloaded": "red",
     "unknown": "yellow",
 }
+
+Figure = tuple[str, str, str]
+"""Name, text, style."""
 
 
 def print_summary(summary: Summary, console: Console) -> None:
@@ -48,97 +53,98 @@ def figures_table(summary: Summary) -> Table:
     return table
 
 
-def figures(summary: Summary) -> list[tuple[str, str, str]]:
-    """Name, text and style of every line below the latencies."""
-    others = [
-        f"{count} {name}"
-        for name, count in (
-            ("failed", summary.failed),
-            ("rejected", summary.rejected),
-            ("cancelled", summary.cancelled),
-        )
-        if count
+def figures(summary: Summary) -> list[Figure]:
+    """Every line below the latencies."""
+    return [
+        *_requests(summary),
+        *_resources(summary),
+        *_movements(summary),
+        *_warnings(summary),
     ]
-    rows = [
-        ("Requests", ", ".join([f"{summary.completed} completed", *others]), ""),
-        ("Duration", f"{number(summary.duration)} s simulated", ""),
-        (
-            "Throughput",
-            f"{number(summary.request_throughput)} requests/s, "
-            f"{number(summary.output_throughput)} output tokens/s, "
-            f"{number(summary.total_token_throughput)} tokens/s",
-            "",
-        ),
-    ]
-    if summary.slo.joint_attainment is not None and summary.request_goodput is not None:
-        parts = [
-            f"{name} {attained:.1%}"
-            for name, attained in (
-                ("TTFT", summary.slo.ttft_attainment),
-                ("TPOT", summary.slo.tpot_attainment),
-                ("E2E", summary.slo.e2e_attainment),
-            )
-            if attained is not None
-        ]
-        rows.append(
-            (
-                "Objectives",
-                f"{summary.slo.joint_attainment:.1%} met all ({', '.join(parts)}); "
-                f"goodput {number(summary.request_goodput)} requests/s",
-                "",
-            )
+
+
+def _requests(summary: Summary) -> Iterator[Figure]:
+    counts = {
+        "completed": summary.completed,
+        "failed": summary.failed,
+        "rejected": summary.rejected,
+        "cancelled": summary.cancelled,
+    }
+    shown = [f"{n:,} {status}" for status, n in counts.items() if n or status == "completed"]
+    yield "Requests", ", ".join(shown), ""
+    yield "Duration", f"{number(summary.duration)} s simulated", ""
+    rates = (
+        f"{number(summary.request_throughput)} requests/s",
+        f"{number(summary.output_throughput)} output tokens/s",
+        f"{number(summary.total_token_throughput)} tokens/s",
+    )
+    yield "Throughput", ", ".join(rates), ""
+    slo = summary.slo
+    if slo.joint_attainment is not None and summary.request_goodput is not None:
+        each = (
+            ("TTFT", slo.ttft_attainment),
+            ("TPOT", slo.tpot_attainment),
+            ("E2E", slo.e2e_attainment),
         )
+        parts = ", ".join(f"{name} {part:.1%}" for name, part in each if part is not None)
+        goodput = f"goodput {number(summary.request_goodput)} requests/s"
+        yield "Objectives", f"{slo.joint_attainment:.1%} met all ({parts}); {goodput}", ""
     load = summary.load
     growth = round(load.wait_growth_s_per_s, 3) + 0.0  # no minus sign before a zero
-    rows.append(
-        (
-            "Load",
-            f"{load.verdict} (waiting grows {growth:+.3f} s per s, "
-            f"mean wait {number(load.mean_wait_ms)} ms)",
-            _VERDICT_STYLE[load.verdict],
-        )
-    )
+    waits = f"waiting grows {growth:+.3f} s per s, mean wait {number(load.mean_wait_ms)} ms"
+    yield "Load", f"{load.verdict} ({waits})", _VERDICT_STYLE[load.verdict]
+
+
+def _resources(summary: Summary) -> Iterator[Figure]:
     gpu = summary.gpu_seconds
     if gpu.total:
         roles = ", ".join(f"{role} {number(value)}" for role, value in gpu.by_role.items())
-        rows.append(("GPU time", f"{number(gpu.total)} s ({roles}; idle {number(gpu.idle)})", ""))
+        yield "GPU time", f"{number(gpu.total)} s ({roles}; idle {number(gpu.idle)})", ""
     if summary.cost is not None:
-        rows.append(("Cost", number(summary.cost), ""))
+        yield "Cost", number(summary.cost), ""
+    if summary.energy_j is not None:
+        shares = ", ".join(f"{part} {number(j / 1e3)}" for part, j in summary.energy_j.items())
+        total = number(sum(summary.energy_j.values()) / 1e3)
+        yield "Energy", f"{total} kJ ({shares})", ""
+    if summary.prefix_hit_tokens["total"]:
+        yield "Prefix hits", f"{summary.prefix_hit_rate:.1%} of prompt tokens", ""
+    if summary.host_cache_bytes.get("max"):
+        use = summary.host_cache_bytes
+        text = f"{use['mean'] / 1e9:,.2f} GB of weights (mean; {use['max'] / 1e9:,.2f} GB at most)"
+        yield "Host memory", text, ""
+
+
+def _movements(summary: Summary) -> Iterator[Figure]:
     for name, count in (
         ("Preemptions", summary.preemptions),
         ("Migrations", summary.migrations),
         ("Recomputed tokens", summary.recomputed_tokens),
     ):
         if count:
-            rows.append((name, f"{count:,}", ""))
-    if summary.prefix_hit_tokens["total"]:
-        rows.append(("Prefix hits", f"{summary.prefix_hit_rate:.1%} of prompt tokens", ""))
-    for name, struck in (("Faults", summary.faults), ("Faults missed", summary.faults_missed)):
-        if struck:
-            rows.append((name, ", ".join(f"{kind} x{n}" for kind, n in struck.items()), "yellow"))
+            yield name, f"{count:,}", ""
     for kind, moved in summary.bytes_moved.items():
         if moved:
-            rows.append((f"Moved ({kind})", f"{moved / 1e9:,.2f} GB", ""))
+            yield f"Moved ({kind})", f"{moved / 1e9:,.2f} GB", ""
     if summary.loads:
-        parts = [f"{method} x{count}" for method, count in summary.loads.items()]
-        rows.append(("Loads", ", ".join(parts), ""))
-    if summary.host_cache_bytes.get("max"):
-        use = summary.host_cache_bytes
-        text = f"{use['mean'] / 1e9:,.2f} GB of weights (mean; {use['max'] / 1e9:,.2f} GB at most)"
-        rows.append(("Host memory", text, ""))
-    if summary.energy_j is not None:
-        shares = ", ".join(f"{part} {number(j / 1e3)}" for part, j in summary.energy_j.items())
-        total = number(sum(summary.energy_j.values()) / 1e3)
-        rows.append(("Energy", f"{total} kJ ({shares})", ""))
+        yield "Loads", _times(summary.loads), ""
+
+
+def _warnings(summary: Summary) -> Iterator[Figure]:
+    for name, struck in (("Faults", summary.faults), ("Faults missed", summary.faults_missed)):
+        if struck:
+            yield name, _times(struck), "yellow"
     for name, counts in (("Skipped", summary.rows_skipped), ("Clipped", summary.rows_clipped)):
         if counts:
-            parts = [f"{count} {reason}" for reason, count in counts.items()]
-            rows.append((f"{name} rows", ", ".join(parts), "yellow"))
+            parts = [f"{count:,} {reason}" for reason, count in counts.items()]
+            yield f"{name} rows", ", ".join(parts), "yellow"
     for reason, count in summary.reasons.items():
-        rows.append(("", f"{count} {reason}", "yellow"))
+        yield "", f"{count:,} {reason}", "yellow"
     if summary.partial:
-        rows.append(("Partial", summary.partial_reason, "red"))
-    return rows
+        yield "Partial", summary.partial_reason, "red"
+
+
+def _times(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{kind} x{count:,}" for kind, count in counts.items())
 
 
 def number(value: float) -> str:
