@@ -30,12 +30,6 @@ _SCHEDULER_KEYS: Final = {
     "enable_prefix_caching": "prefix_caching",
     "reserve_full_isl": "reserve_full_sequence",
 }
-_LEFT_FLAGS: Final = {
-    "enable_local_offloading": "weight reads from GPU memory",
-    "enable_sub_batch_interleaving": "interleaving of two halves of a batch",
-}
-
-
 class _Group(msgspec.Struct):
     """Consecutive replicas that are written as one table."""
 
@@ -262,6 +256,8 @@ def _replica_lines(
         latency = {"backend": "profile", "path": str(profiles)}
     if instance.enable_attn_offloading:
         latency["attention_offload"] = True
+    if instance.enable_sub_batch_interleaving:
+        latency["sub_batch_interleaving"] = True
     if latency:
         yield _key("latency", latency)
     yield from _left_behind(placed)
@@ -287,8 +283,9 @@ def _scheduler_overrides(placed: Placed) -> dict[str, Any]:
 def _placement(instance: Instance) -> dict[str, Any]:
     """Where weights are, if any are not on the GPU."""
     placement = instance.placement
+    local = {"local_loads": True} if instance.enable_local_offloading else {}
     if placement is None or not placement.devices:
-        return {}
+        return local
 
     def device(name: str) -> str:
         return "gpu" if name == "npu" else name
@@ -300,14 +297,11 @@ def _placement(instance: Instance) -> dict[str, Any]:
         ]
     if placement.layers:
         keys["tensors"] = {name: device(rule.weights) for name, rule in placement.layers.items()}
-    return keys
+    return keys | local
 
 
 def _left_behind(placed: Placed) -> Iterator[str]:
     instance = placed.instance
-    for flag, what in _LEFT_FLAGS.items():
-        if getattr(instance, flag):
-            yield f"# not carried over: {flag} ({what})"
     if instance.npu_mem.mem_latency:
         yield f"# not carried over: npu_mem.mem_latency {instance.npu_mem.mem_latency:g} ns"
 

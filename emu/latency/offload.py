@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emu.latency.base import COMPONENTS, BatchShape, LatencyBackend, stepped_decode_run
+from emu.latency.interleave import HalfCosts, half_costs, interleaved_ns, split_shape
 from emu.latency.moe_gate import Routing
 from emu.latency.pim import PimAttention
 from emu.latency.placement import RowTime, WeightLoads
@@ -28,6 +29,7 @@ class OffloadedBackend:
         *,
         loads: WeightLoads | None = None,
         pim: PimAttention | None = None,
+        interleaves: bool = False,
     ) -> None:
         assert not inner.foreign
         self.name = inner.name
@@ -35,6 +37,7 @@ class OffloadedBackend:
         self.loads = loads
         self.pim = pim
         self._layers = layers
+        self._interleaves = interleaves
 
     def iteration_ns(self, shape: BatchShape) -> int:
         """Duration of one iteration in ns, all stages."""
@@ -42,6 +45,8 @@ class OffloadedBackend:
 
     def stage_ns(self, shape: BatchShape) -> tuple[int, ...]:
         """Duration on each stage; every stage loads its own weights from when a batch enters it."""
+        if self._interleaves and shape.sequences > 1 and shape.decode_count:
+            return (self._interleaved_ns(shape),)
         stages = list(self.inner.stage_ns(shape))
         change_ns = self._attention_change_ns(shape)
         each, more = divmod(change_ns, len(stages))
@@ -76,6 +81,26 @@ class OffloadedBackend:
         )
         layers = self._layers if shape.layers < 0 else shape.layers
         return layers * layer_ns - self.inner.components_ns(shape)["attention_decode"]
+
+    def _interleaved_ns(self, shape: BatchShape) -> int:
+        halves = [half for half in split_shape(shape) if half.sequences]
+        stalls = sum(self.loads.stall_ns(self._rows(half)) for half in halves) if self.loads else 0
+        return stalls + interleaved_ns([self._half(half) for half in halves], self._layers)
+
+    def _half(self, shape: BatchShape) -> HalfCosts:
+        assert self.pim is not None
+        rows = self._rows(shape)
+        parts = self.inner.components_ns(shape)
+        if all(name != "attention" for name, _, _ in rows):
+            # Blocks in one piece: what stands before attention is not known apart.
+            attention_ns = parts["attention_prefill"] + parts["attention_decode"]
+            each = attention_ns // self._layers
+            rows = [row if row[1] < 0 else (row[0], row[1], row[2] - each) for row in rows]
+        in_memory = self.pim.layer_ns(
+            shape.decode_count, shape.decode_context_sum, shape.decode_context_max
+        )
+        on_gpu = parts["attention_prefill"] // self._layers
+        return half_costs(rows, in_memory=in_memory, on_gpu=on_gpu)
 
     def _rows(self, shape: BatchShape) -> list[RowTime]:
         if shape.start_layer == 0 and shape.layers < 0:

@@ -6,7 +6,9 @@ at its start, in order, and each device serves them one after another, so prefet
 and only bandwidth limits it. A row starts when its own weights are there and the row before it has
 ended. Expert weights are the exception: their load begins when the row before has ended, and all
 experts of a rank are loaded, whichever are used. Ranks that share a device queue up. Host memory is
-read over the GPU's PCIe link, CXL devices at their own rate.
+read over the GPU's PCIe link, CXL devices at their own rate. With `local_loads` the weights in
+GPU memory are loaded too, each at that memory's full rate: kernels overlap their reads, so loads
+do not queue there.
 
 Rules: LLMServingSim 2.0. Two replicas that read from one device at a time do
 not slow each other down here.
@@ -50,10 +52,14 @@ class Device(msgspec.Struct, frozen=True):
     latency_ns: int
     link_bytes_per_ns: float = 0.0
     """Of each GPU's own link to it; 0 = never the limit."""
+    is_shared: bool = True
+    """False: every rank has one of its own, and its loads do not wait for each other."""
 
     def load_ns(self, size_bytes: int, ranks: int) -> int:
         """So many ranks load a part of this size each."""
-        own = ranks * (self.latency_ns + int(size_bytes / self.bytes_per_ns))
+        own = (ranks if self.is_shared else 1) * (
+            self.latency_ns + int(size_bytes / self.bytes_per_ns)
+        )
         link = int(size_bytes / self.link_bytes_per_ns) if self.link_bytes_per_ns else 0
         return max(own, link)
 
@@ -64,6 +70,7 @@ class Placement:
     def __init__(self, table: PlacementTable, layers: int, source: str, key: str) -> None:
         """Raises InputError for layers that do not exist."""
         self.default = table.weights
+        self.is_local_billed = table.local_loads
         self.by_layer: dict[int, str] = {}
         for index, rule in enumerate(table.blocks):
             where = f"{key}.placement.blocks.{index}.layers"
@@ -78,9 +85,9 @@ class Placement:
 
     @property
     def devices(self) -> list[str]:
-        """All devices but the GPU, sorted."""
+        """All devices that weights are loaded from, sorted."""
         named = {self.default, *self.by_layer.values(), *self.by_name.values()}
-        return sorted(named - {GPU})
+        return sorted(named if self.is_local_billed else named - {GPU})
 
 
 def parse_layers(text: str, layers: int, source: str, key: str) -> list[int]:
@@ -228,12 +235,13 @@ class WeightLoads:
             parts = BLOCK_ROWS if name == "block" else (name,)
             for part in parts:
                 device, size_bytes = self._load(part, layer)
-                if device == GPU or not size_bytes:
+                if device not in self._devices or not size_bytes:
                     continue
                 if part == "moe" and name != "block":
                     experts.append(index)
                     continue
                 load_ns = self._devices[device].load_ns(size_bytes, self._tp)
-                free_ns[device] = free_ns.get(device, 0) + load_ns
-                ready[index] = max(int(ready[index]), free_ns[device])
+                if self._devices[device].is_shared:
+                    load_ns = free_ns[device] = free_ns.get(device, 0) + load_ns
+                ready[index] = max(int(ready[index]), load_ns)
         return ready, experts

@@ -125,6 +125,10 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
     """
     inner = _named(context)
     loads, pim = weight_loads(context), pim_attention(context)
+    interleaves = context.table.sub_batch_interleaving
+    if interleaves and (pim is None or context.pipeline_parallel > 1):
+        problem = "needs latency.attention_offload, and one pipeline stage"
+        raise InputError(context.source, None, "latency.sub_batch_interleaving", problem)
     if loads is None and pim is None:
         return inner
     if inner.foreign:
@@ -132,7 +136,9 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
         raise InputError(context.source, None, "latency.backend", f"{inner.name!r} {problem}")
     from emu.latency.offload import OffloadedBackend
 
-    return OffloadedBackend(inner, context.model.layers, loads=loads, pim=pim)
+    return OffloadedBackend(
+        inner, context.model.layers, loads=loads, pim=pim, interleaves=interleaves
+    )
 
 
 def weight_loads(context: LatencyContext) -> WeightLoads | None:
@@ -140,7 +146,7 @@ def weight_loads(context: LatencyContext) -> WeightLoads | None:
     table, source = context.placement, context.source
     if table is None:
         return None
-    from emu.latency.placement import Placement, WeightLoads, device_of
+    from emu.latency.placement import GPU, Device, Placement, WeightLoads, device_of
 
     placement = Placement(table, context.model.layers, source, context.key)
     if not placement.devices:
@@ -150,7 +156,10 @@ def weight_loads(context: LatencyContext) -> WeightLoads | None:
     devices = {
         name: device_of(name, node, pcie_gbps, source, f"{context.key}.placement")
         for name in placement.devices
+        if name != GPU
     }
+    if placement.is_local_billed:
+        devices[GPU] = Device(context.gpu.memory_gbytes_per_s, 0, is_shared=False)
     ep = context.expert_parallel or context.tensor_parallel
     return WeightLoads(
         placement, devices, context.model, context.tensor_parallel, ep, context.dtype

@@ -80,6 +80,13 @@ def test_every_request_to_the_nanosecond(tmp_path: Path, cluster: str, name: str
         ("single_node_pd_instance", "pd", (), 0.1, 1),
         ("single_node_moe_pp_instance", "moe_pp", (), 0.1, 1),
         ("single_node_pim_instance", "pim", ("latency.attention_offload=true",), 1, 40),
+        (
+            "single_node_pim_instance",
+            "pim_sub_batch",
+            ("latency.attention_offload=true", "latency.sub_batch_interleaving=true"),
+            0.5,
+            3,
+        ),
     ],
 )
 def test_near_where_oddities_were_left_out(

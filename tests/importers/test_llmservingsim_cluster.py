@@ -184,13 +184,21 @@ def test_what_is_left_behind_is_said(convert):
     left = [line for line in text.splitlines() if line.startswith("# not carried over")]
     assert left == [
         "# not carried over: nodes[0].instances[0].colour, a key that has no meaning",
-        "# not carried over: enable_local_offloading (weight reads from GPU memory)",
     ]
     table = config.replicas[0].placement
     assert table is not None
+    assert table.local_loads
     assert table.weights == "gpu"
     assert [(rule.layers, rule.weights) for rule in table.blocks] == [("0-3", "cxl:1")]
     _, text = convert(cluster({"placement": {"default": {"weights": "npu", "kv_loc": "npu"}}}))
+    assert "not carried over" not in text
+
+
+def test_halves_of_a_batch(convert):
+    made = cluster({"enable_attn_offloading": True, "enable_sub_batch_interleaving": True})
+    made["nodes"][0]["cpu_mem"]["pim_config"] = "DDR4_8GB_3200_pim"
+    config, text = convert(made)
+    assert config.replicas[0].latency["sub_batch_interleaving"] is True
     assert "not carried over" not in text
 
 

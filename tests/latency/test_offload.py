@@ -185,3 +185,48 @@ def test_what_does_not_exist_is_said(tmp_path):
     broken.write_text("[system]\nbus_width = 64\n")
     with pytest.raises(InputError, match="dram_structure: missing"):
         pim_device(str(broken), "t", "k")
+
+
+def test_local_loads_wait_for_nobody_and_cost_what_is_not_hidden():
+    table = PlacementTable(local_loads=True)
+    placement = Placement(table, LLAMA.layers, "test", "replicas.0")
+    assert placement.devices == ["gpu"]
+    loads = WeightLoads(
+        placement, {"gpu": Device(100, 0, is_shared=False)}, LLAMA, 1, 1, "bfloat16"
+    )
+    embedding, qkv = (row_bytes(LLAMA, name, 1, 1, "bfloat16") // 100 for name in ROWS_HERE)
+    # The embedding is read before it runs; by then the projection's weights are there.
+    assert qkv < embedding
+    assert loads.stall_ns([("embedding", -1, 5), ("qkv_proj", 0, 5)]) == embedding
+    assert loads.stall_ns([("attention", 0, 5), ("qkv_proj", 0, 5)]) == qkv - 5
+
+
+ROWS_HERE = ("embedding", "qkv_proj")
+
+
+def test_halves_need_attention_in_memory():
+    table = LatencyTable(host_overhead=False, sub_batch_interleaving=True)
+    with pytest.raises(InputError, match="attention_offload"):
+        make_latency(context(table=table))
+
+
+def test_halves_hide_attention_only_where_it_is_long():
+    node = NodeTable(gpu="H100-SXM5-80GB", pim="DDR4_8GB_3200", host_memory_gib=64)
+    table = LatencyTable(host_overhead=False, attention_offload=True)
+    halves = LatencyTable(host_overhead=False, attention_offload=True, sub_batch_interleaving=True)
+    whole, split = (make_latency(context(table=t, node=node)) for t in (table, halves))
+
+    def decodes(count, each):
+        return BatchShape(
+            decode_count=count,
+            decode_context_sum=count * each,
+            decode_context_max=each,
+            decode_context_min=each,
+            sequences=count,
+        )
+
+    # Short attention: weights are read twice for nothing. Long: it runs beside the other half.
+    assert split.iteration_ns(decodes(2, 100)) > whole.iteration_ns(decodes(2, 100))
+    assert split.iteration_ns(decodes(64, 16000)) < whole.iteration_ns(decodes(64, 16000))
+    # One member cannot be cut.
+    assert split.iteration_ns(decodes(1, 100)) == whole.iteration_ns(decodes(1, 100))
