@@ -14,8 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from emu.network.collectives import CollectiveSystem, Kind, Round, chunk_sizes, phases, rounds
+from emu.errors import InputError
+from emu.network.chunks import chunk_sizes
+from emu.network.collectives import CollectiveSystem, phases
 from emu.network.dims import strides
+from emu.network.rounds import Kind, Round, parse_algorithm, rounds
 
 Schedule = Callable[[int, Callable[[], None]], None]
 
@@ -47,6 +50,11 @@ class Meeting:
     ) -> None:
         """`schedule(delay_ns, action)` plans an action; `done(rank)` is called at a rank's end."""
         assert system.splits == 1
+        for name in system.algorithms:
+            parsed = parse_algorithm(name)
+            if parsed.is_one or parsed.window or parsed.base == "doubleBinaryTree":
+                problem = f"{name} cannot be run message by message; use ring or halvingDoubling"
+                raise InputError("network", None, "algorithm", problem)
         self._delay_ns = system.endpoint_delay_ns
         self._schedule = schedule
         self._done = done

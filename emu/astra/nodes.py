@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from emu.network.collectives import Kind
+from emu.network.rounds import Kind
 
 
 class NodeKind(enum.IntEnum):

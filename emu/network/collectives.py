@@ -1,38 +1,43 @@
-"""Collectives: who sends what in which round, and what that costs on an idle network.
+"""Collectives: what they cost on an idle network, and when each rank is done.
 
-Owns the algorithms of ASTRA-Sim's system layer (ring, direct, halving-doubling) as lists of
-rounds, their composition over several dimensions, chunking, and the analytical time without
-congestion. Counts agree with the real program to the cycle (1 cycle = 1 ns). Does not own:
-contention on shared links (`congestion.py`), who takes part (the caller).
+Owns the composition of ASTRA-Sim's algorithms (`rounds.py`, `direct.py`, `tree.py`) over several
+dimensions, and the analytical time without congestion. Counts agree with the real program to the
+cycle (1 cycle = 1 ns). Does not own: chunks and their queues (`chunks.py`), contention on shared
+links (`congestion.py`), who takes part (the caller).
 
 How a collective runs. It is cut into phases, one per dimension (`phases`). A phase is a list of
-rounds (`rounds`): each rank sends its messages at s_r, holds them all from its peers at a_r, and
-starts the next round at s_{r+1} = a_r + endpoint delay + reduction. The first round starts one
+rounds (`rounds.py`): each rank sends its messages at s_r, holds them all from its peers at a_r,
+and starts the next round at s_{r+1} = a_r + endpoint delay + reduction. The first round starts one
 endpoint delay after the rank enters the phase. Nobody waits for more than its data, so ranks
 that start apart end apart (`ends_ns`). Where all start together every rank has the same
 timeline, and one sum is enough (`collective_ns`).
 
-Source of the rules: ASTRA-Sim as LLMServingSim drives it; chunking derived from the table of
-cycle counts and confirmed against the program.
+Source of the rules: ASTRA-Sim as LLMServingSim drives it, confirmed against the program.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
-from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple, get_args
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, Literal
 
 import msgspec
 
 from emu.errors import InputError
-from emu.network.dims import NetworkDim, rank_count, strides
-from emu.units import ceil_div
-
-Kind = Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all"]
-Algorithm = Literal["ring", "direct", "halvingDoubling"]
-KINDS: Final[tuple[str, ...]] = get_args(Kind)
-ALGORITHMS: Final[tuple[str, ...]] = get_args(Algorithm)
+from emu.network.chunks import chunk_sizes, pipeline_ns
+from emu.network.dims import NetworkDim, message_between_ns, rank_count, strides
+from emu.network.direct import direct_ends_ns
+from emu.network.rounds import (
+    Algorithm,
+    Kind,
+    Parsed,
+    Phase,
+    Round,
+    check_algorithm,
+    parse_algorithm,
+    rounds,
+)
+from emu.network.tree import tree_ends_ns
 
 _REDUCTION_PASSES: Final = 3
 """Reduction reads two operands and writes one."""
@@ -64,114 +69,21 @@ class CollectiveSystem(msgspec.Struct, frozen=True, kw_only=True):
         """Algorithm of a dimension."""
         return self.algorithms[dim] if self.algorithms else "ring"
 
+    @property
+    def is_one(self) -> bool:
+        """A `one...` algorithm: all dimensions are run as a single one."""
+        return bool(self.algorithms) and parse_algorithm(self.algorithms[0]).is_one
+
     def reduction_ns(self, size_bytes: int) -> int:
         """Local cost of reducing one received message."""
         rate = self.local_mem_gbytes_per_s * 1e9
         return _REDUCTION_PASSES * int(size_bytes / rate * 1e9)
 
 
-class Phase(NamedTuple):
-    """One dimension's part of a collective. `direction` is +1 (to the next rank) or -1."""
-
-    dim: int
-    kind: Kind
-    size_bytes: int
-    direction: int
-
-
-class Round(NamedTuple):
-    """`repeats` equal rounds of messages.
-
-    Pattern "shift": to the rank `step` further; "xor": to the rank at `index ^ step`; "all": to
-    every other rank. `reduced_bytes` is what is reduced after each of them, -1 for nothing.
-    """
-
-    pattern: Literal["shift", "xor", "all"]
-    step: int
-    repeats: int
-    message_bytes: int
-    reduced_bytes: int
-
-
-def rounds(algorithm: Algorithm, phase: Phase, npus: int) -> list[Round]:
-    """The rounds of one phase among `npus` ranks."""
-    kind, size = phase.kind, phase.size_bytes
-    part = size if kind == "all-gather" else size // npus
-    if algorithm == "direct":
-        return _direct_rounds(kind, part)
-    if algorithm == "halvingDoubling":
-        return _halving_doubling_rounds(kind, size, npus)
-    step = phase.direction
-    gather = Round("shift", step, npus - 1, part, -1)
-    reduce = Round("shift", step, npus - 1, part, part)
-    if kind == "all-reduce":
-        return [reduce, gather]
-    if kind == "reduce-scatter":
-        return [reduce]
-    if kind == "all-gather":
-        return [gather]
-    # Every hop of every block is a round of its own: 1 + 2 + ... + (N - 1).
-    return [Round("shift", step, npus * (npus - 1) // 2, part, -1)]
-
-
-def _direct_rounds(kind: Kind, part: int) -> list[Round]:
-    reduce, gather = Round("all", 1, 1, part, part), Round("all", 1, 1, part, -1)
-    if kind == "all-reduce":
-        return [reduce, gather]
-    return [reduce] if kind == "reduce-scatter" else [gather]
-
-
-def _halving_doubling_rounds(kind: Kind, size: int, npus: int) -> list[Round]:
-    stages = npus.bit_length() - 1
-    if kind == "all-gather":
-        return [Round("xor", npus >> (j + 1), 1, size << j, -1) for j in range(stages)]
-    halves = [
-        # After a halving the next, smaller message is what is reduced; the last one is free.
-        Round("xor", 1 << (j - 1), 1, size >> j, size >> (j + 1) if j < stages else -1)
-        for j in range(1, stages + 1)
-    ]
-    if kind == "reduce-scatter":
-        return halves
-    # On the way back sizes are doubled from the smallest one, which division has cut off.
-    least = size >> (stages + 1)
-    return halves + [
-        Round("xor", 1 << (j - 1), 1, least << (stages + 1 - j), -1) for j in range(stages, 0, -1)
-    ]
-
-
-def check_algorithm(algorithm: str, kind: Kind, npus: int, source: str = "network") -> None:
-    """Refuse what an algorithm cannot do. Raises InputError."""
-    if algorithm not in ALGORITHMS:
-        names = ", ".join(ALGORITHMS)
-        raise InputError(source, None, "algorithm", f"{algorithm!r} is not one of {names}")
-    if algorithm == "halvingDoubling":
-        if npus & (npus - 1):
-            problem = f"halvingDoubling needs a power of two ranks, not {npus}"
-            raise InputError(source, None, "algorithm", problem)
-        if kind == "all-to-all":
-            problem = "halvingDoubling has no all-to-all; use ring or direct"
-            raise InputError(source, None, "algorithm", problem)
-
-
 def active_dims(dims: Sequence[NetworkDim], involved: Sequence[bool] | None) -> list[int]:
     """Dimensions that a collective runs on: involved (None = all) and longer than one."""
     flags = [True] * len(dims) if involved is None else list(involved)
     return [d for d, dim in enumerate(dims) if d < len(flags) and flags[d] and dim.npus > 1]
-
-
-def chunk_sizes(kind: Kind, size_bytes: int, splits: int, npus_total: int) -> list[int]:
-    """Sizes of the chunks that a collective is cut into.
-
-    A chunk smaller than the number of ranks of the whole system is padded to it (not for
-    all-gather, whose size is already one rank's share). What division leaves over is sent as one
-    more chunk of the full size.
-    """
-    chunk = size_bytes // splits
-    if kind != "all-gather" and chunk < npus_total:
-        return [npus_total] * splits
-    if chunk == 0:
-        return [size_bytes]
-    return [chunk] * ceil_div(size_bytes, chunk)
 
 
 def phases(
@@ -208,6 +120,13 @@ def phases(
 def phase_ns(system: CollectiveSystem, phase: Phase) -> int:
     """Duration of a phase that all ranks enter together."""
     dim = system.dims[phase.dim]
+    parsed = parse_algorithm(system.algorithm(phase.dim))
+    if parsed.base == "doubleBinaryTree" or (
+        # Where not all messages take as long, or not all leave at once, rounds do not say it all.
+        parsed.base == "direct" and (parsed.window or (dim.topology == "Ring" and dim.npus > 3))
+    ):
+        net = _net_along(dim, phase, parsed)
+        return max(_packet_ends(system, parsed, phase, [0] * dim.npus, net))
     delay = system.endpoint_delay_ns
     total = delay
     for each in rounds(system.algorithm(phase.dim), phase, dim.npus):
@@ -216,6 +135,85 @@ def phase_ns(system: CollectiveSystem, phase: Phase) -> int:
             once += system.reduction_ns(each.reduced_bytes)
         total += each.repeats * once
     return total
+
+
+def _message_bytes(phase: Phase, parsed: Parsed, npus: int) -> int:
+    if parsed.base == "doubleBinaryTree" or phase.kind == "all-gather":
+        return phase.size_bytes
+    return phase.size_bytes // npus
+
+
+def _net_along(dim: NetworkDim, phase: Phase, parsed: Parsed) -> Callable[[int, int], int]:
+    """Time of a phase's message between two positions of a dimension."""
+    size = _message_bytes(phase, parsed, dim.npus)
+    times = [dim.message_ns(size, dim.hops(0, step)) for step in range(dim.npus)]
+    return lambda a, b: times[(b - a) % dim.npus]
+
+
+def _packet_ends(
+    system: CollectiveSystem,
+    parsed: Parsed,
+    phase: Phase,
+    starts: Sequence[int],
+    net: Callable[[int, int], int],
+) -> list[int]:
+    """Ends of one phase of an algorithm that is followed message by message."""
+    reduction = system.reduction_ns(_message_bytes(phase, parsed, len(starts)))
+    delay = system.endpoint_delay_ns
+    if parsed.base == "doubleBinaryTree":
+        return tree_ends_ns(starts, net, delay_ns=delay, reduction_ns=reduction)
+    return direct_ends_ns(
+        phase.kind, starts, net, delay_ns=delay, reduction_ns=reduction, window=parsed.window
+    )
+
+
+def _one_ends(
+    system: CollectiveSystem, kind: Kind, size_bytes: int, starts_ns: Sequence[int]
+) -> list[int]:
+    """Ends of a `one...` algorithm: a single circle of all ranks, whatever lies between them.
+
+    Chunks follow each other on each rank as soon as one of those under way there has ended.
+    """
+    dims, npus = system.dims, len(starts_ns)
+    parsed = parse_algorithm(system.algorithm(0))
+    check_algorithm(system.algorithm(0), kind, npus)
+    ends: list[list[int]] = []
+    for number, size in enumerate(
+        chunk_sizes(kind, size_bytes, system.splits, system.padding_bytes)
+    ):
+        before = number - system.active_chunks
+        starts = list(starts_ns) if before < 0 else ends[before]
+        phase = Phase(0, kind, size, 1)
+        if parsed.base == "direct":
+            message = _message_bytes(phase, parsed, npus)
+            net = partial(_between, dims, message)
+            ends.append(_packet_ends(system, parsed, phase, starts, net))
+            continue
+        plan = rounds(system.algorithm(0), phase, npus)
+        ends.append(_circle_ends(system, plan, starts))
+    return [max(each[rank] for each in ends) for rank in range(npus)]
+
+
+def _between(dims: Sequence[NetworkDim], size: int, source: int, destination: int) -> int:
+    return message_between_ns(dims, source, destination, size)
+
+
+def _circle_ends(
+    system: CollectiveSystem, plan: Sequence[Round], starts: Sequence[int]
+) -> list[int]:
+    npus, delay = len(starts), system.endpoint_delay_ns
+    at = [start + delay for start in starts]
+    for each in plan:
+        after = delay
+        if each.reduced_bytes >= 0:
+            after += system.reduction_ns(each.reduced_bytes)
+        peers = [
+            i ^ each.step if each.pattern == "xor" else (i - each.step) % npus for i in range(npus)
+        ]
+        net = [_between(system.dims, each.message_bytes, peers[i], i) for i in range(npus)]
+        for _ in range(each.repeats):
+            at = [max(at[i], at[peers[i]] + net[i]) + after for i in range(npus)]
+    return at
 
 
 def _farthest(dim: NetworkDim, each: Round) -> int:
@@ -238,6 +236,8 @@ def collective_ns(
     active = active_dims(system.dims, involved)
     if not active:
         return 0
+    if system.is_one:
+        return max(_one_ends(system, kind, size_bytes, [0] * rank_count(system.dims)))
     for dim in active:
         check_algorithm(system.algorithm(dim), kind, system.dims[dim].npus)
     chunks = chunk_sizes(kind, size_bytes, system.splits, system.padding_bytes)
@@ -248,44 +248,6 @@ def collective_ns(
     if len(plans) == 1:
         return sum(duration for _, duration in plans[0])
     return pipeline_ns(plans, len(system.dims), system.active_chunks)
-
-
-def pipeline_ns(plans: Sequence[Sequence[tuple[int, int]]], queues: int, running_max: int) -> int:
-    """End of the last of several chunks, each a list of (queue, duration) passed in order.
-
-    A queue serves `running_max` chunks at a time in order of arrival; a chunk's next phase joins
-    its queue when the last one ends.
-    """
-    waiting: list[deque[int]] = [deque() for _ in range(queues)]
-    running = [0] * queues
-    step = [0] * len(plans)
-    events: list[tuple[int, int, int]] = []
-    order = 0
-    now = 0
-
-    def start_next(queue: int) -> None:
-        nonlocal order
-        while waiting[queue] and running[queue] < running_max:
-            chunk = waiting[queue].popleft()
-            running[queue] += 1
-            heapq.heappush(events, (now + plans[chunk][step[chunk]][1], order, chunk))
-            order += 1
-
-    for chunk, plan in enumerate(plans):
-        waiting[plan[0][0]].append(chunk)
-    for queue in range(queues):
-        start_next(queue)
-    while events:
-        now, _, chunk = heapq.heappop(events)
-        left = plans[chunk][step[chunk]][0]
-        step[chunk] += 1
-        running[left] -= 1
-        if step[chunk] < len(plans[chunk]):
-            joined = plans[chunk][step[chunk]][0]
-            waiting[joined].append(chunk)
-            start_next(joined)
-        start_next(left)
-    return now
 
 
 def ends_ns(
@@ -301,6 +263,8 @@ def ends_ns(
     fastest. Only for uncut collectives (`splits` = 1): with several chunks the order in the
     queues depends on the stagger, which `congestion.py` simulates.
     """
+    if system.is_one:
+        return _one_ends(system, kind, size_bytes, starts_ns)
     assert system.splits == 1
     active = active_dims(system.dims, involved)
     (size,) = chunk_sizes(kind, size_bytes, 1, system.padding_bytes)
@@ -309,24 +273,25 @@ def ends_ns(
     step = dict(zip(active, strides(shape), strict=True))
     now = list(starts_ns)
     for phase in phases(system, kind, size, active):
-        plan = rounds(system.algorithm(phase.dim), phase, system.dims[phase.dim].npus)
         for first in range(len(now)):
             if first // step[phase.dim] % system.dims[phase.dim].npus:
                 continue
             lane = range(
                 first, first + step[phase.dim] * system.dims[phase.dim].npus, step[phase.dim]
             )
-            ends = _lane_ends(system, phase.dim, plan, [now[rank] for rank in lane])
+            ends = _lane_ends(system, phase, [now[rank] for rank in lane])
             for rank, end in zip(lane, ends, strict=True):
                 now[rank] = end
     return now
 
 
-def _lane_ends(
-    system: CollectiveSystem, dim_index: int, plan: Sequence[Round], starts: Sequence[int]
-) -> list[int]:
+def _lane_ends(system: CollectiveSystem, phase: Phase, starts: Sequence[int]) -> list[int]:
     """One phase along one line of ranks."""
-    dim, delay, npus = system.dims[dim_index], system.endpoint_delay_ns, len(starts)
+    dim, delay, npus = system.dims[phase.dim], system.endpoint_delay_ns, len(starts)
+    parsed = parse_algorithm(system.algorithm(phase.dim))
+    if parsed.base in ("direct", "doubleBinaryTree"):
+        return _packet_ends(system, parsed, phase, starts, _net_along(dim, phase, parsed))
+    plan = rounds(system.algorithm(phase.dim), phase, npus)
     at = [start + delay for start in starts]
     for each in plan:
         after = delay
@@ -338,12 +303,7 @@ def _lane_ends(
             continue
         net = [dim.message_ns(each.message_bytes, dim.hops(0, k)) for k in range(npus)]
         for _ in range(each.repeats):
-            if each.pattern == "all":
-                arrived = [
-                    max(at[j] + (net[(i - j) % npus] if i != j else 0) for j in range(npus))
-                    for i in range(npus)
-                ]
-            elif each.pattern == "xor":
+            if each.pattern == "xor":
                 hop = net[each.step]
                 arrived = [max(at[i], at[i ^ each.step] + hop) for i in range(npus)]
             else:

@@ -18,18 +18,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from emu.errors import InputError
-from emu.network.collectives import (
-    CollectiveSystem,
-    Kind,
-    Phase,
-    Round,
-    active_dims,
-    check_algorithm,
-    chunk_sizes,
-    phases,
-    rounds,
-)
+from emu.network.chunks import chunk_sizes
+from emu.network.collectives import CollectiveSystem, active_dims, phases
 from emu.network.dims import NetworkDim, group_of, message_between_ns
+from emu.network.rounds import Kind, Phase, Round, check_algorithm, parse_algorithm, rounds
 
 Action = Callable[[], None]
 
@@ -263,6 +255,11 @@ def simulate_ends_ns(
     active = active_dims(system.dims, None)
     if not active:
         return list(starts_ns or [0])
+    for name in system.algorithms:
+        parsed = parse_algorithm(name)
+        if parsed.is_one or parsed.window or parsed.base == "doubleBinaryTree":
+            problem = f"{name} is not supported with congestion; use ring, direct, halvingDoubling"
+            raise InputError("network", None, "algorithm", problem)
     for dim in active:
         check_algorithm(system.algorithm(dim), kind, system.dims[dim].npus)
     world = _World(system, aware)

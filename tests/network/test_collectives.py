@@ -1,20 +1,23 @@
 """Collective costs without congestion: by hand, against the reference's figures, and as laws."""
 
+import csv
+from pathlib import Path
+
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emu.errors import InputError
+from emu.network.chunks import chunk_sizes, pipeline_ns
 from emu.network.collectives import (
-    KINDS,
     Collectives,
     CollectiveSystem,
-    chunk_sizes,
     collective_ns,
     ends_ns,
-    pipeline_ns,
 )
 from emu.network.dims import NetworkDim, coordinates, group_of, message_between_ns
+from emu.network.rounds import KINDS, Parsed, parse_algorithm
 from tests.network.collective_table import TABLE, frontend, table_rows, table_system
 
 
@@ -142,3 +145,65 @@ def test_every_unaware_row_of_the_table_to_the_cycle():
     for row in rows:
         cycles = collective_ns(table_system(row), row["collective"], int(row["size_bytes"]))
         assert cycles == int(row["cycles"]), row
+
+
+MEASURED = Path(__file__).parent / "measured_collectives.csv"
+
+
+def test_further_counts_of_the_program_to_the_cycle():
+    # Random systems and algorithms, counted by the published program; `involved` one flag a
+    # dimension, empty = all.
+    with MEASURED.open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) > 50
+    for row in rows:
+        system = table_system(row)
+        system = msgspec.structs.replace(
+            system,
+            endpoint_delay_ns=int(row["endpoint_delay_ns"]),
+            optimization=row["optimization"],
+        )
+        flags = [flag == "1" for flag in row["involved"]] or None
+        cycles = collective_ns(system, row["collective"], int(row["size_bytes"]), flags)
+        assert cycles == int(row["cycles"]), row
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    npus=st.sampled_from([2, 3, 4, 8]),
+    kind=st.sampled_from(KINDS),
+    size=st.integers(8, 1 << 20),
+    starts=st.lists(st.integers(0, 100_000), min_size=8, max_size=8),
+)
+def test_direct_packet_by_packet_is_the_sum_of_its_rounds(npus, kind, size, starts):
+    system = frontend(npus, algorithm="direct")
+    together = ends_ns(system, kind, size, [5] * npus)
+    assert together == [5 + collective_ns(system, kind, size)] * npus
+    windowed = frontend(npus, algorithm=f"direct{npus - 1}")
+    assert collective_ns(windowed, kind, size) == collective_ns(system, kind, size)
+    late = ends_ns(system, kind, size, starts[:npus])
+    assert min(late) >= max(starts[:npus])
+    assert max(late) <= max(starts[:npus]) + collective_ns(system, kind, size)
+
+
+def test_names_of_algorithms():
+    assert parse_algorithm("oneDirect12") == Parsed("direct", 12, True)
+    for name in ("direct0", "ring4", "oneDoubleBinaryTree", "", "direct-1"):
+        with pytest.raises(InputError, match="is not one of ring, direct, halvingDoubling"):
+            parse_algorithm(name)
+    with pytest.raises(InputError, match="doubleBinaryTree has no all-gather"):
+        collective_ns(frontend(4, algorithm="doubleBinaryTree"), "all-gather", 64)
+    with pytest.raises(InputError, match="power of two ranks, not 6"):
+        collective_ns(frontend(6, algorithm="doubleBinaryTree"), "all-reduce", 64)
+
+
+def test_a_tree_by_hand():
+    # Four ranks: 3 is the root, 1 below it, 0 and 2 are leaves. 4096 bytes take 20,238 ns.
+    system = frontend(4, algorithm="doubleBinaryTree")
+    net, delay, reduce = 20_238, 10, 3 * int(4096 / 1597)
+    top = delay + net + delay + reduce
+    root = top + net + delay + reduce
+    below = root + net + delay + reduce
+    assert ends_ns(system, "all-reduce", 4096, [0] * 4) == [
+        below + net + delay, below, below + net + delay, root,
+    ]  # fmt: skip
