@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,9 @@ from rich.table import Table
 from emu.config.load import load_config
 from emu.config.schema import Config
 from emu.errors import InputError
+from emu.latency.base import BatchShape
+from emu.latency.registry import make_latency
+from emu.plan import Plan, make_plan
 from emu.report.summary import Summary
 from emu.runner import execute
 from emu.terminal import open_console
@@ -28,9 +31,13 @@ from emu.units import NS_PER_MS, NS_PER_S
 WINDOW_S: Final = 1.0
 """Requests are judged by the second in which they arrive."""
 NORMAL: Final = 1.2
-"""A second is normal again when its mean TTFT is at most so many times the fault-free one ..."""
+"""A second is normal if mean TTFT and TPOT are at most so many times the fault-free ones ..."""
 SLACK_MS: Final = 50.0
-"""... or so little above it."""
+"""... or so little above: TTFT ..."""
+TPOT_SLACK_MS: Final = 2.0
+"""... and TPOT."""
+Pair = tuple[float, list[tuple[float, float]]]
+"""Arrival in seconds; TTFT, then TPOT, in ms without the faults and with them."""
 
 
 class Cost(msgspec.Struct, kw_only=True):
@@ -51,9 +58,11 @@ class Cost(msgspec.Struct, kw_only=True):
     extra_e2e_ms_mean: float
     recomputed_tokens: int
     lost_gpu_s: float
-    """Busy GPU seconds more than without the faults: work done twice or for nothing."""
+    """GPU seconds to compute those tokens again, each request's alone; -1: not known."""
+    down_gpu_s: float
+    """GPU seconds in which crashed replicas were away."""
     recovery_s: float
-    """From the first fault to the end of the last second that was not normal; -1: no request."""
+    """From the first fault to the end of the last second that was not normal."""
 
 
 def resilience(config: Config, source: str, directory: Path) -> tuple[Summary, Summary, Cost]:
@@ -78,7 +87,7 @@ def _cost(config: Config, directory: Path, calm: Summary, struck: Summary) -> Co
     affected = worse = lost_ends = retried = 0
     ttft: list[float] = []
     e2e: list[float] = []
-    pairs: list[tuple[float, float, float]] = []
+    pairs: list[Pair] = []
     for key, row in before.items():
         other = after.get(key)
         if other is None:
@@ -87,12 +96,15 @@ def _cost(config: Config, directory: Path, calm: Summary, struck: Summary) -> Co
         is_same = all(other[k] == row[k] for k in ("first_token_ns", "last_token_ns", "status"))
         if row["ttft_ns"] and other["ttft_ns"]:
             arrival_s = int(row["arrival_ns"]) / NS_PER_S
-            pairs.append((arrival_s, _ms(row["ttft_ns"]), _ms(other["ttft_ns"])))
+            times = [(_ms(row[name]), _ms(other[name])) for name in ("ttft_ns", "tpot_ns")]
+            pairs.append((arrival_s, times))
         if is_same:
             continue
         affected += 1
-        completed = row["status"] == "completed"
-        lost_ends += completed and other["status"] != "completed"
+        if row["status"] == "completed" and other["status"] != "completed":
+            lost_ends += 1
+            worse += 1
+            continue
         if row["ttft_ns"] and other["ttft_ns"]:
             ttft.append(_ms(other["ttft_ns"]) - _ms(row["ttft_ns"]))
         if row["latency_ns"] and other["latency_ns"]:
@@ -100,9 +112,12 @@ def _cost(config: Config, directory: Path, calm: Summary, struck: Summary) -> Co
             worse += e2e[-1] > 0
         else:
             worse += 1
-    busy = [
-        s.gpu_seconds.total - s.gpu_seconds.idle - s.gpu_seconds.loading for s in (calm, struck)
-    ]
+    again = {
+        key: int(row["recomputed_toks"]) - int(before[key]["recomputed_toks"])
+        for key, row in after.items()
+        if key in before
+    }
+    plan = make_plan(config)
     return Cost(
         faults=struck.faults,
         first_fault_s=first_s,
@@ -113,26 +128,58 @@ def _cost(config: Config, directory: Path, calm: Summary, struck: Summary) -> Co
         extra_ttft_ms_mean=float(np.mean(ttft)) if ttft else 0.0,
         extra_ttft_ms_max=max(ttft, default=0.0),
         extra_e2e_ms_mean=float(np.mean(e2e)) if e2e else 0.0,
-        recomputed_tokens=sum(int(r["recomputed_toks"]) for r in after.values())
-        - sum(int(r["recomputed_toks"]) for r in before.values()),
-        lost_gpu_s=busy[1] - busy[0],
+        recomputed_tokens=sum(again.values()),
+        lost_gpu_s=_price_s(plan, again.values()),
+        down_gpu_s=_down_s(plan, directory / "with", struck.simulated_s),
         recovery_s=_recovery_s(pairs, first_s),
     )
 
 
-def _recovery_s(pairs: list[tuple[float, float, float]], first_s: float) -> float:
-    """Until requests fare again as they would have without the faults."""
-    seconds: dict[int, list[tuple[float, float]]] = {}
-    for arrival_s, calm_ms, struck_ms in pairs:
-        if arrival_s >= first_s - WINDOW_S:
-            seconds.setdefault(int(arrival_s / WINDOW_S), []).append((calm_ms, struck_ms))
+def _price_s(plan: Plan, tokens: Iterable[int]) -> float:
+    """GPU seconds of prefilling so many tokens, each count by itself, where prompts are served."""
+    replica = next((r for r in plan.replicas if r.role in ("prefill", "colocated")), None)
+    if replica is None:
+        return -1.0
+    latency = make_latency(replica.latency_context(plan.config))
+    if latency.foreign:  # a real process is not asked
+        return -1.0
+    total_ns = 0
+    for count in tokens:
+        if count:
+            shape = BatchShape(prefill_new=[abs(count)], prefill_context=[0], sequences=1)
+            total_ns += latency.iteration_ns(shape) * (1 if count > 0 else -1)
+    return total_ns * len(replica.gpus) / NS_PER_S
+
+
+def _down_s(plan: Plan, directory: Path, end_s: float) -> float:
+    """GPU seconds in the state `failed`."""
+    since_s: dict[int, float] = {}
+    total_s = 0.0
+    gpus = {replica.replica_id: len(replica.gpus) for replica in plan.replicas}
+    with (directory / "transitions.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            replica, at_s = int(row["replica"]), int(row["time_ns"]) / NS_PER_S
+            if row["to"] == "failed":
+                since_s[replica] = at_s
+            elif row["from"] == "failed":
+                total_s += (at_s - since_s.pop(replica)) * gpus[replica]
+    return total_s + sum((end_s - at_s) * gpus[replica] for replica, at_s in since_s.items())
+
+
+def _recovery_s(pairs: list[Pair], first_s: float) -> float:
+    """Until requests fare again as they would have without the faults, in TTFT and in TPOT."""
+    seconds: dict[int, list[Pair]] = {}
+    for pair in pairs:
+        if pair[0] >= first_s - WINDOW_S:
+            seconds.setdefault(int(pair[0] / WINDOW_S), []).append(pair)
     last = -1.0
-    for second in sorted(seconds):
-        calm = float(np.mean([a for a, _ in seconds[second]]))
-        struck = float(np.mean([b for _, b in seconds[second]]))
-        if struck > max(NORMAL * calm, calm + SLACK_MS):
-            last = (second + 1) * WINDOW_S
-    return max(0.0, last - first_s) if last >= 0 else 0.0
+    for second, members in seconds.items():
+        for index, slack_ms in enumerate((SLACK_MS, TPOT_SLACK_MS)):
+            calm = float(np.mean([times[index][0] for _, times in members]))
+            struck = float(np.mean([times[index][1] for _, times in members]))
+            if struck > max(NORMAL * calm, calm + slack_ms):
+                last = max(last, (second + 1) * WINDOW_S)
+    return max(0.0, last - first_s)
 
 
 def _rows(directory: Path) -> dict[tuple[str, str], dict[str, str]]:
@@ -194,7 +241,8 @@ def print_cost(calm: Summary, struck: Summary, cost: Cost, console: Console) -> 
         ("extra TTFT, worst", f"{cost.extra_ttft_ms_max:,.1f} ms"),
         ("extra latency, mean of the affected", f"{cost.extra_e2e_ms_mean:,.1f} ms"),
         ("tokens computed again", f"{cost.recomputed_tokens:,}"),
-        ("extra busy GPU time", f"{cost.lost_gpu_s:,.2f} GPU s"),
+        ("lost work", f"{cost.lost_gpu_s:,.2f} GPU s" if cost.lost_gpu_s >= 0 else "not known"),
+        ("crashed replicas away", f"{cost.down_gpu_s:,.2f} GPU s"),
         ("time to recover", f"{cost.recovery_s:,.1f} s"),
     ):
         ends.add_row(name, value)

@@ -125,14 +125,21 @@ MUTANTS = (
     Mutant(
         "a failed batch is forgotten",
         "emu/migration/watcher.py",
-        "            self.queue.appendleft(batch)\n            return\n",
-        "            return\n",
+        "            self.queue.appendleft(batch)\n            self.leases.watch()\n",
+        "",
     ),
     Mutant(
         "tokens in migration are not given back",
         "emu/migration/watcher.py",
         "        self.world.tokens_in_migration -= sum(r.prompt_tokens for r in requests)\n",
         "        self.world.tokens_in_migration -= sum(r.prompt_tokens for r in requests[1:])\n",
+    ),
+    Mutant(
+        "a lease that ends does not free the source",
+        "emu/migration/watcher.py",
+        "            self.queue.remove(batch)\n            self.source.release(batch.requests)\n"
+        "            self._forget(batch)\n",
+        "            self.queue.remove(batch)\n            self._forget(batch)\n",
     ),
     Mutant(
         "a live migration that failed keeps its blocks",
