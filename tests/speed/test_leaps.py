@@ -3,7 +3,8 @@
 The worlds are those of the chaos campaign (schedulers, arrivals, preemption, prefix caching,
 roles, scaling, commands, cancellations, faults). Half of them get costs from the roofline
 instead, of dense, mixture-of-experts and sliding-window models, because the scheduler that forms
-batches ahead runs only with it. `make soak` runs 300 seeds; the suite a few.
+batches ahead runs only with it. A third of the worlds is short of KV blocks, so that requests are
+preempted. `make soak` runs 300 seeds; the suite a few.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from emu.chaos.worlds import World, draw_world
 from emu.rng import rng_stream
 
 SOAK_SEEDS = 300
+GROWING = ("vllm", "vllm_v0", "sarathi")
+"""Policies whose requests take blocks as they grow, and may lose them."""
 MODELS = ("meta-llama/Llama-3.2-1B", "mistralai/Mistral-7B-v0.1", "Qwen/Qwen3-30B-A3B")
 
 
@@ -37,9 +40,29 @@ def world_of(seed: int) -> World:
     return world
 
 
+def tight(world: World, seed: int) -> World:
+    """Every third world is a burst on blocks for little more than one request: preemptions."""
+    if seed % 3:
+        return world
+    rng = rng_stream(seed, "tight worlds")
+    turns = [turn for line in world.lines for turn in line.get("sub_requests", [line])]
+    for turn in turns:
+        if "output_tok_ids" not in turn and rng.random() < 0.7:
+            turn["output_toks"] = 120
+    for line in world.lines:
+        line["arrival_time_ns"] //= 8
+    scheduler: dict[str, Any] = world.tables["scheduler"]
+    longest = max(turn["input_toks"] + turn["output_toks"] for turn in turns)
+    scheduler["num_blocks"] = int(longest * rng.uniform(1.1, 2.0)) // scheduler["block_size"] + 2
+    scheduler["max_num_seqs"] = 64
+    if "autoscale" not in world.tables and scheduler["policy"] not in GROWING:
+        scheduler["policy"] = GROWING[int(rng.integers(len(GROWING)))]
+    return world
+
+
 def check(seed: int) -> None:
     """Run the world twice; nothing may be wrong, differences least of all."""
-    verdict = run_world(world_of(seed), seed, every=10**9)
+    verdict = run_world(tight(world_of(seed), seed), seed, every=10**9)
     assert verdict.problems == [], f"{seed=}: {verdict.problems[:3]}"
     assert sum(verdict.ends.values()) > 0, f"{seed=}: nothing was run"
 
