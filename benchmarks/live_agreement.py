@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import csv
 import json
 import os
 import signal
@@ -172,15 +173,22 @@ def run_beside(command: list[str], url: str, cwd: Path) -> dict[str, float]:
     return asyncio.run(both())
 
 
-def replay(directory: Path) -> tuple[dict[str, float], bool]:
-    """Means of the simulated run of what was recorded; whether it has the same schedule."""
+def replay(directory: Path, last: int) -> tuple[dict[str, float], bool]:
+    """Means of the simulated run of what was recorded, without what warmed up before the last so
+    many requests; whether it has the same schedule.
+    """
     command = [sys.executable, "-m", "emu", str(directory / "replay.toml"), "--quiet"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     summary = json.loads((directory / "replay" / "summary.json").read_bytes())
     live = (directory / "run" / "requests.csv").read_bytes()
-    is_same = (directory / "replay" / "requests.csv").read_bytes() == live
-    names = ("ttft", "itl", "tpot", "e2el")
-    return {name: summary[f"mean_{name}_ms"] for name in names}, is_same
+    replayed = (directory / "replay" / "requests.csv").read_bytes()
+    rows = list(csv.DictReader(replayed.decode().splitlines()))[-last:]
+    columns = {"ttft": "ttft_ns", "tpot": "tpot_ns", "e2el": "latency_ns"}
+    means = {
+        name: float(np.mean([int(row[column]) for row in rows])) / 1e6
+        for name, column in columns.items()
+    }
+    return {**means, "itl": summary["mean_itl_ms"]}, replayed == live
 
 
 def measure(
@@ -196,10 +204,10 @@ def measure(
             server.process.kill()
             raise
         server.stop()
-        simulated, is_same = replay(server.directory)
         figures: dict[str, Any] = export_figures(client, directory)
-    share_ms = figures.pop("client_share", 0.0)
-    requests = int(figures.pop("completed"))
+        share_ms = figures.pop("client_share", 0.0)
+        requests = int(figures.pop("completed"))
+        simulated, is_same = replay(server.directory, requests)
     return Row(cluster, client, requests, figures, simulated, is_same, noise, share_ms)
 
 

@@ -4,8 +4,10 @@
 
 `DIRECTORY/workload.jsonl` is what they send, in open loop; `DIRECTORY/result.json` what they saw.
 `observe` is the client of `emu observe`: one connection per call, its clock starts when the
-connection stands. `httpx` is the library below many clients: pooled connections, the clock starts
-before the call. `http.client` is Python's own, blocking, with one thread per call.
+connection stands. `eight` is the same client in closed loop, as load generators are by default:
+eight calls at once, 256 and 64 tokens, the next when one has ended. `httpx` is the library below
+many clients: pooled connections, the clock starts before the call. `http.client` is Python's own,
+blocking, with one thread per call.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 CLIENTS: Final = {
-    name: [str(Path(__file__).resolve()), name] for name in ("observe", "httpx", "http.client")
+    name: [str(Path(__file__).resolve()), name]
+    for name in ("observe", "eight", "httpx", "http.client")
 }
 
 
@@ -133,6 +136,16 @@ def drive_observe(url: str, directory: Path) -> None:
     )
 
 
+def drive_eight(url: str, directory: Path) -> None:
+    """`emu observe --concurrency 8` with everything there at the start."""
+    from emu.serve.observe import ObserveOptions, observe_command
+
+    row = json.dumps({"arrival_time_ns": 0, "input_toks": 256, "output_toks": 64})
+    (directory / "workload.jsonl").write_text(f"{row}\n" * 64)
+    options = ObserveOptions(concurrency=8)
+    observe_command(url, directory / "workload.jsonl", options, output=directory, quiet=True)
+
+
 # --- figures --------------------------------------------------------------------------------------
 def export_figures(client: str, directory: Path) -> dict[str, float]:
     """`completed`, and means (ms) by name: ttft, itl or tpot, e2el."""
@@ -148,7 +161,10 @@ def export_figures(client: str, directory: Path) -> dict[str, float]:
 def _aiperf(directory: Path) -> dict[str, float]:
     """From its record of each request; with what passed before a request had left."""
     (file,) = directory.glob("artifacts/*/profile_export.jsonl")
-    records = [json.loads(line)["metrics"] for line in file.read_text().splitlines()]
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    records = [
+        line["metrics"] for line in lines if line["metadata"]["benchmark_phase"] == "profiling"
+    ]
 
     def mean(name: str) -> float:
         return float(np.mean([record[name]["value"] for record in records]))
@@ -181,6 +197,7 @@ def _guidellm(directory: Path) -> dict[str, float]:
 def main(name: str, url: str, directory: str) -> None:
     drivers: dict[str, Any] = {
         "observe": drive_observe,
+        "eight": drive_eight,
         "httpx": drive_httpx,
         "http.client": drive_http_client,
     }

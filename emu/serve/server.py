@@ -313,6 +313,7 @@ def client_lines(server: LiveServer) -> list[tuple[str, str]]:
             "aiperf",
             f"aiperf profile --model {model} --url {url} --endpoint-type chat --streaming "
             f"--tokenizer {tokenizer} --ui none --concurrency 8 --request-count 64 "
+            "--warmup-request-count 16 "
             f"--synthetic-input-tokens-mean 256 --output-tokens-mean 64{given}",
         ),
         (
