@@ -61,14 +61,16 @@ def main() -> int:
     facts = {**facts_of_this_run(), "repeats": options.repeats}
     print("| program | cluster | requests | requests/CPU-s | CPU s | wall s | peak MiB | emu's |")
     print("|---" * 8 + "|")
-    rows = []
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="emu-peers-") as name:
         measure(WARM_UP, Path(name))
-        for peer in peers:
-            row = in_turn(peer, options.repeats, Path(name))
-            rows.append({**row, **facts})
-            print(line_of(row), flush=True)
-    keep("peers", {"rows": [*other_rows(rows), *rows]})
+        try:
+            for peer in peers:
+                row = in_turn(peer, options.repeats, Path(name))
+                rows.append({**row, **facts})
+                print(line_of(row), flush=True)
+        finally:  # an interrupted call keeps what it has
+            keep("peers", {"rows": [*other_rows(rows), *rows]})
     return 0
 
 
