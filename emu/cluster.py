@@ -326,7 +326,8 @@ class Cluster:
         self.faults.inject(fault)
 
     def on_capacity(self, replica: Replica) -> None:
-        """Watchers that wait for a destination look again."""
+        """Watchers that wait for a destination look again, and routers at its load."""
+        replica.touch()
         if self.rejecter is not None:
             self.rejecter.changed.notify()
         if self.live is not None:

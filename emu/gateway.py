@@ -19,6 +19,7 @@ from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.request import Request, Status
 from emu.routing.base import Router, Signal
+from emu.routing.order import LoadOrder
 from emu.units import ms_to_ns
 
 S = ReplicaState
@@ -90,6 +91,14 @@ class Gateway:
         self._linear_load: tuple[int, int] | None = (
             None if self._delay_ns else getattr(router, "linear_load", None)
         )
+        self._order: LoadOrder | None = None
+        """Loads of the candidates, as of when each was last looked at; None = to be made anew."""
+        self._places: dict[int, int] = {}
+        self._touched: list[Replica] = []
+        """Replicas whose queues may have changed since they were last looked at."""
+        if self._linear_load is not None and queue is None and len(replicas) > 1:
+            for replica in replicas:
+                replica.touch_log = self._touched
         self._signals = [Signal(r.replica_id, 0, 0, 0, 0, 0, 0) for r in replicas]
         if self._delay_ns:
             for replica in replicas:
@@ -179,22 +188,43 @@ class Gateway:
         signals = [self._signal(r) for r in candidates]
         candidates[self.router.choose(request, signals)].submit(request)
 
-    @staticmethod
-    def _least_loaded(candidates: list[Replica], waiting: int, running: int) -> Replica:
+    def _least_loaded(self, candidates: list[Replica], waiting: int, running: int) -> Replica:
         """What a router with `linear_load` would choose from fresh signals."""
-        best, best_load = candidates[0], -1
-        for replica in candidates:
+
+        def load(replica: Replica) -> int:
+            scheduler = replica.scheduler
+            return waiting * scheduler.waiting_count + running * scheduler.running_count
+
+        order = self._order
+        if order is None:
+            order = self._order = LoadOrder([load(r) for r in candidates])
+            self._places = {r.replica_id: place for place, r in enumerate(candidates)}
+        places = self._places
+        for replica in self._touched:
+            replica.is_touched = False
+            place = places.get(replica.replica_id)
+            if place is not None:
+                order.update(place, load(replica))
+        self._touched.clear()
+        return candidates[order.first()]
+
+    def recount(self) -> list[str]:
+        """Loads that changed without anybody telling; must be empty."""
+        order, candidates = self._order, self._candidates
+        if order is None or candidates is None or self._linear_load is None:
+            return []
+        waiting, running = self._linear_load
+        wrong = []
+        for replica, kept in zip(candidates, order.loads, strict=True):
             scheduler = replica.scheduler
             load = waiting * scheduler.waiting_count + running * scheduler.running_count
-            if load < best_load or best_load < 0:
-                if load == 0:
-                    return replica
-                best, best_load = replica, load
-        return best
+            if load != kept and not replica.is_touched:
+                wrong.append(f"{replica.name}: the router believes a load of {kept}, it is {load}")
+        return wrong
 
     def replica_moved(self) -> None:
         """A replica's state has changed: other replicas may take prompts now."""
-        self._candidates = None
+        self._candidates = self._order = None
         if self.held:
             self.route_held()
 

@@ -25,6 +25,7 @@ _NEW: Final = (S.NEW_PREFILL, S.REFRACTORY_PREFILL)
 def validate_world(cluster: Cluster) -> list[str]:
     """One line for everything that is wrong; empty if all is well."""
     problems = _requests(cluster)
+    problems += [f"I4: {line}" for line in cluster.gateway.recount()]
     for replica in cluster.replicas:
         problems += _replica(cluster, replica)
     problems += _migrations(cluster)

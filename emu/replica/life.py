@@ -55,6 +55,7 @@ def crash(replica: Replica) -> list[Request]:
     for request in scheduler.residents():
         request.recomputed_tokens += request.computed_tokens
     lost = scheduler.evacuate()
+    replica.touch()
     restore(scheduler)
     for requests in replica.arrived:
         for request in requests:

@@ -112,6 +112,9 @@ class Replica:
         self.unfinished_migrations = 0
         self.signals: deque[tuple[int, int, int, int, int]] | None = None
         """History of (time, waiting, running, waiting tokens, blocks) if the router's are stale."""
+        self.touch_log: list[Replica] | None = None
+        """Where to say that the queues have changed, if a router keeps an order of loads."""
+        self.is_touched = False
         self.prefill_tokens = 0
         self.decode_tokens = 0
         self.busy_ns = 0
@@ -164,6 +167,8 @@ class Replica:
         if request.taken_ns < 0:
             request.taken_ns = self._iteration_end_ns()
         self.scheduler.enqueue(request, self.kernel.now_ns)
+        if not self.is_touched:
+            self.touch()
         self._changed()
         if self.signals is not None:
             self._note_signal()
@@ -184,6 +189,7 @@ class Replica:
     def resume(self, request: Request) -> None:
         """A stopped request goes on here."""
         self.scheduler.adopt([request], self.kernel.now_ns)
+        self.touch()
         request.status = Status.RUNNING
         self.inbox.poke()
 
@@ -260,7 +266,14 @@ class Replica:
         requests = list(self.scheduler.waiting())
         for request in requests:
             self.scheduler.cancel(request)
+        self.touch()
         return requests
+
+    def touch(self) -> None:
+        """The numbers of waiting and running requests may have changed: a router looks again."""
+        if self.touch_log is not None and not self.is_touched:
+            self.is_touched = True
+            self.touch_log.append(self)
 
     def start_closing(self) -> None:
         """Take the own lock as soon as it can be had (inbound KV then goes elsewhere)."""
@@ -367,11 +380,13 @@ class Replica:
             for request, on_stopped in stops:
                 if any(resident is request for resident in self.scheduler.residents()):
                     self.scheduler.detach(request)
+                    self.touch()
                     request.status = Status.MIGRATING
                 on_stopped()
         while self.arrived:
             requests = [r for r in self.arrived.popleft() if not r.status.is_terminal]
             self.scheduler.activate(requests, now_ns)
+            self.touch()
             for request in requests:
                 request.status = Status.RUNNING
                 request.holder_id = self.replica_id
@@ -383,6 +398,7 @@ class Replica:
                 if request.status.is_terminal:
                     continue
                 if self.scheduler.cancel(request):
+                    self.touch()
                     self.world.terminal(request, status, reason)
                 elif request.status is Status.MIGRATING or request.holder_id != self.replica_id:
                     self.world.cancel(request)  # it moved on in the iteration that was in flight
@@ -404,6 +420,7 @@ class Replica:
             await self._launch_on_stages(batch)
             return True
         batch = self.scheduler.schedule(self.kernel.now_ns)
+        self.touch()
         if self.signals is not None:
             self._note_signal()  # it may have admitted or preempted
         if self.tier_traffic is not None:
@@ -543,12 +560,15 @@ class Replica:
             return WAKE
         now_ns = self.kernel.now_ns
         batch = self.scheduler.schedule(now_ns)
+        if not self.is_touched:
+            self.touch()
         if self.signals is not None:
             self._note_signal()  # it may have admitted or preempted
         if batch is None:
             if self._rest_since_ns < 0:
                 self._rest_since_ns = now_ns
             hopeless = self.scheduler.drop_hopeless(now_ns)
+            self.touch()
             for request, reason in hopeless:
                 self.world.terminal(request, Status.FAILED, reason)
             if hopeless:
@@ -659,6 +679,8 @@ class Replica:
         is_told = world.streams or history is not None
         receivers = list(self.scheduler.token_receivers(batch)) if is_told else None
         progress = self.scheduler.complete(batch, steps, now_ns, longest_ns)
+        if not self.is_touched:
+            self.touch()
         self.prefill_tokens += progress.prefill_tokens
         self.decode_tokens += progress.decode_tokens
         count = progress.cohort_size
@@ -762,6 +784,7 @@ class Replica:
         is_told = world.streams or history is not None
         receivers = list(self.scheduler.token_receivers(batch)) if is_told else []
         progress = self.scheduler.complete(batch, 1, self.kernel.now_ns, step_ns)
+        self.touch()
         self.iterations += 1
         self.prefill_tokens += progress.prefill_tokens
         self.decode_tokens += progress.decode_tokens
@@ -794,6 +817,7 @@ class Replica:
             for request in leaving:
                 self.scheduler.detach(request)
                 request.status = Status.MIGRATING
+            self.touch()
             if split is not None:
                 self.handoff.append_second(split, leaving)
             elif leaving:
