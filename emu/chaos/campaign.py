@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -70,6 +71,8 @@ class Totals(msgspec.Struct):
     transitions: dict[str, int] = {}
     ends: dict[str, int] = {}
     failing: list[Verdict] = []
+    left: int = 0
+    """Seeds that did not run: the campaign was interrupted."""
 
     def add(self, verdict: Verdict) -> None:
         """One more seed."""
@@ -144,12 +147,17 @@ def verdicts(jobs: Sequence[Job], processes: int) -> Iterator[Verdict]:
             yield run_job(job)
         return
     context = multiprocessing.get_context("spawn")
-    with context.Pool(processes) as pool:
+    with context.Pool(processes, _leave_interrupts_alone) as pool:
         yield from pool.imap_unordered(run_job, jobs, chunksize=8)
 
 
+def _leave_interrupts_alone() -> None:
+    """An interrupt is for the process that adds up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def campaign(jobs: Sequence[Job], *, processes: int = 0, progress: bool = False) -> Totals:
-    """Run all jobs; failing seeds in ascending order."""
+    """Run all jobs; failing seeds in ascending order. An interrupt ends it early."""
     started_s = time.perf_counter()
     totals = Totals()
     stream = verdicts(jobs, processes or os.cpu_count() or 1)
@@ -160,8 +168,11 @@ def campaign(jobs: Sequence[Job], *, processes: int = 0, progress: bool = False)
         stream = iter(
             track(stream, "chaos", len(jobs), console=Console(stderr=True), transient=True)
         )
-    for verdict in stream:
-        totals.add(verdict)
+    try:
+        for verdict in stream:
+            totals.add(verdict)
+    except KeyboardInterrupt:
+        totals.left = len(jobs) - totals.seeds
     totals.wall_s = time.perf_counter() - started_s
     totals.failing.sort(key=lambda verdict: verdict.seed)
     return totals

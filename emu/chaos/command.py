@@ -80,6 +80,9 @@ def chaos_command(
         console.print(f"python -m emu chaos{config} --seeds {seed}{given}", soft_wrap=True)
     if totals.failing:
         return InvariantViolation.exit_status
+    if totals.left:
+        console.print(f"interrupted; {totals.left:,} seeds did not run")
+        return 130
     return RunError.exit_status if at_least > 1 and totals.rarer_than(at_least) else 0
 
 
