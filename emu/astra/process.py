@@ -8,12 +8,15 @@ the kernel: an actor that awaits it counts as runnable, so simulated time stands
 Whatever goes wrong ends in one clear error that carries the last lines of the program: a missing
 or unusable program is an InputError, silence, garbage, a crash or an early end a RunError. The
 process never outlives the client: leaving `open_astra` for any reason, cancellation included,
-terminates it, then kills it, and waits for it. Source: ASTRA-Sim as LLMServingSim drives it.
+terminates it and what it has started, then kills them, and waits for it. Only SIGKILL leaves emu
+no time for that; its pipes close then, and the program ends with the next line that it writes.
+Source: ASTRA-Sim as LLMServingSim drives it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import subprocess
@@ -157,10 +160,11 @@ class AstraClient:
         """End the run: waits for the program's own check and its end. Raises RunError."""
         await self._say("exit")
         with contextlib.suppress(_Ended):
-            while True:
+            for _ in range(NOISE_LINES_MAX):
                 line = await self._line_or_end()
                 if _SOME_REMAIN in line:
                     raise self._error("the program ended with unfinished graphs")
+            raise self._error(f"the program does not end within {NOISE_LINES_MAX} lines")
         status = await self._wait()
         if status != 0:
             raise self._error(f"the program ended with {_status(status)}")
@@ -171,6 +175,8 @@ class AstraClient:
                 raw = await self._lines.receive_until(b"\n", LINE_BYTES_MAX)
         except TimeoutError:
             raise self._error(f"the program did not end within {self._timeout_s:g} s") from None
+        except anyio.DelimiterNotFound:
+            raise self._error(f"a line of more than {LINE_BYTES_MAX} bytes") from None
         except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError):
             raise _Ended from None
         line = raw.decode("utf-8", "replace").rstrip("\r")
@@ -241,18 +247,22 @@ async def _start(command: Sequence[str], directory: Path) -> Process:
     raise InputError("config", None, "latency.binary", problem)
 
 
+def _signal(process: Process, number: signal.Signals) -> None:
+    """To the program and to whatever it has started: it leads a process group of its own."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
 async def _stop(process: Process) -> None:
     """End a process that may still run; does not return before it has ended."""
     with anyio.CancelScope(shield=True):
         if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
+            _signal(process, signal.SIGTERM)
             with anyio.move_on_after(_GRACE_S):
                 await process.wait()
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        # Children that a wrapper has left behind would hold the pipes open.
+        _signal(process, signal.SIGKILL)
+        await process.wait()
         await process.aclose()
 
 
@@ -288,29 +298,44 @@ async def run_oneshot(
     assert process.stdout is not None
     lines = BufferedByteReceiveStream(process.stdout)
     try:
-        while True:
-            try:
-                with anyio.fail_after(timeout_s):
-                    raw = await lines.receive_until(b"\n", LINE_BYTES_MAX)
-            except TimeoutError:
-                problem = f"the program has said nothing for {timeout_s:g} s"
-                raise _error(problem, list(last)) from None
-            except anyio.DelimiterNotFound:
-                raise _error(f"a line of more than {LINE_BYTES_MAX} bytes", list(last)) from None
-            except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError):
+        for _ in range(NOISE_LINES_MAX):
+            line = await _oneshot_line(lines, timeout_s, last)
+            if line is None:
                 break
-            line = raw.decode("utf-8", "replace").rstrip("\r")
-            last.append(line)
             if match := _ONESHOT_REPORT.search(line):
                 ends[int(match.group(1))] = round(int(match.group(2)) / UPSTREAM_SCALE)
-        with anyio.move_on_after(timeout_s):
-            await process.wait()
+        else:
+            raise _error(f"the program does not end within {NOISE_LINES_MAX} lines", list(last))
+        try:
+            with anyio.fail_after(timeout_s):
+                status = await process.wait()
+        except TimeoutError:
+            problem = "the program closed its output but does not end"
+            raise _error(problem, list(last)) from None
     finally:
         await _stop(process)
-    if process.returncode != 0:
-        assert process.returncode is not None
-        raise _error(f"the program ended with {_status(process.returncode)}", list(last))
+    if status != 0:
+        raise _error(f"the program ended with {_status(status)}", list(last))
     if len(ends) < npus:
         missing = ", ".join(str(npu) for npu in range(npus) if npu not in ends)
         raise _error(f"NPU {missing} never finished", list(last))
     return ends
+
+
+async def _oneshot_line(
+    lines: BufferedByteReceiveStream, timeout_s: float, last: deque[str]
+) -> str | None:
+    """The next line, kept in `last`; None at the end. Raises RunError."""
+    try:
+        with anyio.fail_after(timeout_s):
+            raw = await lines.receive_until(b"\n", LINE_BYTES_MAX)
+    except TimeoutError:
+        problem = f"the program has said nothing for {timeout_s:g} s"
+        raise _error(problem, list(last)) from None
+    except anyio.DelimiterNotFound:
+        raise _error(f"a line of more than {LINE_BYTES_MAX} bytes", list(last)) from None
+    except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError):
+        return None
+    line = raw.decode("utf-8", "replace").rstrip("\r")
+    last.append(line)
+    return line

@@ -79,6 +79,12 @@ class StandIn:
         say("ERROR: Some Requests Remain" if remain else "All Request Has Been Exited")
         if self.mode == "lingers":
             time.sleep(600)
+        if self.mode == "chatters":
+            while True:
+                sys.stdout.write("bye\n")
+        if self.mode == "raves":
+            while True:
+                sys.stdout.write("x" * 65536)
         sys.exit(3 if self.mode == "bad_status" else 0)
 
     def misbehave(self, polls):
@@ -116,6 +122,10 @@ class StandIn:
 
 def oneshot(mode):
     npus = 2
+    while mode == "oneshot_endless":
+        say("again")
+    if mode == "oneshot_silent":
+        time.sleep(600)
     for npu in range(npus - (mode == "oneshot_missing")):
         say(f"sys[{npu}] finished, {(npu + 1) * 1_000_000} cycles, exposed communication 0 cycles.")
         say(f"sys[{npu}], Wall time: {(npu + 1) * 1_000_000}")

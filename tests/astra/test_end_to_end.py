@@ -153,6 +153,18 @@ def test_an_interrupted_run_leaves_no_process_behind(marked, mode, number):
     assert "Traceback" not in error
 
 
+def test_a_killed_run_takes_the_program_with_it(marked):
+    # Nobody is left to end the program; its pipes close, and it ends with its next line.
+    program(marked, "fork")
+    path = configure(marked, 'binary = "./run_fork"', requests=100_000)
+    command = [sys.executable, "-m", "emu", str(path), "-q", "--no-report", "-o", marked / "out"]
+    run = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    _until(lambda: survivors(marked))
+    run.kill()
+    run.wait(timeout=20)
+    _until(lambda: not survivors(marked))
+
+
 def _until(condition, limit_s=20.0):
     end = time.monotonic() + limit_s
     while not condition():

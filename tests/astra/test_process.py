@@ -110,15 +110,18 @@ def test_end_npus_are_asked_first_and_sleep_after_done(tmp_path):
         ("early", "ended its run before it was told to"),
         ("silent", "has said nothing for 0.5 s; it printed nothing"),
         ("unreadable", r"its report cannot be read(.|\n)*iteration \?\?"),
-        ("garbage", "no report in 100000 lines(.|\n)*lorem ipsum"),
+        ("garbage", "no report in 1000 lines(.|\n)*lorem ipsum"),
         ("endless", "a line of more than 1048576 bytes"),
         ("remain", "ended with unfinished graphs"),
         ("bad_status", "ended with status 3"),
         ("lingers", "did not end within 0.5 s"),
+        ("chatters", "does not end within 1000 lines"),
+        ("raves", "a line of more than 1048576 bytes"),
         ("wrong_iteration", "NPU 0 reports iteration 9, it has been given 0 graphs"),
     ],
 )
-def test_every_failure_is_one_clear_error(tmp_path, mode, problem):
+def test_every_failure_is_one_clear_error(tmp_path, mode, problem, monkeypatch):
+    monkeypatch.setattr("emu.astra.process.NOISE_LINES_MAX", 1000)
     timeout_s = 0.5 if "0.5" in problem else 10.0
     with pytest.raises(RunError, match=problem):
         converse(tmp_path, mode, timeout_s=timeout_s)
@@ -181,6 +184,37 @@ def test_a_cancelled_run_leaves_no_process(tmp_path, mode, monkeypatch):
     assert time.monotonic() - started < 5
 
 
+def test_what_a_wrapper_has_started_ends_with_it(tmp_path):
+    path = program(tmp_path, "fork")
+    # A shell that stays in between, and a child that keeps running behind its back.
+    path.write_text(
+        f"#!/bin/sh\nsleep 600 & echo $! > {tmp_path}/child\n"
+        f'{sys.executable} {STAND_IN} fork "$@"\nexit 0\n'
+    )
+
+    async def main():
+        files = InputFiles(network=tmp_path, system=tmp_path, memory=tmp_path)
+        prefix = write_first(tmp_path, [graph(0)])
+        start = Command(binary=path, files=files, workload=prefix)
+        async with open_astra(start, tmp_path) as client:
+            await client.report()
+
+    anyio.run(main)
+    child = int((tmp_path / "child").read_text())
+    end = time.monotonic() + 5
+    while is_running(child) and not is_zombie(child):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def is_zombie(pid):
+    """Ended, and nobody has asked for its status yet (where init does not)."""
+    try:
+        return ") Z" in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return True
+
+
 def test_a_failing_front_end_leaves_no_process(tmp_path):
     pids = []
 
@@ -195,12 +229,19 @@ def test_a_failing_front_end_leaves_no_process(tmp_path):
     assert not is_running(pids[0])
 
 
-def test_the_one_shot_program(tmp_path):
+def test_the_one_shot_program(tmp_path, monkeypatch):
+    monkeypatch.setattr("emu.astra.process.NOISE_LINES_MAX", 1000)
+
     async def main(mode):
-        return await run_oneshot(command(tmp_path, mode), tmp_path, timeout_s=5, npus=2)
+        timeout_s = 0.5 if "silent" in mode else 10
+        return await run_oneshot(command(tmp_path, mode), tmp_path, timeout_s=timeout_s, npus=2)
 
     assert anyio.run(main, "oneshot") == {0: 1000, 1: 2000}
     with pytest.raises(RunError, match="NPU 1 never finished"):
         anyio.run(main, "oneshot_missing")
     with pytest.raises(RunError, match="ended with status 5"):
         anyio.run(main, "oneshot_crash")
+    with pytest.raises(RunError, match="does not end within 1000 lines"):
+        anyio.run(main, "oneshot_endless")
+    with pytest.raises(RunError, match=r"has said nothing for 0\.5 s"):
+        anyio.run(main, "oneshot_silent")
