@@ -15,7 +15,8 @@ is what makes a decode leap equal to stepping. Exactly one timer is popped at a 
 sets off runs to quiescence before the next is popped. Messages wake their receiver through the
 event loop's own FIFO queue, never inside the sender.
 
-`Kernel` runs on simulated time, `WallKernel` puts the same primitives on the wall clock.
+`Kernel` runs on simulated time, `WallKernel` (`emu/wallclock.py`) puts the same primitives on the
+wall clock. Mailboxes, locks and events are in `emu/waiting.py`, ranks in `emu/ranks.py`.
 Cancellation ends a run; it never models a fault (the order of cancelled tasks is not defined).
 """
 
@@ -23,41 +24,43 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 from emu.errors import Deadlock, LimitReached, Zeno
+from emu.ranks import (
+    RANK_CONTROL,
+    RANK_NETWORK,
+    RANK_PLANNER,
+    RANK_REBALANCER,
+    RANK_REJECTER,
+    RANK_REPLICA,
+    RANK_WATCHER,
+    RANK_WORLD,
+)
+from emu.waiting import PARK, WAKE, Event, Lock, Mailbox, Target, Waiter
 
-M = TypeVar("M")
-
-RANK_WORLD: Final = 0
-"""Arrivals, client cancellations, commands, faults."""
-RANK_NETWORK: Final = 1 << 20
-"""Transfers."""
-RANK_REPLICA: Final = 2 << 20
-"""Replicas: add the replica id."""
-RANK_WATCHER: Final = 3 << 20
-"""Migration watchers: add the replica id."""
-RANK_CONTROL: Final = 4 << 20
-"""Control loops. They read the same instants, so each has a rank of its own:"""
-RANK_REJECTER: Final = RANK_CONTROL + 1
-RANK_REBALANCER: Final = RANK_CONTROL + 2
-RANK_PLANNER: Final = RANK_CONTROL + 3
+__all__ = [
+    "PARK",
+    "RANK_CONTROL",
+    "RANK_NETWORK",
+    "RANK_PLANNER",
+    "RANK_REBALANCER",
+    "RANK_REJECTER",
+    "RANK_REPLICA",
+    "RANK_WATCHER",
+    "RANK_WORLD",
+    "WAKE",
+    "Event",
+    "Kernel",
+    "Lock",
+    "Mailbox",
+]
 
 _Future: Final = asyncio.Future
 _MASK: Final = (1 << 64) - 1
 _YIELD_EVERY: Final = 2048
-
-Waiter = asyncio.Future[bool]
-Align = Callable[[int], int]
-Turn = Callable[[], int]
-"""What an actor would do now; when its next turn is due, or one of the following."""
-WAKE: Final = -1
-"""The actor itself must go on."""
-PARK: Final = -2
-"""There is nothing to do before the next poke."""
 
 
 class Kernel:
@@ -346,334 +349,3 @@ def _where(task: asyncio.Task[None]) -> str:
         return "running"
     frame = frames[-1]
     return f"{frame.f_code.co_qualname} line {frame.f_lineno}"
-
-
-class Mailbox(Generic[M]):
-    """An unbounded FIFO of messages for one receiver."""
-
-    def __init__(self, kernel: Kernel, name: str, rank: int) -> None:
-        self.name = name
-        self.items: deque[M] = deque()
-        self._kernel = kernel
-        self._rank = rank
-        self._waiter: Waiter | None = None
-        self._armed: Waiter | None = None
-        self._align: Align | None = None
-        self._turn: Turn | None = None
-        self._turn_ns = -1
-        """When the turn is due. A timer for another instant is void: it was put off or cut."""
-        self._is_parked = False
-        """The next turn comes with the next poke."""
-        self._is_called = False
-        """That poke has come."""
-
-    def put(self, message: M) -> None:
-        """Append; wake the receiver now, or at the instant that it asked to be aligned to."""
-        self.items.append(message)
-        self.poke()
-
-    def poke(self) -> None:
-        """Wake the receiver without a message (something that it looks at has changed)."""
-        waiter = self._waiter
-        if waiter is None:
-            return
-        self._waiter = None
-        if waiter.done():
-            return
-        kernel = self._kernel
-        if self._is_parked:
-            self._is_parked = False
-            self._is_called = True
-            kernel._wake_turn(self)
-            return
-        align = self._align
-        if align is None:
-            kernel._wake(waiter, True)
-            return
-        at_ns = align(kernel.now_ns)
-        if at_ns < 0:
-            self._waiter = waiter
-        elif self._turn is None:
-            kernel._push(at_ns, self._rank, waiter)
-        else:
-            self._turn_ns = at_ns
-            kernel._push(at_ns, self._rank, self)
-
-    def bring_forward(self, at_ns: int) -> None:
-        """The deadline, or the next turn, comes sooner than planned. A poke may still be sooner."""
-        waiter = self._waiter
-        if waiter is None or waiter.done():
-            return  # poked already: that is sooner
-        if self._turn is None:
-            self._kernel._push(at_ns, self._rank, waiter)
-        else:
-            self._turn_ns = at_ns
-            self._kernel._push(at_ns, self._rank, self)
-
-    def interrupt(self) -> None:
-        """Wake the receiver now, whatever it asked to be aligned to (a crash does not wait)."""
-        waiter = self._armed
-        if waiter is not None and not waiter.done():
-            self._waiter = None
-            self._turn_ns = -1
-            self._is_parked = self._is_called = False
-            self._kernel._wake(waiter, True)
-
-    def wait(self, deadline_ns: int | None = None, align: Align | None = None) -> Waiter:
-        """Await the result: until a message or poke (True) or the deadline (False).
-
-        `align` maps the instant of the first message to the instant of waking (a replica in the
-        middle of an iteration wakes at its end); -1 means "at the deadline as planned". Returns
-        at once if messages are there and no `align` is given.
-        """
-        kernel = self._kernel
-        waiter = kernel._new_waiter()
-        if self.items and align is None:
-            waiter.set_result(True)
-            return waiter
-        self._waiter = self._armed = waiter
-        self._align = align
-        self._turn = None
-        if deadline_ns is not None:
-            kernel._push(max(deadline_ns, kernel.now_ns), self._rank, waiter)
-        if self.items:
-            self.poke()
-        kernel._block()
-        return waiter
-
-    def take_turns(self, turn: Turn, due_ns: int, align: Align) -> Waiter:
-        """Await the result: `turn` is called at `due_ns`, then when it says, until it says `WAKE`.
-
-        For an actor that does the same thing again and again: the kernel does it in its place,
-        at the same instants and in the same order, and saves the way through the event loop. A
-        poke moves a turn to where `align` says, as in `wait`; an interrupt ends it at once. After
-        `PARK` the next turn comes with the next poke, when whoever runs has come to rest.
-        """
-        kernel = self._kernel
-        waiter = kernel._new_waiter()
-        self._waiter = self._armed = waiter
-        self._align = align
-        self._turn = turn
-        self._turn_ns = due_ns
-        kernel._push(due_ns, self._rank, self)
-        kernel._block()
-        return waiter
-
-    def _take_turn(self) -> None:
-        turn, waiter = self._turn, self._armed
-        assert turn is not None
-        assert waiter is not None
-        # Pokes during the turn say nothing new: it looks at everything before it ends.
-        self._waiter = self._armed = None
-        self._turn_ns = -1
-        self._is_called = False
-        due_ns = turn()
-        if due_ns == WAKE:
-            self._kernel._wake(waiter, False)
-            return
-        self._waiter = self._armed = waiter
-        if due_ns == PARK:
-            self._is_parked = True
-            return
-        self._turn_ns = due_ns
-        kernel = self._kernel
-        kernel._sequence += 1
-        heapq.heappush(kernel._heap, (due_ns, self._rank, kernel._sequence, self))
-
-    async def get(self, deadline_ns: int | None = None) -> M | None:
-        """The next message, or None at the deadline."""
-        if not self.items:
-            await self.wait(deadline_ns)
-            self._waiter = None
-            if not self.items:
-                return None
-        return self.items.popleft()
-
-    def is_waited_for(self) -> bool:
-        """Somebody waits here."""
-        return self._waiter is not None and not self._waiter.done()
-
-    def describe(self) -> str:
-        """One line for a story."""
-        return f"an actor waits for a message in {self.name}"
-
-
-Target = Waiter | Callable[[], None] | Mailbox[Any]
-"""What a timer sets off: an actor wakes, a function is called, a turn is taken."""
-
-
-def _is_void(target: Target, due_ns: int) -> bool:
-    if target.__class__ is Mailbox:
-        return target._turn_ns != due_ns
-    return isinstance(target, _Future) and target.done()
-
-
-class Lock:
-    """Mutual exclusion in simulated time. `holder` says who has it (for stories and checks)."""
-
-    def __init__(self, kernel: Kernel, name: str) -> None:
-        self.name = name
-        self.holder = ""
-        self._kernel = kernel
-        self._waiters: deque[tuple[Waiter, str]] = deque()
-
-    @property
-    def is_held(self) -> bool:
-        """Somebody has it."""
-        return bool(self.holder)
-
-    def try_acquire(self, holder: str) -> bool:
-        """Take it if it is free and nobody is in the queue."""
-        if self.holder or self._waiters:
-            return False
-        self.holder = holder
-        return True
-
-    async def acquire(self, holder: str) -> None:
-        """Wait for it, first come, first served."""
-        if self.try_acquire(holder):
-            return
-        waiter = self._kernel._new_waiter()
-        self._waiters.append((waiter, holder))
-        self._kernel._block()
-        await waiter
-
-    def release(self, holder: str) -> None:
-        """Give it back; the longest waiting actor has it then."""
-        assert self.holder == holder, f"{self.name}: {holder} releases, {self.holder} holds"
-        self.holder = ""
-        if self._waiters:
-            waiter, self.holder = self._waiters.popleft()
-            self._kernel._wake(waiter, True)
-
-    def is_waited_for(self) -> bool:
-        """Somebody waits here."""
-        return bool(self._waiters)
-
-    def describe(self) -> str:
-        """One line for a story."""
-        names = ", ".join(name for _, name in self._waiters)
-        return f"{names} wait for lock {self.name}, which {self.holder} holds"
-
-
-class Event:
-    """A condition that actors wait for: `notify` wakes all who wait now; `set` stays set."""
-
-    def __init__(self, kernel: Kernel, name: str) -> None:
-        self.name = name
-        self.is_set = False
-        self._kernel = kernel
-        self._waiters: list[Waiter] = []
-
-    def set(self) -> None:
-        """From now on nobody waits here."""
-        self.is_set = True
-        self.notify()
-
-    def notify(self) -> None:
-        """Wake all who wait now, in the order in which they came."""
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                self._kernel._wake(waiter, True)
-
-    async def wait(self, deadline_ns: int | None = None, rank: int = RANK_CONTROL) -> bool:
-        """True when it happened, False at the deadline."""
-        if self.is_set:
-            return True
-        kernel = self._kernel
-        waiter = kernel._new_waiter()
-        self._waiters.append(waiter)
-        if deadline_ns is not None:
-            kernel._push(max(deadline_ns, kernel.now_ns), rank, waiter)
-        kernel._block()
-        happened = await waiter
-        if not happened:
-            self._waiters.remove(waiter)
-        return happened
-
-    def is_waited_for(self) -> bool:
-        """Somebody waits here."""
-        return any(not waiter.done() for waiter in self._waiters)
-
-    def describe(self) -> str:
-        """One line for a story."""
-        return f"an actor waits for {self.name}"
-
-
-class WallKernel(Kernel):
-    """The same primitives on the wall clock, `speed` simulated seconds per real second.
-
-    Timers keep their own due times (logical time), so lateness of the machine never adds up;
-    `lag_ns` says how late the last timer was. What comes from outside enters through `enter`,
-    which stamps it with the present wall time and puts it in order with the timers.
-    """
-
-    def __init__(
-        self,
-        *,
-        speed: float = 1.0,
-        events_per_instant_max: int = 100_000,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
-        super().__init__(events_per_instant_max=events_per_instant_max)
-        self.speed = speed
-        self.lag_ns = 0
-        self.lag_max_ns = 0
-        self._clock_ns = clock_ns  # a loop's own clock may count milliseconds only
-        self._origin_ns = clock_ns()
-        self._entered_ns = -1
-        self._alarm: asyncio.TimerHandle | None = None
-
-    def stop(self) -> None:
-        """The run is over, at once: an actor may wait for the real world for ever."""
-        if not self._done.done():
-            self._done.set_result(None)
-
-    def wall_ns(self) -> int:
-        """Simulated time that the wall clock shows."""
-        return int((self._clock_ns() - self._origin_ns) * self.speed)
-
-    def enter(self, call: Callable[[], None]) -> int:
-        """Something happens in the real world now: run `call` in its place in time.
-
-        Returns its time: later than every earlier entry's, and never an instant at which something
-        of a higher rank has already happened, so that a replay at these times gives the same order.
-        """
-        at_ns = max(self.wall_ns(), self.now_ns, self._entered_ns + 1)
-        if at_ns == self.now_ns and self.rank_reached > RANK_WORLD:
-            at_ns += 1
-        self._entered_ns = at_ns
-        self.call_at(at_ns, RANK_WORLD, call)
-        if self._runnable == 0:
-            self._advance()
-        return at_ns
-
-    def _move_on(self) -> None:
-        heap, ready = self._heap, self._ready
-        while self._runnable == 0 and not self._done.done():
-            if ready:
-                self._fire_ready()
-                continue
-            if self._is_stopping:
-                self._stop_at_rest()
-                return
-            while heap and _is_void(heap[0][3], heap[0][0]):
-                heapq.heappop(heap)
-            if self._alarm is not None:
-                self._alarm.cancel()
-                self._alarm = None
-            if not heap:
-                return  # idle until somebody enters
-            wall_ns = self.wall_ns()
-            due_ns, rank, _, target = heap[0]
-            if due_ns > wall_ns:
-                delay_s = (due_ns - wall_ns) / (self.speed * 1e9)
-                self._alarm = self._loop.call_later(delay_s, self._advance)
-                return
-            self.lag_ns = wall_ns - due_ns
-            self.lag_max_ns = max(self.lag_max_ns, self.lag_ns)
-            heapq.heappop(heap)
-            if not self._move_to(due_ns, rank):
-                return
-            self._fire(target)

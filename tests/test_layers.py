@@ -10,7 +10,20 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1] / "emu"
 
 FLOORS = {
-    0: ["actor", "request", "config", "catalogue", "errors", "units", "log", "rng", "plugins"],
+    0: [
+        "actor",
+        "ranks",
+        "waiting",
+        "wallclock",
+        "request",
+        "config",
+        "catalogue",
+        "errors",
+        "units",
+        "log",
+        "rng",
+        "plugins",
+    ],
     1: ["batching", "kv", "routing", "latency", "network", "astra", "workload"],
     2: ["replica", "migration"],
     3: ["autoscale", "commands"],

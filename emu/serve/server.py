@@ -30,7 +30,6 @@ import msgspec
 import uvicorn
 from anyio.abc import TaskStatus
 
-from emu.actor import WallKernel
 from emu.cluster import Outcome
 from emu.config.load import load_config
 from emu.config.schema import Config
@@ -46,6 +45,7 @@ from emu.serve.recording import LiveRecorder, ReplayFile, TrafficLog
 from emu.serve.tokens import make_tokenizer, write_tokenizer
 from emu.serve.world import LiveCluster, live_config
 from emu.units import NS_PER_S, s_to_ns
+from emu.wallclock import WallKernel
 
 _BACKLOG: Final = 4096
 _TICK_S: Final = 0.1

@@ -19,7 +19,6 @@ from typing import Final
 
 import msgspec
 
-from emu.actor import WallKernel
 from emu.batching.base import Batch
 from emu.batching.stages import StageSpan
 from emu.cluster import Cluster
@@ -30,6 +29,7 @@ from emu.replica.world import BatchSink
 from emu.request import Request, Status
 from emu.serve.recording import LiveRecorder
 from emu.units import NS_PER_S
+from emu.wallclock import WallKernel
 
 TTFT_BUCKETS: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 
-from emu.actor import RANK_CONTROL, RANK_REPLICA, RANK_WORLD, Kernel, WallKernel
+from emu.actor import RANK_CONTROL, RANK_REPLICA, RANK_WORLD, Kernel
 from emu.errors import Deadlock, LimitReached, Zeno
+from emu.wallclock import WallKernel
 
 
 def run(build: Callable[[Kernel], Awaitable[None]], **options: int) -> Kernel:
