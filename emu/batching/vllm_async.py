@@ -22,6 +22,7 @@ from itertools import chain
 from emu.batching.base import Batch, Progress, ReplicaLimits
 from emu.batching.cohort import Seat
 from emu.batching.vllm import VllmScheduler
+from emu.batching.waiting import arrival_order
 from emu.config.schema import SchedulerTable
 from emu.kv.tiers import LowerTier
 from emu.request import Request
@@ -117,8 +118,8 @@ class AsyncVllmScheduler(VllmScheduler):
             return False
         if not self._queue or self.table.skip_blocked or self.table.order != "arrival":
             return True
-        head = self._queue.head()
-        return any(request.arrival_ns < head.arrival_ns for _, request in self._unseen.values())
+        head = arrival_order(self._queue.head())
+        return any(arrival_order(request) < head for _, request in self._unseen.values())
 
     # --- leaving and coming -----------------------------------------------------------------
     def enqueue(self, request: Request, now_ns: int) -> None:

@@ -78,7 +78,7 @@ class ArrivalQueue:
         self.prompt_tokens += request.prompt_tokens
         if requests:
             last = requests[next(reversed(requests))]
-            if _arrival(last) > _arrival(request):
+            if arrival_order(last) > arrival_order(request):
                 self._insert(request)
                 return
         requests[request.request_id] = request
@@ -87,7 +87,7 @@ class ArrivalQueue:
         """Behind the last one that did not arrive later. Rare: retries and late hand-overs."""
         items = list(self._requests.values())
         at = len(items)
-        while at > 0 and _arrival(items[at - 1]) > _arrival(request):
+        while at > 0 and arrival_order(items[at - 1]) > arrival_order(request):
             at -= 1
         items.insert(at, request)
         self._requests = OrderedDict((item.request_id, item) for item in items)
@@ -179,7 +179,7 @@ class FairQueue:
         return queue is not None and request in queue
 
     def _rank(self, tenant: str) -> tuple[int, int, int]:
-        arrival_ns, request_id = _arrival(self._tenants[tenant].head())
+        arrival_ns, request_id = arrival_order(self._tenants[tenant].head())
         return self._served[tenant], arrival_ns, request_id
 
     def _queue_of(self, tenant: str) -> ArrivalQueue:
@@ -217,7 +217,8 @@ class FairQueue:
         self._served[tenant] = self._served.get(tenant, 0) + tokens
 
 
-def _arrival(request: Request) -> tuple[int, int]:
+def arrival_order(request: Request) -> tuple[int, int]:
+    """What first come, first served sorts by: ids settle what arrived at one instant."""
     return request.arrival_ns, request.request_id
 
 

@@ -102,6 +102,21 @@ def test_requests_that_nobody_has_seen_can_leave():
     assert (of.waiting_count, of.waiting_tokens, of.blocks_used) == (0, 0, 0)
 
 
+@pytest.mark.parametrize(("late_id", "is_cut"), [(6, True), (8, False)])
+def test_a_retried_request_may_pass_the_head_that_arrived_with_it(late_id, is_cut):
+    """Ties of arrival go by id, in the queue and so in the question whether a leap may go on."""
+    limits = ReplicaLimits(num_blocks=20, block_size=16, max_model_tokens=10_000, leap=True)
+    of = AsyncVllmScheduler(SchedulerTable(), limits)
+    of.enqueue(request(5, 0, output=90), 0)
+    of.enqueue(request(7, 0, prompt=19 * 16), 0)  # never fits beside the other
+    batch = of.schedule(0)
+    of.complete(batch, 1, 100, 100)
+    of.enqueue(request(late_id, 0), 150)  # a replica crashed elsewhere
+    batch = of.schedule(200)
+    assert batch.shape.sequences == 1
+    assert (batch.max_steps == 1) is is_cut
+
+
 def test_the_registry_chooses_it():
     limits = ReplicaLimits(num_blocks=10, block_size=16, max_model_tokens=100)
     assert isinstance(make_scheduler(SchedulerTable(), limits, ahead=True), AsyncVllmScheduler)
