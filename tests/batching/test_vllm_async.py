@@ -110,9 +110,9 @@ def test_a_retried_request_may_pass_the_head_that_arrived_with_it(late_id, is_cu
     of.enqueue(request(5, 0, output=90), 0)
     of.enqueue(request(7, 0, prompt=19 * 16), 0)  # never fits beside the other
     batch = of.schedule(0)
+    of.enqueue(request(late_id, 0), 50)  # a replica crashed elsewhere
     of.complete(batch, 1, 100, 100)
-    of.enqueue(request(late_id, 0), 150)  # a replica crashed elsewhere
-    batch = of.schedule(200)
+    batch = of.schedule(100)
     assert batch.shape.sequences == 1
     assert (batch.max_steps == 1) is is_cut
 
