@@ -80,3 +80,13 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 
 
 Action = Revive | Reuse | MakeSpare | Expire | Mutate | Shut | Help | Load
+
+
+def words(action: Action) -> str:
+    """An action for people."""
+    if isinstance(action, Load):
+        sources = ",".join(map(str, action.sources))
+        targets = " ".join(f"{t.replica}:{t.role}" for t in action.targets)
+        return f"load {action.method} {sources + ' -> ' if sources else ''}{targets}"
+    role = f" as {action.role}" if isinstance(action, Reuse) else ""
+    return f"{type(action).__name__.lower()} {action.replica}{role}"

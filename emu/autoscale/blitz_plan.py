@@ -15,6 +15,7 @@ from emu.autoscale.draft import Draft, is_unmarked
 from emu.autoscale.snapshot import ReplicaView, Site, Snapshot
 from emu.config.schema import AutoscaleTable
 from emu.replica.states import Marker, ReplicaState
+from emu.units import ms_to_ns
 
 S = ReplicaState
 _NVLINK_SOURCES = frozenset(
@@ -37,8 +38,11 @@ def blitz_plan(
 ) -> list[Action]:
     """What to do now. An empty list = nothing."""
     prefill, decode = demand.prefill, demand.decode
-    if prefill == 0 and decode == 0 and not any(v.shut_ns >= 0 for v in snapshot.replicas):
-        return []
+    if prefill == 0 and decode == 0:
+        # Nothing is left to do but to let spares go whose time is up.
+        over_ns = snapshot.now_ns - ms_to_ns(table.spare_ttl_ms)
+        if not any(0 <= view.shut_ns <= over_ns for view in snapshot.replicas):
+            return []
     draft = Draft(snapshot, demand, table)
     draft.revive()
     if decode < 0:

@@ -114,6 +114,25 @@ class Launches:
             if replica.model_loaded:
                 self.cache.loaded(replica.machine, replica.replica_id, 0)
 
+    @property
+    def is_active(self) -> bool:
+        """Something may ever be scaled (else only manual commands load weights)."""
+        return self.table.executor != "none"
+
+    def host_cache_bytes(self) -> dict[str, int]:
+        """Weights in host memory from the start to now: mean, most, and one copy."""
+        if not self.is_active:
+            return {}
+        cache = self.cache
+        mean = cache.mean_bytes(self._world.kernel.now_ns)
+        return {"mean": round(mean), "max": cache.bytes_max, "copy": cache.copy_bytes}
+
+    def close(self) -> None:
+        """The run is over: what the host copies took goes into the timeline."""
+        if self.is_active:
+            use = self.host_cache_bytes()
+            self._world.note("host_cache", "", f"mean {use['mean']} bytes, max {use['max']} bytes")
+
     def restore(self, replica: Replica, role: Role, *, from_disk: bool) -> None:
         """Weights of a replica that is back after a crash, where no planner brings them."""
         self._load(Load("disk" if from_disk else "host", (Target(replica.replica_id, role),)))

@@ -26,6 +26,7 @@ from emu.autoscale.actions import (
     Reuse,
     Revive,
     Shut,
+    words,
 )
 from emu.autoscale.blitz_plan import blitz_plan
 from emu.autoscale.demand import Demand, Rates
@@ -111,25 +112,10 @@ class Scaler(Launches):
         self._shut_ns: dict[int, int] = {}
         self._last_role: dict[int, str] = {}
         self._acted = False
-
-    @property
-    def is_active(self) -> bool:
-        """Something may ever be scaled (else only manual commands load weights)."""
-        return self.table.executor != "none"
-
-    def host_cache_bytes(self) -> dict[str, int]:
-        """Weights in host memory from the start to now: mean, most, and one copy."""
-        if not self.is_active:
-            return {}
-        cache = self.cache
-        mean = cache.mean_bytes(self._world.kernel.now_ns)
-        return {"mean": round(mean), "max": cache.bytes_max, "copy": cache.copy_bytes}
-
-    def close(self) -> None:
-        """The run is over: what the host copies took goes into the timeline."""
-        if self.is_active:
-            use = self.host_cache_bytes()
-            self._world.note("host_cache", "", f"mean {use['mean']} bytes, max {use['max']} bytes")
+        self._views: list[ReplicaView] = []
+        self._present: list[Replica] = []
+        self._has_moved = True
+        """Some replica has changed its state since `_present` was made."""
 
     # --- the loop ---------------------------------------------------------------------------------
     async def run(self) -> None:
@@ -158,7 +144,7 @@ class Scaler(Launches):
         demand = self.planner.decide(snapshot)
         actions = self._plan(snapshot, demand)
         if actions:
-            text = f"{demand.text()}; {'; '.join(map(_words, actions))}"
+            text = f"{demand.text()}; {'; '.join(map(words, actions))}"
             self._world.note("plan", "", text)
             for action in actions:
                 self._perform(action)
@@ -173,12 +159,13 @@ class Scaler(Launches):
     def _wake_ns(self, snapshot: Snapshot) -> int:
         """The planner's own wish, or the end of a spare's time."""
         wakes = [self.planner.wake_ns(snapshot)]
-        ttl_ns = ms_to_ns(self.table.spare_ttl_ms)
-        wakes += [
-            view.shut_ns + ttl_ns
-            for view in snapshot.replicas
-            if view.state is S.SHUTTING_NULL and view.shut_ns >= 0
-        ]
+        if self._shut_ns:
+            ttl_ns = ms_to_ns(self.table.spare_ttl_ms)
+            wakes += [
+                view.shut_ns + ttl_ns
+                for view in snapshot.replicas
+                if view.state is S.SHUTTING_NULL and view.shut_ns >= 0
+            ]
         later = [at_ns for at_ns in wakes if at_ns > snapshot.now_ns]
         return min(later) if later else -1
 
@@ -187,6 +174,8 @@ class Scaler(Launches):
             return colocated_plan(snapshot, demand, self.table)
         if self.table.executor == "serverless":
             return serverless_plan(snapshot, demand, self.table)
+        if not (demand.prefill or demand.decode or self._shut_ns):
+            return []  # as the plan would say, after a look at every replica
         return blitz_plan(snapshot, demand, self.table, self._sites)
 
     # --- looking ----------------------------------------------------------------------------------
@@ -220,7 +209,7 @@ class Scaler(Launches):
         requests, tokens, outstanding = world.waiting()
         return Snapshot(
             now_ns=now_ns,
-            replicas=tuple([self._view(replica) for replica in world.replicas]),
+            replicas=self._all_views(),
             block_tokens=self._block_tokens,
             waiting_tokens=tokens,
             waiting_requests=requests,
@@ -231,10 +220,25 @@ class Scaler(Launches):
             is_busy=bool(self._awaited),
         )
 
+    def _all_views(self) -> tuple[ReplicaView, ...]:
+        """Inactive replicas, most of them most of the time, are looked at when they change."""
+        if self._has_moved:
+            self._has_moved = False
+            self._views = list(self._inactive)
+            self._present = [
+                replica
+                for replica in self._world.replicas
+                if replica.state is not S.INACTIVE
+                or replica.replica_id in self.rdma
+                or replica.replica_id in self.nvl
+            ]
+        views = self._views
+        for replica in self._present:
+            views[replica.replica_id] = self._view(replica)
+        return tuple(views)
+
     def _view(self, replica: Replica) -> ReplicaView:
         replica_id, state = replica.replica_id, replica.state
-        if state is S.INACTIVE and replica_id not in self.rdma and replica_id not in self.nvl:
-            return self._inactive[replica_id]  # most replicas, most of the time
         scheduler = replica.scheduler
         if getattr(scheduler, "grows", True):
             replica.settle()
@@ -346,6 +350,7 @@ class Scaler(Launches):
             r.replica_id: kernel.now_ns for r in self._world.replicas if r.state in shutting
         }
         self._last_role = {}
+        self._has_moved = True
         self.rdma.clear()
         self.nvl.clear()
         self._sending, self._awaited = [], []
@@ -356,6 +361,7 @@ class Scaler(Launches):
     # --- told by the cluster -------------------------------------------------------------------
     def on_moved(self, replica: Replica, before: ReplicaState) -> None:
         """A replica changed its state."""
+        self._has_moved = True
         after = replica.state
         replica_id = replica.replica_id
         if before is S.NEW_PREFILL:
@@ -388,13 +394,3 @@ _PERFORM: Final[dict[type, Callable[..., None]]] = {
     Help: Scaler._help,
     Shut: Scaler._shut,
 }
-
-
-def _words(action: Action) -> str:
-    """An action for people."""
-    if isinstance(action, Load):
-        sources = ",".join(map(str, action.sources))
-        targets = " ".join(f"{t.replica}:{t.role}" for t in action.targets)
-        return f"load {action.method} {sources + ' -> ' if sources else ''}{targets}"
-    role = f" as {action.role}" if isinstance(action, Reuse) else ""
-    return f"{type(action).__name__.lower()} {action.replica}{role}"

@@ -40,6 +40,8 @@ class ZagTask(msgspec.Struct, eq=False):
     """Of the layers done."""
     whole_ns: int = -1
     """Of all layers, where the backend cannot price a part."""
+    upto_ns: int = 0
+    """Of the layers done, as the backend prices them."""
 
 
 class Zag:

@@ -123,21 +123,20 @@ async def _start_layer(replica: Replica, zag: Zag) -> None:
     done = task.layers_done
     if task.whole_ns < 0 and replica.latency.name not in _PRICES_PARTS:
         task.whole_ns = await replica.cost_ns(task.batch.shape)
-    cost_ns = _part_ns(replica, task.batch.shape, done, done + 1, zag.layers, task.whole_ns)
+    cost_ns = _layer_ns(replica, task, done, zag.layers)
     replica.busy_ns += cost_ns
     zag.start(task, replica.kernel.now_ns, cost_ns)
 
 
-def _part_ns(
-    replica: Replica, shape: BatchShape, start: int, end: int, layers: int, whole_ns: int
-) -> int:
-    """Cost of layers start..end-1 as the difference of two prefixes, so that parts add up."""
+def _layer_ns(replica: Replica, task: ZagTask, layer: int, layers: int) -> int:
+    """Cost of one layer as the difference of two prefixes, so that parts add up."""
+    whole_ns = task.whole_ns
     if whole_ns >= 0:
-        return max(1, whole_ns * end // layers - whole_ns * start // layers)
+        return max(1, whole_ns * (layer + 1) // layers - whole_ns * layer // layers)
     slowdown = replica.slowdown
-    upto_ns = int(replica.latency.iteration_ns(_cut(shape, 0, end)) * slowdown)
-    before_ns = int(replica.latency.iteration_ns(_cut(shape, 0, start)) * slowdown) if start else 0
-    return max(1, upto_ns - before_ns)
+    before_ns = int(task.upto_ns * slowdown)
+    task.upto_ns = replica.latency.iteration_ns(_cut(task.batch.shape, 0, layer + 1))
+    return max(1, int(task.upto_ns * slowdown) - before_ns)
 
 
 def _cut(shape: BatchShape, start: int, count: int) -> BatchShape:
