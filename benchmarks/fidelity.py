@@ -60,6 +60,8 @@ class Result(msgspec.Struct):
     """Ours, from the arrival."""
     wait_ms: np.ndarray
     """Measured: from a request's arrival to the anchor. The clocks differ; the smallest is 0."""
+    prefix_hits: np.ndarray
+    """Prompt tokens that the emulated cache found, by request."""
     wall_s: float
     preemptions: int
     recomputed: int
@@ -127,6 +129,7 @@ def emulate(
             execute(config, name, report=False)
             wall_s = time.perf_counter() - start
             run = read_run(Path(scratch) / "run")
+            hits = _prefix_hits(Path(scratch) / "run" / "requests.csv")
     finally:
         registry.host_costs = chosen
     order = np.argsort(run.completed("request_id"), kind="stable")
@@ -145,11 +148,18 @@ def emulate(
         ours,
         raw,
         _waits_ms(folder / "requests.jsonl"),
+        hits,
         wall_s,
         summary.preemptions,
         summary.recomputed_tokens,
         summary.duration,
     )
+
+
+def _prefix_hits(path: Path) -> np.ndarray:
+    with path.open(newline="") as file:
+        found = {int(r["request_id"]): int(r["prefix_hit_len"]) for r in csv.DictReader(file)}
+    return np.array([found[request] for request in sorted(found)])
 
 
 def _waits_ms(path: Path) -> np.ndarray:

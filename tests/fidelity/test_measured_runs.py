@@ -7,7 +7,10 @@ from functools import cache
 import numpy as np
 import pytest
 
-from benchmarks.fidelity import PAIRS, PHASES, Result, emulate, roofline_errors
+from benchmarks import fidelity_docs
+from benchmarks.fidelity import PAIRS, PHASES, PROFILES, Result, emulate, roofline_errors
+from benchmarks.fidelity_noise import intake
+from benchmarks.fidelity_steps import forced, long_history_ns
 from tests.shared_data import needs_shared
 
 pytestmark = [needs_shared, pytest.mark.shared, pytest.mark.slow]
@@ -71,3 +74,37 @@ def test_roofline_against_profiles():
         assert max(map(abs, by_pair)) < limit, phase
     decodes = [e for phase, row in errors.items() if phase.startswith("decode") for e in row]
     assert np.mean(np.abs(decodes)) < 8
+
+
+@pytest.mark.parametrize("name", ["rtx4090", "rtxpro6000", "intake", "roofline"])
+def test_the_pages_tables_are_those_of_this_code(name):
+    """`python -m benchmarks.fidelity_docs --write` makes them."""
+    text = fidelity_docs.PAGE.read_text(encoding="utf-8")
+    assert fidelity_docs.with_table(text, name, fidelity_docs.TABLES[name]()) == text
+
+
+def test_requests_wait_for_the_engine_as_long_as_measured():
+    """From the arrival to the instant from which vLLM counts, ms."""
+    measured, emulated, paired = intake(RTXPRO6000)
+    assert abs(emulated.mean() - measured.mean()) < 1
+    assert np.abs(np.percentile(emulated, (50, 90)) - np.percentile(measured, (50, 90))).max() < 2
+    assert paired[0] < 5
+
+
+def test_fed_with_measured_iterations_first_tokens_come_in_the_measured_ones():
+    """Until seats are short: order, chunks, prefix hits and the batch ahead are vLLM's."""
+    assert np.abs(forced(RTXPRO6000)[:128]).max() < 1e-3
+
+
+def test_one_long_history_costs_nothing_while_the_kernel_splits_histories():
+    """Decodes x KV heads of a rank below 0.8 x 2 x 188 multiprocessors; alike in all bundles."""
+    models = PROFILES / "RTXPRO6000"
+    for model, degree, heads in [
+        ("meta-llama/Llama-3.1-8B", 1, 8),
+        ("meta-llama/Llama-3.1-8B", 2, 4),
+        ("Qwen/Qwen3-32B", 1, 8),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", 1, 4),
+    ]:
+        costs = long_history_ns(models / model / "bf16" / f"tp{degree}")
+        for decodes, cost_ns in costs.items():
+            assert cost_ns < 2.5 if decodes * heads < 0.8 * 2 * 188 else cost_ns > 8
