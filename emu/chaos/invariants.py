@@ -22,9 +22,14 @@ _OPEN: Final = (S.DECODE,)
 _NEW: Final = (S.NEW_PREFILL, S.REFRACTORY_PREFILL)
 
 
-def validate_world(cluster: Cluster) -> list[str]:
-    """One line for everything that is wrong; empty if all is well."""
+def validate_world(cluster: Cluster, *, is_quiet: bool = False) -> list[str]:
+    """One line for everything that is wrong; empty if all is well.
+
+    `is_quiet`: nothing more happens at this instant, so that whoever can work must be at it.
+    """
     problems = _requests(cluster)
+    if is_quiet:
+        problems += _work(cluster)
     problems += [f"I4: {line}" for line in cluster.gateway.recount()]
     for replica in cluster.replicas:
         problems += _replica(cluster, replica)
@@ -78,6 +83,24 @@ def _replica(cluster: Cluster, replica: Replica) -> list[str]:
             problems.append(f"I7: {name} is {state.value} with migrations")
     if replica.unfinished_migrations < 0:
         problems.append(f"I7: {name}: {replica.unfinished_migrations} unfinished migrations")
+    return problems
+
+
+def _work(cluster: Cluster) -> list[str]:
+    """I12: nobody who could run the head of the queue is idle and empty."""
+    problems: list[str] = []
+    heads = [] if cluster.queue is None else list(cluster.queue)[:1]
+    for replica in cluster.replicas:
+        scheduler = replica.scheduler
+        if replica.state not in (S.PREFILL, S.COLOCATED) or replica.is_paused:
+            continue
+        if replica._batch is not None or replica.has_batches_in_flight or scheduler.blocks_used:
+            continue
+        own = scheduler.waiting_count
+        pulls = getattr(scheduler, "pulls", False)
+        shared = [head for head in heads if pulls and not scheduler.can_ever_hold(head)]
+        if own or shared:
+            problems.append(f"I12: {replica.name} is idle, {own or len(heads)} requests wait")
     return problems
 
 

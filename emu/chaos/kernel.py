@@ -14,6 +14,8 @@ class CheckingKernel(Kernel):
     def __init__(self, *, every: int, events_per_instant_max: int = 100_000) -> None:
         super().__init__(events_per_instant_max=events_per_instant_max)
         self.check: Callable[[], list[str]] = list
+        self.is_quiet = False
+        """The next timer is later than now: this instant is over."""
         self.checks = 0
         self._every = every
         self._left = every
@@ -23,6 +25,7 @@ class CheckingKernel(Kernel):
         if self._left <= 0:
             self._left = self._every
             self.checks += 1
+            self.is_quiet = due_ns > self.now_ns
             problems = self.check()
             if problems:
                 story = [*problems[1:], *self.story()]

@@ -131,7 +131,7 @@ def _run(
             kernel=kernel,
             leap=None if leap else False,
         )
-        kernel.check = lambda: validate_world(cluster)
+        kernel.check = lambda: validate_world(cluster, is_quiet=kernel.is_quiet)
         if break_it is not None:
             break_it(cluster)
         recorder.started(cluster)

@@ -138,3 +138,12 @@ def test_zeno_names_the_actors() -> None:
 def test_an_impossible_world_is_refused_not_crashed() -> None:
     world = World({"replicas": [{"role": "prefill"}]}, [], heals=True)
     assert "input refused" in run_world(world, 0).problems[0]
+
+
+def test_an_idle_replica_beside_a_queue_is_found() -> None:
+    def deafen(cluster: Cluster) -> None:
+        for replica in cluster.replicas:
+            replica.inbox.poke = lambda: None  # type: ignore[method-assign]
+
+    seeds = [planted(1_000_000, deafen, seed).problems for seed in range(12)]
+    assert any("I12" in line for problems in seeds for line in problems)
