@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -210,6 +211,8 @@ def _sdk(source: str) -> Any:
     except ImportError:
         problem = f"the database is not installed: pip install 'emu[aiconfigurator]' ({WHEEL})"
         raise InputError(source, None, "latency.backend", problem) from None
+    # It warns of every table of other kinds of attention that it loads and that nobody asks.
+    logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
     return sdk
 
 

@@ -101,6 +101,35 @@ def test_least_squares_on_a_smooth_model():
     assert (fit.spread < 1e-3).all()
 
 
+def test_the_stated_uncertainty_covers_the_truth():
+    """60 measurements with 5 % of noise: the truth is within two of what is stated, nearly always.
+
+    Stated is what `calibrate` states: the standard error, or half the difference of the halves.
+    """
+    halves = [np.arange(120) % 2 == half for half in (0, 1)]
+    distances = []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        work = rng.uniform(1, 9, size=(120, 3))
+
+        def emulate(c: Constants, work=work):
+            ttft = work[:, 0] / c.compute_efficiency + 0.1 * work[:, 1] / c.memory_efficiency
+            tpot = work[:, 1] / c.memory_efficiency + c.step_overhead_us / 1000
+            return {"TTFT": ttft, "TPOT": tpot, "E2E": ttft + work[:, 2] * tpot}
+
+        true = emulate(TRUTH)
+        first, each = rng.lognormal(0, 0.05, 120), rng.lognormal(0, 0.05, 120)
+        ttft, tpot = true["TTFT"] * first, true["TPOT"] * each
+        base = {"TTFT": ttft, "TPOT": tpot, "E2E": ttft + work[:, 2] * tpot}
+        one, two = (least_squares(emulate, base, half, Constants()) for half in halves)
+        at, other = one.constants.logarithms(), two.constants.logarithms()
+        stated = np.maximum(one.spread, np.abs(at - other) / 2)
+        distances.append(np.abs(at - TRUTH.logarithms()) / stated)
+    within_one, within_two = ((np.array(distances) < n).mean(axis=0) for n in (1, 2))
+    assert (within_one > 0.5).all(), within_one
+    assert (within_two > 0.85).all(), within_two
+
+
 def test_constants_stay_within_bounds():
     def emulate(c: Constants):
         return {name: np.full(20, 1 / c.compute_efficiency) for name in ("TTFT", "TPOT", "E2E")}
