@@ -13,6 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from emu.batching.shrink import restore
+from emu.replica.outcome import end_leap_part
 from emu.replica.replica import Replica
 from emu.request import Request
 
@@ -26,7 +27,7 @@ def cut_leap(replica: Replica) -> None:
     start_ns = replica._start_ns
     end_ns = start_ns + int(ends[done])
     if done:
-        replica.end_leap_part(batch, ends[:done])
+        end_leap_part(replica, batch, ends[:done])
         replica._start_ns = start_ns + int(ends[done - 1])
     batch.max_steps = 1
     replica._ends = None
@@ -69,7 +70,7 @@ def crash(replica: Replica) -> list[Request]:
         on_stopped()
     replica._batch = None
     replica._on_stages.clear()
-    replica.drop_obstacles()
+    replica.obstacles.drop()
     replica.pipeline.reset(replica.kernel.now_ns)
     replica.zag = None
     replica.is_paused = False

@@ -20,29 +20,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emu.actor import PARK, RANK_REPLICA, WAKE
-from emu.batching.base import Batch, Progress, Scheduler
-from emu.batching.stages import Pipeline, StageSpan, bubble_ns, discount_bubbles
-from emu.latency.base import BatchShape, LatencyBackend, next_decode_shape
-from emu.migration.transfer import SplitBatch
-from emu.network.carrier import Carried
+from emu.batching.base import Batch, Scheduler
+from emu.batching.stages import Pipeline, StageSpan
+from emu.latency.base import BatchShape, LatencyBackend
 from emu.network.placement import Grid
+from emu.replica.obstacles import Obstacles, never
+from emu.replica.outcome import complete, end_part, longest_of, note_signal
+from emu.replica.staged import launch
 from emu.replica.states import (
     CLOSED,
     DECODING,
-    PREFILL_TYPE,
     ReplicaState,
     Writer,
     move,
     try_move,
 )
 from emu.replica.tiering import TierTraffic
-from emu.replica.wave import DUMMY_ID, SERVES, WaveGroup
+from emu.replica.wave import SERVES, WaveGroup
 from emu.replica.world import Handoff, World
 from emu.replica.zag import Zag
 from emu.request import Request, Status
 
 S = ReplicaState
-_HANDS_OFF: Final = frozenset(PREFILL_TYPE | {S.SHUTTING_PREFILL})
 _SERVES: Final = frozenset({S.COLOCATED, S.PREFILL, S.DECODE})
 """States whose turn is one iteration after another (`serve` in `emu/replica/turns.py`)."""
 
@@ -133,11 +132,7 @@ class Replica:
         """Batches in flight on several stages, in order, with their spans."""
         self.pipeline = Pipeline(stages)
         self.tier_traffic: TierTraffic | None = None
-        self._held: Batch | None = None
-        """Formed, but not on the stages before what it needs is here."""
-        self._obstacles = 0
-        """Things that the batch formed last still waits for."""
-        self._recalls: list[Carried] = []
+        self.obstacles = Obstacles(self)
         self.tokens_run = 0
         """Tokens whose KV iterations have computed."""
         self.decodes_run = 0
@@ -171,7 +166,7 @@ class Replica:
             self.touch()
         self._changed()
         if self.signals is not None:
-            self._note_signal()
+            note_signal(self)
 
     def cancel(self, request: Request, status: Status, reason: str) -> None:
         """Remove a request that waits or runs here, after the iteration in flight."""
@@ -356,7 +351,7 @@ class Replica:
     @property
     def has_batches_in_flight(self) -> bool:
         """Some batch is on the pipeline's stages, or about to be."""
-        return bool(self._on_stages) or self._held is not None
+        return bool(self._on_stages) or self.obstacles.held is not None
 
     @property
     def is_idle(self) -> bool:
@@ -404,7 +399,7 @@ class Replica:
                     self.world.cancel(request)  # it moved on in the iteration that was in flight
             self.world.on_capacity(self)
             if self.signals is not None:
-                self._note_signal()
+                note_signal(self)
         if self.jobs:
             jobs, self.jobs = self.jobs, []
             for job in jobs:
@@ -412,17 +407,17 @@ class Replica:
 
     async def iterate(self) -> bool:
         """Form and execute one batch (or leap). False if there was nothing to run."""
-        batch = self._held
+        batch = self.obstacles.held
         if batch is not None:
-            if self._obstacles:
+            if self.obstacles.left:
                 return False
-            self._held = None
-            await self._launch_on_stages(batch)
+            self.obstacles.held = None
+            await launch(self, batch)
             return True
         batch = self.scheduler.schedule(self.kernel.now_ns)
         self.touch()
         if self.signals is not None:
-            self._note_signal()  # it may have admitted or preempted
+            note_signal(self)  # it may have admitted or preempted
         if self.tier_traffic is not None:
             self.tier_traffic.write_through()
         if batch is None:
@@ -438,10 +433,10 @@ class Replica:
             batch.max_steps = 1
         if self.stages == 1:
             await self._execute(batch)
-        elif self._meets_obstacles(batch):
-            self._held = batch
+        elif self.obstacles.meets(batch):
+            self.obstacles.held = batch
         else:
-            await self._launch_on_stages(batch)
+            await launch(self, batch)
         return True
 
     def _note_rest(self, now_ns: int) -> None:
@@ -455,43 +450,6 @@ class Replica:
             total += min(end_ns - self._rest_since_ns, self.standby_limit_ns)
         return total
 
-    # --- what a batch waits for ---------------------------------------------------------------
-    def _meets_obstacles(self, batch: Batch) -> bool:
-        """Begin what the batch needs before it can run. False: it can run at once."""
-        tiers, wave = self.tier_traffic, self.wave
-        recalls = batch.recalls if tiers is not None else []
-        self._obstacles = bool(recalls) + (wave is not None)
-        if recalls:
-            assert tiers is not None
-            self._recalls = tiers.recall(recalls, self._pass_obstacle)
-        if wave is not None:
-            wave.enter(self, batch.shape, self._pass_obstacle)
-        return self._obstacles > 0
-
-    def _pass_obstacle(self) -> None:
-        self._obstacles -= 1
-        if self._obstacles == 0:
-            if self.stages == 1:
-                self.inbox.interrupt()
-            else:
-                self.inbox.poke()
-
-    async def _wait_for_obstacles(self, incarnation: int) -> None:
-        while self._obstacles and self.incarnation == incarnation:
-            await self.inbox.wait(None, _never)
-        if self.is_paused and self.incarnation == incarnation:
-            await self.stand_still()
-
-    def drop_obstacles(self) -> None:
-        """The batch that waits is lost (the replica crashed)."""
-        self._held = None
-        self._obstacles = 0
-        for recall in self._recalls:
-            recall.cancel()
-        self._recalls = []
-        if self.wave is not None:
-            self.wave.withdraw(self)
-
     def _boundary(self, now_ns: int) -> int:
         """When the iteration in flight ends; -1 if that is the deadline already set."""
         ends = self._ends
@@ -504,8 +462,8 @@ class Replica:
         incarnation = self.incarnation
         self._start_ns = self.kernel.now_ns
         self._batch = batch
-        if batch.max_steps == 1 and self._meets_obstacles(batch):
-            await self._wait_for_obstacles(incarnation)
+        if batch.max_steps == 1 and self.obstacles.meets(batch):
+            await self.obstacles.wait(incarnation)
             if self.incarnation != incarnation:
                 return
             self.busy_ns -= self.kernel.now_ns - self._start_ns
@@ -563,7 +521,7 @@ class Replica:
         if not self.is_touched:
             self.touch()
         if self.signals is not None:
-            self._note_signal()  # it may have admitted or preempted
+            note_signal(self)  # it may have admitted or preempted
         if batch is None:
             if self._rest_since_ns < 0:
                 self._rest_since_ns = now_ns
@@ -588,7 +546,7 @@ class Replica:
         now_ns = self.kernel.now_ns
         self._ends = self._batch = None
         if ends is None:  # a single iteration, or what a pause has left of a leap
-            self._complete(batch, 1, start_ns, None, now_ns - start_ns)
+            complete(self, batch, 1, start_ns, None, now_ns - start_ns)
             return
         if now_ns != self._end_ns:
             ends = ends[: int(ends.searchsorted(now_ns - start_ns, "right"))]
@@ -598,8 +556,8 @@ class Replica:
         else:
             before_ns = ends.item(-2)
             batch.last_start_ns = start_ns + before_ns
-            longest_ns = now_ns - start_ns - before_ns if self._is_monotone else _longest(ends)
-        self._complete(batch, steps, start_ns, ends, longest_ns)
+            longest_ns = now_ns - start_ns - before_ns if self._is_monotone else longest_of(ends)
+        complete(self, batch, steps, start_ns, ends, longest_ns)
 
     async def _sit_out(self) -> None:
         """Through a pause in the middle of an iteration, and the rest of the iteration.
@@ -615,7 +573,7 @@ class Replica:
     async def stand_still(self) -> None:
         """Until the end of a pause (or a crash), whatever happens meanwhile."""
         while self.is_paused:
-            await self.inbox.wait(None, _never)
+            await self.inbox.wait(None, never)
 
     async def cost_ns(self, shape: BatchShape) -> int:
         """Duration of an iteration here and now."""
@@ -625,139 +583,7 @@ class Replica:
             cost_ns = self.latency.iteration_ns(shape)
         return cost_ns if self.slowdown == 1.0 else int(cost_ns * self.slowdown)
 
-    async def _launch_on_stages(self, batch: Batch) -> None:
-        """Put a batch into the pipeline: stages are FIFO and costs known, so its end is too."""
-        if self.latency.foreign:
-            incarnation = self.incarnation
-            await self.latency.measure(batch.shape)  # type: ignore[attr-defined]
-            if self.incarnation != incarnation:
-                return
-        costs_ns = self.latency.stage_ns(batch.shape)
-        if self.slowdown != 1.0:
-            costs_ns = tuple(int(cost_ns * self.slowdown) for cost_ns in costs_ns)
-        if self.wave_wait_ns:
-            each, more = divmod(self.wave_wait_ns, self.stages)
-            costs_ns = tuple(cost + each + (i < more) for i, cost in enumerate(costs_ns))
-        if self.first_uses:
-            costs_ns = (costs_ns[0] + self.first_uses.popleft(), *costs_ns[1:])
-        self._on_stages.append((self.pipeline.enter(self.kernel.now_ns, costs_ns), batch))
-
-    async def wait_for_stage(self) -> None:
-        """Until the oldest batch leaves the last stage, or something new arrives."""
-        incarnation = self.incarnation
-        await self.inbox.wait(self._on_stages[0][0][-1].end_ns if self._on_stages else None)
-        while (
-            self.incarnation == incarnation
-            and self._on_stages
-            and self._on_stages[0][0][-1].end_ns <= self.kernel.now_ns
-        ):
-            spans, batch = self._on_stages.popleft()
-            waited_ns = bubble_ns(spans, batch.formed_ns)
-            if waited_ns:
-                discount_bubbles(batch, waited_ns)
-            start_ns = spans[0].start_ns
-            gap_ns = spans[-1].end_ns - batch.formed_ns  # it may have waited for the first stage
-            self._complete(batch, 1, start_ns, None, gap_ns, spans)
-
-    def _complete(
-        self,
-        batch: Batch,
-        steps: int,
-        start_ns: int,
-        ends: NDArray[np.int64] | None,
-        longest_ns: int,
-        spans: list[StageSpan] | None = None,
-    ) -> None:
-        now_ns = self.kernel.now_ns
-        world = self.world
-        self.iterations += steps
-        self.busy_ns += now_ns - start_ns
-        if batch.batch_id == DUMMY_ID:
-            return
-        self._count(batch.shape, steps)
-        history = world.history
-        is_told = world.streams or history is not None
-        receivers = list(self.scheduler.token_receivers(batch)) if is_told else None
-        progress = self.scheduler.complete(batch, steps, now_ns, longest_ns)
-        if not self.is_touched:
-            self.touch()
-        self.prefill_tokens += progress.prefill_tokens
-        self.decode_tokens += progress.decode_tokens
-        count = progress.cohort_size
-        if count:
-            if ends is None:
-                world.gaps.add_gap(longest_ns, count, now_ns)
-            else:
-                world.gaps.add_run(ends, count, start_ns)
-        if progress.gaps_ns:
-            world.gaps.add_gaps(progress.gaps_ns, now_ns)
-        if world.batches is not None:
-            world.batches.batch(self, batch, start_ns, now_ns, steps, spans)
-        if receivers:
-            if history is not None:
-                history.tokens(self.replica_id, receivers, start_ns, ends, now_ns)
-            world.on_tokens(self, receivers)
-        if progress.finished or progress.first_tokens or progress.failed or progress.resumed:
-            self._hand_out(progress, now_ns - start_ns)
-        if self.signals is not None:
-            self._note_signal()
-
-    def _count(self, shape: BatchShape, steps: int) -> None:
-        """Tokens of `steps` iterations, the first of this shape."""
-        decodes = shape.decode_count * steps
-        if decodes:
-            self.tokens_run += decodes
-            self.decodes_run += decodes
-            context = shape.decode_context_sum * steps
-            if steps > 1:
-                context += decodes * (steps - 1) // 2
-            self.decode_context_run += context
-        if shape.prefill_new:
-            self.tokens_run += sum(shape.prefill_new)
-        if self.expert_tokens is not None:
-            for step in range(steps):
-                its_shape = next_decode_shape(shape, step) if step else shape
-                routing = self.latency.expert_loads(its_shape)  # type: ignore[attr-defined]
-                self.expert_tokens += np.array(routing.expert_tokens, dtype=np.int64)
-
-    def end_leap_part(self, batch: Batch, ends: NDArray[np.int64]) -> None:
-        """The first iterations of a leap have ended, and the one in flight is a batch of its own.
-
-        For a crash or a pause in the middle of a leap (`emu/replica/life.py`).
-        """
-        world, start_ns, steps = self.world, self._start_ns, len(ends)
-        shape = batch.shape  # the batch is given the next one
-        end_ns = start_ns + int(ends[-1])
-        history = world.history
-        is_told = world.streams or history is not None
-        receivers = list(self.scheduler.token_receivers(batch)) if is_told else []
-        if world.batches is not None:
-            world.batches.batch(self, batch, start_ns, end_ns, steps, None)
-        progress = self.scheduler.split(batch, steps, end_ns, _longest(ends))
-        self.iterations += steps
-        self.busy_ns += end_ns - start_ns
-        self._count(shape, steps)
-        self.decode_tokens += progress.decode_tokens
-        world.gaps.add_run(ends, progress.cohort_size, start_ns)
-        if receivers:
-            if history is not None:
-                history.tokens(self.replica_id, receivers, start_ns, ends, end_ns)
-            world.on_tokens(self, receivers)
-        if self.signals is not None:
-            self._note_signal()
-
-    def _note_signal(self) -> None:
-        scheduler = self.scheduler
-        assert self.signals is not None
-        self.signals.append(
-            (
-                self.kernel.now_ns,
-                scheduler.waiting_count,
-                scheduler.running_count,
-                scheduler.waiting_tokens,
-                scheduler.blocks_used,
-            )
-        )
+    end_part = end_part  # what its part of a batch brought about (`emu/replica/outcome.py`)
 
     async def run_alone(self, batch: Batch, cost_ns: int) -> bool:
         """Sleep through one iteration of a known cost. False: the replica crashed meanwhile."""
@@ -771,64 +597,3 @@ class Replica:
             return False
         self._batch = None
         return True
-
-    def end_part(
-        self, batch: Batch, start_ns: int, step_ns: int, split: SplitBatch | None = None
-    ) -> None:
-        """A batch that was computed layer by layer got its first tokens here.
-
-        `split`: another replica computed its first layers.
-        """
-        world = self.world
-        history = world.history
-        is_told = world.streams or history is not None
-        receivers = list(self.scheduler.token_receivers(batch)) if is_told else []
-        progress = self.scheduler.complete(batch, 1, self.kernel.now_ns, step_ns)
-        self.touch()
-        self.iterations += 1
-        self.prefill_tokens += progress.prefill_tokens
-        self.decode_tokens += progress.decode_tokens
-        if world.batches is not None:
-            world.batches.batch(self, batch, start_ns, self.kernel.now_ns, 1, None)
-        if receivers:
-            if history is not None:
-                history.tokens(self.replica_id, receivers, start_ns, None, self.kernel.now_ns)
-            world.on_tokens(self, receivers)
-        self._hand_out(progress, step_ns, split)
-
-    def _hand_out(self, progress: Progress, step_ns: int, split: SplitBatch | None = None) -> None:
-        """Requests that ended leave; those whose prompt ended here go on their way."""
-        world = self.world
-        for request in progress.first_tokens:
-            request.replica_id = self.replica_id
-        for request in progress.finished:
-            request.decode_replica_id = self.replica_id
-            world.terminal(request, Status.COMPLETED)
-        for request, reason in progress.failed:
-            world.terminal(request, Status.FAILED, reason)
-        if progress.finished or progress.failed:
-            world.on_capacity(self)
-        ready = progress.first_tokens
-        if progress.resumed:
-            ready = [*ready, *progress.resumed]
-        is_handed_off = split is not None or (ready and self.state in _HANDS_OFF)
-        if is_handed_off and self.handoff is not None:
-            leaving = [r for r in ready if not r.status.is_terminal]
-            for request in leaving:
-                self.scheduler.detach(request)
-                request.status = Status.MIGRATING
-            self.touch()
-            if split is not None:
-                self.handoff.append_second(split, leaving)
-            elif leaving:
-                self.handoff.append(leaving, step_ns)
-
-
-def _never(now_ns: int) -> int:
-    """No message wakes who stands still; `Mailbox.interrupt` does."""
-    return -1
-
-
-def _longest(ends: NDArray[np.int64]) -> int:
-    """Longest iteration of a run."""
-    return int(np.diff(ends, prepend=0).max())

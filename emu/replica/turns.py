@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from emu.replica.replica import Replica
+from emu.replica.staged import wait_for_stage
 from emu.replica.states import ReplicaState
 from emu.replica.zigzag import new_prefill, old_prefill
 from emu.request import Status
@@ -46,7 +47,7 @@ async def serve(replica: Replica) -> None:
 async def rest(replica: Replica) -> None:
     """Nothing can be formed now: wait for a stage, fail what can never run, or wait for news."""
     if replica.has_batches_in_flight:
-        await replica.wait_for_stage()
+        await wait_for_stage(replica)
     elif not fail_hopeless(replica):
         await replica.inbox.wait()
 
@@ -85,7 +86,7 @@ async def mutate_to_decode(replica: Replica) -> None:
     if await replica.iterate():  # a chunked prompt that had begun is finished first
         return
     if replica.has_batches_in_flight:
-        await replica.wait_for_stage()
+        await wait_for_stage(replica)
         return
     if replica.handoff is not None:
         for requests in replica.handoff.flush():

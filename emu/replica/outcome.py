@@ -1,0 +1,193 @@
+"""What the end of a batch brings about: counters, tokens, requests that end or go on their way.
+
+Functions of a replica that has just run something: a batch, the first iterations of a leap, or its
+part of a batch that several replicas compute. Waits for nothing and forms nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emu.batching.base import Batch, Progress
+from emu.batching.stages import StageSpan
+from emu.latency.base import BatchShape, next_decode_shape
+from emu.migration.transfer import SplitBatch
+from emu.replica.states import PREFILL_TYPE, ReplicaState
+from emu.replica.wave import DUMMY_ID
+from emu.request import Status
+
+if TYPE_CHECKING:
+    from emu.replica.replica import Replica
+
+_HANDS_OFF: Final = frozenset(PREFILL_TYPE | {ReplicaState.SHUTTING_PREFILL})
+
+
+def complete(
+    replica: Replica,
+    batch: Batch,
+    steps: int,
+    start_ns: int,
+    ends: NDArray[np.int64] | None,
+    longest_ns: int,
+    spans: list[StageSpan] | None = None,
+) -> None:
+    """`steps` iterations of a batch, begun at `start_ns`, have ended; the longest took so long.
+
+    `ends`: of each iteration of a leap, from its start. `spans`: on each stage of a pipeline.
+    """
+    now_ns = replica.kernel.now_ns
+    world = replica.world
+    replica.iterations += steps
+    replica.busy_ns += now_ns - start_ns
+    if batch.batch_id == DUMMY_ID:
+        return
+    _count(replica, batch.shape, steps)
+    history = world.history
+    is_told = world.streams or history is not None
+    receivers = list(replica.scheduler.token_receivers(batch)) if is_told else None
+    progress = replica.scheduler.complete(batch, steps, now_ns, longest_ns)
+    if not replica.is_touched:
+        replica.touch()
+    replica.prefill_tokens += progress.prefill_tokens
+    replica.decode_tokens += progress.decode_tokens
+    count = progress.cohort_size
+    if count:
+        if ends is None:
+            world.gaps.add_gap(longest_ns, count, now_ns)
+        else:
+            world.gaps.add_run(ends, count, start_ns)
+    if progress.gaps_ns:
+        world.gaps.add_gaps(progress.gaps_ns, now_ns)
+    if world.batches is not None:
+        world.batches.batch(replica, batch, start_ns, now_ns, steps, spans)
+    if receivers:
+        if history is not None:
+            history.tokens(replica.replica_id, receivers, start_ns, ends, now_ns)
+        world.on_tokens(replica, receivers)
+    if progress.finished or progress.first_tokens or progress.failed or progress.resumed:
+        _hand_out(replica, progress, now_ns - start_ns)
+    if replica.signals is not None:
+        note_signal(replica)
+
+
+def _count(replica: Replica, shape: BatchShape, steps: int) -> None:
+    """Tokens of `steps` iterations, the first of this shape."""
+    decodes = shape.decode_count * steps
+    if decodes:
+        replica.tokens_run += decodes
+        replica.decodes_run += decodes
+        context = shape.decode_context_sum * steps
+        if steps > 1:
+            context += decodes * (steps - 1) // 2
+        replica.decode_context_run += context
+    if shape.prefill_new:
+        replica.tokens_run += sum(shape.prefill_new)
+    if replica.expert_tokens is not None:
+        for step in range(steps):
+            its_shape = next_decode_shape(shape, step) if step else shape
+            routing = replica.latency.expert_loads(its_shape)  # type: ignore[attr-defined]
+            replica.expert_tokens += np.array(routing.expert_tokens, dtype=np.int64)
+
+
+def end_leap_part(replica: Replica, batch: Batch, ends: NDArray[np.int64]) -> None:
+    """The first iterations of a leap have ended, and the one in flight is a batch of its own.
+
+    For a crash or a pause in the middle of a leap (`emu/replica/life.py`).
+    """
+    world, start_ns, steps = replica.world, replica._start_ns, len(ends)
+    shape = batch.shape  # the batch is given the next one
+    end_ns = start_ns + int(ends[-1])
+    history = world.history
+    is_told = world.streams or history is not None
+    receivers = list(replica.scheduler.token_receivers(batch)) if is_told else []
+    if world.batches is not None:
+        world.batches.batch(replica, batch, start_ns, end_ns, steps, None)
+    progress = replica.scheduler.split(batch, steps, end_ns, longest_of(ends))
+    replica.iterations += steps
+    replica.busy_ns += end_ns - start_ns
+    _count(replica, shape, steps)
+    replica.decode_tokens += progress.decode_tokens
+    world.gaps.add_run(ends, progress.cohort_size, start_ns)
+    if receivers:
+        if history is not None:
+            history.tokens(replica.replica_id, receivers, start_ns, ends, end_ns)
+        world.on_tokens(replica, receivers)
+    if replica.signals is not None:
+        note_signal(replica)
+
+
+def note_signal(replica: Replica) -> None:
+    scheduler = replica.scheduler
+    assert replica.signals is not None
+    replica.signals.append(
+        (
+            replica.kernel.now_ns,
+            scheduler.waiting_count,
+            scheduler.running_count,
+            scheduler.waiting_tokens,
+            scheduler.blocks_used,
+        )
+    )
+
+
+def end_part(
+    replica: Replica, batch: Batch, start_ns: int, step_ns: int, split: SplitBatch | None = None
+) -> None:
+    """A batch that was computed layer by layer got its first tokens here.
+
+    `split`: another replica computed its first layers.
+    """
+    world = replica.world
+    history = world.history
+    is_told = world.streams or history is not None
+    receivers = list(replica.scheduler.token_receivers(batch)) if is_told else []
+    progress = replica.scheduler.complete(batch, 1, replica.kernel.now_ns, step_ns)
+    replica.touch()
+    replica.iterations += 1
+    replica.prefill_tokens += progress.prefill_tokens
+    replica.decode_tokens += progress.decode_tokens
+    if world.batches is not None:
+        world.batches.batch(replica, batch, start_ns, replica.kernel.now_ns, 1, None)
+    if receivers:
+        if history is not None:
+            history.tokens(replica.replica_id, receivers, start_ns, None, replica.kernel.now_ns)
+        world.on_tokens(replica, receivers)
+    _hand_out(replica, progress, step_ns, split)
+
+
+def _hand_out(
+    replica: Replica, progress: Progress, step_ns: int, split: SplitBatch | None = None
+) -> None:
+    """Requests that ended leave; those whose prompt ended here go on their way."""
+    world = replica.world
+    for request in progress.first_tokens:
+        request.replica_id = replica.replica_id
+    for request in progress.finished:
+        request.decode_replica_id = replica.replica_id
+        world.terminal(request, Status.COMPLETED)
+    for request, reason in progress.failed:
+        world.terminal(request, Status.FAILED, reason)
+    if progress.finished or progress.failed:
+        world.on_capacity(replica)
+    ready = progress.first_tokens
+    if progress.resumed:
+        ready = [*ready, *progress.resumed]
+    is_handed_off = split is not None or (ready and replica.state in _HANDS_OFF)
+    if is_handed_off and replica.handoff is not None:
+        leaving = [r for r in ready if not r.status.is_terminal]
+        for request in leaving:
+            replica.scheduler.detach(request)
+            request.status = Status.MIGRATING
+        replica.touch()
+        if split is not None:
+            replica.handoff.append_second(split, leaving)
+        elif leaving:
+            replica.handoff.append(leaving, step_ns)
+
+
+def longest_of(ends: NDArray[np.int64]) -> int:
+    """Longest iteration of a run."""
+    return int(np.diff(ends, prepend=0).max())
