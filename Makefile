@@ -41,7 +41,7 @@ lint: $(STAMP)  ## ruff
 type: $(STAMP)  ## mypy --strict
 	@$(VENV)/bin/mypy
 
-bench: $(STAMP)  ## all benchmarks, medians of 5 (half an hour; prints figures, asserts nothing)
+bench: $(STAMP)  ## all benchmarks, medians of 5 (20 minutes; prints figures, asserts nothing)
 	@$(PY) -m benchmarks
 	@$(PY) -m benchmarks.sweep_cores
 	@$(PY) -m benchmarks.profile_run
