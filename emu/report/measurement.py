@@ -58,7 +58,10 @@ class Measurement(msgspec.Struct):
 
 
 def read_measurement(path: Path) -> Measurement:
-    """Read a file of either format."""
+    """Read a file of either format, or the recording in a directory."""
+    if path.is_dir():
+        places = [path / "requests.jsonl", path / "vllm" / "requests.jsonl"]
+        path = next((place for place in places if place.is_file()), places[0])
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -142,6 +142,8 @@ def test_reproduce_runs_and_compares(
     # Request by request: every measured id was found.
     assert "TTFT │     6" in said
     assert (tmp_path / "runs" / "case" / "run" / "requests.csv").is_file()
+    assert main(["compare", "runs/case/run", "--measured", str(case)]) == 0
+    assert capsys.readouterr().out in said
     # What was written runs by itself.
     assert main(["validate", "runs/case/cluster.toml"]) == 0
 
