@@ -266,8 +266,8 @@ class ParityRun:
         index, number = instance.replica.index, request.request_id
         if not self._has_workload:
             # There the column says which instance the request was numbered for.
-            number %= _DEFAULT_REQUESTS
-            if instance.replica.kind != "DECODE":
+            owner, number = divmod(number, _DEFAULT_REQUESTS)
+            if owner == index:
                 index = number % len(self.instances)
         return ParityRow(
             index,
