@@ -3,7 +3,7 @@
 import pytest
 
 from emu.astra.parity_replica import ParityOptions
-from emu.errors import Deadlock
+from emu.errors import Deadlock, InputError
 from emu.workload.items import Line, Turn
 from tests.astra.golden import RUNS, SHARED, own_rows, published_rows, run, run_on, run_published
 
@@ -122,3 +122,21 @@ def test_a_run_that_can_never_end_is_named():
         assert "nothing can ever happen again" in str(error)
     else:
         assert len(result.rows) == 2
+
+
+@pytest.mark.parametrize(
+    ("cluster", "options", "problem"),
+    [
+        ("single_node_single_instance_H100", {}, "no bundle for 'H100'"),
+        ("rtx4090_tp2_instance", {}, "no folder tp2"),
+        ("single_node_single_instance", {"prefix_storage": "cxl"}, "cxl_mem: there is none"),
+        ("single_node_single_instance", {"attention_offloading": True}, "cpu_mem.pim_config"),
+        ("single_node_single_instance", {"kv_cache_dtype": "fp8"}, "no variant 'bf16-kvfp8'"),
+    ],
+)
+def test_what_a_run_lacks_is_named(cluster, options, problem):
+    path = SHARED / f"llmservingsim-clusters/{cluster}.json"
+    with pytest.raises(InputError, match=problem):
+        run_on(
+            path, [Line(arrival_time_ns=1, input_toks=4, output_toks=2)], ParityOptions(**options)
+        )
