@@ -12,13 +12,15 @@ folders `vllm/` and `outputs/`:
                     `hardware`, or from the caller.
 
 The workload is the dataset that meta.json names if it is found below the directory or one of its
-parents, for its token ids; otherwise it is made of the measured requests' lengths and arrivals.
+parents (with the recorded sha256), for its token ids; otherwise it is made of the measured
+requests' lengths and arrivals.
 
 Owns the mapping of vLLM's keys to ours, not the cluster file's (`llmservingsim.py`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any, Final
@@ -88,8 +90,17 @@ def _dataset(directory: Path, meta: dict[str, Any]) -> Path | None:
     if not isinstance(stated, str) or not stated:
         return None
     here = directory.resolve()
-    places = (folder / stated for folder in (here, *here.parents))
-    return next((path for path in places if path.is_file()), None)
+    wanted = meta.get("dataset_hash")
+    for folder in (here, *here.parents):
+        path = folder / stated
+        if path.is_file() and (not wanted or _sha256(path) == wanted):
+            return path
+    return None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # --- the configuration ---------------------------------------------------------------------------

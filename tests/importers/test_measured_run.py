@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ META: dict[str, Any] = {
 
 
 def write_case(directory: Path, meta: dict[str, Any], requests: int = 6) -> Path:
-    directory.mkdir(exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     (directory / "meta.json").write_text(json.dumps(meta))
     rows = [
         {
@@ -72,6 +73,18 @@ def test_the_engines_record_says_the_machine(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in workload.splitlines()]
     assert [row["input_toks"] for row in rows] == [100, 101, 102, 103, 104, 105]
     assert [round(row["arrival_time_ns"] / 1e6) for row in rows] == [0, 100, 200, 300, 400, 500]
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_the_dataset_is_taken_if_its_hash_is_that_of_the_run(tmp_path: Path, is_same: bool) -> None:
+    text = '{"arrival_time_ns": 0, "input_toks": 7, "output_toks": 3}\n'
+    (tmp_path / "workloads").mkdir()
+    (tmp_path / "workloads" / "w.jsonl").write_text(text if is_same else text * 2)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    meta = META | {"dataset_path": "workloads/w.jsonl", "dataset_hash": digest}
+    config, made = config_of(write_case(tmp_path / "runs" / "case", meta))
+    assert (made is None) is is_same
+    assert config.workload.path.endswith("w.jsonl" if is_same else "workload.jsonl")
 
 
 @pytest.mark.parametrize(
