@@ -35,10 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return any_command(tokens)
 
     def run() -> int:
-        gc.disable()  # as in `emu/__main__.py`
+        gc.disable()  # one run, then the process ends: nothing is ever worth collecting
         from emu.runner import run_command
 
-        gc.enable()
         return run_command(**wanted)
 
     return guarded(run)

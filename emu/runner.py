@@ -205,6 +205,7 @@ def _run_cluster(
             return await _emulate(cluster, bar, stop)
 
     # Nothing of a run forms cycles; collecting while it goes on would only cost time.
+    was_collecting = gc.isenabled()
     gc.freeze()
     gc.disable()
     try:
@@ -212,7 +213,8 @@ def _run_cluster(
         with asyncio.Runner(loop_factory=_new_loop) as runner:
             outcome = runner.run(main())
     finally:
-        gc.enable()
+        if was_collecting:
+            gc.enable()
         gc.unfreeze()
     return outcome, clusters[0]
 

@@ -80,6 +80,7 @@ _SPILL_VALUES: Final = 4096 * _WIDTH
 _READ_ROWS: Final = 16_384
 _Entry = tuple[str, tuple[int, ...] | None]
 """A request's row and, if it completed, its LATENCIES."""
+_TERMINAL: Final = tuple(status for status in Status if status.is_terminal)
 _STATUS_NAMES: Final = tuple(status.name.lower() for status in Status)
 
 
@@ -204,7 +205,7 @@ class RequestLog:
     def _account(self, request: Request) -> _Entry:
         """Add a request to the totals; what is to be written of it."""
         status = request.status
-        if not status.is_terminal:
+        if status not in _TERMINAL:
             raise InvariantViolation(
                 f"request {request.request_id} ended in status {status.name.lower()}"
             )
@@ -222,7 +223,8 @@ class RequestLog:
             e2e_ns = last_ns - arrival_ns
             times = f"{first_ns},{last_ns}"
             latencies = f"{ttft_ns},{tpot_ns},{e2e_ns}"
-            self._last_token_ns = max(self._last_token_ns, last_ns)
+            if last_ns > self._last_token_ns:
+                self._last_token_ns = last_ns
         else:
             ttft_ns = tpot_ns = e2e_ns = 0
             times = ","
