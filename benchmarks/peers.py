@@ -77,9 +77,11 @@ def main() -> int:
 def read_peers(path: Path) -> list[dict[str, Any]]:
     """The file, checked: a mistake in it ends with one line."""
     try:
-        peers: list[dict[str, Any]] = tomllib.loads(path.read_text())["peer"]
-    except (OSError, tomllib.TOMLDecodeError, KeyError) as error:
+        peers: list[dict[str, Any]] = tomllib.loads(path.read_text()).get("peer", [])
+    except (OSError, tomllib.TOMLDecodeError) as error:
         raise SystemExit(f"{path}: {error}") from None
+    if not peers:
+        raise SystemExit(f"{path}: no [[peer]] in it")
     for peer in peers:
         for key in ("name", "shape", "requests", "command"):
             if key not in peer:
