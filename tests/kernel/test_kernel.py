@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import anyio
 import pytest
 
-from emu.actor import RANK_CONTROL, RANK_REPLICA, RANK_WORLD, Kernel
+from emu.actor import RANK_CONTROL, RANK_REPLICA, RANK_WORLD, WAKE, Kernel
 from emu.errors import Deadlock, LimitReached, Zeno
 from emu.wallclock import WallKernel
 
@@ -300,3 +301,40 @@ def test_the_wall_clock_keeps_logical_time_and_takes_what_comes_from_outside() -
     anyio.run(main, backend_options={"use_uvloop": True})
     assert stamps[0] == 300_000_000
     assert stamps[1] >= 1_900_000_000
+
+
+@pytest.mark.parametrize("takes_turns", [False, True])
+def test_what_is_brought_forward_may_still_be_cut_by_a_poke(takes_turns: bool) -> None:
+    """A deadline at 100 is moved to 60; a poke at 25 is aligned to the next multiple of ten."""
+    woken: list[int] = []
+
+    async def build(kernel: Kernel) -> None:
+        box = kernel.mailbox("box", RANK_REPLICA)
+
+        def align(now_ns: int) -> int:
+            return -(-now_ns // 10) * 10
+
+        def turn() -> int:
+            woken.append(kernel.now_ns)
+            return WAKE
+
+        async def actor() -> None:
+            for pokes_at in (-1, 25):
+                start_ns = kernel.now_ns
+                sooner = partial(box.bring_forward, start_ns + 60)
+                kernel.call_at(start_ns + 20, RANK_WORLD, sooner)
+                if pokes_at >= 0:
+                    kernel.call_at(start_ns + pokes_at, RANK_WORLD, box.poke)
+                    kernel.call_at(start_ns + 27, RANK_WORLD, sooner)
+                if takes_turns:
+                    await box.take_turns(turn, start_ns + 100, align)
+                else:
+                    await box.wait(start_ns + 100, align)
+                    woken.append(kernel.now_ns)
+                await kernel.sleep_until(start_ns + 200)
+            kernel.stop()
+
+        kernel.spawn(actor(), name="actor")
+
+    run(build)
+    assert woken == [60, 230]

@@ -95,7 +95,7 @@ def _calls(config: Config, directory: Path) -> int:
 
 @pytest.mark.parametrize(
     ("shape", "events_max", "calls_max"),
-    [(COLOCATED, 5.2, 425), (ROLES, 10.1, 545)],
+    [(COLOCATED, 4.4, 295), (ROLES, 8.1, 430)],
     ids=["colocated", "roles"],
 )
 def test_work_for_each_request(
