@@ -1,14 +1,15 @@
 """A planner that asks for six prefill replicas once: an example of a planner of one's own.
 
 `autoscale.planner = "emu.experiments.six:AddSixOnce"`. It waits until a backlog of prompts stands
-in the queue, then asks for six more prefill replicas, and for nothing after that.
+in the queue, then asks for six more prefill replicas until they are there or on their way (with
+one source for each load, not all can begin at once), and for nothing after that.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from emu.autoscale.demand import Demand, Rates
+from emu.autoscale.demand import Demand, Rates, scan
 from emu.autoscale.snapshot import Snapshot
 from emu.config.schema import AutoscaleTable
 
@@ -22,14 +23,17 @@ class AddSixOnce:
     needs_ticks = False
 
     def __init__(self, table: AutoscaleTable, rates: Rates) -> None:
-        self._is_done = False
+        self._wanted = 0
 
     def decide(self, snapshot: Snapshot) -> Demand:
         """Six, at the first backlog."""
-        if self._is_done or snapshot.waiting_tokens < _BACKLOG_TOKENS:
-            return Demand()
-        self._is_done = True
-        return Demand(prefill=_REPLICAS, figures={"W_tokens": snapshot.waiting_tokens})
+        count = scan(snapshot).prefill
+        if not self._wanted:
+            if snapshot.waiting_tokens < _BACKLOG_TOKENS:
+                return Demand()
+            self._wanted = count + _REPLICAS
+        missing = max(0, self._wanted - count)
+        return Demand(prefill=missing, figures={"W_tokens": snapshot.waiting_tokens})
 
     def wake_ns(self, snapshot: Snapshot) -> int:
         """Only a change of the backlog matters."""
