@@ -31,6 +31,13 @@ class TierBook:
         self._network = network
         self._users = _users(network, plan.replicas)
         self._pools: dict[Key, LowerTier] = {}
+        self._in_host: dict[int, list[LowerTier]] = {}
+        """Tiers in the memory of each machine."""
+
+    def lose_host(self, machine: int) -> None:
+        """The memory of a machine loses the KV that it keeps (a fault)."""
+        for tier in self._in_host.get(machine, ()):
+            tier.clear()
 
     def of(self, replica: ReplicaPlan) -> Sequence[LowerTier]:
         """The tiers behind a replica's GPU pool, nearest first."""
@@ -54,6 +61,8 @@ class TierBook:
         )
         if network.tier_shared:
             self._pools[place] = tier
+        if kind == "cpu":
+            self._in_host.setdefault(replica.machine, []).append(tier)
         return tier
 
 

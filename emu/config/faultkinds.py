@@ -182,7 +182,7 @@ KINDS: Final[Mapping[str, FaultKind]] = MappingProxyType(
         ),
         "host_cache_lost": FaultKind(
             numbers="F21",
-            text="A machine's memory loses the model's weights.",
+            text="A machine's memory loses the model's weights, and the KV of a tier there.",
             one_of=(("node",),),
             takes_duration=False,
         ),

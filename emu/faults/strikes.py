@@ -268,7 +268,12 @@ def _lose_cache(injector: Injector, fault: FaultTable, rng: np.random.Generator)
     injector.note(fault, f"machine {fault.node}")
     if fault.node not in injector.recovery.cacheless:
         injector.recovery.cacheless.append(fault.node)
-    injector.cluster.scaler.lose_cache(fault.node)
+    cluster = injector.cluster
+    cluster.scaler.lose_cache(fault.node)
+    cluster.tiers.lose_host(fault.node)
+    for replica in cluster.replicas:
+        if replica.machine == fault.node:
+            replica.inbox.poke()  # what it found there is there no more
 
 
 def _stale_cache(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:

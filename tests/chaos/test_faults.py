@@ -225,3 +225,36 @@ def test_a_drain_without_grace_loses_what_it_holds(tmp_path: Path, at_s: float) 
     assert summary_of(out)["faults"] == {"drain_expired": 1}
     assert any(row["retries"] == "1" for row in rows_of(out))
     assert ends(out) == {"completed": len(ROWS)}
+
+
+def test_a_lost_host_memory_loses_the_kv_of_its_tier(tmp_path: Path) -> None:
+    """Every other request repeats a prompt that the small GPU pool has forgotten."""
+    same, other = list(range(400)), [range(1000 * i, 1000 * i + 400) for i in range(1, 21)]
+    rows = [
+        {
+            "input_toks": 400,
+            "output_toks": 2,
+            "arrival_time_ns": i * 1_000_000_000,
+            "input_tok_ids": same if i % 2 == 0 else list(other[i // 2]),
+            "output_tok_ids": [7, 8],
+        }
+        for i in range(20)
+    ]
+    base: dict[str, Any] = {
+        "nodes": [{"gpus": 1, "gpu": "A100-SXM4-80GB", "host_memory_gib": 64}],
+        "replicas": [{"count": 1}],
+        "latency": LINEAR,
+        "scheduler": {"num_blocks": 30, "block_size": 16, "prefix_caching": True},
+        "network": {"tiers": ["cpu"], "tier_block_tokens": 64},
+        "workload": {"path": workload(tmp_path / "w.jsonl", rows)},
+    }
+    lost = {"at_s": 9.5, "kind": "host_cache_lost", "node": 0}
+    hits = []
+    for name, faults in (("calm", []), ("struck", [lost])):
+        run_config(tmp_path / name, **base, faults=faults)
+        hits.append([int(row["storage_cache_hit"]) for row in rows_of(tmp_path / name)])
+    calm, struck_ = hits
+    assert calm[2] > 0
+    assert struck_[:10] == calm[:10]
+    assert struck_[10] == 0
+    assert struck_[12] == calm[12]
