@@ -12,7 +12,7 @@ from emu.experiments.cases import Runner, Shown
 from emu.experiments.scaling import EXPERIMENTS, markdown
 from emu.report.atomic import write_text
 
-_BLOCK: Final = re.compile(r"(<!-- printed -->\n).*?(\n<!-- end of printed -->)", re.DOTALL)
+_BLOCK: Final = re.compile(r"(<!-- printed -->\n).*?(<!-- end of printed -->)", re.DOTALL)
 
 
 def run_experiment(
@@ -58,7 +58,7 @@ def run_experiment(
     write_text(output / f"{name}.md", text)
     console.print(f"tables: {output / name}.md", soft_wrap=True)
     if page is not None:
-        write_text(page, _BLOCK.sub(lambda found: found[1] + text + found[2], before))
+        write_text(page, _BLOCK.sub(lambda found: f"{found[1]}\n{text}\n{found[2]}", before))
     return 0
 
 

@@ -21,7 +21,7 @@ _IN_SERVICE: Final = (
 )
 """States in which a replica computes prompts."""
 _LOADING: Final = ("loading_prefill", "loading_decode", "new_prefill")
-_SIX_S: Final = 2.0
+_SIX_S: Final = 4.0
 """The loads of experiment (c) take no longer."""
 _SHOWN_S: Final = 130.0
 """So much of a run is in the timelines: two bursts."""
