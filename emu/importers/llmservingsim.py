@@ -30,6 +30,8 @@ _SCHEDULER_KEYS: Final = {
     "enable_prefix_caching": "prefix_caching",
     "reserve_full_isl": "reserve_full_sequence",
 }
+
+
 class _Group(msgspec.Struct):
     """Consecutive replicas that are written as one table."""
 
