@@ -251,6 +251,8 @@ class Launches:
 
     def _abort(self, active: ActiveLoad, cause: str) -> None:
         """Give a load up: its targets are inactive again, what they held goes elsewhere."""
+        if active.is_cancelled:  # its deadline says nothing about a later load of the same replica
+            return
         open_targets = list(active.open_targets)
         self.loader.cancel(active)
         self._end_of_sending(active)
