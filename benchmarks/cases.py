@@ -7,7 +7,7 @@
 | replicas | 5,000 requests at one a second for each replica, 1 to 1024 of them |
 | output | 2,000 requests, answers of 25 to 1600 tokens: do leaps make tokens free? |
 | overload | more than two replicas can serve, few KV blocks: preemptions, where leaps help least |
-| burst | 16 replicas, most of them off, scaled up by bursts |
+| burst | ten minutes of bursts, 32 replicas, most of them off, a planner that looks every 10 ms |
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ ROLES: Final = _NODE.format(nodes=1) + (
     '[[replicas]]\nrole = "prefill"\ncount = 4\n[[replicas]]\nrole = "decode"\ncount = 4\n'
 )
 _BURST: Final = (
-    _NODE.format(nodes=2)
+    _NODE.format(nodes=4)
     + '[[replicas]]\nrole = "prefill"\ncount = 2\n[[replicas]]\nrole = "decode"\ncount = 2\n'
-    + '[[replicas]]\nrole = "inactive"\ncount = 12\n[scheduler]\npolicy = "fcfs"\nblock_size = 64\n'
-    + '[autoscale]\npreset = "blitzscale"\nmax_prefill = 10\nmax_decode = 10\n'
+    + '[[replicas]]\nrole = "inactive"\ncount = 28\n[scheduler]\npolicy = "fcfs"\nblock_size = 64\n'
+    + '[autoscale]\npreset = "blitzscale"\ntick_ms = 10\n'
     + "[workload.synthetic]\nrequests = {requests}\n"
-    + 'arrivals = {{ process = "burst", rate_per_s = 5.0, burst_rate_per_s = 80.0 }}\n'
-    + "prompt = {{ median = 1000.0, max = 4000 }}\noutput = {{ median = 100.0, max = 800 }}\n"
+    + '[workload.synthetic.arrivals]\nprocess = "burst"\nrate_per_s = 10.0\n'
+    + "burst_rate_per_s = 80.0\nburst_every_s = 30.0\nburst_length_s = 5.0\n"
+    + "[workload.synthetic.prompt]\nmedian = 1000.0\nmax = 4000\n"
+    + "[workload.synthetic.output]\nmedian = 100.0\nmax = 800\n"
 )
 
 
@@ -135,7 +137,7 @@ def overload_case(requests: int = 3000) -> Case:
     return Case("overloaded, preemptions", "overload", requests, colocated(2) + tight + work)
 
 
-def burst_case(requests: int = 3000) -> Case:
+def burst_case(requests: int = 13_000) -> Case:
     """Bursts that a planner answers with more replicas."""
     return Case("autoscaled burst", "burst", requests, _BURST.format(requests=requests))
 

@@ -31,7 +31,7 @@ def test_every_case_is_a_configuration(case: Case, tmp_path: Path) -> None:
     config = tmp_path / "case.toml"
     config.write_text(case.config)
     loaded = load_config(config)
-    assert sum(group.count for group in loaded.replicas) in {2, 16, *REPLICAS, 8}
+    assert sum(group.count for group in loaded.replicas) in {2, 8, 32, *REPLICAS}
 
 
 def test_every_question_has_cases() -> None:
@@ -53,7 +53,7 @@ def test_the_overloaded_cluster_preempts(tmp_path: Path) -> None:
 def test_the_burst_scales_up_and_down(tmp_path: Path) -> None:
     _run(burst_case(400), tmp_path)
     changes = (tmp_path / "out" / "transitions.csv").read_text()
-    assert "loading" in changes or "LOADING" in changes
+    assert "loading" in changes
     assert changes.count("\n") > 20
 
 
