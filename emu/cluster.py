@@ -1,4 +1,4 @@
-"""The world of one run: builds the actors from a plan, runs them, and keeps the books.
+"""The world of one run: owns the actors, runs them, and is what they tell and ask.
 
 Owns what is shared by all actors: the kernel, the gateway, the replicas, their watchers, the
 carrier of transfers, and the recorder. Decides nothing; every decision is made in the room that
@@ -8,54 +8,39 @@ it belongs to.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import msgspec
-import numpy as np
 
 from emu.actor import Kernel
 from emu.autoscale.kv_reject import KvRejecter
-from emu.batching.base import ReplicaLimits
 from emu.batching.fcfs import PrefillQueue
-from emu.batching.registry import make_scheduler
-from emu.catalogue import sizes
+from emu.books import story
+from emu.building import build_live, build_replica, build_watchers, join_waves
 from emu.commands import Commander, check_commands
 from emu.config.schema import FaultTable
-from emu.energy import energy_j
-from emu.errors import RunError
 from emu.faults.injector import Injector
 from emu.faults.recovery import Recovery
 from emu.gateway import Gateway, Source
 from emu.kvtiers import TierBook
-from emu.latency.base import LatencyBackend
-from emu.latency.registry import LatencyContext, make_latency
-from emu.migration.live import LiveMigrator
+from emu.latency.shared import SharedBackends
 from emu.migration.relay import RelayBoard
 from emu.migration.transfer import MigratingBatch
 from emu.migration.watcher import Watcher
 from emu.network.carrier import Carrier
-from emu.network.placement import Grid
-from emu.plan import Plan, ReplicaPlan, groups_of
+from emu.plan import Plan
 from emu.recording import Recorder
 from emu.replica.replica import Replica
-from emu.replica.states import GPU_ROLE, ReplicaState, Writer
-from emu.replica.tiering import TierTraffic
+from emu.replica.states import ReplicaState, Writer
 from emu.replica.turns import run_replica
-from emu.replica.wave import WaveGroup
 from emu.replica.world import BatchSink
 from emu.replica.zigzag import abandon
-from emu.report.summary import RunFacts
 from emu.request import Request, Status
 from emu.routing.policies import make_router
 from emu.scaling import make_scaler
-from emu.units import ms_to_ns, s_to_ns
+from emu.units import s_to_ns
 
 S = ReplicaState
-_START = {
-    "colocated": S.COLOCATED,
-    "prefill": S.PREFILL,
-    "decode": S.DECODE,
-    "inactive": S.INACTIVE,
-}
 
 
 class Outcome(msgspec.Struct):
@@ -96,24 +81,16 @@ class Cluster:
         self.tokens_in_migration = 0
         self._stuck: dict[int, Watcher] = {}
         self._batch_ids = 0
-        self._backends: list[tuple[LatencyContext, LatencyBackend]] = []
+        self.backends = SharedBackends()
         self.tiers = TierBook(plan)
         is_fcfs = any(r.scheduler.policy == "fcfs" for r in plan.replicas)
         has_roles = not any(r.role == "colocated" for r in plan.replicas)
         self.queue = PrefillQueue() if is_fcfs and has_roles else None
         self.replicas: list[Replica] = [
-            self._make_replica(r, has_prefixes=has_prefixes, leap=leap) for r in plan.replicas
+            build_replica(self, r, has_prefixes=has_prefixes, leap=leap) for r in plan.replicas
         ]
-        for name, members in groups_of(plan.replicas).items():
-            first = members[0]
-            is_shared = first.model.experts is not None and first.expert_parallel > 1
-            wave = WaveGroup(name, shares_experts=is_shared)
-            for member in members:
-                wave.join(self.replicas[member.replica_id])
-        self.watchers: dict[int, Watcher] = {}
-        for replica, its_plan in zip(self.replicas, plan.replicas, strict=True):
-            if its_plan.role != "colocated":
-                self._make_watcher(replica, its_plan)
+        join_waves(plan, self.replicas)
+        self.watchers = build_watchers(self)
         self.gateway = Gateway(
             self.kernel,
             source,
@@ -134,91 +111,14 @@ class Cluster:
         self.rejecter: KvRejecter | None = None
         if config.kv_reject is not None and config.kv_reject.enabled:
             self.rejecter = KvRejecter(self.kernel, self.replicas, config.kv_reject)
-        self.live: LiveMigrator | None = None
-        if config.migration.rebalance or config.migration.drain:
-            decoding = next((r for r in plan.replicas if r.role == "decode"), plan.replicas[0])
-            self.live = LiveMigrator(
-                self,
-                config.migration,
-                block_size=decoding.scheduler.block_size,
-                kv_bytes_per_token=decoding.kv_bytes_per_token,
-            )
+        self.live = build_live(self)
         self.scaler = make_scaler(self, plan, self.replicas)
         self.attempts_max = config.recovery.max_retries
         self.recovery = Recovery(self)
         self.faults = Injector(self, self.recovery)
         self.faults.start()
-        self.kernel.story = self._story
+        self.kernel.story = partial(story, self)
         self.kernel.last_resort = self.recovery.fail_unservable
-
-    def _make_replica(self, plan: ReplicaPlan, *, has_prefixes: bool, leap: bool | None) -> Replica:
-        table = plan.scheduler
-        limits = ReplicaLimits(
-            num_blocks=plan.num_blocks,
-            block_size=table.block_size,
-            max_model_tokens=plan.max_model_tokens,
-            pipeline_stages=plan.pipeline_parallel,
-            prefix_caching=table.prefix_caching and has_prefixes,
-            leap=table.leap if leap is None else leap,
-        )
-        latency = self._latency(plan)
-        if latency.foreign or plan.data_parallel_group:
-            limits = msgspec.structs.replace(limits, leap=False)
-        scheduler = make_scheduler(
-            table,
-            limits,
-            queue=self.queue,
-            preemptions_max=self.config.limits.preemptions_per_request,
-            tiers=self.tiers.of(plan),
-            ahead=plan.schedules_ahead,
-        )
-        replica = Replica(
-            plan.replica_id,
-            self,
-            scheduler,
-            latency,
-            state=_START[plan.role],
-            grid=Grid(plan.gpus, plan.tensor_parallel),
-            machine=plan.machine,
-            stages=plan.pipeline_parallel,
-        )
-        experts, gate = plan.model.experts, plan.latency.expert_routing
-        if experts is not None and plan.latency.backend == "profile" and gate != "balanced":
-            replica.expert_tokens = np.zeros(experts.count, dtype=np.int64)
-        pool = getattr(scheduler, "block_pool", None)
-        if pool is not None and pool.tiers:
-            replica.tier_traffic = TierTraffic(self.network, plan.gpus, self.tiers.kinds, pool)
-        if self.config.power is not None:
-            replica.standby_limit_ns = s_to_ns(self.config.power.gpu_standby_s)
-        replica.layers = plan.model.layers
-        replica.activation_token_bytes = plan.model.hidden * sizes.weight_bytes(
-            1, sizes.activation_dtype(plan.model, plan.dtype)
-        )
-        return replica
-
-    def _latency(self, plan: ReplicaPlan) -> LatencyBackend:
-        """Replicas of the same kind share one backend and its tables."""
-        context = plan.latency_context(self.config)
-        for known, backend in self._backends:
-            if known == context:
-                return backend
-        backend = make_latency(context)
-        self._backends.append((context, backend))
-        return backend
-
-    def _make_watcher(self, replica: Replica, plan: ReplicaPlan) -> None:
-        watcher = Watcher(
-            replica,
-            self,
-            policy=self.config.router.decode_policy,
-            block_size=plan.scheduler.block_size,
-            kv_bytes_per_token=plan.kv_bytes_per_token,
-            layers=plan.model.layers,
-            layerwise=self.config.network.kv_transfer == "layerwise",
-            lease_ns=ms_to_ns(self.config.recovery.lease_ms),
-        )
-        replica.handoff = watcher
-        self.watchers[replica.replica_id] = watcher
 
     # --- running ------------------------------------------------------------------------------
     async def run(self) -> Outcome:
@@ -248,29 +148,12 @@ class Cluster:
         except KeyboardInterrupt as raised:
             error = raised
         finally:
-            unclosed = await self._close_backends()
+            unclosed = await self.backends.aclose()
         error = error or unclosed
         if interval_ms > 0 and error is None:
             self._sample(kernel.now_ns)  # what happened since the last full interval
         self._close_books()
         return Outcome(error, kernel.now_ns, kernel.events, f"{kernel.digest:016x}")
-
-    async def _close_backends(self) -> RunError | None:
-        """End the programs that latency backends have started, however the run ended."""
-        problem: RunError | None = None
-        backends = [getattr(backend, "inner", backend) for _, backend in self._backends]
-        closing = [backend for backend in backends if hasattr(backend, "aclose")]
-        if not closing:
-            return None
-        import anyio
-
-        with anyio.CancelScope(shield=True):
-            for backend in closing:
-                try:
-                    await backend.aclose()
-                except RunError as raised:
-                    problem = problem or raised
-        return problem
 
     def _close_books(self) -> None:
         self.scaler.close()
@@ -459,78 +342,3 @@ class Cluster:
             return 0
         replica.settle()
         return int(match(request))
-
-    def _story(self) -> list[str]:
-        lines = [f"{self.gateway.outstanding} requests are outstanding"]
-        for replica in self.replicas:
-            scheduler = replica.scheduler
-            lines.append(
-                f"{replica.name}: {replica.state.value}, {scheduler.waiting_count} waiting, "
-                f"{scheduler.running_count} running, {scheduler.blocks_used}/"
-                f"{scheduler.blocks_total} blocks, lock held by {replica.lock.holder or 'nobody'}"
-            )
-            lines += [f"  {line}" for line in replica.story[-5:]]
-        for watcher in self.watchers.values():
-            if watcher.queue or watcher.in_flight is not None or watcher.partials.own():
-                lines.append(watcher.describe())
-        return lines
-
-    def leaks(self) -> list[str]:
-        """What is left in the books at the end of a complete run; must be empty."""
-        lines = []
-        if self.gateway.outstanding:
-            lines.append(f"{self.gateway.outstanding} requests without a terminal event")
-        if self.tokens_in_migration:
-            lines.append(f"{self.tokens_in_migration} tokens in migration")
-        for replica in self.replicas:
-            scheduler = replica.scheduler
-            if scheduler.blocks_used or scheduler.running_count or scheduler.waiting_count:
-                lines.append(
-                    f"{replica.name}: {scheduler.blocks_used} blocks, "
-                    f"{scheduler.running_count} running, {scheduler.waiting_count} waiting"
-                )
-            lines += [f"{replica.name}: {line}" for line in scheduler.recount()]
-        return lines
-
-    def expert_loads(self) -> list[tuple[int, list[int]]]:
-        """(replica, tokens of each expert) where a gate spreads them unevenly."""
-        return [
-            (replica.replica_id, replica.expert_tokens.tolist())
-            for replica in self.replicas
-            if replica.expert_tokens is not None
-        ]
-
-    def _energy_j(self) -> dict[str, float] | None:
-        power = self.config.power
-        if power is None:
-            return None
-        moved = self.network.moved_bytes
-        return energy_j(power, self.plan, self.replicas, moved, self.kernel.now_ns)
-
-    def run_facts(self) -> RunFacts:
-        """What only the cluster knows of the run, for the summary."""
-        gpu_ns: dict[str, int] = {}
-        idle_ns = 0
-        for replica in self.replicas:
-            gpus = len(replica.gpus)
-            serving_ns = 0
-            for state, spent_ns in replica.state_ns.items():
-                role = GPU_ROLE[state]
-                if role:
-                    gpu_ns[role] = gpu_ns.get(role, 0) + spent_ns * gpus
-                if role in ("prefill", "decode", "colocated"):
-                    serving_ns += spent_ns
-            idle_ns += max(0, serving_ns - replica.busy_ns) * gpus
-        return RunFacts(
-            end_ns=self.kernel.now_ns,
-            gpu_ns=gpu_ns,
-            idle_gpu_ns=idle_ns,
-            bytes_moved=self.network.moved_bytes,
-            scale_ups=self.scaler.scale_ups,
-            scale_downs=self.scaler.scale_downs,
-            loads=self.scaler.loads,
-            host_cache_bytes=self.scaler.host_cache_bytes(),
-            faults=self.faults.struck,
-            faults_missed=self.faults.missed,
-            energy_j=self._energy_j(),
-        )

@@ -20,10 +20,11 @@ from typing import Any, Final
 import msgspec
 
 import emu
+from emu.books import expert_loads, final_error, run_facts
 from emu.cluster import Cluster, Outcome
 from emu.config.load import effective_dict, load_config
 from emu.config.schema import Config
-from emu.errors import EmuError, InputError, InvariantViolation, RunError
+from emu.errors import EmuError, InputError, RunError
 from emu.latency.registry import LatencyContext, make_latency
 from emu.plan import Plan, facts, make_plan
 from emu.recording import Recorder
@@ -140,25 +141,8 @@ def execute(
         recorder = Recorder(directory.staging, table)
         outcome, cluster = _run_cluster(plan, workload, recorder, progress, stop)
         recorder.close()
-        error = outcome.error
-        if error is None:
-            leaks = cluster.leaks()
-            if leaks:
-                error = InvariantViolation("the books are not zero at the end", story=leaks)
-        stats = recorder.requests.finish(partial=error is not None)
-        notes = workload.notes
-        run_facts = msgspec.structs.replace(
-            cluster.run_facts(),
-            partial="" if error is None else type(error).__name__,
-            workload_rows=workload.count,
-            rows_skipped=notes.skipped,
-            rows_clipped=notes.clipped,
-        )
-        gaps = recorder.gaps.finish()
-        write_gaps(directory.staging / "itl.json", gaps)
-        write_experts(directory.staging / "experts.csv", cluster.expert_loads())
-        summary = build_summary(stats, gaps, run_facts, config.slo)
-        write_summary(directory.staging / "summary.json", summary)
+        error = final_error(cluster, outcome.error)
+        summary = _write_results(directory.staging, cluster, recorder, workload, error)
         text = host_facts(config, source, outcome, wall, cpu)
         write_text(directory.staging / "run.json", text)
         if error is not None:
@@ -182,6 +166,30 @@ def execute(
         time.perf_counter() - wall,
         time.process_time() - cpu,
     )
+
+
+def _write_results(
+    staging: Path,
+    cluster: Cluster,
+    recorder: Recorder,
+    workload: Workload,
+    error: BaseException | None,
+) -> Summary:
+    """What is known only at the end: requests in order, gaps, experts and the summary."""
+    stats = recorder.requests.finish(partial=error is not None)
+    found = msgspec.structs.replace(
+        run_facts(cluster),
+        partial="" if error is None else type(error).__name__,
+        workload_rows=workload.count,
+        rows_skipped=workload.notes.skipped,
+        rows_clipped=workload.notes.clipped,
+    )
+    gaps = recorder.gaps.finish()
+    write_gaps(staging / "itl.json", gaps)
+    write_experts(staging / "experts.csv", expert_loads(cluster))
+    summary = build_summary(stats, gaps, found, cluster.config.slo)
+    write_summary(staging / "summary.json", summary)
+    return summary
 
 
 def _run_cluster(

@@ -29,6 +29,8 @@ FLOORS = {
     3: ["autoscale", "commands"],
     4: [
         "cluster",
+        "building",
+        "books",
         "chaos",
         "faults",
         "report",

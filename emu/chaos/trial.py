@@ -14,6 +14,7 @@ from typing import Any, Final
 import anyio
 import msgspec
 
+from emu.books import leaks, run_facts, story
 from emu.chaos.checker import Judge
 from emu.chaos.invariants import validate_world
 from emu.chaos.kernel import CheckingKernel
@@ -148,7 +149,7 @@ def _run(
     is_whole = outcome.error is None
     _judge_end(cluster, outcome, verdict)
     stats = recorder.requests.finish(partial=not is_whole)
-    summary = build_summary(stats, recorder.gaps.finish(), cluster.run_facts(), config.slo)
+    summary = build_summary(stats, recorder.gaps.finish(), run_facts(cluster), config.slo)
     files = {name: (directory / name).read_bytes() for name in FILES if is_whole}
     files["summary.json"] = msgspec.json.encode(summary)
     judge = Judge()
@@ -173,7 +174,7 @@ def _judge_end(cluster: Cluster, outcome: Outcome, verdict: Verdict) -> None:
         verdict.problems.append(
             f"{'' if isinstance(error, EmuError) else 'untyped '}{kind}: {head}"
         )
-        verdict.story += rest or cluster._story()
+        verdict.story += rest or story(cluster)
         if not isinstance(error, EmuError):
             verdict.story += [
                 part
@@ -181,7 +182,7 @@ def _judge_end(cluster: Cluster, outcome: Outcome, verdict: Verdict) -> None:
                 for part in line.splitlines()
             ]
         return
-    verdict.problems += [f"at the end: {line}" for line in cluster.leaks()]
+    verdict.problems += [f"at the end: {line}" for line in leaks(cluster)]
     verdict.problems += [f"at the end: {line}" for line in validate_world(cluster)]
 
 

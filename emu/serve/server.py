@@ -30,10 +30,11 @@ import msgspec
 import uvicorn
 from anyio.abc import TaskStatus
 
+from emu.books import final_error, run_facts
 from emu.cluster import Outcome
 from emu.config.load import load_config
 from emu.config.schema import Config
-from emu.errors import InputError, InvariantViolation
+from emu.errors import InputError
 from emu.plan import Plan, make_plan
 from emu.report.atomic import RunDirectory, write_text
 from emu.report.summary import build_summary, write_summary
@@ -232,14 +233,10 @@ class LiveServer:
     ) -> None:
         """Write the results, as a run does."""
         recorder.close()
-        error = outcome.error
-        if error is None:
-            leaks = cluster.leaks()
-            if leaks:
-                error = InvariantViolation("the books are not zero at the end", story=leaks)
+        error = final_error(cluster, outcome.error)
         stats = recorder.requests.finish(partial=error is not None)
         facts = msgspec.structs.replace(
-            cluster.run_facts(),
+            run_facts(cluster),
             partial="" if error is None else type(error).__name__,
             workload_rows=recorder.traffic.lines,
         )

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from emu.autoscale.demand import scan
+from emu.books import leaks
 from emu.units import ms_to_ns
 from tests.autoscale.worlds import Draw, Watched, config_of, rows, run_made, run_world
 
@@ -63,7 +64,7 @@ def check_world(draw: Draw, directory: Path) -> Watched:
     assert outcome.error is None, repr(outcome.error)
     assert cluster.problems == []
     assert cluster.rested is (draw.rest_s > 0)
-    assert cluster.leaks() == []
+    assert leaks(cluster) == []
     _check_requests(directory)
     _check_spares(cluster, directory)
     counts = scan(cluster.scaler.snapshot())

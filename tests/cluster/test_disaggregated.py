@@ -9,6 +9,7 @@ import anyio
 import numpy as np
 import pytest
 
+from emu.books import leaks
 from emu.cluster import Cluster
 from emu.config.load import config_from_dict
 from emu.recording import Recorder
@@ -135,7 +136,7 @@ def test_contention_to_the_nanosecond(tmp_path: Path) -> None:
         cluster.kernel.call_at(10_000_000 + joined_ns, 0, join)
         outcome = await cluster.run()
         assert outcome.error is None
-        assert cluster.leaks() == []
+        assert leaks(cluster) == []
         network.table.recount()
 
     anyio.run(main, backend_options={"use_uvloop": True})

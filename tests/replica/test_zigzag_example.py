@@ -14,6 +14,7 @@ import anyio
 import pytest
 
 from emu.actor import RANK_NETWORK
+from emu.books import leaks
 from emu.cluster import Cluster
 from emu.config.load import config_from_dict
 from emu.config.schema import CommandTable
@@ -161,7 +162,7 @@ def test_ten_batches_complete_at_the_times_of_section_4_9(
     cluster = _run(tmp_path, old, new)
     first_ms = [int(row["first_token_ns"]) / MS for row in _rows(tmp_path / "requests.csv")]
     assert first_ms == COMPLETIONS_MS
-    assert cluster.leaks() == []
+    assert leaks(cluster) == []
     relays = [
         (int(mark["time_ns"]) // MS, mark["text"])
         for mark in _rows(tmp_path / "marks.csv")
@@ -207,7 +208,7 @@ def test_halves_of_a_split_batch_meet_at_one_decode_replica(tmp_path: Path) -> N
     assert {row["decode_instance_id"] for row in rows} == {"2"}
     assert {row["status"] for row in rows} == {"completed"}
     assert {row["migrations"] for row in rows} == {"1"}
-    assert cluster.leaks() == []
+    assert leaks(cluster) == []
     # Prompt pages only: 2 pages of 64 tokens hold prompt + 1; all layers of each batch once.
     kv_per_token = cluster.plan.replicas[0].kv_bytes_per_token
     assert cluster.network.moved_bytes["kv"] == 10 * 2 * 64 * kv_per_token
@@ -233,7 +234,7 @@ def test_it_ends_without_an_old_replica(tmp_path: Path) -> None:
     cluster = made[0]
     assert cluster.replicas[1].state is S.PREFILL
     assert cluster.relay.zigzag_active == 0
-    assert cluster.leaks() == []
+    assert leaks(cluster) == []
 
 
 def test_weights_of_a_manual_command_come_from_host_memory(tmp_path: Path) -> None:
