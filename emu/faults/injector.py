@@ -16,6 +16,7 @@ from emu.config.faultkinds import KINDS, fault_problems
 from emu.config.schema import FaultTable
 from emu.errors import InputError
 from emu.faults.links import LinkFaults
+from emu.faults.onreplicas import states_of
 from emu.faults.recovery import DRAINING, Recovery
 from emu.faults.strikes import STRIKES
 from emu.faults.transfers import TransferFaults
@@ -128,8 +129,6 @@ class Injector:
                 self.expire_drain(fault, replica)
         if not self.waiting:
             return
-        from emu.faults.strikes import states_of
-
         for entry in list(self.waiting):
             fault, stage = entry
             if replica.state in states_of(stage):
