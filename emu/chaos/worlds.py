@@ -121,23 +121,7 @@ def _policies(rng: Rng, tables: Tables, kind: str) -> None:
     policy = "fcfs" if kind == "scaled" and chance(rng, 0.8) else pick(rng, SCHEDULERS)
     if kind == "group":
         policy = "vllm"
-    block = int(pick(rng, (1, 4, 16)))
-    tables["scheduler"] = {
-        "policy": policy,
-        "block_size": block,
-        "num_blocks": int(pick(rng, (48, 100, 400))) * 16 // block,
-        "max_num_seqs": int(pick(rng, (2, 8, 64))),
-        "max_num_batched_tokens": int(pick(rng, (64, 512, 2048))),
-        "chunk_size": int(pick(rng, (32, 128))),
-        "batch_size_cap": int(pick(rng, (4, 64))),
-        "max_tokens": 512,
-        "max_tokens_in_batch": 4096,
-        "max_batch_prefill_tokens": int(pick(rng, (512, 2048))),
-        "request_token_budget": 4096,
-        "order": pick(rng, ("arrival", "arrival", "arrival", "priority", "fair")),
-        "prefix_caching": chance(rng, 0.6),
-        "async_scheduling": pick(rng, ("auto", "auto", "on")),
-    }
+    tables["scheduler"] = _scheduler(rng, policy)
     tables["router"] = {
         "policy": pick(rng, ("load", "round_robin", "random", "least_outstanding")),
         "max_outstanding": int(pick(rng, (0, 0, 0, 8, 20))),
@@ -153,16 +137,7 @@ def _policies(rng: Rng, tables: Tables, kind: str) -> None:
             "cpu_tier_gib": float(pick(rng, (0.05, 1.0))),
         }
     if kind == "pool":
-        tables["autoscale"] = {
-            "executor": pick(rng, ("blitz", "serverless")),
-            "planner": "hpa",
-            "metric": pick(rng, ("kv_utilization", "concurrency", "queue")),
-            "target_utilization": 0.3,
-            "target_value": float(pick(rng, (1.0, 4.0))),
-            "loader": pick(rng, ("host", "cache", "disk")),
-            "scale_down_stabilization_s": float(pick(rng, (0.0, 0.2, 1.0))),
-            "cold_start_s": float(pick(rng, (0.0, 0.0, 0.3))),
-        }
+        tables["autoscale"] = _pool_scaling(rng)
     if kind == "colocated":
         tables["migration"] = {"rebalance": chance(rng, 0.2), "rebalance_gap": 0.05}
         if chance(rng, 0.3):
@@ -178,21 +153,58 @@ def _policies(rng: Rng, tables: Tables, kind: str) -> None:
         "drain": chance(rng, 0.3),
     }
     if kind == "scaled":
-        tables["autoscale"] = {
-            "executor": pick(rng, ("blitz", "blitz", "blitz", "serverless")),
-            "live": chance(rng, 0.7),
-            "mutate": chance(rng, 0.7),
-            "multicast": pick(rng, ("p2p", "chain", "tanz", "none")),
-            "loader": pick(rng, ("host", "cache", "disk")),
-            "blocking": chance(rng, 0.5),
-            "prefill_lower_s": 0.05,
-            "prefill_upper_s": 0.1,
-            "decode_lower": 0.3,
-            "decode_upper": 0.6,
-            "spare_ttl_ms": float(pick(rng, (0.0, 100.0, 500.0))),
-        }
+        tables["autoscale"] = _role_scaling(rng)
     elif chance(rng, 0.3):
         tables["commands"] = _commands(rng, tables)
+
+
+def _scheduler(rng: Rng, policy: str) -> Tables:
+    block = int(pick(rng, (1, 4, 16)))
+    return {
+        "policy": policy,
+        "block_size": block,
+        "num_blocks": int(pick(rng, (48, 100, 400))) * 16 // block,
+        "max_num_seqs": int(pick(rng, (2, 8, 64))),
+        "max_num_batched_tokens": int(pick(rng, (64, 512, 2048))),
+        "chunk_size": int(pick(rng, (32, 128))),
+        "batch_size_cap": int(pick(rng, (4, 64))),
+        "max_tokens": 512,
+        "max_tokens_in_batch": 4096,
+        "max_batch_prefill_tokens": int(pick(rng, (512, 2048))),
+        "request_token_budget": 4096,
+        "order": pick(rng, ("arrival", "arrival", "arrival", "priority", "fair")),
+        "prefix_caching": chance(rng, 0.6),
+        "async_scheduling": pick(rng, ("auto", "auto", "on")),
+    }
+
+
+def _pool_scaling(rng: Rng) -> Tables:
+    return {
+        "executor": pick(rng, ("blitz", "serverless")),
+        "planner": "hpa",
+        "metric": pick(rng, ("kv_utilization", "concurrency", "queue")),
+        "target_utilization": 0.3,
+        "target_value": float(pick(rng, (1.0, 4.0))),
+        "loader": pick(rng, ("host", "cache", "disk")),
+        "scale_down_stabilization_s": float(pick(rng, (0.0, 0.2, 1.0))),
+        "cold_start_s": float(pick(rng, (0.0, 0.0, 0.3))),
+    }
+
+
+def _role_scaling(rng: Rng) -> Tables:
+    return {
+        "executor": pick(rng, ("blitz", "blitz", "blitz", "serverless")),
+        "live": chance(rng, 0.7),
+        "mutate": chance(rng, 0.7),
+        "multicast": pick(rng, ("p2p", "chain", "tanz", "none")),
+        "loader": pick(rng, ("host", "cache", "disk")),
+        "blocking": chance(rng, 0.5),
+        "prefill_lower_s": 0.05,
+        "prefill_upper_s": 0.1,
+        "decode_lower": 0.3,
+        "decode_upper": 0.6,
+        "spare_ttl_ms": float(pick(rng, (0.0, 100.0, 500.0))),
+    }
 
 
 def _colocated_commands(rng: Rng, tables: Tables) -> list[Tables]:
