@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from emu.autoscale.kv_reject import KvRejecter
 from emu.batching.base import ReplicaLimits, Scheduler
+from emu.batching.fcfs import PrefillQueue
 from emu.batching.registry import make_scheduler
 from emu.catalogue import sizes
 from emu.latency.base import LatencyBackend
@@ -35,6 +37,13 @@ _START: Final = {
     "decode": S.DECODE,
     "inactive": S.INACTIVE,
 }
+
+
+def build_queue(plan: Plan) -> PrefillQueue | None:
+    """The one queue that all prefill replicas of the fcfs policy pull from."""
+    is_fcfs = any(r.scheduler.policy == "fcfs" for r in plan.replicas)
+    has_roles = not any(r.role == "colocated" for r in plan.replicas)
+    return PrefillQueue() if is_fcfs and has_roles else None
 
 
 def build_replica(
@@ -141,3 +150,11 @@ def build_live(cluster: Cluster) -> LiveMigrator | None:
         block_size=decoding.scheduler.block_size,
         kv_bytes_per_token=decoding.kv_bytes_per_token,
     )
+
+
+def build_rejecter(cluster: Cluster) -> KvRejecter | None:
+    """Who stops KV from going to replicas that are far fuller than the rest, if anyone does."""
+    table = cluster.config.kv_reject
+    if table is None or not table.enabled:
+        return None
+    return KvRejecter(cluster.kernel, cluster.replicas, table)

@@ -13,10 +13,15 @@ from functools import partial
 import msgspec
 
 from emu.actor import Kernel
-from emu.autoscale.kv_reject import KvRejecter
-from emu.batching.fcfs import PrefillQueue
 from emu.books import story
-from emu.building import build_live, build_replica, build_watchers, join_waves
+from emu.building import (
+    build_live,
+    build_queue,
+    build_rejecter,
+    build_replica,
+    build_watchers,
+    join_waves,
+)
 from emu.commands import Commander, check_commands
 from emu.config.schema import FaultTable
 from emu.faults.injector import Injector
@@ -83,9 +88,7 @@ class Cluster:
         self._batch_ids = 0
         self.backends = SharedBackends()
         self.tiers = TierBook(plan)
-        is_fcfs = any(r.scheduler.policy == "fcfs" for r in plan.replicas)
-        has_roles = not any(r.role == "colocated" for r in plan.replicas)
-        self.queue = PrefillQueue() if is_fcfs and has_roles else None
+        self.queue = build_queue(plan)
         self.replicas: list[Replica] = [
             build_replica(self, r, has_prefixes=has_prefixes, leap=leap) for r in plan.replicas
         ]
@@ -108,9 +111,7 @@ class Cluster:
         )
         check_commands(config.commands, len(self.replicas), plan.source)
         self.commander = Commander(self.kernel, self.replicas, config.commands)
-        self.rejecter: KvRejecter | None = None
-        if config.kv_reject is not None and config.kv_reject.enabled:
-            self.rejecter = KvRejecter(self.kernel, self.replicas, config.kv_reject)
+        self.rejecter = build_rejecter(self)
         self.live = build_live(self)
         self.scaler = make_scaler(self, plan, self.replicas)
         self.attempts_max = config.recovery.max_retries

@@ -205,7 +205,6 @@ def build_summary(stats: RequestStats, gaps: GapStats, facts: RunFacts, slo: Slo
     def per_s(count: int) -> float:
         return _rounded(count / duration_s) if duration_ns else 0.0
 
-    gpu_s = {role: _rounded(ns / NS_PER_S) for role, ns in facts.gpu_ns.items()}
     load = judge_load(stats)
     return Summary(
         partial=bool(facts.partial),
@@ -230,12 +229,7 @@ def build_summary(stats: RequestStats, gaps: GapStats, facts: RunFacts, slo: Slo
         itl_samples=gaps.samples,
         slo=attainment,
         load=load,
-        gpu_seconds=GpuSeconds(
-            total=_rounded(sum(facts.gpu_ns.values()) / NS_PER_S),
-            by_role=gpu_s,
-            loading=gpu_s.get("loading", 0.0),
-            idle=_rounded(facts.idle_gpu_ns / NS_PER_S),
-        ),
+        gpu_seconds=_gpu_seconds(facts),
         cost=None if facts.cost is None else _rounded(facts.cost),
         bytes_moved=dict(facts.bytes_moved),
         kv_bytes_moved=facts.bytes_moved.get("kv", 0),
@@ -262,6 +256,16 @@ def build_summary(stats: RequestStats, gaps: GapStats, facts: RunFacts, slo: Slo
         rows_clipped=dict(sorted(facts.rows_clipped.items())),
         digest=facts.digest,
         definitions=dict(DEFINITIONS),
+    )
+
+
+def _gpu_seconds(facts: RunFacts) -> GpuSeconds:
+    by_role = {role: _rounded(ns / NS_PER_S) for role, ns in facts.gpu_ns.items()}
+    return GpuSeconds(
+        total=_rounded(sum(facts.gpu_ns.values()) / NS_PER_S),
+        by_role=by_role,
+        loading=by_role.get("loading", 0.0),
+        idle=_rounded(facts.idle_gpu_ns / NS_PER_S),
     )
 
 
