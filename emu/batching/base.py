@@ -49,6 +49,8 @@ class Batch(msgspec.Struct):
 
     Before `leap_holds`: start of the step in flight.
     """
+    first_end_ns: int = -1
+    """End of the first step executed, if there were several; set before `complete`."""
     preempted: list[Request] = msgspec.field(default_factory=list)
     """Requests that were preempted while this batch was formed."""
     recalls: list[tuple[int, int]] = msgspec.field(default_factory=list)
@@ -73,6 +75,9 @@ class Progress(msgspec.Struct):
     """Members whose token gap equals the step's duration, at each step of the batch."""
     gaps_ns: list[int] = msgspec.field(default_factory=list)
     """Gaps between tokens of all other members that received a token (not their first)."""
+    late_gaps_ns: list[int] = msgspec.field(default_factory=list)
+    """Of several steps, at the first one: gaps of members that joined with it. They are in
+    `cohort_size`, whose gap is another at this step only."""
     prefill_tokens: int = 0
     """Prompt (or recomputed) tokens computed."""
     decode_tokens: int = 0

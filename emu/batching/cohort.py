@@ -88,6 +88,9 @@ class Cohort:
         self._ends: list[tuple[int, int, Seat]] = []
         self._gap_steps: list[int] = []
         self._gap_ns: list[int] = []
+        self.late: list[Seat] = []
+        """Members that take part for the first time in the step in flight and whose latest token
+        is older than that of the others."""
 
     # --- members ----------------------------------------------------------------------------
     def join(self, seat: Seat) -> None:
@@ -263,6 +266,18 @@ class Cohort:
         for seat in ended:
             self.leave(seat)
         return ended
+
+    def end_late(self, now_ns: int) -> list[int]:
+        """The first step of the late members has ended: their gaps, longer than the step."""
+        gaps_ns: list[int] = []
+        for seat in self.late:
+            request = seat.request
+            gap_ns = now_ns - request.last_token_ns
+            gaps_ns.append(gap_ns)
+            if gap_ns > request.max_gap_ns:
+                request.max_gap_ns = gap_ns
+        self.late.clear()
+        return gaps_ns
 
     def note_gap(self, gap_ns: int, completed_steps: int) -> None:
         """The gaps of the steps up to `completed_steps` were `gap_ns` at most."""

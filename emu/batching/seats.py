@@ -6,7 +6,9 @@ subclass (`vllm`, `fcfs`).
 
 A seat is in the cohort or in the side list. It may join when it has received a token at the very
 instant at which all members received their latest (`_cohort_end_ns`): from then on its gaps are
-theirs. Until then it is a member of batches by its own record, with its own gap.
+theirs. Until then it is a member of batches by its own record, with its own gap. When the members
+got theirs at the very start of a batch, who has an older one may join too: only the first gap is
+its own then (`Cohort.late`), and no batch has to be formed for that alone.
 """
 
 from __future__ import annotations
@@ -142,8 +144,12 @@ class CohortScheduler(WithHandoff):
                 or request.computed_tokens < request.reached_tokens - 1
             )
 
-    def _join_ready(self) -> None:
-        """Side seats that decode plainly join the cohort if their latest token came with its."""
+    def _join_ready(self, now_ns: int = -1) -> None:
+        """Side seats that decode plainly join the cohort if their latest token came with its.
+
+        With `now_ns`, the start of a batch, the others join late if the cohort's came just now.
+        """
+        cohort = self._cohort
         size = self.limits.block_size if self.grows else 0
         ready = [
             seat
@@ -151,12 +157,17 @@ class CohortScheduler(WithHandoff):
             if not (seat.prefilling or seat.pending)
             and (not size or seat.request.kv_blocks == -(-seat.request.computed_tokens // size))
         ]
-        if ready and self._cohort.count == 0:
-            self._cohort_end_ns = max(seat.request.last_token_ns for seat in ready)
+        if ready and cohort.count == 0:
+            latest_ns = max(seat.request.last_token_ns for seat in ready)
+            self._cohort_end_ns = latest_ns if now_ns < 0 else now_ns
         for seat in ready:
-            if seat.request.last_token_ns == self._cohort_end_ns:
-                del self._side[seat.admission]
-                self._cohort.join(seat)
+            is_late = seat.request.last_token_ns != self._cohort_end_ns
+            if is_late and now_ns != self._cohort_end_ns:
+                continue
+            del self._side[seat.admission]
+            cohort.join(seat)
+            if is_late:
+                cohort.late.append(seat)
 
     def _dissolve(self) -> None:
         """Everybody to the side list: this iteration is walked in order of admission."""
@@ -166,8 +177,12 @@ class CohortScheduler(WithHandoff):
         self._side = {seat.admission: seat for seat in self._seats.values()}
 
     def _leave_cohort(self, seat: Seat) -> None:
-        self._cohort.leave(seat)
-        seat.request.last_token_ns = self._cohort_end_ns
+        cohort = self._cohort
+        cohort.leave(seat)
+        if seat in cohort.late:  # its first step here does not end
+            cohort.late.remove(seat)
+        else:
+            seat.request.last_token_ns = self._cohort_end_ns
 
     def _vacate(self, seat: Seat) -> None:
         """The request has no seat any more; its counts are exact, its blocks are still its own."""
@@ -292,6 +307,12 @@ class CohortScheduler(WithHandoff):
         completed = cohort.step if batch.steps_settled == steps else cohort.step - 1
         if batch.formed_ns == self._cohort_end_ns:
             progress.cohort_size = count
+            if cohort.late:
+                if steps > 1:
+                    progress.late_gaps_ns = cohort.end_late(batch.first_end_ns)
+                else:
+                    progress.gaps_ns = cohort.end_late(now_ns)
+                    progress.cohort_size -= len(progress.gaps_ns)
             cohort.note_gap(longest_step_ns, completed)
         else:
             assert steps == 1

@@ -86,7 +86,7 @@ class VllmScheduler(CohortScheduler):
         if not seated and not is_awaited:
             return None
         if self._side and self._stages == 1 and seated <= self._budget:
-            self._join_ready()
+            self._join_ready(now_ns)
         cohort = self._cohort
         plan = self._plan_running() if self._side or cohort.count > self._budget else []
         preempted: list[Request] = []

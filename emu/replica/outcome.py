@@ -53,12 +53,11 @@ def complete(
         replica.touch()
     replica.prefill_tokens += progress.prefill_tokens
     replica.decode_tokens += progress.decode_tokens
-    count = progress.cohort_size
-    if count:
-        if ends is None:
-            world.gaps.add_gap(longest_ns, count, now_ns)
-        else:
-            world.gaps.add_run(ends, count, start_ns)
+    if ends is None:
+        if progress.cohort_size:
+            world.gaps.add_gap(longest_ns, progress.cohort_size, now_ns)
+    elif progress.cohort_size:
+        _add_run(replica, progress, ends, start_ns)
     if progress.gaps_ns:
         world.gaps.add_gaps(progress.gaps_ns, now_ns)
     if world.batches is not None:
@@ -71,6 +70,18 @@ def complete(
         _hand_out(replica, progress, now_ns - start_ns)
     if replica.signals is not None:
         note_signal(replica)
+
+
+def _add_run(replica: Replica, progress: Progress, ends: NDArray[np.int64], start_ns: int) -> None:
+    """Gaps of the cohort in a leap, in which some may have joined with the first step."""
+    gaps, count, late_gaps_ns = replica.world.gaps, progress.cohort_size, progress.late_gaps_ns
+    if late_gaps_ns:
+        first_ns = ends.item(0)
+        start_ns += first_ns
+        gaps.add_gap(first_ns, count - len(late_gaps_ns), start_ns)
+        gaps.add_gaps(late_gaps_ns, start_ns)
+        ends = ends[1:] - first_ns
+    gaps.add_run(ends, count, start_ns)
 
 
 def _count(replica: Replica, shape: BatchShape, steps: int) -> None:
@@ -105,12 +116,15 @@ def end_leap_part(replica: Replica, batch: Batch, ends: NDArray[np.int64]) -> No
     receivers = list(replica.scheduler.token_receivers(batch)) if is_told else []
     if world.batches is not None:
         world.batches.batch(replica, batch, start_ns, end_ns, steps, None)
+    batch.first_end_ns = start_ns + int(ends[0])
     progress = replica.scheduler.split(batch, steps, end_ns, longest_of(ends))
     replica.iterations += steps
     replica.busy_ns += end_ns - start_ns
     _count(replica, shape, steps)
     replica.decode_tokens += progress.decode_tokens
-    world.gaps.add_run(ends, progress.cohort_size, start_ns)
+    _add_run(replica, progress, ends, start_ns)
+    if progress.gaps_ns:
+        world.gaps.add_gaps(progress.gaps_ns, end_ns)
     if receivers:
         if history is not None:
             history.tokens(replica.replica_id, receivers, start_ns, ends, end_ns)

@@ -555,6 +555,7 @@ class Replica:
             longest_ns = now_ns - start_ns
         else:
             before_ns = ends.item(-2)
+            batch.first_end_ns = start_ns + ends.item(0)
             batch.last_start_ns = start_ns + before_ns
             longest_ns = now_ns - start_ns - before_ns if self._is_monotone else longest_of(ends)
         complete(self, batch, steps, start_ns, ends, longest_ns)

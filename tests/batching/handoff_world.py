@@ -119,6 +119,8 @@ class Replica:
             if self.at < len(self.operations) and self.operations[self.at][0] == end:
                 cut = True
             steps += 1
+            if steps == 1:
+                batch.first_end_ns, after_first = end, len(self.log)
             longest = max(longest, cost)
             now = end
             if cut or steps == batch.max_steps:
@@ -130,5 +132,8 @@ class Replica:
             self.ends.append(request_row(r, "finished", now))
         gaps = sorted(progress.gaps_ns)
         self.log.append(("tokens", now, gaps)) if gaps else None
+        if progress.late_gaps_ns:  # stepping, these are told when the first iteration ends
+            entry = ("tokens", batch.first_end_ns, sorted(progress.late_gaps_ns))
+            self.log.insert(after_first, entry)
         assert now > started
         return now

@@ -49,6 +49,7 @@ def step(s, now, ns=10, steps=None):
     batch = s.schedule(now)
     assert batch is not None
     steps = batch.max_steps if steps is None else steps
+    batch.first_end_ns = now + ns
     now += ns * steps
     progress = s.complete(batch, steps, now, ns)
     assert s.recount() == []
@@ -58,6 +59,7 @@ def step(s, now, ns=10, steps=None):
 def run_out(s, now, ns=10):
     finished = []
     while (batch := s.schedule(now)) is not None:
+        batch.first_end_ns = now + ns
         now += ns * batch.max_steps
         finished += s.complete(batch, batch.max_steps, now, ns).finished
     return finished
@@ -464,8 +466,44 @@ def test_stalled_replica_gives_a_longer_first_gap():
     s.enqueue(r, 0)
     step(s, 0)
     batch, progress, _ = step(s, 25)  # 15 ns nobody asked
-    assert batch.max_steps == 1
-    assert (progress.cohort_size, progress.gaps_ns) == (0, [25])
+    assert batch.max_steps == 4
+    assert (progress.cohort_size, progress.late_gaps_ns, progress.gaps_ns) == (1, [25], [])
+    assert r.max_gap_ns == 25
+
+
+def test_late_member_shares_all_gaps_but_the_first():
+    s = scheduler()
+    a, b, c = request(0, 10, 50), request(1, 10, 30), request(2, 10, 30)
+    s.enqueue(a, 0)
+    _, _, now = step(s, 0)
+    for r in (b, c):
+        r.generated_tokens, r.first_token_ns, r.last_token_ns = 1, 3, 3
+    assert s.reserve([b, c])
+    s.activate([b, c], now)
+    batch = s.schedule(now)
+    assert (batch.shape.decode_count, batch.max_steps) == (3, 29)
+    batch.first_end_ns = now + 10
+    progress = s.split(batch, 4, now + 40, 10)
+    assert (progress.cohort_size, progress.late_gaps_ns) == (3, [17, 17])
+    assert s.cancel(b)
+    assert (b.max_gap_ns, b.last_token_ns, b.generated_tokens) == (17, now + 40, 5)
+    progress = s.complete(batch, 1, now + 60, 20)
+    assert (progress.cohort_size, progress.late_gaps_ns, progress.gaps_ns) == (2, [], [])
+    assert s.cancel(c)
+    assert (c.max_gap_ns, c.generated_tokens) == (20, 6)
+
+
+def test_late_member_that_is_lost_in_its_first_step_keeps_its_time():
+    s = scheduler()
+    a, b = request(0, 10, 50), request(1, 10, 30)
+    s.enqueue(a, 0)
+    _, _, now = step(s, 0)
+    b.generated_tokens, b.first_token_ns, b.last_token_ns = 1, 3, 3
+    assert s.reserve([b])
+    s.activate([b], now)
+    s.schedule(now)
+    assert ids(s.evacuate()) == [0, 1]
+    assert (a.last_token_ns, b.last_token_ns, b.generated_tokens) == (now, 3, 1)
 
 
 # --- handoff ----------------------------------------------------------------------------------
@@ -473,7 +511,7 @@ def test_prefill_hands_over_and_decode_goes_on():
     source, target = scheduler(20), scheduler(20)
     r = request(0, 33, 10)
     source.enqueue(r, 0)
-    _, progress, now = step(source, 0)
+    _, progress, _ = step(source, 0)
     assert ids(progress.first_tokens) == [0]
     source.detach(r)
     assert (source.running_count, source.blocks_used) == (0, 3)
@@ -483,10 +521,8 @@ def test_prefill_hands_over_and_decode_goes_on():
     source.release(r)
     assert (source.blocks_used, target.blocks_used, target.running_count) == (0, 3, 1)
     assert source.recount() == target.recount() == []
-    batch, progress, now = step(target, 60)
-    assert (batch.max_steps, progress.gaps_ns) == (1, [60])
-    batch, progress, now = step(target, now)
-    assert batch.max_steps == 8
+    batch, progress, _ = step(target, 60)
+    assert (batch.max_steps, progress.cohort_size, progress.late_gaps_ns) == (9, 1, [60])
     assert ids(progress.finished) == [0]
     assert (r.max_gap_ns, target.blocks_used) == (60, 0)
 
@@ -521,9 +557,10 @@ def test_arrivals_beyond_the_cap_wait_for_a_seat():
         r.generated_tokens, r.first_token_ns, r.last_token_ns = 1, 5, 5
     assert s.reserve(moved)
     s.activate(moved, 10)
-    batch, _, now = step(s, 10)
-    assert (batch.shape.decode_count, s.running_count, s.blocks_used) == (1, 2, 2)
-    assert ids(run_out(s, now)) == [0, 1]
+    batch, progress, now = step(s, 10)
+    assert (batch.shape.decode_count, s.running_count, s.blocks_used) == (1, 1, 1)
+    assert ids(progress.finished) == [0]
+    assert ids(run_out(s, now)) == [1]
 
 
 def test_running_decode_can_be_detached_between_iterations():
