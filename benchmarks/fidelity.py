@@ -38,6 +38,7 @@ from emu.report.measured import run_values
 from emu.report.measurement import Measurement, read_measurement
 from emu.report.rundata import read_run
 from emu.runner import execute
+from emu.terminal import open_console
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 MEASURED = SHARED / "vllm-measured"
@@ -335,7 +336,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if not SHARED.is_dir():
         parser.error(f"{SHARED} is not here")
-    console = Console(highlight=False, width=120)
+    console = open_console(120)
     if chosen.roofline:
         print_roofline(console)
     elif chosen.terms:

@@ -27,6 +27,7 @@ from rich.table import Table
 
 from benchmarks.fidelity import MEASURED, METRICS, SHARED, Result, emulate, names
 from emu.report.compare import STATISTICS
+from emu.terminal import open_console
 
 Floats = NDArray[np.float64]
 
@@ -139,7 +140,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if not SHARED.is_dir():
         parser.error(f"{SHARED} is not here")
-    console = Console(highlight=False, width=120)
+    console = open_console(120)
     print_intake(console)
     for name in names():
         print_repetitions(name, chosen.repeats, console)

@@ -28,7 +28,6 @@ from unittest import mock
 
 import msgspec
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks import fidelity
@@ -39,6 +38,7 @@ from emu.latency.base import BatchShape
 from emu.latency.host import ASYNC_SCHEDULING
 from emu.latency.profile import ProfileBackend
 from emu.latency.profile_attention import LayerAttention
+from emu.terminal import open_console
 
 FORCED = "RTXPRO6000-Llama-3.1-8B"
 _BEFORE_INTAKE_S = 0.003
@@ -189,7 +189,7 @@ def long_history_ns(bundle: Path) -> dict[int, float]:
 
 def main() -> None:
     """Print all three."""
-    console = Console(highlight=False, width=120)
+    console = open_console(120)
     late = np.flatnonzero(np.abs(forced(FORCED)) > 1e-3)
     count = int(late[0]) if len(late) else 300
     console.print(f"{FORCED}: the first {count} first tokens in the measured iteration\n")

@@ -26,7 +26,7 @@ def run_experiment(
     quiet: bool = False,
 ) -> int:
     """Run one experiment. Raises InputError for an unknown name, cluster or page."""
-    from rich.console import Console
+    from emu.terminal import open_console
 
     if name not in EXPERIMENTS:
         known = ", ".join(EXPERIMENTS)
@@ -37,7 +37,7 @@ def run_experiment(
     if not 1 <= seeds <= 100:
         raise InputError("experiment", None, "--seeds", "expected 1 to 100")
     before = _page(page)
-    console = Console(highlight=False)
+    console = open_console()
 
     def tell(case: str) -> None:
         if not quiet:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers import case_of, line_of, read_peers
-from benchmarks.speed_figure import decades, speed_svg
+from benchmarks.speed_figure import by_cluster, speed_svg
 from benchmarks.write_speed import BLOCKS, FIGURE, KEPT, PAGE, rendered
 
 
@@ -32,9 +32,11 @@ def test_the_quoted_cases_are_those_of_make_bench() -> None:
     assert sorted(row["case"] for row in kept) == sorted(case.name for case in all_cases())
 
 
-def test_axes_hold_all_values() -> None:
-    assert decades([3.0, 50.0]) == (0, 2)
-    assert decades([10.0]) == (1, 2)
+def test_the_figure_draws_every_series() -> None:
+    text = FIGURE.read_text()
+    rows = json.loads(KEPT.read_text())["bench"]["cases"]
+    series = 2 + len(by_cluster(rows))
+    assert text.count('stroke-width="1.6"') == text.count('stroke-linecap="round"') == series
 
 
 PEER = '[[peer]]\nname = "a"\nshape = "{shape}"\nrequests = {requests}\ncommand = ["true"]\n'
