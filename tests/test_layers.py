@@ -20,7 +20,6 @@ FLOORS = {
         "catalogue",
         "errors",
         "units",
-        "log",
         "rng",
         "plugins",
     ],
