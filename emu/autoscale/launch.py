@@ -37,6 +37,8 @@ _MARKERS: Final = {
     "chain": Marker.RDMA_CASTING,
     "tanz": Marker.TANZ_CASTING,
 }
+AVOIDED_DEADLINES: Final = 10
+"""A pair whose load was given up is left out of plans for so many load deadlines."""
 _LOCAL: Final = ("host", "disk", "delay")
 _READY: Final = {
     "prefill": S.PREFILL,
@@ -101,6 +103,8 @@ class Launches:
         self._world = world
         self._sites = sites
         self._deadline_ns = s_to_ns(load_deadline_s)
+        self._avoided: dict[tuple[int, int], int] = {}
+        """From whom to whom loads did not end in time, and until when plans leave it out."""
         self._sending: list[tuple[ActiveLoad, tuple[int, ...]]] = []
         self._awaited: list[tuple[ActiveLoad, list[int]]] = []
         """Loads that a blocking planner waits for, with the targets that are not through."""
@@ -169,8 +173,22 @@ class Launches:
             world.kernel.call_at(
                 world.kernel.now_ns + self._deadline_ns,
                 RANK_PLANNER,
-                lambda: self._abort(active, "load deadline") if active.open_targets else None,
+                lambda: self._on_deadline(active),
             )
+
+    def _on_deadline(self, active: ActiveLoad) -> None:
+        """Too late: it is given up, and plans take other ways for a while."""
+        if active.is_cancelled or not active.open_targets:
+            return
+        until_ns = self._world.kernel.now_ns + AVOIDED_DEADLINES * self._deadline_ns
+        for pair in active.stuck_pairs():
+            self._avoided[pair] = until_ns
+        self._abort(active, "load deadline")
+
+    def avoided(self) -> tuple[tuple[int, int], ...]:
+        """Pairs that plans leave out now."""
+        now_ns = self._world.kernel.now_ns
+        return tuple(pair for pair, until_ns in self._avoided.items() if until_ns > now_ns)
 
     def _mark(self, load: Load) -> None:
         marker = _MARKERS.get(load.method)

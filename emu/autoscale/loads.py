@@ -68,9 +68,21 @@ class ActiveLoad(msgspec.Struct, eq=False):
     open_targets: list[int]
     """Replicas that do not have all weights yet."""
     flows: list[Carried] = msgspec.field(default_factory=list)
+    hops: list[tuple[tuple[int, int], Carried, Carried | None]] = msgspec.field(
+        default_factory=list
+    )
+    """(from whom to whom, flow, the flow that feeds it), in the order in which they began."""
     is_cancelled: bool = False
     then: dict[int, Callable[[], None]] = msgspec.field(default_factory=dict)
     """What begins when a target is complete."""
+
+    def stuck_pairs(self) -> list[tuple[int, int]]:
+        """From whom to whom bytes have not all come although the giver has them all."""
+        return [
+            pair
+            for pair, flow, feeder in self.hops
+            if not flow.is_over and (feeder is None or feeder.is_over)
+        ]
 
 
 class LoadWorld(msgspec.Struct):
@@ -172,6 +184,7 @@ class Loader:
             pair=pair,
         )
         active.flows.append(flow)
+        active.hops.append((pair, flow, after))
         return flow
 
     # --- chains -----------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from emu.autoscale.actions import (
 )
 from emu.autoscale.blitz_plan import blitz_plan
 from emu.autoscale.demand import Demand, Rates
+from emu.autoscale.detours import detour
 from emu.autoscale.launch import Launches, ScalerWorld
 from emu.autoscale.loads import Weights
 from emu.autoscale.planner import make_planner
@@ -142,7 +143,7 @@ class Scaler(Launches):
         if self.table.blocking and snapshot.is_busy:
             return -1
         demand = self.planner.decide(snapshot)
-        actions = self._plan(snapshot, demand)
+        actions = detour(self._plan(snapshot, demand), snapshot, self.table)
         if actions:
             text = f"{demand.text()}; {'; '.join(map(words, actions))}"
             self._world.note("plan", "", text)
@@ -217,6 +218,7 @@ class Scaler(Launches):
             tokens_in_migration=world.tokens_in_migration,
             scarce_decode=world.scarce_decode,
             cached_machines=self.cache.cached_machines(now_ns),
+            avoided=self.avoided() if self._avoided else (),
             is_busy=bool(self._awaited),
         )
 
@@ -349,7 +351,7 @@ class Scaler(Launches):
         self._shut_ns = {
             r.replica_id: kernel.now_ns for r in self._world.replicas if r.state in shutting
         }
-        self._last_role = {}
+        self._last_role, self._avoided = {}, {}
         self._has_moved = True
         self.rdma.clear()
         self.nvl.clear()

@@ -72,13 +72,15 @@ def _order(
     return sorted(inactive, key=lambda v: (not is_cached(v, snapshot, table), v.replica_id))
 
 
-def _load(view: ReplicaView, role: Role, snapshot: Snapshot, table: AutoscaleTable) -> Load:
-    method: Method = "disk"
+def own_copy(view: ReplicaView, snapshot: Snapshot, table: AutoscaleTable) -> Method:
+    """How the replica loads from its own machine."""
     if table.loader == "delay":
-        method = "delay"
-    elif is_cached(view, snapshot, table):
-        method = "host"
-    return Load(method, (Target(view.replica_id, role),))
+        return "delay"
+    return "host" if is_cached(view, snapshot, table) else "disk"
+
+
+def _load(view: ReplicaView, role: Role, snapshot: Snapshot, table: AutoscaleTable) -> Load:
+    return Load(own_copy(view, snapshot, table), (Target(view.replica_id, role),))
 
 
 def colocated_plan(snapshot: Snapshot, demand: Demand, table: AutoscaleTable) -> list[Action]:

@@ -56,6 +56,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A batch found no destination: idle decode replicas are not to be dropped now."""
     cached_machines: tuple[int, ...] = ()
     """Machines whose host memory holds the weights."""
+    avoided: tuple[tuple[int, int], ...] = ()
+    """(source, target) of loads that were given up lately; source -1 = the target's machine."""
     is_busy: bool = False
     """A multicast that the planner waits for is under way."""
 

@@ -165,9 +165,8 @@ def _fault(rng: Rng, name: str, at_s: float, ground: Ground) -> Tables:
         fault["probability"] = float(pick(rng, (0.5, 1.0)))
     if name in ("link_down", "client_leaves"):
         fault["times"] = int(rng.integers(1, 4))
-    # What stops loads always ends: a planner would choose the same pair again, for ever.
-    stops_loads = name == "load_stuck" or (name == "partition" and ground.has_planner)
-    is_finite = ground.heals or spec.needs_duration or stops_loads or name == "drain_expired"
+    # A window of stuck loads always ends, or nothing would ever load.
+    is_finite = ground.heals or spec.needs_duration or name in ("load_stuck", "drain_expired")
     if spec.takes_duration and (is_finite or chance(rng, 0.6)):
         fault["duration_s"] = float(pick(rng, TIMES_S[1:]))
     return fault
