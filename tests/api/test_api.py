@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-import csv
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 import emu
 from emu.api import override_texts
+from tests.csvfile import csv_rows
 
 CONFIG: dict[str, Any] = {
     "latency": {"backend": "linear"},
@@ -29,8 +29,7 @@ def config(directory: Path, **more: Any) -> dict[str, Any]:
 
 def test_result_holds_what_the_files_hold(tmp_path: Path) -> None:
     result = emu.run(config(tmp_path / "run"))
-    with (tmp_path / "run" / "requests.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(tmp_path / "run" / "requests.csv")
     assert len(result.requests) == len(rows) == 40
     assert result.requests.dtype.names == tuple(rows[0])
     assert result.requests["ttft_ns"].tolist() == [int(row["ttft_ns"]) for row in rows]

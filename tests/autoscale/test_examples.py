@@ -9,13 +9,13 @@ import pytest
 
 from emu.config.load import load_config
 from emu.runner import adjust, execute
-from tests.autoscale.worlds import rows
+from tests.csvfile import csv_rows
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 def plans_of(directory: Path) -> list[tuple[int, str]]:
-    marks = rows(directory / "marks.csv")
+    marks = csv_rows(directory / "marks.csv")
     return [(int(row["time_ns"]), row["text"]) for row in marks if row["kind"] == "plan"]
 
 
@@ -66,7 +66,7 @@ def test_the_pod_autoscaler_of_the_example(
     figures = [dict(re.findall(r"(\w+)=([\d.]+)", text)) for _, text in plans]
     first = figures[0]
     assert float(first["wanted"]) == min(6, -(-float(first["load"]) // target))
-    moves = rows(tmp_path / "out" / "transitions.csv")
+    moves = csv_rows(tmp_path / "out" / "transitions.csv")
     ordered = min(int(r["time_ns"]) for r in moves if r["to"] == "loading_colocated")
     ready = min(int(r["time_ns"]) for r in moves if r["from"] == "loading_colocated")
     assert 20e9 < ready - ordered < 25e9, "a process starts, then its weights load"

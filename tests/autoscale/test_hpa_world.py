@@ -6,7 +6,7 @@ from pathlib import Path
 
 from emu.config.load import config_from_dict
 from emu.runner import execute
-from tests.autoscale.worlds import rows
+from tests.csvfile import csv_rows
 
 
 def test_colocated_replicas_follow_a_burst(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_colocated_replicas_follow_a_burst(tmp_path: Path) -> None:
     assert result.summary.scale_downs == 3
     moves = [
         (row["to"], int(row["time_ns"]) / 1e9)
-        for row in rows(tmp_path / "out" / "transitions.csv")
+        for row in csv_rows(tmp_path / "out" / "transitions.csv")
         if row["from"]
     ]
     ordered = min(at_s for to, at_s in moves if to == "loading_colocated")

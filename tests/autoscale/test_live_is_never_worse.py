@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from emu.actor import RANK_NETWORK
 from emu.cluster import Cluster
 from emu.replica.states import ReplicaState as S
-from tests.autoscale.worlds import rows
+from tests.csvfile import csv_rows
 from tests.replica.test_zigzag_example import _arrive_by_clock, _cluster, _command
 
 
@@ -44,7 +44,7 @@ def completions_ms(
         cluster.recorder.requests.finish()
 
     anyio.run(main)
-    return [int(row["first_token_ns"]) / 1e6 for row in rows(directory / "requests.csv")]
+    return [int(row["first_token_ns"]) / 1e6 for row in csv_rows(directory / "requests.csv")]
 
 
 def _stop_the_world(cluster: Cluster, new: int, loaded_ns: int) -> None:

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.autoscale.worlds import Draw, rows, run_world
+from tests.autoscale.worlds import Draw, run_world
+from tests.csvfile import csv_rows
 
 SYSTEMS = (
     ("blitzscale", {}),
@@ -67,6 +68,6 @@ def mean_ttft_ms(
     )
     cluster, _ = run_world(draw, directory)
     assert cluster.problems == []
-    done = rows(directory / "requests.csv")
+    done = csv_rows(directory / "requests.csv")
     assert {row["status"] for row in done} == {"completed"}
     return sum(int(row["ttft_ns"]) for row in done) / len(done) / 1e6

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from emu.runner import execute
-from tests.autoscale.worlds import Draw, config_of, rows
+from tests.autoscale.worlds import Draw, config_of
+from tests.csvfile import csv_rows
 
 BURST = {"machines": 4, "gpus": 4, "requests": 150, "rate_per_s": 300.0, "seed": 7}
 
@@ -40,7 +41,7 @@ def test_host_memory_is_in_the_summary(tmp_path: Path) -> None:
 
 def test_loads_are_those_that_arrived(tmp_path: Path) -> None:
     summary = run(tmp_path / "a", "blitzscale")
-    marks = rows(tmp_path / "a" / "out" / "marks.csv")
+    marks = csv_rows(tmp_path / "a" / "out" / "marks.csv")
     assert sum(summary["loads"].values()) == sum(row["kind"] == "loaded" for row in marks) > 0
 
 
@@ -54,7 +55,7 @@ def test_scale_ups_count_orders(tmp_path: Path) -> None:
     """Every revive, reuse and target of a load, as the plans name them."""
     summary = run(tmp_path / "a", "blitzscale", nvlink=False, multicast="chain")
     ups = downs = 0
-    for row in rows(tmp_path / "a" / "out" / "marks.csv"):
+    for row in csv_rows(tmp_path / "a" / "out" / "marks.csv"):
         for action in row["text"].split("; ")[1:] if row["kind"] == "plan" else ():
             verb = action.split()[0]
             ups += verb in ("revive", "reuse")
@@ -71,7 +72,7 @@ def test_decisions_with_their_numbers_are_in_the_report(tmp_path: Path) -> None:
     config = config_of(Draw(**BURST), tmp_path)
     output = msgspec.structs.replace(config.output, report=True)
     execute(msgspec.structs.replace(config, output=output), "test")
-    plans = [r["text"] for r in rows(tmp_path / "out" / "marks.csv") if r["kind"] == "plan"]
+    plans = [r["text"] for r in csv_rows(tmp_path / "out" / "marks.csv") if r["kind"] == "plan"]
     page = (tmp_path / "out" / "report.html").read_text()
     assert "Decisions of the planner" in page
     wanted, _, done = plans[0].partition("; ")

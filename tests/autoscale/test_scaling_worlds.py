@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from emu.autoscale.demand import scan
 from emu.books import leaks
 from emu.units import ms_to_ns
-from tests.autoscale.worlds import Draw, Watched, config_of, rows, run_made, run_world
+from tests.autoscale.worlds import Draw, Watched, config_of, run_made, run_world
+from tests.csvfile import csv_rows
 
 EXAMPLES = 3000 if os.environ.get("EMU_SOAK") else 100
 
@@ -75,7 +76,7 @@ def check_world(draw: Draw, directory: Path) -> Watched:
 
 def _check_requests(directory: Path) -> None:
     """I1, I2: one terminal event each, tokens in order."""
-    requests = rows(directory / "requests.csv")
+    requests = csv_rows(directory / "requests.csv")
     ids = [row["request_id"] for row in requests]
     assert len(set(ids)) == len(ids)
     for row in requests:
@@ -89,7 +90,7 @@ def _check_spares(cluster: Watched, directory: Path) -> None:
     """I15: a spare keeps its weights for the time to live, counted from when it began to shut."""
     ttl_ns = ms_to_ns(cluster.scaler.table.spare_ttl_ms)
     since: dict[str, int] = {}
-    for row in rows(directory / "transitions.csv"):
+    for row in csv_rows(directory / "transitions.csv"):
         at_ns = int(row["time_ns"])
         if (
             row["to"] in ("shutting_prefill", "shutting_decode")

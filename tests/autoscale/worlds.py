@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -202,9 +201,3 @@ class _Leaving:
 
     def next_in_session(self, request: Request, completed_ns: int) -> Request | None:
         return None
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    """Rows of a CSV file."""
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))

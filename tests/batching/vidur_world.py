@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 import json
 from collections import deque
-from pathlib import Path
 
 from emu.batching.base import ReplicaLimits
 from emu.batching.stages import Pipeline, bubble_ns, discount_bubbles, members_of
@@ -21,8 +20,9 @@ from emu.batching.vidur_sarathi import SarathiScheduler
 from emu.batching.vidur_vllm_v0 import VllmV0Scheduler
 from emu.config.schema import SchedulerTable
 from emu.request import Request
+from tests.shared_data import SHARED
 
-CASES = Path(__file__).parents[2].parent / "shared" / "data" / "vidur-cases"
+CASES = SHARED / "vidur-cases"
 POLICIES = {
     "vllm": VllmV0Scheduler,
     "sarathi": SarathiScheduler,

@@ -41,8 +41,7 @@ def struck(tmp_path: Path, faults: list[dict[str, Any]], **tables: Any) -> Path:
 
 
 def marks(out: Path, kind: str) -> list[dict[str, str]]:
-    with (out / "marks.csv").open(newline="") as file:
-        return [row for row in csv.DictReader(file) if row["kind"] == kind]
+    return [row for row in rows_of(out, "marks.csv") if row["kind"] == kind]
 
 
 def ends(out: Path) -> dict[str, int]:

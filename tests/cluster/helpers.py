@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
 
 from emu.config.load import config_from_dict
 from emu.runner import RunResult, execute
+from tests.csvfile import csv_rows
 
 
 def run_config(directory: Path, **tables: Any) -> RunResult:
@@ -20,8 +20,7 @@ def run_config(directory: Path, **tables: Any) -> RunResult:
 
 def rows_of(directory: Path, name: str = "requests.csv") -> list[dict[str, str]]:
     """Rows of a CSV file of a run."""
-    with (directory / name).open(newline="") as file:
-        return list(csv.DictReader(file))
+    return csv_rows(directory / name)
 
 
 def summary_of(directory: Path) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -14,8 +13,8 @@ from emu.config.schema import Config
 from emu.errors import InputError
 from emu.importers.llmservingsim import import_cluster
 from emu.plan import make_plan
+from tests.shared_data import SHARED
 
-SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 FILES = sorted((SHARED / "llmservingsim-clusters").glob("*.json"))
 
 INSTANCE = {

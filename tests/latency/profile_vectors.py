@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-SHARED_PROFILES = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "profiles"
+from tests.shared_data import SHARED
+
+SHARED_PROFILES = SHARED / "profiles"
 
 needs_bundles = pytest.mark.skipif(
     not SHARED_PROFILES.is_dir(), reason="the measured bundles (../shared/data/profiles) are absent"

@@ -29,6 +29,7 @@ from emu.latency.aiconfigurator import (
 )
 from emu.latency.base import BatchShape, stepped_decode_run
 from emu.latency.host import ASYNC_SCHEDULING
+from tests.latency.shapes import decodes
 
 MODEL, GPU = "meta-llama/Llama-3.1-8B", "H100-SXM5-80GB"
 PROVENANCE = Provenance(
@@ -44,16 +45,6 @@ def forward_ms(point) -> float:
 
 TABLE = sample(forward_ms, PROVENANCE, MODEL)
 BACKEND = AiconfiguratorBackend(TABLE, layers=32)
-
-
-def decodes(count: int, context: int) -> BatchShape:
-    return BatchShape(
-        decode_count=count,
-        decode_context_sum=count * context,
-        decode_context_max=context,
-        decode_context_min=context,
-        sequences=count,
-    )
 
 
 def test_the_grid_has_every_pair_of_chunk_and_decodes():

@@ -27,6 +27,7 @@ from emu.latency.placement import (
     row_bytes,
 )
 from emu.latency.registry import LatencyContext, make_latency
+from tests.latency.shapes import decodes
 
 LLAMA = lookup_model("meta-llama/Llama-3.1-8B", "test", "model")
 MOE = lookup_model("Qwen/Qwen3-30B-A3B-Instruct-2507", "test", "model")
@@ -216,16 +217,6 @@ def test_halves_hide_attention_only_where_it_is_long():
     halves = LatencyTable(host_overhead=False, attention_offload=True, sub_batch_interleaving=True)
     whole, split = (make_latency(context(table=t, node=node)) for t in (table, halves))
 
-    def decodes(count, each):
-        return BatchShape(
-            decode_count=count,
-            decode_context_sum=count * each,
-            decode_context_max=each,
-            decode_context_min=each,
-            sequences=count,
-        )
-
-    # Short attention: weights are read twice for nothing. Long: it runs beside the other half.
     assert split.iteration_ns(decodes(2, 100)) > whole.iteration_ns(decodes(2, 100))
     assert split.iteration_ns(decodes(64, 16000)) < whole.iteration_ns(decodes(64, 16000))
     # One member cannot be cut.

@@ -10,6 +10,7 @@ from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
 from emu.latency.host import ASYNC_SCHEDULING, NO_OVERHEAD
 from emu.latency.roofline import RooflineBackend, _window_pairs
 from emu.latency.roofline_ops import Efficiency, Ops, default_collective, efficiency
+from tests.latency.shapes import decodes
 
 LLAMA = "Llama-3.1-8B"
 
@@ -17,16 +18,6 @@ LLAMA = "Llama-3.1-8B"
 def make(model=LLAMA, gpu="H100", **options):
     options.setdefault("host", NO_OVERHEAD)
     return RooflineBackend(lookup_model(model), lookup_gpu(gpu), **options)
-
-
-def decode(count, context):
-    return BatchShape(
-        decode_count=count,
-        decode_context_sum=count * context,
-        decode_context_max=context,
-        decode_context_min=context,
-        sequences=count,
-    )
 
 
 def prefill(*chunks):
@@ -55,7 +46,7 @@ BACKENDS = [
     st.sampled_from([(0, -1), (3, 9), (0, 5), (11, -1)]),
 )
 def test_a_leap_equals_its_steps(backend, count, context_sum, steps, layers):
-    shape = decode(count, 0)
+    shape = decodes(count, 0)
     shape.decode_context_sum = context_sum
     shape.start_layer, shape.layers = layers
     leap = backend.decode_run_ns(shape, steps)
@@ -97,7 +88,7 @@ def test_layers_are_additive():
 def test_no_model_is_faster_than_its_bytes(model):
     spec = lookup_model(model)
     backend = make(model, "H200")
-    step_s = backend.iteration_ns(decode(1, 1)) / 1e9
+    step_s = backend.iteration_ns(decodes(1, 1)) / 1e9
     touched = sizes.active_parameter_count(spec) - sizes.embedding_params(spec)
     bits = 4.25 if spec.expert_dtype == "mxfp4" else 8 if spec.linear_dtype == "fp8" else 16
     assert step_s > touched * bits / 8 / 4.8e12
@@ -109,10 +100,10 @@ def test_no_model_is_faster_than_its_bytes(model):
 @pytest.mark.parametrize("gpu", list_gpus())
 def test_laws_hold_on_every_gpu(gpu):
     backend = make(LLAMA, gpu)
-    by_batch = [backend.iteration_ns(decode(n, 1024)) for n in (1, 8, 64, 256)]
+    by_batch = [backend.iteration_ns(decodes(n, 1024)) for n in (1, 8, 64, 256)]
     assert by_batch == sorted(by_batch)
     assert by_batch[-1] < 256 / 4 * by_batch[0]  # batching pays
-    by_context = [backend.iteration_ns(decode(8, c)) for c in (0, 100, 1000, 10_000)]
+    by_context = [backend.iteration_ns(decodes(8, c)) for c in (0, 100, 1000, 10_000)]
     assert by_context == sorted(set(by_context))
     by_prompt = [backend.iteration_ns(prefill((n, 0))) for n in (32, 256, 2048, 8192)]
     assert by_prompt == sorted(by_prompt)
@@ -124,11 +115,11 @@ def test_laws_hold_on_every_gpu(gpu):
 
 def test_tensor_parallelism_speeds_up_less_than_linearly():
     one, eight = make("Llama-3.1-70B", "H200"), make("Llama-3.1-70B", "H200", tp=8)
-    for shape in (decode(16, 2000), prefill((4096, 0))):
+    for shape in (decodes(16, 2000), prefill((4096, 0))):
         gain = one.iteration_ns(shape) / eight.iteration_ns(shape)
         assert 3 < gain < 8
-    assert eight.components_ns(decode(16, 2000))["collectives"] > 0
-    assert one.components_ns(decode(16, 2000))["collectives"] == 0
+    assert eight.components_ns(decodes(16, 2000))["collectives"] > 0
+    assert one.components_ns(decodes(16, 2000))["collectives"] == 0
 
 
 def test_pipeline_stages_share_the_layers_and_send():
@@ -149,7 +140,7 @@ def test_collectives_are_asked_for_what_moves():
         return 7
 
     backend = make(tp=2, collective_ns=collective_ns)
-    components = backend.components_ns(decode(10, 100))
+    components = backend.components_ns(decodes(10, 100))
     reduce = ("all-reduce", 10 * 4096 * 2, 2)
     assert asked == [reduce, reduce, reduce, ("all-gather", 10 * 64_128 * 2, 2)]
     assert components["collectives"] == 7 * (2 * 32 + 1 + 1)
@@ -163,7 +154,7 @@ def test_experts_over_a_data_parallel_group_exchange_tokens():
         return 0
 
     backend = make("Qwen3-30B-A3B", ep=2, collective_ns=collective_ns)
-    shape = decode(5, 100)
+    shape = decodes(5, 100)
     shape.padded_tokens = 8
     alone = make("Qwen3-30B-A3B").components_ns(shape)["moe"]
     shared = backend.components_ns(shape)["moe"]
@@ -175,7 +166,7 @@ def test_experts_over_a_data_parallel_group_exchange_tokens():
 def test_decode_attention_by_hand():
     """4,096 bytes of KV a token and layer at 85 % of 3,352 GB/s, 32 layers, 8 x 1,001 tokens."""
     backend = make()
-    found = backend.components_ns(decode(8, 1000))["attention_decode"] - 32 * 8_000
+    found = backend.components_ns(decodes(8, 1000))["attention_decode"] - 32 * 8_000
     assert found == pytest.approx(32 * 8 * 1001 * 4096 / (3352 * 0.85), rel=1e-4)
 
 
@@ -207,14 +198,14 @@ def test_window_pairs_count_what_each_query_sees(new, context, window):
 def test_windows_bound_attention():
     spec = lookup_model("Mistral-7B-v0.1")  # window of 4,096 in every layer
     backend = RooflineBackend(spec, lookup_gpu("H100"), host=NO_OVERHEAD)
-    assert backend.iteration_ns(decode(4, 4095)) == backend.iteration_ns(decode(4, 30_000))
-    assert backend.iteration_ns(decode(4, 4095)) > backend.iteration_ns(decode(4, 4000))
+    assert backend.iteration_ns(decodes(4, 4095)) == backend.iteration_ns(decodes(4, 30_000))
+    assert backend.iteration_ns(decodes(4, 4095)) > backend.iteration_ns(decodes(4, 4000))
 
 
 def test_a_slow_custom_gpu_does_not_overflow():
     gpu = GpuSpec(name="slow", memory_gib=80, memory_gbytes_per_s=0.001, tflops_fp16=0.01)
     backend = RooflineBackend(lookup_model("Llama-2-70b"), gpu, host=NO_OVERHEAD)
-    shape = decode(256, 100_000)
+    shape = decodes(256, 100_000)
     assert (
         backend.decode_run_ns(shape, 20).tolist() == stepped_decode_run(backend, shape, 20).tolist()
     )
@@ -222,7 +213,7 @@ def test_a_slow_custom_gpu_does_not_overflow():
 
 def test_host_time_is_added_once_for_an_iteration():
     with_host, without = make(pp=2, host=ASYNC_SCHEDULING), make(pp=2)
-    shape = decode(10, 100)
+    shape = decodes(10, 100)
     difference = with_host.iteration_ns(shape) - without.iteration_ns(shape)
     assert difference == 300_000 + with_host.spec.layers * 15_000
     assert with_host.components_ns(shape)["cpu_overhead"] == difference

@@ -4,7 +4,6 @@ The bounds are the errors found when the constants were argued, rounded up: they
 of the model, they do not prove it. GPU time only (no host term, no collectives).
 """
 
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from emu.catalogue import lookup_gpu, lookup_model
 from emu.latency.base import BatchShape
 from emu.latency.host import NO_OVERHEAD
 from emu.latency.roofline import RooflineBackend
+from tests.csvfile import csv_rows
 
 PROFILES = Path(__file__).parents[3] / "shared/data/profiles"
 BATCHES = (1, 2, 8, 32, 64, 128, 256)
@@ -60,21 +60,16 @@ class Profile:
         self.attention = {}
         self.moe = {}
         for file, key in (("dense", "tokens"), ("per_sequence", "sequences")):
-            for row in self._rows(folder / f"{file}.csv"):
+            for row in csv_rows(folder / f"{file}.csv"):
                 curve = self.curves.setdefault(row["layer"], {})
                 curve[int(row[key])] = float(row["time_us"])
-        for row in self._rows(folder / "attention.csv"):
+        for row in csv_rows(folder / "attention.csv"):
             axes = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
             self.attention[tuple(int(row[axis]) for axis in axes)] = float(row["time_us"])
         if (folder / "moe.csv").exists():
-            for row in self._rows(folder / "moe.csv"):
+            for row in csv_rows(folder / "moe.csv"):
                 curve = self.moe.setdefault(int(row["activated_experts"]), {})
                 curve[int(row["tokens"])] = float(row["time_us"])
-
-    @staticmethod
-    def _rows(file):
-        with file.open() as lines:
-            return list(csv.DictReader(lines))
 
     def at(self, layer, x):
         curve = self.curves.get(layer, {0: 0.0})

@@ -1,6 +1,5 @@
 """Collective costs without congestion: by hand, against the reference's figures, and as laws."""
 
-import csv
 from pathlib import Path
 
 import msgspec
@@ -18,6 +17,7 @@ from emu.network.collectives import (
 )
 from emu.network.dims import NetworkDim, coordinates, group_of, message_between_ns
 from emu.network.rounds import KINDS, Parsed, parse_algorithm
+from tests.csvfile import csv_rows
 from tests.network.collective_table import TABLE, frontend, table_rows, table_system
 
 
@@ -153,8 +153,7 @@ MEASURED = Path(__file__).parent / "measured_collectives.csv"
 def test_further_counts_of_the_program_to_the_cycle():
     # Random systems and algorithms, counted by the published program; `involved` one flag a
     # dimension, empty = all.
-    with MEASURED.open() as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(MEASURED)
     assert len(rows) > 50
     for row in rows:
         system = table_system(row)

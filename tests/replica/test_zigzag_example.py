@@ -6,7 +6,6 @@ the head at 400 ms. Ten equal batches A..J are queued at 0; one New, one Old (id
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from emu.plan import make_plan
 from emu.recording import Recorder
 from emu.replica.states import ReplicaState as S
 from emu.workload.opened import open_workload
+from tests.csvfile import csv_rows
 
 MS = 1_000_000
 PROMPT = 64
@@ -150,22 +150,17 @@ def _run(directory: Path, old: int, new: int, **options: int) -> Cluster:
     return made[0]
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.mark.parametrize(("old", "new"), [(0, 1), (1, 0), (2, 0)])
 def test_ten_batches_complete_at_the_times_of_section_4_9(
     tmp_path: Path, old: int, new: int
 ) -> None:
     cluster = _run(tmp_path, old, new)
-    first_ms = [int(row["first_token_ns"]) / MS for row in _rows(tmp_path / "requests.csv")]
+    first_ms = [int(row["first_token_ns"]) / MS for row in csv_rows(tmp_path / "requests.csv")]
     assert first_ms == COMPLETIONS_MS
     assert leaks(cluster) == []
     relays = [
         (int(mark["time_ns"]) // MS, mark["text"])
-        for mark in _rows(tmp_path / "marks.csv")
+        for mark in csv_rows(tmp_path / "marks.csv")
         if mark["kind"] == "relay"
     ]
     given = [
@@ -183,7 +178,7 @@ def test_ten_batches_complete_at_the_times_of_section_4_9(
     ]
     moves = {
         (int(row["replica"]), row["to"]): int(row["time_ns"]) // MS
-        for row in _rows(tmp_path / "transitions.csv")
+        for row in csv_rows(tmp_path / "transitions.csv")
     }
     assert moves[new, "new_prefill"] == 0
     assert moves[new, "refractory_prefill"] == 400
@@ -197,13 +192,13 @@ def test_ten_batches_complete_at_the_times_of_section_4_9(
 def test_who_computes_what(tmp_path: Path) -> None:
     """G and I complete on the new replica, J on the former old one; the others where handed to."""
     _run(tmp_path, 0, 1)
-    rows = _rows(tmp_path / "requests.csv")
+    rows = csv_rows(tmp_path / "requests.csv")
     assert [int(row["instance_id"]) for row in rows] == [0, 0, 0, 0, 0, 0, 1, 0, 1, 0]
 
 
 def test_halves_of_a_split_batch_meet_at_one_decode_replica(tmp_path: Path) -> None:
     cluster = _run(tmp_path, 0, 1, output=5)
-    rows = _rows(tmp_path / "requests.csv")
+    rows = csv_rows(tmp_path / "requests.csv")
     assert [int(row["first_token_ns"]) // MS for row in rows] == COMPLETIONS_MS
     assert {row["decode_instance_id"] for row in rows} == {"2"}
     assert {row["status"] for row in rows} == {"completed"}
@@ -256,5 +251,7 @@ def test_weights_of_a_manual_command_come_from_host_memory(tmp_path: Path) -> No
     anyio.run(main)
     cluster = made[0]
     size_bytes = sum(cluster.scaler.loader._world.weights[1].segments)
-    loaded_ns = [int(m["time_ns"]) for m in _rows(tmp_path / "marks.csv") if m["kind"] == "loaded"]
+    loaded_ns = [
+        int(m["time_ns"]) for m in csv_rows(tmp_path / "marks.csv") if m["kind"] == "loaded"
+    ]
     assert loaded_ns == [pytest.approx(size_bytes * 8 / 0.02e9 * 1e9, rel=1e-6)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gc
 import tracemalloc
 from pathlib import Path
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from emu.errors import InvariantViolation
 from emu.report.records import COLUMNS, RequestLog
 from emu.request import Request, Status
+from tests.csvfile import csv_rows
 
 CONTRACT = [
     "request_id",
@@ -59,11 +59,6 @@ def end(request: Request, status: Status = Status.COMPLETED, **fields) -> Reques
     return request
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_contract_columns_come_first() -> None:
     assert list(COLUMNS[: len(CONTRACT)]) == CONTRACT
 
@@ -95,7 +90,7 @@ def test_a_row_says_what_happened(tmp_path: Path) -> None:
     )
     log.terminal(request)
     stats = log.finish()
-    assert rows_of(tmp_path / "requests.csv") == [
+    assert csv_rows(tmp_path / "requests.csv") == [
         {
             "request_id": "17",
             "arrival_ns": "1000",
@@ -150,7 +145,7 @@ def test_one_token_has_tpot_zero_and_a_request_without_token_has_no_times(tmp_pa
         end(one, first_scheduled_ns=0, first_token_ns=9, last_token_ns=9, generated_tokens=1)
     )
     stats = log.finish()
-    first, second = rows_of(tmp_path / "requests.csv")
+    first, second = csv_rows(tmp_path / "requests.csv")
     assert (first["tpot_ns"], first["latency_ns"]) == ("0", "9")
     assert [second[key] for key in ("ttft_ns", "tpot_ns", "latency_ns", "queue_ns")] == [""] * 4
     assert second["instance_id"] == second["sub_request_index"] == ""
@@ -182,7 +177,7 @@ def test_rows_leave_in_order_whatever_the_order_of_ends(order, statuses) -> None
                 written += 1
             assert log.rows_waiting == done - written
         stats = log.finish()
-        rows = rows_of(path)
+        rows = csv_rows(path)
         assert [int(row["request_id"]) for row in rows] == [100 + index for index in range(12)]
         assert [row["status"] for row in rows] == [status.name.lower() for status in statuses[:12]]
         # An independent recount from the file gives the statistics (I17).
@@ -222,7 +217,7 @@ def test_interrupted_run_keeps_its_rows_under_a_partial_name(tmp_path: Path) -> 
         log.terminal(end(requests[index], Status.FAILED, reason="crash"))
     stats = log.finish(partial=True)
     assert [item.name for item in tmp_path.iterdir()] == ["requests.partial.csv"]
-    assert [r["request_id"] for r in rows_of(tmp_path / "requests.partial.csv")] == ["0", "2", "3"]
+    assert [r["request_id"] for r in csv_rows(tmp_path / "requests.partial.csv")] == ["0", "2", "3"]
     assert stats.by_status["failed"] == 3
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import csv
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,8 @@ from emu.serve.client import Client, parse_url
 from emu.serve.observe import ObserveOptions, Observer, write_results
 from emu.serve.recording import to_toml
 from emu.workload.opened import open_workload
+from tests.csvfile import csv_rows
 from tests.serve.live import LINEAR, PREFILL_DECODE, Live, run, tables
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 async def mixed_traffic(live: Live) -> None:
@@ -60,7 +55,7 @@ def test_a_replay_gives_the_same_schedule(tmp_path: Path) -> None:
         router={"max_prompt_tokens": 1000},
     )
     run(tmp_path, raw, mixed_traffic, speed=20.0)
-    found = rows(tmp_path / "run" / "requests.csv")
+    found = csv_rows(tmp_path / "run" / "requests.csv")
     statuses = [row["status"] for row in found]
     assert statuses.count("completed") == 14
     assert statuses.count("rejected") == 1
@@ -95,7 +90,7 @@ def test_commands_are_part_of_the_recording(tmp_path: Path) -> None:
     run(tmp_path, raw, check, speed=20.0)
     commands = tomllib.loads((tmp_path / "replay.toml").read_text())["commands"]
     assert [c["command"] for c in commands] == ["to_prefill", "deactivate", "to_decode"]
-    marks = rows(tmp_path / "run" / "marks.csv")
+    marks = csv_rows(tmp_path / "run" / "marks.csv")
     assert [mark["text"] for mark in marks] == ["to_prefill", "deactivate", "to_decode"]
     replayed(tmp_path)
 
@@ -143,7 +138,7 @@ def test_observed_latencies_agree_with_the_replay(tmp_path: Path) -> None:
     run(tmp_path, tables(latency={**LINEAR, "base_us": 20_000}), check, speed=speed)
     replayed(tmp_path)
     measured = read_measurement(tmp_path / "observed" / "requests.jsonl")
-    simulated = rows(tmp_path / "replay" / "requests.csv")
+    simulated = csv_rows(tmp_path / "replay" / "requests.csv")
     assert len(measured.ttft_ms) == len(simulated) == 25
     mean_ms = sum(int(row["ttft_ns"]) for row in simulated) / 25 / 1e6
     # Emulated time runs four times faster here, so does its noise; the machine may be busy.

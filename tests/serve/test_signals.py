@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import csv
 import json
 import re
 import signal
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from emu.serve.client import Client, StreamCall, parse_url
+from tests.csvfile import csv_rows
 
 pytestmark = pytest.mark.slow
 
@@ -67,8 +67,7 @@ class Process:
 
     def statuses(self) -> list[str]:
         """Of the requests in the results."""
-        with (self.directory / "run" / "requests.csv").open(newline="") as file:
-            return [row["status"] for row in csv.DictReader(file)]
+        return [row["status"] for row in csv_rows(self.directory / "run" / "requests.csv")]
 
 
 def check(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ from emu.sweep.points import Point
 from emu.sweep.pool import HerePool, LocalPool
 from emu.sweep.results import write_results
 from tests.cli.helpers import ROOT, emu, refused
+from tests.csvfile import csv_rows
 from tests.sweep.helpers import BASE, SEARCH, swept, write
 
 
@@ -36,8 +36,7 @@ def files(directory: Path) -> dict[str, bytes]:
 
 def rows_of(result: SweepResult) -> list[dict[str, str]]:
     write_results(result)
-    with (result.directory / "results.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    return csv_rows(result.directory / "results.csv")
 
 
 def test_a_search_ends_with_a_bracket_that_holds(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from emu.config.schema import WorkloadTable
 from emu.errors import InputError
 from emu.request import Request
 from emu.workload import Workload, open_workload
+from tests.shared_data import SHARED
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
 SHARED_WORKLOADS = SHARED / "workloads"
 SHARED_TRACES = SHARED / "traces"
 
