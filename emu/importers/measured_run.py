@@ -31,6 +31,7 @@ from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.errors import InputError
 from emu.importers.llmservingsim import import_cluster
 from emu.latency.profile_bundle import variant_name
+from emu.report.measurement import number_of
 
 _FOLDERS: Final = ("", "vllm")
 _VENDOR_WORDS: Final = ("nvidia", "geforce", "amd", "instinct", "tesla")
@@ -292,16 +293,8 @@ def _measured_request(
         raise InputError(str(source), line, "", "expected a JSON object")
     arrival_key = "arrival_time" if record.get("arrival_time") is not None else "queued_ts"
     arrival, prompt, output = (
-        _number(source, line, record, key) for key in (arrival_key, "input_toks", "output_toks")
+        number_of(source, line, record, key) for key in (arrival_key, "input_toks", "output_toks")
     )
     digits = str(record.get("request_id", "")).rpartition("-")[2]
     number = int(digits) if digits.isascii() and digits.isdigit() else position
     return number, arrival, int(prompt), int(output)
-
-
-def _number(source: Path, line: int, record: dict[str, Any], key: str) -> float:
-    value = record.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        problem = "missing" if value is None else f"expected a number, got {value!r}"
-        raise InputError(str(source), line, key, problem)
-    return value

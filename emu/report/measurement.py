@@ -85,11 +85,11 @@ def _read_lines(path: Path, data: bytes) -> Measurement:
             continue
         record = _record(path, line, text)
         first, last, queued = (
-            _number(path, line, record, key)
+            number_of(path, line, record, key)
             for key in ("first_token_ts", "last_token_ts", "queued_ts")
         )
-        tokens = int(_number(path, line, record, "output_toks"))
-        arrival = _number(path, line, record, "arrival_time", default=float("nan"))
+        tokens = int(number_of(path, line, record, "output_toks"))
+        arrival = number_of(path, line, record, "arrival_time", default=float("nan"))
         near = abs(first - arrival) <= ANCHOR_LIMIT_S and abs(last - arrival) <= ANCHOR_LIMIT_S
         anchors.add("arrival_time" if near else "queued_ts")
         start = arrival if near else queued
@@ -126,9 +126,10 @@ def _record(path: Path, line: int, text: bytes) -> dict[str, Any]:
     return record
 
 
-def _number(
+def number_of(
     path: Path, line: int | None, record: dict[str, Any], key: str, default: float | None = None
 ) -> float:
+    """A number of a record that was read. Raises InputError with its place."""
     value = record.get(key, default)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         problem = "missing" if value is None else f"expected a number, got {value!r}"
