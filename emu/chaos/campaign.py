@@ -96,16 +96,15 @@ class Totals(msgspec.Struct):
         if verdict.problems:
             self.failing.append(verdict)
 
-    def rarer_than(self, times: int) -> list[str]:
-        """What was seen less often: a finding about the campaign, with how often it was seen.
+    def faults_below(self, times: int) -> list[str]:
+        """Kinds of faults that struck less often, with how often."""
+        seen = {kind: self.faults.get(kind, 0) for kind in KINDS}
+        return [f"{kind} ({count})" for kind, count in seen.items() if count < times]
 
-        Kinds of faults count in full; ends of requests and changes of state need a tenth.
-        """
-        few = max(1, times // 10)
-        wanted = [(kind, self.faults.get(kind, 0), times) for kind in KINDS]
-        wanted += [(end, self.ends.get(end, 0), few) for end in ENDS]
-        wanted += [(name, self.transitions.get(name, 0), few) for name in CHANGES]
-        return [f"{name} ({seen})" for name, seen, least in wanted if seen < least]
+    def never_seen(self) -> list[str]:
+        """Ends of requests and changes of state: what the campaign did not meet (a finding)."""
+        ends = [end for end in ENDS if end not in self.ends]
+        return ends + [name for name in CHANGES if name not in self.transitions]
 
 
 class Job(msgspec.Struct):

@@ -14,6 +14,9 @@ from typing import Any, Final
 import msgspec
 
 MAX_PROBLEMS: Final = 20
+_ASCENDING: Final = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
+_ROUNDING_MS: Final = 2e-6
+"""Results have six decimals of a millisecond."""
 
 
 class Life(msgspec.Struct):
@@ -179,3 +182,37 @@ class Judge:
             for name, value in said.items():
                 if row[name] != str(value):
                     self.say(f"I17: row {index}: {name} is {row[name]}, the history says {value}")
+
+    def compare_summary(self, summary: Mapping[str, Any]) -> None:
+        """I17: the figures are in order, and those of requests follow from the history."""
+        done = [life for life in self.lives.values() if life.status == "completed"]
+        for status in ("completed", "failed", "rejected", "cancelled"):
+            count = sum(life.status == status for life in self.lives.values())
+            if summary[status] != count:
+                self.say(f"I17: {summary[status]} {status}, the history says {count}")
+        for metric in ("ttft", "tpot", "itl", "e2el"):
+            said = [summary[f"{part}_{metric}_ms"] for part in _ASCENDING]
+            if sorted(said) != said or summary[f"mean_{metric}_ms"] > said[-1]:
+                self.say(f"I17: {metric} is not in order: {said}")
+        of_requests = {
+            "ttft": [life.ends[0] - life.arrived_ns for life in done],
+            "e2el": [life.ends[-1] - life.arrived_ns for life in done],
+        }
+        for metric, values_ns in of_requests.items():
+            for part, share in _ASCENDING.items():
+                is_ms, told_ms = summary[f"{part}_{metric}_ms"], _quantile(values_ns, share) / 1e6
+                if abs(is_ms - told_ms) > _ROUNDING_MS:
+                    self.say(f"I17: {part} {metric} is {is_ms} ms, the history says {told_ms}")
+        for part in ("mean", *_ASCENDING):
+            if summary[f"{part}_ttft_ms"] > summary[f"{part}_e2el_ms"]:
+                self.say(f"I17: {part} TTFT is above the latency")
+
+
+def _quantile(values: list[int], share: float) -> float:
+    """Between the nearest ranks, in proportion."""
+    if not values:
+        return 0.0
+    ranked = sorted(values)
+    below, part = divmod(share * (len(ranked) - 1), 1)
+    upper = ranked[min(int(below) + 1, len(ranked) - 1)]
+    return ranked[int(below)] + (upper - ranked[int(below)]) * part

@@ -60,7 +60,7 @@ def chaos_command(
     quiet: bool,
     at_least: int = 1,
 ) -> int:
-    """Run a campaign; 4 if anything was wrong, 3 if something was seen too seldom."""
+    """Run a campaign; 4 if anything was wrong, 3 if a kind of fault struck too seldom."""
     console = open_console()
     if corpus is not None:
         return _replay(corpus, every, console)
@@ -83,7 +83,7 @@ def chaos_command(
     if totals.left:
         console.print(f"interrupted; {totals.left:,} seeds did not run")
         return 130
-    return RunError.exit_status if at_least > 1 and totals.rarer_than(at_least) else 0
+    return RunError.exit_status if at_least > 1 and totals.faults_below(at_least) else 0
 
 
 def _jobs(path: Path | None, seeds: range, faults: Path | None, every: int) -> list[Job]:
@@ -145,10 +145,13 @@ def print_totals(totals: Totals, console: Console, at_least: int = 1) -> None:
         f"({totals.gpu_hours / max(minutes, 1e-9):.1f} GPU-hours) per CPU-minute",
         soft_wrap=True,
     )
-    rare = totals.rarer_than(at_least)
-    if rare and (at_least > 1 or totals.seeds >= 100):
-        head = f"seen less than {at_least} times" if at_least > 1 else "never seen"
-        console.print(f"{head}: {'; '.join(rare)}", style="red", soft_wrap=True)
+    if at_least > 1 or totals.seeds >= 100:
+        for head, names in (
+            (f"struck less than {at_least} times", totals.faults_below(at_least)),
+            ("never seen", totals.never_seen()),
+        ):
+            if names:
+                console.print(f"{head}: {'; '.join(names)}", style="red", soft_wrap=True)
 
 
 def _print_counts(title: str, counts: Mapping[str, int], console: Console) -> None:

@@ -126,6 +126,8 @@ def _some(rng: Rng, name: str, at_s: float, ground: Ground) -> list[Tables]:
             window_s = max(0.05, pause_s * count)
             volley.append({"at_s": at_s, "kind": "destination_refuses", "duration_s": window_s})
         return volley
+    if name == "drain_expired" and chance(rng, 0.6):  # drains are few: a window for all of them
+        return [{**first, "at_s": 0.0, "duration_s": 10.0}]
     if name == "replica_crash" and "stage" in first:  # states that last but an instant
         more = [_fault(rng, name, at_s, ground) for _ in range(int(rng.integers(0, 4)))]
         return [first, *(fault for fault in more if "stage" in fault)]

@@ -157,6 +157,7 @@ def _run(
     if is_whole:
         judge.end()
         judge.compare(directory / "requests.csv")
+        judge.compare_summary(msgspec.json.decode(files["summary.json"]))
     verdict.problems += judge.problems
     recorder.requests.discard()
     if leap or not verdict.events:

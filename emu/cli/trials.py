@@ -42,8 +42,7 @@ def chaos(
     keep
         Where failing worlds are written, minimised.
     at_least
-        Exit status 3, and the names, if a kind of fault struck less often, or a change of state or
-        an end of a request was seen less than a tenth as often.
+        Exit status 3, and the names, if a kind of fault struck less often.
     quiet
         Print failures only.
     """

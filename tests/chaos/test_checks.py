@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from emu.actor import RANK_CONTROL, RANK_WORLD
@@ -13,6 +15,7 @@ from emu.chaos.trial import Verdict, run_world
 from emu.chaos.worlds import World, draw_world
 from emu.cluster import Cluster
 from emu.request import Status
+from tests.cluster.helpers import LINEAR, run_config, summary_of, workload
 
 
 def judged(*records: dict[str, Any]) -> list[str]:
@@ -147,3 +150,20 @@ def test_an_idle_replica_beside_a_queue_is_found() -> None:
 
     seeds = [planted(1_000_000, deafen, seed).problems for seed in range(12)]
     assert any("I12" in line for problems in seeds for line in problems)
+
+
+def test_the_judge_recomputes_what_the_summary_says(tmp_path: Path) -> None:
+    rows = [{"input_toks": 50, "output_toks": 5, "arrival_time_ns": i * 1000} for i in range(30)]
+    path = workload(tmp_path / "w.jsonl", rows)
+    run_config(tmp_path, latency=LINEAR, workload={"path": path}, output={"events": True})
+    lines = (tmp_path / "events.jsonl").read_bytes().splitlines()
+    judge = Judge()
+    judge.read(msgspec.json.decode(line) for line in lines)
+    summary = summary_of(tmp_path)
+    judge.compare_summary(summary)
+    assert judge.problems == []
+    judge.compare_summary({**summary, "p95_ttft_ms": summary["p99_ttft_ms"] + 1e-5})
+    judge.compare_summary({**summary, "completed": 29})
+    judge.compare_summary({**summary, "p99_itl_ms": summary["max_itl_ms"] + 1})
+    assert len(judge.problems) >= 4
+    assert "ttft is not in order" in judge.problems[0]

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from emu.chaos import command
+from emu.chaos.campaign import Totals
 from emu.chaos.command import read_world
 from emu.chaos.trial import run_world
 from emu.chaos.worlds import draw_world
+from emu.config.faultkinds import KINDS
 
 CORPUS = Path(__file__).resolve().parents[1] / "corpus"
 WORLDS = sorted(CORPUS.glob("*.toml"))
@@ -64,3 +67,32 @@ def test_faults_do_not_change_what_arrives() -> None:
         two = run_world(calm, seed, leaps=(True,))
         assert one.arrivals == two.arrivals, f"seed {seed}"
     assert compared >= 10
+
+
+def test_rare_faults_fail_a_campaign_and_unseen_changes_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every kind of fault so often, or exit 3; a change that was never seen is a finding."""
+    totals = Totals(seeds=10, faults=dict.fromkeys(KINDS, 100), ends={"completed": 10})
+    monkeypatch.setattr(command, "campaign", lambda *_, **__: totals)
+
+    def exit_status() -> int:
+        return command.chaos_command(
+            None,
+            seeds="0:10",
+            faults=None,
+            corpus=None,
+            every=40,
+            processes=1,
+            keep=Path("unused"),
+            quiet=False,
+            at_least=100,
+        )
+
+    assert exit_status() == 0
+    told = capsys.readouterr().out
+    assert "never seen: cancelled: client_left" in told
+    assert "struck less" not in told
+    totals.faults["drain_expired"] = 99
+    assert exit_status() == 3
+    assert "struck less than 100 times: drain_expired (99)" in capsys.readouterr().out
