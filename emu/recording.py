@@ -200,28 +200,35 @@ class Recorder:
             replica_prefill, replica_decode = replica.tokens_produced
             state = replica.state.value
             states[state] = states.get(state, 0) + 1
-            blocks_used = scheduler.blocks_used
-            waiting += scheduler.waiting_count
+            its_running, its_waiting = scheduler.running_count, scheduler.waiting_count
+            blocks_used, blocks_total = scheduler.blocks_used, scheduler.blocks_total
+            waiting += its_waiting
             waiting_tokens += scheduler.waiting_tokens
-            running += scheduler.running_count
+            running += its_running
             used += blocks_used
-            total += scheduler.blocks_total
+            total += blocks_total
             prefill += replica_prefill
             decode += replica_decode
             self.per_replica.add(
                 at_ns,
                 replica.replica_id,
                 state,
-                scheduler.running_count,
-                scheduler.waiting_count,
+                its_running,
+                its_waiting,
                 blocks_used,
-                scheduler.blocks_total,
+                blocks_total,
             )
         gateway = cluster.gateway
         waiting += len(gateway.held)
         if gateway.queue is not None:
             waiting += len(gateway.queue)
             waiting_tokens += gateway.queue.waiting_prefill_tokens
+        migrating = 0
+        for watcher in cluster.watchers.values():
+            for batch in watcher.queue:
+                migrating += len(batch.requests)
+            if watcher.in_flight is not None:
+                migrating += len(watcher.in_flight[0].requests)
         self.series.add(
             Sample(
                 time_ns=at_ns,
@@ -229,11 +236,7 @@ class Recorder:
                 waiting=waiting,
                 waiting_prefill_tokens=waiting_tokens,
                 running=running,
-                migrating=sum(
-                    sum(len(b.requests) for b in w.queue)
-                    + (len(w.in_flight[0].requests) if w.in_flight else 0)
-                    for w in cluster.watchers.values()
-                ),
+                migrating=migrating,
                 used_blocks=used,
                 total_blocks=total,
                 prefill_tokens=prefill,

@@ -104,7 +104,7 @@ def kv_bytes(requests: list[Request], block_size: int, kv_bytes_per_token: int) 
 
     A request that had to be computed again moves all that it has reached.
     """
-    blocks = sum(
-        ceil_div(r.prompt_tokens + max(1, r.generated_tokens), block_size) for r in requests
-    )
+    blocks = 0
+    for request in requests:
+        blocks += ceil_div(request.prompt_tokens + (request.generated_tokens or 1), block_size)
     return blocks * block_size * kv_bytes_per_token

@@ -123,7 +123,7 @@ class Watcher:
             MigratingBatch(world.next_batch_id(), requests, prefill_ns, world.kernel.now_ns)
         )
         self.source.unfinished_migrations += 1
-        world.tokens_in_migration += sum(r.prompt_tokens for r in requests)
+        world.tokens_in_migration += sum([r.prompt_tokens for r in requests])
         self._pump()
         self.leases.watch()
 
@@ -177,7 +177,7 @@ class Watcher:
         self.source.world.on_capacity(destination)
 
     def _account_gone(self, requests: list[Request]) -> None:
-        self.world.tokens_in_migration -= sum(r.prompt_tokens for r in requests)
+        self.world.tokens_in_migration -= sum([r.prompt_tokens for r in requests])
 
     def describe(self) -> str:
         """One line for a story."""
@@ -301,15 +301,17 @@ class Watcher:
         source.unfinished_migrations -= 1
         self._account_gone(batch.requests)
         source.release(batch.requests)
-        gone = [r for r in batch.requests if r.status.is_terminal]
-        if gone:
-            destination.unreserve(gone)
-        arrived = [r for r in batch.requests if not r.status.is_terminal]
-        for request in arrived:
+        migration_ns = world.kernel.now_ns - batch.queued_ns
+        arrived: list[Request] = []
+        for request in batch.requests:
+            if request.status.is_terminal:
+                destination.unreserve([request])
+                continue
             request.migrations += 1
-            request.migration_ns += world.kernel.now_ns - batch.queued_ns
+            request.migration_ns += migration_ns
             request.holder_id = destination.replica_id
             request.status = Status.RUNNING
+            arrived.append(request)
         if arrived:
             destination.deliver(arrived)
         destination.lock.release(self.name)

@@ -100,23 +100,21 @@ class Carrier:
         Layer-wise overlap: while the sender computed for `overlapped_ns`, the pieces that were
         ready could leave at the path's full rate; at least the last piece is still to move.
         """
-        topology = self.topology
         left_bytes = size_bytes
+        lanes = min(len(source.gpus), len(destination.gpus))
+        lane, latency_ns = self._lane(source.gpus[0], destination.gpus[0])
         if overlapped_ns and pieces > 1:
-            path, _ = self._lane(source.gpus[0], destination.gpus[0])
-            lanes = min(len(source.gpus), len(destination.gpus))
             links = self.table.links
-            rate = min((links[link].bytes_per_s for link in path), default=0) * lanes
+            rate = min([links[link].bytes_per_s for link in lane], default=0) * lanes
             if pair is not None and self.table.is_cut(pair):
                 rate = 0
             ready_ns = overlapped_ns * (pieces - 1) // pieces
             hidden = min(size_bytes - size_bytes // pieces, rate * ready_ns // 1_000_000_000)
             left_bytes -= hidden
             self.moved_bytes[kind] = self.moved_bytes.get(kind, 0) + hidden
-        if len(source.gpus) == len(destination.gpus) == 1:
-            lane, latency_ns = self._lane(source.gpus[0], destination.gpus[0])
-            parts: Parts = ((lane, left_bytes),)
-        else:
+        parts: Parts = ((lane, left_bytes),)
+        if len(source.gpus) != 1 or len(destination.gpus) != 1:
+            topology = self.topology
             parts = shard_paths(source, destination, left_bytes, topology)
             latency_ns = max((topology.latency_ns(links) for links, _ in parts), default=0)
         return self.carry(
@@ -152,7 +150,7 @@ class Carrier:
     ) -> Carried:
         """Start a transfer of parallel parts (links, bytes); marks and chains as in `FlowTable`."""
         self._next_id += 1
-        size_bytes = sum(size for _, size in parts)
+        size_bytes = sum([size for _, size in parts])
         now_ns = self.kernel.now_ns
         carried = Carried(
             self._next_id, self, kind, size_bytes, now_ns, on_done, on_mark, on_failed
@@ -166,7 +164,7 @@ class Carrier:
         self.table.start_group(
             carried.flow_id,
             parts,
-            self.kernel.now_ns,
+            now_ns,
             kind=kind,
             latency_ns=latency_ns,
             marks=marks,

@@ -74,7 +74,8 @@ class FlowEngine:
             self._go(flow)
             return
         flow.settle(self.now_ns)
-        self._pass_marks(flow)
+        if flow.marks:
+            self._pass_marks(flow)
         if flow.done + SLACK_UNITS >= flow.limit:
             if flow.limit == flow.size:
                 self._end(flow)
