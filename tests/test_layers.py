@@ -19,6 +19,7 @@ FLOORS = {
         "config",
         "catalogue",
         "errors",
+        "inputs",
         "units",
         "rng",
         "plugins",

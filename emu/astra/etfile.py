@@ -28,6 +28,7 @@ from emu.astra.nodes import (
 )
 from emu.astra.schema import GlobalMetadata, NodeProto
 from emu.errors import InputError
+from emu.inputs import read_input
 
 Dialect = Literal["fork", "upstream"]
 SCHEMA_VERSION: Final = "1.0.2-chakra.0.0.4"
@@ -159,10 +160,7 @@ def _parse(kind: Any, body: bytes, source: str, index: int) -> Any:
 def read_messages(path: Path) -> tuple[Any, list[Any]]:
     """Metadata and nodes of a file as protobuf messages, whatever its dialect."""
     source = str(path)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InputError(source, None, "", error.strerror or str(error)) from None
+    data = read_input(path)
     records = list(read_records(data, source))
     if not records:
         raise InputError(source, None, "", "the file is empty; a metadata record is missing")

@@ -23,6 +23,7 @@ from emu.astra.trace import TraceKind
 from emu.catalogue.lookup import lookup_model
 from emu.catalogue.model import ModelSpec
 from emu.errors import InputError
+from emu.inputs import read_input
 from emu.network.collectives import CollectiveSystem
 from emu.network.dims import NetworkDim, rank_count
 
@@ -118,9 +119,7 @@ def read_cluster(path: Path, pim_directory: Path | None = None) -> ParityCluster
     """Read a cluster file. `pim_directory` holds the memory descriptions that it names."""
     source = str(path)
     try:
-        data = msgspec.json.decode(path.read_bytes())
-    except OSError as error:
-        raise InputError(source, None, "", error.strerror or str(error)) from None
+        data = msgspec.json.decode(read_input(path))
     except msgspec.DecodeError as error:
         raise InputError(source, None, "", str(error)) from None
     replicas: list[ParityReplica] = []

@@ -21,6 +21,7 @@ from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.hf import from_hf_config
 from emu.catalogue.model import ModelSpec
 from emu.errors import InputError
+from emu.inputs import read_input
 
 _HERE: Final = Path(__file__).parent
 # Releases of one architecture under another name.
@@ -60,9 +61,7 @@ def model_from_file(path: Path, name: str = "") -> ModelSpec:
     """The model that a `config.json` (or a folder with one) describes. InputError as found."""
     file = path / "config.json" if path.is_dir() else path
     try:
-        config = msgspec.json.decode(file.read_bytes())
-    except OSError as error:
-        raise InputError(str(file), None, "", error.strerror or str(error)) from None
+        config = msgspec.json.decode(read_input(file))
     except msgspec.DecodeError as error:
         raise InputError(str(file), None, "", str(error)) from None
     label = name or file.parent.name or file.stem

@@ -30,6 +30,7 @@ import msgspec
 from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.errors import InputError
 from emu.importers.llmservingsim import import_cluster
+from emu.inputs import read_input
 from emu.latency.profile_bundle import variant_name
 from emu.report.measurement import number_of
 
@@ -76,9 +77,7 @@ def _find(directory: Path, name: str) -> Path | None:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        value = msgspec.json.decode(path.read_bytes())
-    except OSError as error:
-        raise InputError(str(path), None, "", f"cannot be read: {error.strerror}") from None
+        value = msgspec.json.decode(read_input(path))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(str(path), None, "", f"not valid JSON: {error}") from None
     if not isinstance(value, dict):

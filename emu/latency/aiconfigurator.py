@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emu.errors import InputError
+from emu.inputs import read_input
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
 from emu.latency.host import NO_OVERHEAD, HostCosts, host_ns
 from emu.latency.profile_attention import LayerAttention
@@ -282,9 +283,7 @@ def save_table(path: Path, table: Table) -> None:
 def load_table(path: Path) -> Table:
     """Read a table. Raises InputError."""
     try:
-        table = msgspec.json.decode(path.read_bytes(), type=Table)
-    except OSError as error:
-        raise InputError(str(path), None, "latency.path", error.strerror or "unreadable") from None
+        table = msgspec.json.decode(read_input(path, "latency.path"), type=Table)
     except msgspec.DecodeError as error:
         raise InputError(str(path), None, "latency.path", str(error)) from None
     if table.format != FORMAT or not table.points:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emu.errors import InputError
+from emu.inputs import read_input
 from emu.report.atomic import write_bytes
 from emu.report.itl import HEAT_BINS_PER_OCTAVE, GapStats
 
@@ -55,9 +56,7 @@ def write_gaps(path: Path, gaps: GapStats) -> None:
 def read_gaps(path: Path) -> GapFile:
     """Read the file."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=GapFile)
-    except OSError as error:
-        raise InputError(str(path), None, "", error.strerror or str(error)) from None
+        return msgspec.json.decode(read_input(path), type=GapFile)
     except msgspec.DecodeError as error:
         raise InputError(str(path), None, "", f"not a gap file of emu: {error}") from None
 

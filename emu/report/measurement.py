@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emu.errors import InputError
+from emu.inputs import read_input
 
 Floats = NDArray[np.float64]
 
@@ -62,10 +63,7 @@ def read_measurement(path: Path) -> Measurement:
     if path.is_dir():
         places = [path / "requests.jsonl", path / "vllm" / "requests.jsonl"]
         path = next((place for place in places if place.is_file()), places[0])
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InputError(str(path), None, "", error.strerror or str(error)) from None
+    data = read_input(path)
     try:
         whole = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from emu.config.schema import SloTable
 from emu.errors import InputError
+from emu.inputs import read_input
 from emu.report.atomic import write_bytes
 from emu.report.itl import GapStats
 from emu.report.load import Load, judge_load
@@ -277,9 +278,7 @@ def write_summary(path: Path, summary: Summary) -> None:
 def read_summary(path: Path) -> Summary:
     """Read a file of this kind; keys of later versions are ignored."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Summary)
-    except OSError as error:
-        raise InputError(str(path), None, "", error.strerror or str(error)) from None
+        return msgspec.json.decode(read_input(path), type=Summary)
     except msgspec.DecodeError as error:
         raise InputError(str(path), None, "", f"not a summary of emu: {error}") from None
 
