@@ -27,6 +27,14 @@ class Chunk(NamedTuple):
     first_line: int
     offset: int
 
+    def lines(self) -> Iterator[tuple[int, int, bytes]]:
+        """(number, offset in the file, bytes) of every line that is not blank."""
+        offset = self.offset
+        for number, raw in enumerate(self.data.split(b"\n"), self.first_line):
+            if raw.strip():
+                yield number, offset, raw
+            offset += len(raw) + 1
+
 
 class TextFile:
     """A file that is read twice and must not change in between."""

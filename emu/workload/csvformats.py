@@ -324,26 +324,25 @@ class CsvParser:
         cells: list[str] = []
         numbers: list[int] = []
         offsets: list[int] = []
-        offset = chunk.offset
-        for index, raw in enumerate(chunk.data.split(b"\n")):
-            if raw.strip():
-                number = chunk.first_line + index
-                try:
-                    row = next(csv.reader([raw.decode().strip("\r")], strict=True))
-                except UnicodeDecodeError as error:
-                    problem = f"not valid UTF-8 (byte {error.start})"
-                    raise InputError(self._source, number, "$", problem) from None
-                except csv.Error as error:
-                    raise InputError(self._source, number, "$", f"not valid CSV: {error}") from None
-                if len(row) != len(self._header):
-                    problem = f"has {len(row)} fields, but the header has {len(self._header)}"
-                    raise InputError(self._source, number, "$", problem)
-                cells.extend(row)
-                numbers.append(number)
-                offsets.append(offset)
-            offset += len(raw) + 1
+        for number, offset, raw in chunk.lines():
+            cells.extend(self._read_row(number, raw))
+            numbers.append(number)
+            offsets.append(offset)
         fields = _fields_of_cells(cells, len(self._header))
         return self._build(fields, np.array(numbers, np.int64), np.array(offsets, np.int64), notes)
+
+    def _read_row(self, number: int, raw: bytes) -> list[str]:
+        try:
+            row = next(csv.reader([raw.decode().strip("\r")], strict=True))
+        except UnicodeDecodeError as error:
+            problem = f"not valid UTF-8 (byte {error.start})"
+            raise InputError(self._source, number, "$", problem) from None
+        except csv.Error as error:
+            raise InputError(self._source, number, "$", f"not valid CSV: {error}") from None
+        if len(row) != len(self._header):
+            problem = f"has {len(row)} fields, but the header has {len(self._header)}"
+            raise InputError(self._source, number, "$", problem)
+        return row
 
 
 def _fields_of_cells(cells: list[str], columns: int) -> Fields:

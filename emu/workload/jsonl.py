@@ -86,14 +86,10 @@ class JsonlParser:
         lines: list[Line] = []
         numbers: list[int] = []
         offsets: list[int] = []
-        offset = chunk.offset
-        for index, raw in enumerate(chunk.data.split(b"\n")):
-            if raw.strip():
-                number = chunk.first_line + index
-                lines.append(read_line(self._source, number, raw, notes))
-                numbers.append(number)
-                offsets.append(offset)
-            offset += len(raw) + 1
+        for number, offset, raw in chunk.lines():
+            lines.append(read_line(self._source, number, raw, notes))
+            numbers.append(number)
+            offsets.append(offset)
         if notes.warnings and not self._is_loose:
             self._loosen()
         return make_block(

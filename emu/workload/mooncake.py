@@ -73,14 +73,10 @@ class MooncakeParser:
         rows: list[_Row] = []
         numbers: list[int] = []
         offsets: list[int] = []
-        offset = chunk.offset
-        for index, raw in enumerate(chunk.data.split(b"\n")):
-            if raw.strip():
-                place = Place(self._source, chunk.first_line + index)
-                rows.append(_read_row(place, raw, notes))
-                numbers.append(place.line)
-                offsets.append(offset)
-            offset += len(raw) + 1
+        for number, offset, raw in chunk.lines():
+            rows.append(_read_row(Place(self._source, number), raw, notes))
+            numbers.append(number)
+            offsets.append(offset)
         if notes.warnings and not self._is_loose:
             self._is_loose = True
             self._decoder = msgspec.json.Decoder(_LooseRow)
