@@ -130,17 +130,9 @@ class AstraClient:
 
     async def _line(self) -> str:
         try:
-            with anyio.fail_after(self._timeout_s):
-                raw = await self._lines.receive_until(b"\n", LINE_BYTES_MAX)
-        except TimeoutError:
-            raise self._error(f"the program has said nothing for {self._timeout_s:g} s") from None
-        except anyio.DelimiterNotFound:
-            raise self._error(f"a line of more than {LINE_BYTES_MAX} bytes") from None
-        except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError):
+            return await self._line_or_end("the program has said nothing for")
+        except _Ended:
             raise await self._ended() from None
-        line = raw.decode("utf-8", "replace").rstrip("\r")
-        self._last.append(line)
-        return line
 
     # --- answers ----------------------------------------------------------------------------
     async def give(self, prefix: Path) -> None:
@@ -161,7 +153,7 @@ class AstraClient:
         await self._say("exit")
         with contextlib.suppress(_Ended):
             for _ in range(NOISE_LINES_MAX):
-                line = await self._line_or_end()
+                line = await self._line_or_end("the program did not end within")
                 if _SOME_REMAIN in line:
                     raise self._error("the program ended with unfinished graphs")
             raise self._error(f"the program does not end within {NOISE_LINES_MAX} lines")
@@ -169,12 +161,12 @@ class AstraClient:
         if status != 0:
             raise self._error(f"the program ended with {_status(status)}")
 
-    async def _line_or_end(self) -> str:
+    async def _line_or_end(self, silent: str) -> str:
         try:
             with anyio.fail_after(self._timeout_s):
                 raw = await self._lines.receive_until(b"\n", LINE_BYTES_MAX)
         except TimeoutError:
-            raise self._error(f"the program did not end within {self._timeout_s:g} s") from None
+            raise self._error(f"{silent} {self._timeout_s:g} s") from None
         except anyio.DelimiterNotFound:
             raise self._error(f"a line of more than {LINE_BYTES_MAX} bytes") from None
         except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError):

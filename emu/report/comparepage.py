@@ -12,7 +12,7 @@ from pathlib import Path
 from emu.report.atomic import write_text
 from emu.report.compare import Comparison, compare_data, difference_text, run_names
 from emu.report.distributions import LATENCY_NAMES, PALETTE, Chart, latency_cdf, log_axis, short
-from emu.report.html import charts_section, fill, html_table, json_in_script, payload
+from emu.report.html import html_table, latency_page
 from emu.report.rundata import RunData, read_run
 from emu.report.table import number
 
@@ -22,21 +22,7 @@ def write_comparison(path: Path, directories: Sequence[Path], seed: int = 0) -> 
     runs = [read_run(directory) for directory in directories]
     comparison = compare_data(runs, seed)
     charts = overlaid_cdfs(runs)
-    main = (
-        "<header><h1>emu: comparison</h1></header>"
-        + _table(comparison)
-        + charts_section("latency", "Latency", charts, "")
-    )
-    page = fill(
-        "report.html",
-        {
-            "TITLE": "emu: comparison",
-            "NAV": '<a href="#summary">Figures</a><a href="#latency">Latency</a>',
-            "MAIN": main,
-            "DATA": json_in_script(payload(charts)),
-        },
-    )
-    write_text(path, page)
+    write_text(path, latency_page("emu: comparison", _table(comparison), charts))
     return comparison
 
 

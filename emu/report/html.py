@@ -105,6 +105,20 @@ def json_in_script(value: object) -> str:
     return msgspec.json.encode(value).decode().replace("<", "\\u003c")
 
 
+def latency_page(title: str, tables: str, charts: Sequence[Chart]) -> str:
+    """A page of tables and one section of charts: what comparisons look like."""
+    latency = charts_section("latency", "Latency", charts, "")
+    return fill(
+        "report.html",
+        {
+            "TITLE": title,
+            "NAV": '<a href="#summary">Figures</a><a href="#latency">Latency</a>',
+            "MAIN": f"<header><h1>{title}</h1></header>{tables}{latency}",
+            "DATA": json_in_script(payload(charts)),
+        },
+    )
+
+
 # --- pieces of the page --------------------------------------------------------------------------
 def _title(run: RunData) -> str:
     model = run.config.get("model", {}).get("name") or "a run"

@@ -11,7 +11,7 @@ import numpy as np
 
 from emu.report.atomic import write_text
 from emu.report.distributions import LATENCY_NAMES, PALETTE, Chart, cdf_points, log_axis, short
-from emu.report.html import charts_section, fill, html_table, json_in_script, payload
+from emu.report.html import html_table, latency_page
 from emu.report.measured import MeasuredComparison, compare_with, run_values
 from emu.report.measurement import Measurement, read_measurement
 from emu.report.rundata import RunData, read_run
@@ -23,21 +23,7 @@ def write_measured(path: Path, directory: Path, measured: Path) -> MeasuredCompa
     run, measurement = read_run(directory), read_measurement(measured)
     comparison = compare_with(run, measurement)
     charts = cdf_charts(run, measurement)
-    main = (
-        "<header><h1>emu: run against measurement</h1></header>"
-        + _tables(comparison)
-        + charts_section("latency", "Latency", charts, "")
-    )
-    page = fill(
-        "report.html",
-        {
-            "TITLE": "emu: run against measurement",
-            "NAV": '<a href="#summary">Figures</a><a href="#latency">Latency</a>',
-            "MAIN": main,
-            "DATA": json_in_script(payload(charts)),
-        },
-    )
-    write_text(path, page)
+    write_text(path, latency_page("emu: run against measurement", _tables(comparison), charts))
     return comparison
 
 
