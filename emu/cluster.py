@@ -283,8 +283,9 @@ class Cluster:
         self.recorder.noted(self.kernel.now_ns, kind, target, text)
 
     def give_up(self, replica: Replica) -> None:
-        """A live load failed: what the replica has begun goes back to the queue."""
+        """A live load failed: what it has begun is queued again, KV that waits there is lost."""
         abandon(replica)
+        self.recovery.give_up(replica)
 
     # --- MigrationWorld -----------------------------------------------------------------------
     def decode_replicas(self) -> Sequence[Replica]:

@@ -189,3 +189,16 @@ def _magnitude(rng: Rng, name: str) -> float:
     if name in ("link_latency", "completion_late", "completion_twice"):
         return float(pick(rng, (0.001, 1.0, 100.0)))
     return float(pick(rng, (0.01, 0.1, 0.5, 0.9)))
+
+
+def draw_train(rng: Rng, ground: Ground, span_s: float, every_s: float) -> list[Tables]:
+    """Faults for a long run: all kinds in turn, in an order that is drawn anew each time around."""
+    kinds = [name for name in KINDS if ground.has_transfers or name not in _NEEDS_TRANSFERS]
+    faults: list[Tables] = []
+    at_s, order = 0.0, list[int]()
+    while at_s < span_s:
+        order = order or [int(index) for index in rng.permutation(len(kinds))]
+        train = _some(rng, kinds[order.pop()], round(at_s, 6), ground)
+        faults += [fault for fault in train if fault["at_s"] < span_s]
+        at_s += every_s * (0.5 + float(rng.random()))
+    return sorted(faults, key=lambda fault: fault["at_s"])

@@ -90,6 +90,14 @@ class Recovery:
         self.lost(lost, "replica_lost")
         self._come_back(replica, back_ns)
 
+    def give_up(self, replica: Replica) -> None:
+        """Its live load has failed: KV of prompts that are done does not outlive that."""
+        lost = self._lose_relay(replica)
+        watcher = self.cluster.watchers.get(replica.replica_id)
+        if watcher is not None:
+            lost += watcher.lose_source()
+        self.lost(lost, "kv_lost")
+
     def _lose_relay(self, replica: Replica) -> list[Request]:
         """Hand-overs of live scaling in which the replica took part; requests lost by that."""
         cluster = self.cluster

@@ -95,3 +95,23 @@ def test_a_replica_that_still_gives_work_back_crashes() -> None:
         autoscale={"live": True, "multicast": "chain", "max_prefill": 2, "max_decode": 1},
     )
     assert seen.transitions["refractory_prefill -> failed"] == 1
+
+
+def test_a_live_load_that_is_given_up_leaves_no_kv_behind() -> None:
+    """The source dies while halves of prompts wait at the new replica for a destination."""
+    faults = [
+        {"at_s": 0.0, "kind": "destination_refuses", "duration_s": 3.0},
+        {"at_s": 1.3, "kind": "replica_crash", "stage": "source", "duration_s": 0.5},
+    ]
+    seen = verdict_of(
+        faults,
+        inputs=2000,
+        outputs=2,
+        replicas=[
+            {"role": "prefill", "count": 1},
+            {"role": "decode", "count": 2},
+            {"role": "inactive", "count": 1},
+        ],
+        autoscale={"live": True, "multicast": "chain", "max_prefill": 2, "min_decode": 2},
+    )
+    assert seen.transitions["new_prefill -> inactive"] == 1

@@ -1,0 +1,170 @@
+"""One long world under faults of all kinds: books whole, nobody lost, memory flat.
+
+    python -m tests.chaos.soak --requests 100000        # prints a line for each twentieth
+
+A cluster that scales live under bursts, and all kinds of faults in turn, one every few seconds. The full recount comes before every `--every` timers. It runs in this process, with
+results written as always, and is followed by the checks of the end of a campaign's trial. The last
+line has the digest of all scheduled events: two runs of the same arguments have the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+
+from emu.books import leaks
+from emu.chaos.drawfaults import draw_train, ground_of
+from emu.chaos.invariants import validate_world
+from emu.chaos.kernel import CheckingKernel
+from emu.cluster import Cluster, Outcome
+from emu.config.faultkinds import KINDS
+from emu.config.load import config_from_dict
+from emu.config.schema import Config
+from emu.recording import Recorder
+from emu.rng import rng_stream
+from emu.runner import prepare
+
+RATE_PER_S: Final = 12.0
+FAULT_EVERY_S: Final = 3.0
+GROWTH_MAX: Final = 0.05
+"""Of memory, over the last 80 % of the requests."""
+PARTS: Final = 20
+
+
+def long_world(requests: int, seed: int) -> Config:
+    """Twelve replicas of two roles and four in reserve, on eight machines."""
+    tables: dict[str, Any] = {
+        "seed": seed,
+        "model": {"name": "meta-llama/Llama-3.1-8B"},
+        "nodes": [{"count": 8, "gpus": 2, "gpu": "A100-SXM4-80GB", "host_memory_gib": 128.0}],
+        "replicas": [
+            {"role": "prefill", "count": 5},
+            {"role": "decode", "count": 7},
+            {"role": "inactive", "count": 4},
+        ],
+        "network": {"kv_transfer": "blocking"},
+        "scheduler": {"policy": "fcfs", "num_blocks": 250},
+        "latency": {"backend": "linear", "base_us": 8000, "per_token_us": 40},
+        "workload": {
+            "synthetic": {
+                "requests": requests,
+                "arrivals": {"process": "burst", "rate_per_s": RATE_PER_S},
+                "prompt": {"median": 400.0, "max": 2000},
+                "output": {"median": 120.0, "max": 300},
+            }
+        },
+        "autoscale": {
+            "executor": "blitz",
+            "live": True,
+            "multicast": "tanz",
+            "loader": "cache",
+            "min_prefill": 3,
+            "min_decode": 3,
+            "spare_ttl_ms": 2000.0,
+        },
+        "recovery": {
+            "restart_s": 2.0,
+            "load_deadline_s": 10.0,
+            "transfer_timeout_ms": 500.0,
+            "progress_deadline_ms": 500.0,
+            "client_retries": 1,
+        },
+        "output": {"trace": False, "report": False, "timeseries_interval_ms": 1000.0},
+    }
+    burst = {"burst_rate_per_s": 4 * RATE_PER_S, "burst_every_s": 30.0, "burst_length_s": 5.0}
+    tables["workload"]["synthetic"]["arrivals"] |= burst
+    ground = ground_of(tables, heals=True)
+    rng = rng_stream(seed, "soak faults")
+    tables["faults"] = draw_train(rng, ground, requests / RATE_PER_S, FAULT_EVERY_S)
+    return config_from_dict(tables)
+
+
+def resident_bytes() -> int:
+    """Memory of this process now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+class Soak:
+    """The run, and what it looked like on the way."""
+
+    def __init__(self, requests: int, seed: int, every: int, directory: Path) -> None:
+        self.config = long_world(requests, seed)
+        self.every = every
+        self.directory = directory
+        self.samples: list[int] = []
+        self.started_s = time.process_time()
+
+    async def run(self) -> tuple[Cluster, Outcome, CheckingKernel]:
+        """To the end."""
+        config = self.config
+        plan, workload = prepare(config, "soak")
+        recorder = Recorder(self.directory, config.output)
+        kernel = CheckingKernel(
+            every=self.every, events_per_instant_max=config.limits.events_per_instant
+        )
+        cluster = Cluster(
+            plan, workload, recorder, has_prefixes=workload.has_prefixes, kernel=kernel
+        )
+        kernel.check = lambda: self._check(cluster, kernel)
+        self._span_ns = workload.last_arrival_ns
+        recorder.started(cluster)
+        outcome = await cluster.run()
+        recorder.close()
+        recorder.requests.finish(partial=outcome.error is not None)
+        return cluster, outcome, kernel
+
+    def _check(self, cluster: Cluster, kernel: CheckingKernel) -> list[str]:
+        if kernel.now_ns * PARTS >= (len(self.samples) + 1) * self._span_ns:
+            gc.collect()
+            self.samples.append(resident_bytes())
+            cpu_s = time.process_time() - self.started_s
+            print(
+                f"{kernel.now_ns / 1e9:10,.0f} s simulated, {kernel.events:12,} events, "
+                f"{self.samples[-1] / 2**20:6.0f} MiB, {cpu_s:7.1f} s CPU",
+                flush=True,
+            )
+        return validate_world(cluster, is_quiet=kernel.is_quiet)
+
+
+def main() -> int:
+    """0 if all holds, 1 if not."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--every", type=int, default=2000)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="emu-soak-") as name:
+        soak = Soak(given.requests, given.seed, given.every, Path(name))
+        gc.disable()
+        cluster, outcome, kernel = anyio.run(soak.run, backend_options={"use_uvloop": True})
+    error = outcome.error
+    problems = [] if error is None else f"{type(error).__name__}: {error}".splitlines()
+    if not problems:
+        problems += leaks(cluster) + validate_world(cluster)
+    struck = cluster.faults.struck
+    never = [kind for kind in KINDS if not struck.get(kind)]
+    print(f"never struck: {', '.join(never) or 'none'}")
+    samples = soak.samples
+    growth = samples[-1] / samples[len(samples) // 5] - 1 if samples else 0.0
+    if growth > GROWTH_MAX:
+        problems.append(f"memory grew by {growth:.1%}")
+    for problem in problems[:200]:
+        print(problem)
+    print(
+        f"{outcome.events:,} events, {kernel.checks:,} full recounts, {sum(struck.values()):,} faults, "
+        f"{outcome.end_ns / 1e9:,.0f} s simulated, {time.process_time() - soak.started_s:.0f} s CPU, "
+        f"memory {growth:+.1%}, digest {outcome.digest}: {len(problems)} problems"
+    )
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
