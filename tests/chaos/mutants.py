@@ -105,8 +105,8 @@ MUTANTS = (
     Mutant(
         "the destination opens before the delivery, and keeps what clients left",
         "emu/migration/watcher.py",
-        "        if gone:\n            destination.unreserve(gone)\n        arrived =",
-        "        arrived =",
+        "                destination.unreserve([request])\n                continue\n",
+        "                continue\n",
     ),
     Mutant(
         "a second notice of an end counts again",
@@ -131,8 +131,8 @@ MUTANTS = (
     Mutant(
         "tokens in migration are not given back",
         "emu/migration/watcher.py",
-        "        self.world.tokens_in_migration -= sum(r.prompt_tokens for r in requests)\n",
-        "        self.world.tokens_in_migration -= sum(r.prompt_tokens for r in requests[1:])\n",
+        "        self.world.tokens_in_migration -= sum([r.prompt_tokens for r in requests])\n",
+        "        self.world.tokens_in_migration -= sum([r.prompt_tokens for r in requests[1:]])\n",
     ),
     Mutant(
         "a lease that ends does not free the source",
