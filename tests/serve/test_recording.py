@@ -140,8 +140,13 @@ def test_observed_latencies_agree_with_the_replay(tmp_path: Path) -> None:
     measured = read_measurement(tmp_path / "observed" / "requests.jsonl")
     simulated = csv_rows(tmp_path / "replay" / "requests.csv")
     assert len(measured.ttft_ms) == len(simulated) == 25
-    mean_ms = sum(int(row["ttft_ns"]) for row in simulated) / 25 / 1e6
-    # Emulated time runs four times faster here, so does its noise; the machine may be busy.
-    assert abs(measured.ttft_ms.mean() - mean_ms) < 4 * 15 + 0.02 * mean_ms
+    late_ms = sorted(
+        ttft_ms - int(row["ttft_ns"]) / 1e6
+        for ttft_ms, row in zip(measured.ttft_ms, simulated, strict=True)
+    )
+    # Emulated time runs four times faster here, so does its noise. A busy machine makes most
+    # requests late, but not all of them, and none early.
+    assert late_ms[0] > -4 * 2
+    assert late_ms[5] < 4 * 15
     assert results[0]["completed"] == 25
     assert results[0]["total_output_tokens"] == sum(int(row["decode_toks"]) for row in simulated)
