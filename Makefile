@@ -65,7 +65,7 @@ soak: $(STAMP)  ## long property tests
 chaos: $(STAMP)  ## 10,000 random worlds with random faults, everything checked (about 15 minutes)
 	@$(PY) -m emu chaos --seeds 0:10000 --at-least 100
 
-soak-chaos: $(STAMP)  ## one world of 10 million events under all kinds of faults: memory flat (5 CPU-minutes)
+soak-chaos: $(STAMP)  ## one world of 10 million events under all kinds of faults: memory flat (3 CPU-minutes)
 	@$(PY) -m tests.chaos.soak --requests 430000
 
 determinism: $(STAMP)  ## same inputs, same bytes: 200 seeds in processes that differ
