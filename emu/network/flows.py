@@ -153,6 +153,7 @@ class FlowTable(FlowEngine):
             for follower in flow.followers:
                 self._orphan(follower)
             self._close(flow)
+        transfer.flows.clear()
         return transfer.carried_bytes
 
     def extend(self, flow_id: int, limit_bytes: int, now_ns: int) -> None:
@@ -229,6 +230,7 @@ class FlowTable(FlowEngine):
                 continue
             if mark == END:
                 del self._transfers[transfer.flow_id]
+                transfer.flows.clear()  # each points back: a run collects no cycles
             events.append(FlowEvent(at_ns, transfer.flow_id, mark, transfer.tag))
         return events
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from emu.errors import InvariantViolation
 from emu.network.audit import Books
 from emu.network.flows import END, FlowTable
+from emu.network.links import Flow
 
 NIC = 12_500_000_000
 """100 Gb/s: 12.5 bytes a nanosecond."""
@@ -312,3 +315,19 @@ def test_time_does_not_go_back():
     table.advance(10)
     with pytest.raises(AssertionError, match="time goes back"):
         table.advance(9)
+
+
+def test_what_has_ended_is_freed_without_the_collector():
+    """A run collects no cycles: a transfer that kept one would stay until the end."""
+    table = FlowTable([NIC] * 2)
+    gc.collect()
+    gc.disable()
+    try:
+        table.start(1, (0, 1), 1_000, 0)
+        table.start(2, (0, 1), 1_000, 0)
+        table.cancel(2, 10)
+        assert list(ends(table)) == [1]
+        held = [o for o in gc.get_objects() if isinstance(o, Flow) and o.size_bytes == 1_000]
+    finally:
+        gc.enable()
+    assert held == []
