@@ -6,8 +6,6 @@ ascending, then id); whoever takes a replica removes it, so that nothing is used
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from emu.autoscale.actions import (
     Action,
     Expire,
@@ -147,9 +145,14 @@ class Draft:
 
     # --- sources --------------------------------------------------------------------------------
     def sources(self) -> list[ReplicaView]:
-        """Replicas that may send weights over RDMA, in the order of section 6.4."""
-        prefill: Sequence[ReplicaView] = () if self.table.prune_sources else self.normal_prefill
-        candidates = [*prefill, *self.normal_decode, *self.shutting_decode, *self.spares]
+        """Replicas that may send weights over RDMA, in the order of section 6.4.
+
+        Pruned (interference), prefill replicas send only if nobody else has the weights: after
+        the loss of every decode replica the original finds no source and never loads again.
+        """
+        others = [*self.normal_decode, *self.shutting_decode, *self.spares]
+        is_pruned = self.table.prune_sources and any(v.is_loaded for v in others)
+        candidates = others if is_pruned else [*self.normal_prefill, *others]
         return [v for v in candidates if v.is_loaded and v.rdma is Marker.NONE]
 
 

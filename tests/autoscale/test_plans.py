@@ -140,6 +140,13 @@ def test_prefills_are_sources_only_without_pruning() -> None:
         assert [load.sources[0] for load in made] == expected
 
 
+def test_prefills_are_sources_when_nobody_else_has_the_weights() -> None:
+    lost = Snapshot(now_ns=0, replicas=(view(0, S.PREFILL), view(1, S.FAILED), view(4, S.INACTIVE)))
+    table = AutoscaleTable(nvlink=False, multicast="p2p", live=False, prune_sources=True)
+    (load,) = blitz_plan(lost, Demand(decode=1), table, sites(5))
+    assert (load.sources, load.targets) == ((0,), (Target(4, "decode"),))
+
+
 def test_a_live_chain_has_its_tail_live_and_a_helper() -> None:
     snapshot = cluster(S.PREFILL, S.DECODE, *[S.INACTIVE] * 6)
     made = plan(snapshot, 2, 1, nvlink=False, multicast="chain")
