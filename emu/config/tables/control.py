@@ -63,7 +63,9 @@ class AutoscaleTable(Table, kw_only=True, frozen=True):
         Literal["p2p", "chain", "tanz", "none"], doc("How weights travel over RDMA.")
     ] = "tanz"
     note_layers: Annotated[bool, doc("A line in marks.csv for each layer that arrives.")] = False
-    prune_sources: Annotated[bool, doc("Prefill replicas send only if nobody else has the weights.")] = True
+    prune_sources: Annotated[
+        bool, doc("Prefill replicas send only if no other has the weights.")
+    ] = True
     loader: Annotated[
         Literal["host", "disk", "cache", "delay"],
         doc("Where a replica without a source loads from."),
