@@ -1,6 +1,6 @@
 """Benchmarks: whole processes on real and synthetic traces. Prints figures, asserts nothing.
 
-    python -m benchmarks                 # make bench: all cases, median of 5 (20 minutes)
+    python -m benchmarks                 # make bench: all cases, median of 5 (15 minutes)
     python -m benchmarks --quick         # make bench-quick: small cases, once (a minute)
     python -m benchmarks --only azure    # a group, or cases with this in their name
     python -m benchmarks compare REV     # this tree and a revision in turn (make bench-compare)
