@@ -209,7 +209,8 @@ MUTANTS = (
         "a restarted replica takes prompts before its weights are there",
         "emu/faults/recovery.py",
         '                replica.move(S.INACTIVE, writer="fault", cause="restarted")\n',
-        "                replica.state = S.COLOCATED if before is S.COLOCATED else S.PREFILL\n",
+        "                role = self._role_at_crash.get(replica.replica_id)\n"
+        '                replica.state = S.COLOCATED if role == "colocated" else S.PREFILL\n',
     ),
     Mutant(
         "a leap goes on over a straggler's beginning",
