@@ -30,9 +30,9 @@ import msgspec
 from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.errors import InputError
 from emu.importers.llmservingsim import import_cluster
-from emu.inputs import read_input
+from emu.inputs import json_object, read_input
 from emu.latency.profile_bundle import variant_name
-from emu.report.measurement import number_of
+from emu.report.measurement import number_of, records, request_id_of
 
 _FOLDERS: Final = ("", "vllm")
 _VENDOR_WORDS: Final = ("nvidia", "geforce", "amd", "instinct", "tesla")
@@ -59,7 +59,7 @@ def read_case(directory: Path) -> Case:
             str(directory), None, "", "has no requests.jsonl (nor vllm/requests.jsonl)"
         )
     meta_path = _find(directory, "meta.json")
-    meta = _object(meta_path) if meta_path is not None else {}
+    meta = {} if meta_path is None else json_object(meta_path, None, read_input(meta_path))
     return Case(
         directory=directory,
         requests=requests,
@@ -73,16 +73,6 @@ def read_case(directory: Path) -> Case:
 def _find(directory: Path, name: str) -> Path | None:
     paths = (directory / folder / name for folder in _FOLDERS)
     return next((path for path in paths if path.is_file()), None)
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        value = msgspec.json.decode(read_input(path))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(str(path), None, "", f"not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise InputError(str(path), None, "", "expected a JSON object")
-    return value
 
 
 def _dataset(directory: Path, meta: dict[str, Any]) -> Path | None:
@@ -259,13 +249,7 @@ def _made_workload(case: Case) -> str:
     A request's id in a run is its line, and the measurement's is `bench-<n>`.
     """
     rows: list[tuple[int, float, int, int]] = []
-    for line, text in enumerate(case.requests.read_bytes().split(b"\n"), start=1):
-        if not text.strip():
-            continue
-        try:
-            record = msgspec.json.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InputError(str(case.requests), line, "", f"not valid JSON: {error}") from None
+    for line, record in records(case.requests, read_input(case.requests)):
         rows.append(_measured_request(case.requests, line, record, len(rows)))
     if not rows:
         raise InputError(str(case.requests), None, "", "no measured request")
@@ -285,15 +269,11 @@ def _made_workload(case: Case) -> str:
 
 
 def _measured_request(
-    source: Path, line: int, record: Any, position: int
+    source: Path, line: int, record: dict[str, Any], position: int
 ) -> tuple[int, float, int, int]:
     """(number, arrival in s, prompt tokens, output tokens) of a line."""
-    if not isinstance(record, dict):
-        raise InputError(str(source), line, "", "expected a JSON object")
     arrival_key = "arrival_time" if record.get("arrival_time") is not None else "queued_ts"
     arrival, prompt, output = (
         number_of(source, line, record, key) for key in (arrival_key, "input_toks", "output_toks")
     )
-    digits = str(record.get("request_id", "")).rpartition("-")[2]
-    number = int(digits) if digits.isascii() and digits.isdigit() else position
-    return number, arrival, int(prompt), int(output)
+    return request_id_of(record, position), arrival, int(prompt), int(output)

@@ -14,6 +14,7 @@ Two formats, recognised by content:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emu.errors import InputError
-from emu.inputs import read_input
+from emu.inputs import json_object, read_input
 
 Floats = NDArray[np.float64]
 
@@ -78,10 +79,7 @@ def _read_lines(path: Path, data: bytes) -> Measurement:
     rows: list[tuple[int, float, float, float, float]] = []
     anchors: set[str] = set()
     ends: list[tuple[float, float]] = []
-    for line, text in enumerate(data.split(b"\n"), start=1):
-        if not text.strip():
-            continue
-        record = _record(path, line, text)
+    for line, record in records(path, data):
         first, last, queued = (
             number_of(path, line, record, key)
             for key in ("first_token_ts", "last_token_ts", "queued_ts")
@@ -96,7 +94,7 @@ def _read_lines(path: Path, data: bytes) -> Measurement:
                 str(path), line, "first_token_ts", "tokens before the request, or out of order"
             )
         tpot = (last - first) / (tokens - 1) if tokens > 1 else float("nan")
-        rows.append((_request_id(record, len(rows)), first - start, tpot, last - start, start))
+        rows.append((request_id_of(record, len(rows)), first - start, tpot, last - start, start))
         ends.append((start, last))
     if not rows:
         raise InputError(str(path), None, "", "no measured request")
@@ -114,14 +112,11 @@ def _read_lines(path: Path, data: bytes) -> Measurement:
     )
 
 
-def _record(path: Path, line: int, text: bytes) -> dict[str, Any]:
-    try:
-        record = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(str(path), line, "", f"not valid JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise InputError(str(path), line, "", "expected a JSON object")
-    return record
+def records(path: Path, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line, record) of each line that is not empty; InputError at one that is no record."""
+    for line, text in enumerate(data.split(b"\n"), start=1):
+        if text.strip():
+            yield line, json_object(path, line, text)
 
 
 def number_of(
@@ -135,7 +130,7 @@ def number_of(
     return float(value)
 
 
-def _request_id(record: dict[str, Any], position: int) -> int:
+def request_id_of(record: dict[str, Any], position: int) -> int:
     """`bench-17` -> 17; anything else counts by position."""
     _, _, digits = str(record.get("request_id", "")).rpartition("-")
     return int(digits) if digits.isascii() and digits.isdigit() else position
