@@ -83,7 +83,7 @@ class Meeting:
         each, _ = phase.rounds[turn]
         stride = self._strides[phase_index]
         position = rank // stride % phase.size
-        for peer in _peers(each, position, phase.size):
+        for peer in each.targets(position, phase.size):
             net = phase.dim.message_ns(each.message_bytes, phase.dim.hops(position, peer))
             target = rank + (peer - position) * stride
             self._schedule(net, self._arrival(target, phase_index, turn))
@@ -122,11 +122,3 @@ class Meeting:
             self._schedule(self._delay_ns, lambda: self._send(rank, phase_index + 1, 0))
         else:
             self._done(rank)
-
-
-def _peers(each: Round, position: int, size: int) -> list[int]:
-    if each.pattern == "xor":
-        return [position ^ each.step]
-    if each.pattern == "shift":
-        return [(position + each.step) % size]
-    return [(position + k) % size for k in range(1, size)]

@@ -133,7 +133,7 @@ class _Lane:
             self.done(self.members[index])
             return
         step = self.steps[turn].round
-        for peer in _targets(step, index, len(self.members)):
+        for peer in step.targets(index, len(self.members)):
             self.world.send(
                 self.members[index],
                 self.members[peer],
@@ -154,14 +154,6 @@ class _Lane:
         if self.arrived[index].get(turn, 0) == expected:
             del self.arrived[index][turn]
             self.world.clock.after(step.after_ns, lambda: self._next(index))
-
-
-def _targets(step: Round, index: int, npus: int) -> list[int]:
-    if step.pattern == "xor":
-        return [index ^ step.step]
-    if step.pattern == "shift":
-        return [(index + step.step) % npus]
-    return [(index + k) % npus for k in range(1, npus)]
 
 
 class _World:

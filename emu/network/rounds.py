@@ -74,6 +74,14 @@ class Round(NamedTuple):
     message_bytes: int
     reduced_bytes: int
 
+    def targets(self, index: int, npus: int) -> list[int]:
+        """To whom the rank sends in each of them; as many messages reach it."""
+        if self.pattern == "xor":
+            return [index ^ self.step]
+        if self.pattern == "shift":
+            return [(index + self.step) % npus]
+        return [(index + k) % npus for k in range(1, npus)]
+
 
 def rounds(algorithm: Algorithm, phase: Phase, npus: int) -> list[Round]:
     """The rounds of one phase among `npus` ranks; not for double binary trees, windows ignored."""
