@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
+from emu.config.tables.workload import WorkloadFormat
 from emu.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,19 +21,9 @@ if TYPE_CHECKING:
 
 app = App(name="workload", help="Convert, generate, describe, scale and slice workloads.")
 
-Format = Literal[
-    "auto",
-    "jsonl",
-    "azure",
-    "mooncake",
-    "burstgpt",
-    "sharegpt",
-    "csv",
-    "vidur",
-    "splitwise",
-    "blitzscale",
+From = Annotated[
+    WorkloadFormat, Parameter(name="--from", help="Format of the input; auto = by content.")
 ]
-From = Annotated[Format, Parameter(name="--from", help="Format of the input; auto = by content.")]
 To = Annotated[
     str,
     Parameter(name="--to", help="Format of the output; empty = by its name: jsonl or csv."),

@@ -6,6 +6,19 @@ from msgspec import Meta, field
 
 from emu.config.tables.base import Count, Count0, NonNegative, Positive, Table, Tokens, Tokens0, doc
 
+WorkloadFormat = Literal[
+    "auto",
+    "jsonl",
+    "azure",
+    "mooncake",
+    "burstgpt",
+    "sharegpt",
+    "csv",
+    "vidur",
+    "splitwise",
+    "blitzscale",
+]
+
 
 class ArrivalsTable(Table, kw_only=True, frozen=True):
     """When synthetic requests arrive."""
@@ -71,18 +84,7 @@ class WorkloadTable(Table, kw_only=True, frozen=True):
 
     path: Annotated[str, doc("Workload file; empty = synthetic.")] = ""
     format: Annotated[
-        Literal[
-            "auto",
-            "jsonl",
-            "azure",
-            "mooncake",
-            "burstgpt",
-            "sharegpt",
-            "csv",
-            "vidur",
-            "splitwise",
-            "blitzscale",
-        ],
+        WorkloadFormat,
         doc("auto = recognised by content."),
     ] = "auto"
     limit: Annotated[Annotated[int, Meta(ge=0)], doc("First N lines; 0 = all.")] = 0
