@@ -17,7 +17,7 @@ from emu.latency.base import BatchShape, next_decode_shape
 from emu.migration.transfer import SplitBatch
 from emu.replica.states import PREFILL_TYPE, ReplicaState
 from emu.replica.wave import DUMMY_ID
-from emu.request import Status
+from emu.request import Request, Status
 
 if TYPE_CHECKING:
     from emu.replica.replica import Replica
@@ -45,9 +45,8 @@ def complete(
     if batch.batch_id == DUMMY_ID:
         return
     _count(replica, batch.shape, steps)
-    history = world.history
-    is_told = world.streams or history is not None
-    receivers = list(replica.scheduler.token_receivers(batch)) if is_told else None
+    is_told = world.streams or world.history is not None
+    receivers = list(replica.scheduler.token_receivers(batch)) if is_told else []
     progress = replica.scheduler.complete(batch, steps, now_ns, longest_ns)
     if not replica.is_touched:
         replica.touch()
@@ -63,9 +62,7 @@ def complete(
     if world.batches is not None:
         world.batches.batch(replica, batch, start_ns, now_ns, steps, spans)
     if receivers:
-        if history is not None:
-            history.tokens(replica.replica_id, receivers, start_ns, ends, now_ns)
-        world.on_tokens(replica, receivers)
+        _tell(replica, receivers, start_ns, ends, now_ns)
     if progress.finished or progress.first_tokens or progress.failed or progress.resumed:
         _hand_out(replica, progress, now_ns - start_ns)
     if replica.signals is not None:
@@ -111,8 +108,7 @@ def end_leap_part(replica: Replica, batch: Batch, ends: NDArray[np.int64]) -> No
     world, start_ns, steps = replica.world, replica._start_ns, len(ends)
     shape = batch.shape  # the batch is given the next one
     end_ns = start_ns + int(ends[-1])
-    history = world.history
-    is_told = world.streams or history is not None
+    is_told = world.streams or world.history is not None
     receivers = list(replica.scheduler.token_receivers(batch)) if is_told else []
     if world.batches is not None:
         world.batches.batch(replica, batch, start_ns, end_ns, steps, None)
@@ -126,11 +122,23 @@ def end_leap_part(replica: Replica, batch: Batch, ends: NDArray[np.int64]) -> No
     if progress.gaps_ns:
         world.gaps.add_gaps(progress.gaps_ns, end_ns)
     if receivers:
-        if history is not None:
-            history.tokens(replica.replica_id, receivers, start_ns, ends, end_ns)
-        world.on_tokens(replica, receivers)
+        _tell(replica, receivers, start_ns, ends, end_ns)
     if replica.signals is not None:
         note_signal(replica)
+
+
+def _tell(
+    replica: Replica,
+    receivers: list[Request],
+    start_ns: int,
+    ends: NDArray[np.int64] | None,
+    end_ns: int,
+) -> None:
+    """Tokens that requests got, to those who follow single tokens."""
+    world = replica.world
+    if world.history is not None:
+        world.history.tokens(replica.replica_id, receivers, start_ns, ends, end_ns)
+    world.on_tokens(replica, receivers)
 
 
 def note_signal(replica: Replica) -> None:
@@ -155,8 +163,7 @@ def end_part(
     `split`: another replica computed its first layers.
     """
     world = replica.world
-    history = world.history
-    is_told = world.streams or history is not None
+    is_told = world.streams or world.history is not None
     receivers = list(replica.scheduler.token_receivers(batch)) if is_told else []
     progress = replica.scheduler.complete(batch, 1, replica.kernel.now_ns, step_ns)
     replica.touch()
@@ -166,9 +173,7 @@ def end_part(
     if world.batches is not None:
         world.batches.batch(replica, batch, start_ns, replica.kernel.now_ns, 1, None)
     if receivers:
-        if history is not None:
-            history.tokens(replica.replica_id, receivers, start_ns, None, replica.kernel.now_ns)
-        world.on_tokens(replica, receivers)
+        _tell(replica, receivers, start_ns, None, replica.kernel.now_ns)
     _hand_out(replica, progress, step_ns, split)
 
 

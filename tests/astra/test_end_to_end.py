@@ -163,6 +163,7 @@ def test_a_killed_run_takes_the_program_with_it(marked):
     run.kill()
     run.wait(timeout=20)
     _until(lambda: not survivors(marked))
+    assert survivors(marked) == []
 
 
 def _until(condition, limit_s=20.0):
