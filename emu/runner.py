@@ -216,11 +216,13 @@ def _run_cluster(
     was_collecting = gc.isenabled()
     gc.freeze()
     gc.disable()
+    running = main()
     try:
         # A bare loop: anyio's own way to start one loads 50 modules that a run does not need.
         with asyncio.Runner(loop_factory=_new_loop) as runner:
-            outcome = runner.run(main())
+            outcome = runner.run(running)
     finally:
+        running.close()  # interrupted before it began, it would complain of never being awaited
         if was_collecting:
             gc.enable()
         gc.unfreeze()

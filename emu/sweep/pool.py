@@ -11,6 +11,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -162,6 +163,9 @@ def work(end: Connection) -> None:
 
 
 def _exit(number: int, frame: object) -> None:
+    # The parent says why. What is torn in the middle (a coroutine that was never awaited) would
+    # complain on the user's terminal.
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     raise SystemExit(128 + number)
 
 

@@ -30,6 +30,19 @@ def test_one_request_alone_takes_the_sum_of_its_iterations(tmp_path: Path) -> No
     assert row["status"] == "completed"
 
 
+def test_a_run_interrupted_before_its_first_step_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A coroutine that was made and never awaited would warn, and warnings are errors here.
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("emu.runner._new_loop", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_config(tmp_path / "out", latency=LINEAR)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_arrival_in_the_middle_of_a_leap_joins_after_the_iteration_in_flight(
     tmp_path: Path,
 ) -> None:
