@@ -34,10 +34,10 @@ def test_a_run_interrupted_before_its_first_step_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A coroutine that was made and never awaited would warn, and warnings are errors here.
-    def interrupted() -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("emu.runner._new_loop", interrupted)
+    monkeypatch.setattr("asyncio.Runner.run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_config(tmp_path / "out", latency=LINEAR)
     assert list(tmp_path.iterdir()) == []
