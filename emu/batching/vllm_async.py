@@ -16,8 +16,10 @@ One stage only: a pipeline already keeps several batches in flight.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from typing import Final
 
 from emu.batching.base import Batch, Progress, ReplicaLimits
 from emu.batching.cohort import Seat
@@ -26,6 +28,9 @@ from emu.batching.waiting import arrival_order
 from emu.config.schema import SchedulerTable
 from emu.kv.tiers import LowerTier
 from emu.request import Request
+
+NOBODY: Final = (sys.maxsize, 0)
+"""The arrival order of nobody: behind everybody's."""
 
 
 class AsyncVllmScheduler(VllmScheduler):
@@ -45,6 +50,8 @@ class AsyncVllmScheduler(VllmScheduler):
         self._unseen: dict[int, tuple[int, Request]] = {}
         """(arrival here, request) by id, in that order: not in the waiting queue yet."""
         self._unseen_tokens = 0
+        self._unseen_first = NOBODY
+        """The least arrival order of the unseen ones."""
         self._leaving: list[Request] = []
         """Ended with the last batch; their seats and blocks are not free yet."""
         self._seen_until_ns = -1
@@ -68,16 +75,24 @@ class AsyncVllmScheduler(VllmScheduler):
 
     def _see(self, until_ns: int) -> None:
         """Requests that were here at that time join the waiting queue."""
-        while self._unseen:
-            arrived_ns, request = next(iter(self._unseen.values()))
+        seen = []
+        for arrived_ns, request in self._unseen.values():
             if arrived_ns > until_ns:
-                return
-            self._forget(request)
-            self._queue.append(request)
+                break
+            seen.append(request)
+        if seen:
+            self._forget(seen)
+            for request in seen:
+                self._queue.append(request)
 
-    def _forget(self, request: Request) -> None:
-        del self._unseen[request.request_id]
-        self._unseen_tokens -= request.prompt_tokens
+    def _forget(self, requests: list[Request]) -> None:
+        for request in requests:
+            del self._unseen[request.request_id]
+            self._unseen_tokens -= request.prompt_tokens
+        # A dict keeps the places of what was deleted, and walks over them: a new one has none.
+        self._unseen = dict(self._unseen)
+        rest = (arrival_order(request) for _, request in self._unseen.values())
+        self._unseen_first = min(rest, default=NOBODY)
 
     # --- what the last batch left -----------------------------------------------------------
     def _finish(self, seat: Seat) -> None:
@@ -118,8 +133,7 @@ class AsyncVllmScheduler(VllmScheduler):
             return False
         if not self._queue or self.table.skip_blocked or self.table.order != "arrival":
             return True
-        head = arrival_order(self._queue.head())
-        return any(arrival_order(request) < head for _, request in self._unseen.values())
+        return self._unseen_first < arrival_order(self._queue.head())
 
     # --- leaving and coming -----------------------------------------------------------------
     def enqueue(self, request: Request, now_ns: int) -> None:
@@ -130,11 +144,12 @@ class AsyncVllmScheduler(VllmScheduler):
         request.block_ids = None
         self._unseen[request.request_id] = (now_ns, request)
         self._unseen_tokens += request.prompt_tokens
+        self._unseen_first = min(self._unseen_first, arrival_order(request))
 
     def cancel(self, request: Request) -> bool:
         """Remove a waiting or running request and free its blocks. False if it is not here."""
         if request.request_id in self._unseen:
-            self._forget(request)
+            self._forget([request])
             return True
         return super().cancel(request)
 
