@@ -18,6 +18,8 @@ from emu.workload.items import Ints
 CHUNK_BYTES: Final = 1 << 20
 LINE_MAX_BYTES: Final = 1 << 28
 _BOM: Final = b"\xef\xbb\xbf"
+_COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
+"""First bytes of files that are not text."""
 
 
 class Chunk(NamedTuple):
@@ -44,6 +46,9 @@ class TextFile:
         self.source = source
         self.chunk_bytes = chunk_bytes
         with self._open() as file:
+            if not file.seekable():
+                problem = "is not a file; a workload is read twice, which a pipe does not allow"
+                raise InputError(source, None, "", problem)
             self._stamp = self._read_stamp(file)
         self.size_bytes = self._stamp[0]
 
@@ -69,7 +74,11 @@ class TextFile:
     def head(self, size_bytes: int = 1 << 16) -> bytes:
         """The beginning of the file, without a byte order mark."""
         with self._reopen() as file:
-            return file.read(size_bytes).removeprefix(_BOM)
+            head = file.read(size_bytes).removeprefix(_BOM)
+        for magic, program in _COMPRESSED.items():
+            if head.startswith(magic):
+                raise InputError(self.source, None, "", f"is compressed ({program}); unpack it")
+        return head
 
     def chunks(self) -> Iterator[Chunk]:
         """The whole file, in order."""

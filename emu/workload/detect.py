@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -109,6 +109,9 @@ def _header(head: bytes, dialect: Dialect) -> list[str] | None:
     return header
 
 
+_OWN_FIELDS: Final = frozenset(("arrival_time_ns", "input_toks", "output_toks", "sub_requests"))
+
+
 def _first_line(head: bytes) -> bytes:
     return head.split(b"\n", 1)[0]
 
@@ -118,7 +121,7 @@ def _recognise(head: bytes, source: str) -> str:
     if start.startswith(b"["):
         return "sharegpt"
     if start.startswith(b"{"):
-        return _recognise_json(start)
+        return _recognise_json(start, source)
     dialect = dialect_of(split_header(_first_line(head)))
     if dialect is not None:
         return dialect.name
@@ -128,7 +131,7 @@ def _recognise(head: bytes, source: str) -> str:
     raise InputError(source, 1, "$", f"format cannot be recognised from the header{known}")
 
 
-def _recognise_json(start: bytes) -> str:
+def _recognise_json(start: bytes, source: str) -> str:
     try:
         fields = msgspec.json.decode(_first_line(start))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -140,4 +143,10 @@ def _recognise_json(start: bytes) -> str:
         return "sharegpt"
     if "input_length" in fields and "input_toks" not in fields:
         return "mooncake"
+    if _OWN_FIELDS.isdisjoint(fields):
+        names = ", ".join(list(fields)[:8])
+        known = "see docs/workloads.md for the formats that are read"
+        raise InputError(
+            source, 1, "$", f"format cannot be recognised from the fields {names}; {known}"
+        )
     return "jsonl"

@@ -114,6 +114,9 @@ class Workload:
             facts.last_ns = max(high, facts.last_ns)
             _count(block, facts)
         if not facts.lines:
+            if isinstance(self._source, SyntheticSource):
+                problem = "no request arrives in so short a time"
+                raise InputError(self.source, None, "workload.synthetic.duration_s", problem)
             raise no_usable_rows(self.source, self.notes)
         if blocks == 1 and self._source.is_small:
             self._only = kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import os
 import random
@@ -14,7 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emu.config.schema import SyntheticTable, WorkloadTable
 from emu.errors import InputError
+from emu.workload import open_workload
 from emu.workload.shape import scale_exactly
 from tests.workload.helpers_workload import SHARED_TRACES, brief, error_of, open_file, rows
 
@@ -255,3 +258,29 @@ def test_releases_are_lazy():
     first = list(itertools.islice(workload.releases(), 3))
     assert [request.request_id for request in first] == [0, 1, 2]
     assert os.path.getsize(SHARED_TRACES / "mooncake_conversation.jsonl") > 1 << 20
+
+
+def test_a_compressed_file_is_named_as_such(tmp_path):
+    for packed, program in ((gzip.compress(flat(1).encode()), "gzip"), (b"PK\x03\x04", "zip")):
+        with pytest.raises(InputError, match=rf"^w: is compressed \({program}\); unpack it$"):
+            open_file(tmp_path, packed)
+
+
+def test_a_pipe_is_refused_with_the_reason(tmp_path):
+    reading, writing = os.pipe()
+    os.close(writing)
+    table = WorkloadTable(path=f"/dev/fd/{reading}")
+    with pytest.raises(InputError, match="a workload is read twice"):
+        open_workload(table, base_dir=tmp_path, seed=1)
+    os.close(reading)
+
+
+def test_fields_of_another_world_are_listed(tmp_path):
+    found = error_of(tmp_path, '{"prompt": "hello", "output_tokens": 4}\n')
+    assert "cannot be recognised from the fields prompt, output_tokens" in found
+
+
+def test_a_time_too_short_for_any_request_names_its_key(tmp_path):
+    table = WorkloadTable(synthetic=SyntheticTable(duration_s=0.001))
+    with pytest.raises(InputError, match=r"^c\.toml: workload\.synthetic\.duration_s: no request"):
+        open_workload(table, base_dir=tmp_path, seed=1, config_source="c.toml")
