@@ -6,7 +6,7 @@ stands.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from emu.energy import energy_j
 from emu.errors import InvariantViolation
@@ -15,6 +15,9 @@ from emu.report.summary import RunFacts
 
 if TYPE_CHECKING:
     from emu.cluster import Cluster
+    from emu.replica.replica import Replica
+
+NS_PER_HOUR: Final = 3600 * 10**9
 
 
 def run_facts(cluster: Cluster) -> RunFacts:
@@ -25,6 +28,7 @@ def run_facts(cluster: Cluster) -> RunFacts:
     energy = None
     if power is not None:
         energy = energy_j(power, cluster.plan, cluster.replicas, network.moved_bytes, end_ns)
+    prices = [replica.node.hourly_price for replica in cluster.plan.replicas]
     return RunFacts(
         end_ns=end_ns,
         gpu_ns=gpu_ns,
@@ -37,7 +41,14 @@ def run_facts(cluster: Cluster) -> RunFacts:
         faults=faults.struck,
         faults_missed=faults.missed,
         energy_j=energy,
+        cost=_cost(cluster, prices) if any(prices) else None,
     )
+
+
+def _cost(cluster: Cluster, prices: list[float]) -> float:
+    """Price of the GPU time; `prices` are those of a GPU-hour, by replica."""
+    held = (sum(_held_ns(replica).values()) for replica in cluster.replicas)
+    return sum(gpu_ns * price for gpu_ns, price in zip(held, prices, strict=True)) / NS_PER_HOUR
 
 
 def _gpu_times(cluster: Cluster) -> tuple[dict[str, int], int]:
@@ -45,16 +56,23 @@ def _gpu_times(cluster: Cluster) -> tuple[dict[str, int], int]:
     gpu_ns: dict[str, int] = {}
     idle_ns = 0
     for replica in cluster.replicas:
-        gpus = len(replica.gpus)
         serving_ns = 0
-        for state, spent_ns in replica.state_ns.items():
-            role = GPU_ROLE[state]
-            if role:
-                gpu_ns[role] = gpu_ns.get(role, 0) + spent_ns * gpus
+        for role, held_ns in _held_ns(replica).items():
+            gpu_ns[role] = gpu_ns.get(role, 0) + held_ns
             if role in ("prefill", "decode", "colocated"):
-                serving_ns += spent_ns
-        idle_ns += max(0, serving_ns - replica.busy_ns) * gpus
+                serving_ns += held_ns
+        idle_ns += max(0, serving_ns - replica.busy_ns * len(replica.gpus))
     return gpu_ns, idle_ns
+
+
+def _held_ns(replica: Replica) -> dict[str, int]:
+    """GPU time of one replica by role."""
+    gpu_ns: dict[str, int] = {}
+    for state, spent_ns in replica.state_ns.items():
+        role = GPU_ROLE[state]
+        if role:
+            gpu_ns[role] = gpu_ns.get(role, 0) + spent_ns * len(replica.gpus)
+    return gpu_ns
 
 
 def expert_loads(cluster: Cluster) -> list[tuple[int, list[int]]]:

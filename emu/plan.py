@@ -308,7 +308,6 @@ def facts(plan: Plan) -> list[dict[str, str]]:
         memory, model = replica.memory, replica.model
         node = replica.node
         weight = max(memory.physical_weight_bytes)
-        pcie = node.pcie_gbps if node.pcie_gbps > 0 else replica.gpu.pcie_gbps
         rows.append(
             {
                 "replicas": f"{members[0].replica_id}-{members[-1].replica_id}"
@@ -331,8 +330,18 @@ def facts(plan: Plan) -> list[dict[str, str]]:
                 "scheduler": replica.scheduler.policy,
                 "latency": replica.latency.backend,
                 "load from SSD": f"{weight * 8 / (node.ssd_gbps * 1e9):.2f} s",
-                "load from host": f"{weight * 8 / (pcie * 1e9):.2f} s",
+                "load from host": f"{_host_load_s(replica, weight):.2f} s",
                 "load over NIC": f"{weight * 8 / (node.nic_gbps * 1e9):.2f} s",
             }
         )
     return rows
+
+
+def _host_load_s(replica: ReplicaPlan, weight_bytes: int) -> float:
+    """Seconds until all GPUs of a replica have read their weights from their machines' memory."""
+    node = replica.node
+    pcie = node.pcie_gbps if node.pcie_gbps > 0 else replica.gpu.pcie_gbps
+    gpus = min(len(replica.gpus), node.gpus)
+    over_pcie_s = weight_bytes * 8 * min(gpus, node.pcie_shared_by) / (pcie * 1e9)
+    out_of_memory_s = weight_bytes * gpus / (node.host_memory_gbytes_per_s * 1e9)
+    return max(over_pcie_s, out_of_memory_s)

@@ -191,6 +191,8 @@ def _tiles(summary: Summary) -> str:
         idle = summary.gpu_seconds.idle / summary.gpu_seconds.total
         total = f"{number(summary.gpu_seconds.total)} s"
         tiles.append(("GPU time", total, f"{idle:.0%} idle", ""))
+    if summary.cost is not None:
+        tiles.append(("Cost", number(summary.cost), "of the GPU time", ""))
     if summary.kv_bytes_moved:
         moved = f"{summary.kv_bytes_moved / 1e9:,.2f} GB"
         tiles.append(("KV moved", moved, f"{summary.migrations:,} migrations", ""))

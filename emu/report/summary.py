@@ -47,6 +47,7 @@ DEFINITIONS: Final = {
     "count as missed, those that their client cancelled do not count.",
     "gpu_seconds": "Simulated time x GPUs that replicas held, by role of the replica; idle = the "
     "part of it in which a serving replica had no batch.",
+    "cost": "GPU time x nodes.hourly_price; null without prices.",
     "prefix_hit_rate": "Prompt tokens found in a cache / prompt tokens of scheduled requests.",
     "scale_ups": "Orders to put a replica into service: revived, spare reused, or weights loaded; "
     "a load that was given up counts too.",

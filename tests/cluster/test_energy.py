@@ -121,3 +121,19 @@ def test_loads_of_experts_are_written(tmp_path: Path, gate: str) -> None:
     # 120 prompt tokens, 591 output tokens of which 10 came with the prompts; 8 experts each.
     assert sum(int(row["tokens"]) for row in rows) == 8 * (120 + 591 - 10)
     assert sum(float(row["share"]) for row in rows) == pytest.approx(1, abs=1e-4)
+
+
+def test_cost_is_the_gpu_time_at_each_machines_price(tmp_path: Path) -> None:
+    tables: dict[str, Any] = {
+        "nodes": [{"gpus": 2, "hourly_price": 3.6}, {"gpus": 2, "hourly_price": 36.0}],
+        "latency": LINEAR,
+        "workload": {"path": workload(tmp_path / "w.jsonl", [ask(0, 100, 2), ask(1, 100, 2)])},
+        "replicas": [{"tensor_parallel": 2}, {"count": 1, "gpus": [2]}],
+    }
+    run_config(tmp_path / "run", **tables)
+    summary = summary_of(tmp_path / "run")
+    each_s = summary["simulated_s"]
+    assert summary["cost"] == pytest.approx(each_s * (2 * 0.001 + 1 * 0.01), abs=1e-6)
+    del tables["nodes"][0]["hourly_price"], tables["nodes"][1]["hourly_price"]
+    run_config(tmp_path / "free", **tables)
+    assert summary_of(tmp_path / "free")["cost"] is None

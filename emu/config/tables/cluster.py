@@ -84,7 +84,7 @@ class NodeTable(Table, kw_only=True, frozen=True):
         ),
     ] = ""
     hourly_price: Annotated[
-        NonNegative, doc("Price of one GPU-hour, any currency; 0 = not accounted.")
+        NonNegative, doc("Price of one GPU-hour, any currency (`cost` of the summary); 0 = free.")
     ] = 0.0
 
 
