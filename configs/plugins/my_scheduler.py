@@ -28,7 +28,7 @@ class ShortestFirst(SimpleScheduler):
             tokens, blocks = request.reached_tokens, self.blocks_for(request)
             if blocks > self.free_blocks or self.running_count >= self.table.max_num_seqs:
                 return
-            if tokens > budget and plan:  # a prompt longer than the budget runs alone
+            if tokens > budget and plan.chunks:  # a long prompt is the only one of its batch
                 return
             self.admit(request, blocks)
             plan.read(request, tokens)

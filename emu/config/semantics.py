@@ -244,5 +244,10 @@ def _others(config: Config) -> Iterator[Problem]:
             yield ("network", "tiers", index), '"cxl" needs a node with cxl_gib > 0'
     if not config.output.dir:
         yield ("output", "dir"), "expected a directory, got an empty string"
+    if 0 < config.output.timeseries_interval_ms < 1:
+        problem = (
+            f"expected 0 (no timeseries) or at least 1, got {config.output.timeseries_interval_ms}"
+        )
+        yield ("output", "timeseries_interval_ms"), problem
     if not config.model.name and not config.model.hf_config:
         yield ("model", "name"), "expected a name, got an empty string"

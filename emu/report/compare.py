@@ -58,7 +58,7 @@ class Row(msgspec.Struct, frozen=True):
 
     name: str
     unit: str
-    values: list[float]
+    values: Sequence[float]
     differences: list[Difference]
     """Of the second and later runs."""
 
@@ -188,7 +188,7 @@ def _gap_rows(runs: Sequence[RunData]) -> list[Row]:
 def _figure_rows(runs: Sequence[RunData]) -> list[Row]:
     summaries = [run.summary for run in runs]
     rows = [
-        _plain("completed", "", [float(s.completed) for s in summaries]),
+        _plain("completed", "", [s.completed for s in summaries]),
         _plain("duration", "s", [s.duration for s in summaries]),
         _plain("requests", "1/s", [s.request_throughput for s in summaries]),
         _plain("output tokens", "1/s", [s.output_throughput for s in summaries]),
@@ -201,12 +201,12 @@ def _figure_rows(runs: Sequence[RunData]) -> list[Row]:
     moved = [s.kv_bytes_moved / 1e9 for s in summaries]
     rows += [
         _plain("KV moved", "GB", moved),
-        _plain("preemptions", "", [float(s.preemptions) for s in summaries]),
+        _plain("preemptions", "", [s.preemptions for s in summaries]),
     ]
     return [row for row in rows if any(row.values)]
 
 
-def _plain(name: str, unit: str, values: list[float]) -> Row:
+def _plain(name: str, unit: str, values: Sequence[float]) -> Row:
     """A figure without an interval."""
     return Row(name, unit, values, [Difference(percent_of(v, values[0])) for v in values[1:]])
 

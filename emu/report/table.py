@@ -148,7 +148,12 @@ def _times(counts: Mapping[str, int]) -> str:
 
 
 def number(value: float) -> str:
-    """Four significant digits or two decimals, whichever says more, thousands separated."""
+    """Four significant digits or two decimals, whichever says more, thousands separated.
+
+    A count (int) is written as it is.
+    """
+    if isinstance(value, int):
+        return f"{value:,}"
     size = abs(value)
     if size >= 100:
         return f"{value:,.0f}" if size >= 10_000 else f"{value:,.1f}"

@@ -71,6 +71,7 @@ BAD: list[tuple[str, str, str]] = [
     ("minus_two", "[[nodes]]\npcie_gbps = -2", ":2: nodes.0.pcie_gbps: expected a number > 0, or -1, got -2.0"),
     ("profile_path", "[latency]\nbackend = 'profile'", ':1: latency.path: missing; backend = "profile" reads its bundles there'),
     ("cxl", "[network]\ntiers = ['cpu', 'cxl']", ':2: network.tiers.1: "cxl" needs a node with cxl_gib > 0'),
+    ("interval", "[output]\ntimeseries_interval_ms = 0.5", ":2: output.timeseries_interval_ms: expected 0 (no timeseries) or at least 1, got 0.5"),
     ("nul", '[model]\nname = "a\\u0000b"', ":2: model.name: contains a NUL character"),
     ("syntax", "seed = 1\n[model\nname = 'x'", ":2: column 7: not valid TOML: Expected ']' at the end of a table declaration"),
     ("syntax_end", "seed =", ":1: end of file: not valid TOML: Invalid value"),

@@ -47,9 +47,9 @@ class OutputTable(Table, kw_only=True, frozen=True):
         1_000_000
     )
     report: Annotated[bool, doc("Write report.html.")] = True
-    timeseries_interval_ms: Annotated[NonNegative, doc("Sampling interval; 0 = no timeseries.")] = (
-        1000.0
-    )
+    timeseries_interval_ms: Annotated[
+        NonNegative, doc("Sampling interval, at least 1; 0 = no timeseries.")
+    ] = 1000.0
     events: Annotated[
         bool, doc("Write events.jsonl: everything that happened to every request.")
     ] = False

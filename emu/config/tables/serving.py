@@ -91,7 +91,8 @@ class RouterTable(Table, kw_only=True, frozen=True):
         Tokens0, doc("Admission: longest prompt; 0 = the model's limit (422).")
     ] = 0
     decode_policy: Annotated[
-        Literal["first_free", "least_used"], doc("P/D: how a migration chooses its destination.")
+        Literal["first_free", "least_used"],
+        doc("P/D: where KV goes: the first replica with room (fills one by one), or the emptiest."),
     ] = "first_free"
 
 
