@@ -62,7 +62,7 @@ def model_from_file(path: Path, name: str = "") -> ModelSpec:
     file = path / "config.json" if path.is_dir() else path
     try:
         config = msgspec.json.decode(read_input(file))
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(str(file), None, "", str(error)) from None
     label = name or file.parent.name or file.stem
     return from_hf_config(config, label, str(file))

@@ -245,7 +245,7 @@ def _decode(source: str, path: Path) -> tuple[Cluster, list[str]]:
         problem, _, where = str(error).partition(" - at `")
         field = where.removesuffix("`").removeprefix("$").removeprefix(".")
         raise InputError(source, None, field, problem) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(source, None, "", str(error)) from None
     return cluster, list(_unknown_keys(msgspec.json.decode(data)))
 

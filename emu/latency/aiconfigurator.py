@@ -284,7 +284,7 @@ def load_table(path: Path) -> Table:
     """Read a table. Raises InputError."""
     try:
         table = msgspec.json.decode(read_input(path, "latency.path"), type=Table)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(str(path), None, "latency.path", str(error)) from None
     if table.format != FORMAT or not table.points:
         raise InputError(str(path), None, "format", f"expected {FORMAT!r} with points")

@@ -67,7 +67,7 @@ def read_measurement(path: Path) -> Measurement:
     data = read_input(path)
     try:
         whole = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _read_lines(path, data)
     if isinstance(whole, dict) and "first_token_ts" not in whole:
         return _read_bench(path, whole)

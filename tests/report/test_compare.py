@@ -258,6 +258,7 @@ def test_vllm_bench_results_detailed_and_plain(tmp_path: Path) -> None:
         ('{"ttfts": [1], "itls": [[]], "output_lens": [0]}', "m.json: no measured request"),
         ("[1]", "m.json:1: expected a JSON object"),
         ("\n{", "m.json:2: not valid JSON: "),
+        ('{"a":' * 100_000, "m.json:1: not valid JSON: "),
         (line(0, 0, 0, 1, 2, 3).replace("1,", '"x",', 1).replace('"first_token_ts": 1', '"first_token_ts": "x"'), "m.json:1: first_token_ts: expected a number, got 'x'"),
         ('{"first_token_ts": 1}', "m.json:1: last_token_ts: missing"),
         (line(0, 0, 0, 3, 2, 3), "m.json:1: first_token_ts: tokens before the request, or out of order"),
