@@ -5,6 +5,7 @@
     docs/reference/sweep.md       keys of a sweep file, from the Structs
     docs/reference/catalogue.md   models and GPUs
     docs/states.md                the diagram between its marks, from the table of transitions
+    docs/faults.md                the kinds between their marks, from the catalogue of faults
 
 Owns no text about the model: that stands in the hand-written pages. A test compares every page
 with what is generated here.
@@ -25,6 +26,7 @@ from emu.catalogue import sizes
 from emu.catalogue.lookup import list_gpus, list_models, lookup_gpu, lookup_model
 from emu.cli import app
 from emu.config.docs import key_table, reference_markdown
+from emu.config.faultkinds import KINDS
 from emu.replica.states import mermaid
 from emu.sweep import schema
 
@@ -40,6 +42,8 @@ are kept). Results go to stdout, everything else to stderr; `NO_COLOR` is respec
 
 """
 _STATES = re.compile(r"(<!-- generated: states -->\n```mermaid\n).*?(\n```)", re.DOTALL)
+
+_KINDS = re.compile(r"(<!-- generated: kinds -->\n\n).*?(\n\n<!-- end of kinds -->)", re.DOTALL)
 
 
 def cli_markdown() -> str:
@@ -135,11 +139,41 @@ def states_markdown(text: str) -> str:
     return _STATES.sub(lambda match: match.group(1) + mermaid() + match.group(2), text)
 
 
+def kinds_table() -> str:
+    """The kinds of faults: numbers, keys, what happens."""
+    lines = [
+        "| kind | catalogue | target | magnitude | duration | what happens |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, kind in KINDS.items():
+        groups = [" or ".join([f"`{key}`" for key in group]) for group in kind.one_of]
+        if kind.may:
+            groups.append(", ".join(f"`{key}`" for key in kind.may) + " (optional)")
+        bounds = kind.magnitude
+        size = f"{kind.unit}, {bounds[0]:g} to {bounds[1]:g}" if bounds else ""
+        size += " (optional)" if kind.may_magnitude else ""
+        lasts = "yes" if kind.takes_duration else "instant"
+        cells = [" and ".join(groups), size, "needed" if kind.needs_duration else lasts, kind.text]
+        lines.append(" | ".join([f"| `{name}`", kind.numbers, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def faults_markdown(text: str) -> str:
+    """The page of faults with the kinds as the catalogue has them."""
+    return _KINDS.sub(lambda match: match.group(1) + kinds_table() + match.group(2), text)
+
+
+PARTS: Final[Mapping[str, Callable[[str], str]]] = MappingProxyType(
+    {"states.md": states_markdown, "faults.md": faults_markdown}
+)
+"""Pages of which a part is generated."""
+
+
 def main() -> int:
     """Rewrite what is not as generated; tell which pages."""
-    states = DOCS / "states.md"
     fresh = {DOCS / name: make() for name, make in PAGES.items()}
-    fresh[states] = states_markdown(states.read_text(encoding="utf-8"))
+    for name, make in PARTS.items():
+        fresh[DOCS / name] = make((DOCS / name).read_text(encoding="utf-8"))
     for path, text in fresh.items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.parent.mkdir(parents=True, exist_ok=True)

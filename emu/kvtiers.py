@@ -31,13 +31,20 @@ class TierBook:
         self._network = network
         self._users = _users(network, plan.replicas)
         self._pools: dict[Key, LowerTier] = {}
-        self._in_host: dict[int, list[LowerTier]] = {}
-        """Tiers in the memory of each machine."""
+        self._at: dict[Key, list[LowerTier]] = {}
+        """All tiers of a place, each once."""
 
-    def lose_host(self, machine: int) -> None:
-        """The memory of a machine loses the KV that it keeps (a fault)."""
-        for tier in self._in_host.get(machine, ()):
-            tier.clear()
+    def lose(self, kind: str, machine: int) -> list[int]:
+        """The memory or CXL pool of a machine loses its KV (a fault); replicas that had a part."""
+        places = [
+            place
+            for place, users in self._users.items()
+            if place[0] == kind and any(user.machine == machine for user in users)
+        ]
+        for place in places:
+            for tier in self._at[place]:
+                tier.clear()
+        return sorted(user.replica_id for place in places for user in self._users[place])
 
     def of(self, replica: ReplicaPlan) -> Sequence[LowerTier]:
         """The tiers behind a replica's GPU pool, nearest first."""
@@ -61,8 +68,7 @@ class TierBook:
         )
         if network.tier_shared:
             self._pools[place] = tier
-        if kind == "cpu":
-            self._in_host.setdefault(replica.machine, []).append(tier)
+        self._at.setdefault(place, []).append(tier)
         return tier
 
 

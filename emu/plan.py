@@ -78,6 +78,21 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
         known = self.latency.host_overhead and self.latency.backend in _KERNEL_TIMES
         return wanted == "on" or (known and self.role == "colocated")
 
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What replicas must have in common to stand in for each other."""
+        return (
+            self.model.name,
+            self.dtype,
+            self.kv_dtype,
+            self.gpu.name,
+            self.tensor_parallel,
+            self.pipeline_parallel,
+            self.expert_parallel,
+            self.scheduler.policy,
+            self.scheduler.block_size,
+        )
+
     def latency_context(self, config: Config) -> LatencyContext:
         """What its latency backend is built from."""
         return LatencyContext(

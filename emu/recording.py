@@ -135,6 +135,8 @@ class Recorder:
     def noted(self, at_ns: int, kind: str, target: str, text: str) -> None:
         """A plan, a load that is complete: what explains the timeline."""
         self.marks.record(at_ns, kind, target, text)
+        if self.history is not None and kind == "plan":
+            self.history.add(at_ns, "plan", text=text)
         if self.trace is not None:
             replica = int(target.removeprefix("replica ")) if target.startswith("replica ") else 0
             self.trace.mark(at_ns, replica, kind, text)

@@ -114,7 +114,7 @@ class Instance:
             return None
         self.preemptions += len(batch.preempted)
         flight = Flight(self._next_id, batch, batch.shape)
-        flight.recall_bytes = sum(size for _, size in batch.recalls)
+        flight.recall_bytes = sum(recall.size_bytes for recall in batch.recalls)
         if self.generator.pim is not None:
             flight.members = self._members(batch)
         self._add(flight, npu)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -80,6 +81,13 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 
 
 Action = Revive | Reuse | MakeSpare | Expire | Mutate | Shut | Help | Load
+
+
+def involved(action: Action) -> Sequence[int]:
+    """Replicas that an action is about: targets of loads, then their sources."""
+    if isinstance(action, Load):
+        return [*(target.replica for target in action.targets), *action.sources]
+    return [action.replica]
 
 
 def words(action: Action) -> str:

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from emu.autoscale.actions import Action, Load, Method, Target
+from emu.autoscale.actions import Action, Load, Method, Target, involved
 from emu.autoscale.draft import is_unmarked
 from emu.autoscale.serverless_plan import own_copy
 from emu.autoscale.snapshot import Snapshot
@@ -60,7 +60,7 @@ class _Detours:
         self._snapshot = snapshot
         self._table = table
         self._avoided: Collection[tuple[int, int]] = frozenset(snapshot.avoided)
-        self._busy = {replica for action in actions for replica in _replicas(action)}
+        self._busy = {replica for action in actions for replica in involved(action)}
         self.actions: list[Action] = []
         for action in actions:
             self.actions += self._changed(action) if isinstance(action, Load) else [action]
@@ -120,9 +120,3 @@ class _Detours:
         view = self._snapshot.replicas[target.replica]
         method: Method = own_copy(view, self._snapshot, self._table)
         return Load(method, (target,))
-
-
-def _replicas(action: Action) -> Sequence[int]:
-    if isinstance(action, Load):
-        return [*(target.replica for target in action.targets), *action.sources]
-    return [action.replica]

@@ -51,7 +51,8 @@ class HostCache:
         """A machine's copy is gone (a fault); the next load there brings it back."""
         self._account(now_ns)
         self._touched_ns.pop(machine, None)
-        self._users[machine].clear()
+        if machine in self._users:  # else no replica is there
+            self._users[machine].clear()
 
     def cached_machines(self, now_ns: int) -> tuple[int, ...]:
         """Machines whose memory holds the weights."""

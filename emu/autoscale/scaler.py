@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import msgspec
-
 from emu.actor import RANK_PLANNER
 from emu.autoscale.actions import (
     Action,
@@ -26,6 +24,7 @@ from emu.autoscale.actions import (
     Reuse,
     Revive,
     Shut,
+    involved,
     words,
 )
 from emu.autoscale.blitz_plan import blitz_plan
@@ -35,9 +34,10 @@ from emu.autoscale.launch import Launches, ScalerWorld
 from emu.autoscale.loads import Weights
 from emu.autoscale.planner import make_planner
 from emu.autoscale.serverless_plan import colocated_plan, serverless_plan
+from emu.autoscale.sight import Sight
 from emu.autoscale.snapshot import ReplicaView, Site, Snapshot
 from emu.config.schema import AutoscaleTable
-from emu.errors import InputError
+from emu.errors import InputError, InvariantViolation
 from emu.network.topology import Topology
 from emu.replica.replica import Replica
 from emu.replica.states import Marker, ReplicaState
@@ -99,7 +99,7 @@ class Scaler(Launches):
         self.scale_downs = 0
         self._block_tokens = block_tokens
         self._tick_ns = ms_to_ns(table.tick_ms)
-        self._frozen: Snapshot | None = None
+        self.sight = Sight(ms_to_ns(table.metrics_delay_ms))
         self._down_until_ns = 0
         self._inactive = [
             ReplicaView(
@@ -139,8 +139,9 @@ class Scaler(Launches):
         self._acted = False
         if self._world.kernel.now_ns < self._down_until_ns:
             return self._down_until_ns
-        snapshot = self.snapshot()
-        if self.table.blocking and snapshot.is_busy:
+        now = self.snapshot()
+        snapshot = self.sight.see(now)
+        if snapshot is None or (self.table.blocking and snapshot.is_busy):
             return -1
         demand = self.planner.decide(snapshot)
         actions = detour(self._plan(snapshot, demand), snapshot, self.table)
@@ -149,8 +150,8 @@ class Scaler(Launches):
             self._world.note("plan", "", text)
             for action in actions:
                 self._perform(action)
-        if self._acted or (self.planner.needs_ticks and snapshot.outstanding and self._has_any()):
-            return snapshot.now_ns + 1
+        if self._acted or (self.planner.needs_ticks and now.outstanding and self._has_any()):
+            return now.now_ns + 1
         return self._wake_ns(snapshot)
 
     def _has_any(self) -> bool:
@@ -158,8 +159,8 @@ class Scaler(Launches):
         return any(replica.state is not S.FAILED for replica in self._world.replicas)
 
     def _wake_ns(self, snapshot: Snapshot) -> int:
-        """The planner's own wish, or the end of a spare's time."""
-        wakes = [self.planner.wake_ns(snapshot)]
+        """The planner's own wish, the end of a spare's time, or metrics that arrive."""
+        wakes = [self.planner.wake_ns(snapshot), self.sight.wake_ns()]
         if self._shut_ns:
             ttl_ns = ms_to_ns(self.table.spare_ttl_ms)
             wakes += [
@@ -181,30 +182,7 @@ class Scaler(Launches):
 
     # --- looking ----------------------------------------------------------------------------------
     def snapshot(self) -> Snapshot:
-        """The cluster as the planner sees it: states as they are, load perhaps as it was."""
-        now, then = self._snapshot(), self._frozen
-        if then is None:
-            return now
-        views = [
-            msgspec.structs.replace(
-                view,
-                blocks_used=old.blocks_used,
-                running=old.running,
-                waiting=old.waiting,
-            )
-            for view, old in zip(now.replicas, then.replicas, strict=True)
-        ]
-        return msgspec.structs.replace(
-            now,
-            replicas=tuple(views),
-            waiting_tokens=then.waiting_tokens,
-            waiting_requests=then.waiting_requests,
-            outstanding=then.outstanding,
-            tokens_in_migration=then.tokens_in_migration,
-            scarce_decode=then.scarce_decode,
-        )
-
-    def _snapshot(self) -> Snapshot:
+        """The cluster as it is."""
         world = self._world
         now_ns = world.kernel.now_ns
         requests, tokens, outstanding = world.waiting()
@@ -268,6 +246,10 @@ class Scaler(Launches):
     # --- acting -----------------------------------------------------------------------------------
     def _perform(self, action: Action) -> None:
         self._acted = True
+        for replica_id in involved(action):
+            if self._world.replicas[replica_id].state is S.FAILED:
+                problem = f"I14: the planner decides on a dead replica: {words(action)}"
+                raise InvariantViolation(problem, at_ns=self._world.kernel.now_ns)
         if isinstance(action, Load):
             self._load(action)
             return
@@ -328,15 +310,6 @@ class Scaler(Launches):
             target = active.load.targets[0].replica
             if active.load.method == "host" and self._sites[target].machine == machine:
                 self._abort(active, "host cache lost")
-
-    def freeze_metrics(self) -> None:
-        """From now on the planner sees the load as it is now (but states and roles as they are)."""
-        self._frozen = self._snapshot()
-
-    def thaw_metrics(self) -> None:
-        """It sees the present again."""
-        self._frozen = None
-        self.changed.notify()
 
     def restart(self, until_ns: int) -> None:
         """The planner dies with everything that it remembers, and is back at `until_ns`.

@@ -18,7 +18,7 @@ in flight.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -32,6 +32,15 @@ class Chunk(msgspec.Struct, gc=False):
     request: Request
     new_tokens: int
     context_tokens: int
+
+
+class Recall(NamedTuple):
+    """KV of a member of a batch that a lower tier holds."""
+
+    tier: int
+    size_bytes: int
+    request: Request
+    tokens: int
 
 
 class Batch(msgspec.Struct):
@@ -53,8 +62,8 @@ class Batch(msgspec.Struct):
     """End of the first step executed, if there were several; set before `complete`."""
     preempted: list[Request] = msgspec.field(default_factory=list)
     """Requests that were preempted while this batch was formed."""
-    recalls: list[tuple[int, int]] = msgspec.field(default_factory=list)
-    """(tier, bytes) of KV to bring up from a lower tier before the batch can run."""
+    recalls: list[Recall] = msgspec.field(default_factory=list)
+    """KV to bring up from a lower tier before the batch can run."""
     decodes: list[Request] | None = None
     """Plain decode members where the scheduler lists them; None = all of its decode cohort."""
 

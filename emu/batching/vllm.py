@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from emu.batching.base import Batch, Chunk, ReplicaLimits
+from emu.batching.base import Batch, Chunk, Recall, ReplicaLimits
 from emu.batching.cohort import Seat
 from emu.batching.seats import CohortScheduler, Record
 from emu.batching.shape import add_chunk
@@ -99,7 +99,7 @@ class VllmScheduler(CohortScheduler):
         if plan or fillers:
             self._serve_side(plan, fillers, shape, records, chunks, now_ns)
         self._blocked = FREE
-        recalls: list[tuple[int, int]] = []
+        recalls: list[Recall] = []
         has_evicted = len(self._seats) < seated
         if (is_awaited or preempted) and not (has_evicted and (self._seats or self._records)):
             budget = self._budget - cohort.count
@@ -255,13 +255,13 @@ class VllmScheduler(CohortScheduler):
         records: list[Record],
         chunks: list[Chunk],
         now_ns: int,
-    ) -> list[tuple[int, int]]:
+    ) -> list[Recall]:
         """Phase B. Admission never preempts; a head that does not fit blocks those behind it.
 
-        Returns (tier, bytes) to recall.
+        Returns what is to be recalled.
         """
         queue = self._queue
-        recalls: list[tuple[int, int]] = []
+        recalls: list[Recall] = []
         passed: Iterator[Request] | None = None
         while queue and budget > 0:
             if self._is_full():
@@ -283,7 +283,7 @@ class VllmScheduler(CohortScheduler):
             request.computed_tokens = hit.tokens
             self._serve(self._sit(request), new, hit, shape, records, chunks, now_ns)
             if hit.recall_bytes:
-                recalls.append((hit.tier, hit.recall_bytes))
+                recalls.append(Recall(hit.tier, hit.recall_bytes, request, hit.lower_tokens))
             budget -= new
         if queue and self._blocked == FREE:
             self._blocked = BLOCKED_FOR_GOOD

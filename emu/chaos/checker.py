@@ -1,7 +1,8 @@
 """An independent judge: reads the history of a run, knows nothing of the emulator.
 
 Checks I2 (one terminal event, nothing after it), I3 (tokens), I5 (tokens come from where the KV
-is), I7 (states follow each other), I9 (time) and I17 (the written results agree with the history).
+is), I7 (states follow each other), I9 (time), I14 (what planners decide: `planwatch`) and I17 (the
+written results agree with the history).
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+
+from emu.chaos.planwatch import PlanWatch
+from emu.config.schema import AutoscaleTable
 
 MAX_PROBLEMS: Final = 20
 _ASCENDING: Final = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
@@ -37,7 +41,9 @@ class Life(msgspec.Struct):
 class Judge:
     """Replays a history."""
 
-    def __init__(self) -> None:
+    def __init__(self, scaling: AutoscaleTable | None = None) -> None:
+        """`scaling`: the bounds that plans must keep."""
+        self._plans = None if scaling is None else PlanWatch(scaling)
         self.lives: dict[int, Life] = {}
         self.problems: list[str] = []
         self.states: dict[int, str] = {}
@@ -125,10 +131,19 @@ class Judge:
     def _fault(self, at_ns: int, record: Mapping[str, Any]) -> None:
         if record["kind"] in ("pause", "freeze"):
             self.paused[record["target"]] = at_ns
+        if self._plans is not None:
+            self._plans.fault(record["kind"], is_over=False)
 
     def _fault_over(self, at_ns: int, record: Mapping[str, Any]) -> None:
         if record["kind"] in ("pause", "freeze"):
             self.paused.pop(record["target"], None)
+        if self._plans is not None:
+            self._plans.fault(record["kind"], is_over=True)
+
+    def _plan(self, at_ns: int, record: Mapping[str, Any]) -> None:
+        if self._plans is not None:
+            for problem in self._plans.judge(at_ns, record["text"], self.states):
+                self.say(problem)
 
     def _ended(self, at_ns: int, record: Mapping[str, Any]) -> None:
         life = self._life(record["row"], "an end")

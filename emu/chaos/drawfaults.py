@@ -21,6 +21,12 @@ Tables = dict[str, Any]
 
 TIMES_S: Final = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 """Few values, so that things often happen at the same instant."""
+_LASTS_S: Final = {
+    "link_down": (0.001, 0.01, 0.1, 1.0, 10.0),
+    "pause": (*TIMES_S[1:], 30.0),
+    "replica_restart": (0.0, *TIMES_S[1:], 60.0),
+}
+"""Where faults of a kind last for other times."""
 _TRANSFERS: Final = (
     "destination_refuses",
     "transfer_refused",
@@ -31,7 +37,7 @@ _TRANSFERS: Final = (
     "handshake_lost",
 )
 _NEEDS_TRANSFERS: Final = ("partition", "lease_expired", *_TRANSFERS)
-_NEEDS_PLANNER: Final = ("metrics_frozen", "planner_restart")
+_NEEDS_PLANNER: Final = ("metrics_delayed", "metrics_frozen", "metrics_lost", "planner_restart")
 _WITH_PROBABILITY: Final = (*_TRANSFERS, "host_cache_stale", "load_stuck")
 _MEETS_LOADS: Final = ("host_cache_lost", "host_cache_stale", "load_stuck")
 _COLOCATED_STAGES: Final = (
@@ -51,10 +57,13 @@ class Ground(msgspec.Struct, frozen=True):
 
     replicas: int
     machines: int
+    gpus: int
     prefills: int
     """Replicas 0 to this - 1 prefill; 0 = colocated serving."""
     has_transfers: bool
     has_planner: bool
+    has_cxl: bool
+    """KV is kept in CXL memory."""
     heals: bool
     """Every fault ends and every replica comes back."""
 
@@ -77,6 +86,7 @@ def ground_of(tables: Mapping[str, Any], *, heals: bool) -> Ground:
     return Ground(
         replicas=sum(group.get("count", 1) for group in groups),
         machines=sum(node.get("count", 1) for node in tables["nodes"]),
+        gpus=sum(node.get("count", 1) * node.get("gpus", 8) for node in tables["nodes"]),
         prefills=sum(
             g.get("count", 1)
             for g, r in zip(groups, roles, strict=True)
@@ -84,6 +94,7 @@ def ground_of(tables: Mapping[str, Any], *, heals: bool) -> Ground:
         ),
         has_transfers=is_split or bool(tables.get("migration", {}).get("rebalance")),
         has_planner=bool(tables.get("autoscale")),
+        has_cxl="cxl" in tables.get("network", {}).get("tiers", ()),
         heals=heals,
     )
 
@@ -92,14 +103,7 @@ def draw_faults(rng: Rng, ground: Ground, span_s: float) -> list[Tables]:
     """Some faults of some kinds for this cluster, in order of time."""
     if chance(rng, 0.05):
         return []  # a world without faults, now and then
-    kinds = [
-        name
-        for name in KINDS
-        if (ground.has_transfers or name not in _NEEDS_TRANSFERS)
-        and (ground.prefills or name != "lease_expired")
-        and (ground.has_planner or name not in _NEEDS_PLANNER)
-        and chance(rng, 0.35)
-    ]
+    kinds = [name for name in kinds_for(ground) if chance(rng, 0.8 if name == "cxl_lost" else 0.35)]
     if not kinds:
         kinds = ["replica_crash"]
     weights = rng.exponential(size=len(kinds)) + 0.05
@@ -115,6 +119,18 @@ def draw_faults(rng: Rng, ground: Ground, span_s: float) -> list[Tables]:
     return sorted(faults, key=lambda fault: fault["at_s"])
 
 
+def kinds_for(ground: Ground) -> list[str]:
+    """Kinds that can find something to strike in such a cluster."""
+    return [
+        name
+        for name in KINDS
+        if (ground.has_transfers or name not in _NEEDS_TRANSFERS)
+        and (ground.prefills or name != "lease_expired")
+        and (ground.has_planner or name not in _NEEDS_PLANNER)
+        and (ground.has_cxl or name != "cxl_lost")
+    ]
+
+
 def _some(rng: Rng, name: str, at_s: float, ground: Ground) -> list[Tables]:
     """A fault, several of the kind, or the fault and one that gives it something to strike."""
     first = _fault(rng, name, at_s, ground)
@@ -126,6 +142,9 @@ def _some(rng: Rng, name: str, at_s: float, ground: Ground) -> list[Tables]:
             window_s = max(0.05, pause_s * count)
             volley.append({"at_s": at_s, "kind": "destination_refuses", "duration_s": window_s})
         return volley
+    if name == "cxl_lost":  # reads from there do not take long
+        pause_s = float(pick(rng, (0.1, 0.5, 1.0)))
+        return [{**first, "at_s": round(at_s + pause_s * order, 9)} for order in range(10)]
     if name == "drain_expired" and chance(rng, 0.6):  # drains are few: a window for all of them
         return [{**first, "at_s": 0.0, "duration_s": 10.0}]
     if name == "replica_crash" and "stage" in first:  # states that last but an instant
@@ -145,6 +164,8 @@ def _fault(rng: Rng, name: str, at_s: float, ground: Ground) -> Tables:
         key = "replica" if "replica" in group and not chance(rng, by_stage) else pick(rng, group)
         if key == "node":
             fault["node"] = int(rng.integers(ground.machines))
+        elif key == "gpu":
+            fault["gpu"] = int(rng.integers(ground.gpus))
         elif key == "stage":
             fault["stage"] = pick(rng, _stages(spec.stages, ground))
         elif key == "request":
@@ -159,18 +180,22 @@ def _fault(rng: Rng, name: str, at_s: float, ground: Ground) -> Tables:
         fault["destination"] = (fault["source"] + 1) % ground.replicas
     if "replica" in spec.may and chance(rng, 0.2):
         fault["replica"] = int(rng.integers(ground.replicas))
-    if spec.magnitude is not None:
+    if spec.magnitude is not None and not spec.may_magnitude:
         fault["magnitude"] = _magnitude(rng, name)
     if name in _WITH_PROBABILITY:
         fault["probability"] = float(pick(rng, (0.2, 0.5, 1.0)))
     if name == "swizzle":
         fault["probability"] = float(pick(rng, (0.5, 1.0)))
-    if name in ("link_down", "client_leaves"):
-        fault["times"] = int(rng.integers(1, 4))
+    if "stage" in fault and name == "replica_crash" and chance(rng, 0.5):
+        fault["magnitude"] = float(pick(rng, (0.001, 0.01, 0.1, 0.3)))
     # A window of stuck loads always ends, or nothing would ever load.
     is_finite = ground.heals or spec.needs_duration or name in ("load_stuck", "drain_expired")
     if spec.takes_duration and (is_finite or chance(rng, 0.6)):
-        fault["duration_s"] = float(pick(rng, TIMES_S[1:]))
+        fault["duration_s"] = float(pick(rng, _LASTS_S.get(name, TIMES_S[1:])))
+    if name == "link_down" and fault.get("duration_s"):
+        fault["times"] = int(rng.integers(1, 21))
+    elif name in ("client_leaves", "completion_twice"):
+        fault["times"] = int(rng.integers(1, 4))
     return fault
 
 
@@ -185,7 +210,9 @@ def _magnitude(rng: Rng, name: str) -> float:
     if name == "straggler":
         return float(pick(rng, (1.2, 3.0, 10.0)))
     if name == "overload":
-        return float(pick(rng, (2.0, 5.0)))
+        return float(pick(rng, (2.0, 2.0, 5.0, 5.0, 20.0)))
+    if name == "metrics_delayed":
+        return float(pick(rng, (1.0, 50.0, 500.0, 60_000.0)))
     if name in ("link_latency", "completion_late", "completion_twice"):
         return float(pick(rng, (0.001, 1.0, 100.0)))
     return float(pick(rng, (0.01, 0.1, 0.5, 0.9)))
@@ -193,7 +220,7 @@ def _magnitude(rng: Rng, name: str) -> float:
 
 def draw_train(rng: Rng, ground: Ground, span_s: float, every_s: float) -> list[Tables]:
     """Faults for a long run: all kinds in turn, in an order that is drawn anew each time around."""
-    kinds = [name for name in KINDS if ground.has_transfers or name not in _NEEDS_TRANSFERS]
+    kinds = kinds_for(ground)
     faults: list[Tables] = []
     at_s, order = 0.0, list[int]()
     while at_s < span_s:

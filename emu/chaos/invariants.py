@@ -81,6 +81,8 @@ def _replica(cluster: Cluster, replica: Replica) -> list[str]:
             )
         if replica.unfinished_migrations:
             problems.append(f"I7: {name} is {state.value} with migrations")
+    stale = replica.obstacles.stale_recalls()
+    problems += [f"I5: {name} reads KV from tier {tier}, which has lost it" for tier in stale]
     if replica.unfinished_migrations < 0:
         problems.append(f"I7: {name}: {replica.unfinished_migrations} unfinished migrations")
     return problems
@@ -150,6 +152,8 @@ def _gpus(cluster: Cluster) -> list[str]:
             if gpu in owner:
                 problems.append(f"I14: GPU {gpu}: replicas {owner[gpu]} and {replica.replica_id}")
             owner[gpu] = replica.replica_id
+            if cluster.recovery.gpus_down[gpu] and replica.state is not S.FAILED:
+                problems.append(f"I14: {replica.name} is {replica.state.value} on dead GPU {gpu}")
     scaler = cluster.scaler
     if scaler.loader.active:
         return problems

@@ -152,7 +152,7 @@ def _run(
     summary = build_summary(stats, recorder.gaps.finish(), run_facts(cluster), config.slo)
     files = {name: (directory / name).read_bytes() for name in FILES if is_whole}
     files["summary.json"] = msgspec.json.encode(summary)
-    judge = Judge()
+    judge = Judge(config.autoscale)
     judge.read(history.records)
     if is_whole:
         judge.end()

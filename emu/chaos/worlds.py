@@ -63,7 +63,8 @@ def draw_world(seed: int, *, requests_max: int = 60) -> World:
     kind = pick(rng, KINDS_OF_CLUSTER)
     _cluster(rng, tables, kind)
     _policies(rng, tables, kind)
-    lines = _workload(rng_stream(seed, "chaos workload"), requests_max)
+    has_tiers = bool(tables["network"].get("tiers"))
+    lines = _workload(rng_stream(seed, "chaos workload"), requests_max, has_tiers=has_tiers)
     heals = _recovery(rng, tables)
     span_s = max(line["arrival_time_ns"] for line in lines) / 1e9
     ground = ground_of(tables, heals=heals)
@@ -99,7 +100,7 @@ def _cluster(rng: Rng, tables: Tables, kind: str) -> None:
     tables["model"] = {"name": "meta-llama/Llama-3.1-8B"}
     tables["nodes"] = [
         {
-            "count": -(-total // gpus),
+            "count": -(-total // gpus) + int(pick(rng, (0, 0, 0, 1))),
             "gpus": gpus,
             "gpu": "A100-SXM4-80GB",
             "host_memory_gib": 64.0,
@@ -129,13 +130,19 @@ def _policies(rng: Rng, tables: Tables, kind: str) -> None:
     }
     tables["workload"] = {"oversized": "reject"}
     tables["network"] = {"kv_transfer": pick(rng, ("layerwise", "blocking"))}
-    if policy == "vllm" and kind != "scaled" and chance(rng, 0.3):
+    if policy == "vllm" and kind != "scaled" and chance(rng, 0.45):
+        tiers = list(pick(rng, (("cpu",), ("cxl",), ("cxl",), ("cpu", "cxl"))))
+        if "cxl" in tiers:
+            speed = float(pick(rng, (0.01, 0.01, 60.0)))
+            tables["nodes"][0] |= {"cxl_gib": 1.0, "cxl_gbytes_per_s": speed}
         tables["network"] |= {
-            "tiers": ["cpu"],
+            "tiers": tiers,
             "tier_block_tokens": int(pick(rng, (16, 64))),
             "tier_shared": chance(rng, 0.5),
             "cpu_tier_gib": float(pick(rng, (0.05, 1.0))),
         }
+        blocks = 48 * 16 // tables["scheduler"]["block_size"]  # few, so that tiers are asked
+        tables["scheduler"] |= {"prefix_caching": True, "num_blocks": blocks}
     if kind == "pool":
         tables["autoscale"] = _pool_scaling(rng)
     if kind == "colocated":
@@ -186,8 +193,10 @@ def _pool_scaling(rng: Rng) -> Tables:
         "target_utilization": 0.3,
         "target_value": float(pick(rng, (1.0, 4.0))),
         "loader": pick(rng, ("host", "cache", "disk")),
+        "max_replicas": int(pick(rng, (1000, 2))),
         "scale_down_stabilization_s": float(pick(rng, (0.0, 0.2, 1.0))),
         "cold_start_s": float(pick(rng, (0.0, 0.0, 0.3))),
+        "metrics_delay_ms": float(pick(rng, (0.0, 0.0, 0.0, 30.0, 400.0))),
     }
 
 
@@ -203,7 +212,10 @@ def _role_scaling(rng: Rng) -> Tables:
         "prefill_upper_s": 0.1,
         "decode_lower": 0.3,
         "decode_upper": 0.6,
+        "max_prefill": int(pick(rng, (64, 2))),
+        "max_decode": int(pick(rng, (64, 2))),
         "spare_ttl_ms": float(pick(rng, (0.0, 100.0, 500.0))),
+        "metrics_delay_ms": float(pick(rng, (0.0, 0.0, 0.0, 30.0, 400.0))),
     }
 
 
@@ -246,12 +258,12 @@ def _commands(rng: Rng, tables: Tables) -> list[Tables]:
 
 
 # --- the workload -------------------------------------------------------------------------------
-def _workload(rng: Rng, requests_max: int) -> list[dict[str, Any]]:
+def _workload(rng: Rng, requests_max: int, *, has_tiers: bool) -> list[dict[str, Any]]:
     """Lines in emu's own format, with ties, sessions, cancellations and extreme lengths."""
     count = int(rng.integers(5, requests_max + 1))
     gap_ns = int(pick(rng, (0, 1_000_000, 10_000_000, 50_000_000)))
-    longest = int(pick(rng, (30, 300, 700)))
-    has_prefixes = chance(rng, 0.3)
+    longest = int(pick(rng, (300, 700) if has_tiers else (30, 300, 700)))
+    prefixes = int(pick(rng, (3, 12))) if has_tiers or chance(rng, 0.3) else 0
     leaving, in_sessions = (0.0, 0.15, 0.4)[int(rng.integers(3))], chance(rng, 0.3)
     at_ns = 0
     lull_ns = int(pick(rng, (0, 0, 300_000_000, 3_000_000_000)))  # a second burst after a while
@@ -263,14 +275,14 @@ def _workload(rng: Rng, requests_max: int) -> list[dict[str, Any]]:
             at_ns += gap_ns * int(rng.integers(0, 4))
         if in_sessions and chance(rng, 0.2):
             turns = [
-                _turn(rng, longest, has_prefixes)
+                _turn(rng, longest, prefixes)
                 | ({} if last else {"tool_duration_ns": int(pick(rng, (0, 10_000_000)))})
                 for last in (False, True)
             ]
             session = f"s{index}"
             lines.append({"session_id": session, "arrival_time_ns": at_ns, "sub_requests": turns})
             continue
-        line = {"arrival_time_ns": at_ns, **_turn(rng, longest, has_prefixes)}
+        line = {"arrival_time_ns": at_ns, **_turn(rng, longest, prefixes)}
         if chance(rng, leaving):
             line["cancel_after_ns"] = int(pick(rng, (0, 5_000_000, 50_000_000, 300_000_000)))
         if chance(rng, 0.2):
@@ -280,12 +292,12 @@ def _workload(rng: Rng, requests_max: int) -> list[dict[str, Any]]:
     return lines
 
 
-def _turn(rng: Rng, longest: int, has_prefixes: bool) -> dict[str, Any]:
+def _turn(rng: Rng, longest: int, prefixes: int) -> dict[str, Any]:
     prompt = 1 if chance(rng, 0.05) else int(rng.integers(1, longest + 1))
     output = int(pick(rng, (1, 2, 10, 40, 120)))
     turn: dict[str, Any] = {"input_toks": prompt, "output_toks": output}
-    if has_prefixes:
-        group = int(rng.integers(3)) * 10_000
+    if prefixes:
+        group = int(rng.integers(prefixes)) * 10_000
         turn["input_tok_ids"] = [group + i for i in range(prompt)]
         turn["output_tok_ids"] = [90_000 + i for i in range(output)]
     return turn
@@ -299,7 +311,7 @@ def _recovery(rng: Rng, tables: Tables) -> bool:
         "max_retries": int(pick(rng, (0, 1, 3))),
         "transfer_timeout_ms": float(pick(rng, (5.0, 50.0, 500.0))),
         "lease_ms": float(pick(rng, (0.0, 0.0, 0.0, 10.0, 200.0))),
-        "progress_deadline_ms": float(pick(rng, (50.0, 500.0))),
+        "progress_deadline_ms": float(pick(rng, (50.0, 50.0, 500.0, 60_000.0))),
         "replace": heals or chance(rng, 0.6),
         "restart_s": float(pick(rng, (0.0, 0.1, 1.0))),
         "load_deadline_s": float(pick(rng, (20.0, 60.0))),

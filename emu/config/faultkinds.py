@@ -40,7 +40,15 @@ REPLICA_STAGES: Final = (
 """Where `stage` finds the replica of a crash: groups of states, then states by name."""
 REQUEST_STAGES: Final = ("queued", "prefill", "migration", "decode", "between_halves", "any")
 """Where `stage` finds the requests whose clients leave."""
-_TARGET_KEYS: Final = ("replica", "node", "source", "destination", "request", "stage")
+_TARGET_KEYS: Final = (
+    "replica",
+    "node",
+    "gpu",
+    "source",
+    "destination",
+    "request",
+    "stage",
+)
 
 
 class FaultKind(Struct, frozen=True, kw_only=True):
@@ -58,11 +66,16 @@ class FaultKind(Struct, frozen=True, kw_only=True):
     unit: str = ""
     needs_duration: bool = False
     takes_duration: bool = True
+    may_magnitude: bool = False
+    """`magnitude` can be left out."""
+    takes_times: bool = False
+    takes_probability: bool = False
     stages: tuple[str, ...] = ()
 
 
 _REPLICA = (("replica",),)
-_LINK = (("replica", "node"),)
+_GPU = (("replica", "gpu"),)
+_LINK = (("replica", "node", "gpu"),)
 _WINDOW = ("source", "destination")
 
 KINDS: Final[Mapping[str, FaultKind]] = MappingProxyType(
@@ -70,26 +83,39 @@ KINDS: Final[Mapping[str, FaultKind]] = MappingProxyType(
         "replica_crash": FaultKind(
             numbers="F01-F04",
             text="The replica dies, its KV is lost. duration_s: back after so long "
-            "(0: as [recovery] says).",
+            "(0: as [recovery] says). magnitude: when it has been in the stage for so long.",
             one_of=(("replica", "stage"),),
             stages=REPLICA_STAGES,
+            magnitude=(0.0, 1e6),
+            may_magnitude=True,
+            unit="s",
         ),
         "replica_restart": FaultKind(
             numbers="F05",
             text="The replica dies and is back under the same identity after duration_s.",
             one_of=_REPLICA,
         ),
+        "gpu_crash": FaultKind(
+            numbers="F01-F04",
+            text="A GPU dies, and the whole replica with it; it cannot be used for duration_s.",
+            one_of=(("gpu",),),
+        ),
+        "node_crash": FaultKind(
+            numbers="F01-F04, F21",
+            text="All GPUs of a machine die, and its memory is lost, for duration_s.",
+            one_of=(("node",),),
+        ),
         "straggler": FaultKind(
             numbers="F06",
-            text="Iterations take magnitude times longer.",
-            one_of=_REPLICA,
+            text="Iterations take magnitude times longer (one slow GPU slows its replica).",
+            one_of=_GPU,
             magnitude=(1.0, 1e4),
             unit="factor",
         ),
         "freeze": FaultKind(
             numbers="F07",
             text="No progress, no error; declared dead after recovery.progress_deadline_ms.",
-            one_of=_REPLICA,
+            one_of=_GPU,
         ),
         "pause": FaultKind(
             numbers="F08",
@@ -106,14 +132,16 @@ KINDS: Final[Mapping[str, FaultKind]] = MappingProxyType(
         ),
         "link_down": FaultKind(
             numbers="F10",
-            text="The network links of a replica's GPUs, or of a machine, carry nothing; "
+            text="The network links of a replica's GPUs, a machine or a GPU carry nothing; "
             "times > 1: flaps, up as long as down.",
             one_of=_LINK,
+            takes_times=True,
         ),
         "link_degrade": FaultKind(
             numbers="F11",
-            text="Their bandwidth is multiplied by magnitude.",
+            text="Their bandwidth is multiplied by magnitude; times as above.",
             one_of=_LINK,
+            takes_times=True,
             magnitude=(0.0, 1.0),
             unit="factor",
         ),
@@ -134,14 +162,19 @@ KINDS: Final[Mapping[str, FaultKind]] = MappingProxyType(
             text="The links of a random part (probability) of the machines go down one after "
             "the other in duration_s, and come back in another order.",
             needs_duration=True,
+            takes_probability=True,
         ),
         "transfer_refused": FaultKind(
-            numbers="F14", text="A transfer fails when it is submitted.", may=_WINDOW
+            numbers="F14",
+            text="A transfer fails when it is submitted.",
+            may=_WINDOW,
+            takes_probability=True,
         ),
         "transfer_broken": FaultKind(
             numbers="F15",
             text="A transfer fails after this part of its bytes.",
             may=_WINDOW,
+            takes_probability=True,
             magnitude=(0.0, 1.0),
             unit="part of the bytes",
         ),
@@ -149,18 +182,22 @@ KINDS: Final[Mapping[str, FaultKind]] = MappingProxyType(
             numbers="F16",
             text="A transfer never reports its end; recovery.transfer_timeout_ms ends it.",
             may=_WINDOW,
+            takes_probability=True,
         ),
         "completion_late": FaultKind(
             numbers="F17",
             text="The notice of a transfer's end comes magnitude later.",
             may=_WINDOW,
+            takes_probability=True,
             magnitude=(0.0, 1e6),
             unit="ms",
         ),
         "completion_twice": FaultKind(
             numbers="F17",
-            text="The notice of a transfer's end comes again, magnitude later.",
+            text="The notice of a transfer's end comes again, magnitude later (times: so often).",
             may=_WINDOW,
+            takes_probability=True,
+            takes_times=True,
             magnitude=(0.0, 1e6),
             unit="ms",
         ),
@@ -174,15 +211,23 @@ KINDS: Final[Mapping[str, FaultKind]] = MappingProxyType(
             numbers="F19",
             text="The destination never answers; recovery.transfer_timeout_ms ends it.",
             may=_WINDOW,
+            takes_probability=True,
         ),
         "destination_refuses": FaultKind(
             numbers="F20",
             text="A destination refuses a batch whose prompts are done.",
             may=_WINDOW,
+            takes_probability=True,
         ),
         "host_cache_lost": FaultKind(
             numbers="F21",
             text="A machine's memory loses the model's weights, and the KV of a tier there.",
+            one_of=(("node",),),
+            takes_duration=False,
+        ),
+        "cxl_lost": FaultKind(
+            numbers="F21",
+            text="The CXL pool that a machine uses loses the KV of a tier there.",
             one_of=(("node",),),
             takes_duration=False,
         ),
@@ -191,12 +236,14 @@ KINDS: Final[Mapping[str, FaultKind]] = MappingProxyType(
             text="The directory says that a machine has the weights, and they are gone: loads "
             "from there go to the disk instead.",
             may=("node",),
+            takes_probability=True,
         ),
         "load_stuck": FaultKind(
             numbers="F23",
             text="Loads of weights that begin in the window never end; "
             "recovery.load_deadline_s gives them up.",
             may=("replica",),
+            takes_probability=True,
         ),
         "drain_expired": FaultKind(
             numbers="F24",
@@ -204,9 +251,19 @@ KINDS: Final[Mapping[str, FaultKind]] = MappingProxyType(
             "duration_s: also of those that begin to in that time.",
             may=("replica",),
         ),
+        "metrics_delayed": FaultKind(
+            numbers="F25",
+            text="The planner sees the load as it was magnitude ago.",
+            magnitude=(0.0, 6e4),
+            unit="ms",
+        ),
         "metrics_frozen": FaultKind(
             numbers="F25",
-            text="The planner sees the cluster as it was at the start of the window.",
+            text="The planner sees the load as it was at the start of the window.",
+        ),
+        "metrics_lost": FaultKind(
+            numbers="F25",
+            text="The planner sees no load, and holds: it decides nothing.",
         ),
         "planner_restart": FaultKind(
             numbers="F26",
@@ -217,6 +274,7 @@ KINDS: Final[Mapping[str, FaultKind]] = MappingProxyType(
             text="The client of a request leaves (times: of so many), at this stage.",
             one_of=(("request", "stage"),),
             takes_duration=False,
+            takes_times=True,
             stages=REQUEST_STAGES,
         ),
         "overload": FaultKind(
@@ -250,12 +308,21 @@ def fault_problems(index: int, fault: FaultTable) -> Iterator[Problem]:
         yield (*here, "stage"), unknown_value(fault.stage, list(kind.stages))
     if kind.magnitude is not None:
         low, high = kind.magnitude
-        if not low <= fault.magnitude <= high or fault.magnitude == 0:
+        is_left_out = kind.may_magnitude and fault.magnitude == 0
+        if not is_left_out and not (low <= fault.magnitude <= high and fault.magnitude):
             bound = f"{low:g} < x" if low == 0 else f"{low:g} <= x"
             problem = f"expected {bound} <= {high:g} ({kind.unit}), got {shown(fault.magnitude)}"
             yield (*here, "magnitude"), problem
     elif fault.magnitude:
         yield (*here, "magnitude"), f"means nothing for a {fault.kind}"
+    if kind.may_magnitude and fault.magnitude and not fault.stage:
+        yield (*here, "magnitude"), f"means nothing for a {fault.kind} without a stage"
+    if fault.times > 1 and not kind.takes_times:
+        yield (*here, "times"), f"means nothing for a {fault.kind}"
+    if fault.times > 1 and not fault.duration_s and fault.kind.startswith("link_"):
+        yield (*here, "times"), "needs duration_s: how long each of them lasts"
+    if fault.probability < 1 and not kind.takes_probability:
+        yield (*here, "probability"), f"means nothing for a {fault.kind}"
     if kind.needs_duration and not fault.duration_s:
         yield (*here, "duration_s"), f"missing; a {fault.kind} needs it"
     if fault.duration_s and not kind.takes_duration:

@@ -204,9 +204,10 @@ def _autoscale(config: Config) -> Iterator[Problem]:
 
 
 def _targets(config: Config) -> Iterator[Problem]:
-    """Commands and faults may only name replicas and machines that exist."""
+    """Commands and faults may only name replicas, machines and GPUs that exist."""
     replicas = sum(group.count for group in config.replicas)
     machines = sum(node.count for node in config.nodes)
+    gpus = sum(node.count * node.gpus for node in config.nodes)
     for index, command in enumerate(config.commands):
         if command.replica >= replicas:
             yield (
@@ -219,6 +220,7 @@ def _targets(config: Config) -> Iterator[Problem]:
             ("source", fault.source, replicas),
             ("destination", fault.destination, replicas),
             ("node", fault.node, machines),
+            ("gpu", fault.gpu, gpus),
             ("request", fault.request, 2**63),
         ):
             if not -1 <= value < count:
@@ -242,12 +244,12 @@ def _others(config: Config) -> Iterator[Problem]:
             yield ("network", "tiers", index), f'"{tier}" is listed twice'
         if tier == "cxl" and not any(node.cxl_gib for node in config.nodes):
             yield ("network", "tiers", index), '"cxl" needs a node with cxl_gib > 0'
-    if not config.output.dir:
-        yield ("output", "dir"), "expected a directory, got an empty string"
     if 0 < config.output.timeseries_interval_ms < 1:
         problem = (
             f"expected 0 (no timeseries) or at least 1, got {config.output.timeseries_interval_ms}"
         )
         yield ("output", "timeseries_interval_ms"), problem
+    if not config.output.dir:
+        yield ("output", "dir"), "expected a directory, got an empty string"
     if not config.model.name and not config.model.hf_config:
         yield ("model", "name"), "expected a name, got an empty string"

@@ -74,6 +74,7 @@ class Injector:
             "source": len(cluster.replicas),
             "destination": len(cluster.replicas),
             "node": len(cluster.plan.topology.machines),
+            "gpu": len(cluster.plan.topology.gpus),
         }
         for key, count in limits.items():
             value = getattr(fault, key)
@@ -133,5 +134,4 @@ class Injector:
             fault, stage = entry
             if replica.state in states_of(stage):
                 self.waiting.remove(entry)
-                delay_ns = s_to_ns(fault.magnitude) if fault.magnitude else 0
-                self.later(delay_ns, partial(STRIKES[fault.kind], self, fault, self.rng(0)))
+                self.later(0, partial(STRIKES[fault.kind], self, fault, self.rng(0)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from emu.config.schema import FaultTable
-from emu.units import s_to_ns
+from emu.units import ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,14 +16,41 @@ if TYPE_CHECKING:
 def lose_cache(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
     """A machine's memory loses the model's weights, and the KV of a tier there."""
     injector.note(fault, f"machine {fault.node}")
-    if fault.node not in injector.recovery.cacheless:
-        injector.recovery.cacheless.append(fault.node)
+    lose_memory(injector, fault.node)
+
+
+def lose_memory(injector: Injector, machine: int) -> None:
+    """Nothing is left in the memory of a machine."""
     cluster = injector.cluster
-    cluster.scaler.lose_cache(fault.node)
-    cluster.tiers.lose_host(fault.node)
+    if machine not in injector.recovery.cacheless:
+        injector.recovery.cacheless.append(machine)
+    cluster.scaler.lose_cache(machine)
+    _lose_tier(injector, "cpu", machine)
     for replica in cluster.replicas:
-        if replica.machine == fault.node:
+        if replica.machine == machine:
             replica.inbox.poke()  # what it found there is there no more
+
+
+def lose_cxl(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
+    """The CXL pool that a machine uses loses the KV of a tier there."""
+    if "cxl" not in injector.cluster.tiers.kinds:
+        injector.miss(fault, "no tier of KV is in CXL memory")
+        return
+    injector.note(fault, f"the CXL pool of machine {fault.node}")
+    _lose_tier(injector, "cxl", fault.node)
+
+
+def _lose_tier(injector: Injector, kind: str, machine: int) -> None:
+    """Those who keep KV there find nothing; who is reading it computes it instead."""
+    cluster = injector.cluster
+    for replica_id in cluster.tiers.lose(kind, machine):
+        replica = cluster.replicas[replica_id]
+        tier = cluster.tiers.kinds.index(kind)
+        tokens = replica.obstacles.lose_recalls(tier)
+        if tokens:
+            text = f"{tokens} tokens are computed instead of read"
+            cluster.note("recall lost", replica.name, text)
+        replica.inbox.poke()
 
 
 def stale_cache(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
@@ -60,17 +87,29 @@ def expire_drain(injector: Injector, fault: FaultTable, rng: np.random.Generator
         injector.miss(fault, "no replica drains")
 
 
-def freeze_metrics(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
-    """The planner sees the cluster as it was when the fault began."""
+def blur_metrics(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
+    """What the planner knows of the load stands still, comes late, or does not come at all."""
     scaler = injector.cluster.scaler
     if not scaler.is_active:
         injector.miss(fault, "there is no planner")
         return
     injector.note(fault, "planner")
-    scaler.freeze_metrics()
+    sight, late_ns = scaler.sight, ms_to_ns(fault.magnitude)
+    if fault.kind == "metrics_frozen":
+        sight.freeze(scaler.snapshot())
+    elif fault.kind == "metrics_delayed":
+        sight.slow(late_ns, scaler.snapshot())
+    else:
+        sight.lose()
 
     def over() -> None:
-        scaler.thaw_metrics()
+        if fault.kind == "metrics_frozen":
+            sight.thaw()
+        elif fault.kind == "metrics_delayed":
+            sight.slow(-late_ns, scaler.snapshot())
+        else:
+            sight.find()
+        scaler.changed.notify()
         injector.end(fault, "planner")
 
     if fault.duration_s:

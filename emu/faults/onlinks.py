@@ -20,6 +20,8 @@ def _links(injector: Injector, fault: FaultTable) -> tuple[list[int], str]:
     if fault.node >= 0:
         gpus: Sequence[int] = topology.machines[fault.node].gpus
         return network_links(topology, gpus), f"machine {fault.node}"
+    if fault.gpu >= 0:
+        return network_links(topology, [fault.gpu]), f"GPU {fault.gpu}"
     replica = injector.cluster.replicas[fault.replica]
     return network_links(topology, replica.gpus), replica.name
 

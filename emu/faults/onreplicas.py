@@ -1,14 +1,16 @@
-"""Faults of replicas: they crash, slow down, freeze, or lose a part of their KV memory."""
+"""Faults of replicas and their GPUs: they crash, slow down, freeze, or lose KV memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from emu.batching.shrink import can_shrink, restore, take_away
 from emu.config.schema import FaultTable
+from emu.faults.oncontrol import lose_memory
 from emu.replica import life
 from emu.replica.replica import Replica
 from emu.replica.states import LOADING, ReplicaState
@@ -61,14 +63,69 @@ def crash(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> No
     if replica.state is S.FAILED:
         injector.miss(fault, f"{replica.name} is down already")
         return
+    early_ns = replica.state_since_ns + s_to_ns(fault.magnitude) - injector.kernel.now_ns
+    if fault.magnitude and early_ns > 0:  # not long enough in its stage
+        injector.later(early_ns, partial(crash, injector, fault, rng))
+        return
     injector.note(fault, replica.name)
     back_ns = s_to_ns(fault.duration_s) if fault.duration_s or "restart" in fault.kind else -1
     injector.recovery.crash(replica, fault.kind, back_ns=back_ns)
 
 
+def crash_gpus(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
+    """GPUs die, and whoever is on one of them: a rank that is gone aborts all the others."""
+    cluster, recovery = injector.cluster, injector.recovery
+    if fault.kind == "node_crash":
+        gpus = cluster.plan.topology.machines[fault.node].gpus
+        name = f"machine {fault.node}"
+    else:
+        gpus = (fault.gpu,)
+        name = f"GPU {fault.gpu}"
+    there = _on_gpus(cluster.replicas, gpus)
+    if not there and fault.kind == "gpu_crash":
+        injector.miss(fault, f"{name} belongs to no replica")
+        return
+    victims = [replica for replica in there if replica.state is not S.FAILED]
+    injector.note(fault, f"{name} ({', '.join(r.name for r in victims) or 'down already'})")
+    recovery.gpus_down.update(gpus)
+    if fault.kind == "node_crash":
+        lose_memory(injector, fault.node)
+    back_ns = s_to_ns(fault.duration_s) if fault.duration_s else -1
+
+    def over() -> None:
+        injector.end(fault, name)
+        recovery.gpus_back(gpus)
+
+    if fault.duration_s:
+        injector.later(back_ns, over)
+    for replica in victims:
+        if replica.state is not S.FAILED:
+            recovery.crash(replica, fault.kind, back_ns=back_ns)
+            recovery.replace_elsewhere(replica)
+
+
+def _on_gpus(replicas: Sequence[Replica], gpus: Sequence[int]) -> list[Replica]:
+    """Replicas with a rank there, and those that share experts with them."""
+    there = [replica for replica in replicas if not set(gpus).isdisjoint(replica.gpus)]
+    waves = [r.wave for r in there if r.wave is not None and r.wave.shares_experts]
+    return [r for r in replicas if r in there or (r.wave is not None and r.wave in waves)]
+
+
+def _owner(injector: Injector, fault: FaultTable) -> Replica | None:
+    """The replica that the fault names, or the one on its GPU; None (told) if there is none."""
+    if fault.gpu < 0:
+        return injector.cluster.replicas[fault.replica]
+    owner = next((r for r in injector.cluster.replicas if fault.gpu in r.gpus), None)
+    if owner is None:
+        injector.miss(fault, f"GPU {fault.gpu} belongs to no replica")
+    return owner
+
+
 def straggle(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
     """Its iterations take longer by this factor."""
-    replica = injector.cluster.replicas[fault.replica]
+    replica = _owner(injector, fault)
+    if replica is None:
+        return
     injector.note(fault, replica.name)
     replica.set_slowdown(replica.slowdown * fault.magnitude)
 
@@ -83,7 +140,9 @@ def straggle(injector: Injector, fault: FaultTable, rng: np.random.Generator) ->
 
 def freeze(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
     """Pause or freeze: the difference is only whether an end was given."""
-    replica = injector.cluster.replicas[fault.replica]
+    replica = _owner(injector, fault)
+    if replica is None:
+        return
     if replica.is_paused or replica.state in (S.FAILED, S.INACTIVE):
         injector.miss(fault, f"{replica.name} does not run")
         return

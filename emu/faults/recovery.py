@@ -11,7 +11,8 @@ disk if that copy is lost) and returns to its role, unless a planner decides.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from emu.actor import RANK_WORLD
@@ -59,6 +60,12 @@ class Recovery:
         """Some replica or some blocks are gone: requests may be left that nobody can serve."""
         self.cacheless: list[int] = []
         """Machines whose memory has lost the weights."""
+        self.gpus_down: Counter[int] = Counter()
+        """GPUs that cannot be used, with how many faults say so."""
+        self._grounded: dict[int, Callable[[], None]] = {}
+        """Replicas that would be back but for a GPU."""
+        self._replaced: set[int] = set()
+        """Replicas whose role a spare has taken: spares themselves, once they are back."""
         self._role_at_crash: dict[int, Role] = {}
         self._loads: dict[int, int] = {}
 
@@ -144,14 +151,58 @@ class Recovery:
                 return
             back_ns = s_to_ns(self.table.restart_s)
         kernel, incarnation = self.cluster.kernel, replica.incarnation
+        self._grounded.pop(replica.replica_id, None)
 
         def back() -> None:
             if replica.incarnation == incarnation and replica.state is S.FAILED:
+                if not self._has_gpus(replica):
+                    self._grounded[replica.replica_id] = back
+                    return
                 replica.move(S.INACTIVE, writer="fault", cause="restarted")
                 self._loads.pop(replica.replica_id, None)
                 self._load(replica)
 
         kernel.call_at(kernel.now_ns + back_ns, RANK_WORLD, back)
+
+    def _has_gpus(self, replica: Replica) -> bool:
+        """All of its GPUs can be used."""
+        return not any(self.gpus_down[gpu] for gpu in replica.gpus)
+
+    def gpus_back(self, gpus: Sequence[int]) -> None:
+        """A fault of these GPUs is over: who only waited for that is back."""
+        self.gpus_down.subtract(gpus)
+        for replica_id in sorted(self._grounded):
+            if self._has_gpus(self.cluster.replicas[replica_id]):
+                self._grounded.pop(replica_id)()
+
+    def replace_elsewhere(self, replica: Replica) -> None:
+        """Its GPUs are gone: after `restart_s` a spare of its shape takes its role, if it must.
+
+        Where a planner decides, that is its business; members of a group are not replaced.
+        """
+        cluster, incarnation = self.cluster, replica.incarnation
+        plans = cluster.plan.replicas
+        if not self.table.replace or cluster.scaler.is_active or replica.wave is not None:
+            return
+
+        def take_over() -> None:
+            role = self._role_at_crash.get(replica.replica_id)
+            if role is None or replica.incarnation != incarnation or replica.state is not S.FAILED:
+                return
+            for spare in cluster.replicas:
+                if spare.state is S.INACTIVE and spare.replica_id not in self._role_at_crash:
+                    mine, its = plans[replica.replica_id], plans[spare.replica_id]
+                    is_free = its.role == "inactive" or spare.replica_id in self._replaced
+                    if is_free and its.shape == mine.shape:
+                        del self._role_at_crash[replica.replica_id]
+                        self._replaced.add(replica.replica_id)
+                        self._replaced.discard(spare.replica_id)
+                        self._role_at_crash[spare.replica_id] = role
+                        self._load(spare)
+                        return
+
+        kernel = cluster.kernel
+        kernel.call_at(kernel.now_ns + s_to_ns(self.table.restart_s), RANK_WORLD, take_over)
 
     def _load(self, replica: Replica) -> None:
         """Bring the weights back, if no planner does."""

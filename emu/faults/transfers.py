@@ -89,7 +89,7 @@ class TransferFaults:
                 part = fault.magnitude
             elif name in ("late", "twice"):
                 delay_ns = ms_to_ns(fault.magnitude)
-            return Fate(name, part, delay_ns)  # type: ignore[arg-type]
+            return Fate(name, part, delay_ns, fault.times)  # type: ignore[arg-type]
         return None
 
     def refuses(self, source: int, destination: int) -> bool:

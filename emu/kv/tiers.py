@@ -39,6 +39,8 @@ class LowerTier:
         self.evicted_chunks = 0
         self.version = 0
         """Grows with every change of content, so that readers can tell that nothing changed."""
+        self.losses = 0
+        """How often everything was lost."""
         self._chunks: OrderedDict[int, None] = OrderedDict()
 
     def __contains__(self, key: int) -> bool:
@@ -67,6 +69,7 @@ class LowerTier:
     def clear(self) -> None:
         """Everything is lost (the machine failed)."""
         self._chunks.clear()
+        self.losses += 1
         self.version += 1
 
 

@@ -32,6 +32,8 @@ class Fate(msgspec.Struct, frozen=True):
     """broken: after this part of its bytes."""
     delay_ns: int = 0
     """late, twice: so much later."""
+    copies: int = 1
+    """twice: further notices, each so much after the one before."""
 
 
 class Carried(msgspec.Struct, eq=False):
@@ -254,7 +256,9 @@ class Carrier:
         else:
             carried.is_over = True
             carried.on_done()
-            self.kernel.call_at(now_ns + fate.delay_ns, RANK_NETWORK, carried.on_done)
+            for copy in range(fate.copies):
+                again_ns = now_ns + fate.delay_ns * (copy + 1)
+                self.kernel.call_at(again_ns, RANK_NETWORK, carried.on_done)
 
     def _end_late(self, carried: Carried) -> None:
         if not carried.is_over:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from emu.batching.base import Batch
+from emu.batching.base import Batch, Recall
+from emu.batching.shape import add_chunk
 from emu.network.carrier import Carried
 
 if TYPE_CHECKING:
@@ -19,17 +20,22 @@ class Obstacles:
         """Formed, but not on the stages before what it needs is here (several stages)."""
         self.left = 0
         self._replica = replica
-        self._recalls: list[Carried] = []
+        self._batch: Batch | None = None
+        self._recalls: dict[int, tuple[Carried, int]] = {}
+        """By tier: the flow, and how often the tier had lost everything when it began."""
 
     def meets(self, batch: Batch) -> bool:
         """Begin what the batch needs before it can run. False: it can run at once."""
         replica = self._replica
         tiers, wave = replica.tier_traffic, replica.wave
         recalls = batch.recalls if tiers is not None else []
-        self.left = bool(recalls) + (wave is not None)
+        self.left = int(wave is not None)
         if recalls:
             assert tiers is not None
-            self._recalls = tiers.recall(recalls, self._pass)
+            flows = tiers.recall(recalls, self._pass)
+            self.left += len(flows)
+            self._batch = batch
+            self._recalls = {tier: (flow, tiers.losses(tier)) for tier, flow in flows.items()}
         if wave is not None:
             wave.enter(replica, batch.shape, self._pass)
         return self.left > 0
@@ -54,11 +60,60 @@ class Obstacles:
         """The batch that waits is lost (the replica crashed)."""
         self.held = None
         self.left = 0
-        for recall in self._recalls:
-            recall.cancel()
-        self._recalls = []
+        for flow, _ in self._recalls.values():
+            flow.cancel()
+        self._recalls = {}
         if self._replica.wave is not None:
             self._replica.wave.withdraw(self._replica)
+
+    def lose_recalls(self, tier: int) -> int:
+        """A tier has lost everything: what was on its way is computed in the batch that waits.
+
+        Returns the tokens. They count as recomputed, no longer as found.
+        """
+        flow, _ = self._recalls.get(tier, (None, 0))
+        batch = self._batch
+        if flow is None or flow.is_over or batch is None:
+            return 0
+        flow.cancel()
+        tokens = 0
+        for recall in batch.recalls:
+            if recall.tier == tier:
+                _compute_instead(batch, recall)
+                tokens += recall.tokens
+        self._pass()
+        return tokens
+
+    def stale_recalls(self) -> list[int]:
+        """Tiers from which KV is still read that they have lost: there must be none."""
+        tiers = self._replica.tier_traffic
+        return [
+            tier
+            for tier, (flow, losses) in self._recalls.items()
+            if not flow.is_over and tiers is not None and tiers.losses(tier) != losses
+        ]
+
+
+def _compute_instead(batch: Batch, recall: Recall) -> None:
+    """The member's new tokens begin where the KV is lost."""
+    request, lost, shape = recall.request, recall.tokens, batch.shape
+    chunk = next(chunk for chunk in batch.chunks if chunk.request is request)
+    new, had = chunk.new_tokens, chunk.context_tokens
+    if new == 1:  # it was counted as a decode
+        shape.decode_count -= 1
+        shape.decode_context_sum -= had
+        if not shape.decode_count:
+            shape.decode_context_max = shape.decode_context_min = 0
+    else:
+        pairs = zip(shape.prefill_new, shape.prefill_context, strict=True)
+        at = list(pairs).index((new, had))
+        del shape.prefill_new[at], shape.prefill_context[at]
+    add_chunk(shape, new + lost, had - lost)
+    chunk.new_tokens, chunk.context_tokens = new + lost, had - lost
+    request.recomputed_tokens += lost
+    if request.first_scheduled_ns == batch.formed_ns:
+        request.prefix_hit_tokens -= lost
+        request.storage_hit_tokens -= lost
 
 
 def never(now_ns: int) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from emu.batching.base import Recall
 from emu.kv.blocks import BlockPool
 from emu.network.carrier import Carried, Carrier
 
@@ -38,25 +39,19 @@ class TierTraffic:
             self._reads.append([read(gpu) for gpu in gpus])
             self._writes.append([write(gpu) for gpu in gpus])
 
-    def recall(
-        self, recalls: Sequence[tuple[int, int]], on_done: Callable[[], None]
-    ) -> list[Carried]:
-        """Bring (tier, bytes) up; `on_done` is called when all of it is there."""
+    def recall(self, recalls: Sequence[Recall], on_done: Callable[[], None]) -> dict[int, Carried]:
+        """Bring KV up; the flows by tier. `on_done` is called as often, when each is there."""
         by_tier: dict[int, int] = {}
-        for tier, size_bytes in recalls:
+        for tier, size_bytes, _, _ in recalls:
             by_tier[tier] = by_tier.get(tier, 0) + size_bytes
-        left = len(by_tier)
-
-        def arrived() -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                on_done()
-
-        return [
-            self._move(self._reads[tier], size_bytes, READ, arrived)
+        return {
+            tier: self._move(self._reads[tier], size_bytes, READ, on_done)
             for tier, size_bytes in by_tier.items()
-        ]
+        }
+
+    def losses(self, tier: int) -> int:
+        """How often the tier has lost everything."""
+        return self._pool.tiers[tier].losses
 
     def write_through(self) -> None:
         """Start the writes that the books have noted since the last call."""

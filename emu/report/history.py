@@ -15,6 +15,7 @@ One record is one JSON object with `at_ns` and `event`:
     state      replica, from, to, writer        a replica changed its state
     fault      kind, target                     a fault struck
     fault_over kind, target                     one that lasted is over
+    plan       text                             what a planner decided, with its figures
 """
 
 from __future__ import annotations

@@ -257,7 +257,7 @@ class Watched(Cluster):
         scaler, tick = self.scaler, self.scaler.tick
 
         def watched() -> int:
-            before = scan(scaler._snapshot())
+            before = scan(scaler.snapshot())
             orders: list[Load] = []
             load = scaler._load
 
@@ -268,7 +268,7 @@ class Watched(Cluster):
             scaler._load = noted  # type: ignore[method-assign]
             wake_ns = tick()
             scaler._load = load  # type: ignore[method-assign]
-            after = scan(scaler._snapshot())
+            after = scan(scaler.snapshot())
             overshoot = any(o.method == "tanz" for o in orders)
             table = scaler.table
             for kind, was, now, least, most in (

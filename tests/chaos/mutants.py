@@ -218,6 +218,42 @@ MUTANTS = (
         "        self.slowdown = slowdown\n        self.inbox.poke()\n",
         "        self.slowdown = slowdown\n",
     ),
+    Mutant(
+        "a replica comes back on a GPU that is down",
+        "emu/faults/recovery.py",
+        "                if not self._has_gpus(replica):\n",
+        "                if False:\n",
+    ),
+    Mutant(
+        "who reads KV from a tier does not hear that it is lost",
+        "emu/faults/oncontrol.py",
+        "        tokens = replica.obstacles.lose_recalls(tier)\n",
+        "        tokens = 0\n",
+    ),
+    Mutant(
+        "a planner without metrics decides",
+        "emu/autoscale/sight.py",
+        "        if self._losses:\n            return None\n",
+        "",
+    ),
+    Mutant(
+        "the pod autoscaler forgets what it wanted a moment ago",
+        "emu/autoscale/hpa.py",
+        "        kept = max(self._lowest.extreme[1], min(total, self._highest.extreme[1]))\n",
+        "        kept = self._lowest.extreme[1]\n",
+    ),
+    Mutant(
+        "a planner loads dead replicas",
+        "emu/autoscale/serverless_plan.py",
+        "    free = [v for v in snapshot.replicas if v.state is S.INACTIVE]\n",
+        "    free = [v for v in snapshot.replicas if v.state in (S.INACTIVE, S.FAILED)]\n",
+    ),
+    Mutant(
+        "the blitz planner goes down by two",
+        "emu/autoscale/demand.py",
+        "    change = max(change, -1, 1 - count)\n",
+        "    change = max(change, -2, 1 - count)\n",
+    ),
 )
 
 

@@ -56,6 +56,8 @@ CASES: list[dict[str, Any]] = [
     {"kind": "replica_crash", "replica": 2},
     {"kind": "replica_crash", "stage": "decode"},
     {"kind": "replica_restart", "replica": 3, "duration_s": 0.1},
+    {"kind": "gpu_crash", "gpu": 2, "duration_s": 0.1},
+    {"kind": "node_crash", "node": 3, "duration_s": 0.1},
     {"kind": "straggler", "replica": 2, "magnitude": 4.0, "duration_s": 0.5},
     {"kind": "freeze", "replica": 2},
     {"kind": "pause", "replica": 2, "duration_s": 0.05},
@@ -69,7 +71,7 @@ CASES: list[dict[str, Any]] = [
     {"kind": "transfer_broken", "magnitude": 0.5, "probability": 0.5, "duration_s": 0.5},
     {"kind": "transfer_hang", "probability": 0.3, "duration_s": 0.3},
     {"kind": "completion_late", "magnitude": 20.0, "duration_s": 0.3},
-    {"kind": "completion_twice", "magnitude": 5.0, "duration_s": 0.5},
+    {"kind": "completion_twice", "magnitude": 5.0, "times": 3, "duration_s": 0.5},
     {"kind": "handshake_lost", "probability": 0.3, "duration_s": 0.3},
     {"kind": "destination_refuses", "probability": 0.5, "duration_s": 0.3},
     {"kind": "host_cache_lost", "node": 1},
@@ -138,6 +140,16 @@ def test_when_nobody_is_left_requests_fail_instead_of_waiting_for_ever(tmp_path:
     assert "no_replica_left" in reasons
 
 
+def test_a_crash_strikes_who_has_been_in_the_stage_for_so_long(tmp_path: Path) -> None:
+    """Replica 0 comes back after 0.2 s and loads for half a second; it dies again in the middle."""
+    faults: list[dict[str, Any]] = [
+        {"at_s": 0.1, "kind": "replica_crash", "replica": 0},
+        {"at_s": 0.1, "kind": "replica_crash", "stage": "loading", "magnitude": 0.15},
+    ]
+    out = struck(tmp_path, faults)
+    assert [m["time_ns"] for m in marks(out, "fault")] == ["100000000", "450000000"]
+
+
 def test_a_short_pause_loses_nothing(tmp_path: Path) -> None:
     fault = {"at_s": 0.3, "kind": "pause", "replica": 2, "duration_s": 0.05}
     out = struck(tmp_path, [fault])
@@ -162,6 +174,11 @@ def test_every_kind_is_in_the_documentation(kind: str) -> None:
         ({"kind": "partition", "source": 0, "destination": 0}, "faults.0.destination", "source"),
         ({"kind": "replica_crash", "stage": "x"}, "faults.0.stage", "expected one of"),
         ({"kind": "freeze", "replica": 0, "node": 0}, "faults.0.node", "means nothing"),
+        ({"kind": "freeze", "replica": 0, "times": 2}, "faults.0.times", "means nothing"),
+        ({"kind": "link_down", "replica": 0, "times": 2}, "faults.0.times", "duration_s"),
+        ({"kind": "pause", "replica": 0, "probability": 0.5}, "probability", "means nothing"),
+        ({"kind": "replica_crash", "replica": 0, "magnitude": 1.0}, "magnitude", "stage"),
+        ({"kind": "metrics_delayed", "magnitude": 60_001.0}, "magnitude", "<= 60000 (ms)"),
     ],
 )
 def test_a_fault_that_cannot_be_is_refused(fault: dict[str, Any], where: str, what: str) -> None:

@@ -11,7 +11,7 @@ from cyclopts import App
 from benchmarks.doc_figures import FIGURES
 from emu.cli import app
 from emu.config.docs import tables
-from emu.docs import DOCS, PAGES, catalogue_markdown, states_markdown
+from emu.docs import DOCS, PAGES, PARTS, catalogue_markdown
 from emu.sweep import schema
 
 ROOT = DOCS.parent
@@ -27,10 +27,13 @@ def test_generated_pages_are_current(name: str) -> None:
     assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name](), "run: make docs"
 
 
-def test_the_diagram_of_states_is_current() -> None:
-    text = (DOCS / "states.md").read_text(encoding="utf-8")
-    assert states_markdown(text) == text, "run: make docs"
-    assert "stateDiagram-v2" in text
+@pytest.mark.parametrize(
+    ("name", "what"), [("states.md", "stateDiagram-v2"), ("faults.md", "Every arrival")]
+)
+def test_generated_parts_are_current(name: str, what: str) -> None:
+    text = (DOCS / name).read_text(encoding="utf-8")
+    assert PARTS[name](text) == text, "run: make docs"
+    assert PARTS[name](text.replace(what, "")) == text
 
 
 def commands(one: App, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:

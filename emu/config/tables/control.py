@@ -24,6 +24,10 @@ class AutoscaleTable(Table, kw_only=True, frozen=True):
     blocking: Annotated[
         bool, doc("The planner waits while a multicast is under way (as the original).")
     ] = False
+    metrics_delay_ms: Annotated[
+        NonNegative,
+        doc("Age of the load that the planner sees; states of replicas it knows at once."),
+    ] = 0.0
     min_prefill: Annotated[Count, doc("Prefill replicas at least.")] = 1
     max_prefill: Annotated[Count, doc("Prefill replicas at most.")] = 64
     min_decode: Annotated[Count, doc("Decode replicas at least.")] = 1
@@ -145,6 +149,7 @@ class FaultTable(Table, kw_only=True, frozen=True):
     kind: Annotated[str, doc("Kind of the fault (docs/faults.md).")]
     replica: Annotated[int, doc("Target replica; -1 = not given.")] = -1
     node: Annotated[int, doc("Target machine; -1 = not given.")] = -1
+    gpu: Annotated[int, doc("Target GPU, cluster wide; -1 = not given.")] = -1
     source: Annotated[int, doc("Pair faults: source replica.")] = -1
     destination: Annotated[int, doc("Pair faults: destination replica.")] = -1
     request: Annotated[int, doc("Request faults: request id.")] = -1
