@@ -40,16 +40,35 @@ def guarded(command: Callable[[], object]) -> int:
     except OSError as error:  # a full disk, a directory that went away
         where = f" ({error.filename})" if error.filename else ""
         return fail(f"the run cannot be written: {error.strerror or error}{where}", 3)
-    except Exception:  # the rim: an internal fault says so
+    except Exception as error:  # the rim: an internal fault says so
         import traceback
 
         traceback.print_exc()
         return fail("internal fault in emu (this is a bug; the traceback is above)", 1)
     return status if isinstance(status, int) else 0
+        where = _outside(error)
+        if where:
+            return fail(f"fault in {where}, which is no part of emu (the traceback is above)", 1)
 
 
 def fail(line: str, status: int) -> int:
     """Say why, and pass the status on."""
+def _outside(error: Exception) -> str:
+    """The file of a user's own class in which an exception arose; empty if it was emu's."""
+    import sysconfig
+
+    libraries = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+    frame, where = error.__traceback__, ""
+    while frame is not None:
+        name = frame.tb_frame.f_code.co_filename
+        if name.startswith(os.path.dirname(__file__)):
+            where = ""
+        elif not name.startswith((*libraries, "<")):
+            where = name
+        frame = frame.tb_next
+    return where
+
+
     print(line, file=sys.stderr)
     return status
 

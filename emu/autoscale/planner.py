@@ -20,7 +20,7 @@ from typing import Protocol
 from emu.autoscale.demand import Demand, Rates, demand
 from emu.autoscale.snapshot import Snapshot
 from emu.config.schema import AutoscaleTable
-from emu.plugins import load_plugin
+from emu.plugins import make_plugin
 
 
 class Planner(Protocol):
@@ -63,5 +63,6 @@ def make_planner(table: AutoscaleTable, rates: Rates) -> Planner:
         from emu.autoscale.hpa import HpaPlanner
 
         return HpaPlanner(table)
-    made: Planner = load_plugin(table.planner, "autoscale.planner")(table, rates)
+    needs = ("needs_ticks", "decide", "wake_ns")
+    made: Planner = make_plugin(table.planner, "autoscale.planner", table, rates, needs=needs)
     return made

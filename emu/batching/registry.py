@@ -13,7 +13,7 @@ from emu.batching.vllm import VllmScheduler
 from emu.batching.vllm_async import AsyncVllmScheduler
 from emu.config.schema import SchedulerTable
 from emu.kv.tiers import LowerTier
-from emu.plugins import load_plugin
+from emu.plugins import make_plugin
 
 _VIDUR: Final = MappingProxyType(
     {
@@ -53,5 +53,6 @@ def make_scheduler(
         vidur = getattr(module, _VIDUR[table.policy])
         made = vidur(table, limits, preemptions_max=preemptions_max)
     else:
-        made = load_plugin(table.policy, "scheduler.policy")(table, limits)
+        needs = ("enqueue", "schedule", "complete", "cancel")
+        made = make_plugin(table.policy, "scheduler.policy", table, limits, needs=needs)
     return made

@@ -13,6 +13,7 @@ import msgspec
 
 from emu.catalogue import sizes
 from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.lookup import lookup_gpu
 from emu.catalogue.model import ModelSpec
 from emu.config.schema import LatencyTable, NetworkTable, NodeTable, PlacementTable
 from emu.errors import InputError
@@ -24,7 +25,7 @@ from emu.latency.roofline import RooflineBackend
 from emu.latency.roofline_ops import efficiency
 from emu.network.collectives import Collectives, CollectiveSystem
 from emu.network.dims import NetworkDim
-from emu.plugins import load_plugin
+from emu.plugins import make_plugin
 
 if TYPE_CHECKING:
     from emu.latency.pim import PimAttention
@@ -201,7 +202,8 @@ def _named(context: LatencyContext) -> LatencyBackend:
         from emu.astra.factory import make_astra
 
         return make_astra(context)
-    made: LatencyBackend = load_plugin(table.backend, "latency.backend")(context)
+    needs = ("foreign", "iteration_ns", "stage_ns", "decode_run_ns", "components_ns")
+    made: LatencyBackend = make_plugin(table.backend, "latency.backend", context, needs=needs)
     return made
 
 
@@ -287,4 +289,16 @@ def _profile(context: LatencyContext, host: HostCosts) -> LatencyBackend:
         collective_ns=collectives(context),
         host=host,
         gate=gate,
+        sequences_at_once=_sequences_at_once(context),
     )
+
+
+def _sequences_at_once(context: LatencyContext) -> float:
+    """Decodes whose attention blocks, one for each KV head of a rank, a GPU runs together."""
+    name = context.table.hardware or context.gpu.name
+    try:
+        gpu = lookup_gpu(name)
+    except InputError:
+        return 0.0
+    heads = sizes.kv_heads_per_rank(context.model, context.tensor_parallel)
+    return gpu.sm_count * gpu.decode_blocks_per_sm / heads

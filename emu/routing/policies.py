@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from emu.plugins import load_plugin
+from emu.plugins import make_plugin
 from emu.request import Request
 from emu.rng import rng_stream
 from emu.routing.base import PrefixMatch, Router, Signal
@@ -115,5 +115,5 @@ def make_router(policy: str, *, seed: int, pool: str, match: PrefixMatch) -> Rou
         return RandomRouter(seed, f"router.{pool}")
     if policy == "prefix_aware":
         return PrefixAwareRouter(match)
-    made: Router = load_plugin(policy, "router.policy")()
+    made: Router = make_plugin(policy, "router.policy", needs=("choose",))
     return made

@@ -1,0 +1,61 @@
+"""Classes of one's own that are wrong: what the command line says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.helpers import ROOT, SMALL, emu, refused
+
+PLUGIN = """\
+class Empty:
+    pass
+class Raises:
+    def choose(self, request, signals):
+        return {}["oops"]
+class Fewest:
+    def choose(self, request, signals):
+        return min(range(len(signals)), key=lambda index: signals[index].waiting_tokens)
+"""
+TWO = ("--set", "replicas.0.count=2")  # between fewer there is nothing to choose
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "own.py").write_text(PLUGIN)
+    path = tmp_path / "c.toml"
+    path.write_text(SMALL)
+    return path
+
+
+def path_of(config: Path) -> dict[str, str]:
+    return {"PYTHONPATH": f"{ROOT}:{config.parent}"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        ("router.policy=own:Empty", "router.policy: own:Empty has no 'choose'"),
+        ("router.policy=own:Absent", "router.policy: module 'own' has no 'Absent'"),
+        (
+            "scheduler.policy=own:Empty",
+            "scheduler.policy: own:Empty cannot be made from (SchedulerTable, ReplicaLimits)",
+        ),
+        ("latency.backend=own:Empty", "latency.backend: own:Empty cannot be made from"),
+    ],
+)
+def test_a_class_that_does_not_fit_is_one_line(config: Path, setting: str, problem: str) -> None:
+    assert problem in refused(emu(config, "--set", setting, **path_of(config)))
+
+
+def test_a_fault_in_the_class_names_its_file(config: Path) -> None:
+    done = emu(config, *TWO, "--set", "router.policy=own:Raises", **path_of(config))
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"fault in {config.parent / 'own.py'}, which is no part of emu")
+
+
+def test_a_router_of_ones_own_runs(config: Path) -> None:
+    done = emu(config, "-q", *TWO, "--set", "router.policy=own:Fewest", **path_of(config))
+    assert done.returncode == 0, done.stderr
