@@ -44,15 +44,13 @@ def guarded(command: Callable[[], object]) -> int:
         import traceback
 
         traceback.print_exc()
-        return fail("internal fault in emu (this is a bug; the traceback is above)", 1)
-    return status if isinstance(status, int) else 0
         where = _outside(error)
         if where:
             return fail(f"fault in {where}, which is no part of emu (the traceback is above)", 1)
+        return fail("internal fault in emu (this is a bug; the traceback is above)", 1)
+    return status if isinstance(status, int) else 0
 
 
-def fail(line: str, status: int) -> int:
-    """Say why, and pass the status on."""
 def _outside(error: Exception) -> str:
     """The file of a user's own class in which an exception arose; empty if it was emu's."""
     import sysconfig
@@ -69,6 +67,8 @@ def _outside(error: Exception) -> str:
     return where
 
 
+def fail(line: str, status: int) -> int:
+    """Say why, and pass the status on."""
     print(line, file=sys.stderr)
     return status
 
