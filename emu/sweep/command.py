@@ -29,6 +29,7 @@ _FIGURES = {
     "output_throughput": "tokens/s",
     "request_goodput": "goodput",
     "gpu_seconds.total": "GPU s",
+    "cost": "cost",
     "load.verdict": "load",
 }
 

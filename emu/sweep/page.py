@@ -23,6 +23,7 @@ SHOWN: Final = (
     "output_throughput",
     "request_goodput",
     "gpu_seconds.total",
+    "cost",
     "load.verdict",
 )
 _ROWS_MAX: Final = 500
