@@ -11,17 +11,18 @@ happens, an owner hears of a transfer's end once, unless the fault is that it he
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
 
 from emu.actor import RANK_NETWORK, Kernel
-from emu.network.flows import END, FlowTable
+from emu.network.flows import END, FlowTable, Parts
+from emu.network.links import Link
 from emu.network.placement import Grid, shard_paths
-from emu.network.topology import Topology
-
-Parts = Sequence[tuple[Sequence[int], int]]
+from emu.network.topology import LinkPath, Topology
+from emu.units import NS_PER_S
 
 
 class Fate(msgspec.Struct, frozen=True):
@@ -59,6 +60,21 @@ class Carried(msgspec.Struct, eq=False):
         self.carrier.cancel(self.flow_id)
 
 
+class Lane(msgspec.Struct, frozen=True):
+    """The way from one replica's GPUs to another's."""
+
+    path: LinkPath
+    """From the first GPU of the one to the first of the other."""
+    links: Sequence[Link]
+    """The records of the same."""
+    width: int
+    """Pairs of GPUs that can send at once."""
+    latency_ns: int
+    """The longest of all pairs."""
+    is_single: bool
+    """There is one pair of GPUs."""
+
+
 class Carrier:
     """Transfers over the links of a topology."""
 
@@ -67,18 +83,18 @@ class Carrier:
         self.topology = topology
         self._rates = topology.link_rates
         self.table = FlowTable(self._rates)
-        self.moved_bytes: dict[str, int] = {}
+        self.moved_bytes: defaultdict[str, int] = defaultdict(int)
         """Bytes of ended transfers by kind, overlapped parts included."""
         self.transfers = 0
-        self.active: dict[str, int] = {}
+        self.active: defaultdict[str, int] = defaultdict(int)
         """Transfers under way by kind."""
-        self._lanes: dict[tuple[int, int], tuple[Sequence[int], int]] = {}
+        self._lanes: dict[tuple[Grid, Grid], Lane] = {}
         self.fate: Callable[[str, tuple[int, int] | None], Fate | None] | None = None
         """Asked at the start of each transfer that can fail; None = nothing can happen."""
         self.timeout_ns = 5_000_000_000
         self.cuts = 0
         """Faults in force that may stop transfers altogether."""
-        self.failures: dict[str, int] = {}
+        self.failures: defaultdict[str, int] = defaultdict(int)
         """Transfers that failed, by reason."""
         self._is_watching = False
         self._next_id = 0
@@ -102,38 +118,41 @@ class Carrier:
         Layer-wise overlap: while the sender computed for `overlapped_ns`, the pieces that were
         ready could leave at the path's full rate; at least the last piece is still to move.
         """
+        lane = self._lanes.get((source, destination)) or self._new_lane(source, destination)
         left_bytes = size_bytes
-        lanes = min(len(source.gpus), len(destination.gpus))
-        lane, latency_ns = self._lane(source.gpus[0], destination.gpus[0])
         if overlapped_ns and pieces > 1:
-            links = self.table.links
-            rate = min([links[link].bytes_per_s for link in lane], default=0) * lanes
-            if pair is not None and self.table.is_cut(pair):
+            rate = min([link.bytes_per_s for link in lane.links], default=0) * lane.width
+            if self.cuts and pair is not None and self.table.is_cut(pair):
                 rate = 0
             ready_ns = overlapped_ns * (pieces - 1) // pieces
-            hidden = min(size_bytes - size_bytes // pieces, rate * ready_ns // 1_000_000_000)
+            hidden = min(size_bytes - size_bytes // pieces, rate * ready_ns // NS_PER_S)
             left_bytes -= hidden
-            self.moved_bytes[kind] = self.moved_bytes.get(kind, 0) + hidden
-        parts: Parts = ((lane, left_bytes),)
-        if len(source.gpus) != 1 or len(destination.gpus) != 1:
-            topology = self.topology
-            parts = shard_paths(source, destination, left_bytes, topology)
-            latency_ns = max((topology.latency_ns(links) for links, _ in parts), default=0)
+            self.moved_bytes[kind] += hidden
+        parts: Parts = ((lane.path, left_bytes),)
+        if not lane.is_single:
+            parts = shard_paths(source, destination, left_bytes, self.topology)
         return self.carry(
             parts,
             kind=kind,
             on_done=on_done,
-            latency_ns=latency_ns,
+            latency_ns=lane.latency_ns,
             pair=pair,
             on_failed=on_failed,
         )
 
-    def _lane(self, source: int, destination: int) -> tuple[Sequence[int], int]:
-        """Links and latency between two GPUs."""
-        lane = self._lanes.get((source, destination))
-        if lane is None:
-            links = self.topology.path(source, destination)
-            lane = self._lanes[source, destination] = (links, self.topology.latency_ns(links))
+    def _new_lane(self, source: Grid, destination: Grid) -> Lane:
+        """Look up the way from one replica to another, for good."""
+        topology = self.topology
+        path = topology.path(source.gpus[0], destination.gpus[0])
+        width = min(len(source.gpus), len(destination.gpus))
+        paths = [path for path, _ in shard_paths(source, destination, 0, topology)]
+        lane = self._lanes[source, destination] = Lane(
+            path,
+            self.table.path(path),
+            width,
+            max([topology.latency_ns(path) for path in paths]),
+            len(paths) == 1,
+        )
         return lane
 
     def carry(
@@ -176,7 +195,7 @@ class Carrier:
             tag=carried,
         )
         self.transfers += 1
-        self.active[kind] = self.active.get(kind, 0) + 1
+        self.active[kind] += 1
         self.rearm()
         if self.cuts:
             self.watch()
@@ -203,7 +222,7 @@ class Carrier:
         if carried.is_over:
             return
         carried.cancel()
-        self.failures[reason] = self.failures.get(reason, 0) + 1
+        self.failures[reason] += 1
         assert carried.on_failed is not None
         carried.on_failed(reason)
 
@@ -272,7 +291,7 @@ class Carrier:
             return
         kind = transfer.kind
         moved = self.table.cancel(flow_id, self.kernel.now_ns)
-        self.moved_bytes[kind] = self.moved_bytes.get(kind, 0) + moved
+        self.moved_bytes[kind] += moved
         self.active[kind] -= 1
         self.rearm()
 
@@ -295,7 +314,7 @@ class Carrier:
             carried: Carried = event.tag
             if event.mark == END:
                 kind = carried.kind
-                self.moved_bytes[kind] = self.moved_bytes.get(kind, 0) + carried.size_bytes
+                self.moved_bytes[kind] += carried.size_bytes
                 self.active[kind] -= 1
                 if not carried.is_over:  # given up by what came before at this instant
                     self._end(carried)

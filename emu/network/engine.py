@@ -8,20 +8,25 @@ A flow is *running* while it holds a share of its links, which may be nothing wh
 It is not while it waits for its feeder's first chunk, stands at its limit, is cut off by a
 partition, has lost its feeder, or is closed. Every change of that goes through `_go`, `_stop`,
 `_close`; they note what has to be divided anew, `_flush` does it once an instant.
+
+A transfer in one part that finds its links free is *alone*: its end is known, and as long as nobody
+else comes it needs no flow. `_unfold` gives it one as of its start when somebody comes or looks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final
 
 from emu.network.links import SLACK_UNITS, UNITS_PER_BYTE, Flow, Link, Pair, Transfer, rate_units
 from emu.network.sharing import component, fill
-from emu.units import ceil_div
+from emu.units import NS_PER_S, ceil_div
 
 END: Final = -1
 """The mark that stands for the end of a transfer."""
+_UNLIMITED: Final = 1 << 62
 
 
 class FlowEngine:
@@ -33,12 +38,12 @@ class FlowEngine:
             for index, rate in enumerate(link_bytes_per_s)
         ]
         self.now_ns = 0
-        self.started_bytes: dict[str, int] = {}
-        self.carried_bytes: dict[str, int] = {}
-        self.lost_bytes: dict[str, int] = {}
+        self.started_bytes: defaultdict[str, int] = defaultdict(int)
+        self.carried_bytes: defaultdict[str, int] = defaultdict(int)
+        self.lost_bytes: defaultdict[str, int] = defaultdict(int)
         self._transfers: dict[int, Transfer] = {}
         self._seq = 0
-        self._events: list[tuple[int, int, int, Flow]] = []
+        self._events: list[tuple[int, int, int, Flow | Transfer]] = []
         self._events_max = 256
         self._reports: list[tuple[int, int, Transfer, int]] = []
         self._dirty_links: list[Link] = []
@@ -46,25 +51,40 @@ class FlowEngine:
         self._blocked_pairs: dict[Pair, None] = {}
         self._least_latency_ns = 0
         self._has_extra_latency = False
+        self._paths: dict[tuple[int, ...], tuple[Link, ...]] = {}
+
+    def path(self, path: Sequence[int]) -> tuple[Link, ...]:
+        """The records of some links."""
+        key = tuple(path)
+        links = self._paths.get(key)
+        if links is None:
+            links = self._paths[key] = tuple([self.links[index] for index in key])
+        return links
 
     def _run_until(self, until_ns: int) -> None:
         """Let everything happen that is due by then, each thing at its own instant."""
         assert until_ns >= self.now_ns, f"time goes back: {self.now_ns} -> {until_ns}"
+        events = self._events
         while True:
-            at_ns = self._peek()
-            is_due = at_ns is not None and at_ns <= until_ns
-            if (self._dirty_flows or self._dirty_links) and (
-                at_ns != self.now_ns if is_due else until_ns > self.now_ns
-            ):
-                # Time is about to move on: first the changes of this instant, which may make
-                # the entry just seen void, or bring an earlier one.
-                self._flush()
-                continue
-            if at_ns is None or not is_due:
-                break
-            self.now_ns = at_ns
-            self._happen(heappop(self._events)[3])
-        self.now_ns = until_ns
+            while events and events[0][0] <= until_ns:
+                at_ns, _, version, entry = events[0]
+                if version != entry.version:
+                    heappop(events)
+                    continue
+                if at_ns > self.now_ns and (self._dirty_flows or self._dirty_links):
+                    break
+                self.now_ns = at_ns
+                heappop(events)
+                if isinstance(entry, Flow):
+                    self._happen(entry)
+                else:
+                    self._end_alone(entry)
+            if until_ns == self.now_ns or not (self._dirty_flows or self._dirty_links):
+                self.now_ns = until_ns
+                return
+            # Time is about to move on: first the changes of this instant, which may make the
+            # entry just seen void, or bring an earlier one.
+            self._flush()
 
     def _happen(self, flow: Flow) -> None:
         """The instant that was scheduled for a flow has come."""
@@ -154,12 +174,71 @@ class FlowEngine:
         heapify(self._events)
         self._events_max = 256 + 2 * len(self._events)
 
-    def _peek(self) -> int | None:
-        """The next instant at which something happens to a flow."""
-        events = self._events
-        while events and events[0][3].version != events[0][2]:
-            heappop(events)
-        return events[0][0] if events else None
+    # A transfer alone.
+
+    def _go_alone(self, transfer: Transfer, links: tuple[Link, ...]) -> bool:
+        """Have these links to itself. False if somebody is there, or nothing can move."""
+        if not transfer.size_bytes or transfer.pair in self._blocked_pairs:
+            return False
+        rate = _UNLIMITED
+        for link in links:
+            if link.running or link.lone is not None:
+                return False
+            if link.bytes_per_s < rate:
+                rate = link.bytes_per_s
+        if not rate or not links:
+            return False
+        for link in links:
+            link.lone = transfer
+        self._seq += 1
+        transfer.seq = self._seq
+        transfer.lone_links = links
+        # As of a flow: the slack there is less than one part of the dividend here.
+        end_ns = self.now_ns + ceil_div(transfer.size_bytes * NS_PER_S, rate)
+        heappush(self._events, (end_ns, transfer.seq, 0, transfer))
+        return True
+
+    def _end_alone(self, transfer: Transfer) -> None:
+        """All bytes are through, and nobody came."""
+        links, kind, size_bytes = transfer.lone_links, transfer.kind, transfer.size_bytes
+        transfer.lone_links = ()
+        transfer.carried_bytes = size_bytes
+        self.carried_bytes[kind] += size_bytes
+        for link in links:
+            link.lone = None
+            link.moved_bytes[kind] += size_bytes
+        self._report(transfer, links, END)
+
+    def _unfold(self, transfer: Transfer) -> None:
+        """Somebody comes or looks: the transfer has a flow, as if it had had it from the start."""
+        links, transfer.lone_links = transfer.lone_links, ()
+        if not links:
+            return
+        transfer.version = transfer.open_flows = 1
+        size = transfer.size_bytes * UNITS_PER_BYTE
+        flow = Flow(
+            seq=transfer.seq,
+            transfer=transfer,
+            links=links,
+            size_bytes=transfer.size_bytes,
+            size=size,
+            weight=1,
+            marks=[],
+            limit=size,
+            settled_ns=transfer.started_ns,
+            rate=min([link.capacity for link in links]),
+            is_running=True,
+        )
+        transfer.flows.append(flow)
+        for link in links:
+            link.lone = None
+            link.running[flow.seq] = flow
+        self._schedule(flow)
+
+    def _unfold_all(self) -> None:
+        """Every transfer has its flows: somebody looks at all."""
+        for transfer in self._transfers.values():
+            self._unfold(transfer)
 
     # Life of a flow.
 
@@ -175,22 +254,7 @@ class FlowEngine:
         if flow.is_waiting:
             self._dirty_flows.append(flow)
             return
-        if flow.is_blocked or not flow.limit:
-            return
-        for link in flow.links:
-            if link.running:
-                self._go(flow)
-                return
-        # Nobody is on any of its links: no need to look further.
-        flow.is_running = True
-        rate = flow.links[0].capacity
-        for link in flow.links:
-            assert flow.seq not in link.running, "a path uses a link once"
-            link.running[flow.seq] = flow
-            if link.capacity < rate:
-                rate = link.capacity
-        flow.rate = rate
-        self._schedule(flow)
+        self._go(flow)
 
     def _go(self, flow: Flow) -> None:
         """Take part in the sharing, if nothing stands in the way."""
@@ -201,6 +265,8 @@ class FlowEngine:
         flow.settle(self.now_ns)
         flow.is_running = True
         for link in flow.links:
+            if link.lone is not None:
+                self._unfold(link.lone)
             assert flow.seq not in link.running, "a path uses a link once"
             link.running[flow.seq] = flow
         self._dirty_flows.append(flow)
@@ -250,7 +316,7 @@ class FlowEngine:
                 self._go(follower)
         transfer.open_flows -= 1
         if not transfer.open_flows:
-            self._report(flow, END)
+            self._report(transfer, flow.links, END)
 
     def _orphan(self, follower: Flow) -> None:
         """Its feeder is gone before its end."""
@@ -261,14 +327,14 @@ class FlowEngine:
 
     def _count(self, flow: Flow, carried: int, lost: int) -> None:
         """Enter a flow that has ended, or was cancelled, in the books."""
-        kind = flow.transfer.kind
-        self.carried_bytes[kind] = self.carried_bytes.get(kind, 0) + carried
+        links, kind = flow.links, flow.transfer.kind
+        self.carried_bytes[kind] += carried
+        for link in links:
+            link.moved_bytes[kind] += carried
         if lost:
-            self.lost_bytes[kind] = self.lost_bytes.get(kind, 0) + lost
-        for link in flow.links:
-            link.moved_bytes[kind] = link.moved_bytes.get(kind, 0) + carried
-            if lost:
-                link.lost_bytes[kind] = link.lost_bytes.get(kind, 0) + lost
+            self.lost_bytes[kind] += lost
+            for link in links:
+                link.lost_bytes[kind] += lost
 
     def _pass_marks(self, flow: Flow) -> None:
         marks = flow.marks
@@ -280,19 +346,19 @@ class FlowEngine:
             marks_open = flow.transfer.marks_open
             marks_open[mark] -= 1
             if not marks_open[mark]:
-                self._report(flow, mark)
+                self._report(flow.transfer, flow.links, mark)
 
-    def _report(self, flow: Flow, mark: int) -> None:
-        transfer = flow.transfer
+    def _report(self, transfer: Transfer, links: Iterable[Link], mark: int) -> None:
         at_ns = self.now_ns + transfer.latency_ns
         if self._has_extra_latency:
-            at_ns += sum([link.extra_latency_ns for link in flow.links])
+            at_ns += sum([link.extra_latency_ns for link in links])
         at_ns = max(at_ns, transfer.last_report_ns)
         transfer.last_report_ns = at_ns
         self._seq += 1
         heappush(self._reports, (at_ns, self._seq, transfer, mark))
 
     def _open_flows(self) -> Iterator[Flow]:
+        self._unfold_all()
         for transfer in self._transfers.values():
             for flow in transfer.flows:
                 if not flow.is_closed:

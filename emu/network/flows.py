@@ -41,6 +41,10 @@ from emu.network.links import UNITS_PER_BYTE, UNITS_PER_RATE, Flow, Pair, Transf
 __all__ = ["END", "FlowEvent", "FlowTable"]
 
 
+Parts = Sequence[tuple[Sequence[int], int]]
+"""Parallel parts of a transfer: the links of each and its bytes."""
+
+
 class FlowEvent(msgspec.Struct, frozen=True):
     """Something that a transfer reports."""
 
@@ -71,7 +75,7 @@ class FlowTable(FlowEngine):
     def start_group(
         self,
         flow_id: int,
-        parts: Sequence[tuple[Sequence[int], int]],
+        parts: Parts,
         now_ns: int,
         *,
         kind: str = "kv",
@@ -94,46 +98,51 @@ class FlowTable(FlowEngine):
         assert flow_id not in self._transfers, f"transfer {flow_id} is already under way"
         assert parts, "a transfer has at least one part"
         self._run_until(now_ns)
-        total = 0
-        for _, size_bytes in parts:
-            total += size_bytes
-        feeders = self._feeders(after, len(parts))
+        total = sum([size_bytes for _, size_bytes in parts])
         if not self._transfers or latency_ns < self._least_latency_ns:
             self._least_latency_ns = latency_ns
-        transfer = Transfer(
-            flow_id=flow_id,
-            kind=kind,
-            size_bytes=total,
-            latency_ns=latency_ns,
-            pair=pair,
-            tag=tag,
-            open_flows=len(parts),
-            marks_open=[len(parts)] * len(marks),
-            last_report_ns=now_ns,
-        )
+        transfer = Transfer(flow_id, kind, total, latency_ns, pair, tag, now_ns, now_ns)
         self._transfers[flow_id] = transfer
-        self.started_bytes[kind] = self.started_bytes.get(kind, 0) + total
+        self.started_bytes[kind] += total
+        is_plain = len(parts) == weight == 1 and not marks and after is None and limit_bytes is None
+        if is_plain and self._go_alone(transfer, self.path(parts[0][0])):
+            return
+        transfer.open_flows = len(parts)
+        transfer.marks_open = [len(parts)] * len(marks)
         limit_bytes = total if limit_bytes is None else min(limit_bytes, total)
+        feeders = self._feeders(after, len(parts))
         for index, (path, size_bytes) in enumerate(parts):
-            self._seq += 1
-            size = size_bytes * UNITS_PER_BYTE
-            flow = Flow(
-                seq=self._seq,
-                transfer=transfer,
-                links=tuple([self.links[link] for link in path]),
-                size_bytes=size_bytes,
-                size=size,
-                weight=weight,
-                marks=[size * mark // total if total else 0 for mark in marks] if marks else [],
-                limit=size if limit_bytes == total else size * limit_bytes // total,
-                settled_ns=now_ns,
-            )
-            transfer.flows.append(flow)
-            if pair is not None and pair in self._blocked_pairs:
-                flow.is_blocked = True
+            flow = self._new_flow(transfer, path, size_bytes, weight, marks, limit_bytes)
             if feeders is not None and not feeders[index].is_closed:
                 self._follow(flow, feeders[index], lag_bytes)
             self._launch(flow)
+
+    def _new_flow(
+        self,
+        transfer: Transfer,
+        path: Sequence[int],
+        size_bytes: int,
+        weight: int,
+        marks: Sequence[int],
+        limit_bytes: int,
+    ) -> Flow:
+        """One part of a transfer, which has `marks` and `limit_bytes` as a whole."""
+        self._seq += 1
+        size, total = size_bytes * UNITS_PER_BYTE, transfer.size_bytes
+        flow = Flow(
+            seq=self._seq,
+            transfer=transfer,
+            links=self.path(path),
+            size_bytes=size_bytes,
+            size=size,
+            weight=weight,
+            marks=[size * mark // total if total else 0 for mark in marks],
+            limit=size if limit_bytes == total else size * limit_bytes // total,
+            settled_ns=self.now_ns,
+            is_blocked=transfer.pair in self._blocked_pairs,
+        )
+        transfer.flows.append(flow)
+        return flow
 
     def cancel(self, flow_id: int, now_ns: int) -> int:
         """Stop a transfer for good and give the bytes that were carried; nothing more is reported.
@@ -142,6 +151,7 @@ class FlowTable(FlowEngine):
         """
         self._run_until(now_ns)
         transfer = self._transfers.pop(flow_id)
+        self._unfold(transfer)
         transfer.is_cancelled = True
         for flow in transfer.flows:
             if flow.is_closed:
@@ -179,6 +189,8 @@ class FlowTable(FlowEngine):
         """Change the capacity of a link; 0 = down: what needs it stalls, in place."""
         self._run_until(now_ns)
         record = self.links[link]
+        if record.lone is not None:
+            self._unfold(record.lone)
         record.bytes_per_s = bytes_per_s
         record.capacity = rate_units(bytes_per_s)
         self._dirty_links.append(record)
@@ -199,6 +211,7 @@ class FlowTable(FlowEngine):
         for transfer in self._transfers.values():
             if transfer.pair != pair:
                 continue
+            self._unfold(transfer)
             for flow in transfer.flows:
                 flow.is_blocked = is_cut
                 if is_cut:
@@ -210,13 +223,17 @@ class FlowTable(FlowEngine):
 
     def next_event_ns(self) -> int | None:
         """When to call `advance` next: nothing is reported before. None = nothing under way."""
-        self._flush()
-        at_ns = self._peek()
-        if at_ns is not None:
-            # What ends at that instant is reported a latency later: one call serves both.
-            at_ns += self._least_latency_ns
-        if self._reports and (at_ns is None or self._reports[0][0] < at_ns):
-            return self._reports[0][0]
+        if not self._transfers:
+            return None
+        if self._dirty_flows or self._dirty_links:
+            self._flush()
+        events, reports = self._events, self._reports
+        while events and events[0][3].version != events[0][2]:
+            heappop(events)
+        # What ends at that instant is reported a latency later: one call serves both.
+        at_ns = events[0][0] + self._least_latency_ns if events else None
+        if reports and (at_ns is None or reports[0][0] < at_ns):
+            return reports[0][0]
         return at_ns
 
     def advance(self, now_ns: int) -> list[FlowEvent]:
@@ -254,6 +271,7 @@ class FlowTable(FlowEngine):
 
     def rate_of(self, flow_id: int) -> float:
         """Present rate of a transfer, all parts, in bytes per second."""
+        self._unfold(self._transfers[flow_id])
         self._flush()
         return sum(flow.rate for flow in self._transfers[flow_id].flows) / UNITS_PER_RATE
 
@@ -261,12 +279,14 @@ class FlowTable(FlowEngine):
         """Bytes of a transfer that have been carried."""
         self._run_until(now_ns)
         transfer = self._transfers[flow_id]
+        self._unfold(transfer)
         return transfer.carried_bytes + sum(
             flow.bytes_at(now_ns) for flow in transfer.flows if not flow.is_closed
         )
 
     def transfers_on(self, link: int) -> list[int]:
         """Ids of the transfers that still have bytes to move over a link, in order of starting."""
+        self._unfold_all()
         return [
             transfer.flow_id
             for transfer in self._transfers.values()
@@ -283,6 +303,7 @@ class FlowTable(FlowEngine):
 
     def utilisation(self, link: int) -> float:
         """Part of a link's present capacity in use; 0 for a link that is down."""
+        self._unfold_all()
         self._flush()
         record = self.links[link]
         used = sum(flow.rate for flow in record.running.values())
@@ -295,6 +316,7 @@ class FlowTable(FlowEngine):
 
     def recount(self) -> None:
         """Check invariant I11 from scratch; raises InvariantViolation."""
+        self._unfold_all()
         self._flush()
         audit(
             self.now_ns,
@@ -309,6 +331,7 @@ class FlowTable(FlowEngine):
         """The flows of the hop before, or None when nothing holds a new one back."""
         if after is None or after not in self._transfers:
             return None
+        self._unfold(self._transfers[after])
         feeders = self._transfers[after].flows
         assert len(feeders) == parts, "a hop has as many parts as the hop before it"
         return feeders

@@ -22,6 +22,7 @@ not to bring a reach forward: distances are multiples of 1e-9/k byte, k the prod
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from typing import Any, Final
 
 import msgspec
@@ -38,6 +39,10 @@ Pair = tuple[int, int]
 """(source, destination) in the caller's numbering, for partitions between two parties."""
 
 
+def _zeros() -> defaultdict[str, int]:
+    return defaultdict(int)
+
+
 class Link(msgspec.Struct, eq=False, kw_only=True):
     """One direction of one link."""
 
@@ -48,9 +53,11 @@ class Link(msgspec.Struct, eq=False, kw_only=True):
     extra_latency_ns: int = 0
     running: dict[int, Flow] = msgspec.field(default_factory=dict)
     """Flows that use it now, by sequence number (insertion order = order of starting)."""
-    moved_bytes: dict[str, int] = msgspec.field(default_factory=dict)
+    lone: Transfer | None = None
+    """The transfer that has it to itself, without a flow: nothing is `running` then."""
+    moved_bytes: defaultdict[str, int] = msgspec.field(default_factory=_zeros)
     """Bytes of ended flows that passed, by kind."""
-    lost_bytes: dict[str, int] = msgspec.field(default_factory=dict)
+    lost_bytes: defaultdict[str, int] = msgspec.field(default_factory=_zeros)
     """Bytes of cancelled flows that did not pass, by kind."""
     fill_left: int = 0
     fill_weight: int = 0
@@ -114,7 +121,7 @@ class Flow(msgspec.Struct, eq=False, kw_only=True):
             self.settled_ns = now_ns
 
 
-class Transfer(msgspec.Struct, eq=False, kw_only=True):
+class Transfer(msgspec.Struct, eq=False):
     """What a caller started under one id: flows in parallel that end together."""
 
     flow_id: int
@@ -123,14 +130,21 @@ class Transfer(msgspec.Struct, eq=False, kw_only=True):
     latency_ns: int
     pair: Pair | None
     tag: Any
+    started_ns: int
+    last_report_ns: int
     flows: list[Flow] = msgspec.field(default_factory=list)
     open_flows: int = 0
     marks_open: list[int] = msgspec.field(default_factory=list)
     """For each mark, the flows that have not passed it."""
     carried_bytes: int = 0
     """Bytes of the flows that have ended."""
-    last_report_ns: int = 0
     is_cancelled: bool = False
+    lone_links: tuple[Link, ...] = ()
+    """Links that it has to itself: it has no flow until somebody else comes."""
+    seq: int = 0
+    """Of the flow that it would have."""
+    version: int = 0
+    """1 once it has a flow after all: its own entry in the event heap is void."""
 
 
 def rate_units(bytes_per_s: int) -> int:
