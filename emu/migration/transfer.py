@@ -104,7 +104,10 @@ def kv_bytes(requests: list[Request], block_size: int, kv_bytes_per_token: int) 
 
     A request that had to be computed again moves all that it has reached.
     """
-    blocks = 0
-    for request in requests:
-        blocks += ceil_div(request.prompt_tokens + (request.generated_tokens or 1), block_size)
+    blocks = sum([kv_blocks(request, block_size) for request in requests])
     return blocks * block_size * kv_bytes_per_token
+
+
+def kv_blocks(request: Request, block_size: int) -> int:
+    """Pages of a request that moves."""
+    return ceil_div(request.prompt_tokens + (request.generated_tokens or 1), block_size)

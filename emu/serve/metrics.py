@@ -42,6 +42,13 @@ _HISTOGRAMS: Final[tuple[tuple[str, str, Callable[[Statistics], Histogram]], ...
     ("iteration_tokens_total", "Tokens of an iteration.", lambda s: s.iteration_tokens),
 )
 
+_TRANSFERS: Final[tuple[tuple[str, str, Callable[[Statistics], Histogram]], ...]] = (
+    ("xfer_time_seconds", "Start of a KV transfer to its last byte.", lambda s: s.transfer),
+    ("post_time_seconds", "Handing a KV transfer to the network.", lambda s: s.transfer_post),
+    ("bytes_transferred", "Bytes of a KV transfer.", lambda s: s.transfer_bytes),
+    ("num_descriptors", "Pieces of a KV transfer.", lambda s: s.transfer_descriptors),
+)
+
 
 class HouseCollector(Collector):
     """Reads the cluster when it is scraped."""
@@ -55,6 +62,8 @@ class HouseCollector(Collector):
         yield from self._request_counters()
         for name, text, pick in _HISTOGRAMS:
             yield self._histogram(f"vllm:{name}", text, pick(self._house.cluster.stats))
+        if self._house.cluster.watchers:
+            yield from self._transfer_families()
         yield from self._cluster_families()
         yield from self._server_families()
 
@@ -141,6 +150,28 @@ class HouseCollector(Collector):
             buckets.append((bound, reached))
         family.add_metric([self._house.model, "all"], buckets=buckets, sum_value=histogram.total)
         return family
+
+    def _transfer_families(self) -> Iterator[Metric]:
+        """vLLM's connector between prefill and decode (NIXL)."""
+        cluster = self._house.cluster
+        for name, text, pick in _TRANSFERS:
+            yield self._histogram(f"vllm:nixl_{name}", text, pick(cluster.stats))
+        counters = (
+            ("failed_transfers", "Failed KV transfers.", sum(cluster.network.failures.values())),
+            ("failed_notifications", "Ends that a source never heard of.", 0),
+            (
+                "kv_expired_reqs",
+                "Requests whose KV was given up before it was fetched.",
+                cluster.tape.lost_counts.get("lease_expired", 0),
+            ),
+            ("notifications_after_expiry", "Ends of transfers whose KV was given up.", 0),
+        )
+        for name, text, value in counters:
+            family = CounterMetricFamily(
+                f"vllm:nixl_num_{name}", text, labels=["model_name", "engine"]
+            )
+            family.add_metric([self._house.model, "all"], value)
+            yield family
 
     def _cluster_families(self) -> Iterator[Metric]:
         cluster = self._house.cluster

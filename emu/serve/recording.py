@@ -107,6 +107,8 @@ class LiveRecorder(Recorder):
         self.replay = replay
         self.on_end: Callable[[Request], None] = _nobody
         self.transition_counts: dict[tuple[str, str], int] = {}
+        self.lost_counts: dict[str, int] = {}
+        """Requests whose KV is gone, by reason."""
         self.on_event: Callable[[dict[str, Any]], None] = _nobody_listens
 
     def terminal(self, request: Request) -> None:
@@ -114,6 +116,11 @@ class LiveRecorder(Recorder):
         super().terminal(request)
         self.traffic.ended(request)
         self.on_end(request)
+
+    def lost(self, request: Request, reason: str, at_ns: int) -> None:
+        """A request's KV is gone."""
+        super().lost(request, reason, at_ns)
+        self.lost_counts[reason] = self.lost_counts.get(reason, 0) + 1
 
     def moved(self, replica: Any, before: Any, writer: Any, cause: str, at_ns: int) -> None:
         """A replica has changed its state."""

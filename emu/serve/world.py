@@ -23,6 +23,7 @@ from emu.batching.base import Batch
 from emu.batching.stages import StageSpan
 from emu.cluster import Cluster
 from emu.config.schema import Config
+from emu.migration.transfer import MigratingBatch, kv_blocks, kv_bytes
 from emu.plan import Plan
 from emu.replica.replica import Replica
 from emu.replica.world import BatchSink
@@ -46,6 +47,12 @@ LATENCY_BUCKETS: Final = (
 COUNT_BUCKETS: Final = tuple(
     float(m * 10**e) for e in range(6) for m in (1, 2, 5) if m * 10**e <= 200_000
 )
+TRANSFER_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0)
+BYTES_BUCKETS: Final = tuple(float(2**power) for power in range(11, 35, 2))
+DESCRIPTOR_BUCKETS: Final = (
+    10.0, 20.0, 30.0, 50.0, 75.0, 100.0, 200.0, 400.0, 1000.0, 2000.0, 4000.0, 10_000.0,
+    20_000.0, 50_000.0,
+)  # fmt: skip
 RECENT: Final = 512
 """Completed requests that the page's percentiles are taken from."""
 
@@ -81,6 +88,10 @@ class Statistics:
         self.kv_computed_tokens = Histogram(COUNT_BUCKETS)
         self.max_tokens = Histogram(COUNT_BUCKETS)
         self.iteration_tokens = Histogram(COUNT_BUCKETS)
+        self.transfer = Histogram(TRANSFER_BUCKETS)
+        self.transfer_post = Histogram((0.001, *TRANSFER_BUCKETS))
+        self.transfer_bytes = Histogram(BYTES_BUCKETS)
+        self.transfer_descriptors = Histogram(DESCRIPTOR_BUCKETS)
         self.success: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
         self.by_status: dict[str, int] = {}
         self.prompt_sum = 0
@@ -253,6 +264,29 @@ class LiveCluster(Cluster):
         if gap_count:
             stats.inter_token.add(gap_ns / NS_PER_S, gap_count)
         stats.generated_sum += count
+
+    def on_transfer(
+        self, batch: MigratingBatch, source: Replica, destination: Replica, ended_ns: int
+    ) -> None:
+        """KV has arrived: a transfer for each request and rank, as vLLM counts its connector's.
+
+        A rank takes its part of a block in one piece for each layer of its stage, keys and values
+        apart (a latent vector is both).
+        """
+        super().on_transfer(batch, source, destination, ended_ns)
+        stats, plan = self.stats, self.plan.replicas[destination.replica_id]
+        ranks, page = len(destination.gpus), plan.scheduler.block_size
+        is_latent = plan.model.latent is not None
+        regions = (1 if is_latent else 2) * plan.model.layers / plan.pipeline_parallel
+        whole_bytes = kv_bytes(batch.requests, page, plan.kv_bytes_per_token)
+        share = batch.kv_bytes / whole_bytes  # a split batch travels in two halves
+        for request in batch.requests:
+            size_bytes = share * kv_bytes([request], page, plan.kv_bytes_per_token)
+            pieces = round(share * regions * kv_blocks(request, page))
+            stats.transfer.add((ended_ns - batch.started_ns) / NS_PER_S, ranks)
+            stats.transfer_post.add(0.0, ranks)  # takes no time here
+            stats.transfer_bytes.add(size_bytes / ranks, ranks)
+            stats.transfer_descriptors.add(pieces, ranks)
 
     def _on_end(self, request: Request) -> None:
         choice = self._choices.pop(request.request_id, None)

@@ -271,6 +271,41 @@ def test_metrics_follow_the_traffic(tmp_path: Path) -> None:
     run(tmp_path, tables(replicas=PREFILL_DECODE), check)
 
 
+def test_transfers_between_roles_have_the_names_of_vllms_connector(tmp_path: Path) -> None:
+    async def check(live: Live) -> None:
+        for prompt in ("a" * 200, "b" * 40):
+            await live.complete(prompt=prompt, max_tokens=5)
+        values = await read_metrics(live)
+        label = '{engine="all",model_name="meta-llama/Llama-3.1-8B"}'
+        pages, ranks, layers = 13 + 3, 2, 32  # of 200 + 1 and 40 + 1 tokens
+        assert values[f"vllm:nixl_xfer_time_seconds_count{label}"] == 2 * ranks
+        assert values[f"vllm:nixl_xfer_time_seconds_sum{label}"] > 0
+        assert values[f"vllm:nixl_post_time_seconds_count{label}"] == 2 * ranks
+        size_bytes = values[f"vllm:nixl_bytes_transferred_sum{label}"]
+        assert size_bytes == pages * 16 * 131_072
+        assert size_bytes == values['emu:network_bytes_total{kind="kv"}']
+        descriptors = values[f"vllm:nixl_num_descriptors_sum{label}"]
+        assert descriptors == pages * 2 * layers * ranks
+        assert values[f"vllm:nixl_num_failed_transfers_total{label}"] == 0
+        broken = {"kind": "transfer_broken", "magnitude": 0.5}
+        answer = await live.client.post("/emu/faults", json=broken)
+        assert answer.status_code == 200
+        assert (await live.complete(max_tokens=5)).status_code == 503
+        values = await read_metrics(live)
+        assert values[f"vllm:nixl_num_failed_transfers_total{label}"] > 0
+        assert values[f"vllm:nixl_num_kv_expired_reqs_total{label}"] == 0
+
+    roles = [{**role, "tensor_parallel": 2} for role in PREFILL_DECODE]
+    run(tmp_path, tables(replicas=roles), check)
+
+
+def test_a_colocated_cluster_has_no_connector(tmp_path: Path) -> None:
+    async def check(live: Live) -> None:
+        assert not [name for name in await read_metrics(live) if "nixl" in name]
+
+    run(tmp_path, tables(), check)
+
+
 async def read_metrics(live: Live) -> dict[str, float]:
     """Sample -> value."""
     answer: httpx.Response = await live.client.get("/metrics")
