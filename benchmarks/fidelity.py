@@ -25,6 +25,7 @@ from rich.table import Table
 from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.config.load import load_config
 from emu.importers.llmservingsim import import_cluster
+from emu.importers.measured_run import usable_blocks
 from emu.latency import registry
 from emu.latency.base import BatchShape
 from emu.latency.host import ASYNC_SCHEDULING, NO_OVERHEAD, HostCosts
@@ -44,6 +45,8 @@ SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 MEASURED = SHARED / "vllm-measured"
 PROFILES = SHARED / "profiles"
 METRICS = ("TTFT", "TPOT", "E2E")
+SIMULATOR = "latency.host_overhead=false"
+"""The setting that gives LLMServingSim's requests, in its pool."""
 
 Values = dict[str, np.ndarray]
 
@@ -105,14 +108,20 @@ def emulate(
     settings: Sequence[str] = (),
     host: HostCosts | None = None,
     measured: Path = MEASURED,
+    *,
+    splits: bool = False,
 ) -> Result:
-    """Emulate one of them. `host` replaces the constants of the host's time."""
+    """Emulate one of them. `host` replaces the constants of the host's time; `splits`: decodes
+    replayed from a graph split their histories, as eager ones do."""
     folder = measured / name
     meta = json.loads((folder / "meta.json").read_text())
     engine = meta["engine_kwargs"]
-    chosen = registry.host_costs
+    blocks = (meta.get("kv_cache") or {}).get("num_gpu_blocks")
+    chosen = registry.host_costs, registry.sequences_at_once
     if host is not None:
         registry.host_costs = lambda *_, **__: host  # type: ignore[assignment]
+    if splits:
+        registry.sequences_at_once = lambda _: 0.0
     try:
         with tempfile.TemporaryDirectory() as scratch:
             file = Path(scratch) / "cluster.toml"
@@ -123,8 +132,10 @@ def emulate(
                 f"scheduler.max_num_seqs={engine['max_num_seqs']}",
                 f"scheduler.max_num_batched_tokens={engine['max_num_batched_tokens']}",
                 f"output.dir={scratch}/run",
-                *settings,
             ]
+            if blocks and SIMULATOR not in settings:
+                keys.append(f"scheduler.num_blocks={usable_blocks(blocks)}")
+            keys += settings
             config = load_config(file, overrides=keys)
             start = time.perf_counter()
             execute(config, name, report=False)
@@ -132,7 +143,7 @@ def emulate(
             run = read_run(Path(scratch) / "run")
             hits = _prefix_hits(Path(scratch) / "run" / "requests.csv")
     finally:
-        registry.host_costs = chosen
+        registry.host_costs, registry.sequences_at_once = chosen
     order = np.argsort(run.completed("request_id"), kind="stable")
     measurement = read_measurement(folder / "requests.jsonl")
     by_id = np.argsort(measurement.request_ids, kind="stable")
@@ -221,34 +232,38 @@ def _better(result: Result) -> int:
 
 # --- what each term does ------------------------------------------------------------------------
 _NO_TERMS = HostCosts(step_ns=0, first_use_ns=(0,))
-TERMS: list[tuple[str, list[str], HostCosts | None]] = [
-    ("the simulator's rules", ["latency.host_overhead=false"], None),
-    ("+ prompts attended separately", ["scheduler.async_scheduling=off"], _NO_TERMS),
-    ("+ scheduling one batch ahead", [], _NO_TERMS),
+_SYNC = "scheduler.async_scheduling=off"
+TERMS: list[tuple[str, list[str], HostCosts | None, bool]] = [
+    ("the simulator's rules", [SIMULATOR], None, True),
+    ("+ prompts attended separately, padding, pool", [_SYNC], _NO_TERMS, True),
+    ("+ histories not split in graphs", [_SYNC], _NO_TERMS, False),
+    ("+ scheduling one batch ahead", [], _NO_TERMS, False),
     (
-        "+ compiled kernels, pauses, launches",
+        "+ compiled kernels, launches",
         [],
         msgspec.structs.replace(ASYNC_SCHEDULING, first_use_ns=()),
+        False,
     ),
-    ("+ first use = all", [], None),
+    ("+ first use = all", [], None, False),
 ]
+"""Label, settings, constants of the host, whether decodes in graphs split their histories."""
 
 
 def print_terms(console: Console) -> None:
     """Terms switched on one after another."""
     for name in names():
         table = Table(title=f"{name}: error of the mean, %", title_justify="left")
-        for column in ("", *METRICS, "worst of 15", "as close", "paired TTFT, mean / median"):
+        for column in ("", *METRICS, "worst of 15", "as close", "paired TTFT", "paired TPOT"):
             table.add_column(column, justify="left" if not column else "right")
-        for label, settings, host in TERMS:
-            result = emulate(name, settings, host)
+        for label, settings, host, splits in TERMS:
+            result = emulate(name, settings, host, splits=splits)
             errors, paired = result.errors(result.ours), result.paired(result.ours)
             table.add_row(
                 label,
                 *(f"{value:+.2f}" for value in errors[:, 0]),
                 f"{np.abs(errors).max():.2f}",
                 f"{_better(result)}/15",
-                f"{paired[0, 0]:.2f} / {paired[0, 1]:.2f}",
+                *(f"{mean:.2f} / {median:.2f}" for mean, median in paired[:2]),
             )
         console.print(table)
 

@@ -2,10 +2,12 @@
 
     python -m benchmarks.fidelity_steps
 
-Three looks behind docs/fidelity.md:
+Four looks behind docs/fidelity.md:
 
 * Fed with the measured ends of iterations, does the emulated scheduler give requests their first
   token in the measured iteration? (RTX PRO 6000, until seats are short.)
+* Iterations of decodes alone, between two ends that are known: their measured duration less that of
+  their profiled kernels, and less that of kernels that do not split histories, by decodes.
 * Iterations with prompts that no other request's first token or admission touches: their measured
   duration less that of their profiled kernels, by tokens. The decode iteration in flight when they
   were formed is taken as long as its kernels, so a recomputation beside them shows as too long.
@@ -28,12 +30,14 @@ from unittest import mock
 
 import msgspec
 import numpy as np
+from rich.console import Console
 from rich.table import Table
 
 from benchmarks import fidelity
 from benchmarks.fidelity import MEASURED, PROFILES, SHARED, backends, emulate, names
 from emu.batching.base import Batch
 from emu.batching.vllm_async import AsyncVllmScheduler
+from emu.catalogue.lookup import lookup_gpu
 from emu.latency.base import BatchShape
 from emu.latency.host import ASYNC_SCHEDULING
 from emu.latency.profile import ProfileBackend
@@ -43,6 +47,9 @@ from emu.terminal import open_console
 FORCED = "RTXPRO6000-Llama-3.1-8B"
 _BEFORE_INTAKE_S = 0.003
 """A request is given to the scheduler so long before the measured engine took it."""
+_MANY_STEPS = 12
+"""Between two known ends so far apart, the number of iterations is not certain."""
+_DECODES = (0, 1, 8, 16, 32, 44, 64, 84, 109, 128)
 _BINS = (0, 384, 512, 640, 768, 896, 1024, 1280, 1408, 1536, 2049)
 
 
@@ -121,13 +128,75 @@ def forced(name: str) -> np.ndarray:
     return ttft_s - _BEFORE_INTAKE_S - (run.first - run.queued)[order]
 
 
+# --- iterations of decodes alone ------------------------------------------------------------
+def unsplit_attention(name: str, backend: ProfileBackend) -> LayerAttention:
+    """The attention of an engine that replays decodes from graphs (8 KV heads)."""
+    gpu = lookup_gpu(name.partition("-")[0])
+    at_once = gpu.sm_count * gpu.decode_blocks_per_sm / 8
+    eager = backend._attention
+    return LayerAttention(eager._table, eager._skew, separate=True, sequences_at_once=at_once)
+
+
+def decode_steps(name: str) -> list[tuple[int, float, float]]:
+    """(decodes, measured less profiled kernels, less kernels of a graph: ms) of iterations.
+
+    Mean of those between two known ends, where no prompt is in the way. Recomputations are not
+    recorded: they show as too long.
+    """
+    run = read(name)
+    _, backend = backends(name.partition("-")[0], fidelity.LLAMA)
+    eager, unsplit = backend._attention, unsplit_attention(name, backend)
+    tpot = (run.last - run.first) / np.maximum(1, run.output - 1)
+    found = []
+    ends = np.unique(np.concatenate((run.scheduled, run.first, run.last)).round(6))
+    for begin, end in pairwise(ends):
+        comes = (run.scheduled < end - 2e-3) & (run.first > begin + 2e-3)
+        here = (run.first <= begin + 2e-3) & (run.last >= end - 1e-6)
+        if end - begin < 5e-3 or comes.any() or not here.any():
+            continue
+        history = (run.prompt + np.rint(((begin + end) / 2 - run.first) / tpot))[here]
+        shape = BatchShape(
+            decode_count=len(history),
+            decode_context_sum=int(history.sum()),
+            decode_context_max=int(history.max()),
+            decode_context_min=int(history.min()),
+            sequences=len(history),
+        )
+        kernels_ms = backend.iteration_ns(shape) / 1e6
+        steps = max(1, round((end - begin) * 1e3 / (kernels_ms + 0.7)))
+        if steps <= _MANY_STEPS:
+            more_ms = float(end - begin) * 1e3 / steps - kernels_ms
+            graph_ms = backend._layers * (unsplit.at(shape) - eager.at(shape)) / 1e6
+            found.append((len(history), more_ms, more_ms - graph_ms))
+    return found
+
+
+def print_decode_steps(name: str, console: Console) -> None:
+    """Medians by number of decodes."""
+    steps = np.array(decode_steps(name))
+    table = Table(title=f"{name}: {len(steps)} groups of decode iterations, measured - kernels, ms")
+    for column in ("decodes", "groups", "as profiled, median", "not split, median", "quartiles"):
+        table.add_column(column, justify="right")
+    for low, high in pairwise(_DECODES):
+        here = steps[(steps[:, 0] > low) & (steps[:, 0] <= high)]
+        if len(here):
+            low_ms, high_ms = np.percentile(here[:, 2], (25, 75))
+            table.add_row(
+                f"{low + 1} to {high}",
+                str(len(here)),
+                f"{np.median(here[:, 1]):+.2f}",
+                f"{np.median(here[:, 2]):+.2f}",
+                f"{low_ms:+.2f} to {high_ms:+.2f}",
+            )
+    console.print(table)
+
+
 # --- iterations with prompts, one by one ------------------------------------------------------
 def prompt_steps(name: str) -> list[tuple[int, float, float]]:
     """(tokens, measured ms, profiled kernels ms) of each iteration that stands alone."""
     run, hits = read(name), emulate(name).prefix_hits
     _, backend = backends(name.partition("-")[0], fidelity.LLAMA)
-    attention = backend._attention
-    separate = LayerAttention(attention._table, attention._skew, separate=True)
+    attention, separate = backend._attention, unsplit_attention(name, backend)
 
     def kernels_ms(shape: BatchShape) -> float:
         rows_ns = backend.iteration_ns(shape) - backend._layers * attention.at(shape)
@@ -193,6 +262,8 @@ def main() -> None:
     late = np.flatnonzero(np.abs(forced(FORCED)) > 1e-3)
     count = int(late[0]) if len(late) else 300
     console.print(f"{FORCED}: the first {count} first tokens in the measured iteration\n")
+    for name in names():
+        print_decode_steps(name, console)
     for name in names():
         steps = np.array(prompt_steps(name))
         table = Table(title=f"{name}: {len(steps)} iterations with prompts, measured - kernels, ms")

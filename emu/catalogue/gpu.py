@@ -26,6 +26,9 @@ class GpuSpec(msgspec.Struct, frozen=True, kw_only=True):
     tflops_fp4: float = 0.0
     sm_count: int = 0
     """Processors that tiles of a product are dealt to; 0 = unknown."""
+    decode_blocks_per_sm: int = 0
+    """Blocks of the decode kernel that fit on one where captured graphs do not split histories
+    (FlashAttention 2: 80 KiB of shared memory a block); 0 = another kernel, or unknown."""
     nvlink_gbps: float = 0.0
     """0 = none: peers are reached over PCIe."""
     pcie_gbps: float = 256.0

@@ -146,12 +146,20 @@ def _scheduler(case: Case) -> dict[str, Any]:
         "prefix_caching": _first("enable_prefix_caching", cache, cached, engine),
         "num_blocks": _first("num_gpu_blocks", cache, cached),
     }
+    if isinstance(found["num_blocks"], int):
+        found["num_blocks"] = usable_blocks(found["num_blocks"])
     is_async = _first("async_scheduling", resolved, engine)
     if is_async is not None and not is_async:
         found["async_scheduling"] = "off"
     if found["num_blocks"] is None and case.cluster is None:
         found["gpu_memory_utilization"] = _first("gpu_memory_utilization", cache, cached, engine)
     return {key: value for key, value in found.items() if value is not None}
+
+
+def usable_blocks(recorded: int) -> int:
+    """Blocks that requests can have of vLLM's `num_gpu_blocks`: its pool keeps one back, which
+    stands for blocks that nobody reads (its "null block")."""
+    return max(1, recorded - 1)
 
 
 def _table(outer: dict[str, Any], key: str) -> dict[str, Any]:

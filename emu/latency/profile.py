@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -54,8 +55,10 @@ class ProfileBackend:
         collective_ns: CollectiveCost | None = None,
         host: HostCosts = NO_OVERHEAD,
         gate: Gate | None = None,
+        sequences_at_once: float = 0.0,
     ) -> None:
         """`collective_ns` is needed when any degree exceeds 1, `gate` when there are experts.
+        `sequences_at_once`: as for `LayerAttention`; without effect if there is no host.
 
         Raises InputError when the bundle lacks what this model or these degrees need.
         """
@@ -63,11 +66,20 @@ class ProfileBackend:
         if not 1 <= parallel.pipeline <= model.layers:
             problem = f"{parallel.pipeline} stages for {model.layers} layers"
             raise InputError("config", None, "replicas.pipeline_parallel", problem)
+        is_engine = host != NO_OVERHEAD
+        if is_engine:
+            # A profiled time has the start and the end of its kernel in it: no pauses on top.
+            host = msgspec.structs.replace(host, graph_layer_ns=0)
         self._attention = LayerAttention(
-            bundle.attention, bundle.skew, separate=host != NO_OVERHEAD
+            bundle.attention,
+            bundle.skew,
+            separate=is_engine,
+            sequences_at_once=sequences_at_once if is_engine else 0.0,
         )
         self._layers = model.layers
-        self._rows = LayerRows(bundle, model, parallel, host_memory, collective_ns, gate)
+        self._rows = LayerRows(
+            bundle, model, parallel, host_memory, collective_ns, gate, is_padded=is_engine
+        )
         self._moe_before = self._rows.moe_before
         self._gate = gate
         self._draws = gate is not None and gate.draws
@@ -81,13 +93,13 @@ class ProfileBackend:
             return max(1, sum(self.stage_ns(shape)))
         tokens, logits = _counts(shape)
         total = self._rows.of_tokens(tokens).whole + self._rows.of_logits(logits)
-        total += self._layers * self._attention.at(shape)
         if self._draws:
             total += self._moe_before[-1] * self._rows.experts_ns(self._route(tokens, shape))
+        attention = self._layers * self._attention.at(shape)
         host = self.host
         if host is NO_OVERHEAD:
-            return total
-        return compiled_ns(host, total) + host_ns(host, shape, self._layers)
+            return total + attention
+        return compiled_ns(host, total) + attention + host_ns(host, shape, self._layers)
 
     def stage_ns(self, shape: BatchShape) -> tuple[int, ...]:
         """Duration on each stage in ns; the hop to the next stage counts in the sender."""
@@ -97,20 +109,20 @@ class ProfileBackend:
         expert_mlp = costs.expert_mlp
         if self._draws:
             expert_mlp += self._rows.experts_ns(self._route(tokens, shape))
-        block = costs.block + self._attention.at(shape)
+        attention = self._attention.at(shape)
         stages = []
         for first_layer, end_layer in zip(self._bounds, self._bounds[1:], strict=False):
             first, stop = max(begin, first_layer), min(end, end_layer)
             count = max(0, stop - first)
             moe = self._moe_before[stop] - self._moe_before[first] if count else 0
-            ns = count * block + moe * expert_mlp + (count - moe) * costs.dense_mlp
+            ns = count * costs.block + moe * expert_mlp + (count - moe) * costs.dense_mlp
             if first_layer == 0:
                 ns += costs.load + costs.prologue if begin == 0 else 0
             if end_layer == self._layers and end == self._layers:
                 ns += costs.head + self._rows.of_logits(logits) + costs.store
             if begin < end_layer < end:
                 ns += costs.hop
-            stages.append(compiled_ns(self.host, ns))
+            stages.append(compiled_ns(self.host, ns) + count * attention)
         stages[0] += host_ns(self.host, shape, end - begin)
         return tuple(stages)
 
@@ -122,10 +134,10 @@ class ProfileBackend:
         # Only attention changes within a run, and only through the histories.
         tokens, logits = _counts(shape)
         constant = self._rows.of_tokens(tokens).whole + self._rows.of_logits(logits)
-        costs = constant + self._layers * self._attention.of_decode_run(shape, steps)
         if self.host is not NO_OVERHEAD:
-            costs = costs * self.host.compiled_permille // 1000
-            costs += host_ns(self.host, shape, self._layers)
+            constant = compiled_ns(self.host, constant)
+            constant += host_ns(self.host, shape, self._layers)
+        costs = constant + self._layers * self._attention.of_decode_run(shape, steps)
         return np.cumsum(costs)
 
     def components_ns(self, shape: BatchShape) -> dict[str, int]:
@@ -145,8 +157,6 @@ class ProfileBackend:
             parts["collectives"] += moe * self._rows.exchange_ns(tokens)
         attention = self._attention.at(shape)
         prompts = min(attention, self._attention.of_prompts(shape))
-        parts["attention_prefill"] = layers * prompts
-        parts["attention_decode"] = layers * (attention - prompts)
         if begin == 0:
             self._rows.add_rows(parts, "prologue", 1, tokens)
             parts["memory"] += costs.load
@@ -157,6 +167,9 @@ class ProfileBackend:
         parts["pipeline"] = costs.hop * sum(begin < bound < end for bound in self._bounds)
         if self.host is not NO_OVERHEAD:
             parts = {name: compiled_ns(self.host, ns) for name, ns in parts.items()}
+        parts["attention_prefill"] = layers * prompts
+        parts["attention_decode"] = layers * (attention - prompts)
+        if self.host is not NO_OVERHEAD:
             parts["cpu_overhead"] = self.iteration_ns(shape) - sum(parts.values())
         return parts
 

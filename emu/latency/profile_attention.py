@@ -13,6 +13,14 @@ finished: its time beyond that of the mean one stays exposed. In the skewed batc
 bundles (skew.csv, whose times are sums of three calls) the excess is 0.67 to 0.93 of that
 difference from 8 to 32 decodes, more at 64 on one GPU; the fitted fractions are defined at nine
 chunk sizes only.
+
+Captured. Profiles are eager: FlashAttention 2 then splits the histories of a few decodes, so that
+all multiprocessors read. An engine replays decodes from a CUDA graph, captured with the model's
+longest history, in which no real one is split: a (sequence, KV head) is one block from end to
+end. A few decodes therefore take as long as their longest at the pace of one block. Many share
+the memory's bandwidth; when it has served the mean history of all, the longest has got its equal
+share, more if the blocks come in several waves, and reads the rest alone. The pace of one block
+is that of the table's mixed kernel, which does not split either.
 """
 
 from __future__ import annotations
@@ -32,16 +40,44 @@ _TAIL_QUARTERS: Final = 3
 class LayerAttention:
     """Attention of one layer, in ns, from one table."""
 
-    def __init__(self, table: AttentionTable, skew: SkewTable | None, *, separate: bool) -> None:
+    def __init__(
+        self,
+        table: AttentionTable,
+        skew: SkewTable | None,
+        *,
+        separate: bool,
+        sequences_at_once: float = 0.0,
+    ) -> None:
+        """`sequences_at_once`: decodes whose blocks fit on the GPU together, where captured graphs
+        do not split histories; 0 = they do."""
         self._table = table
         self._decodes = DecodeTimes(table)
         self._skew = skew
         self._separate = separate
+        self._at_once = sequences_at_once
+        self._alone_ps = self._unsaturated = 0
+        if sequences_at_once:
+            self._alone_ps = max(0, _block_ps(table))
+            self._unsaturated = _saturating(table, self._alone_ps)
 
     def at(self, shape: BatchShape) -> int:
         """One batch."""
         if self._separate and shape.prefill_new:
             return self._separate_ns(shape)
+        if self._alone_ps and shape.decode_count:
+            nd, longest = shape.decode_count, shape.decode_context_max
+            eager = self._eager_ns(shape)
+            if nd <= self._unsaturated:
+                return max(eager, longest * self._alone_ps // 1000)
+            ahead = longest - self._share(nd, shape.decode_context_sum // nd)
+            return eager + ahead * self._alone_ps // 1000 if ahead > 0 else eager
+        return self._eager_ns(shape)
+
+    def _share(self, nd: int, mean: int) -> int:
+        """Tokens of the longest history read when the mean history of all has been."""
+        return int(mean * max(1.0, nd / self._at_once))
+
+    def _eager_ns(self, shape: BatchShape) -> int:
         nd = shape.decode_count
         pc = kp = 0
         if shape.prefill_new:
@@ -70,7 +106,21 @@ class LayerAttention:
         return self._table.at(sum(shape.prefill_new), sum(shape.prefill_context), 0, 0)
 
     def of_decode_run(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
-        """`at` of each step of a decode run.
+        """`at` of each step of a decode run."""
+        nd = shape.decode_count
+        eager = self._eager_run(shape, steps)
+        if not self._alone_ps or nd == 0:
+            return eager
+        longest = np.arange(steps, dtype=np.int64) + shape.decode_context_max
+        if nd <= self._unsaturated:
+            return np.maximum(eager, longest * self._alone_ps // 1000)
+        means = np.arange(steps, dtype=np.int64) + shape.decode_context_sum // nd
+        shares = (means * max(1.0, nd / self._at_once)).astype(np.int64)
+        ahead: NDArray[np.int64] = np.maximum(longest - shares, 0)
+        return eager + ahead * self._alone_ps // 1000
+
+    def _eager_run(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
+        """`_eager_ns` of each step.
 
         The sum of the histories grows by the number of members at each step, so the floor of the
         mean grows by exactly one, like both ends; the skewness stays as it is.
@@ -118,6 +168,23 @@ class LayerAttention:
         total = at(chunk, 0, nd, mean) + price * surplus // (2 * chunk * reach)
         alone = max(at(q, k, nd, mean) for q, k in zip(new, context, strict=True))
         return max(total, alone), chunk, 0
+
+
+_SHORT, _LONG, _MANY = 1024, 16384, 128
+"""Histories and decodes between which the profiled times are straight lines."""
+
+
+def _block_ps(table: AttentionTable) -> int:
+    """Picoseconds that one block of threads takes for a token of history: one decode in the
+    kernel of mixed batches, beside the smallest chunk."""
+    chunk = table.first_chunk
+    longer = table.at(chunk, 0, 1, _LONG) - table.at(chunk, 0, 1, _SHORT)
+    return 1000 * longer // (_LONG - _SHORT)
+
+
+def _saturating(table: AttentionTable, block_ps: int) -> int:
+    """Decodes whose blocks, at the pace of one alone, would read as fast as many decodes do."""
+    return block_ps * _MANY * _LONG // (1000 * table.at(0, 0, _MANY, _LONG))
 
 
 def _skew_rate(shape: BatchShape, mean: int) -> float:

@@ -92,6 +92,21 @@ class TokenCosts(msgspec.Struct, frozen=True):
     """All layers and stages once."""
 
 
+def graph_tokens(tokens: int) -> int:
+    """The count at which an engine runs the token-wise layers of a batch.
+
+    vLLM pads a batch to the next size that a CUDA graph was captured for: 1, 2, 4, multiples of 8
+    up to 256, then of 16 up to 512. Larger ones are not padded, but their products are made of
+    tiles: profiled times are stairs, and between two of the profile's samples, 16 tokens apart,
+    the upper one is right.
+    """
+    if tokens > 256:
+        return -(-tokens // 16) * 16
+    if tokens > 4:
+        return -(-tokens // 8) * 8
+    return 4 if tokens == 3 else tokens
+
+
 class LayerRows:
     """Costs of one kind of replica, by token count and by rows of logits."""
 
@@ -103,7 +118,10 @@ class LayerRows:
         memory: HostMemory | None,
         collective_ns: CollectiveCost | None,
         gate: Gate | None,
+        *,
+        is_padded: bool = False,
     ) -> None:
+        """`is_padded`: token-wise rows run at `graph_tokens`, as an engine runs them."""
         if model.experts:
             assert gate is not None
             if bundle.experts is None:
@@ -119,6 +137,7 @@ class LayerRows:
         self._memory = memory
         self._collective_ns = collective_ns
         self._gate = gate
+        self._is_padded = is_padded
         self._by_tokens: dict[int, TokenCosts] = {}
         self._by_logits: dict[int, int] = {}
 
@@ -156,6 +175,7 @@ class LayerRows:
 
     def add_rows(self, parts: dict[str, int], section: str, times: int, tokens: int) -> None:
         """Add a section's token-wise rows, `times` over, to their components."""
+        tokens = self._run(tokens)
         for layer in self._sections[section]:
             curve = self._bundle.dense.get(layer)
             if curve is not None:
@@ -174,6 +194,7 @@ class LayerRows:
     ) -> list[tuple[str, int, int]]:
         """(name, layer or -1, ns) of every row of an iteration, in order, collectives included."""
         costs, dense = self.of_tokens(tokens), self._bundle.dense
+        tokens = self._run(tokens)
         after, mlp = self._sections["post_attn"], self._sections["mlp_dense"]
 
         def of(section: Iterable[str], layer: int) -> list[tuple[str, int, int]]:
@@ -218,9 +239,13 @@ class LayerRows:
         self._by_tokens[tokens] = costs
         return costs
 
+    def _run(self, tokens: int) -> int:
+        return graph_tokens(tokens) if self._is_padded else tokens
+
     def _section_ns(self, section: str, tokens: int) -> int:
         """Token-wise rows of a section, one after another, with their all-reduces."""
         total = 0
+        tokens = self._run(tokens)
         for layer in self._sections[section]:
             curve = self._bundle.dense.get(layer)
             if curve is not None:

@@ -174,6 +174,11 @@ class AttentionTable:
         ]
 
     @property
+    def first_chunk(self) -> int:
+        """Smallest profiled prefill chunk; 0 = there is none."""
+        return next((chunk for chunk in self._chunks if chunk), 0)
+
+    @property
     def last_chunk(self) -> int:
         """Largest profiled prefill chunk."""
         return self._chunks[-1]

@@ -13,6 +13,7 @@ import msgspec
 
 from emu.catalogue import sizes
 from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.lookup import lookup_gpu
 from emu.catalogue.model import ModelSpec
 from emu.config.schema import LatencyTable, NetworkTable, NodeTable, PlacementTable
 from emu.errors import InputError
@@ -288,4 +289,16 @@ def _profile(context: LatencyContext, host: HostCosts) -> LatencyBackend:
         collective_ns=collectives(context),
         host=host,
         gate=gate,
+        sequences_at_once=sequences_at_once(context),
     )
+
+
+def sequences_at_once(context: LatencyContext) -> float:
+    """Decodes whose attention blocks, one for each KV head of a rank, a GPU runs together."""
+    name = context.table.hardware or context.gpu.name
+    try:
+        gpu = lookup_gpu(name)
+    except InputError:
+        return 0.0
+    heads = sizes.kv_heads_per_rank(context.model, context.tensor_parallel)
+    return gpu.sm_count * gpu.decode_blocks_per_sm / heads

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from emu.latency.base import BatchShape
 from emu.latency.profile_attention import LayerAttention
+from emu.latency.profile_tables import AttentionTable
 
 
 class Table:
@@ -57,6 +58,39 @@ def test_the_longest_decode_outlasts_the_mean_one():
 def test_equal_decodes_have_no_tail():
     shape = prompts((512, 0), contexts=(700, 700))
     assert attention().at(shape) == Table().at(512, 0, 2, 700)
+
+
+def decodes(*contexts: int) -> BatchShape:
+    return prompts(contexts=contexts)
+
+
+def unsplit(at_once: float = 10) -> LayerAttention:
+    """Decodes together read a token in 1 ns, one block of threads alone in 4 ns."""
+    points = [
+        (0, 0, count, history, 1000 + count * history)
+        for count in (1, 128)
+        for history in (0, 20_000)
+    ]
+    points += [(16, 0, 1, history, 5000 + 4 * history) for history in (0, 20_000)]
+    return LayerAttention(AttentionTable(points), None, separate=True, sequences_at_once=at_once)
+
+
+def test_a_few_unsplit_decodes_take_as_long_as_the_longest():
+    """Three blocks do not fill the memory's bandwidth, four would."""
+    assert unsplit().at(decodes(2000)) == 4 * 2000
+    assert unsplit().at(decodes(100, 100, 2000)) == 4 * 2000
+    assert unsplit(at_once=0).at(decodes(2000)) == 1000 + 2000
+
+
+def test_the_longest_of_many_unsplit_decodes_reads_the_rest_alone():
+    shape = decodes(*[300] * 7, 1900)  # mean 500
+    assert unsplit().at(shape) == 1000 + 8 * 500 + 4 * (1900 - 500)
+
+
+def test_in_several_waves_the_longest_gets_further_before_it_is_alone():
+    shape = decodes(*[460] * 39, 2060)  # mean 500; four waves of ten
+    assert unsplit().at(shape) == 1000 + 40 * 500 + 4 * (2060 - 4 * 500)
+    assert unsplit().at(decodes(*[480] * 39, 1280)) == 1000 + 40 * 500
 
 
 @settings(max_examples=100, deadline=None)

@@ -16,7 +16,7 @@ from emu.latency.host import ASYNC_SCHEDULING, HostCosts
 from emu.latency.moe_gate import GateShape, make_gate
 from emu.latency.profile import ProfileBackend, stage_bounds
 from emu.latency.profile_bundle import read_bundle
-from emu.latency.profile_rows import HostMemory, Parallel, ProfileModel
+from emu.latency.profile_rows import HostMemory, Parallel, ProfileModel, graph_tokens
 from tests.latency.profile_vectors import write_bundle
 
 SMALL = settings(max_examples=80, deadline=None)
@@ -101,6 +101,41 @@ def test_padding_of_a_data_parallel_group():
     )
 
 
+def test_an_engine_runs_at_the_sizes_of_its_graphs():
+    """Token-wise layers are padded; logits, experts and what the host reads are not."""
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
+    assert all(graph_tokens(n) == min(s for s in sizes if s >= n) for n in range(1, 513))
+    assert graph_tokens(1025) == 1040
+    engine = HostCosts(step_ns=0, first_use_ns=(0,))
+
+    def decodes(count: int) -> BatchShape:
+        return BatchShape(
+            decode_count=count,
+            decode_context_sum=32 * count,
+            decode_context_max=32,
+            decode_context_min=32,
+            sequences=count,
+        )
+
+    of = backend(ep=2, moe=True, host=engine)
+    five, eight = of.components_ns(decodes(5)), of.components_ns(decodes(8))
+    for component in ("dense", "norm", "embedding"):
+        assert five[component] == eight[component], component
+    for component in ("lm_head", "sampler", "moe"):
+        assert five[component] < eight[component], component
+    plain = backend(ep=2, moe=True)
+    assert plain.iteration_ns(decodes(5)) < of.iteration_ns(decodes(5))
+    assert plain.iteration_ns(decodes(8)) == of.iteration_ns(decodes(8))
+
+
+def test_attention_is_not_compiled():
+    shape = BatchShape(prefill_new=[16], prefill_context=[0], sequences=1)
+    eager = backend(host=HostCosts(step_ns=0, first_use_ns=(0,))).components_ns(shape)
+    compiled = backend(host=HostCosts(step_ns=0, compiled_permille=500)).components_ns(shape)
+    assert compiled["attention_prefill"] == eager["attention_prefill"]
+    assert compiled["dense"] == eager["dense"] // 2
+
+
 def test_experts_wait_for_the_slowest_rank_and_leave_out_idle_ones():
     shape = BatchShape(prefill_new=[64], prefill_context=[0], sequences=1)
     balanced = backend(ep=2, moe=True).components_ns(shape)
@@ -165,8 +200,8 @@ def shapes(draw):
 MEMORY = HostMemory(gbytes_per_s=2, latency_ns=5)
 BACKENDS = [
     backend(host_memory=MEMORY),
-    backend(skew=True, host=HostCosts(step_ns=500, sequence_ns=3, graph_layer_ns=7)),
-    backend(2, 3, host_memory=MEMORY, host=ASYNC_SCHEDULING),
+    backend(skew=True, host=HostCosts(step_ns=500, sequence_ns=3), sequences_at_once=2.5),
+    backend(2, 3, host_memory=MEMORY, host=ASYNC_SCHEDULING, sequences_at_once=40),
     backend(pp=2, ep=2, moe=True, mixed=True, skew=True),
     backend(ep=2, moe=True, policy="random"),
     backend(ep=4, moe=True, policy="skewed", host_memory=MEMORY),
