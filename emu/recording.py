@@ -5,6 +5,7 @@ Owns the open files of a run. Formats live in `emu/report/`; this module only sa
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,10 @@ class Recorder:
         self.faults: dict[str, int] = {}
         """Faults that struck, by kind."""
         self._stages: dict[int, int] = {}
+        self._states: list[str] = []
+        self._counts: dict[str, int] = {}
+        """Replicas by state, as `_states`, which were looked at before the last one has moved."""
+        self._have_moved = True
 
     # --- told by the cluster ------------------------------------------------------------------
     def released(self, request: Request) -> None:
@@ -101,6 +106,7 @@ class Recorder:
         self, replica: Replica, before: ReplicaState, writer: Writer, cause: str, at_ns: int
     ) -> None:
         """A replica has changed its state."""
+        self._have_moved = True
         after = replica.state.value
         self.transitions.record(at_ns, replica.replica_id, before.value, after, writer, cause)
         if self.history is not None:
@@ -195,17 +201,19 @@ class Recorder:
 
     def sample(self, at_ns: int, cluster: Cluster) -> None:
         """A row of the time series."""
-        states: dict[str, int] = {}
+        if self._have_moved:
+            self._states = [replica.state.value for replica in cluster.replicas]
+            self._counts = dict(Counter(self._states))
+            self._have_moved = False
         waiting = waiting_tokens = running = used = total = prefill = decode = 0
-        for replica in cluster.replicas:
+        for replica, state in zip(cluster.replicas, self._states, strict=True):
             scheduler = replica.scheduler
             replica_prefill, replica_decode = replica.tokens_produced
-            state = replica.state.value
-            states[state] = states.get(state, 0) + 1
             its_running, its_waiting = scheduler.running_count, scheduler.waiting_count
             blocks_used, blocks_total = scheduler.blocks_used, scheduler.blocks_total
-            waiting += its_waiting
-            waiting_tokens += scheduler.waiting_tokens
+            if its_waiting:
+                waiting += its_waiting
+                waiting_tokens += scheduler.waiting_tokens
             running += its_running
             used += blocks_used
             total += blocks_total
@@ -226,15 +234,16 @@ class Recorder:
             waiting += len(gateway.queue)
             waiting_tokens += gateway.queue.waiting_prefill_tokens
         migrating = 0
-        for watcher in cluster.watchers.values():
-            for batch in watcher.queue:
-                migrating += len(batch.requests)
-            if watcher.in_flight is not None:
-                migrating += len(watcher.in_flight[0].requests)
+        if cluster.tokens_in_migration:
+            for watcher in cluster.watchers.values():
+                for batch in watcher.queue:
+                    migrating += len(batch.requests)
+                if watcher.in_flight is not None:
+                    migrating += len(watcher.in_flight[0].requests)
         self.series.add(
             Sample(
                 time_ns=at_ns,
-                replicas=states,
+                replicas=self._counts,
                 waiting=waiting,
                 waiting_prefill_tokens=waiting_tokens,
                 running=running,

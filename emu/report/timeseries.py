@@ -105,24 +105,18 @@ class TimeseriesWriter:
         if sample.replicas != before.replicas or not self._states_text:
             counts = [str(sample.replicas.get(state, 0)) for state in self._states]
             self._states_text = ",".join(counts)
-        cells: list[str] = [str(sample.time_ns), self._states_text]
-        cells += (
-            str(sample.waiting),
-            str(sample.waiting_prefill_tokens),
-            str(sample.running),
-            str(sample.used_blocks),
-            str(sample.total_blocks),
-            str(sample.migrating),
+        cells = [
+            f"{sample.time_ns},{self._states_text},{sample.waiting},"
+            f"{sample.waiting_prefill_tokens},{sample.running},{sample.used_blocks},"
+            f"{sample.total_blocks},{sample.migrating}",
             _rate(sample.prefill_tokens - before.prefill_tokens, span_ns),
             _rate(sample.decode_tokens - before.decode_tokens, span_ns),
-            str(sample.completed - before.completed),
-            str(sample.preemptions - before.preemptions),
-        )
-        cells.extend(str(sample.flows.get(kind, 0)) for kind in self._kinds)
-        cells.extend(
-            _rate(sample.flow_bytes.get(kind, 0) - before.flow_bytes.get(kind, 0), span_ns)
-            for kind in self._kinds
-        )
+            f"{sample.completed - before.completed},{sample.preemptions - before.preemptions}",
+        ]
+        cells += [str(sample.flows.get(kind, 0)) for kind in self._kinds]
+        now_bytes, bytes_before = sample.flow_bytes, before.flow_bytes
+        for kind in self._kinds:
+            cells.append(_rate(now_bytes.get(kind, 0) - bytes_before.get(kind, 0), span_ns))
         self._file.line(",".join(cells) + "\n")
 
     def close(self) -> None:
@@ -162,6 +156,6 @@ class ReplicaSeries:
 
 def _rate(amount: int, span_ns: int) -> str:
     """Per second, rounded to whole units: a rate of tokens or bytes needs no fraction."""
-    if span_ns <= 0:
+    if not amount or span_ns <= 0:
         return "0"
     return str((amount * NS_PER_S + span_ns // 2) // span_ns)
