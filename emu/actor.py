@@ -61,6 +61,7 @@ __all__ = [
 _Future: Final = asyncio.Future
 _MASK: Final = (1 << 64) - 1
 _YIELD_EVERY: Final = 2048
+_NEVER: Final = 1 << 63
 
 
 class Kernel:
@@ -86,12 +87,16 @@ class Kernel:
         self._pops_until_yield = _YIELD_EVERY
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[None] = self._loop.create_future()
+        self._is_over = False
+        """`_done` has its result, or nobody waits for it any more."""
         self._tasks: list[asyncio.Task[None]] = []
         self._primitives: list[Mailbox[Any] | Lock | Event] = []
         self._limit_ns: int | None = None
         self._sample_ns: int | None = None
         self._sample_period_ns = 0
         self._sample: Callable[[int], None] | None = None
+        self._notice_ns = _NEVER
+        """The clock passes this instant only after a look at the limit and the samples."""
         self.story: Callable[[], list[str]] = list
         """Asked for more lines when the run ends in a deadlock; set by whoever builds the world."""
         self.last_resort: Callable[[], bool] | None = None
@@ -111,9 +116,11 @@ class Kernel:
         Raises what an actor raised, `Deadlock`, `Zeno`, or `LimitReached` past `limit_ns`.
         """
         self._limit_ns = limit_ns
+        self._set_notice()
         try:
             await self._done
         finally:
+            self._is_over = True
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -125,11 +132,13 @@ class Kernel:
 
     def _stop_at_rest(self) -> None:
         if self._runnable == 0 and not self._ready and not self._done.done():
+            self._is_over = True
             self._done.set_result(None)
 
     def fail(self, error: BaseException) -> None:
         """End the run with an error."""
         if not self._done.done():
+            self._is_over = True
             self._done.set_exception(error)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
@@ -158,7 +167,9 @@ class Kernel:
     def call_at(self, at_ns: int, rank: int, call: Callable[[], None]) -> None:
         """Run a plain function at an instant. It may post, notify and schedule, not wait."""
         self._sequence += 1
-        heapq.heappush(self._heap, (max(at_ns, self.now_ns), rank, self._sequence, call))
+        if at_ns < self.now_ns:
+            at_ns = self.now_ns
+        heapq.heappush(self._heap, (at_ns, rank, self._sequence, call))
 
     def sample_every(self, period_ns: int, sample: Callable[[int], None]) -> None:
         """Call `sample(at_ns)` at each multiple of the period that the clock passes.
@@ -169,6 +180,7 @@ class Kernel:
         self._sample_period_ns = period_ns
         self._sample_ns = self.now_ns + period_ns
         self._sample = sample
+        self._set_notice()
 
     def mailbox(self, name: str, rank: int) -> Mailbox[Any]:
         """A queue of messages with one receiver, the actor of this rank."""
@@ -238,8 +250,7 @@ class Kernel:
 
     def _move_on(self) -> None:
         heap, ready, pop = self._heap, self._ready, heapq.heappop
-        is_done = self._done.done
-        while self._runnable == 0 and not is_done():
+        while not self._runnable and not self._is_over:
             if ready:
                 self._fire_ready()
                 continue
@@ -296,12 +307,8 @@ class Kernel:
 
     def _move_to(self, due_ns: int, rank: int) -> bool:
         if due_ns > self.now_ns:
-            if self._limit_ns is not None and due_ns > self._limit_ns:
-                self.now_ns = self._limit_ns
-                self.fail(LimitReached(f"simulated time reached {self._limit_ns / 1e9:g} s"))
+            if due_ns > self._notice_ns and not self._notice(due_ns):
                 return False
-            if self._sample_ns is not None and due_ns > self._sample_ns:
-                self._take_samples(due_ns)
             self.now_ns = due_ns
             self.rank_reached = rank
             self._instant_events = 0
@@ -314,6 +321,21 @@ class Kernel:
                 self.rank_reached = rank
         self.digest = (self.digest * 0x9E3779B97F4A7C15 + due_ns + rank + 1) & _MASK
         return True
+
+    def _notice(self, due_ns: int) -> bool:
+        """The clock passes the limit, or an instant at which a sample is taken."""
+        if self._limit_ns is not None and due_ns > self._limit_ns:
+            self.now_ns = self._limit_ns
+            self.fail(LimitReached(f"simulated time reached {self._limit_ns / 1e9:g} s"))
+            return False
+        if self._sample_ns is not None and due_ns > self._sample_ns:
+            self._take_samples(due_ns)
+        self._set_notice()
+        return True
+
+    def _set_notice(self) -> None:
+        instants = (self._limit_ns, self._sample_ns)
+        self._notice_ns = min((at_ns for at_ns in instants if at_ns is not None), default=_NEVER)
 
     def _take_samples(self, due_ns: int) -> None:
         assert self._sample is not None

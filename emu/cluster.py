@@ -262,8 +262,7 @@ class Cluster:
         self.scaler.changed.notify()
 
     def _ended(self, request: Request) -> None:
-        self.recorder.ended(request, self.kernel.now_ns)
-        self.recorder.terminal(request)
+        self.recorder.terminal(request, self.kernel.now_ns)
 
     def waiting(self) -> tuple[int, int, int]:
         """Requests and prompt tokens that no replica has begun, and requests in the system."""

@@ -25,6 +25,9 @@ from emu.units import ms_to_ns
 S = ReplicaState
 TAKES_PROMPTS: Final = frozenset({S.COLOCATED, S.PREFILL})
 """States in which a replica may be given new requests by the router."""
+# A member of an enumeration is looked up by its class in Python, at each arrival and end.
+_COMPLETED: Final = Status.COMPLETED
+_REJECTED: Final = Status.REJECTED
 
 
 class Source(Protocol):
@@ -99,6 +102,7 @@ class Gateway:
         if self._linear_load is not None and queue is None and len(replicas) > 1:
             for replica in replicas:
                 replica.touch_log = self._touched
+                replica.is_touched = False
         self._signals = [Signal(r.replica_id, 0, 0, 0, 0, 0, 0) for r in replicas]
         if self._delay_ns:
             for replica in replicas:
@@ -261,17 +265,17 @@ class Gateway:
     # --- ending -------------------------------------------------------------------------------
     def terminal(self, request: Request, status: Status, reason: str) -> None:
         """The one terminal event of a request, wherever it was."""
-        assert not request.status.is_terminal, f"request {request.request_id} ends twice"
+        assert request.status < _COMPLETED, f"request {request.request_id} ends twice"
         request.status = status
         request.reason = reason
         self.outstanding -= 1
         self._on_terminal(request)
-        now_ns = self.kernel.now_ns
-        if status is Status.REJECTED and request.retries < self._recovery.client_retries:
+        if status is _REJECTED and request.retries < self._recovery.client_retries:
             self._retry_later(request)
         elif request.session_id:
-            self._go_on_with_session(request, now_ns)
-        self._check_end()
+            self._go_on_with_session(request, self.kernel.now_ns)
+        if self.is_exhausted:
+            self._check_end()
 
     def _go_on_with_session(self, request: Request, now_ns: int) -> None:
         """The next turn arrives after its tool; if a turn did not complete, none follows."""

@@ -24,6 +24,7 @@ from emu.tracing import TraceSink
 if TYPE_CHECKING:
     from emu.cluster import Cluster
 
+_COMPLETED = Status.COMPLETED
 FLOW_KINDS = ("kv", "weights", "activation")
 
 
@@ -72,8 +73,8 @@ class Recorder:
         if self.trace is not None:
             self.trace.arrived(request, request.arrival_ns)
 
-    def ended(self, request: Request, at_ns: int) -> None:
-        """A request ends: the history says when."""
+    def terminal(self, request: Request, at_ns: int) -> None:
+        """A request has ended."""
         if self.history is not None:
             self.history.add(
                 at_ns,
@@ -82,10 +83,7 @@ class Recorder:
                 status=request.status.name.lower(),
                 reason=request.reason,
             )
-
-    def terminal(self, request: Request) -> None:
-        """A request has ended."""
-        if request.status is Status.COMPLETED:
+        if request.status is _COMPLETED:
             self.completed += 1
         self.preemptions += request.preemptions
         if self.trace is not None:

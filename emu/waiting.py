@@ -143,13 +143,13 @@ class Mailbox(Generic[M]):
     def _take_turn(self) -> None:
         turn, waiter = self._turn, self._armed
         assert turn is not None
-        assert waiter is not None
         # Pokes during the turn say nothing new: it looks at everything before it ends.
         self._waiter = self._armed = None
         self._turn_ns = -1
         self._is_called = False
         due_ns = turn()
         if due_ns == WAKE:
+            assert waiter is not None
             self._kernel._wake(waiter, False)
             return
         self._waiter = self._armed = waiter
@@ -247,6 +247,8 @@ class Event:
 
     def notify(self) -> None:
         """Wake all who wait now, in the order in which they came."""
+        if not self._waiters:
+            return
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():

@@ -39,6 +39,7 @@ class WallKernel(Kernel):
     def stop(self) -> None:
         """The run is over, at once: an actor may wait for the real world for ever."""
         if not self._done.done():
+            self._is_over = True
             self._done.set_result(None)
 
     def wall_ns(self) -> int:
@@ -62,7 +63,7 @@ class WallKernel(Kernel):
 
     def _move_on(self) -> None:
         heap, ready = self._heap, self._ready
-        while self._runnable == 0 and not self._done.done():
+        while self._runnable == 0 and not self._is_over:
             if ready:
                 self._fire_ready()
                 continue

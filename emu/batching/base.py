@@ -66,6 +66,17 @@ class Batch(msgspec.Struct):
     """KV to bring up from a lower tier before the batch can run."""
     decodes: list[Request] | None = None
     """Plain decode members where the scheduler lists them; None = all of its decode cohort."""
+    run_on: RunOn | None = None
+    """Of a batch with prompts that leaps: its steps after the first one."""
+
+
+class RunOn(msgspec.Struct):
+    """The decode run of all members of a batch that follows the end of its prompts."""
+
+    shape: BatchShape
+    """Of its first step, the second one of the batch."""
+    opening: Progress | None = None
+    """What the batch's first step brought about, once the second one is settled."""
 
 
 class Progress(msgspec.Struct):
@@ -93,6 +104,8 @@ class Progress(msgspec.Struct):
     """Output tokens produced, first ones included."""
     failed: list[tuple[Request, str]] = msgspec.field(default_factory=list)
     """Requests that can never go on here, with the reason; they have left, blocks are free."""
+    opening: Progress | None = None
+    """Of a batch that ran on: what its first step brought about, not counted here again."""
 
 
 class ReplicaLimits(msgspec.Struct, frozen=True):

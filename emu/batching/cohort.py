@@ -27,6 +27,7 @@ from heapq import heappop, heappush
 
 import msgspec
 
+from emu.latency.base import BatchShape
 from emu.request import Request
 
 
@@ -169,11 +170,11 @@ class Cohort:
     def blocks_of(self, steps: int) -> int:
         """Blocks that the next `steps` steps take together."""
         size, takers = self.block_size, self._takers
-        cycles, rest = divmod(steps, size)
         at = self.step % size
-        blocks = cycles * self.count + sum(takers[at : at + rest])
-        if at + rest > size:
-            blocks += sum(takers[: at + rest - size])
+        end = at + steps % size
+        blocks = steps // size * self.count + sum(takers[at:end])
+        if end > size:
+            blocks += sum(takers[: end - size])
         return blocks
 
     def steps_that_fit(self, blocks_free: int, limit: int) -> int:
@@ -236,12 +237,17 @@ class Cohort:
         return self.step + self._offsets[0] - 1
 
     # --- time -------------------------------------------------------------------------------
-    def context(self) -> tuple[int, int, int]:
-        """Sum, largest and smallest context of the next step."""
+    def next_shape(self) -> BatchShape:
+        """The next step as a batch of its own."""
         before = self.step - 1
-        offsets = self._offsets
-        total = self.count * before + self.offset_sum
-        return total, before + offsets[-1], before + offsets[0]
+        count, offsets = self.count, self._offsets
+        return BatchShape(
+            decode_count=count,
+            decode_context_sum=count * before + self.offset_sum,
+            decode_context_max=before + offsets[-1],
+            decode_context_min=before + offsets[0],
+            sequences=count,
+        )
 
     def steps_to_first_end(self) -> int:
         """Steps (the one in flight included) after which a first member has all its output."""
@@ -252,12 +258,14 @@ class Cohort:
                 return finish_step - self.step + self.in_flight
             heappop(ends)
 
-    def pop_ended(self) -> list[Seat]:
-        """Members that have all of their output, in order of admission. They leave."""
-        ends, step = self._ends, self.step
-        if not ends or ends[0][0] > step:
-            return []
+    def has_ended(self) -> bool:
+        """Some member may have all of its output."""
+        return bool(self._ends) and self._ends[0][0] <= self.step
+
+    def pop_ended(self, now_ns: int) -> list[Seat]:
+        """Members that have all of their output, the last token just now. They leave."""
         ended: list[Seat] = []
+        ends, step = self._ends, self.step
         while ends and ends[0][0] <= step:
             finish_step, _, seat = heappop(ends)
             if seat.in_cohort and seat.finish_step == finish_step:
@@ -265,6 +273,7 @@ class Cohort:
                 ended.append(seat)
         for seat in ended:
             self.leave(seat)
+            seat.request.last_token_ns = now_ns
         return ended
 
     def end_late(self, now_ns: int) -> list[int]:

@@ -20,8 +20,9 @@ from collections.abc import Iterator, Sequence
 
 from emu.batching.base import Batch, Chunk, ReplicaLimits
 from emu.batching.cohort import Seat
-from emu.batching.seats import CohortScheduler, Record
+from emu.batching.seats import Record
 from emu.batching.shape import add_chunk
+from emu.batching.steps import CohortScheduler
 from emu.batching.waiting import ArrivalQueue
 from emu.config.schema import SchedulerTable
 from emu.latency.base import BatchShape
@@ -191,12 +192,8 @@ class FcfsScheduler(CohortScheduler):
         shape = BatchShape()
         records: list[Record] = []
         if cohort.count:
-            shape.decode_count = cohort.count
-            shape.decode_context_sum, shape.decode_context_max, shape.decode_context_min = (
-                cohort.context()
-            )
+            shape = cohort.next_shape()
             self._start_cohort_step()
-            cohort.in_flight = 1
         for seat in self._decoding_beside():
             request = seat.request
             add_chunk(shape, 1, request.computed_tokens)

@@ -1,8 +1,8 @@
-"""What schedulers with a decode cohort share: seats, batches in flight, ends, handoff, books.
+"""What schedulers with a decode cohort share: who has a seat, who waits, who comes and leaves.
 
-Owns: the running set (cohort and side list), the waiting queue, the pool, the records of batches
-in flight, and everything that happens at the end of a batch. Does not form batches: that is the
-subclass (`vllm`, `fcfs`).
+Owns: the running set (cohort and side list), the waiting queue, the pool, and the records of
+batches in flight. What the steps of a batch bring about is `steps.py`; batches are formed by the
+subclasses (`vllm`, `fcfs`).
 
 A seat is in the cohort or in the side list. It may join when it has received a token at the very
 instant at which all members received their latest (`_cohort_end_ns`): from then on its gaps are
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from emu.batching.base import Batch, Progress, ReplicaLimits
+from emu.batching.base import Batch, ReplicaLimits
 from emu.batching.cohort import Cohort, Seat
 from emu.batching.handoff import Handoff, WithHandoff
 from emu.batching.recount import check_blocks
@@ -24,7 +24,6 @@ from emu.config.schema import SchedulerTable
 from emu.kv.blocks import BlockPool
 from emu.kv.pool import CountingPool
 from emu.kv.tiers import LowerTier
-from emu.latency.base import next_decode_shape
 from emu.request import Request
 from emu.units import ceil_div
 
@@ -32,8 +31,8 @@ Record = tuple[Seat, int, int]
 """A member of a batch outside the cohort: seat, new tokens, computed tokens after the batch."""
 
 
-class CohortScheduler(WithHandoff):
-    """Base of schedulers whose plain decodes advance together."""
+class Seats(WithHandoff):
+    """Running set, queue and pool of a scheduler whose plain decodes advance together."""
 
     policy = ""
     grows = True
@@ -53,6 +52,7 @@ class CohortScheduler(WithHandoff):
         self.limits = limits
         self.preemptions_max = preemptions_max
         self.blocks_total = limits.num_blocks
+        self._stages = limits.pipeline_stages
         caching = self.grows and limits.prefix_caching and table.prefix_caching
         self.block_pool = (
             BlockPool(limits.num_blocks, limits.block_size, tiers) if caching else None
@@ -79,6 +79,8 @@ class CohortScheduler(WithHandoff):
         self._admissions = 0
         self._busy_ns = 0
         """Time in batches so far (one pipeline stage)."""
+        self._last_start_ns = -1
+        """Start of the last iteration that has ended."""
         self._next_batch_id = 0
         self._cohort_end_ns = -1
         """When every cohort member received its latest token."""
@@ -97,7 +99,7 @@ class CohortScheduler(WithHandoff):
     @property
     def waiting_count(self) -> int:
         """Requests in the waiting queue, preempted ones included."""
-        return len(self._queue)
+        return self._queue.count
 
     @property
     def running_count(self) -> int:
@@ -196,161 +198,6 @@ class CohortScheduler(WithHandoff):
         # One batch at a time: whoever runs takes part in all of them.
         request.execution_ns += self._busy_ns - seat.busy_since_ns
 
-    # --- leaps and ends ---------------------------------------------------------------------
-    def settle(self, batch: Batch, steps: int) -> None:
-        """Take the blocks of the steps up to `steps` of a leap in flight (idempotent)."""
-        more = steps - batch.steps_settled
-        if more <= 0:
-            return
-        assert steps <= batch.max_steps, "settled beyond the promise"
-        batch.steps_settled = steps
-        self._next_batch_id += more
-        cohort = self._cohort
-        if batch is not self._leaping or cohort.count == 0:
-            return
-        if self.block_pool is None:
-            if self.grows:
-                self.pool.blocks_free -= cohort.blocks_of(more)
-            assert self.pool.blocks_free >= 0
-            cohort.step += more
-            return
-        for _ in range(more):
-            for seat in self._start_cohort_step():
-                self._index_filled(seat)
-
-    def _start_cohort_step(self) -> list[Seat]:
-        """Take the blocks of the cohort's next step; who then has a block to be indexed."""
-        cohort = self._cohort
-        pool = self.block_pool
-        fillers: list[Seat] = []
-        if pool is not None:
-            if cohort.blocks_next():
-                for seat in cohort.takers():
-                    pool.grow_by_one(seat.request)
-            fillers = cohort.fillers()
-        elif self.grows:
-            blocks = cohort.blocks_next()
-            if blocks:
-                self.pool.blocks_free -= blocks
-                assert self.pool.blocks_free >= 0
-        cohort.step += 1
-        return fillers
-
-    def _index_filled(self, seat: Seat) -> None:
-        """The step just started fills a member's block, which others can find from now on."""
-        pool = self.block_pool
-        assert pool is not None
-        computed = self._cohort.step + seat.offset - 1
-        pool.index_at(seat.request, computed // pool.block_size - 1)
-
-    def split(self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
-        """The first `steps` iterations of a leap ended at `now_ns`, the next one is in flight.
-
-        For whoever must change or lose the running set in the middle of an iteration: afterwards
-        the batch is that one iteration, as if it had been stepped to.
-        """
-        assert 0 < steps < batch.max_steps
-        self.settle(batch, steps + 1)
-        assert batch.steps_settled == steps + 1
-        progress = Progress()
-        if self._cohort.count:
-            self._end_cohort_steps(batch, steps, now_ns, longest_step_ns, progress)
-        self._cohort_end_ns = now_ns
-        self._busy_ns += now_ns - batch.formed_ns
-        batch.shape = next_decode_shape(batch.shape, steps)
-        batch.max_steps = batch.steps_settled = 1
-        batch.formed_ns = now_ns
-        return progress
-
-    def complete(self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
-        """`steps` iterations of the batch ended, the last one at `now_ns`."""
-        if steps != batch.steps_settled:
-            self.settle(batch, steps)
-        assert steps == batch.steps_settled
-        progress = Progress()
-        records = self._records.pop(batch.batch_id)
-        if self.limits.pipeline_stages == 1:
-            self._busy_ns += now_ns - batch.formed_ns
-        else:
-            for seat, _, _ in records:
-                seat.request.execution_ns += now_ns - batch.formed_ns
-        ended: list[Seat] = []
-        if batch is self._leaping:
-            cohort = self._cohort
-            self._leaping = None
-            if cohort.count:
-                self._end_cohort_steps(batch, steps, now_ns, longest_step_ns, progress)
-            cohort.in_flight = 0
-            self._cohort_end_ns = now_ns
-            ended = cohort.pop_ended()
-            for seat in ended:
-                seat.request.last_token_ns = now_ns
-        for seat, new, target in records:
-            if seat.is_alive and self._end_record(seat, new, target, now_ns, progress):
-                ended.append(seat)
-        if len(ended) > 1:
-            ended.sort(key=_admission)
-        for seat in ended:
-            self._finish(seat)
-            progress.finished.append(seat.request)
-        if self._failed:
-            progress.failed, self._failed = self._failed, []
-        return progress
-
-    def _end_cohort_steps(
-        self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int, progress: Progress
-    ) -> None:
-        """Every member received `steps` tokens, the last one now."""
-        cohort = self._cohort
-        count = cohort.count
-        progress.decode_tokens += count * steps
-        completed = cohort.step if batch.steps_settled == steps else cohort.step - 1
-        if batch.formed_ns == self._cohort_end_ns:
-            progress.cohort_size = count
-            if cohort.late:
-                if steps > 1:
-                    progress.late_gaps_ns = cohort.end_late(batch.first_end_ns)
-                else:
-                    progress.gaps_ns = cohort.end_late(now_ns)
-                    progress.cohort_size -= len(progress.gaps_ns)
-            cohort.note_gap(longest_step_ns, completed)
-        else:
-            assert steps == 1
-            gap_ns = now_ns - self._cohort_end_ns
-            progress.gaps_ns = [gap_ns] * count
-            cohort.note_gap(gap_ns, completed)
-
-    def _end_record(
-        self, seat: Seat, new: int, target: int, now_ns: int, progress: Progress
-    ) -> bool:
-        """The outcome of a member outside the cohort. True if its output is complete."""
-        request = seat.request
-        seat.pending -= new
-        if seat.prefilling:
-            progress.prefill_tokens += new
-        if target < request.prompt_tokens + request.generated_tokens:
-            return False
-        if seat.prefilling and request.first_token_ns >= 0:
-            progress.resumed.append(request)
-        seat.prefilling = False
-        request.generated_tokens += 1
-        progress.decode_tokens += 1
-        if request.first_token_ns < 0:
-            request.first_token_ns = now_ns
-            progress.first_tokens.append(request)
-        else:
-            gap_ns = now_ns - request.last_token_ns
-            progress.gaps_ns.append(gap_ns)
-            if gap_ns > request.max_gap_ns:
-                request.max_gap_ns = gap_ns
-        request.last_token_ns = now_ns
-        return request.generated_tokens >= request.output_tokens
-
-    def _finish(self, seat: Seat) -> None:
-        self._vacate(seat)
-        self._queue.charge(seat.request.tenant, seat.request.generated_tokens)
-        self.pool.release(seat.request)
-
     # --- leaving and coming -----------------------------------------------------------------
     def cancel(self, request: Request) -> bool:
         """Remove a waiting or running request and free its blocks. False if it is not here."""
@@ -420,7 +267,7 @@ class CohortScheduler(WithHandoff):
         ]
         if batch is self._leaping:
             receivers += [seat for seat in self._seats.values() if seat.in_cohort]
-            receivers.sort(key=_admission)
+            receivers.sort(key=admission)
         return [seat.request for seat in receivers]
 
     def _holders(self) -> list[Request]:
@@ -443,5 +290,6 @@ class CohortScheduler(WithHandoff):
         return problems
 
 
-def _admission(seat: Seat) -> int:
+def admission(seat: Seat) -> int:
+    """What the running set is ordered by."""
     return seat.admission

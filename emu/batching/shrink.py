@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from emu.batching.base import Scheduler
 from emu.batching.books import ReplicaBooks
-from emu.batching.seats import CohortScheduler
+from emu.batching.steps import CohortScheduler
 
 
 def can_shrink(scheduler: Scheduler) -> bool:

@@ -29,73 +29,55 @@ joins the cohort then and every iteration walks the running set.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
-from emu.batching.base import Batch, Chunk, Recall, ReplicaLimits
+from emu.batching.base import Batch, Chunk, Recall
 from emu.batching.cohort import Seat
-from emu.batching.seats import CohortScheduler, Record
+from emu.batching.seats import Record
 from emu.batching.shape import add_chunk
-from emu.config.schema import SchedulerTable
-from emu.kv.blocks import BlockPool
+from emu.batching.vllm_leaps import BLOCKED_BY_KV, BLOCKED_FOR_GOOD, FREE, VllmLeaps
 from emu.kv.pool import NO_HIT, Hit
-from emu.kv.tiers import LowerTier
 from emu.latency.base import BatchShape
 from emu.request import Request
 from emu.units import ceil_div
 
-FREE: Final = 0
-"""Nobody waits, or the queue was served as far as the budget goes."""
-BLOCKED_FOR_GOOD: Final = 1
-"""The head waits for a seat or for budget: decoding alone cannot change that."""
-BLOCKED_BY_KV: Final = 2
-"""The head waits for blocks (or needs a shorter remainder): a longer prefix hit may help."""
 
-_UNLIMITED: Final = 1 << 62
-
-
-class VllmScheduler(CohortScheduler):
+class VllmScheduler(VllmLeaps):
     """One replica's scheduler, for stepping and leaping alike."""
 
     policy = "vllm"
 
-    def __init__(
-        self,
-        table: SchedulerTable,
-        limits: ReplicaLimits,
-        *,
-        preemptions_max: int = 0,
-        tiers: Sequence[LowerTier] = (),
-    ) -> None:
-        """As for `CohortScheduler`."""
-        super().__init__(table, limits, preemptions_max=preemptions_max, tiers=tiers)
-        self._budget = table.max_num_batched_tokens
-        self._threshold = table.long_prefill_token_threshold or _UNLIMITED
-        self._seats_max = table.max_num_seqs
-        self._stages = limits.pipeline_stages
-        self._blocked = FREE
-
     # --- forming a batch --------------------------------------------------------------------
     def schedule(self, now_ns: int) -> Batch | None:
         """Form the next iteration; None if nothing can run or all stages are taken."""
+        return self._form(now_ns)
+
+    def _form(self, now_ns: int) -> Batch | None:
         if len(self._records) >= self._stages:
             return None
         if self._handoff.arrived:
             self._seat_arrived(self._seats_max)
         seated = len(self._seats)  # to see afterwards whether anybody was preempted
-        is_awaited = len(self._queue) > 0
+        is_awaited = self._queue.count > 0
         if not seated and not is_awaited:
             return None
-        if self._side and self._stages == 1 and seated <= self._budget:
-            self._join_ready(now_ns)
         cohort = self._cohort
+        if self._side:
+            if self._stages == 1 and seated <= self._budget:
+                self._join_ready(now_ns)
+        elif (
+            not is_awaited
+            and seated <= self._budget
+            and cohort.blocks_next() <= self.pool.blocks_free
+        ):
+            return self._form_decodes(now_ns)
         plan = self._plan_running() if self._side or cohort.count > self._budget else []
         preempted: list[Request] = []
         if plan or cohort.blocks_next() > self.pool.blocks_free:
             preempted = self._make_room(plan)
-        shape = BatchShape()
+        shape = cohort.next_shape() if cohort.count else BatchShape()
         records: list[Record] = []
         chunks: list[Chunk] = []
-        fillers = self._serve_cohort(shape) if cohort.count else []
+        fillers = self._start_cohort_step() if cohort.count else ()
         if plan or fillers:
             self._serve_side(plan, fillers, shape, records, chunks, now_ns)
         self._blocked = FREE
@@ -106,22 +88,36 @@ class VllmScheduler(CohortScheduler):
             for _, new in plan:
                 budget -= new
             recalls = self._admit(budget, shape, records, chunks, now_ns)
-        count = cohort.count
-        if not records and not count:
+        if not records and not cohort.count:
             return None
-        shape.sequences = count + len(records)
+        shape.sequences = cohort.count + len(records)
+        has_freed = self._free_ended() or has_evicted
+        batch = self._launch(shape, chunks, records, now_ns, has_freed)
+        batch.preempted = preempted
+        batch.recalls = recalls
+        return batch
+
+    def _form_decodes(self, now_ns: int) -> Batch:
+        """An iteration, or leap, of the cohort alone: nobody else is here."""
+        shape = self._cohort.next_shape()
+        for seat in self._start_cohort_step():
+            self._index_filled(seat)
+        self._blocked = FREE
+        return self._launch(shape, [], [], now_ns, self._free_ended())
+
+    def _launch(
+        self,
+        shape: BatchShape,
+        chunks: list[Chunk],
+        records: list[Record],
+        now_ns: int,
+        has_freed: bool,
+    ) -> Batch:
+        """The batch is formed; whether it is the first of a leap."""
         batch_id = self._next_batch_id
         self._next_batch_id = batch_id + 1
-        batch = Batch(
-            batch_id=batch_id,
-            shape=shape,
-            chunks=chunks,
-            formed_ns=now_ns,
-            preempted=preempted,
-            recalls=recalls,
-        )
-        has_freed = self._free_ended() or has_evicted
-        if count:
+        batch = Batch(batch_id, shape, chunks, formed_ns=now_ns)
+        if self._cohort.count:
             self._leaping = batch
             if not records:
                 batch.max_steps = self._leap_steps(now_ns, has_freed)
@@ -133,10 +129,6 @@ class VllmScheduler(CohortScheduler):
     def _free_ended(self) -> bool:
         """Free what ended with the last batch, if that has not been done; whether there was any."""
         return False
-
-    def _is_full(self) -> bool:
-        """No seat is free."""
-        return len(self._seats) >= self._seats_max
 
     def _plan_running(self) -> list[tuple[Seat, int]]:
         """Phase A: new tokens of each side seat, as if all of the cohort had been served."""
@@ -194,21 +186,10 @@ class VllmScheduler(CohortScheduler):
         self._queue.push_front(request)
         return True
 
-    def _serve_cohort(self, shape: BatchShape) -> list[Seat]:
-        """One token for each member; who then has a block to be indexed."""
-        cohort = self._cohort
-        shape.decode_count = cohort.count
-        shape.decode_context_sum, shape.decode_context_max, shape.decode_context_min = (
-            cohort.context()
-        )
-        fillers = self._start_cohort_step()
-        cohort.in_flight = 1
-        return fillers
-
     def _serve_side(
         self,
         plan: list[tuple[Seat, int]],
-        fillers: list[Seat],
+        fillers: Sequence[Seat],
         shape: BatchShape,
         records: list[Record],
         chunks: list[Chunk],
@@ -263,7 +244,7 @@ class VllmScheduler(CohortScheduler):
         queue = self._queue
         recalls: list[Recall] = []
         passed: Iterator[Request] | None = None
-        while queue and budget > 0:
+        while queue.count and budget > 0:
             if self._is_full():
                 break
             request = queue.head() if passed is None else next(passed, None)
@@ -285,21 +266,9 @@ class VllmScheduler(CohortScheduler):
             if hit.recall_bytes:
                 recalls.append(Recall(hit.tier, hit.recall_bytes, request, hit.lower_tokens))
             budget -= new
-        if queue and self._blocked == FREE:
+        if queue.count and self._blocked == FREE:
             self._blocked = BLOCKED_FOR_GOOD
         return recalls
-
-    def _fit(self, request: Request, hit: Hit, budget: int) -> int:
-        """Tokens of a waiting request that can be computed now; 0 = it must wait."""
-        had = hit.tokens
-        reached = request.prompt_tokens + request.generated_tokens
-        new = min(reached - had, self._threshold)
-        if new > budget:
-            if not self.table.chunked_prefill:
-                return 0
-            new = budget
-        wanted = reached if self.table.reserve_full_sequence else had + new
-        return new if self.pool.need(request, wanted, hit) <= self.pool.blocks_free else 0
 
     def _record_admission(self, request: Request, hit: Hit, now_ns: int) -> None:
         reached = request.prompt_tokens + request.generated_tokens
@@ -308,79 +277,10 @@ class VllmScheduler(CohortScheduler):
             request.recomputed_tokens += reached - hit.tokens
         if request.first_scheduled_ns < 0:
             request.first_scheduled_ns = now_ns
-            request.prefix_hit_tokens = hit.tokens
-            request.npu_hit_tokens = hit.npu_tokens
-            request.storage_hit_tokens = hit.lower_tokens
-
-    # --- leaps ------------------------------------------------------------------------------
-    def _leap_steps(self, now_ns: int, has_freed: bool) -> int:
-        """Iterations, this one included, that are certainly formed like this one."""
-        cohort = self._cohort
-        if not self.limits.leap or self._side or now_ns != self._cohort_end_ns:
-            return 1
-        if has_freed and (self._handoff.arrived or (self._queue and not self._is_head_blocked())):
-            return 1  # this time nobody was asked; the next iteration may seat somebody
-        steps = cohort.steps_to_first_end()
-        if steps > 1:
-            steps = 1 + cohort.steps_that_fit(self.pool.blocks_free, steps - 1)
-        pool = self.block_pool
-        if pool is None or steps == 1:
-            return steps
-        if self._blocked == BLOCKED_BY_KV:
-            steps = self._steps_to_longer_hit(pool, steps)
-        if pool.tiers:
-            # Chunks are on their way, and seen by other replicas, from their own instant on.
-            steps = 1 + cohort.steps_before_chunk(steps - 1)
-        return steps
-
-    def _is_head_blocked(self) -> bool:
-        """Phase B, had it been run, would have admitted nobody."""
-        if self.table.skip_blocked:
-            return False
-        if self._is_full():
-            return True
-        head = self._queue.head()
-        self._blocked = BLOCKED_BY_KV
-        return not self._fit(head, self.pool.lookup(head), self._budget - self._cohort.count)
-
-    def _steps_to_longer_hit(self, pool: BlockPool, limit: int) -> int:
-        """Iterations before the blocked head may find a longer prefix than now."""
-        if not self.table.reserve_full_sequence:
-            return 1  # here even a shorter hit could let the head in
-        cohort = self._cohort
-        if self.table.skip_blocked or pool.tiers:
-            return 1 + cohort.steps_before_filled_block(limit - 1)
-        wanted = pool.keys_wanted(self._queue.head()) if cohort.has_indexers else {}
-        size = pool.block_size
-        if not wanted or max(wanted) < cohort.least_computed() // size:
-            return limit
-        for ahead in range(limit - 1):
-            for seat in cohort.fillers(ahead):
-                position = (cohort.step + ahead + seat.offset) // size - 1
-                keys = pool.keys_of(seat.request)
-                if position < len(keys) and wanted.get(position) == keys[position]:
-                    return ahead + 1
-        return limit
-
-    def leap_holds(self, batch: Batch) -> bool:
-        """Whether a settled leap in flight may go on to its promised end after a change.
-
-        To be asked after `enqueue`, `reserve`, `unreserve`, `release` or the cancellation of a
-        waiting request; any other change ends a leap at the end of the iteration in flight.
-        """
-        left = batch.max_steps - batch.steps_settled
-        if self._handoff.arrived or batch is not self._leaping or left == 0:
-            return False
-        if self._cohort.steps_that_fit(self.pool.blocks_free, left) < left:
-            return False
-        if not self._queue or self._is_full():
-            return True
-        budget = self._budget - self._cohort.count
-        if budget == 0:
-            return True
-        if self.table.skip_blocked or self.block_pool is not None:
-            return False
-        return self._fit(self._queue.head(), NO_HIT, budget) == 0
+            if hit is not NO_HIT:
+                request.prefix_hit_tokens = hit.tokens
+                request.npu_hit_tokens = hit.npu_tokens
+                request.storage_hit_tokens = hit.lower_tokens
 
     # --- limits -----------------------------------------------------------------------------
     def can_ever_hold(self, request: Request) -> str:

@@ -21,8 +21,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Final
 
-from emu.batching.base import Batch, Progress, ReplicaLimits
-from emu.batching.cohort import Seat
+from emu.batching.base import Batch, ReplicaLimits
 from emu.batching.vllm import VllmScheduler
 from emu.batching.waiting import arrival_order
 from emu.config.schema import SchedulerTable
@@ -47,31 +46,22 @@ class AsyncVllmScheduler(VllmScheduler):
         """As for `VllmScheduler`; one pipeline stage."""
         super().__init__(table, limits, preemptions_max=preemptions_max, tiers=tiers)
         assert limits.pipeline_stages == 1
-        self._unseen: dict[int, tuple[int, Request]] = {}
-        """(arrival here, request) by id, in that order: not in the waiting queue yet."""
         self._unseen_tokens = 0
         self._unseen_first = NOBODY
         """The least arrival order of the unseen ones."""
         self._leaving: list[Request] = []
         """Ended with the last batch; their seats and blocks are not free yet."""
-        self._seen_until_ns = -1
-        """Start of the last batch: the next one was formed then."""
 
     def schedule(self, now_ns: int) -> Batch | None:
         """Form the next iteration from what was known when the last one started."""
         if self._unseen:
-            self._see(self._seen_until_ns)
-        batch = super().schedule(now_ns)
+            self._see(self._last_start_ns)  # when the last batch started, the next one was formed
+        batch = self._form(now_ns)
         if batch is None and not self._records:
             self._free_ended()
             self._see(now_ns)
-            batch = super().schedule(now_ns)
+            batch = self._form(now_ns)
         return batch
-
-    def complete(self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
-        """`steps` iterations of the batch ended, the last one at `now_ns`."""
-        self._seen_until_ns = batch.last_start_ns if steps > 1 else batch.formed_ns
-        return super().complete(batch, steps, now_ns, longest_step_ns)
 
     def _see(self, until_ns: int) -> None:
         """Requests that were here at that time join the waiting queue."""
@@ -90,15 +80,16 @@ class AsyncVllmScheduler(VllmScheduler):
             del self._unseen[request.request_id]
             self._unseen_tokens -= request.prompt_tokens
         # A dict keeps the places of what was deleted, and walks over them: a new one has none.
+        if not self._unseen:
+            self._unseen, self._unseen_first = {}, NOBODY
+            return
         self._unseen = dict(self._unseen)
         rest = (arrival_order(request) for _, request in self._unseen.values())
         self._unseen_first = min(rest, default=NOBODY)
 
     # --- what the last batch left -----------------------------------------------------------
-    def _finish(self, seat: Seat) -> None:
-        self._vacate(seat)
-        self._queue.charge(seat.request.tenant, seat.request.generated_tokens)
-        self._leaving.append(seat.request)
+    def _let_go(self, request: Request) -> None:
+        self._leaving.append(request)
 
     def _free_ended(self) -> bool:
         if not self._leaving:
@@ -116,11 +107,13 @@ class AsyncVllmScheduler(VllmScheduler):
 
     # --- leaps ------------------------------------------------------------------------------
     def _leap_steps(self, now_ns: int, has_freed: bool) -> int:
-        return 1 if self._may_pass() else super()._leap_steps(now_ns, has_freed)
+        if self._unseen and self._may_pass():
+            return 1
+        return super()._leap_steps(now_ns, has_freed)
 
     def leap_holds(self, batch: Batch) -> bool:
         """As for `VllmScheduler`; the next batch does not see who comes now, the one after does."""
-        if self._may_pass():
+        if self._unseen and self._may_pass():
             first_ns, _ = next(iter(self._unseen.values()))
             # Who came just before the iteration in flight began is seen at its end already.
             left = 0 if first_ns <= batch.last_start_ns else 1
@@ -129,9 +122,7 @@ class AsyncVllmScheduler(VllmScheduler):
 
     def _may_pass(self) -> bool:
         """Some unseen request could be admitted before the head of the queue."""
-        if not self._unseen:
-            return False
-        if not self._queue or self.table.skip_blocked or self.table.order != "arrival":
+        if not self._queue.count or self.table.skip_blocked or self.table.order != "arrival":
             return True
         return self._unseen_first < arrival_order(self._queue.head())
 
@@ -144,7 +135,9 @@ class AsyncVllmScheduler(VllmScheduler):
         request.block_ids = None
         self._unseen[request.request_id] = (now_ns, request)
         self._unseen_tokens += request.prompt_tokens
-        self._unseen_first = min(self._unseen_first, arrival_order(request))
+        order = arrival_order(request)
+        if order < self._unseen_first:
+            self._unseen_first = order
 
     def cancel(self, request: Request) -> bool:
         """Remove a waiting or running request and free its blocks. False if it is not here."""
@@ -163,7 +156,7 @@ class AsyncVllmScheduler(VllmScheduler):
     @property
     def waiting_count(self) -> int:
         """Requests that wait, unseen ones included."""
-        return len(self._queue) + len(self._unseen)
+        return self._queue.count + len(self._unseen)
 
     @property
     def waiting_tokens(self) -> int:

@@ -29,6 +29,8 @@ class WaitingQueue(Protocol):
     """What a scheduler asks of its waiting queue."""
 
     prompt_tokens: int
+    count: int
+    """As `len`, for those who ask at every iteration."""
 
     def __len__(self) -> int: ...
 
@@ -62,10 +64,11 @@ class ArrivalQueue:
 
     def __init__(self) -> None:
         self.prompt_tokens = 0
+        self.count = 0
         self._requests: OrderedDict[int, Request] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return self.count
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests.values())
@@ -76,6 +79,7 @@ class ArrivalQueue:
     def append(self, request: Request) -> None:
         requests = self._requests
         self.prompt_tokens += request.prompt_tokens
+        self.count += 1
         if requests:
             last = requests[next(reversed(requests))]
             if arrival_order(last) > arrival_order(request):
@@ -94,6 +98,7 @@ class ArrivalQueue:
 
     def push_front(self, request: Request) -> None:
         self.prompt_tokens += request.prompt_tokens
+        self.count += 1
         self._requests[request.request_id] = request
         self._requests.move_to_end(request.request_id, last=False)
 
@@ -104,6 +109,7 @@ class ArrivalQueue:
         if self._requests.pop(request.request_id, None) is None:
             return False
         self.prompt_tokens -= request.prompt_tokens
+        self.count -= 1
         return True
 
     def charge(self, tenant: str, tokens: int) -> None:
@@ -115,6 +121,7 @@ class SortedQueue:
 
     def __init__(self, *, by_deadline: bool) -> None:
         self.prompt_tokens = 0
+        self.count = 0
         self._by_deadline = by_deadline
         self._entries: list[tuple[int, int, int]] = []
         self._requests: dict[int, Request] = {}
@@ -127,7 +134,7 @@ class SortedQueue:
         return urgency, request.arrival_ns, request.request_id
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return self.count
 
     def __iter__(self) -> Iterator[Request]:
         return (self._requests[entry[2]] for entry in self._entries)
@@ -137,6 +144,7 @@ class SortedQueue:
 
     def append(self, request: Request) -> None:
         self.prompt_tokens += request.prompt_tokens
+        self.count += 1
         self._requests[request.request_id] = request
         insort(self._entries, self._key(request))
 
@@ -151,6 +159,7 @@ class SortedQueue:
             return False
         del self._entries[bisect_left(self._entries, self._key(request))]
         self.prompt_tokens -= request.prompt_tokens
+        self.count -= 1
         return True
 
     def charge(self, tenant: str, tokens: int) -> None:
@@ -162,13 +171,13 @@ class FairQueue:
 
     def __init__(self) -> None:
         self.prompt_tokens = 0
-        self._count = 0
+        self.count = 0
         self._tenants: dict[str, ArrivalQueue] = {}
         """Tenants with waiting requests only."""
         self._served: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __iter__(self) -> Iterator[Request]:
         for tenant in sorted(self._tenants, key=self._rank):
@@ -192,12 +201,12 @@ class FairQueue:
 
     def append(self, request: Request) -> None:
         self._queue_of(request.tenant).append(request)
-        self._count += 1
+        self.count += 1
         self.prompt_tokens += request.prompt_tokens
 
     def push_front(self, request: Request) -> None:
         self._queue_of(request.tenant).push_front(request)
-        self._count += 1
+        self.count += 1
         self.prompt_tokens += request.prompt_tokens
 
     def head(self) -> Request:
@@ -209,7 +218,7 @@ class FairQueue:
             return False
         if not queue:
             del self._tenants[request.tenant]
-        self._count -= 1
+        self.count -= 1
         self.prompt_tokens -= request.prompt_tokens
         return True
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from emu.replica.replica import Replica
 
 _HANDS_OFF: Final = frozenset(PREFILL_TYPE | {ReplicaState.SHUTTING_PREFILL})
+_COMPLETED: Final = Status.COMPLETED
 
 
 def complete(
@@ -44,9 +45,13 @@ def complete(
     replica.busy_ns += now_ns - start_ns
     if batch.batch_id == DUMMY_ID:
         return
-    _count(replica, batch.shape, steps)
+    if batch.run_on is None or steps == 1:
+        _count(replica, batch.shape, steps)
+    else:
+        _count(replica, batch.shape, 1)
+        _count(replica, batch.run_on.shape, steps - 1)
     is_told = world.streams or world.history is not None
-    receivers = list(replica.scheduler.token_receivers(batch)) if is_told else []
+    receivers = _receivers(replica, batch, steps) if is_told else []
     progress = replica.scheduler.complete(batch, steps, now_ns, longest_ns)
     if not replica.is_touched:
         replica.touch()
@@ -55,7 +60,7 @@ def complete(
     if ends is None:
         if progress.cohort_size:
             world.gaps.add_gap(longest_ns, progress.cohort_size, now_ns)
-    elif progress.cohort_size:
+    else:
         _add_run(replica, progress, ends, start_ns)
     if progress.gaps_ns:
         world.gaps.add_gaps(progress.gaps_ns, now_ns)
@@ -70,29 +75,50 @@ def complete(
 
 
 def _add_run(replica: Replica, progress: Progress, ends: NDArray[np.int64], start_ns: int) -> None:
-    """Gaps of the cohort in a leap, in which some may have joined with the first step."""
-    gaps, count, late_gaps_ns = replica.world.gaps, progress.cohort_size, progress.late_gaps_ns
-    if late_gaps_ns:
-        first_ns = ends.item(0)
-        start_ns += first_ns
-        gaps.add_gap(first_ns, count - len(late_gaps_ns), start_ns)
-        gaps.add_gaps(late_gaps_ns, start_ns)
-        ends = ends[1:] - first_ns
-    gaps.add_run(ends, count, start_ns)
+    """Gaps of the cohort in a leap, in which some may have joined with or after the first step."""
+    gaps, count = replica.world.gaps, progress.cohort_size
+    opening, late_gaps_ns = progress.opening, progress.late_gaps_ns
+    if opening is not None:
+        _take_opening(replica, opening, start_ns + ends.item(0))
+        if count:
+            gaps.add_run(ends, count, start_ns, opening.cohort_size)
+        else:
+            gaps.add_gap(ends.item(0), opening.cohort_size, start_ns + ends.item(0))
+    elif late_gaps_ns:
+        gaps.add_gaps(late_gaps_ns, start_ns + ends.item(0))
+        gaps.add_run(ends, count, start_ns, count - len(late_gaps_ns))
+    elif count:
+        gaps.add_run(ends, count, start_ns)
+
+
+def _take_opening(replica: Replica, opening: Progress, at_ns: int) -> None:
+    """What the first step brought about in a batch that ran on."""
+    replica.prefill_tokens += opening.prefill_tokens
+    replica.decode_tokens += opening.decode_tokens
+    if opening.gaps_ns:
+        replica.world.gaps.add_gaps(opening.gaps_ns, at_ns)
+    for request in opening.first_tokens:
+        request.replica_id = replica.replica_id
+
+
+def _receivers(replica: Replica, batch: Batch, steps: int) -> list[Request]:
+    """Who got a token at the end of each of these steps."""
+    if batch.run_on is not None:
+        replica.scheduler.settle(batch, steps)
+    return list(replica.scheduler.token_receivers(batch))
 
 
 def _count(replica: Replica, shape: BatchShape, steps: int) -> None:
     """Tokens of `steps` iterations, the first of this shape."""
     decodes = shape.decode_count * steps
     if decodes:
-        replica.tokens_run += decodes
         replica.decodes_run += decodes
         context = shape.decode_context_sum * steps
         if steps > 1:
             context += decodes * (steps - 1) // 2
         replica.decode_context_run += context
     if shape.prefill_new:
-        replica.tokens_run += sum(shape.prefill_new)
+        replica.prompts_run += sum(shape.prefill_new)
     if replica.expert_tokens is not None:
         for step in range(steps):
             its_shape = next_decode_shape(shape, step) if step else shape
@@ -106,17 +132,19 @@ def end_leap_part(replica: Replica, batch: Batch, ends: NDArray[np.int64]) -> No
     For a crash or a pause in the middle of a leap (`emu/replica/life.py`).
     """
     world, start_ns, steps = replica.world, replica._start_ns, len(ends)
-    shape = batch.shape  # the batch is given the next one
     end_ns = start_ns + int(ends[-1])
+    _count(replica, batch.shape, 1 if batch.run_on is not None else steps)
+    if batch.run_on is not None:
+        _count(replica, batch.run_on.shape, steps - 1)
     is_told = world.streams or world.history is not None
-    receivers = list(replica.scheduler.token_receivers(batch)) if is_told else []
+    receivers = _receivers(replica, batch, steps) if is_told else []
     if world.batches is not None:
         world.batches.batch(replica, batch, start_ns, end_ns, steps, None)
     batch.first_end_ns = start_ns + int(ends[0])
-    progress = replica.scheduler.split(batch, steps, end_ns, longest_of(ends))
+    longest_ns = longest_of(ends, batch)
+    progress = replica.scheduler.split(batch, steps, end_ns, longest_ns)
     replica.iterations += steps
     replica.busy_ns += end_ns - start_ns
-    _count(replica, shape, steps)
     replica.decode_tokens += progress.decode_tokens
     _add_run(replica, progress, ends, start_ns)
     if progress.gaps_ns:
@@ -186,7 +214,7 @@ def _hand_out(
         request.replica_id = replica.replica_id
     for request in progress.finished:
         request.decode_replica_id = replica.replica_id
-        world.terminal(request, Status.COMPLETED)
+        world.terminal(request, _COMPLETED)
     for request, reason in progress.failed:
         world.terminal(request, Status.FAILED, reason)
     if progress.finished or progress.failed:
@@ -194,8 +222,9 @@ def _hand_out(
     ready = progress.first_tokens
     if progress.resumed:
         ready = [*ready, *progress.resumed]
-    is_handed_off = split is not None or (ready and replica.state in _HANDS_OFF)
-    if is_handed_off and replica.handoff is not None:
+    if (not ready and split is None) or replica.handoff is None:
+        return
+    if split is not None or replica.state in _HANDS_OFF:
         leaving = [r for r in ready if not r.status.is_terminal]
         for request in leaving:
             replica.scheduler.detach(request)
@@ -207,6 +236,9 @@ def _hand_out(
             replica.handoff.append(leaving, step_ns)
 
 
-def longest_of(ends: NDArray[np.int64]) -> int:
-    """Longest iteration of a run."""
-    return int(np.diff(ends, prepend=0).max())
+def longest_of(ends: NDArray[np.int64], batch: Batch) -> int:
+    """Longest iteration of a decode run, which may follow a batch's first step."""
+    steps_ns = np.diff(ends, prepend=0)
+    if batch.run_on is not None and len(ends) > 1:
+        steps_ns = steps_ns[1:]
+    return int(steps_ns.max())

@@ -24,6 +24,7 @@ from emu.batching.base import Batch, Scheduler
 from emu.batching.stages import Pipeline, StageSpan
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.network.placement import Grid
+from emu.replica.inflight import InFlight
 from emu.replica.obstacles import Obstacles, never
 from emu.replica.outcome import complete, end_part, longest_of, note_signal
 from emu.replica.staged import launch
@@ -44,12 +45,10 @@ from emu.request import Request, Status
 S = ReplicaState
 _SERVES: Final = frozenset({S.COLOCATED, S.PREFILL, S.DECODE})
 """States whose turn is one iteration after another (`serve` in `emu/replica/turns.py`)."""
+_QUEUED: Final = Status.QUEUED
 
 
-_NONE_KNOWN: Final = (-1, False, 0)
-
-
-class Replica:
+class Replica(InFlight):
     """State and actor of one replica."""
 
     def __init__(
@@ -69,24 +68,19 @@ class Replica:
         self.world = world
         self.kernel = world.kernel
         self.scheduler = scheduler
-        self.latency = latency
+        super().__init__(latency, RANK_REPLICA + replica_id)
         self._is_monotone = bool(getattr(latency, "monotone_decode", False))
         self.state = state
         self.grid = grid
         self.gpus = grid.gpus
         self.machine = machine
         self.stages = stages
-        self.rank = RANK_REPLICA + replica_id
         self.story: list[str] = []
         self.incarnation = 0
         """Grows at each crash: what was meant for an earlier life is dropped."""
-        self.slowdown = 1.0
-        """Iterations take so many times longer (a straggler)."""
         self.is_paused = False
         """Stopped, or frozen without anybody knowing (`emu/replica/life.py`)."""
         self.paused_ns = -1
-        self.first_uses = deque[int]()
-        """What the next iterations take longer because their process is new."""
         self.start_process()
         self.model_loaded = state is not S.INACTIVE
         self.segments_ready = 0
@@ -113,28 +107,21 @@ class Replica:
         """History of (time, waiting, running, waiting tokens, blocks) if the router's are stale."""
         self.touch_log: list[Replica] | None = None
         """Where to say that the queues have changed, if a router keeps an order of loads."""
-        self.is_touched = False
-        self.prefill_tokens = 0
-        self.decode_tokens = 0
+        self.is_touched = True
+        """It is in that log already, or nobody keeps one."""
         self.busy_ns = 0
         self.iterations = 0
         self.state_since_ns = self.kernel.now_ns
         self.state_ns: dict[ReplicaState, int] = {}
         self._note_state()
         self._is_closing = False
-        self._batch: Batch | None = None
-        self._start_ns = 0
-        self._end_ns = 0
-        self._ends: NDArray[np.int64] | None = None
-        self._known_steps = _NONE_KNOWN
-        """(instant, whether our turn of it has passed, iterations of the leap ended by then)."""
         self._on_stages: deque[tuple[list[StageSpan], Batch]] = deque()
         """Batches in flight on several stages, in order, with their spans."""
         self.pipeline = Pipeline(stages)
         self.tier_traffic: TierTraffic | None = None
         self.obstacles = Obstacles(self)
-        self.tokens_run = 0
-        """Tokens whose KV iterations have computed."""
+        self.prompts_run = 0
+        """Tokens of chunks whose KV iterations have computed."""
         self.decodes_run = 0
         self.decode_context_run = 0
         """Plain decodes that iterations have run, and the sum of their contexts."""
@@ -146,8 +133,6 @@ class Replica:
         """Time on standby, in rests that have ended."""
         self._rest_since_ns = -1
         self.wave: WaveGroup | None = None
-        self.wave_wait_ns = 0
-        """What the batch in flight waits for other members of the group inside its layers."""
 
     # --- what others may do -------------------------------------------------------------------
     def submit(self, request: Request) -> None:
@@ -156,15 +141,15 @@ class Replica:
         if reason:
             self.world.terminal(request, Status.REJECTED, reason)
             return
-        self.settle()
-        request.status = Status.QUEUED
+        done = self.settle()
+        request.status = _QUEUED
         request.holder_id = self.replica_id
         if request.taken_ns < 0:
-            request.taken_ns = self._iteration_end_ns()
+            request.taken_ns = self._iteration_end_ns(done)
         self.scheduler.enqueue(request, self.kernel.now_ns)
         if not self.is_touched:
             self.touch()
-        self._changed()
+        self._changed(done)
         if self.signals is not None:
             note_signal(self)
 
@@ -195,39 +180,26 @@ class Replica:
 
     def reserve(self, requests: list[Request]) -> bool:
         """Reserve blocks for inbound KV, all or nothing."""
-        self.settle()
+        done = self.settle()
         if not self.scheduler.reserve(requests):
             return False
         if self._ends is not None:
-            self._changed()
+            self._changed(done)
         return True
 
     def unreserve(self, requests: list[Request]) -> None:
         """Give back a reservation."""
-        self.settle()
+        done = self.settle()
         self.scheduler.unreserve(requests)
-        self._changed()
+        self._changed(done)
 
     def release(self, requests: list[Request]) -> None:
         """The KV of detached requests has left."""
-        self.settle()
+        done = self.settle()
         for request in requests:
             self.scheduler.release(request)
         if self.scheduler.waiting_count or self._ends is not None or not self._waits_here_only:
-            self._changed()
-
-    def _changed(self) -> None:
-        """The settled books have changed: cut a leap that no longer holds, wake an idle loop."""
-        batch, ends = self._batch, self._ends
-        if ends is not None and batch is not None:
-            done = self._steps_ended(ends)
-            batch.last_start_ns = self._start_ns + (ends.item(done - 1) if done else 0)
-        if ends is None or batch is None or not self.scheduler.leap_holds(batch):
-            self.inbox.poke()
-        elif batch.max_steps < len(ends):  # it holds, but not so long
-            self._ends = ends[: batch.max_steps]
-            self._end_ns = self._start_ns + ends.item(batch.max_steps - 1)
-            self.inbox.bring_forward(self._end_ns)
+            self._changed(done)
 
     def move(self, to: ReplicaState, *, writer: Writer, cause: str) -> None:
         """Change the state from what it is now (`states.move`)."""
@@ -266,7 +238,7 @@ class Replica:
 
     def touch(self) -> None:
         """The numbers of waiting and running requests may have changed: a router looks again."""
-        if self.touch_log is not None and not self.is_touched:
+        if not self.is_touched and self.touch_log is not None:
             self.is_touched = True
             self.touch_log.append(self)
 
@@ -295,6 +267,11 @@ class Replica:
     def _note_state(self) -> None:
         """Only a replica that prefills takes from the global queue (fcfs)."""
         self._is_serving = self.state in _SERVES
+        # Where nobody follows prompts beyond their end, a batch that ends some may run on.
+        is_watched = self.world.streams or self.world.batches is not None
+        self._runs_on = (
+            self.state is S.COLOCATED and not is_watched and hasattr(self.scheduler, "run_on")
+        )
         # Freed blocks then matter to nobody but requests that wait here.
         self._waits_here_only = self._is_serving
         if hasattr(self.scheduler, "pulls") and getattr(self.scheduler, "is_shared", False):
@@ -302,51 +279,10 @@ class Replica:
             self._waits_here_only = self._is_serving and not self.scheduler.pulls
 
     # --- what others may see ------------------------------------------------------------------
-    def settle(self) -> int:
-        """Bring the books up to now in the middle of a leap; iterations of it that have ended."""
-        ends, batch = self._ends, self._batch
-        if ends is None or batch is None:
-            return 0
-        done = self._steps_ended(ends)
-        steps = done + 1 if done < batch.max_steps else done
-        if steps > batch.steps_settled:
-            self.scheduler.settle(batch, steps)
-        return done
-
-    def _steps_ended(self, ends: NDArray[np.int64]) -> int:
-        """Iterations of the leap in flight that have ended by now.
-
-        At the very end of one the order of ranks says whether it has been handled.
-        """
-        kernel = self.kernel
-        now_ns, is_past = kernel.now_ns, kernel.rank_reached > self.rank
-        known = self._known_steps
-        if known[0] == now_ns and known[1] == is_past:  # several ask at one instant
-            return known[2]
-        elapsed_ns = now_ns - self._start_ns
-        steps = int(
-            ends.searchsorted(elapsed_ns, "right") if is_past else ends.searchsorted(elapsed_ns)
-        )
-        self._known_steps = (now_ns, is_past, steps)
-        return steps
-
-    def _iteration_end_ns(self) -> int:
-        """When the iteration in flight ends, now if none is: the engine looks at its inbox then."""
-        now_ns, ends = self.kernel.now_ns, self._ends
-        if self._batch is None:
-            return now_ns
-        if ends is None:
-            return max(now_ns, self._end_ns)
-        return self._start_ns + ends.item(min(self._steps_ended(ends), len(ends) - 1))
-
     @property
-    def tokens_produced(self) -> tuple[int, int]:
-        """(prefill, decode) tokens computed so far, finished iterations of a leap included."""
-        done = self.settle()
-        decode = self.decode_tokens
-        if done and self._batch is not None:
-            decode += done * self._batch.shape.decode_count
-        return self.prefill_tokens, decode
+    def tokens_run(self) -> int:
+        """Tokens whose KV iterations have computed."""
+        return self.prompts_run + self.decodes_run
 
     @property
     def has_batches_in_flight(self) -> bool:
@@ -450,14 +386,6 @@ class Replica:
             total += min(end_ns - self._rest_since_ns, self.standby_limit_ns)
         return total
 
-    def _boundary(self, now_ns: int) -> int:
-        """When the iteration in flight ends; -1 if that is the deadline already set."""
-        ends = self._ends
-        if ends is None:
-            return -1
-        # Stepping, the next iteration would be under way if our turn of this instant has passed.
-        return self._start_ns + ends.item(min(self._steps_ended(ends), len(ends) - 1))
-
     async def _execute(self, batch: Batch) -> None:
         incarnation = self.incarnation
         self._start_ns = self.kernel.now_ns
@@ -486,24 +414,6 @@ class Replica:
         """One iteration after another needs nothing but the scheduler and the latency backend."""
         waits = self.latency.foreign or self.first_uses
         return not waits and self.tier_traffic is None and self.wave is None
-
-    def _begin(self, batch: Batch, measured_ns: int = 0) -> None:
-        """The iteration, or leap, starts to run: when it ends."""
-        now_ns = self.kernel.now_ns
-        if batch.max_steps == 1:
-            cost_ns = measured_ns or self.latency.iteration_ns(batch.shape)
-            if self.slowdown != 1.0:
-                cost_ns = int(cost_ns * self.slowdown)
-            if self.first_uses:
-                cost_ns += self.first_uses.popleft()
-            self._end_ns = now_ns + cost_ns + self.wave_wait_ns
-            return
-        ends = self.latency.decode_run_ns(batch.shape, batch.max_steps)
-        if self.slowdown != 1.0:
-            ends = np.cumsum((np.diff(ends, prepend=0) * self.slowdown).astype(np.int64))
-        self._ends = ends
-        self._known_steps = _NONE_KNOWN
-        self._end_ns = now_ns + ends.item(-1)
 
     def _turn(self) -> int:
         """End the batch and begin the next as `serve` does, without waking the actor.
@@ -537,6 +447,11 @@ class Replica:
         self._start_ns = now_ns
         self._batch = batch
         self._begin(batch)
+        if self._runs_on and batch.chunks and self.signals is None:
+            batch.first_end_ns = self._end_ns
+            run_on = self.scheduler.run_on(batch)  # type: ignore[attr-defined]
+            if run_on is not None:
+                self._run_on(batch, run_on)
         return self._end_ns
 
     def _end(self) -> None:
@@ -557,7 +472,8 @@ class Replica:
             before_ns = ends.item(-2)
             batch.first_end_ns = start_ns + ends.item(0)
             batch.last_start_ns = start_ns + before_ns
-            longest_ns = now_ns - start_ns - before_ns if self._is_monotone else longest_of(ends)
+            is_last = self._is_monotone
+            longest_ns = now_ns - start_ns - before_ns if is_last else longest_of(ends, batch)
         complete(self, batch, steps, start_ns, ends, longest_ns)
 
     async def _sit_out(self) -> None:

@@ -23,8 +23,17 @@ if TYPE_CHECKING:
 class GapSink(Protocol):
     """Statistics of gaps between tokens."""
 
-    def add_run(self, cumulative_ends: NDArray[np.int64], count: int, start_ns: int = -1) -> None:
-        """`count` requests got a token at each of these instants (relative to `start_ns`)."""
+    def add_run(
+        self,
+        cumulative_ends: NDArray[np.int64],
+        count: int,
+        start_ns: int = -1,
+        first_count: int = -1,
+    ) -> None:
+        """`count` requests got a token at each of these instants (relative to `start_ns`).
+
+        At the first of them `first_count` had a gap that counts here, if it is given.
+        """
         ...
 
     def add_gap(self, ns: int, count: int = 1, at_ns: int = -1) -> None:

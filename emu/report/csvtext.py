@@ -1,7 +1,8 @@
 """Lines of CSV, written in batches. Owns the file handle of one table.
 
 `csv.writer` costs more than the whole row of a request; numbers need no quoting, and the few
-text fields go through `quote`.
+text fields go through `quote`. Where rows are many, `numbers` makes them: the compiled encoder
+takes a seventh of the time of a format string.
 """
 
 from __future__ import annotations
@@ -10,7 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
 
+import msgspec
+
 _BATCH_ROWS: Final = 1024
+_ENCODE: Final = msgspec.json.Encoder().encode
+
+Field = int | msgspec.Raw
+EMPTY: Final = msgspec.Raw(b"")
 
 
 def quote(text: str) -> str:
@@ -20,6 +27,16 @@ def quote(text: str) -> str:
     return text
 
 
+def text_field(text: str) -> msgspec.Raw:
+    """A field of text for `numbers`."""
+    return msgspec.Raw(quote(text).encode())
+
+
+def numbers(fields: tuple[Field, ...]) -> bytes:
+    """A line of integers, and of fields that are text already."""
+    return _ENCODE(fields)[1:-1] + b"\n"
+
+
 class CsvFile:
     """A table being written: header first, then whole lines in batches."""
 
@@ -27,18 +44,18 @@ class CsvFile:
         self.path = path
         self.rows = 0
         self._file: BinaryIO = path.open("wb")
-        self._batch: list[str] = [",".join(columns) + "\n"]
+        self._batch = [",".join(columns).encode() + b"\n"]
 
-    def line(self, text: str) -> None:
+    def line(self, line: str | bytes) -> None:
         """One row, its line end included."""
-        self._batch.append(text)
+        self._batch.append(line if isinstance(line, bytes) else line.encode())
         self.rows += 1
         if len(self._batch) >= _BATCH_ROWS:
             self.flush()
 
     def flush(self) -> None:
         """Hand what is buffered to the system."""
-        self._file.write("".join(self._batch).encode())
+        self._file.write(b"".join(self._batch))
         self._batch.clear()
 
     def close(self) -> None:

@@ -80,7 +80,7 @@ class GapLog:
         self._single_values: list[int] = []
         self._single_counts: list[int] = []
         self._single_times: list[int] = []
-        self._runs: list[tuple[Int64Array, int, int]] = []
+        self._runs: list[tuple[Int64Array, int, int, int]] = []
         self._run_steps = 0
         self._heat = _Heat()
         self._exact: list[tuple[Int64Array, Int64Array]] | None = []
@@ -109,14 +109,18 @@ class GapLog:
         if len(self._single_values) >= _BUFFER:
             self._flush_singles()
 
-    def add_run(self, cumulative_ends: Int64Array, count: int, start_ns: int = -1) -> None:
-        """Steps of a leap, each giving one token to `count` members.
+    def add_run(
+        self, cumulative_ends: Int64Array, count: int, start_ns: int = -1, first_count: int = -1
+    ) -> None:
+        """Steps of a leap, each giving one token to `count` members (the first: `first_count`).
 
         The array is kept until some hundreds of runs are there: it must not be written to.
         """
         steps = len(cumulative_ends)
         if count > 0 and steps:
-            self._runs.append((cumulative_ends, count, start_ns))
+            if first_count < 0:
+                first_count = count
+            self._runs.append((cumulative_ends, count, start_ns, first_count))
             self._run_steps += steps
             if self._run_steps >= _BUFFER or len(self._runs) >= _RUNS_MAX:
                 self._flush_runs()
@@ -158,7 +162,7 @@ class GapLog:
         """All waiting runs at once: a few array operations for hundreds of leaps."""
         if not self._runs:
             return
-        runs, counts, starts = zip(*self._runs, strict=True)
+        runs, counts_each, starts, first_counts = zip(*self._runs, strict=True)
         self._runs.clear()
         self._run_steps = 0
         lengths = np.array([len(run) for run in runs], dtype=np.int64)
@@ -170,7 +174,13 @@ class GapLog:
         if self._over_time:
             begun = np.repeat(np.array(starts, dtype=np.int64), lengths)
             times = np.where(begun >= 0, ends + begun, -1)
-        self._add(values, np.repeat(np.array(counts, dtype=np.int64), lengths), times)
+        counts = np.repeat(np.array(counts_each, dtype=np.int64), lengths)
+        counts[firsts] = first_counts
+        if 0 in first_counts:
+            known = counts > 0
+            values, counts, times = values[known], counts[known], times[known]
+        if len(values):
+            self._add(values, counts, times)
 
     def _add(self, values: Int64Array, counts: Int64Array, times: Int64Array) -> None:
         low = int(values.min())

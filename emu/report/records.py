@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from emu.errors import InvariantViolation
 from emu.report.atomic import partial_name
-from emu.report.csvtext import CsvFile, quote
+from emu.report.csvtext import EMPTY, CsvFile, Field, numbers, text_field
 from emu.request import Request, Status
 
 COLUMNS: Final = (
@@ -78,10 +78,11 @@ LATENCIES: Final = ("ttft", "tpot", "e2e", "queue", "arrival", "wait")
 _WIDTH: Final = len(LATENCIES)
 _SPILL_VALUES: Final = 4096 * _WIDTH
 _READ_ROWS: Final = 16_384
-_Entry = tuple[str, tuple[int, ...] | None]
+_Entry = tuple[bytes, tuple[int, ...] | None]
 """A request's row and, if it completed, its LATENCIES."""
-_TERMINAL: Final = tuple(status for status in Status if status.is_terminal)
-_STATUS_NAMES: Final = tuple(status.name.lower() for status in Status)
+_COMPLETED: Final = Status.COMPLETED  # the first of those that end a request
+_STATUS_FIELDS: Final = tuple(text_field(status.name.lower()) for status in Status)
+_NO_LATENCIES: Final = (EMPTY, EMPTY, EMPTY)
 
 
 class RequestStats(msgspec.Struct):
@@ -150,7 +151,8 @@ class RequestLog:
         self.released_count += 1
         if self._first_arrival_ns < 0:
             self._first_arrival_ns = request.arrival_ns
-        self._last_arrival_ns = max(self._last_arrival_ns, request.arrival_ns)
+        if request.arrival_ns > self._last_arrival_ns:
+            self._last_arrival_ns = request.arrival_ns
 
     def terminal(self, request: Request) -> None:
         """A request ended. Nothing of it is kept but its row."""
@@ -172,8 +174,8 @@ class RequestLog:
         self._next_row = row
 
     def _write(self, entry: _Entry) -> None:
-        text, latencies = entry
-        self._file.line(text)
+        line, latencies = entry
+        self._file.line(line)
         if latencies is not None:
             values = self._values
             values.extend(latencies)
@@ -205,66 +207,41 @@ class RequestLog:
     def _account(self, request: Request) -> _Entry:
         """Add a request to the totals; what is to be written of it."""
         status = request.status
-        if status not in _TERMINAL:
+        if status < _COMPLETED:
             raise InvariantViolation(
                 f"request {request.request_id} ended in status {status.name.lower()}"
             )
-        arrival_ns = request.arrival_ns
-        first_ns = request.first_token_ns
-        last_ns = request.last_token_ns
         tokens = request.generated_tokens
-        scheduled_ns = request.first_scheduled_ns
-        queue_ns = scheduled_ns - arrival_ns
-        values: tuple[int, ...] | None = None
         self._by_status[status] += 1
-        if first_ns >= 0:
-            ttft_ns = first_ns - arrival_ns
-            tpot_ns = (last_ns - first_ns) // (tokens - 1) if tokens > 1 else 0
-            e2e_ns = last_ns - arrival_ns
-            times = f"{first_ns},{last_ns}"
-            latencies = f"{ttft_ns},{tpot_ns},{e2e_ns}"
-            if last_ns > self._last_token_ns:
-                self._last_token_ns = last_ns
-        else:
-            ttft_ns = tpot_ns = e2e_ns = 0
-            times = ","
-            latencies = ",,"
-        if status is Status.COMPLETED:
-            self._prompt_tokens += request.prompt_tokens
-            self._output_tokens += tokens
-            wait_ns = queue_ns + request.migration_ns
-            values = (ttft_ns, tpot_ns, e2e_ns, queue_ns, arrival_ns, wait_ns)
-        else:
-            self._output_tokens_partial += tokens
-            key = (status, request.reason)
-            self._by_reason[key] = self._by_reason.get(key, 0) + 1
         self._preemptions += request.preemptions
         self._recomputed += request.recomputed_tokens
         self._migrations += request.migrations
         self._execution_ns += request.execution_ns
-        if scheduled_ns >= 0:
+        if request.first_scheduled_ns >= 0:
             hits = self._hits
             hits[0] += request.prefix_hit_tokens
             hits[1] += request.npu_hit_tokens
             hits[2] += request.storage_hit_tokens
             hits[3] += request.prompt_tokens
-        session, reason, tenant = ",,", request.reason, request.tenant
-        if request.session_id or request.sub_request_index >= 0:
-            session = f"{quote(request.session_id)},{_id(request.sub_request_index)},"
-        if reason or tenant:
-            reason, tenant = quote(reason), quote(tenant)
-        text = (
-            f"{request.request_id},{arrival_ns},{times},{request.prompt_tokens},{tokens},"
-            f"{latencies},{request.prefix_hit_tokens},{request.npu_hit_tokens},"
-            f"{request.storage_hit_tokens},{_id(request.replica_id)},{session}"
-            f"{_id(request.decode_replica_id)},{queue_ns if scheduled_ns >= 0 else ''},"
-            f"{request.preemptions},{request.migrations},{_STATUS_NAMES[status]},"
-            f"{reason},{request.output_tokens},{tenant},"
-            f"{request.priority},{request.execution_ns},{request.migration_ns},"
-            f"{request.recomputed_tokens},{request.max_gap_ns},{request.retries},"
-            f"{request.taken_ns - arrival_ns if request.taken_ns >= 0 else ''}\n"
-        )
-        return text, values
+        latencies = None
+        first_ns, last_ns = request.first_token_ns, request.last_token_ns
+        if first_ns >= 0:
+            arrival_ns = request.arrival_ns
+            tpot_ns = (last_ns - first_ns) // (tokens - 1) if tokens > 1 else 0
+            latencies = (first_ns - arrival_ns, tpot_ns, last_ns - arrival_ns)
+            if last_ns > self._last_token_ns:
+                self._last_token_ns = last_ns
+        line = _line(request, latencies or _NO_LATENCIES)
+        if status is not _COMPLETED:
+            self._output_tokens_partial += tokens
+            key = (status, request.reason)
+            self._by_reason[key] = self._by_reason.get(key, 0) + 1
+            return line, None
+        self._prompt_tokens += request.prompt_tokens
+        self._output_tokens += tokens
+        queue_ns = request.first_scheduled_ns - request.arrival_ns
+        wait_ns = queue_ns + request.migration_ns
+        return line, (*(latencies or (0, 0, 0)), queue_ns, request.arrival_ns, wait_ns)
 
     def _stats(self) -> RequestStats:
         self._values.tofile(self._binary)
@@ -329,5 +306,43 @@ class _Columns(Mapping[str, NDArray[np.int64]]):
         return _WIDTH
 
 
-def _id(value: int) -> str:
-    return str(value) if value >= 0 else ""
+def _line(request: Request, latencies: tuple[Field, Field, Field]) -> bytes:
+    """The row of a request that has ended; the same order as COLUMNS."""
+    arrival_ns = request.arrival_ns
+    scheduled_ns, taken_ns = request.first_scheduled_ns, request.taken_ns
+    has_token = request.first_token_ns >= 0
+    ttft_ns, tpot_ns, e2e_ns = latencies
+    return numbers(
+        (
+            request.request_id,
+            arrival_ns,
+            request.first_token_ns if has_token else EMPTY,
+            request.last_token_ns if has_token else EMPTY,
+            request.prompt_tokens,
+            request.generated_tokens,
+            ttft_ns,
+            tpot_ns,
+            e2e_ns,
+            request.prefix_hit_tokens,
+            request.npu_hit_tokens,
+            request.storage_hit_tokens,
+            request.replica_id if request.replica_id >= 0 else EMPTY,
+            text_field(request.session_id) if request.session_id else EMPTY,
+            request.sub_request_index if request.sub_request_index >= 0 else EMPTY,
+            request.decode_replica_id if request.decode_replica_id >= 0 else EMPTY,
+            scheduled_ns - arrival_ns if scheduled_ns >= 0 else EMPTY,
+            request.preemptions,
+            request.migrations,
+            _STATUS_FIELDS[request.status],
+            text_field(request.reason) if request.reason else EMPTY,
+            request.output_tokens,
+            text_field(request.tenant) if request.tenant else EMPTY,
+            request.priority,
+            request.execution_ns,
+            request.migration_ns,
+            request.recomputed_tokens,
+            request.max_gap_ns,
+            request.retries,
+            taken_ns - arrival_ns if taken_ns >= 0 else EMPTY,
+        )
+    )

@@ -111,9 +111,9 @@ class LiveRecorder(Recorder):
         """Requests whose KV is gone, by reason."""
         self.on_event: Callable[[dict[str, Any]], None] = _nobody_listens
 
-    def terminal(self, request: Request) -> None:
+    def terminal(self, request: Request, at_ns: int) -> None:
         """A request has ended: its rows, its line, and whoever waits for it."""
-        super().terminal(request)
+        super().terminal(request, at_ns)
         self.traffic.ended(request)
         self.on_end(request)
 
