@@ -64,6 +64,7 @@ class Api:
             Route("/health/live", self.alive),
             Route("/ping", self.health, methods=["GET", "POST"]),
             Route("/version", self.version),
+            Route("/load", self.load),
             Route("/metrics", self.metrics),
             Route("/openapi.json", self.document),
         ]
@@ -119,6 +120,7 @@ class Api:
                 retry_after_s=1,
             )
         call.session_id = request.headers.get("x-session-affinity", "")[:256]
+        call.request_id = request.headers.get("x-request-id", "")[:256]
         return Reply(house, call, make_exchange(house, call), failure)
 
     def _check_key(self, request: HttpRequest) -> None:
@@ -183,8 +185,14 @@ class Api:
         if body.prompt is None and body.messages is None:
             raise ApiError(400, "give prompt or messages", param="prompt")
         text = body.prompt if body.prompt is not None else chat_text(body.messages or [])
-        ids = self._house.tokenizer.encode(text).tolist()
-        content = {"count": len(ids), "max_model_len": self._house.max_model_tokens, "tokens": ids}
+        tokenizer = self._house.tokenizer
+        ids = tokenizer.encode(text).tolist()
+        content = {
+            "count": len(ids),
+            "max_model_len": self._house.max_model_tokens,
+            "tokens": ids,
+            "token_strs": [tokenizer.decode([i]) for i in ids] if body.return_token_strs else None,
+        }
         return JSONResponse(content)
 
     async def detokenize(self, request: HttpRequest) -> Response:
@@ -213,6 +221,10 @@ class Api:
     async def version(self, request: HttpRequest) -> Response:
         """The emulator's version, under the key that vLLM uses."""
         return JSONResponse({"version": f"emu-{emu.__version__}"})
+
+    async def load(self, request: HttpRequest) -> Response:
+        """Answers under way, under the key that vLLM uses."""
+        return JSONResponse({"server_load": self._house.cluster.open_choices})
 
     async def metrics(self, request: HttpRequest) -> Response:
         """Prometheus text."""

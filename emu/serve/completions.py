@@ -86,7 +86,8 @@ class Reply:
         """How the answer breaks off in its middle, if a schedule says so."""
         self._created = int(time.time())
         kind = "chatcmpl" if call.is_chat else "cmpl"
-        self._id = f"{kind}-{house.session}-{house.next_call()}"
+        number = house.next_call()
+        self._id = f"{kind}-{call.request_id or f'{house.session}-{number}'}"
         self._headers: list[tuple[bytes, bytes]] = []
         self._chunk_ends: dict[str, bytes] = {}
 

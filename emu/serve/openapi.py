@@ -123,6 +123,7 @@ def _answers() -> dict[str, dict[str, Any]]:
         "Prompt": _object(prompt=_STRING),
         "Status": _object(status={"enum": ["ready", "starting", "draining", "alive"]}),
         "Version": _object(version=_STRING),
+        "Load": _object(server_load=_COUNT),
         "State": _object(
             at_s=_NUMBER,
             speed=_NUMBER,
@@ -189,6 +190,7 @@ def _paths(served: str) -> dict[str, dict[str, Any]]:
         "/health/live": {"get": _operation("The process answers", answer("Status"), ())},
         "/ping": {"get": ready, "post": ready},
         "/version": {"get": _operation("Version", answer("Version"), ())},
+        "/load": {"get": _operation("Answers under way", answer("Load"), ())},
         "/metrics": {"get": _operation("Prometheus text", {"text/plain": ""}, ())},
         "/": {"get": page},
         "/emu": {"get": page},

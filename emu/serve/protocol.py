@@ -122,6 +122,7 @@ class TokenizeBody(Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
+    return_token_strs: bool | None = None
 
 
 class DetokenizeBody(Struct, kw_only=True):
@@ -146,6 +147,8 @@ class Call(Struct, kw_only=True):
     tenant: str
     priority: int
     session_id: str = ""
+    request_id: str = ""
+    """The caller's own; empty = none given."""
 
 
 def decode_body(data: bytes, kind: type[T]) -> T:

@@ -65,6 +65,39 @@ def test_chat_streams_one_chunk_per_token_and_usage_last(tmp_path: Path) -> None
     run(tmp_path, tables(), check)
 
 
+def test_a_call_of_vllms_benchmark(tmp_path: Path) -> None:
+    """What `vllm bench serve` 0.33 sends, and what it reads of the answer."""
+
+    async def check(live: Live) -> None:
+        body = {
+            "model": live.house.model,
+            "prompt": "hello",
+            "repetition_penalty": 1.0,
+            "max_tokens": 3,
+            "logprobs": None,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "ignore_eos": True,
+        }
+        async with live.client.stream(
+            "POST", "/v1/completions", json=body, headers={"x-request-id": "bench-7"}
+        ) as answer:
+            load = (await live.client.get("/load")).json()
+            text = (await answer.aread()).decode()
+        assert answer.headers["x-request-id"] == "bench-7"
+        assert load["server_load"] <= 1
+        *tokens, usage, done = events(text)
+        assert done == "[DONE]"
+        assert [len(t["choices"][0]["text"]) for t in tokens] == [1, 1, 1]
+        assert {t["id"] for t in tokens} == {"cmpl-bench-7"}
+        assert usage["usage"]["completion_tokens"] == 3
+        assert usage["usage"]["prompt_tokens"] == 5
+        for path in ("/start_profile", "/stop_profile"):  # it goes on without
+            assert (await live.client.post(path)).status_code == 404
+
+    run(tmp_path, tables(), check)
+
+
 def test_continuous_usage_grows_by_one(tmp_path: Path) -> None:
     async def check(live: Live) -> None:
         options = {"include_usage": True, "continuous_usage_stats": True}
@@ -149,6 +182,10 @@ def test_models_tokens_and_health(tmp_path: Path) -> None:
         text = await post("/detokenize", json={"tokens": tokens["tokens"]})
         assert text.json() == {"prompt": "häß"}
         assert (await post("/detokenize", json={"tokens": [999]})).status_code == 400
+        assert tokens["token_strs"] is None
+        body = {"prompt": "ab", "return_token_strs": True}
+        assert (await post("/tokenize", json=body)).json()["token_strs"] == ["a", "b"]
+        assert (await get("/load")).json() == {"server_load": 0}
         for path in ("/health", "/health/ready", "/health/live", "/ping", "/version"):
             assert (await get(path)).status_code == 200
         head = await live.client.head("/metrics")
