@@ -37,6 +37,8 @@ _HISTOGRAMS: Final[tuple[tuple[str, str, Callable[[Statistics], Histogram]], ...
     ("request_inference_time_seconds", "First scheduled to last token.", lambda s: s.inference),
     ("request_prompt_tokens", "Prompt tokens.", lambda s: s.prompt_tokens),
     ("request_generation_tokens", "Output tokens.", lambda s: s.generation_tokens),
+    ("request_max_num_generation_tokens", "Output tokens.", lambda s: s.generation_tokens),
+    ("request_num_preemptions", "Preemptions of a request.", lambda s: s.request_preemptions),
     ("request_prefill_kv_computed_tokens", "Prompt minus hits.", lambda s: s.kv_computed_tokens),
     ("request_params_max_tokens", "Limit on output tokens.", lambda s: s.max_tokens),
     ("iteration_tokens_total", "Tokens of an iteration.", lambda s: s.iteration_tokens),
@@ -82,6 +84,13 @@ class HouseCollector(Collector):
             for replica in replicas:
                 family.add_metric(self._engine(replica), read(replica))
             yield family
+        labels = ["model_name", "engine", "reason"]
+        why = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason", "Waiting requests by reason.", labels=labels
+        )
+        for replica in replicas:
+            why.add_metric([*self._engine(replica), "capacity"], replica.scheduler.waiting_count)
+        yield why
         labels = ["model_name", "engine", "block_size", "num_gpu_blocks"]
         info = GaugeMetricFamily("vllm:cache_config_info", "KV cache.", labels=labels)
         for replica, plan in zip(replicas, self._house.plan.replicas, strict=True):

@@ -47,6 +47,8 @@ LATENCY_BUCKETS: Final = (
 COUNT_BUCKETS: Final = tuple(
     float(m * 10**e) for e in range(6) for m in (1, 2, 5) if m * 10**e <= 200_000
 )
+ITERATION_BUCKETS: Final = (1.0, *(float(2**power) for power in range(3, 15)))
+PREEMPTION_BUCKETS: Final = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 TRANSFER_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0)
 BYTES_BUCKETS: Final = tuple(float(2**power) for power in range(11, 35, 2))
 DESCRIPTOR_BUCKETS: Final = (
@@ -85,9 +87,10 @@ class Statistics:
         self.inference = Histogram(LATENCY_BUCKETS)
         self.prompt_tokens = Histogram(COUNT_BUCKETS)
         self.generation_tokens = Histogram(COUNT_BUCKETS)
+        self.request_preemptions = Histogram(PREEMPTION_BUCKETS)
         self.kv_computed_tokens = Histogram(COUNT_BUCKETS)
         self.max_tokens = Histogram(COUNT_BUCKETS)
-        self.iteration_tokens = Histogram(COUNT_BUCKETS)
+        self.iteration_tokens = Histogram(ITERATION_BUCKETS)
         self.transfer = Histogram(TRANSFER_BUCKETS)
         self.transfer_post = Histogram((0.001, *TRANSFER_BUCKETS))
         self.transfer_bytes = Histogram(BYTES_BUCKETS)
@@ -333,6 +336,7 @@ class LiveCluster(Cluster):
         stats.recent.append(((first - arrival) / NS_PER_S, tpot_s, (last - arrival) / NS_PER_S))
         stats.prompt_tokens.add(request.prompt_tokens)
         stats.generation_tokens.add(tokens)
+        stats.request_preemptions.add(request.preemptions)
         stats.kv_computed_tokens.add(request.prompt_tokens - request.prefix_hit_tokens)
         stats.max_tokens.add(request.max_output_tokens)
 

@@ -300,6 +300,10 @@ def test_metrics_follow_the_traffic(tmp_path: Path) -> None:
         assert values[computed] == 2 * len(prompt) - 416 + 2 * 4
         gaps = f'vllm:inter_token_latency_seconds_count{{engine="all",{label}}}'
         assert values[gaps] == 8
+        for name in ("request_num_preemptions", "request_max_num_generation_tokens"):
+            assert values[f'vllm:{name}_count{{engine="all",{label}}}'] == 2
+        waiting = f'vllm:num_requests_waiting_by_reason{{engine="0",{label},reason="capacity"}}'
+        assert values[waiting] == 0
         assert values["emu:speed"] == 50
         assert values['emu:requests_total{status="completed"}'] == 2
         assert values["emu:migrations_total"] == 2
