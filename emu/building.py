@@ -24,7 +24,7 @@ from emu.plan import Plan, ReplicaPlan, groups_of
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.replica.tiering import TierTraffic
-from emu.replica.wave import WaveGroup
+from emu.replica.wave import GRAPH_TOKENS_MAX, WaveGroup
 from emu.units import ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
@@ -110,7 +110,10 @@ def join_waves(plan: Plan, replicas: Sequence[Replica]) -> None:
     for name, members in groups_of(plan.replicas).items():
         first = members[0]
         is_shared = first.model.experts is not None and first.expert_parallel > 1
-        wave = WaveGroup(name, shares_experts=is_shared)
+        padded = 0
+        if is_shared and first.latency.host_overhead and first.latency.backend == "profile":
+            padded = min(GRAPH_TOKENS_MAX, 2 * first.scheduler.max_num_seqs)
+        wave = WaveGroup(name, shares_experts=is_shared, padded_tokens_max=padded)
         for member in members:
             wave.join(replicas[member.replica_id])
 

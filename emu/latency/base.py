@@ -33,6 +33,9 @@ class BatchShape(msgspec.Struct, gc=False):
     sequences: int = 0
     """Members of the batch; each makes one row of logits."""
     padded_tokens: int = 0
+    group_tokens: int = 0
+    """Mean tokens of the members of a group that is not padded: those of a rank's experts and of
+    the exchange before and after them. 0 = as the other layers."""
     start_layer: int = 0
     """First transformer layer to run (0 unless a relayed batch enters in the middle)."""
     layers: int = -1
@@ -102,6 +105,7 @@ def next_decode_shape(shape: BatchShape, step: int) -> BatchShape:
         decode_context_min=shape.decode_context_min + step,
         sequences=shape.sequences,
         padded_tokens=shape.padded_tokens,
+        group_tokens=shape.group_tokens,
         start_layer=shape.start_layer,
         layers=shape.layers,
     )

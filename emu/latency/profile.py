@@ -92,9 +92,13 @@ class ProfileBackend:
         if self._is_cut(shape):
             return max(1, sum(self.stage_ns(shape)))
         tokens, logits = _counts(shape)
-        total = self._rows.of_tokens(tokens).whole + self._rows.of_logits(logits)
+        costs = self._rows.of_tokens(tokens)
+        total = costs.whole + self._rows.of_logits(logits)
+        if shape.group_tokens:
+            of_group = self._rows.of_tokens(shape.group_tokens)
+            total += self._moe_before[-1] * (of_group.expert_mlp - costs.expert_mlp)
         if self._draws:
-            total += self._moe_before[-1] * self._rows.experts_ns(self._route(tokens, shape))
+            total += self._moe_before[-1] * self._rows.experts_ns(self._route(shape))
         attention = self._layers * self._attention.at(shape)
         host = self.host
         if host is NO_OVERHEAD:
@@ -106,9 +110,9 @@ class ProfileBackend:
         tokens, logits = _counts(shape)
         costs = self._rows.of_tokens(tokens)
         begin, end = self._layer_range(shape)
-        expert_mlp = costs.expert_mlp
+        expert_mlp = self._rows.of_tokens(_expert_tokens(shape)).expert_mlp
         if self._draws:
-            expert_mlp += self._rows.experts_ns(self._route(tokens, shape))
+            expert_mlp += self._rows.experts_ns(self._route(shape))
         attention = self._attention.at(shape)
         stages = []
         for first_layer, end_layer in zip(self._bounds, self._bounds[1:], strict=False):
@@ -129,7 +133,8 @@ class ProfileBackend:
     def decode_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
         """Cumulative ends of `steps` decode iterations in ns, equal to stepping."""
         assert not shape.prefill_new
-        if steps < _VECTOR_FROM or self._draws or self._is_cut(shape):
+        is_simple = not (self._draws or shape.group_tokens or self._is_cut(shape))
+        if steps < _VECTOR_FROM or not is_simple:
             return stepped_decode_run(self, shape, steps)
         # Only attention changes within a run, and only through the histories.
         tokens, logits = _counts(shape)
@@ -153,8 +158,8 @@ class ProfileBackend:
         self._rows.add_rows(parts, "post_attn", layers, tokens)
         self._rows.add_rows(parts, "mlp_dense", layers - moe, tokens)
         if moe:
-            parts["moe"] += moe * self._rows.experts_ns(self._route(tokens, shape))
-            parts["collectives"] += moe * self._rows.exchange_ns(tokens)
+            parts["moe"] += moe * self._rows.experts_ns(self._route(shape))
+            parts["collectives"] += moe * self._rows.exchange_ns(_expert_tokens(shape))
         attention = self._attention.at(shape)
         prompts = min(attention, self._attention.of_prompts(shape))
         if begin == 0:
@@ -176,14 +181,14 @@ class ProfileBackend:
     def rows_ns(self, shape: BatchShape) -> list[tuple[str, int, int]]:
         """(name, layer or -1, ns) of every row of a whole iteration on one stage, in order."""
         tokens, logits = _counts(shape)
-        experts_ns = self._rows.of_tokens(tokens).expert_mlp
+        experts_ns = self._rows.of_tokens(_expert_tokens(shape)).expert_mlp
         if self._draws:
-            experts_ns += self._rows.experts_ns(self._route(tokens, shape))
+            experts_ns += self._rows.experts_ns(self._route(shape))
         return self._rows.one_by_one(tokens, logits, self._attention.at(shape), experts_ns)
 
     def expert_loads(self, shape: BatchShape) -> Routing | None:
         """Tokens of each expert and rank in this iteration; None for a dense model."""
-        return None if self._gate is None else self._route(_counts(shape)[0], shape)
+        return None if self._gate is None else self._route(shape)
 
     def _is_cut(self, shape: BatchShape) -> bool:
         """Layers are counted one stage at a time."""
@@ -194,9 +199,9 @@ class ProfileBackend:
         count = shape.layers if shape.layers >= 0 else self._layers
         return begin, min(begin + count, self._layers)
 
-    def _route(self, tokens: int, shape: BatchShape) -> Routing:
+    def _route(self, shape: BatchShape) -> Routing:
         assert self._gate is not None
-        return self._gate.route(max(1, tokens), _batch_key(shape))
+        return self._gate.route(max(1, _expert_tokens(shape)), _batch_key(shape))
 
 
 def stage_bounds(layers: int, stages: int) -> list[int]:
@@ -221,6 +226,10 @@ def _counts(shape: BatchShape) -> tuple[int, int]:
         rows += shape.padded_tokens - tokens
         tokens = shape.padded_tokens
     return tokens, max(shape.sequences, rows)
+
+
+def _expert_tokens(shape: BatchShape) -> int:
+    return shape.group_tokens or _counts(shape)[0]
 
 
 def _batch_key(shape: BatchShape) -> int:

@@ -5,6 +5,10 @@ wave leaves when every member that serves has entered. Members with nothing to d
 batch of one token, so that nobody waits for them; they are woken when somebody enters. All batches
 are padded to the largest token count. Rules: LLMServingSim 2.0.
 
+vLLM pads a group that shares experts only if the largest batch fits into a CUDA graph (source:
+`coordinate_batch_across_dp`, 0.19). Otherwise every member computes its own tokens, and the
+experts those of all; members wait for each other in every layer and end together.
+
 Where members share the experts of a model, every layer ends in an exchange between all of them:
 whoever is early waits there, so each member's attention takes as long as the slowest one's. In a
 dense group nothing ties the members together between two waves.
@@ -40,6 +44,8 @@ SERVES: Final = frozenset(
 """States in which a member takes part in waves."""
 DUMMY_ID: Final = -1
 """`batch_id` of a batch of one token that only keeps pace."""
+GRAPH_TOKENS_MAX: Final = 512
+"""vLLM captures graphs for up to twice `max_num_seqs` tokens, and not beyond this."""
 
 
 class _Entry(NamedTuple):
@@ -51,9 +57,11 @@ class _Entry(NamedTuple):
 class WaveGroup:
     """The barrier of one data-parallel group."""
 
-    def __init__(self, name: str, *, shares_experts: bool) -> None:
+    def __init__(self, name: str, *, shares_experts: bool, padded_tokens_max: int = 0) -> None:
+        """`padded_tokens_max`: the largest batch to which others are padded; 0 = any."""
         self.name = name
         self.shares_experts = shares_experts
+        self.padded_tokens_max = padded_tokens_max
         self.members: list[Replica] = []
         self.waves = 0
         self.dummies = 0
@@ -104,14 +112,25 @@ class WaveGroup:
         entries = [self._entered[i] for i in sorted(self._entered)]
         self._entered = {}
         self.waves += 1
-        largest = max(entry.shape.new_tokens for entry in entries)
-        for entry in entries:
-            entry.shape.padded_tokens = largest
-        if self.shares_experts:
-            _wait_in_every_layer(entries)
+        sizes = [entry.shape.new_tokens for entry in entries]
+        if 0 < self.padded_tokens_max < max(sizes):
+            for entry in entries:
+                entry.shape.group_tokens = -(-sum(sizes) // len(sizes))
+            _end_together(entries)
+        else:
+            for entry in entries:
+                entry.shape.padded_tokens = max(sizes)
+            if self.shares_experts:
+                _wait_in_every_layer(entries)
         for entry in entries:
             entry.go()
         return True
+
+
+def _end_together(entries: list[_Entry]) -> None:
+    costs_ns = [entry.replica.latency.iteration_ns(entry.shape) for entry in entries]
+    for entry, own_ns in zip(entries, costs_ns, strict=True):
+        entry.replica.wave_wait_ns = max(costs_ns) - own_ns
 
 
 def _wait_in_every_layer(entries: list[_Entry]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,9 @@ import pytest
 from emu.config.load import load_config
 from emu.errors import InputError
 from emu.importers.llmservingsim import import_cluster
+from emu.latency.base import BatchShape
+from emu.replica.states import ReplicaState
+from emu.replica.wave import WaveGroup
 from emu.runner import adjust, execute
 from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload
 from tests.shared_data import SHARED, needs_shared
@@ -72,6 +77,41 @@ def test_members_that_share_experts_wait_in_every_layer(tmp_path: Path) -> None:
     run_config(tmp_path / "own", **tables)
     long, short = (int(row["ttft_ns"]) for row in rows_of(tmp_path / "own"))
     assert long > short  # every member has all experts: only padding ties them
+
+
+def member(replica_id: int) -> Any:
+    """100 ns a token, and 7 a token of attention."""
+    latency = SimpleNamespace(
+        iteration_ns=lambda shape: 107 * shape.new_tokens,
+        components_ns=lambda shape: {
+            "attention_prefill": 7 * sum(shape.prefill_new),
+            "attention_decode": 7 * shape.decode_count,
+        },
+    )
+    return SimpleNamespace(
+        replica_id=replica_id,
+        state=ReplicaState.COLOCATED,
+        inbox=SimpleNamespace(poke=lambda: None),
+        latency=latency,
+        wave_wait_ns=0,
+    )
+
+
+def test_batches_beyond_the_graphs_are_not_padded() -> None:
+    """Members then compute their own tokens, the experts those of all, and they end together."""
+    wave = WaveGroup("A", shares_experts=True, padded_tokens_max=256)
+    members = [member(0), member(1)]
+    for each in members:
+        wave.join(each)
+    for prompt, padded, of_group, wait_ns in [(256, 256, 0, 7 * 248), (257, 0, 133, 107 * 249)]:
+        gone: list[int] = []
+        shapes = [BatchShape(prefill_new=[prompt], prefill_context=[0]), BatchShape(decode_count=8)]
+        for each, shape in zip(members, shapes, strict=True):
+            wave.enter(each, shape, partial(gone.append, each.replica_id))
+        assert gone == [0, 1]
+        for shape in shapes:
+            assert (shape.padded_tokens, shape.group_tokens) == (padded, of_group)
+        assert [each.wave_wait_ns for each in members] == [0, wait_ns]
 
 
 @pytest.mark.parametrize("stages", [1, 2])

@@ -136,6 +136,18 @@ def test_attention_is_not_compiled():
     assert compiled["dense"] == eager["dense"] // 2
 
 
+def test_experts_of_a_group_that_is_not_padded_see_all_members():
+    own = BatchShape(prefill_new=[16], prefill_context=[0], sequences=1, group_tokens=64)
+    alone = BatchShape(prefill_new=[16], prefill_context=[0], sequences=1)
+    large = BatchShape(prefill_new=[64], prefill_context=[0], sequences=1)
+    of = backend(ep=2, moe=True)
+    parts, others = of.components_ns(own), of.components_ns(large)
+    for component in ("moe", "collectives"):
+        assert parts[component] == others[component]
+    assert parts["dense"] == of.components_ns(alone)["dense"]
+    assert of.iteration_ns(own) == sum(parts.values())
+
+
 def test_experts_wait_for_the_slowest_rank_and_leave_out_idle_ones():
     shape = BatchShape(prefill_new=[64], prefill_context=[0], sequences=1)
     balanced = backend(ep=2, moe=True).components_ns(shape)
@@ -194,6 +206,7 @@ def shapes(draw):
         decode_context_min=min(contexts, default=0),
         sequences=len(prompts) + len(contexts),
         padded_tokens=draw(st.sampled_from([0, 0, 150])),
+        group_tokens=draw(st.sampled_from([0, 0, 90])),
     )
 
 
