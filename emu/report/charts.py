@@ -85,10 +85,10 @@ def _series_charts(run: RunData) -> list[Chart]:
         ("flows", "Network flows under way", "", {f"flows_{k}": k for k in kinds}, "flows"),
         (
             "flow-bytes",
-            "Network bytes per second",
+            "Network traffic",
             "",
             {f"{kind}_bytes_per_s": kind for kind in kinds},
-            "bytes/s",
+            "GB/s",
         ),
     )
     charts = []
@@ -116,8 +116,13 @@ def _lines(series: dict[str, Floats], columns: dict[str, str]) -> list[dict[str,
             "mode": "lines",
             "name": label,
             "x": time,
-            "y": short(_thinned(series[column])),
-            "line": {"color": PALETTE[index % len(PALETTE)], "width": 1.5, "shape": "hv"},
+            "y": short(_thinned(series[column]) / (1e9 if column.endswith("_bytes_per_s") else 1)),
+            "line": {
+                "color": PALETTE[index % len(PALETTE)],
+                "width": 1.5,
+                # A rate is that of the interval before its instant, a state lasts until the next.
+                "shape": "vh" if column.endswith("_per_s") else "hv",
+            },
         }
         for index, (column, label) in enumerate(columns.items())
         if column in series
