@@ -27,14 +27,14 @@ class LinkFaults:
         for link in links:
             self._factors.setdefault(link, []).append(factor)
             self._apply(link)
-        self._changed(1 if factor == 0 else 0)
+        self._carrier.links_changed(1 if factor == 0 else 0)
 
     def heal(self, links: Sequence[int], factor: float) -> None:
         """The end of a `slow` of the same factor."""
         for link in links:
             self._factors[link].remove(factor)
             self._apply(link)
-        self._changed(-1 if factor == 0 else 0)
+        self._carrier.links_changed(-1 if factor == 0 else 0)
 
     def delay(self, links: Sequence[int], delay_ns: int) -> None:
         """Reports over these links come so much later; negative: the end of that."""
@@ -46,7 +46,7 @@ class LinkFaults:
                 delays.append(delay_ns)
             now_ns = self._carrier.kernel.now_ns
             self._carrier.table.set_extra_latency(link, sum(delays), now_ns)
-        self._changed(0)
+        self._carrier.links_changed()
 
     def cut(self, pair: tuple[int, int], is_cut: bool) -> None:
         """Partition or join an ordered pair of replicas."""
@@ -54,7 +54,7 @@ class LinkFaults:
         self._cuts[pair] = count
         if count == int(is_cut):
             self._carrier.table.set_partition(pair, is_cut, self._carrier.kernel.now_ns)
-        self._changed(1 if is_cut else -1)
+        self._carrier.links_changed(1 if is_cut else -1)
 
     def _apply(self, link: int) -> None:
         rate: float = self._rates[link]
@@ -62,13 +62,6 @@ class LinkFaults:
             rate *= factor
         whole = max(1, int(rate)) if rate else 0
         self._carrier.table.set_rate(link, whole, self._carrier.kernel.now_ns)
-
-    def _changed(self, cuts: int) -> None:
-        carrier = self._carrier
-        carrier.cuts += cuts
-        carrier.rearm()
-        if carrier.cuts:
-            carrier.watch()
 
 
 def network_links(topology: Topology, gpus: Sequence[int]) -> list[int]:

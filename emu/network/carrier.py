@@ -19,7 +19,6 @@ import msgspec
 
 from emu.actor import RANK_NETWORK, Kernel
 from emu.network.flows import END, FlowTable, Parts
-from emu.network.links import Link
 from emu.network.placement import Grid, shard_paths
 from emu.network.topology import LinkPath, Topology
 from emu.units import NS_PER_S
@@ -44,7 +43,6 @@ class Carried(msgspec.Struct, eq=False):
     carrier: Carrier
     kind: str
     size_bytes: int
-    started_ns: int
     on_done: Callable[[], None]
     on_mark: Callable[[int], None] | None
     on_failed: Callable[[str], None] | None = None
@@ -65,12 +63,10 @@ class Lane(msgspec.Struct, frozen=True):
 
     path: LinkPath
     """From the first GPU of the one to the first of the other."""
-    links: Sequence[Link]
-    """The records of the same."""
-    width: int
-    """Pairs of GPUs that can send at once."""
+    bytes_per_s: int
+    """Of so many links as there are GPUs on the smaller side."""
     latency_ns: int
-    """The longest of all pairs."""
+    """The longest of all pairs of GPUs."""
     is_single: bool
     """There is one pair of GPUs."""
 
@@ -85,7 +81,6 @@ class Carrier:
         self.table = FlowTable(self._rates)
         self.moved_bytes: defaultdict[str, int] = defaultdict(int)
         """Bytes of ended transfers by kind, overlapped parts included."""
-        self.transfers = 0
         self.active: defaultdict[str, int] = defaultdict(int)
         """Transfers under way by kind."""
         self._lanes: dict[tuple[Grid, Grid], Lane] = {}
@@ -121,11 +116,14 @@ class Carrier:
         lane = self._lanes.get((source, destination)) or self._new_lane(source, destination)
         left_bytes = size_bytes
         if overlapped_ns and pieces > 1:
-            rate = min([link.bytes_per_s for link in lane.links], default=0) * lane.width
+            rate = lane.bytes_per_s
             if self.cuts and pair is not None and self.table.is_cut(pair):
                 rate = 0
             ready_ns = overlapped_ns * (pieces - 1) // pieces
-            hidden = min(size_bytes - size_bytes // pieces, rate * ready_ns // NS_PER_S)
+            hidden = rate * ready_ns // NS_PER_S
+            last_bytes = size_bytes // pieces
+            if hidden > size_bytes - last_bytes:
+                hidden = size_bytes - last_bytes
             left_bytes -= hidden
             self.moved_bytes[kind] += hidden
         parts: Parts = ((lane.path, left_bytes),)
@@ -141,15 +139,14 @@ class Carrier:
         )
 
     def _new_lane(self, source: Grid, destination: Grid) -> Lane:
-        """Look up the way from one replica to another, for good."""
+        """Look up the way from one replica to another; it holds until links change."""
         topology = self.topology
         path = topology.path(source.gpus[0], destination.gpus[0])
-        width = min(len(source.gpus), len(destination.gpus))
+        rate = min([link.bytes_per_s for link in self.table.path(path)], default=0)
         paths = [path for path, _ in shard_paths(source, destination, 0, topology)]
         lane = self._lanes[source, destination] = Lane(
             path,
-            self.table.path(path),
-            width,
+            rate * min(len(source.gpus), len(destination.gpus)),
             max([topology.latency_ns(path) for path in paths]),
             len(paths) == 1,
         )
@@ -171,11 +168,10 @@ class Carrier:
     ) -> Carried:
         """Start a transfer of parallel parts (links, bytes); marks and chains as in `FlowTable`."""
         self._next_id += 1
-        size_bytes = sum([size for _, size in parts])
-        now_ns = self.kernel.now_ns
-        carried = Carried(
-            self._next_id, self, kind, size_bytes, now_ns, on_done, on_mark, on_failed
-        )
+        size_bytes = 0
+        for _, part_bytes in parts:
+            size_bytes += part_bytes
+        carried = Carried(self._next_id, self, kind, size_bytes, on_done, on_mark, on_failed)
         if self.fate is not None and (on_failed is not None or kind == "weights"):
             fate = carried.fate = self.fate(kind, pair)
             if fate is not None and self._is_doomed(carried, fate):
@@ -185,7 +181,7 @@ class Carrier:
         self.table.start_group(
             carried.flow_id,
             parts,
-            now_ns,
+            self.kernel.now_ns,
             kind=kind,
             latency_ns=latency_ns,
             marks=marks,
@@ -194,7 +190,6 @@ class Carrier:
             pair=pair,
             tag=carried,
         )
-        self.transfers += 1
         self.active[kind] += 1
         self.rearm()
         if self.cuts:
@@ -225,6 +220,14 @@ class Carrier:
         self.failures[reason] += 1
         assert carried.on_failed is not None
         carried.on_failed(reason)
+
+    def links_changed(self, cuts: int = 0) -> None:
+        """Rates, latencies or partitions have changed in the table; `cuts` more faults may stop."""
+        self.cuts += cuts
+        self._lanes.clear()
+        self.rearm()
+        if self.cuts:
+            self.watch()
 
     def watch(self) -> None:
         """Look for transfers without progress, now and until there is nothing to look for."""
@@ -300,7 +303,8 @@ class Carrier:
         at_ns = self.table.next_event_ns()
         if at_ns is None:
             return
-        at_ns = max(at_ns, self.kernel.now_ns)
+        if at_ns < self.kernel.now_ns:
+            at_ns = self.kernel.now_ns
         if self._armed_ns < 0 or at_ns < self._armed_ns:
             self._armed_ns = at_ns
             self.kernel.call_at(at_ns, RANK_NETWORK, self._fire)

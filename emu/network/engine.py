@@ -352,7 +352,8 @@ class FlowEngine:
         at_ns = self.now_ns + transfer.latency_ns
         if self._has_extra_latency:
             at_ns += sum([link.extra_latency_ns for link in links])
-        at_ns = max(at_ns, transfer.last_report_ns)
+        if at_ns < transfer.last_report_ns:
+            at_ns = transfer.last_report_ns
         transfer.last_report_ns = at_ns
         self._seq += 1
         heappush(self._reports, (at_ns, self._seq, transfer, mark))

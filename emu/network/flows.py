@@ -98,7 +98,9 @@ class FlowTable(FlowEngine):
         assert flow_id not in self._transfers, f"transfer {flow_id} is already under way"
         assert parts, "a transfer has at least one part"
         self._run_until(now_ns)
-        total = sum([size_bytes for _, size_bytes in parts])
+        total = 0
+        for _, size_bytes in parts:
+            total += size_bytes
         if not self._transfers or latency_ns < self._least_latency_ns:
             self._least_latency_ns = latency_ns
         transfer = Transfer(flow_id, kind, total, latency_ns, pair, tag, now_ns, now_ns)
