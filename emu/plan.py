@@ -6,7 +6,7 @@ Pure: reads the catalogue, runs nothing. `emu validate` prints what this module 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from emu.catalogue import sizes
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.lookup import lookup_gpu, lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
+from emu.config.names import is_import_path
 from emu.config.schema import (
     Config,
     GpuTable,
@@ -34,6 +35,7 @@ from emu.latency.placement import Placement, bytes_by_device
 from emu.latency.registry import LatencyContext
 from emu.network.placement import place
 from emu.network.topology import Topology, build_topology
+from emu.plugins import load_plugin
 
 _KERNEL_TIMES = frozenset({"roofline", "profile", "aiconfigurator"})
 """Backends that know the GPU's time only."""
@@ -186,6 +188,8 @@ def make_plan(config: Config, source: str = "config") -> Plan:
                     max_model_tokens=model_table.max_model_tokens or model.max_position,
                 )
             )
+    for key, path in _plugins(config, replicas):
+        load_plugin(path, key, source)
     check_tiers(config.network, replicas, source)
     _check_groups(config, replicas, source)
     return Plan(config, source, topology, gpu_specs, tuple(replicas))
@@ -350,6 +354,20 @@ def facts(plan: Plan) -> list[dict[str, str]]:
             }
         )
     return rows
+
+
+def _plugins(config: Config, replicas: Sequence[ReplicaPlan]) -> Iterable[tuple[str, str]]:
+    """(key, import path) of the classes that a user names."""
+    named = [("router.policy", config.router.policy)]
+    for replica in replicas:
+        named += [
+            ("scheduler.policy", replica.scheduler.policy),
+            ("latency.backend", replica.latency.backend),
+            ("latency.expert_routing", replica.latency.expert_routing),
+        ]
+    if config.autoscale is not None:
+        named.append(("autoscale.planner", config.autoscale.planner))
+    return dict.fromkeys((key, path) for key, path in named if is_import_path(path))
 
 
 def _host_load_s(replica: ReplicaPlan, weight_bytes: int) -> float:

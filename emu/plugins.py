@@ -30,17 +30,15 @@ def make_plugin(path: str, key: str, *arguments: object, needs: Sequence[str]) -
     return made
 
 
-def load_plugin(path: str, key: str) -> Any:
+def load_plugin(path: str, key: str, source: str = "config") -> Any:
     """The object named `package.module:Name`. Raises InputError (at the config key) if it fails."""
     module_name, colon, name = path.partition(":")
     if not colon:
-        raise InputError(
-            "config", None, key, f"unknown name {path!r}; or give package.module:Class"
-        )
+        raise InputError(source, None, key, f"unknown name {path!r}; or give package.module:Class")
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise InputError("config", None, key, f"cannot import {module_name!r}: {error}") from None
+        raise InputError(source, None, key, f"cannot import {module_name!r}: {error}") from None
     if not hasattr(module, name):
-        raise InputError("config", None, key, f"module {module_name!r} has no {name!r}")
+        raise InputError(source, None, key, f"module {module_name!r} has no {name!r}")
     return getattr(module, name)

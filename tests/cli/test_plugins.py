@@ -37,7 +37,8 @@ def path_of(config: Path) -> dict[str, str]:
     ("setting", "problem"),
     [
         ("router.policy=own:Empty", "router.policy: own:Empty has no 'choose'"),
-        ("router.policy=own:Absent", "router.policy: module 'own' has no 'Absent'"),
+        ("router.policy=own:Absent", "c.toml: router.policy: module 'own' has no 'Absent'"),
+        ("latency.backend=absent:X", "c.toml: latency.backend: cannot import 'absent'"),
         (
             "scheduler.policy=own:Empty",
             "scheduler.policy: own:Empty cannot be made from (SchedulerTable, ReplicaLimits)",
@@ -47,6 +48,11 @@ def path_of(config: Path) -> dict[str, str]:
 )
 def test_a_class_that_does_not_fit_is_one_line(config: Path, setting: str, problem: str) -> None:
     assert problem in refused(emu(config, "--set", setting, **path_of(config)))
+
+
+def test_validate_looks_for_the_classes(config: Path) -> None:
+    done = emu("validate", config, "--set", "router.policy=own:Absent", **path_of(config))
+    assert "c.toml: router.policy: module 'own' has no 'Absent'" in refused(done)
 
 
 def test_a_fault_in_the_class_names_its_file(config: Path) -> None:
