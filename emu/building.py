@@ -122,6 +122,7 @@ def build_watchers(cluster: Cluster) -> dict[int, Watcher]:
     """Who hands over what a replica has prefilled, by the replica's id."""
     config = cluster.config
     watchers: dict[int, Watcher] = {}
+    tables = {(r.scheduler.policy, r.scheduler.block_size) for r in cluster.plan.replicas}
     for replica, plan in zip(cluster.replicas, cluster.plan.replicas, strict=True):
         if plan.role == "colocated":
             continue
@@ -134,6 +135,7 @@ def build_watchers(cluster: Cluster) -> dict[int, Watcher]:
             layers=plan.model.layers,
             layerwise=config.network.kv_transfer == "layerwise",
             lease_ns=ms_to_ns(config.recovery.lease_ms),
+            are_alike=len(tables) == 1,
         )
         replica.handoff = watcher
         watchers[replica.replica_id] = watcher

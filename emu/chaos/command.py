@@ -68,7 +68,7 @@ def chaos_command(
     progress = not quiet and console.is_terminal
     totals = campaign(jobs, processes=processes, progress=progress)
     if not quiet:
-        print_totals(totals, console, at_least)
+        print_totals(totals, console, at_least, is_drawn=path is None)
     by_seed = {job.seed: job for job in jobs}
     for verdict in totals.failing[:5]:
         _tell(verdict, console)
@@ -123,19 +123,28 @@ def _tell(verdict: Verdict, console: Console) -> None:
         console.print(f"    {line}", soft_wrap=True, markup=False)
 
 
-def print_totals(totals: Totals, console: Console, at_least: int = 1) -> None:
-    """What happened, how often, and what never did (or less often than wanted)."""
+def print_totals(
+    totals: Totals, console: Console, at_least: int = 1, *, is_drawn: bool = True
+) -> None:
+    """What happened, how often, and what never did (or less often than wanted).
+
+    `is_drawn`: the worlds were drawn, so that anything could have happened; what cannot happen in
+    a user's cluster is left out.
+    """
     table = Table(title="faults")
     for column in ("kind", "catalogue", "struck", "found nothing"):
         table.add_column(column, justify="left" if column in ("kind", "catalogue") else "right")
     for kind, spec in KINDS.items():
         struck = totals.faults.get(kind, 0)
+        if not is_drawn and not struck and not totals.missed.get(kind):
+            continue
         style = None if struck else "red"
         missed = totals.missed.get(kind, 0)
         table.add_row(kind, spec.numbers, f"{struck:,}", f"{missed:,}", style=style)
     console.print(table)
     _print_counts("ends of requests", totals.ends, console)
-    _print_counts("changes of state", dict.fromkeys(CHANGES, 0) | totals.transitions, console)
+    never = dict.fromkeys(CHANGES, 0) if is_drawn else {}
+    _print_counts("changes of state", never | totals.transitions, console)
     minutes = totals.cpu_s / 60
     console.print(
         f"{totals.seeds:,} seeds, {len(totals.failing)} with violations; {totals.events:,} events, "
@@ -145,7 +154,7 @@ def print_totals(totals: Totals, console: Console, at_least: int = 1) -> None:
         f"({totals.gpu_hours / max(minutes, 1e-9):.1f} GPU-hours) per CPU-minute",
         soft_wrap=True,
     )
-    if at_least > 1 or totals.seeds >= 100:
+    if at_least > 1 or (is_drawn and totals.seeds >= 100):
         for head, names in (
             (f"struck less than {at_least} times", totals.faults_below(at_least)),
             ("never seen", totals.never_seen()),

@@ -21,6 +21,8 @@ Tables = dict[str, Any]
 
 TIMES_S: Final = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 """Few values, so that things often happen at the same instant."""
+WIDE: Final = 64
+"""Replicas of a large cluster."""
 _LASTS_S: Final = {
     "link_down": (0.001, 0.01, 0.1, 1.0, 10.0),
     "pause": (*TIMES_S[1:], 30.0),
@@ -226,6 +228,13 @@ def draw_train(rng: Rng, ground: Ground, span_s: float, every_s: float) -> list[
     while at_s < span_s:
         order = order or [int(index) for index in rng.permutation(len(kinds))]
         train = _some(rng, kinds[order.pop()], round(at_s, 6), ground)
-        faults += [fault for fault in train if fault["at_s"] < span_s]
+        faults += [_narrowed(rng, fault, ground) for fault in train if fault["at_s"] < span_s]
         at_s += every_s * (0.5 + float(rng.random()))
     return sorted(faults, key=lambda fault: fault["at_s"])
+
+
+def _narrowed(rng: Rng, fault: Tables, ground: Ground) -> Tables:
+    """In a large cluster a fault of transfers is one replica's, not everybody's."""
+    if fault["kind"] in _TRANSFERS and ground.replicas > WIDE:
+        return {**fault, "destination": int(rng.integers(ground.replicas))}
+    return fault

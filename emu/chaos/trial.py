@@ -175,6 +175,8 @@ def _judge_end(cluster: Cluster, outcome: Outcome, verdict: Verdict) -> None:
         verdict.problems.append(
             f"{'' if isinstance(error, EmuError) else 'untyped '}{kind}: {head}"
         )
+        if verdict.story:
+            return  # the run with leaps has told its own
         verdict.story += rest or story(cluster)
         if not isinstance(error, EmuError):
             verdict.story += [
@@ -220,7 +222,7 @@ def _count(
 
 def _compare(runs: list[_Run], verdict: Verdict) -> None:
     """Leaping and stepping give the same bytes."""
-    if len(runs) < 2:
+    if len(runs) < 2 or any(run.outcome.error is not None for run in runs):
         return
     one, two = runs
     for name in one.files:

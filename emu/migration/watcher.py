@@ -92,7 +92,9 @@ class Watcher:
         layers: int,
         layerwise: bool,
         lease_ns: int = 0,
+        are_alike: bool = False,
     ) -> None:
+        """`are_alike`: every replica reserves the same number of blocks for a request."""
         self.source = source
         self.world = world
         self.queue: deque[MigratingBatch] = deque()
@@ -113,6 +115,7 @@ class Watcher:
         self._policy = policy
         self._layers = layers
         self._layerwise = layerwise
+        self._are_alike = are_alike
         self.leases = Leases(self, lease_ns)
 
     # --- the replica's side -------------------------------------------------------------------
@@ -224,7 +227,7 @@ class Watcher:
 
     def _exceeds_all(self, batch: MigratingBatch) -> bool:
         """No replica could hold the batch, even empty (shared prefixes are not shared there)."""
-        others = [r.scheduler for r in self.world.decode_replicas() if r is not self.source]
+        others = (r.scheduler for r in self.world.decode_replicas() if r is not self.source)
         return all(s.blocks_to_reserve(batch.requests) > s.blocks_total for s in others)
 
     def _divide(self, batch: MigratingBatch) -> None:
@@ -252,8 +255,14 @@ class Watcher:
 
     def choose(self, requests: list[Request]) -> Replica | None:
         """A destination whose lock and blocks we have taken, or None."""
+        # A replica whose leap is not settled looks emptier than it is, never fuller.
+        least = self.source.scheduler.blocks_to_reserve(requests) if self._are_alike else 0
         candidates = [
-            r for r in self.world.decode_replicas() if r.state in _RECEIVES and r is not self.source
+            replica
+            for replica in self.world.decode_replicas()
+            if replica.state in _RECEIVES
+            and replica.scheduler.blocks_total - replica.scheduler.blocks_used >= least
+            and replica is not self.source
         ]
         if self._policy == "least_used":
             for replica in candidates:
@@ -264,11 +273,10 @@ class Watcher:
             candidates.sort(key=lambda r: self.avoided.get(r.replica_id, 0))
         for replica in candidates:
             if replica.lock.try_acquire(self.name):
-                if replica.reserve(requests):
-                    if not self.world.refuses(self.source, replica):
-                        return replica
+                if self.world.refuses(self.source, replica):
                     self.was_refused = True
-                    replica.unreserve(requests)
+                elif replica.reserve(requests):
+                    return replica
                 replica.lock.release(self.name)
         return None
 

@@ -31,23 +31,34 @@ from emu.recording import Recorder
 from emu.rng import rng_stream
 from emu.runner import prepare
 
-RATE_PER_S: Final = 12.0
-FAULT_EVERY_S: Final = 3.0
+RATE_PER_S: Final = 0.75
+"""Requests of each replica."""
+FAULT_EVERY_S: Final = 48.0
+"""For each replica; a large cluster gets no more than 20 faults in a second."""
 GROWTH_MAX: Final = 0.05
 """Of memory, over the last 80 % of the requests."""
 PARTS: Final = 20
 
 
-def long_world(requests: int, seed: int) -> Config:
-    """Twelve replicas of two roles and four in reserve, on eight machines."""
+def long_world(requests: int, seed: int, replicas: int = 16) -> Config:
+    """Of 16 replicas 5 prefill, 7 decode, 4 are in reserve; two GPUs to a machine."""
+    part = replicas // 16
+    rate_per_s = RATE_PER_S * replicas
     tables: dict[str, Any] = {
         "seed": seed,
         "model": {"name": "meta-llama/Llama-3.1-8B"},
-        "nodes": [{"count": 8, "gpus": 2, "gpu": "A100-SXM4-80GB", "host_memory_gib": 128.0}],
+        "nodes": [
+            {
+                "count": (replicas + 1) // 2,
+                "gpus": 2,
+                "gpu": "A100-SXM4-80GB",
+                "host_memory_gib": 128.0,
+            }
+        ],
         "replicas": [
-            {"role": "prefill", "count": 5},
-            {"role": "decode", "count": 7},
-            {"role": "inactive", "count": 4},
+            {"role": "prefill", "count": 5 * part},
+            {"role": "decode", "count": 7 * part},
+            {"role": "inactive", "count": replicas - 12 * part},
         ],
         "network": {"kv_transfer": "blocking"},
         "scheduler": {"policy": "fcfs", "num_blocks": 250},
@@ -55,7 +66,7 @@ def long_world(requests: int, seed: int) -> Config:
         "workload": {
             "synthetic": {
                 "requests": requests,
-                "arrivals": {"process": "burst", "rate_per_s": RATE_PER_S},
+                "arrivals": {"process": "burst", "rate_per_s": rate_per_s},
                 "prompt": {"median": 400.0, "max": 2000},
                 "output": {"median": 120.0, "max": 300},
             }
@@ -65,8 +76,10 @@ def long_world(requests: int, seed: int) -> Config:
             "live": True,
             "multicast": "tanz",
             "loader": "cache",
-            "min_prefill": 3,
-            "min_decode": 3,
+            "min_prefill": 3 * part,
+            "min_decode": 3 * part,
+            "max_prefill": 16 * part,
+            "max_decode": 16 * part,
             "spare_ttl_ms": 2000.0,
         },
         "recovery": {
@@ -78,11 +91,12 @@ def long_world(requests: int, seed: int) -> Config:
         },
         "output": {"trace": False, "report": False, "timeseries_interval_ms": 1000.0},
     }
-    burst = {"burst_rate_per_s": 4 * RATE_PER_S, "burst_every_s": 30.0, "burst_length_s": 5.0}
+    burst = {"burst_rate_per_s": 4 * rate_per_s, "burst_every_s": 30.0, "burst_length_s": 5.0}
     tables["workload"]["synthetic"]["arrivals"] |= burst
     ground = ground_of(tables, heals=True)
     rng = rng_stream(seed, "soak faults")
-    tables["faults"] = draw_train(rng, ground, requests / RATE_PER_S, FAULT_EVERY_S)
+    every_s = max(0.05, FAULT_EVERY_S / replicas)
+    tables["faults"] = draw_train(rng, ground, requests / rate_per_s, every_s)
     return config_from_dict(tables)
 
 
@@ -95,8 +109,10 @@ def resident_bytes() -> int:
 class Soak:
     """The run, and what it looked like on the way."""
 
-    def __init__(self, requests: int, seed: int, every: int, directory: Path) -> None:
-        self.config = long_world(requests, seed)
+    def __init__(
+        self, requests: int, seed: int, every: int, directory: Path, replicas: int = 16
+    ) -> None:
+        self.config = long_world(requests, seed, replicas)
         self.every = every
         self.directory = directory
         self.samples: list[int] = []
@@ -138,11 +154,13 @@ def main() -> int:
     """0 if all holds, 1 if not."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--replicas", type=int, default=16, help="16 or more")
+    parser.add_argument("--growth", type=float, default=GROWTH_MAX, help="of memory, at most")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--every", type=int, default=2000)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="emu-soak-") as name:
-        soak = Soak(given.requests, given.seed, given.every, Path(name))
+        soak = Soak(given.requests, given.seed, given.every, Path(name), given.replicas)
         gc.disable()
         cluster, outcome, kernel = anyio.run(soak.run, backend_options={"use_uvloop": True})
     error = outcome.error
@@ -154,7 +172,7 @@ def main() -> int:
     print(f"never struck: {', '.join(never) or 'none'}")
     samples = soak.samples
     growth = samples[-1] / samples[len(samples) // 5] - 1 if samples else 0.0
-    if growth > GROWTH_MAX:
+    if growth > given.growth:
         problems.append(f"memory grew by {growth:.1%}")
     for problem in problems[:200]:
         print(problem)
