@@ -15,6 +15,8 @@ import pytest
 from emu.astra.nodes import Graph
 from emu.astra.parity import ParityRun, read_requests
 from emu.astra.parity_replica import Flight, Instance, ParityOptions
+from emu.gateway import Gateway
+from emu.replica.replica import Replica
 from tests.astra import golden
 from tests.cluster.test_published_examples import run_example
 from tests.shared_data import SHARED, needs_shared
@@ -79,3 +81,32 @@ def test_with_real_batches_in_every_wave_it_takes_as_long_as_ours(
     assert original(cluster) > 1.5 * ours
     monkeypatch.setattr(ParityRun, "_schedule", repaired)
     assert original(cluster) == pytest.approx(ours, rel=1e-5)
+
+
+def test_where_members_share_experts_only_the_routers_tie_differs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The original goes on round the members at a tie, ours takes the first."""
+    cluster = "single_node_moe_dp_ep_instance"
+    theirs = original(cluster)
+
+    def end() -> int:
+        return max(int(row["last_token_ns"]) for row in run_example(tmp_path, cluster))
+
+    assert end() > 1.005 * theirs
+    turn = 0
+
+    def around(self: Gateway, candidates: list[Replica], waiting: int, running: int) -> Replica:
+        nonlocal turn
+        self._touched.clear()
+        loads = [
+            waiting * r.scheduler.waiting_count + running * r.scheduler.running_count
+            for r in candidates
+        ]
+        order = [*range(turn, len(loads)), *range(turn)]
+        chosen = min(order, key=loads.__getitem__)
+        turn = (chosen + 1) % len(loads)
+        return candidates[chosen]
+
+    monkeypatch.setattr(Gateway, "_least_loaded", around)
+    assert end() == pytest.approx(theirs, rel=3e-5)
