@@ -1,23 +1,51 @@
-"""A headless Chromium, driven over its debugging pipe. Needs nothing but the browser."""
+"""A headless Chromium, driven over its debugging pipe. Needs nothing but the browser.
+
+Tests ask for the fixture `profile`; they are skipped where no browser starts.
+"""
 
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import os
+import select
 import shutil
 import subprocess
-import time
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Self
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
+from tests.patience import PATIENCE_S, until
+
+CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser") or ""
+_FLAGS: Final = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",  # small in a container
+    "--window-size=1280,900",
+    "--remote-debugging-pipe",
+)
+
+
+@functools.cache
+def reason_to_skip() -> str:
+    """Why no page can be looked at here; empty if one can."""
+    if not CHROMIUM:
+        return "no Chromium on this machine"
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        try:
+            Browser(Path(profile), "about:blank").close()
+        except (AssertionError, OSError) as error:
+            return f"{CHROMIUM} does not start: {error}"
+    return ""
 
 
 class Browser:
     """One page. Calls block; use it from a thread."""
 
-    def __init__(self, profile: Path, url: str) -> None:
+    def __init__(self, profile: Path, url: str, *, scheme: str = "light") -> None:
         commands_read, self._commands = os.pipe()
         self._answers, answers_write = os.pipe()
 
@@ -29,10 +57,9 @@ class Browser:
             for number in (3, 4):
                 os.set_inheritable(number, True)
 
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"]
-        flags += [f"--user-data-dir={profile}", "--window-size=1400,900", "about:blank"]
         self._process = subprocess.Popen(
-            [CHROMIUM, *flags],
+            [CHROMIUM, *_FLAGS, f"--user-data-dir={profile}", "about:blank"],
+            env={**os.environ, "HOME": str(profile)},  # whether or not there is a home
             preexec_fn=wire,
             close_fds=False,
             stdout=subprocess.DEVNULL,
@@ -52,7 +79,15 @@ class Browser:
         self._session = attached["sessionId"]
         for domain in ("Runtime", "Log", "Network", "Page"):  # before the page, to miss nothing
             self.call(f"{domain}.enable")
+        colours = {"name": "prefers-color-scheme", "value": scheme}
+        self.call("Emulation.setEmulatedMedia", features=[colours])
         self.call("Page.navigate", url=url)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def call(self, method: str, **params: Any) -> Any:
         """The result of a command of the DevTools protocol."""
@@ -65,9 +100,14 @@ class Browser:
         message: dict[str, Any] = {"id": self._id, "method": method, "params": params}
         if self._session:
             message["sessionId"] = self._session
-        os.write(self._commands, json.dumps(message).encode() + b"\0")
+        try:
+            os.write(self._commands, json.dumps(message).encode() + b"\0")
+        except BrokenPipeError:
+            raise AssertionError("the browser has ended") from None
         while True:
             while b"\0" not in self._buffer:
+                ready, _, _ = select.select([self._answers], [], [], PATIENCE_S)
+                assert ready, "the browser does not answer"
                 data = os.read(self._answers, 1 << 16)
                 assert data, "the browser has ended"
                 self._buffer += data
@@ -96,15 +136,15 @@ class Browser:
         return found["result"].get("value")
 
     def wait_for(self, condition: str) -> None:
-        """Until an expression is true in the page (20 s at most)."""
-        for _ in range(400):
+        """Until an expression is true in the page."""
+
+        def holds() -> bool:
             answer = self._ask(
                 "Runtime.evaluate", expression=f"Boolean({condition})", returnByValue=True
-            )
-            if answer.get("result", {}).get("result", {}).get("value") is True:
-                return  # else not yet, or the page is still being loaded
-            time.sleep(0.05)
-        raise AssertionError(f"never true: {condition}")
+            )  # nothing while the page is still being loaded
+            return answer.get("result", {}).get("result", {}).get("value") is True
+
+        until(holds, every_s=0.05)
 
     def screenshot(self, path: Path) -> None:
         """A PNG of the page."""
@@ -116,3 +156,28 @@ class Browser:
         self._process.wait()
         os.close(self._commands)
         os.close(self._answers)
+
+
+def look_at(page: str, directory: Path, scheme: str = "light") -> dict[str, Any]:
+    """What a reader of a report would see: console problems, charts, width, background."""
+    file = directory / "page.html"
+    file.write_text(page, encoding="utf-8")
+    with Browser(directory / "profile", file.as_uri(), scheme=scheme) as browser:
+        browser.wait_for("document.documentElement.dataset.drawn")
+        found: dict[str, Any] = browser.evaluate(_SEEN)
+        asked = [url for url in browser.requested[1:] if not url.startswith("data:")]
+        return {**found, "problems": browser.console + asked}
+
+
+_SEEN: Final = """(() => {
+  const root = document.documentElement, charts = [...document.querySelectorAll(".chart")];
+  const plain = ".cartesianlayer path,.cartesianlayer image";
+  return {
+    drawn: root.dataset.drawn,
+    wide: root.scrollWidth,
+    back: getComputedStyle(document.body).backgroundColor,
+    charts: charts.length,
+    svgs: charts.filter((chart) => chart.querySelector(plain)).map((chart) => chart.id),
+    tabs: charts.filter((chart) => chart.tabIndex === 0).length,
+  };
+})()"""
