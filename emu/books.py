@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from emu.energy import energy_j
 from emu.errors import InvariantViolation
 from emu.replica.states import GPU_ROLE
 from emu.report.summary import RunFacts
@@ -27,6 +26,8 @@ def run_facts(cluster: Cluster) -> RunFacts:
     power, end_ns = cluster.config.power, cluster.kernel.now_ns
     energy = None
     if power is not None:
+        from emu.energy import energy_j  # most runs do not model it
+
         energy = energy_j(power, cluster.plan, cluster.replicas, network.moved_bytes, end_ns)
     prices = [replica.node.hourly_price for replica in cluster.plan.replicas]
     return RunFacts(

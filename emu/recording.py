@@ -19,10 +19,10 @@ from emu.report.records import RequestLog
 from emu.report.timeseries import ReplicaSeries, Sample, TimeseriesWriter
 from emu.report.transitions import MarkLog, TransitionLog
 from emu.request import Request, Status
-from emu.tracing import TraceSink
 
 if TYPE_CHECKING:
     from emu.cluster import Cluster
+    from emu.tracing import TraceSink
 
 _COMPLETED = Status.COMPLETED
 FLOW_KINDS = ("kv", "weights", "activation")
@@ -45,6 +45,8 @@ class Recorder:
             self.history = History(directory / "events.jsonl")
         self.trace: TraceSink | None = None
         if table.trace:
+            from emu.tracing import TraceSink
+
             self.trace = TraceSink(directory / "trace.json.gz", table.trace_events_max)
         self.completed = 0
         self.preemptions = 0

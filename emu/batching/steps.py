@@ -33,12 +33,12 @@ class CohortScheduler(Seats):
         batch.steps_settled = steps
         self._next_batch_id += more
         cohort = self._cohort
-        if batch is not self._leaping or cohort.count == 0:
+        if batch is not self._leaping or not cohort.count:
             return
         if self.block_pool is None:
             if self.grows:
-                self.pool.blocks_free -= cohort.blocks_of(more)
-            assert self.pool.blocks_free >= 0
+                free = self.pool.blocks_free = self.pool.blocks_free - cohort.blocks_of(more)
+                assert free >= 0
             cohort.step += more
             return
         for _ in range(more):

@@ -7,7 +7,6 @@ once for each process; their content is constant.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import tomllib
 from collections.abc import Mapping
@@ -122,6 +121,8 @@ def _gpus() -> tuple[Mapping[str, str], Mapping[str, GpuSpec]]:
 def _unknown(
     what: str, name: str, known: list[str], names: Mapping[str, str], source: str, field: str
 ) -> InputError:
+    import difflib  # for whoever made a mistake
+
     near = difflib.get_close_matches(_plain(name).rsplit("/", 1)[-1], list(names), n=5, cutoff=0.5)
     suggested = list(dict.fromkeys(names[key] for key in near))[:3]
     if suggested:

@@ -9,7 +9,6 @@ bits). What passes here converts without error.
 from __future__ import annotations
 
 import functools
-import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -37,7 +36,34 @@ _SHOWN_CHARS: Final = 60
 
 def check_document(raw: dict[str, Any]) -> list[Problem]:
     """Every problem of a document that should be a `Config`."""
-    return _Checker().document(raw)
+    return [] if _is_faultless(raw) else _Checker().document(raw)
+
+
+def _is_faultless(raw: dict[str, Any]) -> bool:
+    """What msgspec takes, and has nothing that only the walk judges, needs no walk.
+
+    Most documents are like that, and the walk begins by asking for the types of all tables, which
+    takes longer than reading the document.
+    """
+    try:
+        msgspec.convert(raw, schema.Config)
+    except (msgspec.ValidationError, OverflowError):
+        return False
+    untyped = {name for _, name in PARTIAL_TABLES}
+    if any(untyped.intersection(group) for group in raw.get("replicas", ())):
+        return False
+    return _is_ordinary(raw)
+
+
+def _is_ordinary(value: object) -> bool:
+    """No number beyond the largest quantity, no NaN, no NUL anywhere in a document."""
+    if isinstance(value, dict):
+        return all(map(_is_ordinary, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_ordinary, value))
+    if isinstance(value, (int, float)):
+        return abs(value) <= _NUMBER_MAX
+    return not isinstance(value, str) or "\0" not in value
 
 
 def dotted(path: Path) -> str:
@@ -60,7 +86,7 @@ def shown(value: object) -> str:
         return "an array"
     if isinstance(value, str):
         short = value if len(value) <= _SHOWN_CHARS else value[: _SHOWN_CHARS - 3] + "..."
-        return json.dumps(short, ensure_ascii=False)
+        return _quoted(short)
     return "nothing" if value is None else f"a date or time ({value})"
 
 
@@ -193,12 +219,16 @@ def _scalar_problem(kind: inspect.Type, value: object) -> str:
     raise TypeError(f"the schema has a type that the checker does not know: {kind}")
 
 
+def _quoted(word: object) -> str:
+    return msgspec.json.encode(word).decode()
+
+
 def _literal_problem(kind: inspect.LiteralType, value: object) -> str:
     if isinstance(value, str) and value in kind.values:
         return ""
     words = [str(word) for word in kind.values]
     near = nearest(value, words) if isinstance(value, str) else ""
-    hint = f"; did you mean {json.dumps(near)}?" if near else ""
+    hint = f"; did you mean {_quoted(near)}?" if near else ""
     return f"{_mismatch(kind, value)}{hint}"
 
 
@@ -230,7 +260,7 @@ def _expectation(kind: inspect.Type) -> str:
     if isinstance(kind, inspect.StrType):
         return "a string"
     if isinstance(kind, inspect.LiteralType):
-        return "one of " + ", ".join(json.dumps(word) for word in kind.values)
+        return "one of " + ", ".join(_quoted(word) for word in kind.values)
     assert isinstance(kind, (inspect.IntType, inspect.FloatType))
     noun = "an integer" if isinstance(kind, inspect.IntType) else "a number"
     if kind.ge is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 
 
@@ -13,6 +12,8 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     for candidate in words:
         if candidate.casefold().replace("-", "_") == folded:
             return candidate
+    import difflib  # for whoever made a mistake
+
     matches = difflib.get_close_matches(word, words, n=1, cutoff=cutoff)
     return matches[0] if matches else ""
 

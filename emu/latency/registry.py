@@ -20,7 +20,6 @@ from emu.errors import InputError
 from emu.latency.base import LatencyBackend
 from emu.latency.host import HostCosts, host_costs
 from emu.latency.linear import LinearBackend
-from emu.latency.moe_gate import GateShape, make_gate
 from emu.latency.roofline import RooflineBackend
 from emu.latency.roofline_ops import efficiency
 from emu.network.collectives import Collectives, CollectiveSystem
@@ -260,6 +259,8 @@ def _profile(context: LatencyContext, host: HostCosts) -> LatencyBackend:
     experts = model.experts
     gate = None
     if experts is not None:
+        from emu.latency.moe_gate import GateShape, make_gate
+
         gate = make_gate(
             table.expert_routing,
             GateShape(experts.count, experts.per_token, ep, context.seed),

@@ -103,6 +103,8 @@ class RooflineBackend:
         # A pass over all layers on one stage: what tokens cost, and what rows of logits do
         # (with the host's part), in batches without and with prompts.
         self._is_one_stage = len(self.parts) == 1
+        self._slope = 0
+        """Of one stage without windows: what a token of context costs, in fixed point."""
         self._of_tokens: dict[int, int] = {}
         self._of_rows: tuple[dict[int, int], dict[int, int]] = ({}, {})
         self._set_attention(gpu, tp, sizes.kv_dtype(spec, dtype, kv_cache_dtype))
@@ -128,6 +130,8 @@ class RooflineBackend:
         bits = int(context_s * NS_PER_S).bit_length()
         self._shift = max(0, min(_SHIFT, _COEFFICIENT_BITS - bits))
         self._context_fixed = round(context_s * NS_PER_S * (1 << self._shift))
+        if self._is_one_stage and not self.parts[0].window:
+            self._slope = self.parts[0].full * self._context_fixed
         self._shift_array = np.array(self._shift)  # numpy converts a plain integer at each call
 
     def _part(self, start: int, end: int, stage: int) -> _Part:
@@ -150,25 +154,43 @@ class RooflineBackend:
 
     # --- what depends on tokens or rows only ----------------------------------------------------
 
+    def _terms(self, tokens: int, part: _Part) -> list[tuple[int, TokenCost]]:
+        """What T tokens cost on a stage: how often, and what."""
+        costs = self.costs
+        terms = []
+        if part.dense:
+            terms.append((part.dense, costs.layer(tokens, False)))
+        if part.moe:
+            terms.append((part.moe, costs.layer(tokens, True)))
+        if part.has_embedding:
+            terms.append((1, costs.embedding(tokens)))
+        if part.has_head:
+            terms.append((1, costs.final_norm(tokens)))
+        if part.sends:
+            terms.append((1, costs.send(tokens)))
+        return terms
+
     def _token_cost(self, tokens: int, part: _Part) -> tuple[TokenCost, int]:
         cost = TokenCost()
-        if part.dense:
-            cost = cost.plus(self.costs.layer(tokens, False), part.dense)
-        if part.moe:
-            cost = cost.plus(self.costs.layer(tokens, True), part.moe)
-        if part.has_embedding:
-            cost = cost.plus(self.costs.embedding(tokens))
-        if part.has_head:
-            cost = cost.plus(self.costs.final_norm(tokens))
-        if part.sends:
-            cost = cost.plus(self.costs.send(tokens))
+        for times, term in self._terms(tokens, part):
+            cost = cost.plus(term, times)
         return cost, sum(cost)
 
-    def _token_costs(self, shape: BatchShape) -> tuple[tuple[TokenCost, int], ...]:
+    def _token_ns(self, tokens: int) -> int:
+        """The sum of `_token_cost` on the one stage, without its components."""
+        known = self._tokens.get(tokens)
+        if known is not None:
+            return known[0][1]
+        return sum(times * sum(cost) for times, cost in self._terms(tokens, self.parts[0]))
+
+    def _tokens_of(self, shape: BatchShape) -> int:
+        """Tokens that all products of an iteration are computed for."""
         tokens = max(1, sum(shape.prefill_new) + shape.decode_count, shape.padded_tokens)
         step = self.round_tokens_to
-        if step > 1:
-            tokens = ceil_div(tokens, step) * step
+        return ceil_div(tokens, step) * step if step > 1 else tokens
+
+    def _token_costs(self, shape: BatchShape) -> tuple[tuple[TokenCost, int], ...]:
+        tokens = self._tokens_of(shape)
         if shape.layers >= 0 or shape.start_layer:
             key = (tokens, shape.start_layer, shape.layers)
             cut = self._cut_tokens.get(key)
@@ -262,16 +284,14 @@ class RooflineBackend:
         """Duration over all stages."""
         if not self._is_one_stage or shape.start_layer or shape.layers >= 0:
             return sum(self.stage_ns(shape))
-        part = self.parts[0]
         total = self._fixed_ns(shape)
         count = shape.decode_count
-        if part.window:
-            total += self._decode_attention_ns(shape, part)
+        if self._slope:
+            total += self._slope * (shape.decode_context_sum + count) >> self._shift
         elif count:
-            keys = part.full * (shape.decode_context_sum + count)
-            total += keys * self._context_fixed >> self._shift
+            total += self._decode_attention_ns(shape, self.parts[0])
         if shape.prefill_new:
-            total += self._prefill_attention_ns(shape, part)
+            total += self._prefill_attention_ns(shape, self.parts[0])
         return total if total > 0 else 1
 
     def _fixed_ns(self, shape: BatchShape) -> int:
@@ -286,7 +306,7 @@ class RooflineBackend:
         try:
             return self._of_tokens[tokens] + by_rows[shape.sequences]
         except KeyError:
-            self._of_tokens[tokens] = self._token_costs(shape)[0][1]
+            self._of_tokens[tokens] = self._token_ns(self._tokens_of(shape))
             rows_ns = host_ns(self.host, shape, self._layer_count(shape))
             by_rows[shape.sequences] = rows_ns + self._head(shape.sequences)[1]
         return self._of_tokens[tokens] + by_rows[shape.sequences]
@@ -295,13 +315,16 @@ class RooflineBackend:
         """Cumulative ends of successive decode iterations, equal to stepping."""
         count, window = shape.decode_count, self.spec.window
         first = shape.decode_context_sum + count
-        parts = self._parts(shape)
+        parts = self.parts
+        if shape.layers >= 0 or shape.start_layer:
+            parts = self._parts(shape)
         if self._is_one_stage and parts is self.parts:
             base = self._fixed_ns(shape)
-            growth = parts[0].full * self._context_fixed * count
-            if not parts[0].window and growth and base > 0:
+            slope = self._slope
+            if slope and base > 0:
                 # An arithmetic series in fixed point, each term rounded down, then summed.
-                start = growth // count * first + (base << self._shift)
+                start = slope * first + (base << self._shift)
+                growth = slope * count
                 series = np.arange(start, start + growth * steps, growth, dtype=np.int64)
                 run: NDArray[np.int64] = np.add.accumulate(
                     np.right_shift(series, self._shift_array, series)

@@ -89,6 +89,17 @@ def _overlapped_s(memory_s: float, compute_s: float) -> float:
     return math.cbrt(memory_s**3 + compute_s**3)
 
 
+class _Matrix(msgspec.Struct):
+    """Weights that rows are multiplied with."""
+
+    weight_bytes: int
+    row_bytes: int
+    """What a row adds to the traffic."""
+    peak: float
+    product_s: dict[int, float] = {}
+    """Arithmetic by tiles of rows, as far as it has been asked for."""
+
+
 class Ops:
     """Costs of operations on one kind of GPU with weights of one type."""
 
@@ -99,18 +110,24 @@ class Ops:
         self.processors = gpu.sm_count or 1
         self.memory_rate = gpu.memory_gbytes_per_s * 1e9
         self.half_peak = gpu.peak_flops("bfloat16")
-        self._products: dict[tuple[int, int, int, float], float] = {}
+        self._weight_rate = self.memory_rate * self.eff.memory
+        self._matrices: dict[tuple[int, int, str], _Matrix] = {}
 
     def gemm_s(self, rows: int, columns: int, inner: int, dtype: str) -> float:
         """rows x inner times inner x columns; the second matrix is weights of a type."""
-        traffic = sizes.weight_bytes(columns * inner, dtype)
-        traffic += rows * (columns + inner) * self.activation_bytes
-        memory_s = traffic / (self.memory_rate * self.eff.memory)
-        peak = self.gpu.peak_flops(dtype)
-        key = (-(-rows // _TILE_STEP) if self.gpu.sm_count else rows, columns, inner, peak)
-        compute_s = self._products.get(key, -1.0)
-        if compute_s < 0:
-            compute_s = self._products[key] = self._product_s(rows, columns, inner, peak)
+        matrix = self._matrices.get((columns, inner, dtype))
+        if matrix is None:
+            matrix = self._matrices[columns, inner, dtype] = _Matrix(
+                sizes.weight_bytes(columns * inner, dtype),
+                (columns + inner) * self.activation_bytes,
+                self.gpu.peak_flops(dtype),
+            )
+        memory_s = (matrix.weight_bytes + rows * matrix.row_bytes) / self._weight_rate
+        tile = -(-rows // _TILE_STEP) if self.gpu.sm_count else rows
+        compute_s = matrix.product_s.get(tile)
+        if compute_s is None:
+            compute_s = self._product_s(rows, columns, inner, matrix.peak)
+            matrix.product_s[tile] = compute_s
         return _overlapped_s(memory_s, compute_s) + self.eff.kernel_s
 
     def _product_s(self, rows: int, columns: int, inner: int, peak: float) -> float:
@@ -131,7 +148,7 @@ class Ops:
 
     def elementwise_s(self, traffic: float) -> float:
         """A kernel that only moves bytes."""
-        return traffic / (self.memory_rate * self.eff.memory) + self.eff.kernel_s
+        return traffic / self._weight_rate + self.eff.kernel_s
 
     def experts_s(
         self, tokens: int, count: int, per_token: int, params: int, dtype: str, ep: int

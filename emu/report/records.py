@@ -213,16 +213,18 @@ class RequestLog:
             )
         tokens = request.generated_tokens
         self._by_status[status] += 1
-        self._preemptions += request.preemptions
-        self._recomputed += request.recomputed_tokens
-        self._migrations += request.migrations
         self._execution_ns += request.execution_ns
+        if request.preemptions or request.recomputed_tokens or request.migrations:
+            self._preemptions += request.preemptions
+            self._recomputed += request.recomputed_tokens
+            self._migrations += request.migrations
         if request.first_scheduled_ns >= 0:
             hits = self._hits
-            hits[0] += request.prefix_hit_tokens
-            hits[1] += request.npu_hit_tokens
-            hits[2] += request.storage_hit_tokens
             hits[3] += request.prompt_tokens
+            if request.prefix_hit_tokens:
+                hits[0] += request.prefix_hit_tokens
+                hits[1] += request.npu_hit_tokens
+                hits[2] += request.storage_hit_tokens
         latencies = None
         first_ns, last_ns = request.first_token_ns, request.last_token_ns
         if first_ns >= 0:

@@ -9,14 +9,16 @@ them arrivals.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from fractions import Fraction
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 import numpy as np
 
 from emu.errors import InputError
 from emu.workload.items import TIME_MAX_NS, Block, Holds, Ints, Line, Notes, Turn
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 _SAFE: Final = 2**62
 OVERSIZED: Final = "larger than any replica can hold"
@@ -209,13 +211,17 @@ class Timebase:
     def __init__(self, zero_ns: int, time_scale: float) -> None:
         """`time_scale` is taken as the decimal number that it prints as (0.1 is one tenth)."""
         self._zero_ns = zero_ns
-        self._scale = Fraction(repr(time_scale))
+        self._scale: Fraction | None = None
+        if time_scale != 1.0:
+            from fractions import Fraction
+
+            self._scale = Fraction(repr(time_scale))
 
     def arrivals(self, times_ns: Ints) -> Ints:
         """Exact: (time - zero) * scale, rounded half to even."""
         times = times_ns - self._zero_ns
         scale = self._scale
-        if scale == 1 or not len(times):
+        if scale is None or not len(times):
             return times
         return scale_exactly(times, scale)
 

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.patience import PATIENCE_S
-
 ROOT = Path(__file__).resolve().parents[2]
 
 SMALL = """\
@@ -34,7 +32,7 @@ def emu(
         text=True,
         encoding="utf-8",
         cwd=cwd or ROOT,
-        timeout=PATIENCE_S,
+        timeout=120,
         env={**os.environ, "PYTHONPATH": str(ROOT), **env},
     )
 

@@ -13,7 +13,6 @@ import pytest
 import emu.runner
 from emu import cli, entry
 from tests.cli.helpers import ROOT, SMALL
-from tests.patience import PATIENCE_S
 
 PLAIN = [
     ["c.toml"],
@@ -99,6 +98,6 @@ def test_a_plain_run_does_not_load_the_parser(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=PATIENCE_S,
+        timeout=60,
     )
     assert done.stdout.strip() == "[]"

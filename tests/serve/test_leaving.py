@@ -142,6 +142,7 @@ async def call(
         assert answer.status_code == 200, answer.text
         return
     task = asyncio.ensure_future(request)
-    await live.clock.sleep(leaves_s)
-    task.cancel()  # which is nothing if it is done
-    await asyncio.gather(task, return_exceptions=True)
+    done, _ = await asyncio.wait([task], timeout=leaves_s)
+    if not done:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
