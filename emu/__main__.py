@@ -1,14 +1,17 @@
 """`python -m emu`."""
 
 import gc
+import os
 import sys
 
 gc.disable()  # importing makes many objects and no garbage; the run decides for itself
 try:
     from emu.entry import main
     from emu.exits import leave
+
+    gc.enable()
+    status = main()
 except KeyboardInterrupt:  # interrupted before anything has begun
-    print("interrupted", file=sys.stderr)
-    sys.exit(130)
-gc.enable()
-leave(main())
+    print("interrupted", file=sys.stderr, flush=True)
+    os._exit(130)
+leave(status)

@@ -15,7 +15,6 @@ moves along and across the valley.
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -29,6 +28,7 @@ from rich.table import Table
 from emu.config.load import load_config
 from emu.config.schema import Config
 from emu.errors import InputError
+from emu.interrupts import scratch
 from emu.report.measured import run_values
 from emu.report.measurement import Measurement, read_measurement
 from emu.report.rundata import read_run
@@ -296,14 +296,14 @@ def _emulate(
     """One run; None = the configuration as it is."""
     keys = {} if constants is None else msgspec.structs.asdict(constants)
     latency = msgspec.structs.replace(config.latency, **keys)
-    with tempfile.TemporaryDirectory() as scratch:
+    with scratch("emu-calibrate-") as directory:
         output = msgspec.structs.replace(
-            config.output, dir=f"{scratch}/run", trace=False, timeseries_interval_ms=0
+            config.output, dir=str(directory / "run"), trace=False, timeseries_interval_ms=0
         )
         execute(
             msgspec.structs.replace(config, latency=latency, output=output), source, report=False
         )
-        run = read_run(Path(scratch) / "run")
+        run = read_run(directory / "run")
     ids = run.completed("request_id")
     order = np.argsort(ids, kind="stable")
     wanted = np.sort(measurement.request_ids)

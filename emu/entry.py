@@ -29,12 +29,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     wanted = plain_run(tokens)
-    if wanted is None:
-        from emu.cli import main as any_command
 
-        return any_command(tokens)
+    def run() -> object:
+        if wanted is None:
+            from emu.cli import call
 
-    def run() -> int:
+            return call(tokens)
         gc.disable()  # one run, then the process ends: nothing is ever worth collecting
         from emu.runner import run_command
 

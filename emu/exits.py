@@ -7,14 +7,18 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import io
 import os
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from emu.errors import EmuError, InputError
+from emu.interrupts import ignore, sigterm_interrupts
+
+INTERRUPTED: Final = 130
 
 
 def guarded(command: Callable[[], object]) -> int:
@@ -26,14 +30,15 @@ def guarded(command: Callable[[], object]) -> int:
     # Threads of the linear algebra library would spin beside a program that never needs them.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
-        status = command()
-        sys.stdout.flush()
+        with sigterm_interrupts():
+            status = command()
+            sys.stdout.flush()
     except InputError as error:
         return fail(str(error), 2)
     except EmuError as error:
         return fail(f"{type(error).__name__}: {error}", error.exit_status)
     except KeyboardInterrupt:
-        return fail("interrupted", 130)
+        return fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
@@ -77,11 +82,15 @@ def leave(status: int) -> NoReturn:
     """End the process.
 
     After a plain run, which has switched collection off, at once: its files are closed and in
-    place, and taking a million objects apart one by one takes longer than many a run. Not where a
-    profiler or a tracer still has something to say.
+    place, and taking a million objects apart one by one takes longer than many a run. After an
+    interrupt, too: if any `exec` of a text was interrupted, CPython would end itself by SIGINT,
+    whoever has caught it. Not where a profiler or a tracer still has something to say.
     """
-    if gc.isenabled() or sys.getprofile() is not None or sys.gettrace() is not None:
+    ignore()
+    at_once = not gc.isenabled() or status == INTERRUPTED
+    if not at_once or sys.getprofile() is not None or sys.gettrace() is not None:
         sys.exit(status)
+    atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import signal
+import platform
 import sys
 import threading
 import time
@@ -24,6 +24,7 @@ from emu.cluster import Cluster, Outcome
 from emu.config.load import effective_dict, load_config
 from emu.config.schema import Config
 from emu.errors import EmuError, InputError, RunError
+from emu.interrupts import held, sent_to
 from emu.latency.registry import LatencyContext, make_latency
 from emu.plan import Plan, facts, make_plan
 from emu.recording import Recorder
@@ -92,17 +93,11 @@ async def _emulate(cluster: Cluster, progress: Any, stop: threading.Event | None
                 progress.update(cluster)
         interrupt()
 
-    signals: tuple[int, ...] = ()
-    if threading.current_thread() is threading.main_thread():  # no other gets signals
-        signals = (signal.SIGINT, signal.SIGTERM)
-    for number in signals:
-        loop.add_signal_handler(number, interrupt)
     watcher = loop.create_task(watch()) if progress is not None or stop is not None else None
     try:
-        return await cluster.run()
+        with sent_to(loop, interrupt):
+            return await cluster.run()
     finally:
-        for number in signals:
-            loop.remove_signal_handler(number)
         if watcher is not None:
             watcher.cancel()
 
@@ -132,9 +127,10 @@ def execute(
     plan, workload = prepare(config, source)
     for warning in workload.notes.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    directory = RunDirectory(Path(config.output.dir))
+    directory: RunDirectory | None = None
     recorder: Recorder | None = None
     try:
+        directory = RunDirectory(Path(config.output.dir))
         wants_report = config.output.report if report is None else report
         table = msgspec.structs.replace(config.output, report=wants_report)
         recorder = Recorder(directory.staging, table)
@@ -149,10 +145,12 @@ def execute(
             raise error
         directory.publish()
     except BaseException:
-        if recorder is not None:
-            recorder.close()
-            recorder.requests.discard()
-        directory.discard()
+        with held():
+            if recorder is not None:
+                recorder.close()
+                recorder.requests.discard()
+            if directory is not None:
+                directory.discard()
         raise
     if wants_report:
         from emu.report.html import write_report
@@ -239,7 +237,7 @@ def host_facts(config: Config, source: str, outcome: Outcome, wall: float, cpu: 
         "config": effective_dict(config),
         "versions": {
             "emu": emu.__version__,
-            "python": ".".join(map(str, sys.version_info[:3])),
+            "python": platform.python_version(),
             "numpy": np.__version__,
             "msgspec": msgspec.__version__,
             "uvloop": uvloop_version,

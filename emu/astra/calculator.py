@@ -7,7 +7,6 @@ when it ended. Between two questions the program waits for an answer, so its clo
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from itertools import compress
@@ -28,6 +27,7 @@ from emu.astra.process import (
     open_astra,
     run_oneshot,
 )
+from emu.interrupts import scratch
 
 
 class Calculator:
@@ -91,7 +91,7 @@ class Calculator:
         return [ended[npu] - begin for npu in range(self._npus)]
 
     async def _open(self) -> AstraClient:
-        self._directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory("-astra-sim")))
+        self._directory = self._stack.enter_context(scratch("emu-astra-sim-"))
         files = write_inputs(self._setup, self._directory)
         event = Node(0, NodeKind.COMP, "start", duration_ns=1)
         workload = write_first(self._directory, [Graph(npu, [event]) for npu in range(self._npus)])
@@ -155,8 +155,7 @@ class OneShotCalculator:
 
     async def ends_ns(self, graphs: Sequence[Graph]) -> list[int]:
         """When each NPU ends its graph, all starting at 0. Raises RunError, InputError."""
-        with tempfile.TemporaryDirectory("-astra-sim") as name:
-            directory = Path(name)
+        with scratch("emu-astra-sim-") as directory:
             files = write_inputs(self._setup, directory)
             for graph in graphs:
                 graph = on_kept_dims(graph, self._kept)

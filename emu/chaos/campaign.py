@@ -6,10 +6,8 @@ with its workload beside it; one line reproduces it.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,6 +25,7 @@ from emu.config.load import effective_dict
 from emu.config.schema import Config
 from emu.replica.states import TRANSITIONS
 from emu.rng import rng_stream
+from emu.workers import Workers
 
 _DIGITS: Final = re.compile(r"\d+")
 ENDS: Final = (
@@ -145,14 +144,8 @@ def verdicts(jobs: Sequence[Job], processes: int) -> Iterator[Verdict]:
         for job in jobs:
             yield run_job(job)
         return
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(processes, _leave_interrupts_alone) as pool:
-        yield from pool.imap_unordered(run_job, jobs, chunksize=8)
-
-
-def _leave_interrupts_alone() -> None:
-    """An interrupt is for the process that adds up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with Workers(processes, run_job, lambda job: f"its seed was {job.seed}") as workers:
+        yield from workers.results(jobs)
 
 
 def campaign(jobs: Sequence[Job], *, processes: int = 0, progress: bool = False) -> Totals:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from emu.cluster import Cluster, Outcome
 from emu.config.load import config_from_dict
 from emu.config.schema import Config
 from emu.errors import EmuError, InputError
+from emu.interrupts import scratch
 from emu.recording import Recorder
 from emu.report.history import History
 from emu.report.summary import build_summary
@@ -77,10 +77,10 @@ def run_world(
     verdict = Verdict(seed=seed)
     started_s = time.process_time()
     try:
-        with tempfile.TemporaryDirectory(prefix="emu-chaos-") as name:
-            config = world_config(world, Path(name))
+        with scratch("emu-chaos-") as directory:
+            config = world_config(world, directory)
             runs = [
-                _run(config, world, Path(name) / f"run{leap:d}", verdict, every, leap, break_it)
+                _run(config, world, directory / f"run{leap:d}", verdict, every, leap, break_it)
                 for leap in leaps
             ]
             _compare(runs, verdict)

@@ -63,8 +63,7 @@ def draw_world(seed: int, *, requests_max: int = 60) -> World:
     kind = pick(rng, KINDS_OF_CLUSTER)
     _cluster(rng, tables, kind)
     _policies(rng, tables, kind)
-    has_tiers = bool(tables["network"].get("tiers"))
-    lines = _workload(rng_stream(seed, "chaos workload"), requests_max, has_tiers=has_tiers)
+    lines = _workload(rng_stream(seed, "chaos workload"), requests_max, tables)
     heals = _recovery(rng, tables)
     span_s = max(line["arrival_time_ns"] for line in lines) / 1e9
     ground = ground_of(tables, heals=heals)
@@ -258,8 +257,11 @@ def _commands(rng: Rng, tables: Tables) -> list[Tables]:
 
 
 # --- the workload -------------------------------------------------------------------------------
-def _workload(rng: Rng, requests_max: int, *, has_tiers: bool) -> list[dict[str, Any]]:
+def _workload(rng: Rng, requests_max: int, tables: Tables) -> list[dict[str, Any]]:
     """Lines in emu's own format, with ties, sessions, cancellations and extreme lengths."""
+    scheduler, has_tiers = tables["scheduler"], bool(tables["network"].get("tiers"))
+    whole = scheduler["num_blocks"] * scheduler["block_size"]
+    largest = whole if chance(rng, 0.3) else 0
     count = int(rng.integers(5, requests_max + 1))
     gap_ns = int(pick(rng, (0, 1_000_000, 10_000_000, 50_000_000)))
     longest = int(pick(rng, (300, 700) if has_tiers else (30, 300, 700)))
@@ -275,14 +277,14 @@ def _workload(rng: Rng, requests_max: int, *, has_tiers: bool) -> list[dict[str,
             at_ns += gap_ns * int(rng.integers(0, 4))
         if in_sessions and chance(rng, 0.2):
             turns = [
-                _turn(rng, longest, prefixes)
+                _turn(rng, longest, prefixes, largest)
                 | ({} if last else {"tool_duration_ns": int(pick(rng, (0, 10_000_000)))})
                 for last in (False, True)
             ]
             session = f"s{index}"
             lines.append({"session_id": session, "arrival_time_ns": at_ns, "sub_requests": turns})
             continue
-        line = {"arrival_time_ns": at_ns, **_turn(rng, longest, prefixes)}
+        line = {"arrival_time_ns": at_ns, **_turn(rng, longest, prefixes, largest)}
         if chance(rng, leaving):
             line["cancel_after_ns"] = int(pick(rng, (0, 5_000_000, 50_000_000, 300_000_000)))
         if chance(rng, 0.2):
@@ -292,9 +294,12 @@ def _workload(rng: Rng, requests_max: int, *, has_tiers: bool) -> list[dict[str,
     return lines
 
 
-def _turn(rng: Rng, longest: int, prefixes: int) -> dict[str, Any]:
+def _turn(rng: Rng, longest: int, prefixes: int, largest: int) -> dict[str, Any]:
+    """`largest`: tokens that just fit into an empty replica; 0 = no such request."""
     prompt = 1 if chance(rng, 0.05) else int(rng.integers(1, longest + 1))
     output = int(pick(rng, (1, 2, 10, 40, 120)))
+    if largest and chance(rng, 0.05):  # the KV of the last output token is never computed
+        prompt = largest - output + 1
     turn: dict[str, Any] = {"input_toks": prompt, "output_toks": output}
     if prefixes:
         group = int(rng.integers(prefixes)) * 10_000

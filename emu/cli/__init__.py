@@ -55,12 +55,13 @@ COMMANDS: Final = frozenset(name for name in app)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
     tokens = list(sys.argv[1:] if arguments is None else arguments)
+    return guarded(lambda: call(tokens))
+
+
+def call(tokens: list[str]) -> object:
+    """Run the command line without the rim: errors are raised."""
     if tokens and not tokens[0].startswith("-") and tokens[0] not in COMMANDS:
         tokens.insert(0, "run")  # `emu CONFIG` is `emu run CONFIG`
-    return guarded(lambda: _call(tokens))
-
-
-def _call(tokens: list[str]) -> object:
     try:
         return app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:

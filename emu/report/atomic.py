@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from emu.errors import InputError, RunError
+from emu.interrupts import held
 
 TRAILER: Final = "summary.json"
 """Present under its final name only if the run is complete."""
@@ -60,7 +61,7 @@ def writing(path: Path) -> Iterator[None]:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file so that it is never seen half: a temporary one beside it, then a rename."""
-    with writing(path):
+    with writing(path), held():
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -87,37 +88,42 @@ class RunDirectory:
         if target.exists() and not target.is_dir():
             raise InputError(str(final), None, "output.dir", "is a file, expected a directory")
         self._target = target
+        name = ""
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            name = tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-            os.chmod(name, 0o777 & ~_umask())
+            with held():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                name = tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+                os.chmod(name, 0o777 & ~_umask())
         except OSError as error:
             problem = f"cannot be written: {error.strerror or error}"
             raise InputError(str(final), None, "output.dir", problem) from error
+        except KeyboardInterrupt:
+            shutil.rmtree(name, ignore_errors=True)
+            raise
         self.staging = Path(name)
 
     def publish(self) -> None:
         """Everything in the staging directory becomes the result."""
-        with writing(self._target):
-            if self._is_ours():
-                self._swap()
-            else:
-                self._merge(_by_trailer(self.staging))
+        with writing(self._target), held():
+            self._appear()
 
     def publish_partial(self) -> None:
         """Keep what there is of an interrupted run, under names that nobody takes for results."""
-        with writing(self._target):
+        with writing(self._target), held():
             for path in sorted(self.staging.iterdir()):
                 if ".partial" not in path.name:
                     path.rename(path.with_name(partial_name(path.name)))
-            if self._is_ours():
-                self._swap()
-            else:
-                self._merge(_by_trailer(self.staging))
+            self._appear()
 
     def discard(self) -> None:
         """Leave no trace of the run."""
         shutil.rmtree(self.staging, ignore_errors=True)
+
+    def _appear(self) -> None:
+        if self._is_ours():
+            self._swap()
+        else:
+            self._merge(_by_trailer(self.staging))
 
     def _is_ours(self) -> bool:
         """True if the directory is new, empty, or holds nothing but an earlier run's files."""

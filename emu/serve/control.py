@@ -327,7 +327,7 @@ def _fault_forms() -> list[dict[str, Any]]:
             continue
         if kind.takes_duration:
             keys.append("duration_s")
-        if kind.magnitude is not None:
+        if kind.magnitude is not None and not kind.may_magnitude:
             keys.append("magnitude")
         forms.append({"kind": name, "text": kind.text, "keys": keys})
     return forms

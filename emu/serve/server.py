@@ -17,7 +17,6 @@ import contextlib
 import gc
 import resource
 import shlex
-import signal
 import socket
 import sys
 import time
@@ -28,13 +27,14 @@ from typing import Any, Final
 import anyio
 import msgspec
 import uvicorn
-from anyio.abc import TaskStatus
+from anyio.abc import TaskGroup
 
 from emu.books import final_error, run_facts
 from emu.cluster import Outcome
 from emu.config.load import load_config
 from emu.config.schema import Config
 from emu.errors import InputError
+from emu.interrupts import sent_to
 from emu.plan import Plan, make_plan
 from emu.report.atomic import RunDirectory, write_text
 from emu.report.summary import build_summary, write_summary
@@ -80,6 +80,7 @@ class LiveServer:
         self.port = options.port
         self._started = (time.perf_counter(), time.process_time())
         self._server: _Server | None = None
+        self._group: TaskGroup | None = None
 
     # --- running ------------------------------------------------------------------------------
     async def run(self, *, announce: Any = None, handle_signals: bool = True) -> None:
@@ -87,6 +88,14 @@ class LiveServer:
 
         `announce(self)` is called when clients can connect. Raises what the emulation raised.
         """
+        if not handle_signals:
+            await self._run(announce)
+            return
+        # To the very end: a signal while results are written has nothing left to end.
+        with sent_to(asyncio.get_running_loop(), self._on_signal):
+            await self._run(announce)
+
+    async def _run(self, announce: Any) -> None:
         listening = self._bind()
         recorder: LiveRecorder | None = None
         files: RunDirectory | None = None
@@ -100,10 +109,11 @@ class LiveServer:
                 TrafficLog(self.directory / "workload.jsonl"),
                 ReplayFile(self.directory / "replay.toml", self.config),
             )
-            outcome, cluster = await self._serve(listening, recorder, announce, handle_signals)
+            outcome, cluster = await self._serve(listening, recorder, announce)
             self._publish(files, recorder, cluster, outcome)
         except BaseException:
             if recorder is not None:
+                recorder.close()
                 recorder.requests.discard()
             if files is not None:
                 files.discard()
@@ -112,7 +122,7 @@ class LiveServer:
             listening.close()
 
     async def _serve(
-        self, listening: socket.socket, recorder: LiveRecorder, announce: Any, handle_signals: bool
+        self, listening: socket.socket, recorder: LiveRecorder, announce: Any
     ) -> tuple[Outcome, LiveCluster]:
         kernel = WallKernel(
             speed=self.options.speed, events_per_instant_max=self.config.limits.events_per_instant
@@ -150,8 +160,7 @@ class LiveServer:
 
             group.start_soon(emulate)
             group.start_soon(self._tick, house)
-            if handle_signals:
-                await group.start(self._on_signals, house)
+            self._group = group
             if announce is not None:
                 announce(self)
             gc.collect()
@@ -202,17 +211,16 @@ class LiveServer:
                 house.cluster.tape.flush()
 
     # --- ending -------------------------------------------------------------------------------
-    async def _on_signals(self, house: House, *, task_status: TaskStatus[None]) -> None:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            task_status.started()
-            async with anyio.create_task_group() as group:
-                is_first = True
-                async for _ in signals:
-                    if is_first:
-                        group.start_soon(self.stop)
-                        is_first = False
-                    else:
-                        house.cluster.leave_all()
+    def _on_signal(self) -> None:
+        # The loop calls this, which has nothing to run before the group is there.
+        house, group = self.house, self._group
+        assert house is not None
+        assert group is not None
+        if house.is_draining:
+            house.cluster.leave_all()
+        else:
+            house.is_draining = True
+            group.start_soon(self.stop)
 
     async def stop(self) -> None:
         """Drain: nothing new, finish what is under way, then end."""

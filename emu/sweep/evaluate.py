@@ -7,8 +7,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +16,9 @@ import emu
 from emu.api import override_texts
 from emu.config.load import config_from_text, effective_dict
 from emu.config.schema import Config
+from emu.config.tables.output import OutputTable
 from emu.errors import InputError, InvariantViolation, RunError
+from emu.interrupts import scratch
 from emu.runner import execute
 from emu.sweep.conditions import figures_of
 from emu.sweep.points import Point
@@ -109,14 +109,20 @@ def _tree_digest(root: Path) -> str:
 
 def run_point(task: Task) -> PointResult:
     """Run one point. KeyboardInterrupt passes through."""
-    directory = Path(task.keep_in or tempfile.mkdtemp(prefix="emu-sweep-"))
-    output = msgspec.structs.replace(
-        task.config.output, dir=str(directory / "run" if not task.keep_in else directory)
-    )
-    if not task.keep_in:  # nobody will see these files
+    if task.keep_in:
+        return _run(task, msgspec.structs.replace(task.config.output, dir=task.keep_in))
+    with scratch("emu-sweep-") as directory:  # nobody will see these files
         output = msgspec.structs.replace(
-            output, trace=False, events=False, timeseries_interval_ms=0
+            task.config.output,
+            dir=str(directory / "run"),
+            trace=False,
+            events=False,
+            timeseries_interval_ms=0,
         )
+        return _run(task, output)
+
+
+def _run(task: Task, output: OutputTable) -> PointResult:
     config = msgspec.structs.replace(task.config, output=output)
     try:
         done = execute(config, task.source, report=False if not task.keep_in else None)
@@ -126,8 +132,5 @@ def run_point(task: Task) -> PointResult:
         return PointResult(task.key, "failed", f"{type(error).__name__}: {error}", {})
     except InvariantViolation as error:
         return PointResult(task.key, "violated", f"{type(error).__name__}: {error}", {})
-    finally:
-        if not task.keep_in:
-            shutil.rmtree(directory, ignore_errors=True)
     assert done.summary is not None
     return PointResult(task.key, "completed", "", figures_of(done.summary))

@@ -78,7 +78,7 @@ class StandIn:
         remain = self.mode == "remain"
         say("ERROR: Some Requests Remain" if remain else "All Request Has Been Exited")
         if self.mode == "lingers":
-            time.sleep(600)
+            time.sleep(3600)
         if self.mode == "chatters":
             while True:
                 sys.stdout.write("bye\n")
@@ -88,11 +88,11 @@ class StandIn:
         sys.exit(3 if self.mode == "bad_status" else 0)
 
     def misbehave(self, polls):
-        if self.mode == "silent":
-            time.sleep(600)
         if self.mode == "stubborn":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            time.sleep(600)
+        Path("standin.ready").touch()  # it may be ended now
+        if self.mode in ("silent", "stubborn"):
+            time.sleep(3600)
         if self.mode == "crash" and polls == 1:
             say("about to crash")
             sys.exit(7)
@@ -125,7 +125,7 @@ def oneshot(mode):
     while mode == "oneshot_endless":
         say("again")
     if mode == "oneshot_silent":
-        time.sleep(600)
+        time.sleep(3600)
     for npu in range(npus - (mode == "oneshot_missing")):
         say(f"sys[{npu}] finished, {(npu + 1) * 1_000_000} cycles, exposed communication 0 cycles.")
         say(f"sys[{npu}], Wall time: {(npu + 1) * 1_000_000}")

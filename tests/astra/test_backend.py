@@ -20,6 +20,7 @@ from emu.network.collectives import Collectives, CollectiveSystem, collective_ns
 from emu.network.dims import NetworkDim
 from tests.astra.test_convert import LLAMA, PREFILL, QWEN, generator
 from tests.astra.test_process import program
+from tests.patience import PATIENCE_S
 from tests.shared_data import SHARED, needs_shared
 
 MEMORIES = Memories(
@@ -178,7 +179,7 @@ def test_reference_values_of_an_iteration():
 def process_backend(directory, store=None, mode="fork", npus=1):
     system = network(npus)
     setup = InputSetup(network=system, memories=MEMORIES)
-    calculator = Calculator(program(directory, mode), setup, npus, timeout_s=5)
+    calculator = Calculator(program(directory, mode), setup, npus, timeout_s=PATIENCE_S)
     made = generator(LLAMA, tensor=npus)
     return AstraBackend(made, system, MEMORIES, calculator=calculator, store=store)
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 
 SMALL = """\
@@ -32,7 +34,7 @@ def emu(
         text=True,
         encoding="utf-8",
         cwd=cwd or ROOT,
-        timeout=120,
+        timeout=PATIENCE_S,
         env={**os.environ, "PYTHONPATH": str(ROOT), **env},
     )
 

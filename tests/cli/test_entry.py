@@ -13,6 +13,7 @@ import pytest
 import emu.runner
 from emu import cli, entry
 from tests.cli.helpers import ROOT, SMALL
+from tests.patience import PATIENCE_S
 
 PLAIN = [
     ["c.toml"],
@@ -98,6 +99,6 @@ def test_a_plain_run_does_not_load_the_parser(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert done.stdout.strip() == "[]"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.helpers import ROOT, SMALL, emu, refused
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_a_reader_that_leaves_is_harmless(command: list[str]) -> None:
     process.stdout.close()
     errors = process.stderr.read()
     process.stderr.close()
-    assert process.wait(60) in (0, 1, 141)
+    assert process.wait(PATIENCE_S) in (0, 1, 141)
     assert errors == b""
 
 
@@ -85,7 +86,7 @@ def test_a_closed_stdout_is_harmless(config: Path) -> None:
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd=config.parent,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert (config.parent / "out" / "summary.json").exists()

@@ -68,7 +68,10 @@ def test_the_engines_record_says_the_machine(tmp_path: Path) -> None:
     assert config.nodes[0].gpu == "RTX4090"
     scheduler = config.scheduler
     assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens) == (96, 1024)
-    assert (scheduler.num_blocks, scheduler.prefix_caching) == (2587, False)  # one is the null block
+    assert (scheduler.num_blocks, scheduler.prefix_caching) == (
+        2587,
+        False,
+    )  # one is the null block
     assert workload is not None
     rows = [json.loads(line) for line in workload.splitlines()]
     assert [row["input_toks"] for row in rows] == [100, 101, 102, 103, 104, 105]

@@ -18,7 +18,7 @@ from emu.report.charts import run_charts, slowest_rows
 from emu.report.html import plotly_js, report_html, write_report
 from emu.report.rundata import read_run
 from emu.report.timeline import segments
-from tests.report.browser import look_at, needs_chromium
+from tests.browser import look_at
 from tests.report.fabricate import fabricate
 
 ALL_CHARTS = [
@@ -171,7 +171,7 @@ def test_charts_are_imported_without_plotly() -> None:
 
 
 @pytest.mark.slow
-@needs_chromium
+@pytest.mark.usefixtures("profile")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_draws_every_chart_without_error(run: Path, tmp_path: Path, scheme: str) -> None:
     result = look_at(write_report(run).read_text(), tmp_path, scheme)

@@ -8,7 +8,7 @@ import pytest
 
 from emu.config.load import load_config
 from emu.runner import adjust, execute
-from tests.report.browser import look_at, needs_chromium
+from tests.browser import look_at
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 FAULTS = [
@@ -19,7 +19,7 @@ FAULTS = [
 
 
 @pytest.mark.slow
-@needs_chromium
+@pytest.mark.usefixtures("profile")
 @pytest.mark.parametrize(
     ("path", "overrides", "states"),
     [

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.serve.browser import CHROMIUM, Browser
+from tests.browser import Browser
 from tests.serve.live import LINEAR, PREFILL_DECODE, Live, run, tables
 
 
@@ -21,8 +20,7 @@ def take(browser: Browser, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine")
-def test_page_shows_and_controls(tmp_path: Path) -> None:
+def test_page_shows_and_controls(tmp_path: Path, profile: Path) -> None:
     async def check(live: Live) -> None:
         calls = [
             asyncio.create_task(live.complete(prompt="p" * 200, max_tokens=150)) for _ in range(30)
@@ -34,8 +32,7 @@ def test_page_shows_and_controls(tmp_path: Path) -> None:
         assert live.house.commands_given == {("to_prefill", "done"): 2}
 
     def drive(url: str) -> None:
-        browser = Browser(tmp_path / "profile", url)
-        try:
+        with Browser(profile, url) as browser:
             browser.wait_for("typeof last !== 'undefined' && last && history.length > 2")
             assert browser.evaluate("document.querySelectorAll('.replica').length") == 5
             assert browser.evaluate("$('status').textContent") == "ready"
@@ -61,30 +58,30 @@ def test_page_shows_and_controls(tmp_path: Path) -> None:
             # The refusal is the browser's own remark, and the only one.
             assert [text for text in browser.console if "status of 400" not in text] == []
             assert [at for at in browser.requested if not at.startswith((url, "data:"))] == []
-        finally:
-            browser.close()
 
     raw = tables(replicas=[*PREFILL_DECODE, {"role": "inactive", "count": 3}])
-    run(tmp_path / "live", raw, check, speed=5.0)
+    run(tmp_path / "live", raw, check, speed=5.0, turn_ms=5)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine")
-def test_page_shows_a_cluster_that_scales_by_itself(tmp_path: Path) -> None:
+def test_page_shows_a_cluster_that_scales_by_itself(tmp_path: Path, profile: Path) -> None:
     async def check(live: Live) -> None:
-        calls: list[asyncio.Task[Any]] = []
         looking = asyncio.create_task(asyncio.to_thread(drive, live.server.url))
-        while not looking.done():
-            body = {"prompt": f"{len(calls)} " + "p" * 800, "max_tokens": 20}
-            calls.append(asyncio.create_task(live.complete(**body)))
-            await asyncio.sleep(0.005)
+
+        async def ask(count: int) -> None:
+            body = {"prompt": f"{count} " + "p" * 800, "max_tokens": 20}
+            assert (await live.complete(**body)).status_code == 200
+
+        async with asyncio.TaskGroup() as group:
+            count = 0
+            while not looking.done():
+                group.create_task(ask(count))
+                count += 1
+                await live.clock.sleep(0.025)
         await looking
-        for call in calls:
-            assert (await call).status_code == 200
 
     def drive(url: str) -> None:
-        browser = Browser(tmp_path / "profile", url)
-        try:
+        with Browser(profile, url) as browser:
             browser.wait_for("typeof last !== 'undefined' && last && history.length > 2")
             browser.wait_for("$('log').textContent.includes('inactive →')")
             browser.wait_for("$('latencies').textContent.includes('TTFT')")
@@ -94,9 +91,7 @@ def test_page_shows_a_cluster_that_scales_by_itself(tmp_path: Path) -> None:
             browser.wait_for("$('log').textContent.includes('→ failed')")
             assert browser.console == [], browser.console
             assert [at for at in browser.requested if not at.startswith((url, "data:"))] == []
-        finally:
             take(browser, "autoscale.png")
-            browser.close()
 
     raw = tables(
         nodes=[{"count": 4, "gpu": "A100-SXM4-80GB", "gpus": 2, "nic_gbps": 100}],
@@ -105,4 +100,4 @@ def test_page_shows_a_cluster_that_scales_by_itself(tmp_path: Path) -> None:
         scheduler={"policy": "fcfs", "num_blocks": 2000},
         latency={**LINEAR, "base_us": 30_000, "per_token_us": 60},
     )
-    run(tmp_path / "live", raw, check, speed=5.0)
+    run(tmp_path / "live", raw, check, speed=1.0, turn_ms=5)

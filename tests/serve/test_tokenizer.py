@@ -21,6 +21,7 @@ from emu.serve.tokens import (
     filler_text,
     write_tokenizer,
 )
+from tests.patience import PATIENCE_S
 from tests.serve.live import Live, events, run, tables
 
 TEXTS = ["", "hello", "häß 東京 🙂", "line\nline\ttab", "\u0000 and \u200b", "the the the"]
@@ -172,7 +173,7 @@ def test_a_bad_file_ends_serve_with_one_line(bpe: Path, tmp_path: Path) -> None:
     config = Path(__file__).parents[2] / "configs" / "quickstart.toml"
     command = [sys.executable, "-m", "emu", "serve", str(config), "--tokenizer", str(bad)]
     command += ["--port", "0", "-o", str(tmp_path / "live")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode == 2
     assert ended.stdout == ""
     assert len(ended.stderr.splitlines()) == 1, ended.stderr

@@ -25,7 +25,9 @@ class PowerTable(Table, kw_only=True, frozen=True):
     )
     cpu_idle_w: Annotated[NonNegative, doc("The processors, idle.")] = 0.0
     cpu_active_w: Annotated[NonNegative, doc("The processors at full load.")] = 0.0
-    cpu_utilization: Annotated[Fraction, doc("Part of full load at rest; 0.7 while a GPU of theirs runs.")] = 0.0
+    cpu_utilization: Annotated[
+        Fraction, doc("Part of full load at rest; 0.7 while a GPU of theirs runs.")
+    ] = 0.0
     dram_idle_w_per_dimm: Annotated[NonNegative, doc("One memory module.")] = 0.0
     dram_dimm_gib: Annotated[Positive, doc("Size of one memory module.")] = 64.0
     dram_pj_per_bit: Annotated[NonNegative, doc("Energy to move one bit of host memory.")] = 0.0

@@ -1,0 +1,56 @@
+"""What no test may depend on is taken away here: chance, and the environment of whoever runs it."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
+
+from tests import browser
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# --- the environment: of this process and of all that tests start -------------------------------
+_TERMINAL = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE")
+for name in list(os.environ):
+    # Options of Python change what is printed; a proxy would get what is for 127.0.0.1.
+    of_rich = name.startswith(("TTY_", "JUPYTER_"))
+    if of_rich or name.startswith("PYTHON") or name.lower().endswith("_proxy") or name in _TERMINAL:
+        del os.environ[name]
+os.environ["TERM"] = "xterm"
+os.environ["PYTHONPATH"] = str(ROOT)  # processes take the program from here, whatever is installed
+
+# --- chance: the same examples everywhere, however long they take -------------------------------
+settings.register_profile(
+    "emu",
+    database=None,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.register_profile("soak", settings.get_profile("emu"), derandomize=False, print_blob=True)
+settings.load_profile("soak" if os.environ.get("EMU_SOAK") else "emu")
+# Hypothesis tries numbers that stand in the sources, of the modules that happen to be loaded.
+if hasattr(providers, "_get_local_constants"):
+    _NONE = providers.Constants()
+    providers._get_local_constants = lambda: _NONE
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    """Where a browser keeps its things. Skips where there is none."""
+    reason = browser.reason_to_skip()
+    if reason:
+        pytest.skip(reason)
+    return tmp_path / "profile"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """What a test has left open is told with its own file, not with whoever runs when it is found."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
