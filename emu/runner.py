@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import platform
 import sys
 import threading
 import time
@@ -237,7 +236,7 @@ def host_facts(config: Config, source: str, outcome: Outcome, wall: float, cpu: 
         "config": effective_dict(config),
         "versions": {
             "emu": emu.__version__,
-            "python": platform.python_version(),
+            "python": ".".join(map(str, sys.version_info[:3])),
             "numpy": np.__version__,
             "msgspec": msgspec.__version__,
             "uvloop": uvloop_version,
