@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emu.catalogue.gpu import GpuSpec
 from emu.errors import InputError
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
 from emu.latency.host import ASYNC_SCHEDULING, HostCosts
@@ -17,7 +18,9 @@ from emu.latency.moe_gate import GateShape, make_gate
 from emu.latency.profile import ProfileBackend, stage_bounds
 from emu.latency.profile_bundle import read_bundle
 from emu.latency.profile_rows import HostMemory, Parallel, ProfileModel, graph_tokens
+from emu.latency.registry import sequences_at_once
 from tests.latency.profile_vectors import write_bundle
+from tests.latency.test_offload import context
 
 SMALL = settings(max_examples=80, deadline=None)
 LAYERS = 5
@@ -126,6 +129,16 @@ def test_an_engine_runs_at_the_sizes_of_its_graphs():
     plain = backend(ep=2, moe=True)
     assert plain.iteration_ns(decodes(5)) < of.iteration_ns(decodes(5))
     assert plain.iteration_ns(decodes(8)) == of.iteration_ns(decodes(8))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "tp", "decodes"),
+    [("RTX4090", 1, 128 / 8), ("RTXPRO6000", 2, 188 / 4), ("H100-SXM5-80GB", 1, 0), ("mine", 1, 0)],
+)
+def test_unsplit_decodes_that_a_gpu_holds(gpu: str, tp: int, decodes: float):
+    """One block a multiprocessor and KV head; nothing is known of other kernels and GPUs."""
+    spec = GpuSpec(name=gpu, memory_gib=24, memory_gbytes_per_s=1000, tflops_fp16=100)
+    assert sequences_at_once(context(gpu=spec, tensor_parallel=tp)) == decodes
 
 
 def test_attention_is_not_compiled():
