@@ -234,7 +234,9 @@ def draw_train(rng: Rng, ground: Ground, span_s: float, every_s: float) -> list[
 
 
 def _narrowed(rng: Rng, fault: Tables, ground: Ground) -> Tables:
-    """In a large cluster a fault of transfers is one replica's, not everybody's."""
-    if fault["kind"] in _TRANSFERS and ground.replicas > WIDE:
+    """In a large cluster a fault of transfers is one replica's, and an overload twice the rate."""
+    if ground.replicas <= WIDE:
+        return fault
+    if fault["kind"] in _TRANSFERS:
         return {**fault, "destination": int(rng.integers(ground.replicas))}
-    return fault
+    return {**fault, "magnitude": 2.0} if fault["kind"] == "overload" else fault

@@ -7,8 +7,7 @@ differently was affected by the faults. Reads only what the runs wrote, plus the
 from __future__ import annotations
 
 import csv
-import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from rich.table import Table
 from emu.config.load import load_config
 from emu.config.schema import Config
 from emu.errors import InputError
+from emu.interrupts import scratch
 from emu.latency.base import BatchShape
 from emu.latency.registry import make_latency
 from emu.plan import Plan, make_plan
@@ -34,6 +34,8 @@ NORMAL: Final = 1.2
 """A second is normal if mean TTFT and TPOT are at most so many times the fault-free ones ..."""
 SLACK_MS: Final = 50.0
 """... or so little above: TTFT ..."""
+SHOWN: Final = 4
+"""So many targets are named."""
 TPOT_SLACK_MS: Final = 2.0
 """... and TPOT."""
 Pair = tuple[float, list[tuple[float, float]]]
@@ -44,6 +46,10 @@ class Cost(msgspec.Struct, kw_only=True):
     """The price of the faults of one run."""
 
     faults: dict[str, int]
+    targets: list[str]
+    """What they struck, in order, each once."""
+    missed: list[str]
+    """Faults that found nothing to strike, and why."""
     first_fault_s: float
     affected: int
     """Requests that fared differently (latency, or end)."""
@@ -120,6 +126,10 @@ def _cost(config: Config, directory: Path, calm: Summary, struck: Summary) -> Co
     plan = make_plan(config)
     return Cost(
         faults=struck.faults,
+        targets=_marked(directory / "with", "fault", lambda row: row["target"]),
+        missed=_marked(
+            directory / "with", "fault missed", lambda row: f"{row['target']}: {row['text']}"
+        ),
         first_fault_s=first_s,
         affected=affected,
         worse=worse,
@@ -201,6 +211,13 @@ def _first_strike(directory: Path, configured_s: float) -> float:
     return configured_s
 
 
+def _marked(directory: Path, kind: str, say: Callable[[dict[str, str]], str]) -> list[str]:
+    """What there is to say of marks of a kind, in order, each once."""
+    with (directory / "marks.csv").open(newline="") as file:
+        said = [say(row) for row in csv.DictReader(file) if row["kind"] == kind]
+    return list(dict.fromkeys(said))
+
+
 def _ms(ns: str) -> float:
     return int(ns) / NS_PER_MS
 
@@ -212,8 +229,8 @@ def resilience_command(path: Path, overrides: Sequence[str], output: Path | None
     if output is not None:
         print_cost(*resilience(config, str(path), output), console)
     else:
-        with tempfile.TemporaryDirectory(prefix="emu-resilience-") as name:
-            print_cost(*resilience(config, str(path), Path(name)), console)
+        with scratch("emu-resilience-") as directory:
+            print_cost(*resilience(config, str(path), directory), console)
     return 0
 
 
@@ -233,6 +250,8 @@ def print_cost(calm: Summary, struck: Summary, cost: Cost, console: Console) -> 
     ends.add_column("", justify="right")
     for name, value in (
         ("faults that struck", kinds),
+        ("what they struck", _some(cost.targets)),
+        *([("found nothing to strike", _some(cost.missed))] if cost.missed else []),
         ("first one at", f"{cost.first_fault_s:.3f} s"),
         ("requests affected", f"{cost.affected} ({cost.worse} of them for the worse)"),
         ("requests that started again", str(cost.retried)),
@@ -247,6 +266,12 @@ def print_cost(calm: Summary, struck: Summary, cost: Cost, console: Console) -> 
     ):
         ends.add_row(name, value)
     console.print(ends)
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first ones, and how many more."""
+    more = len(names) - SHOWN
+    return "\n".join([*names[:SHOWN], *([f"and {more} more"] if more > 0 else [])]) or "nothing"
 
 
 _FIGURES: Final[tuple[tuple[str, str, int], ...]] = (

@@ -90,3 +90,13 @@ def test_the_command_prints_both_tables(tmp_path: Path, capsys: pytest.CaptureFi
     assert "with faults" in text
     assert "lost work" in text
     assert (tmp_path / "without" / "summary.json").exists()
+
+
+def test_it_names_what_was_struck_and_what_found_nothing(tmp_path: Path) -> None:
+    faults: list[dict[str, Any]] = [
+        {"at_s": 1.01, "kind": "gpu_crash", "gpu": 1, "duration_s": 0.2},
+        {"at_s": 1.0, "kind": "metrics_lost"},
+    ]
+    cost = cost_of(tmp_path, faults)
+    assert cost.targets == ["GPU 1 (replica 1)"]
+    assert cost.missed == ["metrics_lost: there is no planner"]
