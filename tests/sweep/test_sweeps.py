@@ -94,7 +94,7 @@ def test_ray_gives_the_same_files(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_search_goes_on_where_it_was(tmp_path: Path) -> None:
-    slow = BASE.replace("requests = 60", "requests = 4000")
+    slow = BASE.replace("requests = 60", "requests = 1500")
     path = write(tmp_path, SEARCH, slow)
     # A copy of the program: the store is keyed by the code, which somebody may be editing.
     code = tmp_path / "code"

@@ -23,11 +23,11 @@ def main(python: str, script: str, *options: str) -> int:
             assert server.stdout is not None
             found = re.search(r"on (http://[^\s,]+)", server.stdout.readline())
             if found is None:
-                return server.wait(10) or 1
+                return server.wait(600) or 1
             status = subprocess.run([python, script, found[1]], timeout=1200).returncode
         finally:
             server.send_signal(signal.SIGTERM)
-            ended = server.wait(60)
+            ended = server.wait(600)
         print(f"server exit status {ended}")
         return status or ended
 
