@@ -24,6 +24,7 @@ OUTPUT_TOKENS: Final = (25, 100, 400, 1600)
 _NODE: Final = '[[nodes]]\ngpu = "H100-SXM5-80GB"\ngpus = 8\ncount = {nodes}\n'
 ROLES: Final = _NODE.format(nodes=1) + (
     '[[replicas]]\nrole = "prefill"\ncount = 4\n[[replicas]]\nrole = "decode"\ncount = 4\n'
+    + '[router]\ndecode_policy = "first_free"\n'  # as in the published figures
 )
 _BURST: Final = (
     _NODE.format(nodes=4)

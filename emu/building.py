@@ -7,7 +7,7 @@ made by the cluster, which owns them and the actors too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from emu.units import ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
     from emu.cluster import Cluster
+    from emu.config.schema import Config
 
 S = ReplicaState
 _START: Final = {
@@ -118,6 +119,13 @@ def join_waves(plan: Plan, replicas: Sequence[Replica]) -> None:
             wave.join(replicas[member.replica_id])
 
 
+def decode_policy(config: Config) -> Literal["first_free", "least_used"]:
+    """Where KV goes. What `first_free` keeps empty is of use only to who can take it away."""
+    if config.router.decode_policy != "auto":
+        return config.router.decode_policy
+    return "least_used" if config.autoscale is None else "first_free"
+
+
 def build_watchers(cluster: Cluster) -> dict[int, Watcher]:
     """Who hands over what a replica has prefilled, by the replica's id."""
     config = cluster.config
@@ -129,7 +137,7 @@ def build_watchers(cluster: Cluster) -> dict[int, Watcher]:
         watcher = Watcher(
             replica,
             cluster,
-            policy=config.router.decode_policy,
+            policy=decode_policy(config),
             block_size=plan.scheduler.block_size,
             kv_bytes_per_token=plan.kv_bytes_per_token,
             layers=plan.model.layers,

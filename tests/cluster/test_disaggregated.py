@@ -177,8 +177,18 @@ def test_the_global_queue_is_first_come_first_served(tmp_path: Path) -> None:
     assert first == sorted(first)
 
 
-@pytest.mark.parametrize("policy", ["first_free", "least_used"])
-def test_destination_policies(tmp_path: Path, policy: str) -> None:
+@pytest.mark.parametrize(
+    ("policy", "autoscale", "filled"),
+    [
+        ("first_free", {}, {"1"}),
+        ("least_used", {}, {"1", "2", "3"}),
+        ("auto", {}, {"1", "2", "3"}),
+        ("auto", {"autoscale": {"executor": "none"}}, {"1"}),
+    ],
+)
+def test_destination_policies(
+    tmp_path: Path, policy: str, autoscale: dict[str, Any], filled: set[str]
+) -> None:
     rows = [
         {"input_toks": 100, "output_toks": 400, "arrival_time_ns": index * 20_000_000}
         for index in range(8)
@@ -186,9 +196,8 @@ def test_destination_policies(tmp_path: Path, policy: str) -> None:
     path = workload(tmp_path / "w.jsonl", rows)
     tables = two_machines(1, 3)
     tables["router"] = {"decode_policy": policy}
-    run_config(tmp_path / "out", **tables, workload={"path": path})
-    used = {row["decode_instance_id"] for row in rows_of(tmp_path / "out")}
-    assert used == ({"1"} if policy == "first_free" else {"1", "2", "3"})
+    run_config(tmp_path / "out", **tables, **autoscale, workload={"path": path})
+    assert {row["decode_instance_id"] for row in rows_of(tmp_path / "out")} == filled
 
 
 def commanded(tmp_path: Path, commands: list[dict[str, Any]], **tables: Any) -> list[str]:
@@ -268,6 +277,7 @@ def test_kv_rejection_locks_a_hot_replica(tmp_path: Path) -> None:
     path = workload(tmp_path / "w.jsonl", rows)
     tables = two_machines(2, 4)
     tables["scheduler"] = {"num_blocks": 1000}
+    tables["router"] = {"decode_policy": "first_free"}
     for name, table in [("off", None), ("on", {"period_ms": 10})]:
         extra = {} if table is None else {"kv_reject": table}
         run_config(tmp_path / name, **tables, **extra, workload={"path": path})

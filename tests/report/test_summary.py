@@ -238,10 +238,11 @@ def test_tables_show_the_figures_and_never_read_markup(tmp_path: Path) -> None:
 
 
 def test_numbers_are_short() -> None:
-    assert [number(v) for v in (0, 0.01234, 1.5, 123.456, 12345.6)] == [
+    assert [number(v) for v in (0.0, 0.01234, 1.5, 123.456, 12345.6, 2000)] == [
         "0.00",
         "0.0123",
         "1.50",
         "123.5",
         "12,346",
+        "2,000",  # a count
     ]

@@ -91,9 +91,11 @@ class RouterTable(Table, kw_only=True, frozen=True):
         Tokens0, doc("Admission: longest prompt; 0 = the model's limit (422).")
     ] = 0
     decode_policy: Annotated[
-        Literal["first_free", "least_used"],
-        doc("P/D: where KV goes: the first replica with room (fills one by one), or the emptiest."),
-    ] = "first_free"
+        Literal["auto", "first_free", "least_used"],
+        doc(
+            "P/D: where KV goes: the first replica with room (fills one by one), or the emptiest; auto = the emptiest without [autoscale]."
+        ),
+    ] = "auto"
 
 
 class LatencyTable(Table, kw_only=True, frozen=True):
