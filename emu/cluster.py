@@ -186,10 +186,15 @@ class Cluster:
         """The KV of these requests is gone: they start again elsewhere, or fail."""
         self.recovery.lost(requests, reason)
 
-    def refuses(self, source: Replica, destination: Replica) -> bool:
+    def refuses(self, source: Replica, destination: Replica, requests: list[Request]) -> bool:
         """A fault makes this destination refuse what it has room for."""
         transfers = self.faults.transfers
         if not transfers.windows:
+            return False
+        destination.settle()
+        scheduler = destination.scheduler
+        free = scheduler.blocks_total - scheduler.blocks_used
+        if scheduler.blocks_to_reserve(requests) > free:
             return False
         return transfers.refuses(source.replica_id, destination.replica_id)
 

@@ -65,7 +65,7 @@ class MigrationWorld(Protocol):
     attempts_max: int
     """A batch is given up after so many failed transfers beyond the first."""
 
-    def refuses(self, source: Replica, destination: Replica) -> bool:
+    def refuses(self, source: Replica, destination: Replica, requests: list[Request]) -> bool:
         """A fault makes this destination refuse what it has room for."""
         ...
 
@@ -273,20 +273,12 @@ class Watcher:
             candidates.sort(key=lambda r: self.avoided.get(r.replica_id, 0))
         for replica in candidates:
             if replica.lock.try_acquire(self.name):
-                if self._has_room(replica, requests):  # who refuses has room
-                    if self.world.refuses(self.source, replica):
-                        self.was_refused = True
-                    elif replica.reserve(requests):
-                        return replica
+                if self.world.refuses(self.source, replica, requests):
+                    self.was_refused = True
+                elif replica.reserve(requests):
+                    return replica
                 replica.lock.release(self.name)
         return None
-
-    @staticmethod
-    def _has_room(replica: Replica, requests: list[Request]) -> bool:
-        replica.settle()
-        scheduler = replica.scheduler
-        free = scheduler.blocks_total - scheduler.blocks_used
-        return scheduler.blocks_to_reserve(requests) <= free
 
     def _start(self, batch: MigratingBatch, destination: Replica) -> None:
         world = self.world
