@@ -91,7 +91,7 @@ doc-figures: $(STAMP)  ## recompute the figures that the documentation quotes
 
 clients: $(STAMP)  ## the openai client against a live server (own virtual environment)
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
-	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check openai
+	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check openai==3.54.0
 	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python tests/serve/clients/openai_client.py
 
 fuzz-http: $(STAMP)  ## schemathesis against a live server (own virtual environment)

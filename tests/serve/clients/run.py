@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -24,7 +25,9 @@ def main(python: str, script: str, *options: str) -> int:
             found = re.search(r"on (http://[^\s,]+)", server.stdout.readline())
             if found is None:
                 return server.wait(600) or 1
-            status = subprocess.run([python, script, found[1]], timeout=1200).returncode
+            direct = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
+            asked = [python, script, found[1]]
+            status = subprocess.run(asked, env=direct, timeout=1200).returncode
         finally:
             server.send_signal(signal.SIGTERM)
             ended = server.wait(600)
