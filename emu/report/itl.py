@@ -114,6 +114,7 @@ class GapLog:
     ) -> None:
         """Steps of a leap, each giving one token to `count` members (the first: `first_count`).
 
+        With `first_count` 0 there must be a second step.
         The array is kept until some hundreds of runs are there: it must not be written to.
         """
         steps = len(cumulative_ends)
@@ -175,12 +176,12 @@ class GapLog:
             begun = np.repeat(np.array(starts, dtype=np.int64), lengths)
             times = np.where(begun >= 0, ends + begun, -1)
         counts = np.repeat(np.array(counts_each, dtype=np.int64), lengths)
-        counts[firsts] = first_counts
-        if 0 in first_counts:
-            known = counts > 0
-            values, counts, times = values[known], counts[known], times[known]
-        if len(values):
-            self._add(values, counts, times)
+        counts_first = np.array(first_counts, dtype=np.int64)
+        counts[firsts] = counts_first
+        # A first step that is a gap of nobody shows that of the second, which counts.
+        nobody = firsts[counts_first == 0]
+        values[nobody] = values[nobody + 1]
+        self._add(values, counts, times)
 
     def _add(self, values: Int64Array, counts: Int64Array, times: Int64Array) -> None:
         low = int(values.min())
