@@ -59,15 +59,23 @@ def sent_to(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> Iter
         yield
         return
     before = [signal.getsignal(number) for number in ENDING]
+    struck: list[int] = []
+
+    def strike(number: int) -> None:
+        struck.append(number)
+        call()
+
     with held():
         for number in ENDING:
-            loop.add_signal_handler(number, call)
+            loop.add_signal_handler(number, strike, number)
     try:
         yield
     finally:
         with held():
             for number, handler in zip(ENDING, before, strict=True):
                 loop.remove_signal_handler(number)
+                if handler is _exit and struck:
+                    handler = signal.SIG_IGN  # once is enough
                 if handler is not None:  # None is not Python's to restore
                     signal.signal(number, handler)
 
@@ -112,6 +120,7 @@ def helps() -> None:
 
 
 def _exit(number: int, frame: object) -> None:
+    signal.signal(number, signal.SIG_IGN)  # once is enough, and the parent may say it again
     # The parent says why. What is torn in the middle (a coroutine that was never awaited) would
     # complain on the user's terminal.
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115

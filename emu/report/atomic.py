@@ -97,7 +97,7 @@ class RunDirectory:
         except OSError as error:
             problem = f"cannot be written: {error.strerror or error}"
             raise InputError(str(final), None, "output.dir", problem) from error
-        except KeyboardInterrupt:
+        except BaseException:
             shutil.rmtree(name, ignore_errors=True)
             raise
         self.staging = Path(name)
