@@ -187,7 +187,7 @@ def run_case(rng: random.Random, path: Path) -> tuple[str, bytes, str]:
     is_config = rng.random() < 0.6
     data = mutate(rng, CONFIG if is_config else rng.choice(WORKLOADS))
     path.write_bytes(data)
-    started_s = time.perf_counter()
+    started_s = time.process_time()
     try:
         read(path, is_config)
         outcome, text = "ok", ""
@@ -199,7 +199,7 @@ def run_case(rng: random.Random, path: Path) -> tuple[str, bytes, str]:
         if isinstance(error, KeyboardInterrupt):
             raise
         outcome, text = f"finding: untyped {type(error).__name__}", str(error)
-    if time.perf_counter() - started_s > 1.0:
+    if time.process_time() - started_s > 1.0:
         outcome = "finding: more than a second"
     return outcome, data, text
 
