@@ -60,12 +60,14 @@ class Seats(WithHandoff):
         self.pool: BlockPool | CountingPool = self.block_pool or CountingPool(
             limits.num_blocks, limits.block_size
         )
+        self._counts_blocks = self.grows and not caching
+        """The cohort's blocks are taken by their number alone, as its steps start."""
         self._queue = make_queue(table.order)
         self._handoff = Handoff(self.pool, self.blocks_of)
         self._cohort = Cohort(
             limits.block_size,
             track_members=caching,
-            counts_blocks=self.grows and not caching,
+            counts_blocks=self._counts_blocks,
             chunk_tokens=tiers[0].chunk_tokens if tiers and caching else 0,
         )
         self._seats: dict[int, Seat] = {}

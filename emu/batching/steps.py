@@ -35,15 +35,15 @@ class CohortScheduler(Seats):
         cohort = self._cohort
         if batch is not self._leaping or not cohort.count:
             return
-        if self.block_pool is None:
-            if self.grows:
-                free = self.pool.blocks_free = self.pool.blocks_free - cohort.blocks_of(more)
-                assert free >= 0
-            cohort.step += more
+        if self.block_pool is not None:
+            for _ in range(more):
+                for seat in self._start_cohort_step():
+                    self._index_filled(seat)
             return
-        for _ in range(more):
-            for seat in self._start_cohort_step():
-                self._index_filled(seat)
+        if self._counts_blocks:
+            free = self.pool.blocks_free = self.pool.blocks_free - cohort.blocks_of(more)
+            assert free >= 0
+        cohort.step += more
 
     def _start_cohort_step(self) -> Sequence[Seat]:
         """Take the blocks of the cohort's next step; who then has a block to be indexed."""
@@ -55,7 +55,7 @@ class CohortScheduler(Seats):
                 for seat in cohort.takers():
                     pool.grow_by_one(seat.request)
             fillers = cohort.fillers()
-        elif self.grows:
+        elif self._counts_blocks:
             blocks = cohort.blocks_next()
             if blocks:
                 self.pool.blocks_free -= blocks

@@ -50,8 +50,7 @@ def complete(
     else:
         _count(replica, batch.shape, 1)
         _count(replica, batch.run_on.shape, steps - 1)
-    is_told = world.streams or world.history is not None
-    receivers = _receivers(replica, batch, steps) if is_told else []
+    receivers = _receivers(replica, batch, steps) if replica.tells else []
     progress = replica.scheduler.complete(batch, steps, now_ns, longest_ns)
     if not replica.is_touched:
         replica.touch()
@@ -136,8 +135,7 @@ def end_leap_part(replica: Replica, batch: Batch, ends: NDArray[np.int64]) -> No
     _count(replica, batch.shape, 1 if batch.run_on is not None else steps)
     if batch.run_on is not None:
         _count(replica, batch.run_on.shape, steps - 1)
-    is_told = world.streams or world.history is not None
-    receivers = _receivers(replica, batch, steps) if is_told else []
+    receivers = _receivers(replica, batch, steps) if replica.tells else []
     if world.batches is not None:
         world.batches.batch(replica, batch, start_ns, end_ns, steps, None)
     batch.first_end_ns = start_ns + int(ends[0])
@@ -191,8 +189,7 @@ def end_part(
     `split`: another replica computed its first layers.
     """
     world = replica.world
-    is_told = world.streams or world.history is not None
-    receivers = list(replica.scheduler.token_receivers(batch)) if is_told else []
+    receivers = list(replica.scheduler.token_receivers(batch)) if replica.tells else []
     progress = replica.scheduler.complete(batch, 1, replica.kernel.now_ns, step_ns)
     replica.touch()
     replica.iterations += 1

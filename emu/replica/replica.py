@@ -120,6 +120,8 @@ class Replica(InFlight):
         self.pipeline = Pipeline(stages)
         self.tier_traffic: TierTraffic | None = None
         self.obstacles = Obstacles(self)
+        self.tells = world.streams or world.history is not None
+        """Somebody follows single tokens."""
         self.prompts_run = 0
         """Tokens of chunks whose KV iterations have computed."""
         self.decodes_run = 0
