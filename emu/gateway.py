@@ -25,6 +25,8 @@ from emu.units import ms_to_ns
 S = ReplicaState
 TAKES_PROMPTS: Final = frozenset({S.COLOCATED, S.PREFILL})
 """States in which a replica may be given new requests by the router."""
+_PULLS: Final = frozenset({S.PREFILL, S.NEW_PREFILL})
+"""States in which a replica takes from the global queue."""
 # A member of an enumeration is looked up by its class in Python, at each arrival and end.
 _COMPLETED: Final = Status.COMPLETED
 _REJECTED: Final = Status.REJECTED
@@ -89,6 +91,8 @@ class Gateway:
         self._on_terminal = on_terminal
         self._cancel = cancel
         self._delay_ns = ms_to_ns(table.signal_delay_ms)
+        self._pullers: list[Replica] | None = None
+        """Replicas that take from the queue; None = to be found again."""
         self._candidates: list[Replica] | None = None
         """Replicas that take prompts; None = to be found again."""
         self._linear_load: tuple[int, int] | None = (
@@ -171,9 +175,10 @@ class Gateway:
             request.status = Status.QUEUED
             request.holder_id = -1
             self.queue.append(request)
-            for replica in self.replicas:
-                if replica.state is S.PREFILL or replica.state is S.NEW_PREFILL:
-                    replica.inbox.poke()
+            if self._pullers is None:
+                self._pullers = [r for r in self.replicas if r.state in _PULLS]
+            for replica in self._pullers:
+                replica.inbox.poke()
             return
         candidates = self._candidates
         if candidates is None:
@@ -228,7 +233,7 @@ class Gateway:
 
     def replica_moved(self) -> None:
         """A replica's state has changed: other replicas may take prompts now."""
-        self._candidates = self._order = None
+        self._candidates = self._order = self._pullers = None
         if self.held:
             self.route_held()
 

@@ -24,6 +24,7 @@ S = ReplicaState
 
 _PREFILL_HOLDING: Final = frozenset({S.PREFILL, S.AUS_PREFILL, S.LOADING_PREFILL})
 _PREFILL_LIVE: Final = frozenset({S.NEW_PREFILL, S.REFRACTORY_PREFILL})
+_PREFILL: Final = _PREFILL_HOLDING | _PREFILL_LIVE | {S.OLD_PREFILL}
 _DECODE: Final = frozenset({S.DECODE, S.LOADING_DECODE, S.MUTATING_TO_DECODE, S.AUS_DECODE})
 
 
@@ -84,19 +85,17 @@ def scan(snapshot: Snapshot) -> Counts:
         state = view.state
         if view.blocks_total > largest:
             largest = view.blocks_total
-        if state in _PREFILL_HOLDING:
-            prefill += 1
-            used += view.blocks_used
-            if state is not S.LOADING_PREFILL:
-                normal += view.blocks_used
-        elif state in _DECODE:
+        if state in _DECODE:
             decode += 1
             used += view.blocks_used
-        elif state in _PREFILL_LIVE:
+        elif state in _PREFILL:
             prefill += 1
-            live += view.blocks_used
-        elif state is S.OLD_PREFILL:
-            prefill += 1
+            if state in _PREFILL_LIVE:
+                live += view.blocks_used
+            elif state in _PREFILL_HOLDING:
+                used += view.blocks_used
+                if state is not S.LOADING_PREFILL:
+                    normal += view.blocks_used
     return Counts(
         prefill,
         decode,

@@ -44,6 +44,9 @@ from emu.replica.states import Marker, ReplicaState
 from emu.units import ceil_div, ms_to_ns
 
 S = ReplicaState
+# Python 3.11 looks a member up in its class far more slowly than a name of the module.
+_COLOCATED: Final = S.COLOCATED
+_NO_MARKER: Final = Marker.NONE
 FAITHFUL: Final = (
     "kv_equation",
     "shut_most_loaded",
@@ -224,7 +227,7 @@ class Scaler(Launches):
             replica.settle()
         holder = replica.lock.holder
         used = scheduler.blocks_used
-        is_colocated = state is S.COLOCATED
+        is_colocated = state is _COLOCATED
         return ReplicaView(
             replica_id,
             state,
@@ -236,8 +239,8 @@ class Scaler(Launches):
             replica.model_loaded,
             holder == replica.name,
             not holder,
-            self.rdma.get(replica_id, Marker.NONE),
-            self.nvl.get(replica_id, Marker.NONE),
+            self.rdma.get(replica_id, _NO_MARKER),
+            self.nvl.get(replica_id, _NO_MARKER),
             self._shut_ns.get(replica_id, -1),
             self._last_role.get(replica_id, ""),
             replica.unfinished_migrations,
