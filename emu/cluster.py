@@ -36,7 +36,7 @@ from emu.network.carrier import Carrier
 from emu.plan import Plan
 from emu.recording import Recorder
 from emu.replica.replica import Replica
-from emu.replica.states import ReplicaState, Writer
+from emu.replica.states import RECEIVING, ReplicaState, Writer
 from emu.replica.turns import run_replica
 from emu.replica.world import BatchSink
 from emu.replica.zigzag import abandon
@@ -85,6 +85,8 @@ class Cluster:
         self.scarce_decode = False
         self.tokens_in_migration = 0
         self._stuck: dict[int, Watcher] = {}
+        self._receivers: list[Replica] | None = None
+        """Replicas that may receive KV; None = to be found again."""
         self._batch_ids = 0
         self.backends = SharedBackends()
         self.tiers = TierBook(plan)
@@ -248,6 +250,7 @@ class Cluster:
         self, replica: Replica, before: ReplicaState, writer: Writer, cause: str, at_ns: int
     ) -> None:
         """A replica's state changed: record it; routing and watchers may go on."""
+        self._receivers = None
         self.recorder.moved(replica, before, writer, cause, at_ns)
         self.relay.on_moved(replica, before)
         self.scaler.on_moved(replica, before)
@@ -292,9 +295,11 @@ class Cluster:
         self.recovery.give_up(replica)
 
     # --- MigrationWorld -----------------------------------------------------------------------
-    def decode_replicas(self) -> Sequence[Replica]:
-        """All replicas, ascending id (watchers check the state themselves)."""
-        return self.replicas
+    def receivers(self) -> Sequence[Replica]:
+        """Replicas whose state lets them receive KV, ascending id."""
+        if self._receivers is None:
+            self._receivers = [r for r in self.replicas if r.state in RECEIVING]
+        return self._receivers
 
     def set_stuck(self, watcher: Watcher, *, is_stuck: bool) -> None:
         """Keep the list of watchers that wait for a destination."""

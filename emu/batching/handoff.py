@@ -67,7 +67,7 @@ class Handoff:
 
     def reserve(self, requests: Sequence[Request]) -> bool:
         """Take the blocks of all, or none."""
-        wanted = [self._blocks_for(request) for request in requests]
+        wanted = list(map(self._blocks_for, requests))
         if sum(wanted) > self._pool.blocks_free:
             return False
         for request, blocks in zip(requests, wanted, strict=True):

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from emu.migration.transfer import MigratingBatch, SplitBatch, Transfer, kv_bytes
+from emu.migration.transfer import MigratingBatch, SplitBatch, Transfer, kv_bytes, prompt_tokens
 from emu.request import Request, Status
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Partials:
         watcher = self._watcher
         split.first_watcher = watcher
         watcher.source.unfinished_migrations += 1
-        watcher.world.tokens_in_migration += sum(r.prompt_tokens for r in split.requests)
+        watcher.world.tokens_in_migration += prompt_tokens(split.requests)
         self.firsts.append(split)
         self.pump()
         watcher.leases.watch()
@@ -83,11 +83,6 @@ class Partials:
         """The next half needs a destination that there is not."""
         return self.in_flight is None and bool(self.firsts)
 
-    @property
-    def has_work(self) -> bool:
-        """Some half waits here."""
-        return bool(self.firsts or self.seconds)
-
     def pump(self) -> None:
         """Start the next half, smallest batch id first."""
         if self.in_flight is not None or self._watcher.is_pausing:
@@ -106,10 +101,10 @@ class Partials:
     def _find_destination(self, split: SplitBatch) -> bool:
         watcher = self._watcher
         wanted = [r for r in split.requests if not r.status.is_terminal]
-        destination = watcher.choose(wanted)
+        destination = watcher.destinations.take(wanted)
         watcher.note_search(destination is not None)
         if destination is None:
-            if watcher.was_refused:
+            if watcher.destinations.was_refused:
                 self._refused(split)
             return False
         split.destination = destination
@@ -305,7 +300,7 @@ class Partials:
         first.source.world.on_capacity(destination)
 
     def _account_gone(self, split: SplitBatch) -> None:
-        self._watcher.world.tokens_in_migration -= sum(r.prompt_tokens for r in split.requests)
+        self._watcher.world.tokens_in_migration -= prompt_tokens(split.requests)
 
 
 def _batch_id(split: SplitBatch) -> int:

@@ -111,3 +111,11 @@ def kv_bytes(requests: list[Request], block_size: int, kv_bytes_per_token: int) 
 def kv_blocks(request: Request, block_size: int) -> int:
     """Pages of a request that moves."""
     return ceil_div(request.prompt_tokens + (request.generated_tokens or 1), block_size)
+
+
+def prompt_tokens(requests: list[Request]) -> int:
+    """Of all of them (mostly one: a loop is shorter than a list)."""
+    tokens = 0
+    for request in requests:
+        tokens += request.prompt_tokens
+    return tokens

@@ -1,10 +1,8 @@
-"""The migration watcher of a prefill replica: outbound queue, destination choice, transfers.
+"""The migration watcher of a prefill replica: outbound queue and transfers.
 
-Owns the outbound batches of one source. At most one full batch of a source is on its way, and at
-most one inbound batch per destination (its lock is held for the whole transfer); full batches
-leave in the order in which their prompts ended. A destination is usable if it decodes, its lock
-can be taken now, and its blocks can hold the batch. `first_free` takes the usable replica with
-the lowest id (BlitzScale), `least_used` the one with the fewest blocks in use.
+Owns the outbound batches of one source. At most one full batch of a source is on its way; full
+batches leave in the order in which their prompts ended, each to a destination of the room's choice
+(`emu/migration/destinations.py`).
 
 Waits, never polls: a new batch, a lock or blocks that became free, and changes of state poke it.
 The delivery to the destination comes before its lock is released, always.
@@ -13,69 +11,23 @@ The delivery to the destination comes before its lock is released, always.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Literal, Protocol
+from functools import partial
+from typing import Final, Literal
 
-from emu.actor import RANK_WATCHER, Kernel
+from emu.actor import RANK_WATCHER
+from emu.migration.destinations import Destinations
 from emu.migration.lease import Leases
 from emu.migration.partial import Partials
-from emu.migration.transfer import MigratingBatch, Network, SplitBatch, Transfer, kv_bytes
+from emu.migration.transfer import MigratingBatch, SplitBatch, Transfer, kv_bytes, prompt_tokens
+from emu.migration.world import MigrationWorld
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.request import Request, Status
 
 S = ReplicaState
-_GOES_ON = (S.PREFILL, S.NEW_PREFILL, S.OLD_PREFILL, S.REFRACTORY_PREFILL)
+_RUNNING: Final = Status.RUNNING
+_GOES_ON: Final = (S.PREFILL, S.NEW_PREFILL, S.OLD_PREFILL, S.REFRACTORY_PREFILL)
 """States of a source that do not wait for the end of its migrations."""
-_RECEIVES = (S.DECODE, S.SHUTTING_DECODE)
-
-
-class MigrationWorld(Protocol):
-    """What all watchers share."""
-
-    kernel: Kernel
-    scarce_decode: bool
-    """A batch found no destination: idle decode replicas are not to be dropped now."""
-    tokens_in_migration: int
-    """Prompt tokens that wait for or are under migration."""
-
-    @property
-    def network(self) -> Network:
-        """The links."""
-        ...
-
-    def decode_replicas(self) -> Sequence[Replica]:
-        """Replicas that may receive KV, ascending id."""
-        ...
-
-    def set_stuck(self, watcher: Watcher, *, is_stuck: bool) -> None:
-        """This watcher waits for a destination (and wants to be poked), or no longer."""
-        ...
-
-    def on_transfer(
-        self, batch: MigratingBatch, source: Replica, destination: Replica, ended_ns: int
-    ) -> None:
-        """A transfer has ended (trace, statistics)."""
-        ...
-
-    def next_batch_id(self) -> int:
-        """Ids of migrating batches, in order of creation."""
-        ...
-
-    attempts_max: int
-    """A batch is given up after so many failed transfers beyond the first."""
-
-    def refuses(self, source: Replica, destination: Replica, requests: list[Request]) -> bool:
-        """A fault makes this destination refuse what it has room for."""
-        ...
-
-    def offer_later(self, watcher: Watcher, attempts: int) -> None:
-        """Poke the watcher after a pause that doubles with each attempt."""
-        ...
-
-    def lost(self, requests: Sequence[Request], reason: str) -> None:
-        """The KV of these requests is gone: they start again elsewhere, or fail."""
-        ...
 
 
 class Watcher:
@@ -103,19 +55,17 @@ class Watcher:
         )
         self.in_flight: tuple[MigratingBatch, Replica, Transfer] | None = None
         self.name = f"watcher {source.replica_id}"
+        self.destinations = Destinations(
+            source, world, holder=self.name, policy=policy, are_alike=are_alike
+        )
         self.partials = Partials(self)
         self.block_size = block_size
         self.kv_bytes_per_token = kv_bytes_per_token
         self.is_pausing = False
         """Refused everywhere: nothing is offered for a while, whatever changes."""
-        self.was_refused = False
-        """The last search found only destinations that a fault makes refuse."""
-        self.avoided: dict[int, int] = {}
-        """Destinations to which a transfer has failed, and how often: the last to be tried."""
-        self._policy = policy
+        self._is_stuck = False
         self._layers = layers
         self._layerwise = layerwise
-        self._are_alike = are_alike
         self.leases = Leases(self, lease_ns)
 
     # --- the replica's side -------------------------------------------------------------------
@@ -126,7 +76,7 @@ class Watcher:
             MigratingBatch(world.next_batch_id(), requests, prefill_ns, world.kernel.now_ns)
         )
         self.source.unfinished_migrations += 1
-        world.tokens_in_migration += sum([r.prompt_tokens for r in requests])
+        world.tokens_in_migration += prompt_tokens(requests)
         self._pump()
         self.leases.watch()
 
@@ -180,7 +130,7 @@ class Watcher:
         self.source.world.on_capacity(destination)
 
     def _account_gone(self, requests: list[Request]) -> None:
-        self.world.tokens_in_migration -= sum([r.prompt_tokens for r in requests])
+        self.world.tokens_in_migration -= prompt_tokens(requests)
 
     def describe(self) -> str:
         """One line for a story."""
@@ -205,18 +155,19 @@ class Watcher:
         """Start the next transfer if there is a batch and a destination (else be stuck)."""
         if self.is_pausing:
             return
-        if self.partials.has_work:
-            self.partials.pump()
+        partials = self.partials
+        if partials.firsts or partials.seconds:
+            partials.pump()
         if not self.queue or self.in_flight is not None:
             return
         batch = self.queue[0]
-        destination = self.choose(batch.requests)
+        destination = self.destinations.take(batch.requests)
         self.note_search(destination is not None)
         if destination is not None:
             self._start(self.queue.popleft(), destination)
-        elif self._exceeds_all(batch):
+        elif self.destinations.none_could_hold(batch.requests):
             self._divide(batch)
-        elif self.was_refused:
+        elif self.destinations.was_refused:
             batch.attempts += 1
             if batch.attempts > self.world.attempts_max:
                 self.queue.popleft()
@@ -224,11 +175,6 @@ class Watcher:
                 self._forget(batch)
                 self.world.lost(batch.requests, "destination_refused")
             self.world.offer_later(self, batch.attempts)
-
-    def _exceeds_all(self, batch: MigratingBatch) -> bool:
-        """No replica could hold the batch, even empty (shared prefixes are not shared there)."""
-        others = (r.scheduler for r in self.world.decode_replicas() if r is not self.source)
-        return all(s.blocks_to_reserve(batch.requests) > s.blocks_total for s in others)
 
     def _divide(self, batch: MigratingBatch) -> None:
         """The first request goes alone, the others after it; one that fits nowhere fails."""
@@ -251,47 +197,22 @@ class Watcher:
     def note_search(self, is_found: bool) -> None:
         """Remember whether there was a destination; without one, wait for a change."""
         self.world.scarce_decode = not is_found
-        self.world.set_stuck(self, is_stuck=not is_found or self.partials.is_stuck)
-
-    def choose(self, requests: list[Request]) -> Replica | None:
-        """A destination whose lock and blocks we have taken, or None."""
-        # A replica whose leap is not settled looks emptier than it is, never fuller.
-        least = self.source.scheduler.blocks_to_reserve(requests) if self._are_alike else 0
-        candidates = [
-            replica
-            for replica in self.world.decode_replicas()
-            if replica.state in _RECEIVES
-            and replica.scheduler.blocks_total - replica.scheduler.blocks_used >= least
-            and replica is not self.source
-        ]
-        if self._policy == "least_used":
-            for replica in candidates:
-                replica.settle()
-            candidates.sort(key=lambda r: r.scheduler.blocks_used)
-        self.was_refused = False
-        if self.avoided:
-            candidates.sort(key=lambda r: self.avoided.get(r.replica_id, 0))
-        for replica in candidates:
-            if replica.lock.try_acquire(self.name):
-                if self.world.refuses(self.source, replica, requests):
-                    self.was_refused = True
-                elif replica.reserve(requests):
-                    return replica
-                replica.lock.release(self.name)
-        return None
+        is_stuck = not is_found or self.partials.is_stuck
+        if is_stuck != self._is_stuck:
+            self._is_stuck = is_stuck
+            self.world.set_stuck(self, is_stuck=is_stuck)
 
     def _start(self, batch: MigratingBatch, destination: Replica) -> None:
         world = self.world
         batch.started_ns = world.kernel.now_ns
         batch.kv_bytes = kv_bytes(batch.requests, self.block_size, self.kv_bytes_per_token)
-        attempt = batch.attempts
         transfer = world.network.send(
             self.source.grid,
             destination.grid,
             batch.kv_bytes,
             kind="kv",
-            on_done=lambda: self._on_done(batch, attempt, destination),
-            on_failed=lambda reason: self._on_failed(batch, destination, reason),
+            on_done=partial(self._on_done, batch, batch.attempts, destination),
+            on_failed=partial(self._on_failed, batch, destination),
             overlapped_ns=batch.prefill_ns if self._layerwise else 0,
             pieces=self._layers,
             pair=(self.source.replica_id, destination.replica_id),
@@ -304,7 +225,7 @@ class Watcher:
         if self.in_flight is None or self.in_flight[0] is not batch or batch.attempts != attempt:
             return  # a second notice of the same end
         self.in_flight = None
-        self.avoided.pop(destination.replica_id, None)
+        self.destinations.failures.pop(destination.replica_id, None)
         source = self.source
         source.unfinished_migrations -= 1
         self._account_gone(batch.requests)
@@ -318,7 +239,7 @@ class Watcher:
             request.migrations += 1
             request.migration_ns += migration_ns
             request.holder_id = destination.replica_id
-            request.status = Status.RUNNING
+            request.status = _RUNNING
             arrived.append(request)
         if arrived:
             destination.deliver(arrived)
@@ -337,8 +258,8 @@ class Watcher:
         self.in_flight = None
         destination.unreserve(batch.requests)
         destination.lock.release(self.name)
-        failures = self.avoided.get(destination.replica_id, 0)
-        self.avoided[destination.replica_id] = failures + 1
+        failures = self.destinations.failures
+        failures[destination.replica_id] = failures.get(destination.replica_id, 0) + 1
         self._try_again(batch, reason)
         self._pump()
         self.source.world.on_capacity(destination)
@@ -404,7 +325,7 @@ class Watcher:
             lost += batch.requests
         self.queue.clear()
         lost += self.partials.lose_source()
-        self.avoided.clear()
+        self.destinations.failures.clear()
         for request in lost:
             request.recomputed_tokens += request.reached_tokens
         return [request for request in lost if not request.status.is_terminal]

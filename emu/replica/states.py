@@ -164,6 +164,8 @@ CLOSED: Final = frozenset(
 """States in which a replica holds its own lock: closed for inbound KV."""
 DECODING: Final = frozenset({S.DECODE, S.SHUTTING_DECODE, S.AUS_DECODE})
 """States in which a replica decodes what it holds."""
+RECEIVING: Final = frozenset({S.DECODE, S.SHUTTING_DECODE})
+"""States in which inbound KV may begin to come, if the lock can be had."""
 LOADING: Final = frozenset({S.LOADING_PREFILL, S.LOADING_DECODE, S.LOADING_COLOCATED})
 """Weights are on the way and nothing is served."""
 GPU_ROLE: Final[Mapping[ReplicaState, str]] = MappingProxyType(

@@ -131,8 +131,8 @@ MUTANTS = (
     Mutant(
         "tokens in migration are not given back",
         "emu/migration/watcher.py",
-        "        self.world.tokens_in_migration -= sum([r.prompt_tokens for r in requests])\n",
-        "        self.world.tokens_in_migration -= sum([r.prompt_tokens for r in requests[1:]])\n",
+        "        self.world.tokens_in_migration -= prompt_tokens(requests)\n",
+        "        self.world.tokens_in_migration -= prompt_tokens(requests[1:])\n",
     ),
     Mutant(
         "a lease that ends does not free the source",
@@ -163,7 +163,7 @@ MUTANTS = (
     Mutant(
         "a reservation is one block short",
         "emu/batching/handoff.py",
-        "        wanted = [self._blocks_for(request) for request in requests]\n",
+        "        wanted = list(map(self._blocks_for, requests))\n",
         "        wanted = [max(1, self._blocks_for(request) - 1) for request in requests]\n",
     ),
     Mutant(
