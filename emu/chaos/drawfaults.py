@@ -118,6 +118,8 @@ def draw_faults(rng: Rng, ground: Ground, span_s: float) -> list[Tables]:
         step_s = float(rng.random()) * span_s / 4 if chance(rng, 0.7) else 0.0
         at_s = round(at_s + calm_s + step_s, 3 if chance(rng, 0.5) else 9)
         faults += _some(rng, name, at_s, ground)
+    if ground.has_cxl:  # seldom is anybody reading from there, so this is tried in all of them
+        faults += _some(rng, "cxl_lost", round(float(rng.random()) * span_s, 3), ground)
     return sorted(faults, key=lambda fault: fault["at_s"])
 
 
@@ -145,8 +147,8 @@ def _some(rng: Rng, name: str, at_s: float, ground: Ground) -> list[Tables]:
             volley.append({"at_s": at_s, "kind": "destination_refuses", "duration_s": window_s})
         return volley
     if name == "cxl_lost":  # reads from there do not take long
-        pause_s = float(pick(rng, (0.1, 0.5, 1.0)))
-        return [{**first, "at_s": round(at_s + pause_s * order, 9)} for order in range(10)]
+        pause_s, count = float(pick(rng, (0.2, 0.5, 1.0))), int(rng.integers(1, 6))
+        return [{**first, "at_s": round(at_s + pause_s * order, 9)} for order in range(count)]
     if name == "drain_expired" and chance(rng, 0.6):  # drains are few: a window for all of them
         return [{**first, "at_s": 0.0, "duration_s": 10.0}]
     if name == "replica_crash" and "stage" in first:  # states that last but an instant

@@ -132,7 +132,7 @@ def _policies(rng: Rng, tables: Tables, kind: str) -> None:
     if policy == "vllm" and kind != "scaled" and chance(rng, 0.45):
         tiers = list(pick(rng, (("cpu",), ("cxl",), ("cxl",), ("cpu", "cxl"))))
         if "cxl" in tiers:
-            speed = float(pick(rng, (0.01, 0.01, 60.0)))
+            speed = float(pick(rng, (0.002, 0.01, 60.0)))
             tables["nodes"][0] |= {"cxl_gib": 1.0, "cxl_gbytes_per_s": speed}
         tables["network"] |= {
             "tiers": tiers,
