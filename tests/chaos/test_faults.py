@@ -28,6 +28,7 @@ def struck(tmp_path: Path, faults: list[dict[str, Any]], **tables: Any) -> Path:
         "replicas": [{"role": "prefill", "count": 2}, {"role": "decode", "count": 2}],
         "latency": LINEAR,
         "network": {"kv_transfer": "blocking"},
+        "router": {"decode_policy": "first_free"},
         "recovery": {
             "restart_s": 0.2,
             "transfer_timeout_ms": 50,
