@@ -93,40 +93,56 @@ def test_ray_gives_the_same_files(tmp_path: Path) -> None:
     assert files(tmp_path / "here") == files(tmp_path / "ray")
 
 
-def test_an_interrupted_search_goes_on_where_it_was(tmp_path: Path) -> None:
-    slow = BASE.replace("requests = 60", "requests = 1500")
-    path = write(tmp_path, SEARCH, slow)
-    # A copy of the program: the store is keyed by the code, which somebody may be editing.
-    code = tmp_path / "code"
-    shutil.copytree(ROOT / "emu", code / "emu", ignore=shutil.ignore_patterns("__pycache__"))
-    env = {**os.environ, "PYTHONPATH": str(code)}
-    command = [sys.executable, "-m", "emu", "sweep", str(path), "-j", "2"]
+def interrupted(directory: Path, code: Path, requests: int) -> tuple[int, str]:
+    """Exit status and stderr of a search that gets SIGINT when two points are there."""
+    path = write(directory, SEARCH, BASE.replace("requests = 60", f"requests = {requests}"))
     process = subprocess.Popen(
-        command, env=env, cwd=code, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "emu", "sweep", str(path), "-j", "2"],
+        env={**os.environ, "PYTHONPATH": str(code)},
+        cwd=code,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    points = tmp_path / "runs" / "sweep" / "points"
+    points = directory / "runs" / "sweep" / "points"
     try:
         until(lambda: len(list(points.glob("*.json"))) >= 2 or process.poll() is not None)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
-    assert process.returncode == 130, err
+        process.wait()
+    return process.returncode, err
+
+
+def test_an_interrupted_search_goes_on_where_it_was(tmp_path: Path) -> None:
+    # A copy of the program: the store is keyed by the code, which somebody may be editing.
+    code = tmp_path / "code"
+    shutil.copytree(ROOT / "emu", code / "emu", ignore=shutil.ignore_patterns("__pycache__"))
+    directory, status, err = tmp_path, 0, ""
+    for requests in (1_500, 10_000, 70_000):
+        directory = tmp_path / str(requests)
+        directory.mkdir()
+        status, err = interrupted(directory, code, requests)
+        if status != 0:
+            break  # else it was over before anybody looked: a longer one
+    assert status == 130, err
     assert err.splitlines() == [
         "what was finished is kept; the same command goes on from there",
         "interrupted",
     ]
+    path, points = directory / "sweep.toml", directory / "runs" / "sweep" / "points"
     kept = {file.name: file.stat().st_mtime_ns for file in points.glob("*.json")}
     assert len(kept) >= 2
-    assert not (tmp_path / "runs" / "sweep" / "results.csv").exists()
+    assert not (directory / "runs" / "sweep" / "results.csv").exists()
     again = emu("sweep", path, "-j", 1, cwd=code, PYTHONPATH=str(code))
     assert again.returncode == 0, again.stderr
     assert f"{len(kept)} of them from the store" in again.stdout
     for name, written in kept.items():
         assert (points / name).stat().st_mtime_ns == written
-    fresh = emu("sweep", path, "-j", 1, "-o", tmp_path / "fresh", cwd=code, PYTHONPATH=str(code))
+    fresh = emu("sweep", path, "-j", 1, "-o", directory / "fresh", cwd=code, PYTHONPATH=str(code))
     assert fresh.returncode == 0
-    assert files(tmp_path / "runs" / "sweep") == files(tmp_path / "fresh")
+    assert files(directory / "runs" / "sweep") == files(directory / "fresh")
 
 
 def test_a_stored_point_is_run_again_only_when_what_it_depends_on_changed(tmp_path: Path) -> None:
