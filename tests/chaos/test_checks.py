@@ -116,10 +116,9 @@ def test_a_deadlock_tells_who_waits_and_for_what() -> None:
             replica.inbox.poke = lambda: None  # type: ignore[method-assign]
             replica.scheduler.schedule = lambda now_ns: None  # type: ignore[method-assign]
 
-    verdicts = [planted(0, lose, seed) for seed in range(6)]
-    stories = [v for v in verdicts if any("Deadlock" in p for p in v.problems)]
-    assert stories
-    text = "\n".join(stories[0].story)
+    verdicts = (planted(0, lose, seed) for seed in range(20))  # I12 may come first
+    deadlock = next(v for v in verdicts if any("Deadlock" in p for p in v.problems))
+    text = "\n".join(deadlock.story)
     assert "requests are outstanding" in text
     assert "replica 0" in text
 
