@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from cyclopts import App, CycloptsError
 
+from emu.config.suggest import nearest
 from emu.exits import fail, guarded
 
 _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
@@ -61,8 +63,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def call(tokens: list[str]) -> object:
     """Run the command line without the rim: errors are raised."""
     if tokens and not tokens[0].startswith("-") and tokens[0] not in COMMANDS:
+        if not _names_a_file(tokens[0]):
+            near = nearest(tokens[0], COMMANDS)
+            hint = f"; did you mean {near}?" if near else ""
+            return fail(f"{tokens[0]}: neither a command nor a file{hint}", 2)
         tokens.insert(0, "run")  # `emu CONFIG` is `emu run CONFIG`
     try:
         return app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         return fail(" ".join(str(error).split()), 2)
+
+
+def _names_a_file(word: str) -> bool:
+    """It is one, or looks as if it should be: then the run says what is wrong with it."""
+    return "." in word or "/" in word or Path(word).exists()
