@@ -15,7 +15,8 @@ Anything else that escapes is an internal fault: the command line says so and ex
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 
 class EmuError(Exception):
@@ -39,6 +40,17 @@ class InputError(EmuError):
         self.problem = problem
         where = source if line is None else f"{source}:{line}"
         super().__init__(": ".join(part for part in (where, field, problem) if part))
+
+
+@contextlib.contextmanager
+def naming(source: str) -> Iterator[None]:
+    """Errors of a configuration whose place did not know its file get the file's name."""
+    try:
+        yield
+    except InputError as error:
+        if error.source != "config":
+            raise
+        raise InputError(source, error.line, error.field, error.problem) from error
 
 
 class RunError(EmuError):

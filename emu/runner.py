@@ -22,7 +22,7 @@ from emu.books import expert_loads, final_error, run_facts
 from emu.cluster import Cluster, Outcome
 from emu.config.load import effective_dict, load_config
 from emu.config.schema import Config
-from emu.errors import EmuError, InputError, RunError
+from emu.errors import EmuError, InputError, RunError, naming
 from emu.interrupts import held, sent_to
 from emu.latency.registry import LatencyContext, make_latency
 from emu.plan import Plan, facts, make_plan
@@ -123,7 +123,8 @@ def execute(
     an invariant or is interrupted keeps what was computed as partial files and raises.
     """
     wall, cpu = time.perf_counter(), time.process_time()
-    plan, workload = prepare(config, source)
+    with naming(source):
+        plan, workload = prepare(config, source)
     for warning in workload.notes.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     directory: RunDirectory | None = None
@@ -133,7 +134,8 @@ def execute(
         wants_report = config.output.report if report is None else report
         table = msgspec.structs.replace(config.output, report=wants_report)
         recorder = Recorder(directory.staging, table)
-        outcome, cluster = _run_cluster(plan, workload, recorder, progress, stop)
+        with naming(source):  # backends and plug-ins are built there
+            outcome, cluster = _run_cluster(plan, workload, recorder, progress, stop)
         recorder.close()
         error = final_error(cluster, outcome.error)
         summary = _write_results(directory.staging, cluster, recorder, workload, error)
@@ -300,8 +302,9 @@ def validate_command(path: Path, overrides: Sequence[str]) -> int:
     from emu.terminal import open_console
 
     config = load_config(path, overrides)
-    plan, workload = prepare(config, str(path))
-    _read_layer_times(plan)
+    with naming(str(path)):
+        plan, workload = prepare(config, str(path))
+        _read_layer_times(plan)
     console = open_console()
     rows = facts(plan)
     table = Table(title=f"{path}: valid", show_lines=False)

@@ -33,7 +33,7 @@ from emu.books import final_error, run_facts
 from emu.cluster import Outcome
 from emu.config.load import load_config
 from emu.config.schema import Config
-from emu.errors import InputError
+from emu.errors import InputError, naming
 from emu.interrupts import sent_to
 from emu.plan import Plan, make_plan
 from emu.report.atomic import RunDirectory, write_text
@@ -366,7 +366,8 @@ def serve_command(
     if not options.speed > 0:
         raise InputError("serve", None, "--speed", "must be above 0")
     config = load_config(path, overrides)
-    server = LiveServer(config, str(path), options, output)
+    with naming(str(path)):
+        server = LiveServer(config, str(path), options, output)
     if not is_loopback(options.host) and not options.api_key:
         print("warning: reachable from other machines without --api-key", file=sys.stderr)
     _raise_file_limit()

@@ -51,6 +51,8 @@ def test_report_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_mistakes_on_the_command_line_are_one_line(config: Path) -> None:
     assert refused(emu("absent.toml")) == "absent.toml: no such file"
     assert refused(emu("rn", config)) == "rn: neither a command nor a file; did you mean run?"
+    absent = refused(emu(config, "--set", "scheduler.policy=absent.module:Policy"))
+    assert absent.startswith(f"{config}: scheduler.policy: cannot import 'absent.module'")
     assert "router.polcy" in refused(emu(config, "--set", "router.polcy=random"))
     assert "--sed" in refused(emu(config, "--sed", "3"))
 
