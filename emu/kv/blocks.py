@@ -19,7 +19,7 @@ of id, and a counter says where they begin. Memory follows use, not capacity.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Final
 
 import numpy as np
@@ -315,26 +315,24 @@ class BlockPool:
 
     def free_order(self) -> list[int]:
         """The free list from its head (fresh blocks first)."""
-        return [*range(self._used, self.blocks_total), *self._free.order()]
+        return [*range(self._used, self.blocks_total), *self._free.order().tolist()]
 
     def recount(self, holders: Sequence[Sequence[int]]) -> list[str]:
         """Problems found by counting all references from scratch; `holders` = lists of ids."""
         problems: list[str] = []
-        counted = [0] * self._used
-        for blocks in holders:
-            for block in blocks:
-                counted[block] += 1
-        references = self._references[: self._used].tolist()
-        if counted != references:
-            wrong = [b for b, n in enumerate(counted) if n != references[b]]
-            problems.append(f"reference counts of blocks {wrong[:8]} are wrong")
-        free = [block for block, count in enumerate(references) if count == 0]
-        if sorted(self._free.order()) != free or self._free.count != len(free):
+        held = np.fromiter(chain.from_iterable(holders), dtype=np.int64)
+        counted = np.bincount(held, minlength=self._used)
+        references = self._references[: len(counted)]
+        wrong = np.flatnonzero(counted != references)
+        if len(wrong):
+            problems.append(f"reference counts of blocks {wrong[:8].tolist()} are wrong")
+        free = np.flatnonzero(references == 0)
+        if not np.array_equal(np.sort(self._free.order()), free) or self._free.count != len(free):
             problems.append("the free list is not the set of unreferenced blocks")
         fresh = self.blocks_total - self._used
         if self.blocks_free != len(free) + fresh:
             problems.append(f"{self.blocks_free} blocks free, counted {len(free) + fresh}")
-        for key, block in self._index.items():
-            if self._keys[block] != key:
-                problems.append(f"the index names block {block} for a key that it does not carry")
+        carried = map(self._keys.__getitem__, self._index.values())
+        if list(self._index) != list(carried):
+            problems.append("the index names a block for a key that it does not carry")
         return problems

@@ -95,13 +95,15 @@ class FreeList:
         self._runs.clear()
         self._by_serial.clear()
 
-    def order(self) -> list[int]:
+    def order(self) -> Ids:
         """All of it, from the head."""
-        found: list[int] = []
-        for run in self._runs:
-            ids = run.ids[run.at :]
-            found += ids[self._home[ids] == run.serial].tolist()
-        return found
+        if not self._runs:
+            return np.empty(0, dtype=np.int64)
+        parts = [run.ids[run.at :] for run in self._runs]
+        ids: Ids = np.concatenate(parts)
+        serials = np.repeat([run.serial for run in self._runs], [len(part) for part in parts])
+        alive: Ids = ids[self._home[ids] == serials]
+        return alive
 
     def _head(self) -> _Run:
         """The first run with a block, without dead entries."""
