@@ -390,7 +390,8 @@ class Replica(InFlight):
 
     async def _execute(self, batch: Batch) -> None:
         incarnation = self.incarnation
-        self._start_ns = self.kernel.now_ns
+        # Its end is not known yet; that of the leap before, if it was cut, may still lie ahead.
+        self._start_ns = self._end_ns = self.kernel.now_ns
         self._batch = batch
         if batch.max_steps == 1 and self.obstacles.meets(batch):
             await self.obstacles.wait(incarnation)
