@@ -367,8 +367,8 @@ class Replica(InFlight):
             batch = wave.dummy(self.kernel.now_ns)
         if self._rest_since_ns >= 0:
             self._note_rest(self.kernel.now_ns)
-        if self.first_uses:
-            batch.max_steps = 1
+        if self.first_uses or (self.scheduler.waiting_count and not self._is_serving):
+            batch.max_steps = 1  # who shuts down gives back what it has just preempted
         if self.stages == 1:
             await self._execute(batch)
         elif self.obstacles.meets(batch):
