@@ -16,7 +16,7 @@ from typing import Final
 
 from cyclopts import App, CycloptsError
 
-from emu.config.suggest import nearest
+from emu.config.suggest import did_you_mean
 from emu.exits import fail, guarded
 
 _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
@@ -64,8 +64,7 @@ def call(tokens: list[str]) -> object:
     """Run the command line without the rim: errors are raised."""
     if tokens and not tokens[0].startswith("-") and tokens[0] not in COMMANDS:
         if not _names_a_file(tokens[0]):
-            near = nearest(tokens[0], COMMANDS)
-            hint = f"; did you mean {near}?" if near else ""
+            hint = did_you_mean(tokens[0], COMMANDS)
             return fail(f"{tokens[0]}: neither a command nor a file{hint}", 2)
         tokens.insert(0, "run")  # `emu CONFIG` is `emu run CONFIG`
     try:

@@ -18,6 +18,12 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     return matches[0] if matches else ""
 
 
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """What is appended to a problem; nothing if no known word resembles this one."""
+    near = nearest(word, known)
+    return f"; did you mean {near}?" if near else ""
+
+
 def unknown_key(key: str, here: Sequence[str], elsewhere: Mapping[str, str]) -> str:
     """The problem text for a key that its table does not have.
 
@@ -41,6 +47,4 @@ def unknown_key(key: str, here: Sequence[str], elsewhere: Mapping[str, str]) -> 
 
 def unknown_value(value: str, known: Sequence[str], what: str = "expected one of") -> str:
     """The problem text for a word that is not among the known ones."""
-    near = nearest(value, known)
-    hint = f"; did you mean {near}?" if near else ""
-    return f'{what} {", ".join(known)}; got "{value}"{hint}'
+    return f'{what} {", ".join(known)}; got "{value}"{did_you_mean(value, known)}'
