@@ -1,20 +1,45 @@
-"""Live progress on a terminal: requests done, simulated time, speed, replicas at work."""
+"""Live progress: a bar on a terminal (requests done, simulated time, speed, replicas at work),
+lines elsewhere."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
+from emu.interrupts import held
 from emu.units import NS_PER_S
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from emu.cluster import Cluster
+
+
+@contextlib.contextmanager
+def told_every(seconds: float, line: Callable[[], str]) -> Iterator[None]:
+    """In this block a line on stderr every so often (wall time), for those without a terminal."""
+    is_over = threading.Event()
+
+    def tell() -> None:
+        while not is_over.wait(seconds):
+            print(line(), file=sys.stderr, flush=True)
+
+    teller = threading.Thread(target=tell, name="progress", daemon=True)
+    with held():  # a thread inherits that: signals go to the main one
+        teller.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        teller.join()
 
 
 class Progress:

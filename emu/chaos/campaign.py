@@ -6,8 +6,10 @@ with its workload beside it; one line reproduces it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,10 +25,12 @@ from emu.chaos.worlds import World, draw_world
 from emu.config.faultkinds import KINDS
 from emu.config.load import effective_dict
 from emu.config.schema import Config
+from emu.progress import told_every
 from emu.replica.states import TRANSITIONS
 from emu.rng import rng_stream
 from emu.workers import Workers
 
+_TOLD_EVERY_S: Final = 10.0
 _DIGITS: Final = re.compile(r"\d+")
 ENDS: Final = (
     "completed",
@@ -153,16 +157,25 @@ def campaign(jobs: Sequence[Job], *, processes: int = 0, progress: bool = False)
     started_s = time.perf_counter()
     totals = Totals()
     stream = verdicts(jobs, processes or os.cpu_count() or 1)
-    if progress:
+
+    def line() -> str:
+        done = f"{totals.seeds:,} of {len(jobs):,} seeds, {len(totals.failing)} with violations"
+        return f"chaos: {done}, {time.perf_counter() - started_s:.0f} s"
+
+    telling: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if progress and sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import track
 
         stream = iter(
             track(stream, "chaos", len(jobs), console=Console(stderr=True), transient=True)
         )
+    elif progress:
+        telling = told_every(_TOLD_EVERY_S, line)
     try:
-        for verdict in stream:
-            totals.add(verdict)
+        with telling:
+            for verdict in stream:
+                totals.add(verdict)
     except KeyboardInterrupt:
         totals.left = len(jobs) - totals.seeds
     totals.wall_s = time.perf_counter() - started_s

@@ -65,8 +65,7 @@ def chaos_command(
     if corpus is not None:
         return _replay(corpus, every, console)
     jobs = _jobs(path, seed_range(seeds), faults, every)
-    progress = not quiet and console.is_terminal
-    totals = campaign(jobs, processes=processes, progress=progress)
+    totals = campaign(jobs, processes=processes, progress=not quiet)
     if not quiet:
         print_totals(totals, console, at_least, is_drawn=path is None)
     by_seed = {job.seed: job for job in jobs}

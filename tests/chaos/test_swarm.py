@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from emu.chaos import campaign as campaigns
 from emu.chaos import command
-from emu.chaos.campaign import Totals
+from emu.chaos.campaign import Job, Totals, campaign
 from emu.chaos.command import read_world
 from emu.chaos.trial import run_world
 from emu.chaos.worlds import draw_world
@@ -96,3 +97,14 @@ def test_rare_faults_fail_a_campaign_and_unseen_changes_are_told(
     totals.faults["drain_expired"] = 99
     assert exit_status() == 3
     assert "struck less than 100 times: drain_expired (99)" in capsys.readouterr().out
+
+
+def test_without_a_terminal_a_campaign_says_where_it_stands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also before its first seed is through; nothing if nobody asked."""
+    monkeypatch.setattr(campaigns, "_TOLD_EVERY_S", 0.001)
+    campaign([Job(3)], processes=1)
+    assert capsys.readouterr().err == ""
+    campaign([Job(3)], processes=1, progress=True)
+    assert capsys.readouterr().err.startswith("chaos: 0 of 1 seeds, 0 with violations, 0 s\n")
