@@ -3,6 +3,11 @@
 Owns the reading of `models.toml` and `gpus.toml` and the rules of names: case, `_` for `-`, the
 owner before the slash and suffixes such as `-Instruct` make no difference. The files are read
 once for each process; their content is constant.
+
+A run asks for two or three of the hundred tables, and parsing them all would take a third of its
+start. So the text is cut at the headings, and a table is parsed when it is wanted. That relies on
+the form of the two files (a test compares with parsing them whole): a table begins with a line
+`["NAME"]`, has no sub-tables, and its `aliases`, if any, are one line that is JSON as well.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -23,37 +28,38 @@ from emu.errors import InputError
 from emu.inputs import read_input
 
 _HERE: Final = Path(__file__).parent
+_MODELS: Final = "models.toml"
+_GPUS: Final = "gpus.toml"
 # Releases of one architecture under another name.
 SUFFIXES: Final = ("-instruct", "-chat", "-base", "-hf", "-it", "-thinking", "-fp8")
 
 
 def lookup_model(name: str, source: str = "catalogue", field: str = "model.name") -> ModelSpec:
     """The model of a name or alias. InputError (at `source`, `field`) with the nearest names."""
-    names, configs = _models()
+    names = _names(_MODELS)
     for key in _spellings(name):
         if key in names:
-            found = names[key]
-            return from_hf_config(configs[found], found, "catalogue")
+            return _model(names[key])
     raise _unknown("model", name, list_models(), names, source, field)
 
 
 def lookup_gpu(name: str, source: str = "catalogue", field: str = "gpu") -> GpuSpec:
     """The GPU of a name or alias. InputError (at `source`, `field`) with the nearest names."""
-    names, specs = _gpus()
+    names = _names(_GPUS)
     key = _plain(name).removeprefix("nvidia-")
     if key in names:
-        return specs[names[key]]
+        return _gpu(names[key])
     raise _unknown("GPU", name, list_gpus(), names, source, field)
 
 
 def list_models() -> list[str]:
     """Names of all models, in the order of the catalogue."""
-    return list(_models()[1])
+    return list(_tables(_MODELS))
 
 
 def list_gpus() -> list[str]:
     """Names of all GPUs, in the order of the catalogue."""
-    return list(_gpus()[1])
+    return list(_tables(_GPUS))
 
 
 def model_from_file(path: Path, name: str = "") -> ModelSpec:
@@ -84,38 +90,46 @@ def _spellings(name: str) -> list[str]:
         short = cut
 
 
-def _index(table: Mapping[str, Any]) -> Mapping[str, str]:
+@functools.cache
+def _tables(file: str) -> Mapping[str, str]:
+    """Name -> text of its table."""
+    _, *tables = f"\n{(_HERE / file).read_text('utf-8')}".split('\n["')
+    return MappingProxyType(dict(table.split('"]\n', 1) for table in tables))
+
+
+@functools.cache
+def _names(file: str) -> Mapping[str, str]:
     """Plain spelling -> catalogue name; names go before aliases and shortened forms."""
     names: dict[str, str] = {}
-    for name in table:
+    tables = _tables(file)
+    for name in tables:
         names[_plain(name)] = name
         names[_plain(name).rsplit("/", 1)[-1]] = name
-    for name, entry in table.items():
-        for alias in entry.get("aliases", ()):
+    for name, text in tables.items():
+        for alias in _aliases(text):
             # As written first: BlitzScale's qwen_72b is not the model called Qwen-72B.
             names.setdefault(alias.lower(), name)
             names.setdefault(_plain(alias), name)
-    for name in table:
+    for name in tables:
         names.setdefault(_spellings(name)[-1], name)
     return MappingProxyType(names)
 
 
-@functools.cache
-def _models() -> tuple[Mapping[str, str], Mapping[str, Mapping[str, Any]]]:
-    table = tomllib.loads((_HERE / "models.toml").read_text("utf-8"))
-    return _index(table), MappingProxyType(table)
+def _aliases(table: str) -> list[str]:
+    _, found, rest = f"\n{table}".partition("\naliases = ")
+    return msgspec.json.decode(rest.split("\n", 1)[0], type=list[str]) if found else []
 
 
 @functools.cache
-def _gpus() -> tuple[Mapping[str, str], Mapping[str, GpuSpec]]:
-    table = tomllib.loads((_HERE / "gpus.toml").read_text("utf-8"))
-    specs = {
-        name: msgspec.convert(
-            {"name": name, **{k: v for k, v in entry.items() if k != "aliases"}}, GpuSpec
-        )
-        for name, entry in table.items()
-    }
-    return _index(table), MappingProxyType(specs)
+def _model(name: str) -> ModelSpec:
+    return from_hf_config(tomllib.loads(_tables(_MODELS)[name]), name, "catalogue")
+
+
+@functools.cache
+def _gpu(name: str) -> GpuSpec:
+    entry = tomllib.loads(_tables(_GPUS)[name])
+    entry.pop("aliases", None)
+    return msgspec.convert({"name": name, **entry}, GpuSpec)
 
 
 def _unknown(

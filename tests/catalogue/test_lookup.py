@@ -1,8 +1,11 @@
 """Names of models and GPUs; figures of GPUs."""
 
+import tomllib
+from pathlib import Path
+
 import pytest
 
-from emu.catalogue import list_gpus, list_models, lookup_gpu, lookup_model
+from emu.catalogue import list_gpus, list_models, lookup, lookup_gpu, lookup_model
 from emu.errors import InputError
 
 
@@ -42,6 +45,15 @@ def test_models_are_found_by_any_usual_name(written, found):
 )
 def test_gpus_are_found_by_any_usual_name(written, found):
     assert lookup_gpu(written).name == found
+
+
+@pytest.mark.parametrize("file", ["models.toml", "gpus.toml"])
+def test_tables_are_cut_out_of_the_text_as_they_stand_in_it(file):
+    whole = tomllib.loads(Path(lookup.__file__).with_name(file).read_text("utf-8"))
+    cut = lookup._tables(file)
+    assert {name: tomllib.loads(text) for name, text in cut.items()} == whole
+    for name, text in cut.items():
+        assert lookup._aliases(text) == whole[name].get("aliases", [])
 
 
 def test_no_name_is_taken_twice():
