@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from emu.calibrate import Constants, calibrate, least_squares, snippet
+from emu.calibrate import calibrate, snippet
 from emu.cli import main
 from emu.config.load import load_config
 from emu.errors import InputError
+from emu.latency.fit import Constants, gain_of, least_squares
 from emu.report.rundata import read_run
 from emu.runner import execute
 
@@ -155,4 +156,64 @@ def test_what_does_not_fit_is_said(tmp_path: Path):
         calibrate(load_config(file, overrides=settings), measured, str(file))
     measured.write_text(measured.read_text().splitlines()[0])
     with pytest.raises(InputError, match="a fit needs 8 or more"):
+        calibrate(load_config(file), measured, str(file))
+
+
+@pytest.mark.parametrize(("configured", "is_gain"), [(TRUTH, False), (Constants(), True)])
+def test_a_fit_that_follows_noise_is_no_gain(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    configured: Constants,
+    is_gain: bool,
+) -> None:
+    """Where the configuration is what made the measurement nothing is better, and that is said."""
+    rng = np.random.default_rng(3)
+    work = rng.uniform(1, 9, size=(64, 3))
+
+    def times(c: Constants) -> dict[str, np.ndarray]:
+        ttft = work[:, 0] / c.compute_efficiency + 0.1 * work[:, 1] / c.memory_efficiency
+        tpot = work[:, 1] / c.memory_efficiency + c.step_overhead_us / 1000
+        return {"TTFT": ttft, "TPOT": tpot, "E2E": ttft + 9 * tpot}
+
+    true = times(TRUTH)
+    first = true["TTFT"] * rng.lognormal(0, 0.15, 64) / 1e3
+    last = first + 9 * true["TPOT"] * rng.lognormal(0, 0.15, 64) / 1e3
+    rows = [
+        {"output_toks": 10, "arrival_time": 5.0, "queued_ts": 5.0}
+        | {"first_token_ts": 5 + first[i], "last_token_ts": 5 + last[i]}
+        for i in range(64)
+    ]
+    measured = tmp_path / "requests.jsonl"
+    measured.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr("emu.calibrate._emulate", lambda *given: times(given[2] or configured))
+    file = tmp_path / "cluster.toml"
+    file.write_text(CONFIG + snippet(configured))
+    assert main(["calibrate", str(file), "--measured", str(measured)]) == 0
+    printed = capsys.readouterr().out
+    assert ("Nothing was gained" in printed) is not is_gain
+    assert printed.endswith(snippet(configured)) is not is_gain
+
+
+def test_what_a_gain_is():
+    """Off by 10 % before; after by 0 or 20 %, evenly or only in the mean."""
+    base = {name: np.full(40, 100.0) for name in ("TTFT", "TPOT", "E2E")}
+    every = np.ones(40, dtype=bool)
+
+    def times(*factors: float):
+        return {name: np.resize(100.0 * np.exp(np.array(factors)), 40) for name in base}
+
+    (before, after), error = gain_of(times(0.1), times(-0.02), base, every)
+    assert (before, after, error) == pytest.approx((0.1, 0.02, 0))
+    (before, after), error = gain_of(times(0.1, -0.1), times(0.18, 0.0), base, every)
+    assert (before, after) == pytest.approx((0.1, 0.09))
+    assert error == pytest.approx(0.09 / 39**0.5)  # 1 % is gained, give or take 1.4 %
+
+
+def test_constants_of_single_replicas_are_not_fitted_over(tmp_path: Path):
+    file, measured = measure(tmp_path, Constants())
+    file.write_text(
+        CONFIG.replace("[[replicas]]", "[[replicas]]\nlatency = { step_overhead_us = 9 }")
+    )
+    with pytest.raises(InputError, match="one set is fitted for all"):
         calibrate(load_config(file), measured, str(file))
