@@ -13,7 +13,9 @@ from pathlib import Path
 from emu.config.load import load_config
 from emu.errors import InputError
 from emu.importers.measured_run import case_config, read_case
-from emu.report.measured import compare_measured, print_measured
+from emu.report.measured import compare_with, print_measured
+from emu.report.measurement import read_measurement
+from emu.report.rundata import read_run
 from emu.runner import adjust, execute
 from emu.terminal import open_console
 
@@ -50,5 +52,8 @@ def reproduce_command(
         return 0
     execute(adjust(config, seed=None, output=place / "run"), str(config_path))
     console.print(f"run: {place / 'run'}\n", soft_wrap=True)
-    print_measured(compare_measured(place / "run", case.requests), console)
+    measurement = read_measurement(case.requests)
+    if workload is not None:  # its lines are the measured requests in the order of their ids
+        measurement.request_ids = measurement.request_ids.argsort().argsort()
+    print_measured(compare_with(read_run(place / "run"), measurement), console)
     return 0

@@ -7,9 +7,9 @@ Owns the reading of the JSON and the inference of parallel degrees
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -18,6 +18,7 @@ from emu.catalogue.lookup import lookup_model
 from emu.catalogue.model import ModelSpec
 from emu.errors import InputError
 
+_NO_TYPES: Final[Mapping[str, str]] = {}
 _Positive = Annotated[float, Meta(gt=0)]
 _NonNegative = Annotated[float, Meta(ge=0)]
 _Count = Annotated[int, Meta(ge=1)]
@@ -51,9 +52,12 @@ class CxlMemory(Memory, kw_only=True):
 
 
 class PlacementRule(msgspec.Struct, kw_only=True):
-    """Where some weights are: `npu`, `cpu` or `cxl:N`. The other keys decide nothing there."""
+    """Where some weights are: `npu`, `cpu` or `cxl:N`. The other keys decide nothing here: KV is
+    in the tiers that the configuration names."""
 
     weights: str = "npu"
+    kv_loc: str = "npu"
+    kv_evict_loc: str = "cpu"
 
 
 class BlockRule(PlacementRule, kw_only=True):
@@ -208,8 +212,11 @@ class ClusterFile(msgspec.Struct, frozen=True):
     """Keys that the simulator would ignore."""
 
 
-def read_cluster_file(path: Path) -> ClusterFile:
-    """Read and check a cluster file. Raises InputError naming the file and the key."""
+def read_cluster_file(path: Path, types: Mapping[str, str] = _NO_TYPES) -> ClusterFile:
+    """Read and check a cluster file. Raises InputError naming the file and the key.
+
+    `types`: see `llmservingsim.import_cluster`.
+    """
     source = str(path)
     cluster, unknown = _decode(source, path)
     _check_count(source, "num_nodes", cluster.num_nodes, len(cluster.nodes), "nodes")
@@ -222,6 +229,7 @@ def read_cluster_file(path: Path) -> ClusterFile:
         for i, instance in enumerate(node.instances):
             field = f"{where}.instances[{i}]"
             model = lookup_model(instance.model_name, source, f"{field}.model_name")
+            instance = _typed(instance, model, types)
             shape = _infer_shape(source, field, instance, model)
             instances.append(Placed(n, field, instance, model, shape))
     _check_groups(source, instances)
@@ -232,6 +240,17 @@ def read_cluster_file(path: Path) -> ClusterFile:
             problem = f"{len(value)} values for {len(dims)} network dimensions {list(dims)}"
             raise InputError(source, None, key, problem)
     return ClusterFile(source, cluster, instances, dims, unknown)
+
+
+def _typed(instance: Instance, model: ModelSpec, types: Mapping[str, str]) -> Instance:
+    """With the types of the caller where neither the instance nor its model says the same."""
+    known = {"dtype": model.dtype, "kv_cache_dtype": "auto"}
+    given = {
+        key: types[key]
+        for key, default in known.items()
+        if getattr(instance, key) is None and types.get(key, "auto") not in ("auto", default)
+    }
+    return msgspec.structs.replace(instance, **given)
 
 
 def _decode(source: str, path: Path) -> tuple[Cluster, list[str]]:
@@ -247,18 +266,21 @@ def _decode(source: str, path: Path) -> tuple[Cluster, list[str]]:
         raise InputError(source, None, field, problem) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(source, None, "", str(error)) from None
-    return cluster, list(_unknown_keys(msgspec.json.decode(data)))
+    return cluster, list(_unknown_keys(msgspec.json.decode(data), msgspec.to_builtins(cluster)))
 
 
-def _unknown_keys(raw: dict[str, Any]) -> Iterator[str]:
-    """Keys of the file, its nodes and instances that have no meaning."""
-    yield from (key for key in raw if key not in Cluster.__struct_fields__)
-    for n, node in enumerate(raw["nodes"]):
-        where = f"nodes[{n}]"
-        yield from (f"{where}.{key}" for key in node if key not in Node.__struct_fields__)
-        for i, instance in enumerate(node["instances"]):
-            inner = f"{where}.instances[{i}]"
-            yield from (f"{inner}.{k}" for k in instance if k not in Instance.__struct_fields__)
+def _unknown_keys(raw: Any, known: Any, where: str = "") -> Iterator[str]:
+    """Keys of the file that have no meaning: those that what was read does not have."""
+    if isinstance(raw, list) and isinstance(known, list):
+        for index, (value, read) in enumerate(zip(raw, known, strict=True)):
+            yield from _unknown_keys(value, read, f"{where}[{index}]")
+    elif isinstance(raw, dict) and isinstance(known, dict):
+        for key, value in raw.items():
+            inner = f"{where}.{key}" if where else key
+            if key in known:
+                yield from _unknown_keys(value, known[key], inner)
+            else:
+                yield inner
 
 
 def _check_count(source: str, field: str, stated: int, found: int, what: str) -> None:

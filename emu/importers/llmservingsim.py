@@ -8,7 +8,7 @@ not emulate is never written as a key; a comment names it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from emu.importers.cluster_file import Cluster, ClusterFile, Instance, Placed, r
 from emu.latency.profile_bundle import variant_name
 
 _NO_LIMIT_SEQUENCES: Final = 1_000_000
+_NO_TYPES: Final[Mapping[str, str]] = {}
 
 _SCHEDULER_KEYS: Final = {
     "max_num_seqs": "max_num_seqs",
@@ -41,13 +42,16 @@ class _Group(msgspec.Struct):
     fields: list[str]
 
 
-def import_cluster(path: str | Path, profiles: str | Path | None = None) -> str:
+def import_cluster(
+    path: str | Path, profiles: str | Path | None = None, *, types: Mapping[str, str] = _NO_TYPES
+) -> str:
     """TOML text of our configuration for a cluster file.
 
     `profiles` is a root of profile bundles: where it has one for an instance, its latencies come
-    from there, else from the roofline. Raises InputError for what the file lacks.
+    from there, else from the roofline. `types` has `dtype` and `kv_cache_dtype` for instances that
+    do not say theirs. Raises InputError for what the file lacks.
     """
-    file = read_cluster_file(Path(path))
+    file = read_cluster_file(Path(path), types)
     kinds = _gpu_kinds(file)
     node_lines, gpu_of = _nodes(file, kinds)
     lines = [*_head(file), *_models(file), *node_lines]

@@ -32,9 +32,31 @@ from emu.errors import InputError
 from emu.importers.llmservingsim import import_cluster
 from emu.inputs import json_object, read_input
 from emu.latency.profile_bundle import variant_name
-from emu.report.measurement import number_of, records, request_id_of
+from emu.report.measurement import number_of, records, request_ids
 
 _FOLDERS: Final = ("", "vllm")
+_USED: Final = (
+    "dtype",
+    "kv_cache_dtype",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "enable_expert_parallel",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "long_prefill_token_threshold",
+    "enable_chunked_prefill",
+    "enable_prefix_caching",
+    "block_size",
+    "gpu_memory_utilization",
+    "async_scheduling",
+)
+"""Keys of `engine_kwargs` that the configuration has, of the cluster file or from here."""
+_WITHOUT_EFFECT: Final = (
+    *("model", "tokenizer", "seed", "max_model_len", "trust_remote_code", "download_dir"),
+    *("load_format", "disable_log_stats", "disable_log_requests", "served_model_name"),
+)
+"""What does not change how long a request takes that has been measured."""
 _VENDOR_WORDS: Final = ("nvidia", "geforce", "amd", "instinct", "tesla")
 
 
@@ -103,9 +125,11 @@ def case_config(
     """
     made = _made_workload(case) if case.dataset is None else None
     if case.cluster is not None:
-        lines = import_cluster(case.cluster, profiles).splitlines()
+        engine = _table(case.meta, "engine_kwargs")
+        types = {key: str(engine[key]) for key in ("dtype", "kv_cache_dtype") if engine.get(key)}
+        lines = import_cluster(case.cluster, profiles, types=types).splitlines()
         kept = "\n".join(line for line in lines if not line.startswith("# It has no workload"))
-        text = _with_scheduler(kept, _scheduler(case))
+        text = _with_scheduler(kept, _scheduler(case), _left_behind(case))
     else:
         text = _described(case, profiles, gpu)
     lines = [f"# A measured run: {case.directory.name}", text.rstrip(), "", "[workload]"]
@@ -121,13 +145,33 @@ def case_config(
     return "\n".join(lines) + "\n", made
 
 
-def _with_scheduler(text: str, keys: dict[str, Any]) -> str:
+def _with_scheduler(text: str, keys: dict[str, Any], comments: list[str]) -> str:
     """The converted cluster file with the engine's settings in its [scheduler] table."""
     head, table, tail = text.partition("[scheduler]")
     body, _, rest = tail.partition("\n\n")
     kept = [line for line in body.splitlines()[1:] if line.partition(" = ")[0] not in keys]
     added = [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
-    return "\n".join([head + table + "  # engine settings of meta.json", *kept, *added, "", rest])
+    title = f"{head}{table}  # engine settings of meta.json"
+    return "\n".join([title, *kept, *added, *comments, "", rest])
+
+
+def _left_behind(case: Case) -> list[str]:
+    """Comments that name settings of the engine which are not emulated."""
+    engine = _table(case.meta, "engine_kwargs")
+    left = {
+        key: value
+        for key, value in engine.items()
+        if value and key not in _USED and key not in _WITHOUT_EFFECT
+    }
+    resolved = _table(case.meta, "resolved_config")
+    policy = _table(resolved, "scheduler_config").get("policy")
+    if policy not in (None, "fcfs"):
+        left["policy"] = policy
+    if _table(resolved, "model_config").get("enforce_eager"):
+        left["enforce_eager"] = True
+    if resolved.get("speculative_config"):
+        left["speculative_config"] = resolved["speculative_config"]
+    return [f"# not carried over: {key} = {json.dumps(value)}" for key, value in left.items()]
 
 
 def _scheduler(case: Case) -> dict[str, Any]:
@@ -211,7 +255,7 @@ def _described(case: Case, profiles: Path | None, gpu: str) -> str:
         lines.append('data_parallel_group = "A"')
     lines += ["", "[scheduler]", 'policy = "vllm"']
     lines += [f"{key} = {json.dumps(value)}" for key, value in _scheduler(case).items()]
-    lines += ["", "[latency]"]
+    lines += [*_left_behind(case), "", "[latency]"]
     bundle = None
     if profiles is not None:
         bundle = profiles / spec / model.name / variant_name(str(dtype), str(kv_dtype))
@@ -256,12 +300,14 @@ def _made_workload(case: Case) -> str:
 
     A request's id in a run is its line, and the measurement's is `bench-<n>`.
     """
-    rows: list[tuple[int, float, int, int]] = []
-    for line, record in records(case.requests, read_input(case.requests)):
-        rows.append(_measured_request(case.requests, line, record, len(rows)))
-    if not rows:
+    found = list(records(case.requests, read_input(case.requests)))
+    if not found:
         raise InputError(str(case.requests), None, "", "no measured request")
-    rows.sort()
+    ids = request_ids([record for _, record in found])
+    rows = sorted(
+        (number, *_measured_request(case.requests, line, record))
+        for number, (line, record) in zip(ids, found, strict=True)
+    )
     first = min(arrival for _, arrival, _, _ in rows)
     return "".join(
         json.dumps(
@@ -276,12 +322,10 @@ def _made_workload(case: Case) -> str:
     )
 
 
-def _measured_request(
-    source: Path, line: int, record: dict[str, Any], position: int
-) -> tuple[int, float, int, int]:
-    """(number, arrival in s, prompt tokens, output tokens) of a line."""
+def _measured_request(source: Path, line: int, record: dict[str, Any]) -> tuple[float, int, int]:
+    """(arrival in s, prompt tokens, output tokens) of a line."""
     arrival_key = "arrival_time" if record.get("arrival_time") is not None else "queued_ts"
     arrival, prompt, output = (
         number_of(source, line, record, key) for key in (arrival_key, "input_toks", "output_toks")
     )
-    return request_id_of(record, position), arrival, int(prompt), int(output)
+    return arrival, int(prompt), int(output)

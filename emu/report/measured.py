@@ -29,6 +29,7 @@ from emu.report.table import number
 from emu.units import NS_PER_MS
 
 Floats = NDArray[np.float64]
+Places = NDArray[np.int64]
 
 _SUMMARY_NAMES: Final = {"mean": "mean", "p50": "median", "p90": "p90", "p95": "p95", "p99": "p99"}
 
@@ -65,6 +66,8 @@ class MeasuredComparison(msgspec.Struct, frozen=True):
     requests_run: int
     anchor: str
     skipped: int
+    unlike: int
+    """Pairs of requests whose prompt or output is not as long in both."""
 
 
 def compare_measured(directory: Path, measured: Path) -> MeasuredComparison:
@@ -100,14 +103,19 @@ def compare_with(run: RunData, measurement: Measurement) -> MeasuredComparison:
         duration = run.summary.duration
         difference = percent_of(duration, measurement.makespan_s)
         makespan = MeasuredRow("makespan", "", measurement.makespan_s, duration, difference)
+    _, here, there = np.intersect1d(
+        run.completed("request_id"), measurement.request_ids, return_indices=True
+    )
+    pairs = (here, there)
     return MeasuredComparison(
         rows=rows,
-        paired=_paired(run, mine, measurement, theirs),
+        paired=_paired(mine, theirs, pairs),
         makespan=makespan,
         requests_measured=len(measurement.request_ids),
         requests_run=len(mine["TTFT"]),
         anchor=measurement.anchor,
         skipped=measurement.skipped,
+        unlike=_unlike(run, measurement, pairs),
     )
 
 
@@ -123,12 +131,22 @@ def run_values(run: RunData, measurement: Measurement) -> dict[str, Floats]:
     }
 
 
+def _unlike(run: RunData, measurement: Measurement, pairs: tuple[Places, Places]) -> int:
+    here, there = pairs
+    differs = np.zeros(len(here), dtype=bool)
+    for column, theirs in (
+        ("prompt_toks", measurement.prompt_tokens),
+        ("decode_toks", measurement.output_tokens),
+    ):
+        known = theirs[there]
+        differs |= (known >= 0) & (run.completed(column)[here] != known)
+    return int(differs.sum())
+
+
 def _paired(
-    run: RunData, mine: dict[str, Floats], measurement: Measurement, theirs: dict[str, Floats]
+    mine: dict[str, Floats], theirs: dict[str, Floats], pairs: tuple[Places, Places]
 ) -> list[PairedRow]:
-    _, here, there = np.intersect1d(
-        run.completed("request_id"), measurement.request_ids, return_indices=True
-    )
+    here, there = pairs
     rows = []
     for metric in mine:
         if not len(here):
@@ -156,10 +174,6 @@ def print_measured(comparison: MeasuredComparison, console: Console) -> None:
         percent = "-" if row.percent is None else f"{row.percent:+.2f} %"
         table.add_row(name, row.statistic, number(row.measured), number(row.run), percent)
     console.print(table)
-    if comparison.makespan is not None:
-        span = comparison.makespan
-        percent = "-" if span.percent is None else f" ({span.percent:+.2f} %)"
-        console.print(f"makespan: {span.measured:.3f} s measured, {span.run:.3f} s here{percent}")
     if comparison.paired:
         paired = Table(title="Request by request, absolute error (%)", title_justify="left")
         for column in ("", "pairs", "mean", "median", "p90"):
@@ -168,9 +182,28 @@ def print_measured(comparison: MeasuredComparison, console: Console) -> None:
             figures = (f"{value:.2f}" for value in (pair.mean, pair.median, pair.p90))
             paired.add_row(pair.metric, str(pair.pairs), *figures)
         console.print(paired)
-    console.print(
+    for note in notes(comparison):
+        console.print(note, soft_wrap=True)
+
+
+def notes(comparison: MeasuredComparison) -> list[str]:
+    """What the tables do not say: makespan, how many requests, from where they are measured."""
+    found = []
+    if comparison.makespan is not None:
+        span = comparison.makespan
+        percent = "" if span.percent is None else f" ({span.percent:+.2f} %)"
+        found.append(f"makespan: {span.measured:.3f} s measured, {span.run:.3f} s here{percent}")
+    found.append(
         f"{comparison.requests_measured or 'no single'} requests measured "
         f"({comparison.skipped} left out), {comparison.requests_run} completed here; "
         f"measured from {comparison.anchor}"
         + (", here from when the engine took them." if comparison.anchor == "queued_ts" else ".")
     )
+    if comparison.unlike:
+        found.append(
+            f"{comparison.unlike} requests with the same id have other lengths here: "
+            "is it the same workload?"
+        )
+    if comparison.requests_measured and not comparison.paired:
+        found.append("no request has an id of the run: nothing is paired")
+    return found

@@ -5,6 +5,7 @@ write_measured(Path("compare.html"), Path("runs/a"), Path("requests.jsonl"))
 
 from __future__ import annotations
 
+import html
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from emu.report.atomic import write_text
 from emu.report.distributions import LATENCY_NAMES, PALETTE, Chart, cdf_points, log_axis, short
 from emu.report.html import html_table, latency_page
-from emu.report.measured import MeasuredComparison, compare_with, run_values
+from emu.report.measured import MeasuredComparison, compare_with, notes, run_values
 from emu.report.measurement import Measurement, read_measurement
 from emu.report.rundata import RunData, read_run
 from emu.report.table import number
@@ -23,7 +24,10 @@ def write_measured(path: Path, directory: Path, measured: Path) -> MeasuredCompa
     run, measurement = read_run(directory), read_measurement(measured)
     comparison = compare_with(run, measurement)
     charts = cdf_charts(run, measurement)
-    write_text(path, latency_page("emu: run against measurement", _tables(comparison), charts))
+    lines = [f"run: {directory}", f"measurement: {measured}", *notes(comparison)]
+    said = "".join(f"<p>{html.escape(line)}</p>" for line in lines)
+    text = f'<div id="summary">{_tables(comparison)}{said}</div>'
+    write_text(path, latency_page("emu: run against measurement", text, charts))
     return comparison
 
 
@@ -92,4 +96,4 @@ def _tables(comparison: MeasuredComparison) -> str:
             for pair in comparison.paired
         )
         text += html_table("Request by request: absolute error, per cent", head, rows)
-    return f'<div id="summary">{text}</div>'
+    return text

@@ -7,14 +7,15 @@ Two formats, recognised by content:
 * one JSON object per line, as LLMServingSim's recorder of vLLM writes (`requests.jsonl`):
   request_id, input_toks, output_toks, arrival_time, queued_ts, first_token_ts, last_token_ts, s.
   The clock of `arrival_time` may differ from that of the rest. It anchors TTFT and latency if it
-  lies within 100,000 s of the first and the last token; otherwise `queued_ts` does.
+  lies within 100,000 s of the first and the last token; otherwise `queued_ts` does. `input_toks`
+  may be lacking: it only tells whether pairs of requests are the same ones.
 * one JSON object, the result of `vllm bench serve --save-result`: with `--save-detailed`
   ttfts, itls, output_lens, errors (s); else the summary's figures only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,6 +44,9 @@ class Measurement(msgspec.Struct):
 
     request_ids: NDArray[np.int64]
     """Line numbers from `bench-<n>`, or positions; what pairs with a run's request_id."""
+    prompt_tokens: NDArray[np.int64]
+    """-1 where not recorded."""
+    output_tokens: NDArray[np.int64]
     ttft_ms: Floats
     tpot_ms: Floats
     """NaN for requests with one output token: they have no TPOT."""
@@ -76,36 +80,45 @@ def read_measurement(path: Path) -> Measurement:
 
 # --- one object per line -------------------------------------------------------------------------
 def _read_lines(path: Path, data: bytes) -> Measurement:
-    rows: list[tuple[int, float, float, float, float]] = []
+    rows: list[tuple[float, float, float, float]] = []
+    lengths: list[tuple[int, int]] = []
     anchors: set[str] = set()
-    ends: list[tuple[float, float]] = []
-    for line, record in records(path, data):
-        first, last, queued = (
-            number_of(path, line, record, key)
-            for key in ("first_token_ts", "last_token_ts", "queued_ts")
+    ends: list[float] = []
+    found = list(records(path, data))
+    for line, record in found:
+        first, last = (
+            number_of(path, line, record, key) for key in ("first_token_ts", "last_token_ts")
         )
         tokens = int(number_of(path, line, record, "output_toks"))
-        arrival = number_of(path, line, record, "arrival_time", default=float("nan"))
-        near = abs(first - arrival) <= ANCHOR_LIMIT_S and abs(last - arrival) <= ANCHOR_LIMIT_S
-        anchors.add("arrival_time" if near else "queued_ts")
-        start = arrival if near else queued
+        arrival = record.get("arrival_time")
+        near = arrival is not None and all(
+            abs(token - number_of(path, line, record, "arrival_time")) <= ANCHOR_LIMIT_S
+            for token in (first, last)
+        )
+        anchor = "arrival_time" if near else "queued_ts"
+        anchors.add(anchor)
+        start = number_of(path, line, record, anchor)
         if not start <= first <= last:
             raise InputError(
                 str(path), line, "first_token_ts", "tokens before the request, or out of order"
             )
         tpot = (last - first) / (tokens - 1) if tokens > 1 else float("nan")
-        rows.append((request_id_of(record, len(rows)), first - start, tpot, last - start, start))
-        ends.append((start, last))
+        rows.append((first - start, tpot, last - start, start))
+        ends.append(last)
+        prompt = record.get("input_toks")
+        lengths.append((prompt if isinstance(prompt, int) else -1, tokens))
     if not rows:
         raise InputError(str(path), None, "", "no measured request")
-    table = np.array([row[1:4] for row in rows]) * 1e3
+    table = np.array(rows)
     return Measurement(
-        request_ids=np.array([row[0] for row in rows], dtype=np.int64),
-        ttft_ms=table[:, 0],
-        tpot_ms=table[:, 1],
-        e2e_ms=table[:, 2],
+        request_ids=np.array(request_ids([record for _, record in found]), dtype=np.int64),
+        prompt_tokens=np.array([prompt for prompt, _ in lengths], dtype=np.int64),
+        output_tokens=np.array([tokens for _, tokens in lengths], dtype=np.int64),
+        ttft_ms=table[:, 0] * 1e3,
+        tpot_ms=table[:, 1] * 1e3,
+        e2e_ms=table[:, 2] * 1e3,
         itl_ms=np.zeros(0),
-        makespan_s=max(end for _, end in ends) - min(start for start, _ in ends),
+        makespan_s=max(ends) - min(row[3] for row in rows),
         figures={},
         anchor=anchors.pop() if len(anchors) == 1 else "mixed",
         skipped=0,
@@ -119,21 +132,23 @@ def records(path: Path, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
             yield line, json_object(path, line, text)
 
 
-def number_of(
-    path: Path, line: int | None, record: dict[str, Any], key: str, default: float | None = None
-) -> float:
+def number_of(path: Path, line: int | None, record: dict[str, Any], key: str) -> float:
     """A number of a record that was read. Raises InputError with its place."""
-    value = record.get(key, default)
+    value = record.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         problem = "missing" if value is None else f"expected a number, got {value!r}"
         raise InputError(str(path), line, key, problem)
     return float(value)
 
 
-def request_id_of(record: dict[str, Any], position: int) -> int:
-    """`bench-17` -> 17; anything else counts by position."""
-    _, _, digits = str(record.get("request_id", "")).rpartition("-")
-    return int(digits) if digits.isascii() and digits.isdigit() else position
+def request_ids(found: Sequence[dict[str, Any]]) -> list[int]:
+    """`bench-17` -> 17 if all records have a number of their own, else their positions."""
+    tails = [str(record.get("request_id", "")).rpartition("-")[2] for record in found]
+    if all(tail.isascii() and tail.isdigit() and len(tail) < 19 for tail in tails):
+        ids = [int(tail) for tail in tails]
+        if len(set(ids)) == len(ids):
+            return ids
+    return list(range(len(found)))
 
 
 # --- vLLM's benchmark ----------------------------------------------------------------------------
@@ -166,8 +181,14 @@ def _read_bench(path: Path, result: dict[str, Any]) -> Measurement:
     if not rows:
         raise InputError(str(path), None, "", "no measured request")
     table = np.array(rows)
+    ids = table[:, 0].astype(np.int64)
+    prompts = result.get("input_lens")
+    if not isinstance(prompts, list) or len(prompts) != len(lists["ttfts"]):
+        prompts = [-1] * len(lists["ttfts"])
     return Measurement(
-        request_ids=table[:, 0].astype(np.int64),
+        request_ids=ids,
+        prompt_tokens=_lengths(prompts)[ids],
+        output_tokens=_lengths(lists["output_lens"])[ids],
         ttft_ms=table[:, 1],
         tpot_ms=table[:, 2],
         e2e_ms=table[:, 3],
@@ -177,6 +198,10 @@ def _read_bench(path: Path, result: dict[str, Any]) -> Measurement:
         anchor="client",
         skipped=len(lists["ttfts"]) - len(rows),
     )
+
+
+def _lengths(values: list[Any]) -> NDArray[np.int64]:
+    return np.array([n if isinstance(n, int) else -1 for n in values], dtype=np.int64)
 
 
 def _bench_figures(path: Path, result: dict[str, Any], makespan_s: float) -> Measurement:
@@ -191,8 +216,11 @@ def _bench_figures(path: Path, result: dict[str, Any], makespan_s: float) -> Mea
         raise InputError(str(path), None, "", problem)
     empty = np.zeros(0)
     failed = result.get("failed")
+    none = np.zeros(0, dtype=np.int64)
     return Measurement(
-        request_ids=np.zeros(0, dtype=np.int64),
+        request_ids=none,
+        prompt_tokens=none,
+        output_tokens=none,
         ttft_ms=empty,
         tpot_ms=empty,
         e2e_ms=empty,

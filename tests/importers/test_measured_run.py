@@ -34,12 +34,12 @@ META: dict[str, Any] = {
 }
 
 
-def write_case(directory: Path, meta: dict[str, Any], requests: int = 6) -> Path:
+def write_case(directory: Path, meta: dict[str, Any], requests: int = 6, first_id: int = 0) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "meta.json").write_text(json.dumps(meta))
     rows = [
         {
-            "request_id": f"bench-{i}",
+            "request_id": f"bench-{i + first_id}",
             "input_toks": 100 + i,
             "output_toks": 5 + i,
             "arrival_time": 1.7e9 + 0.1 * i,
@@ -162,6 +162,44 @@ def test_reproduce_runs_and_compares(
     assert capsys.readouterr().out in said
     # What was written runs by itself.
     assert main(["validate", "runs/case/cluster.toml"]) == 0
+
+
+def test_a_part_of_a_run_is_paired_by_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the dataset, the workload's first line is the request with the lowest id."""
+    monkeypatch.chdir(tmp_path)
+    case = write_case(tmp_path / "case", META, first_id=3)
+    assert main(["reproduce", str(case), "--set", "output.report=false"]) == 0
+    said = capsys.readouterr().out
+    assert "TTFT │     6" in said
+    assert "other lengths" not in said
+    # By their ids, 3 would be another request, which is said.
+    assert main(["compare", "runs/case/run", "--measured", str(case)]) == 0
+    said = capsys.readouterr().out
+    assert "TTFT │     3" in said
+    assert "3 requests with the same id have other lengths here" in said
+
+
+def test_types_of_the_engine_hold_where_the_cluster_file_says_none(tmp_path: Path) -> None:
+    instance: dict[str, Any] = {
+        "model_name": ENGINE["model"],
+        "hardware": "RTX4090",
+        "npu_mem": {"mem_size": 24, "mem_bw": 1008, "mem_latency": 0},
+        "pd_type": None,
+    }
+    node = {"num_instances": 2, "cpu_mem": {"mem_size": 64, "mem_bw": 50, "mem_latency": 0}}
+    node["instances"] = [instance, instance | {"kv_cache_dtype": "auto"}]
+    cluster = {"num_nodes": 1, "link_bw": 16, "link_latency": 0, "nodes": [node]}
+    engine = ENGINE | {"kv_cache_dtype": "fp8", "enforce_eager": True, "seed": 3}
+    case = write_case(tmp_path / "case", META | {"engine_kwargs": engine})
+    (case / "config.json").write_text(json.dumps(cluster))
+    config, _ = config_of(case)
+    assert [group.model for group in config.replicas] == [{"kv_cache_dtype": "fp8"}, {}]
+    text = (case / "cluster.toml").read_text()
+    assert [line for line in text.splitlines() if "not carried over" in line] == [
+        "# not carried over: enforce_eager = true"
+    ]
 
 
 def test_reproduce_without_the_gpu_is_one_line(

@@ -175,6 +175,34 @@ def test_anchor_is_the_arrival_only_on_the_same_clock(tmp_path: Path) -> None:
     )
 
 
+def test_one_clock_is_enough(tmp_path: Path) -> None:
+    file = tmp_path / "requests.jsonl"
+    record = json.loads(line(4, 9.0, 10.0, 11.0, 13.0, 3))
+    del record["queued_ts"]
+    file.write_text(json.dumps(record))
+    assert read_measurement(file).ttft_ms.tolist() == [2000]
+    file.write_text(json.dumps(record | {"arrival_time": 1.7e9}))
+    with pytest.raises(InputError, match="queued_ts: missing"):
+        read_measurement(file)
+
+
+@pytest.mark.parametrize(
+    ("names", "ids"),
+    [
+        (["bench-7", "bench-2"], [7, 2]),
+        (["bench-7", "bench-7"], [0, 1]),
+        (["cmpl-8f0e", "cmpl-12"], [0, 1]),
+        ([f"bench-{10**30}", "bench-2"], [0, 1]),
+        ([None, 3], [0, 1]),
+    ],
+)
+def test_ids_are_numbers_of_their_own_or_positions(tmp_path: Path, names, ids) -> None:
+    file = tmp_path / "requests.jsonl"
+    record = json.loads(line(0, 9.0, 10.0, 11.0, 13.0, 3))
+    file.write_text("\n".join(json.dumps(record | {"request_id": name}) for name in names))
+    assert read_measurement(file).request_ids.tolist() == ids
+
+
 def test_pairs_are_requests_with_the_same_id(tmp_path: Path) -> None:
     second = 1_000 * MS
     run = run_of(
@@ -218,6 +246,8 @@ def test_run_and_measurement_on_one_page(tmp_path: Path) -> None:
     assert len(comparison.paired) == 3
     for text in ("cdf-ttft", "cdf-tpot", "cdf-e2e", "Request by request", ">TTFT mean<"):
         assert text in page
+    assert f"<p>measurement: {file}</p><p>makespan: 4.050 s measured, " in page
+    assert "measured from arrival_time" in page
 
 
 def test_vllm_bench_results_detailed_and_plain(tmp_path: Path) -> None:
