@@ -1,19 +1,18 @@
 """From a configuration to facts: models, GPUs, places, memory, one plan for each replica.
 
-Pure: reads the catalogue, runs nothing. `emu validate` prints what this module finds out, and
+Pure: reads the catalogue, runs nothing. `emu/validate.py` prints what this module finds out, and
 `emu/cluster.py` builds the actors from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from emu.autoscale.presets import apply_preset
-from emu.catalogue import sizes
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.lookup import lookup_gpu, lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
@@ -140,59 +139,72 @@ def make_plan(config: Config, source: str = "config") -> Plan:
     places = place(config.replicas, topology, source=source)
     replicas: list[ReplicaPlan] = []
     for group, table in enumerate(config.replicas):
-        key = f"replicas.{group}"
-        model_table = _override(config.model, table.model, f"{key}.model", source)
-        scheduler = _override(config.scheduler, table.scheduler, f"{key}.scheduler", source)
-        latency = _override(config.latency, table.latency, f"{key}.latency", source)
-        model = _model(model_table, source)
-        _check_parallel(model, table, key, source)
-        for _ in range(table.count):
-            gpus = places[len(replicas)]
-            machine = topology.machines[topology.gpus[gpus[0]].machine]
-            node = config.nodes[machine.table]
-            spec = gpu_specs[machine.table]
-            memory = engine_plan(
-                model,
-                spec.memory_gib,
-                tp=table.tensor_parallel,
-                pp=table.pipeline_parallel,
-                ep=table.expert_parallel,
-                dtype=model_table.dtype,
-                kv_cache_dtype=model_table.kv_cache_dtype,
-                block_size=scheduler.block_size,
-                utilization=scheduler.gpu_memory_utilization,
-                outside_bytes=_outside_bytes(model, table, model_table.dtype, source, key),
-                source=f"{source}: {key}",
-            )
-            replicas.append(
-                ReplicaPlan(
-                    replica_id=len(replicas),
-                    group=group,
-                    role=table.role,
-                    gpus=tuple(gpus),
-                    machine=machine.index,
-                    gpu=spec,
-                    node=node,
-                    model=model,
-                    dtype=model_table.dtype,
-                    kv_dtype=memory.kv_dtype,
-                    tensor_parallel=table.tensor_parallel,
-                    pipeline_parallel=table.pipeline_parallel,
-                    expert_parallel=table.expert_parallel,
-                    data_parallel_group=table.data_parallel_group,
-                    placement=table.placement,
-                    scheduler=scheduler,
-                    latency=latency,
-                    memory=memory,
-                    num_blocks=scheduler.num_blocks or memory.num_blocks,
-                    max_model_tokens=model_table.max_model_tokens or model.max_position,
-                )
-            )
+        its_places = places[len(replicas) : len(replicas) + table.count]
+        replicas += _plan_group(
+            config, group, its_places, len(replicas), topology, gpu_specs, source
+        )
     for key, path in _plugins(config, replicas):
         load_plugin(path, key, source)
     check_tiers(config.network, replicas, source)
     _check_groups(config, replicas, source)
     return Plan(config, source, topology, gpu_specs, tuple(replicas))
+
+
+def _plan_group(
+    config: Config,
+    group: int,
+    places: Sequence[Sequence[int]],
+    first_id: int,
+    topology: Topology,
+    gpu_specs: Sequence[GpuSpec],
+    source: str,
+) -> Iterator[ReplicaPlan]:
+    """The replicas of one table: alike but for where they stand, and so perhaps in their GPUs."""
+    table = config.replicas[group]
+    key = f"replicas.{group}"
+    model_table = _override(config.model, table.model, f"{key}.model", source)
+    scheduler = _override(config.scheduler, table.scheduler, f"{key}.scheduler", source)
+    latency = _override(config.latency, table.latency, f"{key}.latency", source)
+    model = _model(model_table, source)
+    _check_parallel(model, table, key, source)
+    for replica_id, gpus in enumerate(places, start=first_id):
+        machine = topology.machines[topology.gpus[gpus[0]].machine]
+        gpu = gpu_specs[machine.table]
+        memory = engine_plan(
+            model,
+            gpu.memory_gib,
+            tp=table.tensor_parallel,
+            pp=table.pipeline_parallel,
+            ep=table.expert_parallel,
+            dtype=model_table.dtype,
+            kv_cache_dtype=model_table.kv_cache_dtype,
+            block_size=scheduler.block_size,
+            utilization=scheduler.gpu_memory_utilization,
+            outside_bytes=_outside_bytes(model, table, model_table.dtype, source, key),
+            source=f"{source}: {key}",
+        )
+        yield ReplicaPlan(
+            replica_id=replica_id,
+            group=group,
+            role=table.role,
+            gpus=tuple(gpus),
+            machine=machine.index,
+            gpu=gpu,
+            node=config.nodes[machine.table],
+            model=model,
+            dtype=model_table.dtype,
+            kv_dtype=memory.kv_dtype,
+            tensor_parallel=table.tensor_parallel,
+            pipeline_parallel=table.pipeline_parallel,
+            expert_parallel=table.expert_parallel,
+            data_parallel_group=table.data_parallel_group,
+            placement=table.placement,
+            scheduler=scheduler,
+            latency=latency,
+            memory=memory,
+            num_blocks=scheduler.num_blocks or memory.num_blocks,
+            max_model_tokens=model_table.max_model_tokens or model.max_position,
+        )
 
 
 def _gpu(node: NodeTable, index: int, source: str) -> GpuSpec:
@@ -315,47 +327,6 @@ def _check_groups(config: Config, replicas: Sequence[ReplicaPlan], source: str) 
             raise wrong(first, "expert_parallel", problem)
 
 
-def facts(plan: Plan) -> list[dict[str, str]]:
-    """What `emu validate` prints for each group of replicas."""
-    rows: list[dict[str, str]] = []
-    seen: set[int] = set()
-    for replica in plan.replicas:
-        if replica.group in seen:
-            continue
-        seen.add(replica.group)
-        members = [r for r in plan.replicas if r.group == replica.group]
-        memory, model = replica.memory, replica.model
-        node = replica.node
-        weight = max(memory.physical_weight_bytes)
-        rows.append(
-            {
-                "replicas": f"{members[0].replica_id}-{members[-1].replica_id}"
-                if len(members) > 1
-                else str(replica.replica_id),
-                "role": replica.role,
-                "model": f"{model.name} ({sizes.parameter_count(model) / 1e9:.2f} B parameters)",
-                "gpus": f"{len(replica.gpus)} x {replica.gpu.name}"
-                f" (TP {replica.tensor_parallel}, PP {replica.pipeline_parallel})",
-                "weights per GPU": f"{weight / 1e9:.2f} GB",
-                "KV per token": f"{memory.kv_bytes_token / 1024:.0f} KiB",
-                "KV blocks": f"{replica.num_blocks} x {replica.scheduler.block_size} tokens",
-                "KV tokens": str(replica.num_blocks * replica.scheduler.block_size),
-                "longest request": str(
-                    min(
-                        replica.max_model_tokens,
-                        replica.num_blocks * replica.scheduler.block_size,
-                    )
-                ),
-                "scheduler": replica.scheduler.policy,
-                "latency": replica.latency.backend,
-                "load from SSD": f"{weight * 8 / (node.ssd_gbps * 1e9):.2f} s",
-                "load from host": f"{_host_load_s(replica, weight):.2f} s",
-                "load over NIC": f"{weight * 8 / (node.nic_gbps * 1e9):.2f} s",
-            }
-        )
-    return rows
-
-
 def _plugins(config: Config, replicas: Sequence[ReplicaPlan]) -> Iterable[tuple[str, str]]:
     """(key, import path) of the classes that a user names."""
     named = [("router.policy", config.router.policy)]
@@ -368,13 +339,3 @@ def _plugins(config: Config, replicas: Sequence[ReplicaPlan]) -> Iterable[tuple[
     if config.autoscale is not None:
         named.append(("autoscale.planner", config.autoscale.planner))
     return dict.fromkeys((key, path) for key, path in named if is_import_path(path))
-
-
-def _host_load_s(replica: ReplicaPlan, weight_bytes: int) -> float:
-    """Seconds until all GPUs of a replica have read their weights from their machines' memory."""
-    node = replica.node
-    pcie = node.pcie_gbps if node.pcie_gbps > 0 else replica.gpu.pcie_gbps
-    gpus = min(len(replica.gpus), node.gpus)
-    over_pcie_s = weight_bytes * 8 * min(gpus, node.pcie_shared_by) / (pcie * 1e9)
-    out_of_memory_s = weight_bytes * gpus / (node.host_memory_gbytes_per_s * 1e9)
-    return max(over_pcie_s, out_of_memory_s)

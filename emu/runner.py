@@ -1,4 +1,4 @@
-"""One run from a file to a directory of results: what `emu run` and `emu validate` do.
+"""One run from a file to a directory of results: what `emu run` does.
 
 The rim: files, progress, signals and exit statuses live here; the world itself is `Cluster`.
 """
@@ -22,10 +22,9 @@ from emu.books import expert_loads, final_error, run_facts
 from emu.cluster import Cluster, Outcome
 from emu.config.load import effective_dict, load_config
 from emu.config.schema import Config
-from emu.errors import EmuError, InputError, RunError, naming
+from emu.errors import InputError, naming
 from emu.interrupts import held, sent_to
-from emu.latency.registry import LatencyContext, make_latency
-from emu.plan import Plan, facts, make_plan
+from emu.plan import Plan, make_plan
 from emu.recording import Recorder
 from emu.report.atomic import RunDirectory, write_text
 from emu.report.experts import write_experts
@@ -55,25 +54,29 @@ def prepare(config: Config, source: str) -> tuple[Plan, Workload]:
         config.workload,
         base_dir=Path(),
         seed=config.seed,
-        holds=holds_for(plan),
+        holds=holds_for(plan, is_clipped=config.workload.oversized == "clip"),
         config_source=source,
     )
     return plan, workload
 
 
-def holds_for(plan: Plan) -> Any:
+def holds_for(plan: Plan, *, is_clipped: bool = False) -> Any:
     """(prompt, output) -> why no replica could ever hold such a request, or empty.
 
     What is longer than the model's own limit is refused by the gateway at run time, as an
-    engine refuses it, and does not make the workload invalid.
+    engine refuses it, and does not make the workload invalid. Where such requests are to be
+    clipped (`is_clipped`), it is too long like any other.
     """
     tokens = max(r.num_blocks * r.scheduler.block_size for r in plan.replicas)
     longest = max(r.max_model_tokens for r in plan.replicas)
 
     def holds(prompt_tokens: int, output_tokens: int) -> str:
-        if tokens < prompt_tokens + output_tokens <= longest:
+        size = prompt_tokens + output_tokens
+        if size > longest and not is_clipped:
+            return ""
+        if size > tokens:
             return f"the largest replica holds {tokens} tokens of KV cache"
-        return ""
+        return f"the model reads {longest} tokens at most" if size > longest else ""
 
     return holds
 
@@ -258,6 +261,8 @@ def host_facts(config: Config, source: str, outcome: Outcome, wall: float, cpu: 
 def adjust(config: Config, *, seed: int | None, output: Path | None) -> Config:
     """A config with another seed or output directory (relative to the working directory)."""
     if seed is not None:
+        if seed < 0:
+            raise InputError("seed", None, "", f"must be at least 0, not {seed}")
         config = msgspec.structs.replace(config, seed=seed)
     if output is not None:
         table = msgspec.structs.replace(config.output, dir=str(output))
@@ -293,45 +298,3 @@ def run_command(
             f"({emulated_s / result.wall_s:.0f} x real time); results in {where}"
         )
     return 0
-
-
-def validate_command(path: Path, overrides: Sequence[str]) -> int:
-    """`emu validate`."""
-    from rich.table import Table
-
-    from emu.terminal import open_console
-
-    config = load_config(path, overrides)
-    with naming(str(path)):
-        plan, workload = prepare(config, str(path))
-        _read_layer_times(plan)
-    console = open_console()
-    rows = facts(plan)
-    table = Table(title=f"{path}: valid", show_lines=False)
-    table.add_column("")
-    for row in rows:
-        table.add_column(f"replicas {row['replicas']}")
-    for key in rows[0]:
-        if key != "replicas":
-            table.add_row(key, *(row[key] for row in rows))
-    console.print(table)
-    console.print(
-        f"workload: {workload.count} requests, last arrival at "
-        f"{workload.last_arrival_ns / NS_PER_S:.1f} s"
-    )
-    for warning in workload.notes.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    return 0
-
-
-def _read_layer_times(plan: Plan) -> None:
-    """Raises InputError for what a profile bundle lacks. Other backends read no such files."""
-    read: list[LatencyContext] = []
-    for replica in plan.replicas:
-        context = replica.latency_context(plan.config)
-        if context.table.backend == "profile" and context not in read:
-            make_latency(context)
-            read.append(context)
-
-
-__all__ = ["EmuError", "InputError", "RunError", "RunResult", "adjust", "execute", "prepare"]

@@ -44,6 +44,7 @@ FLOORS = {
         "scaling",
         "tracing",
         "runner",
+        "validate",
         "api",
         "progress",
         "terminal",

@@ -5,8 +5,21 @@ from __future__ import annotations
 from typing import Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 Overrides = Annotated[
     tuple[str, ...],
-    Parameter(name="--set", consume_multiple=True, negative=(), help="KEY=VALUE, dotted keys"),
+    Parameter(
+        name="--set",
+        consume_multiple=True,
+        negative=(),
+        show_default=False,
+        help="KEY=VALUE, dotted keys.",
+    ),
 ]
+
+_NOT_NEGATIVE = Parameter(validator=Number(gte=0))
+Count = Annotated[int, _NOT_NEGATIVE]
+Seconds = Annotated[float, _NOT_NEGATIVE]
+Seed = Annotated[int, _NOT_NEGATIVE]
+Port = Annotated[int, Parameter(validator=Number(gte=0, lte=65_535))]

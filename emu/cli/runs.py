@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from emu.cli.options import Overrides
+from emu.cli.options import Overrides, Seed
 from emu.errors import InputError
 
 
@@ -15,7 +15,7 @@ def run(
     config: Path,
     *,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
-    seed: int | None = None,
+    seed: Seed | None = None,
     set_: Overrides = (),
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
     report: bool = True,
@@ -48,7 +48,7 @@ def validate(config: Path, *, set_: Overrides = ()) -> int:
     config
         Configuration file.
     """
-    from emu.runner import validate_command
+    from emu.validate import validate_command
 
     return validate_command(config, set_)
 
@@ -73,7 +73,7 @@ def compare(
     *,
     measured: Path | None = None,
     html: Path | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> int:
     """Runs side by side, or one run against a measurement.
 

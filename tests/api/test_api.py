@@ -99,6 +99,8 @@ def test_an_override_that_is_no_value_is_refused(value: object) -> None:
 
 
 def test_a_wrong_key_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(emu.InputError, match=r"^seed: must be at least 0, not -1$"):
+        emu.run(config(tmp_path), seed=-1)
     with pytest.raises(emu.InputError, match=r"^--set: router\.polcy: unknown key; did you mean"):
         emu.run(config(tmp_path), {"router.polcy": "random"})
 

@@ -1,0 +1,56 @@
+"""`emu validate`: facts of unlike replicas, and requests that are too long for all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from emu.config.load import load_config
+from emu.plan import make_plan
+from emu.validate import facts
+from tests.cli.helpers import emu
+
+MIXED = """\
+[[nodes]]
+gpu = "H100-SXM5-80GB"
+gpus = 3
+[[nodes]]
+gpu = "L4"
+gpus = 2
+[[replicas]]
+gpus = [0, 3]
+tensor_parallel = 1
+count = 2
+[[replicas]]
+gpus = [1, 2, 4]
+count = 3
+[workload.synthetic]
+requests = 3
+"""
+
+
+def test_replicas_of_one_table_on_unlike_gpus_have_facts_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(MIXED)
+    found = facts(make_plan(load_config(tmp_path / "c.toml")))
+    gpus = {replicas: column["gpus"].split()[2] for replicas, column in found.items()}
+    assert gpus == {"0": "H100-SXM5-80GB", "1": "L4", "2-3": "H100-SXM5-80GB", "4": "L4"}
+    assert found["0"]["KV tokens"] != found["1"]["KV tokens"]
+
+
+@pytest.mark.parametrize(("rule", "status"), [("reject", "rejected"), ("clip", "completed")])
+def test_longer_than_the_model_reads_is_clipped_where_asked(
+    rule: str, status: str, tmp_path: Path
+) -> None:
+    (tmp_path / "w.jsonl").write_text(
+        '{"input_toks": 900, "output_toks": 5, "arrival_time_ns": 0}\n'
+    )
+    (tmp_path / "c.toml").write_text(
+        f'model.max_model_tokens = 100\n[workload]\npath = "w.jsonl"\noversized = "{rule}"\n'
+    )
+    done = emu("c.toml", "-o", "out", "--no-report", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = (tmp_path / "out" / "requests.csv").read_text().splitlines()
+    request = dict(zip(rows[0].split(","), rows[1].split(","), strict=True))
+    assert request["status"] == status
+    assert request["prompt_toks"] == ("95" if rule == "clip" else "900")
