@@ -67,6 +67,9 @@ def call(tokens: list[str]) -> object:
             hint = did_you_mean(tokens[0], COMMANDS)
             return fail(f"{tokens[0]}: neither a command nor a file{hint}", 2)
         tokens.insert(0, "run")  # `emu CONFIG` is `emu run CONFIG`
+    if not tokens or tokens[0] in app.help_flags:
+        for command in COMMANDS:
+            app[command]  # loads it: the list of all says what each does
     try:
         return app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:

@@ -7,26 +7,26 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from emu.cli.options import Overrides
+from emu.cli.options import Count, Overrides, Port, Seconds, Seed
 
 
 def serve(
     config: Path,
     *,
     host: str = "127.0.0.1",
-    port: int = 8000,
+    port: Port = 8000,
     speed: float = 1.0,
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runs/live"),
     api_key: str = "",
     control_token: str = "",
     model_name: str = "",
     tokenizer: str = "",
-    output_tokens: int = 0,
+    output_tokens: Count = 0,
     early_stop: Annotated[bool, Parameter(negative=())] = False,
-    max_outstanding: int = 8192,
+    max_outstanding: Count = 8192,
     max_body_mib: float = 16.0,
     startup_s: float = -1.0,
-    drain_s: float = 30.0,
+    drain_s: Seconds = 30.0,
     set_: Overrides = (),
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
 ) -> int:
@@ -98,10 +98,10 @@ def observe(
     vocab_size: int = 32_000,
     text: Annotated[bool, Parameter(negative=())] = False,
     speed: float = 1.0,
-    limit: int = 0,
-    concurrency: int = 0,
-    timeout_s: float = 600.0,
-    seed: int = 42,
+    limit: Count = 0,
+    concurrency: Count = 0,
+    timeout_s: Seconds = 600.0,
+    seed: Seed = 42,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
 ) -> int:
     """Drive a real OpenAI-compatible server with a workload and write measurements.

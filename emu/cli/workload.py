@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
+from emu.cli.options import Seed
 from emu.config.tables.workload import WorkloadFormat
 from emu.errors import InputError
 
@@ -32,7 +33,14 @@ Tokenizer = Annotated[
     str, Parameter(help="sharegpt: path of a tokenizer.json; empty = estimated lengths.")
 ]
 Set = Annotated[
-    tuple[str, ...], Parameter(name="--set", negative=(), help="KEY=VALUE, dotted keys.")
+    tuple[str, ...],
+    Parameter(
+        name="--set",
+        consume_multiple=True,
+        negative=(),
+        show_default=False,
+        help="KEY=VALUE, keys of [workload.synthetic]: prompt.median=900 sessions.turns_max=5",
+    ),
 ]
 
 
@@ -45,7 +53,7 @@ def convert(
     from_: From = "auto",
     tokenizer: Tokenizer = "",
     expand_ids: Annotated[bool, Parameter(negative=())] = False,
-    seed: int = 42,
+    seed: Seed = 42,
 ) -> int:
     """Write a workload in another format.
 
@@ -75,11 +83,10 @@ def generate(
     config: Path | None = None,
     requests: int | None = None,
     rate: float | None = None,
-    process: Literal[
-        "poisson", "gamma", "constant", "burst", "piecewise", "all_at_once", None
-    ] = None,
+    process: Literal["poisson", "gamma", "constant", "burst", "piecewise", "all_at_once"]
+    | None = None,
     set_: Set = (),
-    seed: int | None = None,
+    seed: Seed | None = None,
     to: To = "",
 ) -> int:
     """Write a synthetic workload.
@@ -96,8 +103,6 @@ def generate(
         Mean arrival rate, requests per second.
     process
         Arrival process.
-    set_
-        Keys of [workload.synthetic]: --set prompt.median=900 --set sessions.turns_max=5
     seed
         Seed; the config's, or 42.
     """
@@ -129,7 +134,7 @@ def describe(
     tokenizer: Tokenizer = "",
     svg: Path | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
-    seed: int = 42,
+    seed: Seed = 42,
 ) -> int:
     """Rates over time, lengths, sessions, shared prefixes: in figures and as a picture.
 
@@ -173,7 +178,7 @@ def scale(
     to: To = "",
     from_: From = "auto",
     tokenizer: Tokenizer = "",
-    seed: int = 42,
+    seed: Seed = 42,
 ) -> int:
     """Stretch arrivals and lengths.
 
@@ -220,7 +225,7 @@ def slice_(
     to: To = "",
     from_: From = "auto",
     tokenizer: Tokenizer = "",
-    seed: int = 42,
+    seed: Seed = 42,
 ) -> int:
     """Cut a piece out, which then starts at 0.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from emu.cli import COMMANDS
 from tests.cli.helpers import ROOT, SMALL, emu, refused
 from tests.patience import PATIENCE_S
 
@@ -55,6 +56,31 @@ def test_mistakes_on_the_command_line_are_one_line(config: Path) -> None:
     assert absent.startswith(f"{config}: scheduler.policy: cannot import 'absent.module'")
     assert "router.polcy" in refused(emu(config, "--set", "router.polcy=random"))
     assert "--sed" in refused(emu(config, "--sed", "3"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "c.toml", "--seed", "-1"],
+        ["compare", "a", "b", "--seed", "-1"],
+        ["workload", "generate", "w.jsonl", "--seed", "-1"],
+        ["serve", "c.toml", "--port", "65536"],
+        ["serve", "c.toml", "--drain-s", "-1.0"],
+        ["observe", "http://h:1", "--workload", "w.jsonl", "--limit", "-1"],
+    ],
+    ids=" ".join,
+)
+def test_a_number_that_cannot_be_is_refused(words: list[str], tmp_path: Path) -> None:
+    line = refused(emu(*words, cwd=tmp_path))
+    assert line.startswith(f'Invalid value "{words[-1]}" for {words[-2]}.')
+
+
+def test_the_list_of_commands_says_what_each_does() -> None:
+    done = emu("--help", COLUMNS="100")
+    assert done.returncode == 0, done.stderr
+    rows = [line.strip("│ ").split(maxsplit=1) for line in done.stdout.splitlines()]
+    said = {row[0] for row in rows if len(row) == 2}
+    assert said >= {command for command in COMMANDS if command[0] != "-"}
 
 
 @pytest.mark.parametrize(("command", "row"), [("models", "Qwen3-32B"), ("gpus", "L40S")])
