@@ -4,6 +4,11 @@ An interrupt is a KeyboardInterrupt at any line of the program. Where two lines 
 (a directory and the block that removes it, a process and the list that it stands in), signals are
 `held`: what comes meanwhile strikes at the end of the block. Processes that work for this one begin
 in a held block and inherit that: they never see Ctrl-C, and end with the SIGTERM of their parent.
+
+Nothing strikes in the middle of an import. What is raised there is swallowed by callbacks of
+importlib and by C extensions, which then crash (msgspec without its `datetime`: SIGSEGV). Other C
+code swallows it, too, if rarely; who does many things one after the other asks for that
+(`strike_if_lost`).
 """
 
 from __future__ import annotations
@@ -15,8 +20,9 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -24,32 +30,62 @@ if TYPE_CHECKING:
 
 ENDING: Final = (signal.SIGINT, signal.SIGTERM)
 _CAN_HOLD: Final = hasattr(signal, "pthread_sigmask")
+_AGAIN_S: Final = 0.02
+"""Wall time after which a signal that came in the middle of an import comes again."""
+_struck: Final[list[int]] = []
+"""Signals that were a KeyboardInterrupt."""
 
 
 @contextlib.contextmanager
-def held() -> Iterator[None]:
-    """Signals that come in this block strike at its end."""
+def held() -> Iterator[Iterable[int]]:
+    """Signals that come in this block strike at its end. Gives those that were held before."""
     if not _CAN_HOLD:
-        yield
+        yield ()
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
-        yield
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        yield before
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager
-def sigterm_interrupts() -> Iterator[None]:
-    """In this block SIGTERM is a KeyboardInterrupt, too, unless somebody has taken it."""
-    if not _is_main() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+def _held_only(before: Iterable[int]) -> Iterator[None]:
+    """In this part of a `held` block other signals strike as soon as they come."""
+    if not _CAN_HOLD:
         yield
         return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+
+
+@contextlib.contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """In this block both signals are a KeyboardInterrupt, unless somebody has taken them."""
+    usual = (signal.default_int_handler, signal.SIG_DFL)
+    before = [
+        (number, handler)
+        for number, handler in zip(ENDING, usual, strict=True)
+        if _is_main() and signal.getsignal(number) is handler
+    ]
+    _struck.clear()
+    for number, _ in before:
+        signal.signal(number, _interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+def strike_if_lost() -> None:
+    """Raise the KeyboardInterrupt that somebody has swallowed on its way, if there is one."""
+    if _struck:
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
@@ -90,15 +126,13 @@ def ignore() -> None:
 @contextlib.contextmanager
 def scratch(prefix: str) -> Iterator[Path]:
     """A temporary directory, removed at the end of the block whatever ends it."""
-    directory: Path | None = None
-    try:
-        with held():
-            directory = Path(tempfile.mkdtemp(prefix=prefix))
-        yield directory
-    finally:
-        if directory is not None:
-            with held():
-                shutil.rmtree(directory, ignore_errors=True)
+    with held() as before:
+        directory = Path(tempfile.mkdtemp(prefix=prefix))
+        try:
+            with _held_only(before):
+                yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 # --- processes that work for this one -----------------------------------------------------------
@@ -119,12 +153,31 @@ def helps() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
-def _exit(number: int, frame: object) -> None:
+def _exit(number: int, frame: FrameType | None) -> None:
+    if _comes_again(number, frame):
+        return
     signal.signal(number, signal.SIG_IGN)  # once is enough, and the parent may say it again
     # The parent says why. What is torn in the middle (a coroutine that was never awaited) would
     # complain on the user's terminal.
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     raise SystemExit(128 + number)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    if not _comes_again(number, frame):
+        _struck.append(number)
+        raise KeyboardInterrupt
+
+
+def _comes_again(number: int, frame: FrameType | None) -> bool:
+    """In the middle of an import: the signal comes again in a moment."""
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    if frame is None or not _CAN_HOLD:
+        return False
+    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(number))
+    signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+    return True
 
 
 def _is_main() -> bool:

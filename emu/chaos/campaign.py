@@ -25,6 +25,7 @@ from emu.chaos.worlds import World, draw_world
 from emu.config.faultkinds import KINDS
 from emu.config.load import effective_dict
 from emu.config.schema import Config
+from emu.interrupts import strike_if_lost
 from emu.progress import told_every
 from emu.replica.states import TRANSITIONS
 from emu.rng import rng_stream
@@ -176,6 +177,7 @@ def campaign(jobs: Sequence[Job], *, processes: int = 0, progress: bool = False)
         with telling:
             for verdict in stream:
                 totals.add(verdict)
+                strike_if_lost()
     except KeyboardInterrupt:
         totals.left = len(jobs) - totals.seeds
     totals.wall_s = time.perf_counter() - started_s

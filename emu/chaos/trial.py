@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import hashlib
 import time
@@ -22,7 +23,7 @@ from emu.cluster import Cluster, Outcome
 from emu.config.load import config_from_dict
 from emu.config.schema import Config
 from emu.errors import EmuError, InputError
-from emu.interrupts import scratch
+from emu.interrupts import scratch, sent_to
 from emu.recording import Recorder
 from emu.report.history import History
 from emu.report.summary import build_summary
@@ -119,8 +120,13 @@ def _run(
     recorder = Recorder(directory, config.output)
     history = recorder.history = History()
     found: list[tuple[Cluster, Outcome, CheckingKernel]] = []
+    interrupts: list[KeyboardInterrupt] = []
 
     async def main() -> None:
+        def interrupt() -> None:
+            interrupts.append(KeyboardInterrupt())
+            kernel.fail(interrupts[-1])
+
         kernel = CheckingKernel(
             every=every, events_per_instant_max=config.limits.events_per_instant
         )
@@ -136,7 +142,8 @@ def _run(
         if break_it is not None:
             break_it(cluster)
         recorder.started(cluster)
-        outcome = await cluster.run()
+        with sent_to(asyncio.get_running_loop(), interrupt):
+            outcome = await cluster.run()
         found.append((cluster, outcome, kernel))
 
     gc.disable()
@@ -144,8 +151,11 @@ def _run(
         anyio.run(main, backend_options={"use_uvloop": True})
     finally:
         gc.enable()
-    cluster, outcome, kernel = found[0]
     recorder.close()
+    if interrupts:  # also if the run was over by then
+        recorder.requests.discard()
+        raise interrupts[0]
+    cluster, outcome, kernel = found[0]
     is_whole = outcome.error is None
     _judge_end(cluster, outcome, verdict)
     stats = recorder.requests.finish(partial=not is_whole)

@@ -19,6 +19,7 @@ import msgspec
 
 from emu.config.schema import Config
 from emu.errors import InputError, InvariantViolation
+from emu.interrupts import strike_if_lost
 from emu.sweep.bisection import Bisection
 from emu.sweep.conditions import (
     Condition,
@@ -111,6 +112,7 @@ class Driver:
                 results[result.key] = result
                 self.done += 1
                 self._tell()
+                strike_if_lost()
         return [Row(point, results[key]) for point, key in zip(points, keys, strict=True)]
 
     def _prepare(
