@@ -84,7 +84,6 @@ class Kernel:
         self._is_stopping = False
         self._instant_events = 0
         self._events_per_instant_max = events_per_instant_max
-        self._pops_until_yield = _YIELD_EVERY
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._is_over = False
@@ -250,7 +249,9 @@ class Kernel:
 
     def _move_on(self) -> None:
         heap, ready, pop = self._heap, self._ready, heapq.heappop
-        while not self._runnable and not self._is_over:
+        for _ in range(_YIELD_EVERY):
+            if self._runnable or self._is_over:
+                return
             if ready:
                 self._fire_ready()
                 continue
@@ -262,11 +263,6 @@ class Kernel:
                     continue
                 self.fail(self._deadlock())
                 return
-            self._pops_until_yield -= 1
-            if self._pops_until_yield == 0:  # let signals, progress and other tasks have the loop
-                self._pops_until_yield = _YIELD_EVERY
-                self._loop.call_soon(self._advance)
-                return
             due_ns, rank, _, target = pop(heap)
             if target.__class__ is Mailbox:
                 if target._turn_ns != due_ns:
@@ -275,12 +271,16 @@ class Kernel:
                     return
                 self.events += 1
                 target._take_turn()
-                continue
-            if isinstance(target, _Future) and target.done():
-                continue  # woken by a message in the meantime
-            if not self._move_to(due_ns, rank):
-                return
-            self._fire(target)
+            elif not isinstance(target, _Future):
+                if not self._move_to(due_ns, rank):
+                    return
+                self.events += 1
+                target()  # type: ignore[operator]
+            elif not target.done():  # else woken by a message in the meantime
+                if not self._move_to(due_ns, rank):
+                    return
+                self._wake(target, False)
+        self._loop.call_soon(self._advance)  # signals, progress and other tasks have the loop
 
     def _fire_ready(self) -> None:
         """Whoever has waited longest to run."""

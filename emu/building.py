@@ -66,10 +66,12 @@ def build_replica(
     experts, gate = plan.model.experts, plan.latency.expert_routing
     if experts is not None and plan.latency.backend == "profile" and gate != "balanced":
         replica.expert_tokens = np.zeros(experts.count, dtype=np.int64)
+        replica.is_metered = True
     pool = getattr(scheduler, "block_pool", None)
     if pool is not None and pool.tiers:
         replica.tier_traffic = TierTraffic(cluster.network, plan.gpus, cluster.tiers.kinds, pool)
     if cluster.config.power is not None:
+        replica.is_metered = True
         replica.standby_limit_ns = s_to_ns(cluster.config.power.gpu_standby_s)
     replica.layers = plan.model.layers
     replica.activation_token_bytes = plan.model.hidden * sizes.weight_bytes(

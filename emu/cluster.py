@@ -116,6 +116,7 @@ class Cluster:
         self.rejecter = build_rejecter(self)
         self.live = build_live(self)
         self.scaler = make_scaler(self, plan, self.replicas)
+        self._is_scaled = self.scaler.is_active
         self.attempts_max = config.recovery.max_retries
         self.recovery = Recovery(self)
         self.faults = Injector(self, self.recovery)
@@ -218,7 +219,8 @@ class Cluster:
 
     def on_capacity(self, replica: Replica) -> None:
         """Watchers that wait for a destination look again, and routers at its load."""
-        replica.touch()
+        if not replica.is_touched:
+            replica.touch()
         if self.rejecter is not None:
             self.rejecter.changed.notify()
         if self.live is not None:
@@ -227,7 +229,8 @@ class Cluster:
                 for other in self.replicas:
                     if other.state is S.SHUTTING_DECODE:
                         self.live.drain(other)
-        self.scaler.changed.notify()
+        if self._is_scaled:
+            self.scaler.changed.notify()
         if self._stuck:
             for source_id in sorted(self._stuck):  # who got stuck first must not matter
                 self._stuck[source_id].inbox.poke()
@@ -267,7 +270,8 @@ class Cluster:
     # --- ScalerWorld --------------------------------------------------------------------------
     def _released(self, request: Request) -> None:
         self.recorder.released(request)
-        self.scaler.changed.notify()
+        if self._is_scaled:
+            self.scaler.changed.notify()
 
     def _ended(self, request: Request) -> None:
         self.recorder.terminal(request, self.kernel.now_ns)

@@ -1,7 +1,7 @@
 """`emu reproduce DIR`: a measured run of vLLM emulated from its own record, and compared with it.
 
-Writes a configuration (and a workload where the dataset is not at hand) that can be changed and
-run again, runs it, and prints the comparison. Owns no rule: `importers/measured_run.py` reads the
+Writes a configuration and a workload that can be changed and run again, runs them, and prints the
+comparison. Owns no rule: `importers/measured_run.py` reads the
 directory, `report/measured.py` compares.
 """
 
@@ -41,8 +41,7 @@ def reproduce_command(
         place.mkdir(parents=True, exist_ok=True)
         config_path = place / "cluster.toml"
         config_path.write_text(text, encoding="utf-8")
-        if workload is not None:
-            (place / "workload.jsonl").write_text(workload, encoding="utf-8")
+        (place / "workload.jsonl").write_text(workload, encoding="utf-8")
     except OSError as error:
         raise InputError(str(place), None, "", f"cannot be written: {error.strerror}") from None
     console = open_console()
@@ -53,7 +52,7 @@ def reproduce_command(
     execute(adjust(config, seed=None, output=place / "run"), str(config_path))
     console.print(f"run: {place / 'run'}\n", soft_wrap=True)
     measurement = read_measurement(case.requests)
-    if workload is not None:  # its lines are the measured requests in the order of their ids
-        measurement.request_ids = measurement.request_ids.argsort().argsort()
+    # Its lines are the measured requests in the order of their ids.
+    measurement.request_ids = measurement.request_ids.argsort().argsort()
     print_measured(compare_with(read_run(place / "run"), measurement), console)
     return 0

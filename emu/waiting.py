@@ -27,6 +27,7 @@ WAKE: Final = -1
 """The actor itself must go on."""
 PARK: Final = -2
 """There is nothing to do before the next poke."""
+_push: Final = heapq.heappush
 
 
 class Mailbox(Generic[M]):
@@ -85,11 +86,11 @@ class Mailbox(Generic[M]):
         waiter = self._waiter
         if waiter is None or waiter.done():
             return  # poked already: that is sooner
-        if self._turn is None:
-            self._kernel._push(at_ns, self._rank, waiter)
-        else:
+        target: Target = waiter
+        if self._turn is not None:
             self._turn_ns = at_ns
-            self._kernel._push(at_ns, self._rank, self)
+            target = self
+        self._kernel._push(at_ns, self._rank, target)
 
     def interrupt(self) -> None:
         """Wake the receiver now, whatever it asked to be aligned to (a crash does not wait)."""
@@ -141,25 +142,26 @@ class Mailbox(Generic[M]):
         return waiter
 
     def _take_turn(self) -> None:
-        turn, waiter = self._turn, self._armed
+        turn, waiter, kernel = self._turn, self._armed, self._kernel
         assert turn is not None
         # Pokes during the turn say nothing new: it looks at everything before it ends.
         self._waiter = self._armed = None
-        self._turn_ns = -1
         self._is_called = False
         due_ns = turn()
-        if due_ns == WAKE:
-            assert waiter is not None
-            self._kernel._wake(waiter, False)
+        if due_ns >= 0:
+            self._waiter = self._armed = waiter
+            self._turn_ns = due_ns
+            sequence = kernel._sequence = kernel._sequence + 1
+            _push(kernel._heap, (due_ns, self._rank, sequence, self))
             return
-        self._waiter = self._armed = waiter
+        self._turn_ns = -1
         if due_ns == PARK:
+            self._waiter = self._armed = waiter
             self._is_parked = True
-            return
-        self._turn_ns = due_ns
-        kernel = self._kernel
-        kernel._sequence += 1
-        heapq.heappush(kernel._heap, (due_ns, self._rank, kernel._sequence, self))
+        else:
+            assert due_ns == WAKE
+            assert waiter is not None
+            kernel._wake(waiter, False)
 
     async def get(self, deadline_ns: int | None = None) -> M | None:
         """The next message, or None at the deadline."""

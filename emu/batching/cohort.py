@@ -171,6 +171,8 @@ class Cohort:
         """Blocks that the next `steps` steps take together."""
         size, takers = self.block_size, self._takers
         at = self.step % size
+        if steps == 1:
+            return takers[at]
         end = at + steps % size
         blocks = steps // size * self.count + sum(takers[at:end])
         if end > size:
@@ -258,10 +260,6 @@ class Cohort:
                 return finish_step - self.step + self.in_flight
             heappop(ends)
 
-    def has_ended(self) -> bool:
-        """Some member may have all of its output."""
-        return bool(self._ends) and self._ends[0][0] <= self.step
-
     def pop_ended(self, now_ns: int) -> list[Seat]:
         """Members that have all of their output, the last token just now. They leave."""
         ended: list[Seat] = []
@@ -295,11 +293,10 @@ class Cohort:
             durations.append(gap_ns)
             steps.append(completed_steps)
             return
-        while len(durations) > 1 and durations[-2] <= gap_ns:
-            durations.pop()
-            steps.pop()
         durations[-1] = gap_ns
         steps[-1] = completed_steps
+        while len(durations) > 1 and durations[-2] <= gap_ns:
+            del durations[-2], steps[-2]
 
 
 def _in_order(members: dict[int, Seat]) -> list[Seat]:

@@ -35,31 +35,33 @@ class CohortScheduler(Seats):
         cohort = self._cohort
         if batch is not self._leaping or not cohort.count:
             return
-        if self.block_pool is not None:
+        if self._counts_blocks:
+            blocks = cohort.blocks_of(more)
+            if blocks:
+                free = self.pool.blocks_free = self.pool.blocks_free - blocks
+                assert free >= 0
+        elif self.block_pool is not None:
             for _ in range(more):
                 for seat in self._start_cohort_step():
                     self._index_filled(seat)
             return
-        if self._counts_blocks:
-            free = self.pool.blocks_free = self.pool.blocks_free - cohort.blocks_of(more)
-            assert free >= 0
         cohort.step += more
 
     def _start_cohort_step(self) -> Sequence[Seat]:
         """Take the blocks of the cohort's next step; who then has a block to be indexed."""
         cohort = self._cohort
-        pool = self.block_pool
         fillers: Sequence[Seat] = ()
-        if pool is not None:
+        if self._counts_blocks:
+            blocks = cohort.blocks_next()
+            if blocks:
+                free = self.pool.blocks_free = self.pool.blocks_free - blocks
+                assert free >= 0
+        elif self.block_pool is not None:
+            pool = self.block_pool
             if cohort.blocks_next():
                 for seat in cohort.takers():
                     pool.grow_by_one(seat.request)
             fillers = cohort.fillers()
-        elif self._counts_blocks:
-            blocks = cohort.blocks_next()
-            if blocks:
-                self.pool.blocks_free -= blocks
-                assert self.pool.blocks_free >= 0
         cohort.step += 1
         cohort.in_flight = 1
         return fillers
@@ -120,8 +122,7 @@ class CohortScheduler(Seats):
                 self._end_cohort_steps(batch, steps, now_ns, longest_step_ns, progress)
             cohort.in_flight = 0
             self._cohort_end_ns = now_ns
-            if cohort.has_ended():
-                ended = cohort.pop_ended(now_ns)
+            ended = cohort.pop_ended(now_ns)
         for seat, new, target in records:
             if seat.is_alive and self._end_record(seat, new, target, now_ns, progress):
                 ended.append(seat)
@@ -209,7 +210,8 @@ class CohortScheduler(Seats):
         for seat in seats:
             request = seat.request
             self._vacate(seat)
-            self._queue.charge(request.tenant, request.generated_tokens)
+            if self._queue.counts_service:
+                self._queue.charge(request.tenant, request.generated_tokens)
             self._let_go(request)
             progress.finished.append(request)
 

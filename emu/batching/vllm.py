@@ -67,7 +67,7 @@ class VllmScheduler(VllmLeaps):
         elif (
             not is_awaited
             and seated <= self._budget
-            and cohort.blocks_next() <= self.pool.blocks_free
+            and (seated <= self.pool.blocks_free or cohort.blocks_next() <= self.pool.blocks_free)
         ):
             return self._form_decodes(now_ns)
         plan = self._plan_running() if self._side or cohort.count > self._budget else []
@@ -91,7 +91,7 @@ class VllmScheduler(VllmLeaps):
         if not records and not cohort.count:
             return None
         shape.sequences = cohort.count + len(records)
-        has_freed = self._free_ended() or has_evicted
+        has_freed = (self._free_ended() if self._leaving else False) or has_evicted
         batch = self._launch(shape, chunks, records, now_ns, has_freed)
         batch.preempted = preempted
         batch.recalls = recalls
@@ -103,7 +103,14 @@ class VllmScheduler(VllmLeaps):
         for seat in self._start_cohort_step():
             self._index_filled(seat)
         self._blocked = FREE
-        return self._launch(shape, [], [], now_ns, self._free_ended())
+        has_freed = self._free_ended() if self._leaving else False
+        batch_id = self._next_batch_id
+        self._next_batch_id = batch_id + 1
+        self._records[batch_id] = []
+        self._leaping = batch = Batch(
+            batch_id, shape, [], self._leap_steps(now_ns, has_freed), 1, now_ns
+        )
+        return batch
 
     def _launch(
         self,
@@ -128,7 +135,10 @@ class VllmScheduler(VllmLeaps):
 
     def _free_ended(self) -> bool:
         """Free what ended with the last batch, if that has not been done; whether there was any."""
-        return False
+        leaving, self._leaving = self._leaving, []
+        for request in leaving:
+            self.pool.release(request)
+        return bool(leaving)
 
     def _plan_running(self) -> list[tuple[Seat, int]]:
         """Phase A: new tokens of each side seat, as if all of the cohort had been served."""
@@ -271,10 +281,10 @@ class VllmScheduler(VllmLeaps):
         return recalls
 
     def _record_admission(self, request: Request, hit: Hit, now_ns: int) -> None:
-        reached = request.prompt_tokens + request.generated_tokens
-        self._queue.charge(request.tenant, request.prompt_tokens)
+        if self._queue.counts_service:
+            self._queue.charge(request.tenant, request.prompt_tokens)
         if request.preemptions:
-            request.recomputed_tokens += reached - hit.tokens
+            request.recomputed_tokens += request.reached_tokens - hit.tokens
         if request.first_scheduled_ns < 0:
             request.first_scheduled_ns = now_ns
             if hit is not NO_HIT:
@@ -286,6 +296,8 @@ class VllmScheduler(VllmLeaps):
     def can_ever_hold(self, request: Request) -> str:
         """Empty, or why this replica could never serve the request, even alone."""
         longest = request.prompt_tokens + request.max_output_tokens
+        if longest <= self._holds_tokens:
+            return ""
         if longest > self.limits.max_model_tokens:
             return f"longer than the model's {self.limits.max_model_tokens} tokens"
         # The KV of the last output token is never computed.

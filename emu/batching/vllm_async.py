@@ -16,20 +16,16 @@ One stage only: a pipeline already keeps several batches in flight.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Final
 
 from emu.batching.base import Batch, ReplicaLimits
 from emu.batching.vllm import VllmScheduler
+from emu.batching.vllm_leaps import NOBODY
 from emu.batching.waiting import arrival_order
 from emu.config.schema import SchedulerTable
 from emu.kv.tiers import LowerTier
 from emu.request import Request
-
-NOBODY: Final = (sys.maxsize, 0)
-"""The arrival order of nobody: behind everybody's."""
 
 
 class AsyncVllmScheduler(VllmScheduler):
@@ -47,10 +43,6 @@ class AsyncVllmScheduler(VllmScheduler):
         super().__init__(table, limits, preemptions_max=preemptions_max, tiers=tiers)
         assert limits.pipeline_stages == 1
         self._unseen_tokens = 0
-        self._unseen_first = NOBODY
-        """The least arrival order of the unseen ones."""
-        self._leaving: list[Request] = []
-        """Ended with the last batch; their seats and blocks are not free yet."""
 
     def schedule(self, now_ns: int) -> Batch | None:
         """Form the next iteration from what was known when the last one started."""
@@ -70,19 +62,18 @@ class AsyncVllmScheduler(VllmScheduler):
             if arrived_ns > until_ns:
                 break
             seen.append(request)
+            self._queue.append(request)
         if seen:
             self._forget(seen)
-            for request in seen:
-                self._queue.append(request)
 
     def _forget(self, requests: list[Request]) -> None:
+        if len(requests) == len(self._unseen):
+            self._unseen, self._unseen_first, self._unseen_tokens = {}, NOBODY, 0
+            return
         for request in requests:
             del self._unseen[request.request_id]
             self._unseen_tokens -= request.prompt_tokens
         # A dict keeps the places of what was deleted, and walks over them: a new one has none.
-        if not self._unseen:
-            self._unseen, self._unseen_first = {}, NOBODY
-            return
         self._unseen = dict(self._unseen)
         rest = (arrival_order(request) for _, request in self._unseen.values())
         self._unseen_first = min(rest, default=NOBODY)
@@ -91,51 +82,20 @@ class AsyncVllmScheduler(VllmScheduler):
     def _let_go(self, request: Request) -> None:
         self._leaving.append(request)
 
-    def _free_ended(self) -> bool:
-        if not self._leaving:
-            return False
-        leaving, self._leaving = self._leaving, []
-        for request in leaving:
-            self.pool.release(request)
-        return True
-
-    def _is_full(self) -> bool:
-        return len(self._seats) + len(self._leaving) >= self.table.max_num_seqs
-
     def _holders(self) -> list[Request]:
         return [*self.residents(), *self._leaving]
-
-    # --- leaps ------------------------------------------------------------------------------
-    def _leap_steps(self, now_ns: int, has_freed: bool) -> int:
-        if self._unseen and self._may_pass():
-            return 1
-        return super()._leap_steps(now_ns, has_freed)
-
-    def leap_holds(self, batch: Batch) -> bool:
-        """As for `VllmScheduler`; the next batch does not see who comes now, the one after does."""
-        if self._unseen and self._may_pass():
-            first_ns, _ = next(iter(self._unseen.values()))
-            # Who came just before the iteration in flight began is seen at its end already.
-            left = 0 if first_ns <= batch.last_start_ns else 1
-            batch.max_steps = min(batch.max_steps, batch.steps_settled + left)
-        return super().leap_holds(batch)
-
-    def _may_pass(self) -> bool:
-        """Some unseen request could be admitted before the head of the queue."""
-        if not self._queue.count or self.table.skip_blocked or self.table.order != "arrival":
-            return True
-        return self._unseen_first < arrival_order(self._queue.head())
 
     # --- leaving and coming -----------------------------------------------------------------
     def enqueue(self, request: Request, now_ns: int) -> None:
         """The request is here; the batch after the next one can have it."""
         if request.queued_ns < 0:
             request.queued_ns = now_ns
-        request.computed_tokens = request.kv_blocks = 0
-        request.block_ids = None
+        if request.computed_tokens or request.kv_blocks or request.block_ids is not None:
+            request.computed_tokens = request.kv_blocks = 0
+            request.block_ids = None
         self._unseen[request.request_id] = (now_ns, request)
         self._unseen_tokens += request.prompt_tokens
-        order = arrival_order(request)
+        order = (request.arrival_ns, request.request_id)
         if order < self._unseen_first:
             self._unseen_first = order
 

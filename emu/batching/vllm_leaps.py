@@ -16,6 +16,7 @@ from typing import Final
 from emu.batching.base import Batch, ReplicaLimits, RunOn
 from emu.batching.shape import add_chunk
 from emu.batching.steps import CohortScheduler
+from emu.batching.waiting import arrival_order
 from emu.config.schema import SchedulerTable
 from emu.kv.blocks import BlockPool
 from emu.kv.pool import NO_HIT, Hit
@@ -32,6 +33,8 @@ BLOCKED_BY_KV: Final = 2
 """The head waits for blocks (or needs a shorter remainder): a longer prefix hit may help."""
 
 UNLIMITED: Final = 1 << 62
+NOBODY: Final = (UNLIMITED << 1, 0)
+"""The arrival order of nobody: behind everybody's."""
 
 
 class VllmLeaps(CohortScheduler):
@@ -50,13 +53,22 @@ class VllmLeaps(CohortScheduler):
         self._budget = table.max_num_batched_tokens
         self._threshold = table.long_prefill_token_threshold or UNLIMITED
         self._seats_max = table.max_num_seqs
+        # The KV of the last output token is never computed.
+        tokens = min(limits.max_model_tokens, limits.num_blocks * limits.block_size + 1)
+        self._holds_tokens = tokens if table.chunked_prefill else 0
+        """Prompt and output of a request that can be held, whatever else is to be asked."""
+        self._can_run_on = limits.leap and self.block_pool is None and self._stages == 1
         self._blocked = FREE
         self._unseen: dict[int, tuple[int, Request]] = {}
         """(arrival here, request) by id: here, and not in the queue yet (`vllm_async`)."""
+        self._unseen_first = NOBODY
+        """The least arrival order of the unseen ones."""
+        self._leaving: list[Request] = []
+        """Ended with the last batch; their seats and blocks are not free yet (`vllm_async`)."""
 
     def _is_full(self) -> bool:
         """No seat is free."""
-        return len(self._seats) >= self._seats_max
+        return len(self._seats) + len(self._leaving) >= self._seats_max
 
     def _fit(self, request: Request, hit: Hit, budget: int) -> int:
         """Tokens of a waiting request that can be computed now; 0 = it must wait."""
@@ -75,6 +87,8 @@ class VllmLeaps(CohortScheduler):
         """Iterations, this one included, that are certainly formed like this one."""
         cohort = self._cohort
         if not self.limits.leap or self._side or now_ns != self._cohort_end_ns:
+            return 1
+        if self._unseen and self._may_pass():
             return 1
         if has_freed and (
             self._handoff.arrived or (self._queue.count and not self._is_head_blocked())
@@ -129,13 +143,20 @@ class VllmLeaps(CohortScheduler):
         waiting request; any other change ends a leap at the end of the iteration in flight.
         """
         left = batch.max_steps - batch.steps_settled
+        if self._unseen and left and self._may_pass():
+            # The next batch does not see who comes now, the one after does; who came just before
+            # the iteration in flight began is seen at its end already.
+            first_ns, _ = next(iter(self._unseen.values()))
+            left = 0 if first_ns <= batch.last_start_ns else 1
+            batch.max_steps = batch.steps_settled + left
         if self._handoff.arrived or batch is not self._leaping or left == 0:
             return False
         if batch.run_on is not None and batch.steps_settled == 1:
             return not self._queue.count and self._surely_fits(
                 batch.run_on.shape.decode_count, left
             )
-        if self._cohort.steps_that_fit(self.pool.blocks_free, left) < left:
+        cohort, blocks_free = self._cohort, self.pool.blocks_free
+        if cohort.count * left > blocks_free and cohort.steps_that_fit(blocks_free, left) < left:
             return False
         if not self._queue.count or self._is_full():
             return True
@@ -146,6 +167,12 @@ class VllmLeaps(CohortScheduler):
             return False
         return self._fit(self._queue.head(), NO_HIT, budget) == 0
 
+    def _may_pass(self) -> bool:
+        """Some unseen request could be admitted before the head of the queue."""
+        if not self._queue.count or self.table.skip_blocked or self.table.order != "arrival":
+            return True
+        return self._unseen_first < arrival_order(self._queue.head())
+
     def run_on(self, batch: Batch) -> RunOn | None:
         """The decode run that is certain to follow a batch just formed with prompts.
 
@@ -154,7 +181,7 @@ class VllmLeaps(CohortScheduler):
         """
         records = self._records[batch.batch_id]
         cohort = self._cohort
-        if self.block_pool is not None or not self.limits.leap or self._stages > 1:
+        if not self._can_run_on:
             return None
         if self._queue.count or self._unseen or self._handoff.arrived or batch.preempted:
             return None

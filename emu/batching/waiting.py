@@ -31,6 +31,8 @@ class WaitingQueue(Protocol):
     prompt_tokens: int
     count: int
     """As `len`, for those who ask at every iteration."""
+    counts_service: bool
+    """Its order depends on what tenants are charged."""
 
     def __len__(self) -> int: ...
 
@@ -61,6 +63,8 @@ class WaitingQueue(Protocol):
 
 class ArrivalQueue:
     """First come, first served."""
+
+    counts_service = False
 
     def __init__(self) -> None:
         self.prompt_tokens = 0
@@ -119,6 +123,8 @@ class ArrivalQueue:
 class SortedQueue:
     """Requests in order of a fixed key: priority or deadline."""
 
+    counts_service = False
+
     def __init__(self, *, by_deadline: bool) -> None:
         self.prompt_tokens = 0
         self.count = 0
@@ -168,6 +174,8 @@ class SortedQueue:
 
 class FairQueue:
     """The least served tenant goes first."""
+
+    counts_service = True
 
     def __init__(self) -> None:
         self.prompt_tokens = 0

@@ -11,9 +11,9 @@ folders `vllm/` and `outputs/`:
 * config.json       the machine as a cluster file. Without it the machine comes from meta.json's
                     `hardware`, or from the caller.
 
-The workload is the dataset that meta.json names if it is found below the directory or one of its
-parents (with the recorded sha256), for its token ids; otherwise it is made of the measured
-requests' lengths and arrivals.
+The workload is made of the measured requests' lengths and arrivals, in the order of their ids. Their
+token ids come from the dataset that meta.json names, if it is found below the directory or one of
+its parents (with the recorded sha256); its arrivals are plans, which the driver kept to some ms.
 
 Owns the mapping of vLLM's keys to ours, not the cluster file's (`llmservingsim.py`).
 """
@@ -118,12 +118,12 @@ def _sha256(path: Path) -> str:
 # --- the configuration ---------------------------------------------------------------------------
 def case_config(
     case: Case, profiles: Path | None, *, gpu: str = "", workload: str = "workload.jsonl"
-) -> tuple[str, str | None]:
-    """(TOML text, workload as text where no dataset was found, written under that name).
+) -> tuple[str, str]:
+    """(TOML text, the workload as text, which the configuration expects under that name).
 
     `gpu` says the GPU where neither a cluster file nor meta.json does.
     """
-    made = _made_workload(case) if case.dataset is None else None
+    made = _workload(case)
     if case.cluster is not None:
         engine = _table(case.meta, "engine_kwargs")
         types = {key: str(engine[key]) for key in ("dtype", "kv_cache_dtype") if engine.get(key)}
@@ -132,16 +132,9 @@ def case_config(
         text = _with_scheduler(kept, _scheduler(case), _left_behind(case))
     else:
         text = _described(case, profiles, gpu)
+    tokens = f"tokens of {case.dataset.name}" if case.dataset is not None else "no tokens"
     lines = [f"# A measured run: {case.directory.name}", text.rstrip(), "", "[workload]"]
-    if case.dataset is not None:
-        lines.append(f"path = {json.dumps(str(case.dataset))}")
-        count = case.meta.get("num_requests")
-        if isinstance(count, int) and count > 0:
-            lines.append(f"limit = {count}")
-    else:
-        lines.append(
-            f"path = {json.dumps(workload)}  # lengths and arrivals as measured, no tokens"
-        )
+    lines.append(f"path = {json.dumps(workload)}  # lengths and arrivals as measured, {tokens}")
     return "\n".join(lines) + "\n", made
 
 
@@ -294,32 +287,35 @@ def _gpu(case: Case, source: str, stated: str) -> str:
     return lookup_gpu(device, source, "hardware.device_name").name
 
 
-# --- without a dataset ---------------------------------------------------------------------------
-def _made_workload(case: Case) -> str:
+# --- the workload --------------------------------------------------------------------------------
+def _workload(case: Case) -> str:
     """The measured requests as JSON Lines of ours, in the order of their ids.
 
-    A request's id in a run is its line, and the measurement's is `bench-<n>`.
+    A measured id is `bench-<n>`, n the line of the dataset.
     """
     found = list(records(case.requests, read_input(case.requests)))
     if not found:
         raise InputError(str(case.requests), None, "", "no measured request")
+    sent = [] if case.dataset is None else case.dataset.read_text(encoding="utf-8").splitlines()
     ids = request_ids([record for _, record in found])
     rows = sorted(
         (number, *_measured_request(case.requests, line, record))
         for number, (line, record) in zip(ids, found, strict=True)
     )
     first = min(arrival for _, arrival, _, _ in rows)
-    return "".join(
-        json.dumps(
-            {
-                "arrival_time_ns": round((arrival - first) * 1e9),
-                "input_toks": prompt,
-                "output_toks": output,
-            }
-        )
-        + "\n"
-        for _, arrival, prompt, output in rows
-    )
+    lines = []
+    for number, arrival, prompt, output in rows:
+        row = {
+            "arrival_time_ns": round((arrival - first) * 1e9),
+            "input_toks": prompt,
+            "output_toks": output,
+        }
+        planned = msgspec.json.decode(sent[number]) if number < len(sent) else {}
+        for length, tokens in (("input_toks", "input_tok_ids"), ("output_toks", "output_tok_ids")):
+            if tokens in planned and len(planned[tokens]) == row[length]:
+                row[tokens] = planned[tokens]
+        lines.append(json.dumps(row) + "\n")
+    return "".join(lines)
 
 
 def _measured_request(source: Path, line: int, record: dict[str, Any]) -> tuple[float, int, int]:

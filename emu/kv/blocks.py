@@ -82,10 +82,12 @@ class BlockPool:
             count = chunks_resident(tier, keys, self.block_size, start, limit)
             gained = chunk * (start + count) - npu_tokens
             if count and gained >= chunk:
-                return Hit(npu_tokens, gained, tuple(found), count * tier.chunk_bytes, number)
+                tokens = npu_tokens + gained
+                recall_bytes = count * tier.chunk_bytes
+                return Hit(tokens, npu_tokens, gained, tuple(found), recall_bytes, number)
         if not found:
             return NO_HIT
-        return Hit(npu_tokens, 0, tuple(found))
+        return Hit(npu_tokens, npu_tokens, 0, tuple(found))
 
     def keys_of(self, request: Request) -> list[int]:
         """Keys of the request's full blocks, computed once."""

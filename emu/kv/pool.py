@@ -27,6 +27,8 @@ from emu.request import Request
 class Hit(msgspec.Struct, frozen=True, gc=False):
     """What a lookup found for a request at admission."""
 
+    tokens: int = 0
+    """All tokens that need not be computed: those of the next two fields."""
     npu_tokens: int = 0
     """Tokens whose blocks are in the GPU pool."""
     lower_tokens: int = 0
@@ -37,11 +39,6 @@ class Hit(msgspec.Struct, frozen=True, gc=False):
     """Bytes to bring up from the tier, whole chunks."""
     tier: int = -1
     """Index of the tier that holds the lower tokens; -1 = none."""
-
-    @property
-    def tokens(self) -> int:
-        """All tokens that need not be computed."""
-        return self.npu_tokens + self.lower_tokens
 
 
 NO_HIT: Final = Hit()

@@ -16,13 +16,14 @@ and end in them). A step with a prompt has no such graph: the host launches
 each layer's attention and compiled pieces one by one, about twelve launches of some 20 us, and
 the GPU waits for them at every layer.
 
-Compiled. Layer times were profiled in eager mode; a served model runs compiled, with the
-element-wise layers fused and kernels back to back on a busy GPU, and takes a little less.
-Attention does not: it is called between the compiled pieces, as it was profiled.
+Compiled. Token-wise layers were profiled in eager mode, one by one; a served model runs compiled,
+with the element-wise layers fused and kernels back to back on a busy GPU, and takes less. What is
+not compiled does not: attention, experts, exchanges between GPUs, logits and sampling.
 
 First use. A new process pays for each kind of kernel once: modules are loaded lazily, the
 allocator grows, autotuned kernels are chosen. One module takes milliseconds and a first prefill
-meets some tens of them; later steps meet the few shapes that the first one did not.
+meets some tens of them; later steps meet the few shapes that the first one did not. Two measured
+processes took 457 and 67 ms (their files were cached or not, perhaps); the sum here is the middle.
 """
 
 from __future__ import annotations
@@ -46,23 +47,23 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     launched_layer_ns: int = 0
     """Waits of the GPU for the host in a layer that is launched piece by piece."""
     compiled_permille: int = 1000
-    """What compiled kernels take of the sum of the profiled ones, attention left out."""
-    first_use_ns: tuple[int, ...] = (100_000_000, 30_000_000, 10_000_000)
+    """What compiled token-wise layers take of the sum of the profiled ones."""
+    first_use_ns: tuple[int, ...] = (180_000_000, 60_000_000, 20_000_000)
     """Added to the first iterations of a fresh process, in order."""
 
 
 ASYNC_SCHEDULING: Final = HostCosts(
     step_ns=300_000,
     graph_layer_ns=15_000,
-    launched_layer_ns=250_000,
-    compiled_permille=940,
+    launched_layer_ns=240_000,
+    compiled_permille=900,
 )
 SYNC_SCHEDULING: Final = HostCosts(
     step_ns=1_000_000,
     sequence_ns=8_000,
     graph_layer_ns=15_000,
-    launched_layer_ns=250_000,
-    compiled_permille=940,
+    launched_layer_ns=240_000,
+    compiled_permille=900,
 )
 NO_OVERHEAD: Final = HostCosts(step_ns=0, first_use_ns=())
 
@@ -98,8 +99,3 @@ def host_ns(costs: HostCosts, shape: BatchShape, layers: int) -> int:
     return step_overhead_ns(
         costs, shape.sequences, layers=layers, has_prompt=bool(shape.prefill_new)
     )
-
-
-def compiled_ns(costs: HostCosts, eager_ns: int) -> int:
-    """What a sum of eager kernel times takes in a compiled model."""
-    return eager_ns * costs.compiled_permille // 1000

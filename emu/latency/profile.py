@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from emu.errors import InputError
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
-from emu.latency.host import NO_OVERHEAD, HostCosts, compiled_ns, host_ns
+from emu.latency.host import NO_OVERHEAD, HostCosts, host_ns
 from emu.latency.moe_gate import Gate, Routing
-from emu.latency.profile_attention import LayerAttention
+from emu.latency.profile_attention import BlockGrid, LayerAttention
 from emu.latency.profile_bundle import Bundle
 from emu.latency.profile_rows import (
     CollectiveCost,
@@ -55,10 +55,10 @@ class ProfileBackend:
         collective_ns: CollectiveCost | None = None,
         host: HostCosts = NO_OVERHEAD,
         gate: Gate | None = None,
-        sequences_at_once: float = 0.0,
+        grid: BlockGrid | None = None,
     ) -> None:
         """`collective_ns` is needed when any degree exceeds 1, `gate` when there are experts.
-        `sequences_at_once`: as for `LayerAttention`; without effect if there is no host.
+        `grid`: as for `LayerAttention`; without effect if there is no host.
 
         Raises InputError when the bundle lacks what this model or these degrees need.
         """
@@ -74,11 +74,18 @@ class ProfileBackend:
             bundle.attention,
             bundle.skew,
             separate=is_engine,
-            sequences_at_once=sequences_at_once if is_engine else 0.0,
+            grid=grid if is_engine else None,
         )
         self._layers = model.layers
         self._rows = LayerRows(
-            bundle, model, parallel, host_memory, collective_ns, gate, is_padded=is_engine
+            bundle,
+            model,
+            parallel,
+            host_memory,
+            collective_ns,
+            gate,
+            is_padded=is_engine,
+            compiled_permille=host.compiled_permille,
         )
         self._moe_before = self._rows.moe_before
         self._gate = gate
@@ -99,11 +106,10 @@ class ProfileBackend:
             total += self._moe_before[-1] * (of_group.expert_mlp - costs.expert_mlp)
         if self._draws:
             total += self._moe_before[-1] * self._rows.experts_ns(self._route(shape))
-        attention = self._layers * self._attention.at(shape)
-        host = self.host
-        if host is NO_OVERHEAD:
-            return total + attention
-        return compiled_ns(host, total) + attention + host_ns(host, shape, self._layers)
+        total += self._layers * self._attention.at(shape)
+        if self.host is NO_OVERHEAD:
+            return total
+        return total + host_ns(self.host, shape, self._layers)
 
     def stage_ns(self, shape: BatchShape) -> tuple[int, ...]:
         """Duration on each stage in ns; the hop to the next stage counts in the sender."""
@@ -126,7 +132,7 @@ class ProfileBackend:
                 ns += costs.head + self._rows.of_logits(logits) + costs.store
             if begin < end_layer < end:
                 ns += costs.hop
-            stages.append(compiled_ns(self.host, ns) + count * attention)
+            stages.append(ns + count * attention)
         stages[0] += host_ns(self.host, shape, end - begin)
         return tuple(stages)
 
@@ -140,7 +146,6 @@ class ProfileBackend:
         tokens, logits = _counts(shape)
         constant = self._rows.of_tokens(tokens).whole + self._rows.of_logits(logits)
         if self.host is not NO_OVERHEAD:
-            constant = compiled_ns(self.host, constant)
             constant += host_ns(self.host, shape, self._layers)
         costs = constant + self._layers * self._attention.of_decode_run(shape, steps)
         return np.cumsum(costs)
@@ -170,8 +175,6 @@ class ProfileBackend:
             self._rows.add_logits(parts, logits)
             parts["memory"] += costs.store
         parts["pipeline"] = costs.hop * sum(begin < bound < end for bound in self._bounds)
-        if self.host is not NO_OVERHEAD:
-            parts = {name: compiled_ns(self.host, ns) for name, ns in parts.items()}
         parts["attention_prefill"] = layers * prompts
         parts["attention_decode"] = layers * (attention - prompts)
         if self.host is not NO_OVERHEAD:

@@ -16,16 +16,20 @@ chunk sizes only.
 
 Captured. Profiles are eager: FlashAttention 2 then splits the histories of a few decodes, so that
 all multiprocessors read. An engine replays decodes from a CUDA graph, captured with the model's
-longest history, in which no real one is split: a (sequence, KV head) is one block from end to
-end. A few decodes therefore take as long as their longest at the pace of one block. Many share
-the memory's bandwidth; when it has served the mean history of all, the longest has got its equal
-share, more if the blocks come in several waves, and reads the rest alone. The pace of one block
-is that of the table's mixed kernel, which does not split either.
+longest history, in which no real one is split: a (sequence, KV head) is one block of threads from
+end to end, and blocks start head by head, each when a multiprocessor is free. The memory's
+bandwidth is full as long as many blocks run, and idle in part when only the longest histories
+are left, each at the pace of one block (that of the table's mixed kernel, which does not split
+either). That rest is added to the look-up at the mean, in place of the bundle's fitted fraction,
+which means the same for batches with a few equal long ones. Dealing out the blocks one by one, so
+that each multiprocessor takes the next head, gives the raw skew measurements of all seven bundles
+to 1 to 2 % (`benchmarks.fidelity_blocks`); the closed forms here give that to 2 % for the
+histories of the measured runs.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +41,20 @@ _TAIL_QUARTERS: Final = 3
 """Exposed part of the longest decode's time beyond the mean one's, in quarters."""
 
 
+class BlockGrid(NamedTuple):
+    """Where blocks of the decode kernel run."""
+
+    slots: int
+    """Blocks that a GPU runs together."""
+    kv_heads: int
+    """Blocks of one decode: KV heads of a rank."""
+
+    @property
+    def unit(self) -> int:
+        """Fractions of a nanosecond in which rests are counted."""
+        return 2000 * self.slots
+
+
 class LayerAttention:
     """Attention of one layer, in ns, from one table."""
 
@@ -46,36 +64,31 @@ class LayerAttention:
         skew: SkewTable | None,
         *,
         separate: bool,
-        sequences_at_once: float = 0.0,
+        grid: BlockGrid | None = None,
     ) -> None:
-        """`sequences_at_once`: decodes whose blocks fit on the GPU together, where captured graphs
-        do not split histories; 0 = they do."""
+        """`grid`: captured graphs do not split histories; None = they do, or nothing is known."""
         self._table = table
         self._decodes = DecodeTimes(table)
         self._skew = skew
         self._separate = separate
-        self._at_once = sequences_at_once
-        self._alone_ps = self._unsaturated = 0
-        if sequences_at_once:
-            self._alone_ps = max(0, _block_ps(table))
-            self._unsaturated = _saturating(table, self._alone_ps)
+        self._grid = grid
+        if grid:
+            self._alone_ps, self._shared_ps = _paces(table)
+            self._unsaturated = self._alone_ps // self._shared_ps
 
     def at(self, shape: BatchShape) -> int:
         """One batch."""
         if self._separate and shape.prefill_new:
             return self._separate_ns(shape)
-        if self._alone_ps and shape.decode_count:
-            nd, longest = shape.decode_count, shape.decode_context_max
-            eager = self._eager_ns(shape)
-            if nd <= self._unsaturated:
-                return max(eager, longest * self._alone_ps // 1000)
-            ahead = longest - self._share(nd, shape.decode_context_sum // nd)
-            return eager + ahead * self._alone_ps // 1000 if ahead > 0 else eager
-        return self._eager_ns(shape)
-
-    def _share(self, nd: int, mean: int) -> int:
-        """Tokens of the longest history read when the mean history of all has been."""
-        return int(mean * max(1.0, nd / self._at_once))
+        nd = shape.decode_count
+        if self._grid is None or nd == 0:
+            return self._eager_ns(shape)
+        mean, longest = shape.decode_context_sum // nd, shape.decode_context_max
+        at_mean = self._decodes.at(nd, mean)
+        if nd <= self._unsaturated:
+            return max(at_mean, longest * self._alone_ps // 1000)
+        rest, _ = self._rest(self._grid, shape, mean)
+        return at_mean + max(0, rest) // self._grid.unit
 
     def _eager_ns(self, shape: BatchShape) -> int:
         nd = shape.decode_count
@@ -108,16 +121,39 @@ class LayerAttention:
     def of_decode_run(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
         """`at` of each step of a decode run."""
         nd = shape.decode_count
-        eager = self._eager_run(shape, steps)
-        if not self._alone_ps or nd == 0:
-            return eager
-        longest = np.arange(steps, dtype=np.int64) + shape.decode_context_max
+        if self._grid is None or nd == 0:
+            return self._eager_run(shape, steps)
+        mean, longest = shape.decode_context_sum // nd, shape.decode_context_max
+        at_mean = self._decodes.run(nd, mean, steps)
+        ages = np.arange(steps, dtype=np.int64)
         if nd <= self._unsaturated:
-            return np.maximum(eager, longest * self._alone_ps // 1000)
-        means = np.arange(steps, dtype=np.int64) + shape.decode_context_sum // nd
-        shares = (means * max(1.0, nd / self._at_once)).astype(np.int64)
-        ahead: NDArray[np.int64] = np.maximum(longest - shares, 0)
-        return eager + ahead * self._alone_ps // 1000
+            return np.maximum(at_mean, (ages + longest) * self._alone_ps // 1000)
+        rest, less = self._rest(self._grid, shape, mean)
+        return at_mean + np.maximum(rest - less * ages, 0) // self._grid.unit
+
+    def _rest(self, grid: BlockGrid, shape: BatchShape, mean: int) -> tuple[int, int]:
+        """What the longest histories take after the bandwidth was full, and how much less of it
+        each further step leaves, in `grid.unit`s of a nanosecond."""
+        nd, longest = shape.decode_count, shape.decode_context_max
+        alone_ps, shared_ps = self._alone_ps, self._shared_ps
+        if nd * grid.kv_heads > grid.slots:
+            # Heads come one after another, so the longest one's last block starts, on average, half
+            # a head's time before the last of all; the others end a mean history later. Half of
+            # its blocks run in its rest, and their bandwidth is in the look-up.
+            paid_ps = alone_ps - shared_ps // 2
+            ahead = 2 * grid.slots * (longest - mean) - nd * mean
+            return ahead * paid_ps, nd * paid_ps
+        # All start together. Histories are taken to lie on a power curve between the shortest and
+        # the longest, with their mean, which keeps its form when all grow.
+        spread = longest - shape.decode_context_min
+        rate = _skew_rate(shape, mean) if spread else 0.0
+        if not 0 < rate < 1:
+            return 0, 0
+        power = 1 / rate - 1
+        knee = 1 - alone_ps / (nd * shared_ps)
+        last = 1 - knee**power
+        of_them = nd * (rate * (1 - knee ** (power + 1)) - (1 - knee) * knee**power)
+        return int(2 * grid.slots * spread * (last * alone_ps - of_them * shared_ps)), 0
 
     def _eager_run(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
         """`_eager_ns` of each step.
@@ -174,17 +210,13 @@ _SHORT, _LONG, _MANY = 1024, 16384, 128
 """Histories and decodes between which the profiled times are straight lines."""
 
 
-def _block_ps(table: AttentionTable) -> int:
-    """Picoseconds that one block of threads takes for a token of history: one decode in the
-    kernel of mixed batches, beside the smallest chunk."""
+def _paces(table: AttentionTable) -> tuple[int, int]:
+    """Picoseconds that one block of threads takes for a token of history (one decode in the kernel
+    of mixed batches, beside the smallest chunk), and many decodes for a token of one of them."""
     chunk = table.first_chunk
     longer = table.at(chunk, 0, 1, _LONG) - table.at(chunk, 0, 1, _SHORT)
-    return 1000 * longer // (_LONG - _SHORT)
-
-
-def _saturating(table: AttentionTable, block_ps: int) -> int:
-    """Decodes whose blocks, at the pace of one alone, would read as fast as many decodes do."""
-    return block_ps * _MANY * _LONG // (1000 * table.at(0, 0, _MANY, _LONG))
+    shared_ps = 1000 * table.at(0, 0, _MANY, _LONG) // (_MANY * _LONG)
+    return max(shared_ps, 1000 * longer // (_LONG - _SHORT)), shared_ps
 
 
 def _skew_rate(shape: BatchShape, mean: int) -> float:

@@ -18,6 +18,7 @@ import msgspec
 from emu.errors import InputError
 from emu.latency.moe_gate import Gate, Routing
 from emu.latency.profile_bundle import Bundle
+from emu.latency.profile_tables import Curve
 
 CollectiveCost: TypeAlias = Callable[[str, int, int], int]
 """(kind, bytes, ranks) -> ns. Kinds: `all_reduce` (tensor parallel, after o_proj and down_proj;
@@ -120,8 +121,10 @@ class LayerRows:
         gate: Gate | None,
         *,
         is_padded: bool = False,
+        compiled_permille: int = 1000,
     ) -> None:
-        """`is_padded`: token-wise rows run at `graph_tokens`, as an engine runs them."""
+        """`is_padded`: token-wise rows run at `graph_tokens`, as an engine runs them.
+        `compiled_permille`: what they take in a compiled model."""
         if model.experts:
             assert gate is not None
             if bundle.experts is None:
@@ -138,6 +141,7 @@ class LayerRows:
         self._collective_ns = collective_ns
         self._gate = gate
         self._is_padded = is_padded
+        self._permille = compiled_permille
         self._by_tokens: dict[int, TokenCosts] = {}
         self._by_logits: dict[int, int] = {}
 
@@ -179,7 +183,7 @@ class LayerRows:
         for layer in self._sections[section]:
             curve = self._bundle.dense.get(layer)
             if curve is not None:
-                parts[_COMPONENT.get(layer, "dense")] += times * curve.at(tokens)
+                parts[_COMPONENT.get(layer, "dense")] += times * self._compiled_ns(curve, tokens)
                 parts["collectives"] += times * self._all_reduce_ns(layer, tokens)
 
     def add_logits(self, parts: dict[str, int], rows: int) -> None:
@@ -194,12 +198,13 @@ class LayerRows:
     ) -> list[tuple[str, int, int]]:
         """(name, layer or -1, ns) of every row of an iteration, in order, collectives included."""
         costs, dense = self.of_tokens(tokens), self._bundle.dense
+        reduce_ns = self._all_reduce_ns
         tokens = self._run(tokens)
         after, mlp = self._sections["post_attn"], self._sections["mlp_dense"]
 
         def of(section: Iterable[str], layer: int) -> list[tuple[str, int, int]]:
             return [
-                (name, layer, dense[name].at(tokens) + self._all_reduce_ns(name, tokens))
+                (name, layer, self._compiled_ns(dense[name], tokens) + reduce_ns(name, tokens))
                 for name in section
                 if name in dense
             ]
@@ -249,8 +254,11 @@ class LayerRows:
         for layer in self._sections[section]:
             curve = self._bundle.dense.get(layer)
             if curve is not None:
-                total += curve.at(tokens) + self._all_reduce_ns(layer, tokens)
+                total += self._compiled_ns(curve, tokens) + self._all_reduce_ns(layer, tokens)
         return total
+
+    def _compiled_ns(self, curve: Curve, tokens: int) -> int:
+        return curve.at(tokens) * self._permille // 1000
 
     def _all_reduce_ns(self, layer: str, tokens: int) -> int:
         ranks = self._parallel.tensor

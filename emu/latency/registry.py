@@ -29,6 +29,7 @@ from emu.plugins import make_plugin
 if TYPE_CHECKING:
     from emu.latency.pim import PimAttention
     from emu.latency.placement import WeightLoads
+    from emu.latency.profile_attention import BlockGrid
 
 _BYTES_PER_GIB = 1 << 30
 _NVLINK_LATENCY_NS = 1_000
@@ -290,16 +291,19 @@ def _profile(context: LatencyContext, host: HostCosts) -> LatencyBackend:
         collective_ns=collectives(context),
         host=host,
         gate=gate,
-        sequences_at_once=sequences_at_once(context),
+        grid=block_grid(context),
     )
 
 
-def sequences_at_once(context: LatencyContext) -> float:
-    """Decodes whose attention blocks, one for each KV head of a rank, a GPU runs together."""
+def block_grid(context: LatencyContext) -> BlockGrid | None:
+    """Where the decode kernel's blocks run on this GPU; None = unknown, or another kernel."""
+    from emu.latency.profile_attention import BlockGrid
+
     name = context.table.hardware or context.gpu.name
     try:
         gpu = lookup_gpu(name)
     except InputError:
-        return 0.0
+        return None
+    slots = gpu.sm_count * gpu.decode_blocks_per_sm
     heads = sizes.kv_heads_per_rank(context.model, context.tensor_parallel)
-    return gpu.sm_count * gpu.decode_blocks_per_sm / heads
+    return BlockGrid(slots, heads) if slots else None

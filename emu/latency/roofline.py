@@ -35,9 +35,8 @@ from emu.units import NS_PER_S, ceil_div
 
 _SHIFT: Final = 20
 _COEFFICIENT_BITS: Final = 26
-_RAMP_STEPS: Final = 8192
-_RAMP: Final = np.arange(_RAMP_STEPS, dtype=np.int64)
-"""0, 1, 2, ...: never written to."""
+_right_shift: Final = np.right_shift
+_accumulate: Final = np.add.accumulate
 _QUERY_TILE: Final = 64
 """Query rows that one processor keeps (flash attention over paged KV)."""
 
@@ -241,9 +240,9 @@ class RooflineBackend:
         return round(seconds * NS_PER_S)
 
     def _prefill_layer_s(self, shape: BatchShape, window: int) -> float:
-        pairs = keys = 0
-        longest = 0
-        for new, context in zip(shape.prefill_new, shape.prefill_context, strict=True):
+        pairs = keys = longest = 0
+        for at, new in enumerate(shape.prefill_new):
+            context = shape.prefill_context[at]
             reach = new + context
             if window and reach > window:
                 pairs += _window_pairs(new, context, window)
@@ -253,10 +252,15 @@ class RooflineBackend:
             keys += reach
             if reach > longest:
                 longest = reach
-        work_s = max(pairs * self._pair_s, keys * self._kv_s)
-        if not self._is_tiled:
-            return work_s
-        return max(work_s, longest * _QUERY_TILE * self._tile_pair_s)
+        seconds = pairs * self._pair_s
+        memory_s = keys * self._kv_s
+        if memory_s > seconds:
+            seconds = memory_s
+        if self._is_tiled:
+            tile_s = longest * _QUERY_TILE * self._tile_pair_s
+            if tile_s > seconds:
+                seconds = tile_s
+        return seconds
 
     def _layer_count(self, shape: BatchShape) -> int:
         left = self.spec.layers - shape.start_layer
@@ -313,29 +317,31 @@ class RooflineBackend:
 
     def decode_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
         """Cumulative ends of successive decode iterations, equal to stepping."""
+        slope = self._slope
+        if slope and shape.layers < 0 and not shape.start_layer:
+            base = self._fixed_ns(shape)
+            if base > 0:
+                # An arithmetic series in fixed point, each term rounded down, then summed.
+                growth = slope * shape.decode_count
+                start = slope * shape.decode_context_sum + growth + (base << self._shift)
+                series = np.arange(start, start + growth * steps, growth, dtype=np.int64)
+                _right_shift(series, self._shift_array, series)
+                run: NDArray[np.int64] = _accumulate(series)
+                return run
+        return self._added_run_ns(shape, steps)
+
+    def _added_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
+        """The same, stage by stage and window by window."""
         count, window = shape.decode_count, self.spec.window
         first = shape.decode_context_sum + count
-        parts = self.parts
-        if shape.layers >= 0 or shape.start_layer:
-            parts = self._parts(shape)
+        parts = self._parts(shape)
         if self._is_one_stage and parts is self.parts:
             base = self._fixed_ns(shape)
-            slope = self._slope
-            if slope and base > 0:
-                # An arithmetic series in fixed point, each term rounded down, then summed.
-                start = slope * first + (base << self._shift)
-                growth = slope * count
-                series = np.arange(start, start + growth * steps, growth, dtype=np.int64)
-                run: NDArray[np.int64] = np.add.accumulate(
-                    np.right_shift(series, self._shift_array, series)
-                )
-                return run
         else:
             base = sum(self.stage_ns(shape))
             for part in parts:
                 base -= self._decode_attention_ns(shape, part)
-        ramp = _RAMP[:steps] if steps <= _RAMP_STEPS else np.arange(steps, dtype=np.int64)
-        shift = self._shift
+        ramp = np.arange(steps, dtype=np.int64)
         costs: NDArray[np.int64] | None = None
         for part in parts:
             if part.window and first + (steps - 1) * count > count * window:
@@ -347,8 +353,8 @@ class RooflineBackend:
                 stage = ramp * (slope * count)
                 stage += slope * first
             if costs is None:  # a whole number of ns may be added before the shift
-                stage += base << shift
-            stage >>= shift
+                stage += base << self._shift
+            stage >>= self._shift
             costs = stage if costs is None else costs + stage
         assert costs is not None
         ends: NDArray[np.int64] = costs.cumsum(out=costs)

@@ -73,7 +73,9 @@ class InFlight:
         ends = self._ends
         if ends is None:
             return max(self.kernel.now_ns, self._end_ns)
-        return self._start_ns + ends.item(min(done, len(ends) - 1))
+        if done >= len(ends):
+            return self._end_ns
+        return self._start_ns + ends.item(done)
 
     def _boundary(self, now_ns: int) -> int:
         """When the iteration in flight ends; -1 if that is the deadline already set."""
@@ -101,7 +103,11 @@ class InFlight:
         """The iteration, or leap, starts to run: when it ends."""
         now_ns = self.kernel.now_ns
         if batch.max_steps > 1:
-            self._ends = ends = self._decode_run_ns(batch.shape, batch.max_steps)
+            if self.slowdown == 1.0:
+                ends = self.latency.decode_run_ns(batch.shape, batch.max_steps)
+            else:
+                ends = self._decode_run_ns(batch.shape, batch.max_steps)
+            self._ends = ends
             self._end_ns = now_ns + ends.item(-1)
             return
         cost_ns = measured_ns or self.latency.iteration_ns(batch.shape)

@@ -45,11 +45,8 @@ def complete(
     replica.busy_ns += now_ns - start_ns
     if batch.batch_id == DUMMY_ID:
         return
-    if batch.run_on is None or steps == 1:
-        _count(replica, batch.shape, steps)
-    else:
-        _count(replica, batch.shape, 1)
-        _count(replica, batch.run_on.shape, steps - 1)
+    if replica.is_metered:
+        _count(replica, batch, steps)
     receivers = _receivers(replica, batch, steps) if replica.tells else []
     progress = replica.scheduler.complete(batch, steps, now_ns, longest_ns)
     if not replica.is_touched:
@@ -60,7 +57,7 @@ def complete(
         if progress.cohort_size:
             world.gaps.add_gap(longest_ns, progress.cohort_size, now_ns)
     else:
-        _add_run(replica, progress, ends, start_ns)
+        _add_run(replica, batch, progress, ends, start_ns)
     if progress.gaps_ns:
         world.gaps.add_gaps(progress.gaps_ns, now_ns)
     if world.batches is not None:
@@ -73,18 +70,21 @@ def complete(
         note_signal(replica)
 
 
-def _add_run(replica: Replica, progress: Progress, ends: NDArray[np.int64], start_ns: int) -> None:
+def _add_run(
+    replica: Replica, batch: Batch, progress: Progress, ends: NDArray[np.int64], start_ns: int
+) -> None:
     """Gaps of the cohort in a leap, in which some may have joined with or after the first step."""
     gaps, count = replica.world.gaps, progress.cohort_size
     opening, late_gaps_ns = progress.opening, progress.late_gaps_ns
     if opening is not None:
-        _take_opening(replica, opening, start_ns + ends.item(0))
+        first_ns = batch.first_end_ns
+        _take_opening(replica, opening, first_ns)
         if count:
             gaps.add_run(ends, count, start_ns, opening.cohort_size)
         else:
-            gaps.add_gap(ends.item(0), opening.cohort_size, start_ns + ends.item(0))
+            gaps.add_gap(first_ns - start_ns, opening.cohort_size, first_ns)
     elif late_gaps_ns:
-        gaps.add_gaps(late_gaps_ns, start_ns + ends.item(0))
+        gaps.add_gaps(late_gaps_ns, batch.first_end_ns)
         gaps.add_run(ends, count, start_ns, count - len(late_gaps_ns))
     elif count:
         gaps.add_run(ends, count, start_ns)
@@ -107,7 +107,16 @@ def _receivers(replica: Replica, batch: Batch, steps: int) -> list[Request]:
     return list(replica.scheduler.token_receivers(batch))
 
 
-def _count(replica: Replica, shape: BatchShape, steps: int) -> None:
+def _count(replica: Replica, batch: Batch, steps: int) -> None:
+    """Tokens of the first `steps` iterations of a batch."""
+    if batch.run_on is None or steps == 1:
+        _count_equal(replica, batch.shape, steps)
+    else:
+        _count_equal(replica, batch.shape, 1)
+        _count_equal(replica, batch.run_on.shape, steps - 1)
+
+
+def _count_equal(replica: Replica, shape: BatchShape, steps: int) -> None:
     """Tokens of `steps` iterations, the first of this shape."""
     decodes = shape.decode_count * steps
     if decodes:
@@ -132,9 +141,8 @@ def end_leap_part(replica: Replica, batch: Batch, ends: NDArray[np.int64]) -> No
     """
     world, start_ns, steps = replica.world, replica._start_ns, len(ends)
     end_ns = start_ns + int(ends[-1])
-    _count(replica, batch.shape, 1 if batch.run_on is not None else steps)
-    if batch.run_on is not None:
-        _count(replica, batch.run_on.shape, steps - 1)
+    if replica.is_metered:
+        _count(replica, batch, steps)
     receivers = _receivers(replica, batch, steps) if replica.tells else []
     if world.batches is not None:
         world.batches.batch(replica, batch, start_ns, end_ns, steps, None)
@@ -144,7 +152,7 @@ def end_leap_part(replica: Replica, batch: Batch, ends: NDArray[np.int64]) -> No
     replica.iterations += steps
     replica.busy_ns += end_ns - start_ns
     replica.decode_tokens += progress.decode_tokens
-    _add_run(replica, progress, ends, start_ns)
+    _add_run(replica, batch, progress, ends, start_ns)
     if progress.gaps_ns:
         world.gaps.add_gaps(progress.gaps_ns, end_ns)
     if receivers:

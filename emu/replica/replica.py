@@ -122,6 +122,8 @@ class Replica(InFlight):
         self.obstacles = Obstacles(self)
         self.tells = world.streams or world.history is not None
         """Somebody follows single tokens."""
+        self.is_metered = False
+        """The next figures are asked for (a model of power), and counted."""
         self.prompts_run = 0
         """Tokens of chunks whose KV iterations have computed."""
         self.decodes_run = 0
@@ -473,7 +475,8 @@ class Replica(InFlight):
             longest_ns = now_ns - start_ns
         else:
             before_ns = ends.item(-2)
-            batch.first_end_ns = start_ns + ends.item(0)
+            if batch.run_on is None:  # else it has been known since the beginning
+                batch.first_end_ns = start_ns + ends.item(0)
             batch.last_start_ns = start_ns + before_ns
             is_last = self._is_monotone
             longest_ns = now_ns - start_ns - before_ns if is_last else longest_of(ends, batch)

@@ -7,6 +7,7 @@ The first run is the base of all differences. The intervals come from a bootstra
 (95 %, seeded): when all runs completed the same requests (id and prompt), the pairs are drawn,
 which takes the workload's own spread out of the difference; otherwise each run is drawn on its
 own. Gaps between tokens are pooled over requests when they are recorded, so ITL has no interval.
+Beside the figures stands what differs between the configurations.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from rich.text import Text
 
 from emu.errors import InputError
 from emu.report.rundata import RunData, read_run
+from emu.report.settings import Setting, differing
 from emu.report.table import number
 from emu.rng import rng_stream
 from emu.units import NS_PER_MS
@@ -38,6 +40,9 @@ _RESAMPLES: Final = 400
 _RESAMPLED_VALUES_MAX: Final = 8_000_000
 _RESAMPLES_MIN: Final = 60
 _CONFIDENCE: Final = 0.95
+_COLUMNS_MAX: Final = 1_000
+SETTINGS_MAX: Final = 30
+"""So many settings that differ are shown."""
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -70,6 +75,8 @@ class Comparison(msgspec.Struct, frozen=True):
     rows: list[Row]
     is_paired: bool
     """True if all runs completed the same requests."""
+    settings: list[Setting]
+    """Keys of the configurations that differ, with the value of each run."""
 
 
 def compare_runs(directories: Sequence[Path], seed: int = 0) -> Comparison:
@@ -91,7 +98,8 @@ def compare_data(runs: Sequence[RunData], seed: int = 0) -> Comparison:
     rows += _gap_rows(runs)
     rows.sort(key=lambda row: ("TTFT", "TPOT", "ITL", "E2E").index(row.name.split()[0]))
     rows += _figure_rows(runs)
-    return Comparison(run_names([run.directory for run in runs]), rows, is_paired)
+    names = run_names([run.directory for run in runs])
+    return Comparison(names, rows, is_paired, differing([run.config for run in runs]))
 
 
 def run_names(directories: Sequence[Path]) -> list[str]:
@@ -194,10 +202,15 @@ def _figure_rows(runs: Sequence[RunData]) -> list[Row]:
         _plain("output tokens", "1/s", [s.output_throughput for s in summaries]),
     ]
     if all(s.request_goodput is not None for s in summaries):
+        met = [100 * (s.slo.joint_attainment or 0.0) for s in summaries]
+        rows.append(_plain("objectives met", "%", met))
         rows.append(_plain("goodput", "1/s", [s.request_goodput or 0.0 for s in summaries]))
     rows.append(_plain("GPU time", "s", [s.gpu_seconds.total for s in summaries]))
     if all(s.cost is not None for s in summaries):
         rows.append(_plain("cost", "", [s.cost or 0.0 for s in summaries]))
+    if all(s.energy_j is not None for s in summaries):
+        energy = [sum((s.energy_j or {}).values()) / 1e3 for s in summaries]
+        rows.append(_plain("energy", "kJ", energy))
     moved = [s.kv_bytes_moved / 1e9 for s in summaries]
     rows += [
         _plain("KV moved", "GB", moved),
@@ -213,14 +226,36 @@ def _plain(name: str, unit: str, values: Sequence[float]) -> Row:
 
 # --- printing ------------------------------------------------------------------------------------
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """The table; differences whose interval excludes zero stand out."""
-    table = Table(title="Comparison", title_justify="left")
+    """The table; differences whose interval excludes zero stand out. Then what differs."""
+    table = _figures_table(comparison, has_intervals=True)
+    has_intervals = _width(table, console) <= console.width
+    if not has_intervals:
+        table = _figures_table(comparison, has_intervals=False)
+        # Lines that a terminal wraps are better than figures cut in half.
+        console.width = max(console.width, _width(table, console))
+    console.print(table)
+    kind = "paired by request" if comparison.is_paired else "requests drawn from each run"
+    text = f"95 % intervals from a bootstrap, {kind}; bold: zero lies outside."
+    if not has_intervals:
+        text += " The intervals stand in wider terminals and in --html."
+    console.print(text)
+    if comparison.settings:
+        console.print(_settings_table(comparison))
+
+
+def _width(table: Table, console: Console) -> int:
+    """Columns that it takes if it may."""
+    unbounded = console.options.update(max_width=_COLUMNS_MAX)
+    return console.measure(table, options=unbounded).maximum
+
+
+def _figures_table(comparison: Comparison, *, has_intervals: bool) -> Table:
+    table = Table(title="Comparison (latencies in ms)", title_justify="left")
     table.add_column("")
-    table.add_column("", style="dim")
     for index, name in enumerate(comparison.names):
         table.add_column(Text(name), justify="right")
         if index:
-            table.add_column("difference", justify="right")
+            table.add_column("difference" if has_intervals else "diff.", justify="right")
     before = ""
     for row in comparison.rows:
         group = row.name.split()[0] if row.name.split()[0] in (*_METRICS, "ITL") else ""
@@ -230,18 +265,32 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         cells: list[Text] = [Text(number(row.values[0]))]
         for value, difference in zip(row.values[1:], row.differences, strict=True):
             style = "bold" if difference.is_clear else ""
-            cells += [Text(number(value)), Text(difference_text(difference), style=style)]
-        table.add_row(Text(row.name), Text(row.unit), *cells)
-    console.print(table)
-    kind = "paired by request" if comparison.is_paired else "requests drawn from each run"
-    console.print(f"95 % intervals from a bootstrap, {kind}; bold: zero lies outside.")
+            text = difference_text(difference, has_interval=has_intervals)
+            cells += [Text(number(value)), Text(text, style=style)]
+        has_unit = row.unit not in ("", "ms")
+        table.add_row(Text(f"{row.name}, {row.unit}" if has_unit else row.name), *cells)
+    return table
 
 
-def difference_text(difference: Difference) -> str:
+def _settings_table(comparison: Comparison) -> Table:
+    table = Table(title="Settings that differ", title_justify="left", show_header=False)
+    table.add_column(overflow="fold")
+    for _ in comparison.names:
+        table.add_column(justify="right", overflow="fold")
+    table.add_row("", *map(Text, comparison.names), end_section=True)
+    for key, values in comparison.settings[:SETTINGS_MAX]:
+        table.add_row(Text(key), *map(Text, values))
+    left = len(comparison.settings) - SETTINGS_MAX
+    if left > 0:
+        table.add_row(f"and {left} more")
+    return table
+
+
+def difference_text(difference: Difference, *, has_interval: bool = True) -> str:
     """`+3.2 % [+1.0, +5.5]`."""
     if difference.percent is None:
         return "-"
-    text = f"{difference.percent:+.2f} %"
-    if difference.low is not None and difference.high is not None:
+    text = f"{round(difference.percent, 2) + 0.0:+.2f} %"  # no minus sign before a zero
+    if has_interval and difference.low is not None and difference.high is not None:
         text += f" [{difference.low:+.2f}, {difference.high:+.2f}]"
     return text

@@ -10,7 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from emu.report.atomic import write_text
-from emu.report.compare import Comparison, compare_data, difference_text, run_names
+from emu.report.compare import (
+    SETTINGS_MAX,
+    Comparison,
+    compare_data,
+    difference_text,
+    run_names,
+)
 from emu.report.distributions import LATENCY_NAMES, PALETTE, Chart, latency_cdf, log_axis, short
 from emu.report.html import html_table, latency_page
 from emu.report.rundata import RunData, read_run
@@ -79,4 +85,22 @@ def _table(comparison: Comparison) -> str:
             cells += f"<td><b>{text}</b></td>" if difference.is_clear else f"<td>{text}</td>"
         rows += f'<tr><th scope="row">{html.escape(row.name)}</th><td>{row.unit}</td>{cells}</tr>'
     caption = "Differences against the first run; bold: the 95 % interval excludes zero"
-    return f'<div id="summary">{html_table(caption, head, rows)}</div>'
+    return f'<div id="summary">{html_table(caption, head, rows)}{_settings(comparison)}</div>'
+
+
+def _settings(comparison: Comparison) -> str:
+    """What the runs were asked to do differently."""
+    if not comparison.settings:
+        return ""
+    head = "<th></th>" + "".join(
+        f'<th scope="col">{html.escape(name)}</th>' for name in comparison.names
+    )
+    rows = "".join(
+        f'<tr><th scope="row">{html.escape(key)}</th>'
+        + "".join(f"<td>{html.escape(value)}</td>" for value in values)
+        + "</tr>"
+        for key, values in comparison.settings[:SETTINGS_MAX]
+    )
+    left = len(comparison.settings) - SETTINGS_MAX
+    more = f" (and {left} more)" if left > 0 else ""
+    return html_table(f"Settings that differ{more}", head, rows)

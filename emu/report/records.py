@@ -25,9 +25,9 @@ from __future__ import annotations
 
 import os
 import weakref
-from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from struct import Struct
 from typing import Final
 
 import msgspec
@@ -76,7 +76,8 @@ LATENCIES: Final = ("ttft", "tpot", "e2e", "queue", "arrival", "wait")
 """Columns of the binary file: ns of completed requests; wait = queue + between replicas."""
 
 _WIDTH: Final = len(LATENCIES)
-_SPILL_VALUES: Final = 4096 * _WIDTH
+_SPILL_ROWS: Final = 4096
+_PACKED: Final = Struct(f"={_WIDTH}q").pack
 _READ_ROWS: Final = 16_384
 _Entry = tuple[bytes, tuple[int, ...] | None]
 """A request's row and, if it completed, its LATENCIES."""
@@ -132,7 +133,8 @@ class RequestLog:
         self._binary = self._binary_path.open("wb")
         self._early: dict[int, _Entry] = {}
         self._next_row = 0
-        self._values = array("q")
+        self._values: list[bytes] = []
+        """Latencies on their way to the binary file, row by row."""
         self._by_status = [0] * len(Status)  # a list: hashing an Enum calls into Python
         self._by_reason: dict[tuple[Status, str], int] = {}
         self._first_arrival_ns = self._last_arrival_ns = self._last_token_ns = -1
@@ -177,11 +179,13 @@ class RequestLog:
         line, latencies = entry
         self._file.line(line)
         if latencies is not None:
-            values = self._values
-            values.extend(latencies)
-            if len(values) >= _SPILL_VALUES:
-                values.tofile(self._binary)
-                del values[:]
+            self._values.append(_PACKED(*latencies))
+            if len(self._values) >= _SPILL_ROWS:
+                self._spill()
+
+    def _spill(self) -> None:
+        self._binary.write(b"".join(self._values))
+        self._values.clear()
 
     def finish(self, *, partial: bool = False) -> RequestStats:
         """Write the rest, give the file its name, and return the totals."""
@@ -246,8 +250,7 @@ class RequestLog:
         return line, (*(latencies or (0, 0, 0)), queue_ns, request.arrival_ns, wait_ns)
 
     def _stats(self) -> RequestStats:
-        self._values.tofile(self._binary)
-        del self._values[:]
+        self._spill()
         self._binary.close()
         reasons = {
             f"{status.name.lower()}: {reason or 'no reason given'}": count
