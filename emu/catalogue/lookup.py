@@ -13,6 +13,7 @@ the form of the two files (a test compares with parsing them whole): a table beg
 from __future__ import annotations
 
 import functools
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,8 @@ from emu.inputs import read_input
 _HERE: Final = Path(__file__).parent
 _MODELS: Final = "models.toml"
 _GPUS: Final = "gpus.toml"
+_MAKERS: Final = ("nvidia", "geforce", "tesla", "amd", "instinct", "graphics", "device")
+_OF_ALL: Final = re.compile(r"\d+GB|HBM\w*|Blackwell|Server|Workstation|Edition", re.IGNORECASE)
 # Releases of one architecture under another name.
 SUFFIXES: Final = ("-instruct", "-chat", "-base", "-hf", "-it", "-thinking", "-fp8")
 
@@ -50,6 +53,27 @@ def lookup_gpu(name: str, source: str = "catalogue", field: str = "gpu") -> GpuS
     if key in names:
         return _gpu(names[key])
     raise _unknown("GPU", name, list_gpus(), names, source, field)
+
+
+def gpu_of_device(device: str) -> GpuSpec | None:
+    """The GPU that a driver calls so ("NVIDIA H100 80GB HBM3"), if the catalogue has it.
+
+    Only words that every part of that kind has are dropped from the end: an "H100 NVL" or an
+    "RTX 3090 Ti" is another chip than the catalogue's.
+    """
+    names, words = _names(_GPUS), device_words(device)
+    while words:
+        found = names.get(_plain(" ".join(words)))
+        if found is not None:
+            return _gpu(found)
+        if not _OF_ALL.fullmatch(words.pop()):
+            break
+    return None
+
+
+def device_words(device: str) -> list[str]:
+    """A driver's name of a device without its maker's."""
+    return [word for word in device.split() if word.lower() not in _MAKERS]
 
 
 def list_models() -> list[str]:

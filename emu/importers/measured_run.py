@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import msgspec
 
-from emu.catalogue.lookup import lookup_gpu, lookup_model
+from emu.catalogue.lookup import gpu_of_device, lookup_gpu, lookup_model
 from emu.errors import InputError
 from emu.importers.llmservingsim import import_cluster
 from emu.inputs import json_object, read_input
@@ -57,7 +57,6 @@ _WITHOUT_EFFECT: Final = (
     *("load_format", "disable_log_stats", "disable_log_requests", "served_model_name"),
 )
 """What does not change how long a request takes that has been measured."""
-_VENDOR_WORDS: Final = ("nvidia", "geforce", "amd", "instinct", "tesla")
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -278,13 +277,8 @@ def _gpu(case: Case, source: str, stated: str) -> str:
     if not isinstance(device, str):
         problem = "missing, and there is no config.json: say --gpu NAME"
         raise InputError(source, None, "hardware.device_name", problem)
-    words = [word for word in device.split() if word.lower() not in _VENDOR_WORDS]
-    for end in range(len(words), 0, -1):
-        try:
-            return lookup_gpu(" ".join(words[:end]), source, "hardware.device_name").name
-        except InputError:
-            continue
-    return lookup_gpu(device, source, "hardware.device_name").name
+    spec = gpu_of_device(device)
+    return (spec or lookup_gpu(device, source, "hardware.device_name")).name
 
 
 # --- the workload --------------------------------------------------------------------------------

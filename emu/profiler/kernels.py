@@ -1,10 +1,10 @@
 """The operations of one layer as PyTorch calls.
 
-Matrix products and attention are the library's own kernels (cuBLAS; flash or cuDNN attention
-through `scaled_dot_product_attention`), as engines use them. Norms, rotary embedding and the
-activation are single fused kernels in engines; here each is one library kernel that moves as many
-bytes (`STAND_INS`), which is all that their time consists of. A batch of prompts and decodes is
-two attention kernels, one after the other.
+Matrix products and attention are the library's own kernels (cuBLAS; FlashAttention 2, or where
+that is not there whatever `scaled_dot_product_attention` takes), as engines use them. Norms,
+rotary embedding and the activation are single fused kernels in engines; here each is one library
+kernel that moves as many bytes (`STAND_INS`), which is all that their time consists of. A batch of
+prompts and decodes is two attention kernels, one after the other.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ class Kernels:
         self._scale = self._values(s.hidden)
         self._head_scale = self._values(s.head_dim)
         self._table = self._values(s.whole_vocab, s.hidden)
-        self._cos = self._values(1 << 16, s.head_dim)
         self._pool: Any = None
         self._has_flash = self._find_flash()
 
@@ -54,11 +53,11 @@ class Kernels:
         return self._torch.randn(*size, **self._options)
 
     @property
-    def prompt_kernel(self) -> str:
-        """Which kernel serves prompts with a history."""
+    def attention_kernel(self) -> str:
+        """Which kernels attend."""
         if self._has_flash:
-            return "flash, causal to the lower right, grouped heads"
-        return "scaled_dot_product_attention, every query head with keys of its own"
+            return "aten flash attention, grouped heads"
+        return "scaled_dot_product_attention; over a history, keys for every query head"
 
     def _weight(self, rows: int, columns: int) -> Any:
         return self._values(rows, columns).mul_(columns**-0.5)
@@ -112,7 +111,7 @@ class Kernels:
     def _rotary(self, count: int) -> Call:
         s = self.shapes
         x = self._values(count, s.heads + s.kv_heads, s.head_dim)
-        cos = self._cos[:count].view(count, 1, s.head_dim).sign_()
+        cos = self._values(count, 1, s.head_dim).sign_()
         return lambda: x.mul_(cos)
 
     def _activation(self, count: int) -> Call:
@@ -137,7 +136,9 @@ class Kernels:
         if chunk:
             calls.append(self._prompt(chunk, history))
         if decodes:
-            calls.append(self._decode(decodes, context + 1))
+            # Behind the prompt's KV: what that has read is in the cache.
+            start = chunk + history if chunk else 0
+            calls.append(self._decode(decodes, context + 1, start))
         if len(calls) == 1:
             return calls[0]
 
@@ -151,12 +152,11 @@ class Kernels:
         """Memory for the KV of so many tokens, shared by all points."""
         self._pool = self._values(2, tokens, self.shapes.kv_heads, self.shapes.head_dim)
 
-    def _kv(self, sequences: int, tokens: int) -> tuple[Any, Any]:
+    def _kv(self, sequences: int, tokens: int, start: int = 0) -> tuple[Any, Any]:
+        """Keys and values, (sequences, tokens, heads, width), from a place in the pool on."""
         s = self.shapes
         keys, values = (
-            half[: sequences * tokens]
-            .view(sequences, tokens, s.kv_heads, s.head_dim)
-            .transpose(1, 2)
+            half[start : start + sequences * tokens].view(sequences, tokens, s.kv_heads, s.head_dim)
             for half in self._pool
         )
         return keys, values
@@ -165,41 +165,50 @@ class Kernels:
         s = self.shapes
         query = self._values(1, chunk, s.heads, s.head_dim)
         keys, values = self._kv(1, chunk + history)
-        if self._device == "cuda" and self._has_flash:
-            return self._flash(query, keys.transpose(1, 2), values.transpose(1, 2))
-        query = query.transpose(1, 2)
+        if self._has_flash:
+            return self._flash(query, keys, values, is_causal=True)
+        query, keys, values = (part.transpose(1, 2) for part in (query, keys, values))
         attend = self._torch.nn.functional.scaled_dot_product_attention
         if not history:
             return lambda: attend(query, keys, values, is_causal=True, enable_gqa=True)
         bias = import_module("torch.nn.attention.bias")
         mask = bias.causal_lower_right(chunk, chunk + history)
         # Masks of this kind know no grouped heads: every query head gets keys of its own.
-        repeats = s.heads // s.kv_heads
-        keys, values = (part.repeat_interleave(repeats, dim=1) for part in (keys, values))
+        keys, values = (self._of_every_head(part) for part in (keys, values))
         return lambda: attend(query, keys, values, attn_mask=mask)
 
-    def _flash(self, query: Any, keys: Any, values: Any) -> Call:
-        """The library's flash kernel, causal to the lower right, with grouped heads."""
+    def _decode(self, decodes: int, tokens: int, start: int = 0) -> Call:
+        s = self.shapes
+        query = self._values(decodes, 1, s.heads, s.head_dim)
+        keys, values = self._kv(decodes, tokens, start)
+        if self._has_flash:
+            return self._flash(query, keys, values, is_causal=False)
+        query, keys, values = (part.transpose(1, 2) for part in (query, keys, values))
+        attend = self._torch.nn.functional.scaled_dot_product_attention
+        return lambda: attend(query, keys, values, enable_gqa=True)
+
+    def _of_every_head(self, part: Any) -> Any:
+        return part.repeat_interleave(self.shapes.heads // self.shapes.kv_heads, dim=1)
+
+    def _flash(self, query: Any, keys: Any, values: Any, *, is_causal: bool) -> Call:
+        """The library's flash kernel with grouped heads: FlashAttention 2, as engines have it."""
         flash = self._torch.ops.aten._flash_attention_forward
         new, whole = query.shape[1], keys.shape[1]
-        return lambda: flash(query, keys, values, None, None, new, whole, 0.0, True, False)
+        return lambda: flash(query, keys, values, None, None, new, whole, 0.0, is_causal, False)
 
     def _find_flash(self) -> bool:
-        """Whether that kernel is there and takes these shapes."""
+        """Whether that kernel is there, takes these shapes, and masks to the lower right."""
         if self._device != "cuda":
             return False
-        s = self.shapes
+        s, torch = self.shapes, self._torch
         query = self._values(1, 16, s.heads, s.head_dim)
         keys = self._values(1, 32, s.kv_heads, s.head_dim)
         try:
-            self._flash(query, keys, keys)()
+            found = self._flash(query, keys, keys, is_causal=True)()[0].transpose(1, 2)
         except (RuntimeError, TypeError, AttributeError):
             return False
-        return True
-
-    def _decode(self, decodes: int, tokens: int) -> Call:
-        s = self.shapes
-        query = self._values(decodes, 1, s.heads, s.head_dim).transpose(1, 2)
-        keys, values = self._kv(decodes, tokens)
-        attend = self._torch.nn.functional.scaled_dot_product_attention
-        return lambda: attend(query, keys, values, enable_gqa=True)
+        whole = self._of_every_head(keys.transpose(1, 2)).float()
+        seen = torch.ones(16, 32, dtype=torch.bool, device=self._device).tril(diagonal=16)
+        attend = torch.nn.functional.scaled_dot_product_attention
+        expected = attend(query.transpose(1, 2).float(), whole, whole, attn_mask=seen)
+        return bool(torch.allclose(found.float(), expected, atol=0.05))

@@ -6,6 +6,7 @@ whose KV does not fit into the device's memory is left out, and `meta.yaml` says
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from emu.catalogue.lookup import list_gpus, lookup_gpu, lookup_model, model_from_file
+from emu.catalogue.lookup import device_words, gpu_of_device, lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
 from emu.errors import InputError
 from emu.profiler import bundle
@@ -72,8 +73,12 @@ def measure(
     *,
     kv_tokens_max: int,
     is_time_left: Callable[[], bool],
+    out_of_memory: tuple[type[BaseException], ...] = (MemoryError,),
 ) -> Tables:
-    """Time the points of one rank, coarse ones first, as long as there is time."""
+    """Time the points of one rank, coarse ones first, as long as there is time.
+
+    Points of attention that need more memory than there is are left out.
+    """
     tables = Tables()
     operations.reserve(kv_tokens_max)
     of_level: dict[AttentionPoint, float] = {}
@@ -90,7 +95,10 @@ def measure(
             if operations.kv_tokens(point) > kv_tokens_max:
                 tables.left_out += 1
             else:
-                of_level[point] = timer.time_us(operations.attention(point))
+                try:
+                    of_level[point] = timer.time_us(operations.attention(point))
+                except out_of_memory:
+                    tables.left_out += 1
             continue
         assert isinstance(point, int)
         is_dense = table == "dense"
@@ -123,6 +131,7 @@ def profile(options: ProfileOptions) -> Path:
             timer: Timer = CpuTimer(options.repeats)
             if device == "cuda":
                 timer = CudaTimer(torch, options.repeats)
+                torch.cuda.empty_cache()  # of the degree before
             tables = measure(
                 rank,
                 kernels,
@@ -130,13 +139,14 @@ def profile(options: ProfileOptions) -> Path:
                 options.limits,
                 kv_tokens_max=_kv_tokens_max(torch, device, rank, options.limits),
                 is_time_left=lambda end=deadline: time.monotonic() < end,  # type: ignore[misc]
+                out_of_memory=(MemoryError, torch.cuda.OutOfMemoryError),
             )
             _write_tables(directory / f"tp{tp}", tables)
             known[f"tp{tp}"] = {
                 "finest_complete_level": tables.level,
                 "attention_points_left_out": tables.left_out,
             }
-            known["kernels"] = {**STAND_INS, "attention": kernels.prompt_kernel}
+            known["kernels"] = {**STAND_INS, "attention": kernels.attention_kernel}
             print(_summary(tp, tables, time.monotonic() - start), file=sys.stderr, flush=True)
             del kernels, timer
     bundle.write_yaml(directory / "architecture.yaml", architecture(shapes[options.tp[0]]))
@@ -159,15 +169,9 @@ def import_torch() -> Any:
 
 def hardware_name(device: str) -> str:
     """The catalogue's name of a device, or the device's own as a folder name."""
-    words = re.sub(r"\b(NVIDIA|GeForce|Graphics|Device)\b", " ", device).split()
-    for count in range(len(words), 0, -1):
-        try:
-            return lookup_gpu("-".join(words[:count])).name
-        except InputError:
-            continue
-    plain = "".join(words)
-    found = [gpu for gpu in list_gpus() if gpu.replace("-", "").lower() == plain.lower()]
-    return found[0] if found else re.sub(r"[^A-Za-z0-9.-]+", "-", "-".join(words))
+    spec = gpu_of_device(device)
+    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", "-".join(device_words(device)))
+    return spec.name if spec is not None else plain or "GPU"
 
 
 def _spec(options: ProfileOptions) -> ModelSpec:
@@ -179,9 +183,10 @@ def _spec(options: ProfileOptions) -> ModelSpec:
 def _kv_tokens_max(torch: Any, device: str, shapes: Shapes, limits: Limits) -> int:
     """KV that any point may read: all sequences at the longest context, or half of what is free."""
     most = limits.max_sequences * (limits.max_context + 1) + limits.max_tokens + limits.max_context
-    if device != "cuda":
-        return most
-    free_bytes, _ = torch.cuda.mem_get_info()
+    if device == "cuda":
+        free_bytes, _ = torch.cuda.mem_get_info()
+    else:
+        free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # Keys and values of two bytes; without grouped heads they are repeated once more.
     return min(most, int(free_bytes * 0.5) // (4 * shapes.kv_width))
 

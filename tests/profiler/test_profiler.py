@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -22,6 +23,7 @@ from emu.profiler.__main__ import main as profiler_main
 from emu.profiler.grid import COARSE, Limits, attention_points, in_levels, token_counts
 from emu.profiler.session import Tables, hardware_name, measure
 from emu.profiler.shapes import architecture, dense_layers, shapes_of
+from emu.profiler.timing import CudaTimer
 
 LLAMA = lookup_model("meta-llama/Llama-3.1-8B")
 SMALL = Limits(max_tokens=64, max_sequences=8, max_context=256)
@@ -135,6 +137,161 @@ def test_points_that_do_not_fit_are_left_out_and_counted():
     assert max(Device().kv_tokens(point) for point in tables.attention) <= 1000
 
 
+def test_points_that_exhaust_the_memory_are_left_out(monkeypatch):
+    _, whole = run()
+    kept = Device.attention
+
+    def attention(device, point):
+        if point[0] == 64:
+            raise MemoryError
+        return kept(device, point)
+
+    monkeypatch.setattr(Device, "attention", attention)
+    _, tables = run()
+    assert tables.left_out == sum(point[0] == 64 for point in whole.attention) > 0
+    assert tables.attention == {p: us for p, us in whole.attention.items() if p[0] != 64}
+
+
+class Stream:
+    """A CUDA device as far as a timer sees it: a host that launches, a queue that runs behind it.
+
+    Launching takes `launch_us`; what is launched runs when the one before it has ended.
+    """
+
+    def __init__(self, launch_us: float, write_us: float) -> None:
+        self.launch_us, self.write_us = launch_us, write_us
+        self.host_us = self.device_us = 0.0
+        self.log: list[str] = []
+        self.cuda = self
+
+    def launch(self, name: str, us: float) -> None:
+        self.host_us += self.launch_us
+        self.device_us = max(self.device_us, self.host_us) + us
+        self.log.append(name)
+
+    def synchronize(self) -> None:
+        self.host_us = max(self.host_us, self.device_us)
+        self.log.append("synchronize")
+
+    def get_device_properties(self, device: int) -> object:
+        return object()
+
+    def empty(self, size: int, *, dtype: object, device: str) -> Stream:
+        assert device == "cuda"
+        return self
+
+    int8 = "int8"
+
+    def zero_(self) -> None:
+        self.launch("write", self.write_us)
+
+    def Event(self, *, enable_timing: bool) -> Event:
+        assert enable_timing
+        return Event(self)
+
+
+class Event:
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.at_us: float | None = None
+
+    def record(self) -> None:
+        self.stream.launch("event", 0.5)
+        self.at_us = self.stream.device_us
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds."""
+        assert self.at_us is not None
+        assert end.at_us is not None
+        assert self.stream.log[-1] == "synchronize", "asked before the device was there"
+        return (end.at_us - self.at_us) / 1000
+
+
+@pytest.mark.parametrize("write_us", [20.0, 60.0, 500.0])
+def test_a_call_is_timed_on_the_device_alone(monkeypatch, write_us: float):
+    """Two kernels of 4 us, launched at 10 us each: the host's time is not in the figure."""
+    monkeypatch.setattr("emu.profiler.timing._AWAKE_S", 0.0)
+    stream = Stream(launch_us=10.0, write_us=write_us)
+    timer = CudaTimer(stream, 3)
+    stream.log.clear()
+    assert timer.time_us(lambda: [stream.launch("kernel", 4.0) for _ in range(2)]) == (
+        pytest.approx(8.0)
+    )
+    assert stream.log[:4] == ["kernel"] * 4, "two calls warm up"
+    assert stream.log[4] == "write", "the caches are cold"
+    assert stream.log.count("event") == 6
+
+
+@pytest.mark.parametrize("is_lower_right", [True, False])
+def test_real_calls_of_a_cuda_device_on_a_cpu(tmp_path: Path, monkeypatch, is_lower_right: bool):
+    """All that is asked of PyTorch on a GPU, with events and the flash kernel stood in for.
+
+    A flash kernel that masks otherwise than engines do is not taken.
+    """
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra `profiler`)")
+    calls = []
+
+    def flash(query, key, value, cum_q, cum_k, new, whole, dropout, is_causal, debug):
+        assert (cum_q, cum_k, dropout, debug) == (None, None, 0.0, False)
+        assert (query.shape[1], key.shape[1]) == (new, whole)
+        calls.append((tuple(query.shape), tuple(key.shape), is_causal))
+        repeats = query.shape[2] // key.shape[2]
+        diagonal = whole - new if is_lower_right else 0
+        seen = torch.ones(new, whole, dtype=torch.bool).tril(diagonal) if is_causal else None
+        parts = [part.transpose(1, 2).repeat_interleave(repeats, 1) for part in (key, value)]
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return (attend(query.transpose(1, 2), *parts, attn_mask=seen).transpose(1, 2),)
+
+    class Cuda(Stream):
+        OutOfMemoryError = MemoryError
+
+        def is_available(self) -> bool:
+            return True
+
+        def get_device_name(self, device: int) -> str:
+            return "NVIDIA H200"
+
+        def mem_get_info(self) -> tuple[int, int]:
+            return 4_000_000, 8_000_000
+
+        def empty_cache(self) -> None:
+            self.log.append("empty_cache")
+
+    class Torch:
+        cuda = Cuda(launch_us=1.0, write_us=100.0)
+        ops = SimpleNamespace(aten=SimpleNamespace(_flash_attention_forward=flash))
+
+        def empty(self, size: int, **options: object) -> Cuda:
+            return self.cuda
+
+        def __getattr__(self, name: str):
+            found = getattr(torch, name)
+            if name not in ("randn", "randint", "ones"):
+                return found
+            return lambda *given, device, **options: found(*given, **options)
+
+    monkeypatch.setattr(session, "import_torch", Torch)
+    monkeypatch.setattr("emu.profiler.timing._AWAKE_S", 0.0)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(TINY))
+    options = session.ProfileOptions(
+        model="tiny/Tiny", hf_config=str(config), out=str(tmp_path), tp=(1, 2), budget_s=0,
+        repeats=1, limits=SMALL,
+    )  # fmt: skip
+    directory = session.profile(options)
+    assert directory == tmp_path / lookup_gpu("H200").name / "tiny" / "Tiny" / "bf16"
+    for tp in (1, 2):
+        assert read_bundle(directory, tp).dense["down_proj"].at(64) > 0
+    kernel = yaml.safe_load((directory / "meta.yaml").read_text())["kernels"]["attention"]
+    if not is_lower_right:
+        assert kernel.startswith("scaled_dot_product_attention")
+        return
+    assert kernel == "aten flash attention, grouped heads"
+    assert ((1, 64, 4, 16), (1, 320, 2, 16), True) in calls, "64 tokens over 256"
+    assert ((8, 1, 4, 16), (8, 257, 2, 16), False) in calls, "8 decodes over 256 and themselves"
+    assert Torch.cuda.log.count("empty_cache") == 2
+
+
 def test_tables_come_back_through_the_reader(tmp_path: Path):
     _, tables = run()
     shapes = shapes_of(LLAMA, 1)
@@ -162,6 +319,10 @@ def test_names_of_devices():
     assert hardware_name("NVIDIA A100-SXM4-80GB") == lookup_gpu("A100-SXM4-80GB").name
     assert hardware_name("NVIDIA GeForce RTX 4090") == "RTX4090"
     assert hardware_name("NVIDIA Unheard-Of 9 GB") == "Unheard-Of-9-GB"
+    assert hardware_name("NVIDIA H100 80GB HBM3") == lookup_gpu("H100").name
+    assert hardware_name("NVIDIA H100 NVL") == "H100-NVL", "another chip than the H100"
+    assert hardware_name("NVIDIA GeForce RTX 3090 Ti") == "RTX-3090-Ti"
+    assert hardware_name("Graphics Device") == "GPU"
 
 
 def test_without_torch_the_extra_is_named(monkeypatch, capsys, tmp_path: Path):
