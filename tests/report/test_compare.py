@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from emu.report.measuredpage import write_measured
 from emu.report.measurement import read_measurement
 from emu.report.records import RequestLog
 from emu.report.rundata import read_run
+from emu.report.settings import differing
 from emu.report.summary import RunFacts, build_summary, write_summary
 from emu.request import Request, Status
 from tests.report.fabricate import fabricate
@@ -41,8 +43,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     ]
 
 
-def render(draw, *args) -> str:
-    console = Console(width=160, force_terminal=False)
+def render(draw, *args, width: int = 160) -> str:
+    console = Console(width=width, force_terminal=False)
     with console.capture() as capture:
         draw(*args, console)
     return capture.get()
@@ -90,6 +92,54 @@ def test_rows_cover_the_statistics_and_the_cost(runs: list[Path]) -> None:
     for words in ("TTFT mean", "again", "difference", "requests drawn from each run", "GPU time"):
         assert words in text
     assert "paired by request" in render(print_comparison, compare_runs(runs[:2]))
+
+
+def test_what_does_not_fit_is_left_out_whole(runs: list[Path]) -> None:
+    comparison = compare_runs(runs[:3])
+    wide, narrow = (render(print_comparison, comparison, width=width) for width in (160, 80))
+    interval = difference_text(comparison.rows[0].differences[0])
+    assert interval in wide
+    assert interval not in narrow
+    assert difference_text(comparison.rows[0].differences[0], has_interval=False) in narrow
+    assert "wider terminals" in narrow
+    assert max(map(len, narrow.splitlines())) <= 80
+    many = render(print_comparison, compare_runs(runs), width=40)
+    assert all(f"{row.name}" in many for row in comparison.rows), "names are never cut"
+
+
+def test_settings_that_differ() -> None:
+    one = {
+        "seed": 1,
+        "output": {"dir": "a"},
+        "replicas": [{"count": 2, "gpus": [0, 1]}],
+        "autoscale": None,
+    }
+    other = {
+        "seed": 1,
+        "output": {"dir": "b"},
+        "replicas": [{"count": 4, "gpus": [0, 1]}, {"count": 1}],
+        "autoscale": {"preset": "hpa", "tick_ms": 5},
+    }
+    assert differing([one, one, other]) == [
+        ("replicas.0.count", ["2", "2", "4"]),
+        ("replicas.1", ["-", "-", "given"]),
+        ("autoscale", ["-", "-", "given"]),
+    ]
+    assert differing([{"a": [1, 2]}, {"a": [1]}, {"a": True}]) == [("a", ["[1,2]", "[1]", "true"])]
+    assert differing([{}, one]) == [], "a run without run.json"
+
+
+def test_settings_stand_in_table_and_page(runs: list[Path], tmp_path: Path) -> None:
+    places = [tmp_path / "a", tmp_path / "b"]
+    for place, tokens in zip(places, (512, 2048), strict=True):
+        shutil.copytree(runs[0], place)
+        config = {"scheduler": {"max_num_batched_tokens": tokens}}
+        (place / "run.json").write_text(json.dumps({"config": config}))
+    comparison = write_comparison(tmp_path / "c.html", places)
+    assert comparison.settings == [("scheduler.max_num_batched_tokens", ["512", "2048"])]
+    for text in (render(print_comparison, comparison), (tmp_path / "c.html").read_text()):
+        assert "scheduler.max_num_batched_tokens" in text
+        assert "Settings that differ" in text
 
 
 def test_two_to_ten_runs(runs: list[Path]) -> None:
