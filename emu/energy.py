@@ -57,6 +57,7 @@ def energy_j(
         if isinstance(latency, OffloadedBackend):
             host_bytes += _loaded_bytes(latency, its_plan) * replica.iterations
             pim_j += _pim_j(latency, its_plan, replica)
+            host_bytes += _attended_bytes(latency, its_plan, replica)
     cpu = _cpu_j(table, busy_of_machine, end_ns)
     memory = sum(_memory_idle_w(table, plan, machine.table) for machine in machines) * seconds
     return {
@@ -127,6 +128,16 @@ def _pim_j(latency: OffloadedBackend, plan: ReplicaPlan, replica: Replica) -> fl
     device = _device(plan.node.pim)
     work_ns = latency.pim.work_ns(replica.decodes_run, replica.decode_context_run)
     return (device.peak_w - device.idle_w) * work_ns * plan.model.layers / NS_PER_S
+
+
+def _attended_bytes(latency: OffloadedBackend, plan: ReplicaPlan, replica: Replica) -> int:
+    """Queries, keys and values of decodes into memory that attends, and what comes out of it."""
+    if latency.pim is None:
+        return 0
+    model = plan.model
+    element = sizes.weight_bytes(1, sizes.activation_dtype(model, plan.dtype))
+    token = 2 * (model.heads + model.kv_heads) * model.head_dim * element
+    return replica.decodes_run * model.layers * token
 
 
 def _device(name: str) -> PimDevice:

@@ -93,6 +93,21 @@ def test_exchanges_and_loads_cost_energy(tmp_path: Path) -> None:
     assert found["memory"] == pytest.approx(32 * end_s + loaded * 8 * 6e-12, abs=1e-5)
 
 
+def test_attention_in_memory_costs_energy_there(tmp_path: Path) -> None:
+    """Three decodes after a prompt of 100, in 256 channels of LPDDR5."""
+    node = {"gpus": 1, "host_memory_gib": 512, "pim": "LPDDR5_2GB_6400"}
+    tables = cluster(tmp_path / "w.jsonl", [ask(0, 100, 4)], nodes=[node])
+    tables["latency"] = {"attention_offload": True}
+    tables["power"] = POWER | {"dram_pj_per_bit": 6e4}
+    run_config(tmp_path / "run", **tables)
+    end_s = int(rows_of(tmp_path / "run")[0]["last_token_ns"]) / 1e9
+    # Of Llama-3.1-8B: 32 layers, 32 query heads and 8 of keys, 128 elements of two bytes each.
+    work_s = 32 * sum(282.4338 * context + 15996.7018 for context in (100, 101, 102)) / 1e9
+    moved = 3 * 32 * (2 * 32 + 2 * 8) * 128 * 2
+    expected = 256 * 0.071 * end_s + (0.877 - 0.071) * work_s + moved * 8 * 6e4 * 1e-12
+    assert summary_of(tmp_path / "run")["energy_j"]["memory"] == pytest.approx(expected, abs=1e-5)
+
+
 @needs_shared
 def test_published_run(tmp_path: Path) -> None:
     run_example(tmp_path, "single_node_power_instance")
