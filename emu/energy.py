@@ -29,6 +29,15 @@ _JOULE_PER_PJ_BYTE: Final = 8e-12
 _HOST_KINDS: Final = (READ, WRITE)
 
 
+def energy_warnings(table: PowerTable, plan: Plan) -> list[str]:
+    """What a reader of the energy should know beforehand."""
+    if table.gpu_active_w:
+        return []
+    limits = {r.gpu.name: r.gpu.tdp_w for r in plan.replicas if r.gpu.tdp_w}
+    boards = ", ".join(f"{name} draws {watt:g} W at most" for name, watt in limits.items())
+    return ["power.gpu_active_w is 0: GPUs take no energy" + (f" ({boards})" if boards else "")]
+
+
 def energy_j(
     table: PowerTable,
     plan: Plan,

@@ -57,6 +57,11 @@ def prepare(config: Config, source: str) -> tuple[Plan, Workload]:
         holds=holds_for(plan, is_clipped=config.workload.oversized == "clip"),
         config_source=source,
     )
+    if config.power is not None:
+        from emu.energy import energy_warnings  # most runs do not model it
+
+        for warning in energy_warnings(config.power, plan):
+            workload.notes.warn(warning)
     return plan, workload
 
 
@@ -292,9 +297,10 @@ def run_command(
         console = open_console()
         print_summary(result.summary, console)
         emulated_s = result.outcome.end_ns / NS_PER_S
+        speed = emulated_s / result.wall_s
         where = os.path.relpath(result.directory)
         console.print(
             f"{emulated_s:.1f} s emulated in {result.wall_s:.2f} s "
-            f"({emulated_s / result.wall_s:.0f} x real time); results in {where}"
+            f"({speed:.{0 if speed >= 10 else 1}f} x real time); results in {where}"
         )
     return 0

@@ -61,6 +61,8 @@ _SERIES: Final[tuple[tuple[str, str, str, dict[str, str], str], ...]] = (
 
 def run_charts(run: RunData) -> list[Chart]:
     """All charts of a report, in reading order."""
+    if not run.summary.simulated_s:
+        return []  # everything ended as it came
     charts = [*distribution_charts(run), *heat_charts(run)]
     timeline = state_timeline(run)
     if timeline is not None:

@@ -23,7 +23,7 @@ from emu.report.charts import run_charts, slowest_rows
 from emu.report.distributions import Chart
 from emu.report.rundata import RunData, read_run
 from emu.report.summary import STATISTICS, Summary
-from emu.report.table import number
+from emu.report.table import ends, latency_cells, number, remarks, wait_growth
 
 _PAGE: Final = Path(__file__).parent / "page"
 _METRIC_NAMES: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
@@ -51,7 +51,7 @@ def report_html(run: RunData) -> str:
     """The page as text."""
     charts = run_charts(run)
     main = [_header(run), _tiles(run.summary), _latency_table(run.summary)]
-    main.append(_energy_table(run.summary))
+    main += [_remarks_table(run.summary), _energy_table(run.summary)]
     for section, title in _SECTIONS.items():
         mine = [chart for chart in charts if chart.section == section]
         if mine:
@@ -152,9 +152,8 @@ def _header(run: RunData) -> str:
 
 def _tiles(summary: Summary) -> str:
     slo, load = summary.slo, summary.load
-    others = summary.failed + summary.rejected + summary.cancelled
     tiles = [
-        ("Completed", f"{summary.completed:,}", f"{others:,} others" if others else "all", ""),
+        ("Completed", f"{summary.completed:,}", ", ".join(ends(summary)[1:]) or "all", ""),
         (
             "Throughput",
             f"{number(summary.request_throughput)} req/s",
@@ -168,13 +167,13 @@ def _tiles(summary: Summary) -> str:
         ("itl", "ITL", None, None),
         ("e2el", "E2E", slo.e2e_ms, slo.e2e_attainment),
     ):
-        below = f"p50 {number(summary.statistic('median', metric))}"
+        texts = dict(zip(STATISTICS, latency_cells(summary, metric), strict=True))
+        below = f"p50 {texts['median']}"
         mood = ""
         if limit is not None and attained is not None:
             below += f"; {attained:.1%} within {limit:g} ms"
             mood = _mood(attained)
-        value = f"{number(summary.statistic('p99', metric))} ms"
-        tiles.append((f"{name} p99", value, below, mood))
+        tiles.append((f"{name} p99", f"{texts['p99']} ms", below, mood))
     if slo.joint_attainment is not None and summary.request_goodput is not None:
         tiles.append(
             (
@@ -185,7 +184,7 @@ def _tiles(summary: Summary) -> str:
             )
         )
     moods = {"stable": "good", "backlogged": "fair", "overloaded": "poor", "unknown": "fair"}
-    growth = f"waiting grows {round(load.wait_growth_s_per_s, 3) + 0.0:+.3f} s/s"
+    growth = wait_growth(summary) if summary.completed else "nothing completed"
     tiles.append(("Load", load.verdict, growth, moods[load.verdict]))
     if summary.gpu_seconds.total:
         idle = summary.gpu_seconds.idle / summary.gpu_seconds.total
@@ -212,11 +211,21 @@ def _latency_table(summary: Summary) -> str:
     head = "".join(f'<th scope="col">{"p50" if s == "median" else s}</th>' for s in STATISTICS)
     rows = "".join(
         f'<tr><th scope="row">{name}</th>'
-        + "".join(f"<td>{number(summary.statistic(s, metric))}</td>" for s in STATISTICS)
+        + "".join(f"<td>{cell}</td>" for cell in latency_cells(summary, metric))
         + "</tr>"
         for metric, name in _METRIC_NAMES.items()
     )
     return html_table("Latency of completed requests, ms", f"<th></th>{head}", rows)
+
+
+def _remarks_table(summary: Summary) -> str:
+    """Loads, faults, requests that did not complete and why: what has no tile."""
+    lines = remarks(summary)
+    rows = "".join(
+        f'<tr><th scope="row">{html.escape(name)}</th><td>{html.escape(text)}</td></tr>'
+        for name, text, _ in lines
+    )
+    return html_table("What else happened", "", rows) if lines else ""
 
 
 def _energy_table(summary: Summary) -> str:

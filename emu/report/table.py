@@ -38,10 +38,16 @@ def latency_table(summary: Summary) -> Table:
     for statistic in STATISTICS:
         table.add_column("p50" if statistic == "median" else statistic, justify="right")
     for metric, name in _NAMES.items():
-        table.add_row(
-            name, *(number(summary.statistic(statistic, metric)) for statistic in STATISTICS)
-        )
+        table.add_row(name, *latency_cells(summary, metric))
     return table
+
+
+def latency_cells(summary: Summary, metric: str) -> list[str]:
+    """A latency's statistics, ms; dashes where nothing was measured."""
+    samples = summary.itl_samples if metric == "itl" else summary.completed
+    if not samples:
+        return ["-"] * len(STATISTICS)
+    return [number(summary.statistic(statistic, metric)) for statistic in STATISTICS]
 
 
 def figures_table(summary: Summary) -> Table:
@@ -55,23 +61,27 @@ def figures_table(summary: Summary) -> Table:
 
 def figures(summary: Summary) -> list[Figure]:
     """Every line below the latencies."""
-    return [
-        *_requests(summary),
-        *_resources(summary),
-        *_movements(summary),
-        *_warnings(summary),
-    ]
+    return [*_requests(summary), *_resources(summary), *remarks(summary)]
 
 
-def _requests(summary: Summary) -> Iterator[Figure]:
+def remarks(summary: Summary) -> list[Figure]:
+    """What moved and what went wrong: those of the lines that a page has no tiles for."""
+    return [*_movements(summary), *_warnings(summary)]
+
+
+def ends(summary: Summary) -> list[str]:
+    """How requests ended: `2,981 completed`, `19 cancelled`, ..."""
     counts = {
         "completed": summary.completed,
         "failed": summary.failed,
         "rejected": summary.rejected,
         "cancelled": summary.cancelled,
     }
-    shown = [f"{n:,} {status}" for status, n in counts.items() if n or status == "completed"]
-    yield "Requests", ", ".join(shown), ""
+    return [f"{n:,} {status}" for status, n in counts.items() if n or status == "completed"]
+
+
+def _requests(summary: Summary) -> Iterator[Figure]:
+    yield "Requests", ", ".join(ends(summary)), ""
     yield "Duration", f"{number(summary.duration)} s simulated", ""
     rates = (
         f"{number(summary.request_throughput)} requests/s",
@@ -87,12 +97,17 @@ def _requests(summary: Summary) -> Iterator[Figure]:
             ("E2E", slo.e2e_attainment),
         )
         parts = ", ".join(f"{name} {part:.1%}" for name, part in each if part is not None)
-        goodput = f"goodput {number(summary.request_goodput)} requests/s"
-        yield "Objectives", f"{slo.joint_attainment:.1%} met all ({parts}); {goodput}", ""
+        yield "Objectives", f"{slo.joint_attainment:.1%} met all ({parts})", ""
+        yield "Goodput", f"{number(summary.request_goodput)} requests/s", ""
     load = summary.load
-    growth = round(load.wait_growth_s_per_s, 3) + 0.0  # no minus sign before a zero
-    waits = f"waiting grows {growth:+.3f} s per s, mean wait {number(load.mean_wait_ms)} ms"
-    yield "Load", f"{load.verdict} ({waits})", _VERDICT_STYLE[load.verdict]
+    waits = f" ({wait_growth(summary)}, mean wait {number(load.mean_wait_ms)} ms)"
+    yield "Load", load.verdict + (waits if summary.completed else ""), _VERDICT_STYLE[load.verdict]
+
+
+def wait_growth(summary: Summary) -> str:
+    """The figure behind the verdict on load."""
+    growth = round(summary.load.wait_growth_s_per_s, 3) + 0.0  # no minus sign before a zero
+    return f"waiting grows {growth:+.3f} s/s"
 
 
 def _resources(summary: Summary) -> Iterator[Figure]:
@@ -103,7 +118,8 @@ def _resources(summary: Summary) -> Iterator[Figure]:
     if summary.cost is not None:
         yield "Cost", number(summary.cost), ""
     if summary.energy_j is not None:
-        shares = ", ".join(f"{part} {number(j / 1e3)}" for part, j in summary.energy_j.items())
+        parts = ((part, j / 1e3) for part, j in summary.energy_j.items() if j)
+        shares = ", ".join(f"{part} {number(kj)}" for part, kj in parts)
         total = number(sum(summary.energy_j.values()) / 1e3)
         yield "Energy", f"{total} kJ ({shares})", ""
     if summary.prefix_hit_tokens["total"]:
@@ -137,8 +153,8 @@ def _warnings(summary: Summary) -> Iterator[Figure]:
         if counts:
             parts = [f"{count:,} {reason}" for reason, count in counts.items()]
             yield f"{name} rows", ", ".join(parts), "yellow"
-    for reason, count in summary.reasons.items():
-        yield "", f"{count:,} {reason}", "yellow"
+    for index, (reason, count) in enumerate(summary.reasons.items()):
+        yield "" if index else "Not completed", f"{count:,} {reason}", "yellow"
     if summary.partial:
         yield "Partial", summary.partial_reason, "red"
 

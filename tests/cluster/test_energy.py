@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from emu.config.load import config_from_dict
+from emu.runner import prepare
 from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload
 from tests.cluster.test_published_examples import run_example
 from tests.shared_data import needs_shared
@@ -73,6 +75,14 @@ def test_energy_by_hand(tmp_path: Path, leap: bool) -> None:
         },
         abs=1e-5,
     )
+
+
+def test_gpus_without_power_are_warned_about() -> None:
+    for power, count in (({}, 1), ({"gpu_active_w": 300}, 0)):
+        _, workload = prepare(config_from_dict({"power": power}), "test")
+        assert len(workload.notes.warnings) == count
+    _, workload = prepare(config_from_dict({"power": {}}), "test")
+    assert "A100-SXM4-80GB draws 400 W at most" in workload.notes.warnings[0]
 
 
 def test_exchanges_and_loads_cost_energy(tmp_path: Path) -> None:

@@ -154,6 +154,18 @@ def test_partial_results_say_so(run: Path, tmp_path: Path) -> None:
     assert "Partial results: interrupted &lt;b&gt;" in path.read_text()
 
 
+def test_what_has_no_tile_stands_in_a_table(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    summary = json.loads((copy / "summary.json").read_text())
+    summary.update(cancelled=3, rejected=2, reasons={"cancelled: <left>": 3, "rejected: full": 2})
+    (copy / "summary.json").write_text(json.dumps(summary))
+    text = write_report(copy).read_text()
+    assert "2 rejected, 3 cancelled</span>" in text
+    for words in ("3 cancelled: &lt;left&gt;", "2 rejected: full", "replica_crash x1"):
+        assert f"<td>{words}</td>" in text
+
+
 @pytest.mark.slow
 def test_hundred_thousand_requests_stay_small(tmp_path: Path) -> None:
     fabricate(tmp_path, requests=100_000)

@@ -16,7 +16,7 @@ from emu.report.itl import GapLog
 from emu.report.load import growth, judge_load
 from emu.report.records import RequestLog, RequestStats
 from emu.report.summary import RunFacts, build_summary, read_summary, write_summary
-from emu.report.table import figures, number, print_summary
+from emu.report.table import figures, latency_cells, number, print_summary
 from emu.request import Request, Status
 
 S = 1_000_000_000
@@ -231,10 +231,19 @@ def test_tables_show_the_figures_and_never_read_markup(tmp_path: Path) -> None:
     with console.capture() as capture:
         print_summary(summary, console)
     text = capture.get()
-    for word in ("TTFT", "p99", "10 completed, 2 rejected", "goodput", "stable", "interrupted"):
+    for word in ("TTFT", "p99", "10 completed, 2 rejected", "Goodput", "stable", "interrupted"):
         assert word in text
     assert "no [red]room[/red]" in text
     assert "10.00 GB" in text
+
+
+def test_nothing_measured_is_a_dash_and_zeros_of_energy_are_left_out(tmp_path: Path) -> None:
+    facts = RunFacts(energy_j={"base": 3_000.0, "gpu": 0.0})
+    summary = build_summary(stats_of(tmp_path, []), GapLog().finish(), facts, SloTable())
+    assert latency_cells(summary, "ttft") == latency_cells(summary, "itl") == ["-"] * 7
+    lines = {name: text for name, text, _ in figures(summary)}
+    assert lines["Energy"] == "3.00 kJ (base 3.00)"
+    assert lines["Load"] == "unknown"
 
 
 def test_numbers_are_short() -> None:
