@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+from emu.digest import Digest
 from emu.errors import Deadlock, LimitReached, Zeno
 from emu.ranks import (
     RANK_CONTROL,
@@ -59,7 +60,6 @@ __all__ = [
 ]
 
 _Future: Final = asyncio.Future
-_MASK: Final = (1 << 64) - 1
 _YIELD_EVERY: Final = 2048
 _NEVER: Final = 1 << 63
 
@@ -72,8 +72,9 @@ class Kernel:
         self.rank_reached = -1
         """Highest rank popped at this instant: what is due now with a lower rank has happened."""
         self.events = 0
-        self.digest = 0
-        """Running digest of (time, rank) of every timer popped: cheap determinism check."""
+        self._digest = Digest()
+        """Of time + rank of every timer popped: a cheap check of determinism."""
+        self._note_instant = self._digest.waiting.append
         self._heap: list[tuple[int, int, int, Target]] = []
         self._ready: deque[Mailbox[Any] | tuple[Waiter, bool]] = deque()
         """What runs when the actors that run now have come to rest: turns of parked actors, and
@@ -237,9 +238,16 @@ class Kernel:
             # happens next, it would go on before others that were woken earlier.
             self._loop.call_soon(self._advance)
 
+    @property
+    def digest(self) -> int:
+        """Of all that has happened so far."""
+        return self._digest.fold()
+
     def _advance(self) -> None:
         """Nothing can run: move to the next timer that somebody still waits for."""
         self._is_advancing = True
+        if len(self._digest.waiting) >= _YIELD_EVERY:
+            self._digest.fold()
         try:
             self._move_on()
         except BaseException as error:
@@ -319,7 +327,7 @@ class Kernel:
                 return False
             if rank > self.rank_reached:
                 self.rank_reached = rank
-        self.digest = (self.digest * 0x9E3779B97F4A7C15 + due_ns + rank + 1) & _MASK
+        self._note_instant(due_ns + rank + 1)
         return True
 
     def _notice(self, due_ns: int) -> bool:

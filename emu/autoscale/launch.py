@@ -21,7 +21,7 @@ from emu.config.schema import AutoscaleTable
 from emu.network.carrier import Carrier
 from emu.network.topology import Topology
 from emu.replica.replica import Replica
-from emu.replica.states import LOADING, Marker, ReplicaState
+from emu.replica.states import LOADING, Marker, ReplicaState, Writer
 from emu.units import s_to_ns
 
 S = ReplicaState
@@ -139,7 +139,8 @@ class Launches:
 
     def restore(self, replica: Replica, role: Role, *, from_disk: bool) -> None:
         """Weights of a replica that is back after a crash, where no planner brings them."""
-        self._load(Load("disk" if from_disk else "host", (Target(replica.replica_id, role),)))
+        load = Load("disk" if from_disk else "host", (Target(replica.replica_id, role),))
+        self._load(load, writer="recovery")
 
     def load_by_hand(self, replica: Replica) -> None:
         """A manual `to_new_prefill`: the weights come from the machine's memory, layer by layer."""
@@ -150,7 +151,7 @@ class Launches:
         """Replicas from which weights are being copied."""
         return [source for _, sources in self._sending for source in sources]
 
-    def _load(self, load: Load) -> None:
+    def _load(self, load: Load, writer: Writer = "planner") -> None:
         world = self._world
         if load.method == "host" and self.stale:
             machine = self._sites[load.targets[0].replica].machine
@@ -161,8 +162,8 @@ class Launches:
             replica.segments_ready = 0
             to = _LOADING_STATE[target.role]
             cause = f"weights come by {load.method}"
-            replica.try_move(S.INACTIVE, to, writer="planner", cause=cause)
-            self.scale_ups += 1
+            replica.try_move(S.INACTIVE, to, writer=writer, cause=cause)
+            self.scale_ups += writer == "planner"  # who comes back is no order of it
         self._mark(load)
         cold_ns = s_to_ns(self.table.cold_start_s) if load.method in _LOCAL else 0
         active = self.loader.start(load, after_ns=cold_ns)

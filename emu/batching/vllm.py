@@ -93,8 +93,10 @@ class VllmScheduler(VllmLeaps):
         shape.sequences = cohort.count + len(records)
         has_freed = (self._free_ended() if self._leaving else False) or has_evicted
         batch = self._launch(shape, chunks, records, now_ns, has_freed)
-        batch.preempted = preempted
-        batch.recalls = recalls
+        if preempted:
+            batch.preempted = preempted
+        if recalls:
+            batch.recalls = recalls
         return batch
 
     def _form_decodes(self, now_ns: int) -> Batch:
@@ -271,7 +273,8 @@ class VllmScheduler(VllmLeaps):
                 continue
             queue.remove(request)
             self._record_admission(request, hit, now_ns)
-            request.computed_tokens = hit.tokens
+            if hit is not NO_HIT:
+                request.computed_tokens = hit.tokens
             self._serve(self._sit(request), new, hit, shape, records, chunks, now_ns)
             if hit.recall_bytes:
                 recalls.append(Recall(hit.tier, hit.recall_bytes, request, hit.lower_tokens))

@@ -88,7 +88,7 @@ class VllmLeaps(CohortScheduler):
         cohort = self._cohort
         if not self.limits.leap or self._side or now_ns != self._cohort_end_ns:
             return 1
-        if self._unseen and self._may_pass():
+        if self._unseen and (not self._queue.count or self._may_pass()):
             return 1
         if has_freed and (
             self._handoff.arrived or (self._queue.count and not self._is_head_blocked())
@@ -143,7 +143,7 @@ class VllmLeaps(CohortScheduler):
         waiting request; any other change ends a leap at the end of the iteration in flight.
         """
         left = batch.max_steps - batch.steps_settled
-        if self._unseen and left and self._may_pass():
+        if self._unseen and left and (not self._queue.count or self._may_pass()):
             # The next batch does not see who comes now, the one after does; who came just before
             # the iteration in flight began is seen at its end already.
             first_ns, _ = next(iter(self._unseen.values()))
@@ -168,8 +168,8 @@ class VllmLeaps(CohortScheduler):
         return self._fit(self._queue.head(), NO_HIT, budget) == 0
 
     def _may_pass(self) -> bool:
-        """Some unseen request could be admitted before the head of the queue."""
-        if not self._queue.count or self.table.skip_blocked or self.table.order != "arrival":
+        """Some unseen request could be admitted before the head of a queue that is not empty."""
+        if self.table.skip_blocked or self.table.order != "arrival":
             return True
         return self._unseen_first < arrival_order(self._queue.head())
 

@@ -158,7 +158,7 @@ class Recovery:
                 if not self._has_gpus(replica):
                     self._grounded[replica.replica_id] = back
                     return
-                replica.move(S.INACTIVE, writer="fault", cause="restarted")
+                replica.move(S.INACTIVE, writer="recovery", cause="restarted")
                 self._loads.pop(replica.replica_id, None)
                 self._load(replica)
 

@@ -11,9 +11,9 @@ folders `vllm/` and `outputs/`:
 * config.json       the machine as a cluster file. Without it the machine comes from meta.json's
                     `hardware`, or from the caller.
 
-The workload is made of the measured requests' lengths and arrivals, in the order of their ids. Their
-token ids come from the dataset that meta.json names, if it is found below the directory or one of
-its parents (with the recorded sha256); its arrivals are plans, which the driver kept to some ms.
+The workload is made of the measured requests' lengths and arrivals, in the order of their ids.
+Their token ids come from the dataset that meta.json names, if it is found below the directory or
+one of its parents (with the recorded sha256); its arrivals are plans, kept to some ms.
 
 Owns the mapping of vLLM's keys to ours, not the cluster file's (`llmservingsim.py`).
 """

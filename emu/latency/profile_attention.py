@@ -21,10 +21,9 @@ end to end, and blocks start head by head, each when a multiprocessor is free. T
 bandwidth is full as long as many blocks run, and idle in part when only the longest histories
 are left, each at the pace of one block (that of the table's mixed kernel, which does not split
 either). That rest is added to the look-up at the mean, in place of the bundle's fitted fraction,
-which means the same for batches with a few equal long ones. Dealing out the blocks one by one, so
-that each multiprocessor takes the next head, gives the raw skew measurements of all seven bundles
-to 1 to 2 % (`benchmarks.fidelity_blocks`); the closed forms here give that to 2 % for the
-histories of the measured runs.
+which was fitted to a few long ones among equals. Dealing out the blocks one by one gives those
+measurements to 1 to 3 % without a constant (`benchmarks.fidelity_blocks`); the closed forms here,
+which need no single history, are within 3 % of it for batches like those of the measured runs.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class LayerAttention:
         self._separate = separate
         self._grid = grid
         if grid:
-            self._alone_ps, self._shared_ps = _paces(table)
+            self._alone_ps, self._shared_ps = paces_ps(table)
             self._unsaturated = self._alone_ps // self._shared_ps
 
     def at(self, shape: BatchShape) -> int:
@@ -127,9 +126,11 @@ class LayerAttention:
         at_mean = self._decodes.run(nd, mean, steps)
         ages = np.arange(steps, dtype=np.int64)
         if nd <= self._unsaturated:
-            return np.maximum(at_mean, (ages + longest) * self._alone_ps // 1000)
+            alone: NDArray[np.int64] = (ages + longest) * self._alone_ps // 1000
+            return np.maximum(at_mean, alone)
         rest, less = self._rest(self._grid, shape, mean)
-        return at_mean + np.maximum(rest - less * ages, 0) // self._grid.unit
+        rests: NDArray[np.int64] = np.maximum(rest - less * ages, 0) // self._grid.unit
+        return at_mean + rests
 
     def _rest(self, grid: BlockGrid, shape: BatchShape, mean: int) -> tuple[int, int]:
         """What the longest histories take after the bandwidth was full, and how much less of it
@@ -210,7 +211,7 @@ _SHORT, _LONG, _MANY = 1024, 16384, 128
 """Histories and decodes between which the profiled times are straight lines."""
 
 
-def _paces(table: AttentionTable) -> tuple[int, int]:
+def paces_ps(table: AttentionTable) -> tuple[int, int]:
     """Picoseconds that one block of threads takes for a token of history (one decode in the kernel
     of mixed batches, beside the smallest chunk), and many decodes for a token of one of them."""
     chunk = table.first_chunk

@@ -19,7 +19,7 @@ cached latent KV in later chunks.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.latency.base import BatchShape
 from emu.latency.host import ASYNC_SCHEDULING, HostCosts, host_ns
-from emu.latency.roofline_layers import HeadCost, LayerCosts, TokenCost
+from emu.latency.roofline_layers import HeadCost, LayerCosts, Part, TokenCost
 from emu.latency.roofline_ops import CollectiveNs, Efficiency, Ops, default_collective
 from emu.units import NS_PER_S, ceil_div
 
@@ -39,20 +39,6 @@ _right_shift: Final = np.right_shift
 _accumulate: Final = np.add.accumulate
 _QUERY_TILE: Final = 64
 """Query rows that one processor keeps (flash attention over paged KV)."""
-
-
-class _Part(NamedTuple):
-    """A run of layers on one pipeline stage."""
-
-    dense: int
-    moe: int
-    full: int
-    """Layers whose attention sees the whole context."""
-    window: int
-    """Layers whose attention sees the window only."""
-    has_embedding: bool
-    has_head: bool
-    sends: bool
 
 
 class RooflineBackend:
@@ -96,7 +82,7 @@ class RooflineBackend:
         self.parts = tuple(self._part(0, spec.layers, index) for index in range(pp))
         self._tokens: dict[int, tuple[tuple[TokenCost, int], ...]] = {}
         # The same for batches that run a part of the layers: (start, count), and with tokens.
-        self._cut_parts: dict[tuple[int, int], tuple[_Part, ...]] = {}
+        self._cut_parts: dict[tuple[int, int], tuple[Part, ...]] = {}
         self._cut_tokens: dict[tuple[int, int, int], tuple[tuple[TokenCost, int], ...]] = {}
         self._heads: dict[int, tuple[HeadCost, int]] = {}
         # A pass over all layers on one stage: what tokens cost, and what rows of logits do
@@ -133,7 +119,7 @@ class RooflineBackend:
             self._slope = self.parts[0].full * self._context_fixed
         self._shift_array = np.array(self._shift)  # numpy converts a plain integer at each call
 
-    def _part(self, start: int, end: int, stage: int) -> _Part:
+    def _part(self, start: int, end: int, stage: int) -> Part:
         spec = self.spec
         own = self.stage_ranges[stage]
         layers = range(max(start, own.start), min(end, own.stop))
@@ -141,7 +127,7 @@ class RooflineBackend:
         window = sum(spec.is_window_layer(index) for index in layers)
         count = len(layers)
         is_last = stage == len(self.stage_ranges) - 1
-        return _Part(
+        return Part(
             dense=count - moe,
             moe=moe,
             full=count - window,
@@ -153,7 +139,7 @@ class RooflineBackend:
 
     # --- what depends on tokens or rows only ----------------------------------------------------
 
-    def _terms(self, tokens: int, part: _Part) -> list[tuple[int, TokenCost]]:
+    def _terms(self, tokens: int, part: Part) -> list[tuple[int, TokenCost]]:
         """What T tokens cost on a stage: how often, and what."""
         costs = self.costs
         terms = []
@@ -169,7 +155,7 @@ class RooflineBackend:
             terms.append((1, costs.send(tokens)))
         return terms
 
-    def _token_cost(self, tokens: int, part: _Part) -> tuple[TokenCost, int]:
+    def _token_cost(self, tokens: int, part: Part) -> tuple[TokenCost, int]:
         cost = TokenCost()
         for times, term in self._terms(tokens, part):
             cost = cost.plus(term, times)
@@ -203,7 +189,7 @@ class RooflineBackend:
             self._tokens[tokens] = found
         return found
 
-    def _parts(self, shape: BatchShape) -> tuple[_Part, ...]:
+    def _parts(self, shape: BatchShape) -> tuple[Part, ...]:
         if shape.layers < 0 and not shape.start_layer:
             return self.parts
         start = shape.start_layer
@@ -223,7 +209,7 @@ class RooflineBackend:
 
     # --- attention over context -----------------------------------------------------------------
 
-    def _decode_attention_ns(self, shape: BatchShape, part: _Part) -> int:
+    def _decode_attention_ns(self, shape: BatchShape, part: Part) -> int:
         count = shape.decode_count
         seen = shape.decode_context_sum + count
         keys = part.full * seen
@@ -231,7 +217,7 @@ class RooflineBackend:
             keys += part.window * min(seen, count * self.spec.window)
         return keys * self._context_fixed >> self._shift
 
-    def _prefill_attention_ns(self, shape: BatchShape, part: _Part) -> int:
+    def _prefill_attention_ns(self, shape: BatchShape, part: Part) -> int:
         seconds = 0.0
         if part.full:
             seconds += part.full * self._prefill_layer_s(shape, 0)
@@ -317,6 +303,21 @@ class RooflineBackend:
 
     def decode_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
         """Cumulative ends of successive decode iterations, equal to stepping."""
+        costs = self._decode_costs_ns(shape, steps)
+        ends: NDArray[np.int64] = _accumulate(costs)
+        return ends
+
+    def decode_run_ns_after(
+        self, shape: BatchShape, steps: int, first_ns: int
+    ) -> NDArray[np.int64]:
+        """The same after an iteration of `first_ns`, whose end is the first element."""
+        costs = self._decode_costs_ns(shape, steps, 1)
+        costs[0] = first_ns
+        ends: NDArray[np.int64] = _accumulate(costs)
+        return ends
+
+    def _decode_costs_ns(self, shape: BatchShape, steps: int, before: int = 0) -> NDArray[np.int64]:
+        """Of successive decode iterations, behind room for those `before` them."""
         slope = self._slope
         if slope and shape.layers < 0 and not shape.start_layer:
             base = self._fixed_ns(shape)
@@ -324,13 +325,14 @@ class RooflineBackend:
                 # An arithmetic series in fixed point, each term rounded down, then summed.
                 growth = slope * shape.decode_count
                 start = slope * shape.decode_context_sum + growth + (base << self._shift)
-                series = np.arange(start, start + growth * steps, growth, dtype=np.int64)
-                _right_shift(series, self._shift_array, series)
-                run: NDArray[np.int64] = _accumulate(series)
-                return run
-        return self._added_run_ns(shape, steps)
+                end = start + growth * steps
+                costs = np.arange(start - growth * before, end, growth, dtype=np.int64)
+                _right_shift(costs, self._shift_array, costs)
+                return costs
+        costs = self._added_costs_ns(shape, steps)
+        return np.concatenate((np.zeros(before, dtype=np.int64), costs))
 
-    def _added_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
+    def _added_costs_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
         """The same, stage by stage and window by window."""
         count, window = shape.decode_count, self.spec.window
         first = shape.decode_context_sum + count
@@ -342,7 +344,7 @@ class RooflineBackend:
             for part in parts:
                 base -= self._decode_attention_ns(shape, part)
         ramp = np.arange(steps, dtype=np.int64)
-        costs: NDArray[np.int64] | None = None
+        costs = np.full(steps, base, dtype=np.int64)
         for part in parts:
             if part.window and first + (steps - 1) * count > count * window:
                 seen = ramp * count + first
@@ -352,13 +354,9 @@ class RooflineBackend:
                 slope = (part.full + part.window) * self._context_fixed
                 stage = ramp * (slope * count)
                 stage += slope * first
-            if costs is None:  # a whole number of ns may be added before the shift
-                stage += base << self._shift
             stage >>= self._shift
-            costs = stage if costs is None else costs + stage
-        assert costs is not None
-        ends: NDArray[np.int64] = costs.cumsum(out=costs)
-        return ends
+            costs += stage
+        return costs
 
     def components_ns(self, shape: BatchShape) -> dict[str, int]:
         """The duration split by component."""

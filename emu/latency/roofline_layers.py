@@ -14,6 +14,20 @@ from emu.latency.roofline_ops import CollectiveNs, Ops
 from emu.units import NS_PER_S, ceil_div
 
 
+class Part(NamedTuple):
+    """A run of layers on one pipeline stage."""
+
+    dense: int
+    moe: int
+    full: int
+    """Layers whose attention sees the whole context."""
+    window: int
+    """Layers whose attention sees the window only."""
+    has_embedding: bool
+    has_head: bool
+    sends: bool
+
+
 class TokenCost(NamedTuple):
     """Cost of T tokens in some layers, by component, in ns."""
 

@@ -65,7 +65,7 @@ class Marker(enum.Enum):
 
 
 S = ReplicaState
-Writer = Literal["loop", "planner", "transfer", "command", "fault"]
+Writer = Literal["loop", "planner", "transfer", "command", "fault", "recovery"]
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -78,10 +78,10 @@ class Rule(msgspec.Struct, frozen=True):
 def _rules() -> dict[tuple[S, S], Rule]:
     table: dict[tuple[S, S], Rule] = {
         (S.INACTIVE, S.LOADING_PREFILL): Rule(
-            ("planner", "transfer"), "prefill demand; a source of weights is found"
+            ("planner", "recovery"), "prefill demand; a source of weights is found"
         ),
         (S.INACTIVE, S.LOADING_DECODE): Rule(
-            ("planner", "transfer"), "decode demand; a source of weights is found"
+            ("planner", "recovery"), "decode demand; a source of weights is found"
         ),
         (S.INACTIVE, S.NEW_PREFILL): Rule(
             ("planner", "command"), "live scaling: serves while its weights arrive"
@@ -124,7 +124,9 @@ def _rules() -> dict[tuple[S, S], Rule]:
         (S.INACTIVE, S.MUTATING_TO_DECODE): Rule(("command",), "manual: weights appear"),
         (S.INACTIVE, S.PREFILL): Rule(("command",), "manual: weights appear"),
         # colocated serving
-        (S.INACTIVE, S.LOADING_COLOCATED): Rule(("planner",), "demand; weights are loading"),
+        (S.INACTIVE, S.LOADING_COLOCATED): Rule(
+            ("planner", "recovery"), "demand; weights are loading"
+        ),
         (S.LOADING_COLOCATED, S.COLOCATED): Rule(("transfer",), "weights complete"),
         (S.COLOCATED, S.SHUTTING_COLOCATED): Rule(("planner", "command"), "surplus capacity"),
         (S.SHUTTING_COLOCATED, S.COLOCATED): Rule(("planner", "command"), "demand came back"),
@@ -135,7 +137,7 @@ def _rules() -> dict[tuple[S, S], Rule]:
         (S.LOADING_DECODE, S.INACTIVE): Rule(("planner", "transfer"), "load given up"),
         (S.LOADING_COLOCATED, S.INACTIVE): Rule(("planner", "transfer"), "load given up"),
         (S.NEW_PREFILL, S.INACTIVE): Rule(("planner", "transfer"), "load given up"),
-        (S.FAILED, S.INACTIVE): Rule(("fault",), "restarted, weights lost"),
+        (S.FAILED, S.INACTIVE): Rule(("recovery",), "restarted, weights lost"),
     }
     for state in S:
         if state is not S.FAILED:

@@ -50,7 +50,7 @@ DEFINITIONS: Final = {
     "cost": "GPU time x nodes.hourly_price; null without prices.",
     "prefix_hit_rate": "Prompt tokens found in a cache / prompt tokens of scheduled requests.",
     "scale_ups": "Orders to put a replica into service: revived, spare reused, or weights loaded; "
-    "a load that was given up counts too.",
+    "a load that was given up counts too, what [recovery] brings back does not.",
     "loads": "Replicas whose weights arrived, by the way they came.",
     "host_cache_bytes": "Weights in host memory: mean over the run, most, and bytes of one copy.",
     "load": "Rule in docs/metrics.md; wait = until first scheduled, plus between replicas.",

@@ -93,6 +93,7 @@ class TimeseriesWriter:
         self._before = Sample(time_ns=0, replicas={})
         self._is_first = True
         self._states_text = ""
+        self._no_flows = ["0"] * (2 * len(self._kinds))
 
     def add(self, sample: Sample) -> None:
         """The next row; rates and counts are those since the row before."""
@@ -113,10 +114,13 @@ class TimeseriesWriter:
             _rate(sample.decode_tokens - before.decode_tokens, span_ns),
             f"{sample.completed - before.completed},{sample.preemptions - before.preemptions}",
         ]
-        cells += [str(sample.flows.get(kind, 0)) for kind in self._kinds]
         now_bytes, bytes_before = sample.flow_bytes, before.flow_bytes
-        for kind in self._kinds:
-            cells.append(_rate(now_bytes.get(kind, 0) - bytes_before.get(kind, 0), span_ns))
+        if sample.flows or now_bytes != bytes_before:
+            cells += [str(sample.flows.get(kind, 0)) for kind in self._kinds]
+            for kind in self._kinds:
+                cells.append(_rate(now_bytes.get(kind, 0) - bytes_before.get(kind, 0), span_ns))
+        else:
+            cells += self._no_flows
         self._file.line(",".join(cells) + "\n")
 
     def close(self) -> None:
