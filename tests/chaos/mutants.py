@@ -208,7 +208,7 @@ MUTANTS = (
     Mutant(
         "a restarted replica takes prompts before its weights are there",
         "emu/faults/recovery.py",
-        '                replica.move(S.INACTIVE, writer="fault", cause="restarted")\n',
+        '                replica.move(S.INACTIVE, writer="recovery", cause="restarted")\n',
         "                role = self._role_at_crash.get(replica.replica_id)\n"
         '                replica.state = S.COLOCATED if role == "colocated" else S.PREFILL\n',
     ),

@@ -102,6 +102,21 @@ def test_a_crash_restarts_its_requests_and_none_gets_a_token_twice(tmp_path: Pat
     assert all(int(row["recomputed_toks"]) > 0 for row in again)
 
 
+def test_who_comes_back_is_brought_by_the_recovery_and_no_planner(tmp_path: Path) -> None:
+    out = struck(tmp_path, [{"at_s": 0.3, "kind": "replica_crash", "replica": 2}])
+    its = [row for row in rows_of(out, "transitions.csv") if row["replica"] == "2"]
+    assert [(row["to"], row["writer"]) for row in its] == [
+        ("decode", "loop"),
+        ("failed", "fault"),
+        ("inactive", "recovery"),
+        ("loading_decode", "recovery"),
+        ("aus_decode", "transfer"),
+        ("decode", "loop"),
+    ]
+    summary = summary_of(out)
+    assert (summary["scale_ups"], sum(summary["loads"].values())) == (0, 1)
+
+
 def test_without_retries_its_requests_fail_with_the_reason(tmp_path: Path) -> None:
     fault = {"at_s": 0.3, "kind": "replica_crash", "replica": 2}
     out = struck(tmp_path, [fault], recovery={"on_crash": "fail"})
