@@ -66,7 +66,7 @@ def _outside(error: Exception) -> str:
         name = frame.tb_frame.f_code.co_filename
         if name.startswith(os.path.dirname(__file__)):
             where = ""
-        elif not name.startswith((*libraries, "<")):
+        elif name.endswith(".py") and not name.startswith(libraries):
             where = name
         frame = frame.tb_next
     return where

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from emu.errors import RunError
 from emu.plugins import make_plugin
 from emu.request import Request
 from emu.rng import rng_stream
@@ -99,6 +100,24 @@ class PrefixAwareRouter:
         return best
 
 
+class _Checked:
+    """A router of a user's own, whose choices are looked at."""
+
+    def __init__(self, router: Router, policy: str) -> None:
+        self._router = router
+        self._policy = policy
+
+    def choose(self, request: Request, signals: Sequence[Signal]) -> int:
+        """What the other chooses; RunError if that is none of the signals."""
+        chosen = self._router.choose(request, signals)
+        if isinstance(chosen, int | np.integer) and 0 <= chosen < len(signals):
+            return int(chosen)
+        raise RunError(
+            f"router.policy: {self._policy} chose {chosen!r} of {len(signals)} replicas; "
+            f"expected an index from 0 to {len(signals) - 1}"
+        )
+
+
 def make_router(policy: str, *, seed: int, pool: str, match: PrefixMatch) -> Router:
     """The router of a pool of replicas. Each pool has its own (counters are not shared).
 
@@ -116,4 +135,5 @@ def make_router(policy: str, *, seed: int, pool: str, match: PrefixMatch) -> Rou
     if policy == "prefix_aware":
         return PrefixAwareRouter(match)
     made: Router = make_plugin(policy, "router.policy", needs=("choose",))
-    return made
+    # One that says what its choice is (`linear_load`) is not asked.
+    return made if hasattr(made, "linear_load") else _Checked(made, policy)

@@ -122,10 +122,14 @@ def _recognise(head: bytes, source: str) -> str:
         return "sharegpt"
     if start.startswith(b"{"):
         return _recognise_json(start, source)
-    dialect = dialect_of(split_header(_first_line(head)))
+    header = _first_line(head)
+    dialect = dialect_of(split_header(header))
     if dialect is not None:
         return dialect.name
-    if b"," not in _first_line(head):
+    if b"," not in header:
+        for mark, name in ((b";", "semicolons"), (b"\t", "tabs")):
+            if mark in header:
+                raise InputError(source, 1, "$", f"columns are separated by {name}, not by commas")
         return "jsonl"
     known = "; set workload.format, or name the columns as docs/workloads.md says"
     raise InputError(source, 1, "$", f"format cannot be recognised from the header{known}")

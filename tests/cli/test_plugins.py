@@ -14,6 +14,9 @@ class Empty:
 class Raises:
     def choose(self, request, signals):
         return {}["oops"]
+class Beyond:
+    def choose(self, request, signals):
+        return len(signals)
 class Fewest:
     def choose(self, request, signals):
         return min(range(len(signals)), key=lambda index: signals[index].waiting_tokens)
@@ -60,6 +63,13 @@ def test_a_fault_in_the_class_names_its_file(config: Path) -> None:
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f"fault in {config.parent / 'own.py'}, which is no part of emu")
+
+
+def test_a_choice_that_is_none_is_named(config: Path) -> None:
+    done = emu(config, *TWO, "--set", "router.policy=own:Beyond", **path_of(config))
+    assert done.returncode == 3
+    last = done.stderr.splitlines()[-1]
+    assert "router.policy: own:Beyond chose 2 of 2 replicas; expected an index from 0 to 1" in last
 
 
 def test_a_router_of_ones_own_runs(config: Path) -> None:

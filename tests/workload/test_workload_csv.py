@@ -98,6 +98,10 @@ def test_header_only_and_unknown_headers(tmp_path):
     assert error_of(tmp_path, AZURE) == "w:1: $: the file has no requests"
     problem = "format cannot be recognised from the header; set workload.format, or name the columns as docs/workloads.md says"
     assert error_of(tmp_path, "a,b,c\n1,2,3\n") == f"w:1: $: {problem}"
+    for mark, name in ((";", "semicolons"), ("\t", "tabs")):
+        text = "arrival_s,input_toks,output_toks\n1,2,3\n".replace(",", mark)
+        problem = f"columns are separated by {name}, not by commas"
+        assert error_of(tmp_path, text) == f"w:1: $: {problem}"
     assert (
         error_of(tmp_path, "a,b\n1,2\n", format="azure")
         == "w:1: contexttokens: required column is missing"
