@@ -24,8 +24,7 @@ from rich.table import Table
 
 from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.config.load import load_config
-from emu.importers.llmservingsim import import_cluster
-from emu.importers.measured_run import usable_blocks
+from emu.importers.measured_run import case_config, read_case
 from emu.latency import registry
 from emu.latency.base import BatchShape
 from emu.latency.host import ASYNC_SCHEDULING, NO_OVERHEAD, HostCosts
@@ -46,7 +45,7 @@ MEASURED = SHARED / "vllm-measured"
 PROFILES = SHARED / "profiles"
 METRICS = ("TTFT", "TPOT", "E2E")
 SIMULATOR = "latency.host_overhead=false"
-"""The setting that gives LLMServingSim's requests, in its pool."""
+"""The setting that gives LLMServingSim's requests: in its pool, at the dataset's times."""
 
 Values = dict[str, np.ndarray]
 
@@ -114,28 +113,23 @@ def emulate(
     """Emulate one of them. `host` replaces the constants of the host's time; `splits`: decodes
     replayed from a graph split their histories, as eager ones do."""
     folder = measured / name
-    meta = json.loads((folder / "meta.json").read_text())
-    engine = meta["engine_kwargs"]
-    blocks = (meta.get("kv_cache") or {}).get("num_gpu_blocks")
-    chosen = registry.host_costs, registry.sequences_at_once
+    case = read_case(folder)
+    text, workload = case_config(case, PROFILES)
+    chosen = registry.host_costs, registry.block_grid
     if host is not None:
         registry.host_costs = lambda *_, **__: host  # type: ignore[assignment]
     if splits:
-        registry.sequences_at_once = lambda _: 0.0
+        registry.block_grid = lambda _: None
     try:
         with tempfile.TemporaryDirectory() as scratch:
             file = Path(scratch) / "cluster.toml"
-            file.write_text(import_cluster(folder / "config.json", PROFILES))
-            keys = [
-                f"workload.path={SHARED / meta['dataset_path']}",
-                f"workload.limit={meta['num_requests']}",
-                f"scheduler.max_num_seqs={engine['max_num_seqs']}",
-                f"scheduler.max_num_batched_tokens={engine['max_num_batched_tokens']}",
-                f"output.dir={scratch}/run",
-            ]
-            if blocks and SIMULATOR not in settings:
-                keys.append(f"scheduler.num_blocks={usable_blocks(blocks)}")
-            keys += settings
+            file.write_text(text)
+            (Path(scratch) / "workload.jsonl").write_text(workload)
+            keys = [f"output.dir={scratch}/run", *settings]
+            if SIMULATOR in settings:
+                keys += [f"workload.path={case.dataset}"]
+                blocks = (case.meta.get("kv_cache") or {}).get("num_gpu_blocks")
+                keys += [f"scheduler.num_blocks={blocks}"] if blocks else []
             config = load_config(file, overrides=keys)
             start = time.perf_counter()
             execute(config, name, report=False)
@@ -143,7 +137,7 @@ def emulate(
             run = read_run(Path(scratch) / "run")
             hits = _prefix_hits(Path(scratch) / "run" / "requests.csv")
     finally:
-        registry.host_costs, registry.sequences_at_once = chosen
+        registry.host_costs, registry.block_grid = chosen
     order = np.argsort(run.completed("request_id"), kind="stable")
     measurement = read_measurement(folder / "requests.jsonl")
     by_id = np.argsort(measurement.request_ids, kind="stable")
@@ -235,8 +229,8 @@ _NO_TERMS = HostCosts(step_ns=0, first_use_ns=(0,))
 _SYNC = "scheduler.async_scheduling=off"
 TERMS: list[tuple[str, list[str], HostCosts | None, bool]] = [
     ("the simulator's rules", [SIMULATOR], None, True),
-    ("+ prompts attended separately, padding, pool", [_SYNC], _NO_TERMS, True),
-    ("+ histories not split in graphs", [_SYNC], _NO_TERMS, False),
+    ("+ measured arrivals, separate prompts, padding, pool", [_SYNC], _NO_TERMS, True),
+    ("+ histories whole in graphs, blocks dealt out", [_SYNC], _NO_TERMS, False),
     ("+ scheduling one batch ahead", [], _NO_TERMS, False),
     (
         "+ compiled kernels, launches",

@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks import fidelity, fidelity_noise
+from benchmarks import fidelity, fidelity_blocks, fidelity_makespans, fidelity_noise
 from benchmarks.fidelity import METRICS, PAIRS, SHARED, Result
 from emu.report.compare import STATISTICS
 
@@ -91,6 +91,30 @@ def roofline_table() -> str:
     return "\n".join(lines)
 
 
+def blocks_table() -> str:
+    """Unequal histories in the raw measurements of the bundles."""
+    lines = [
+        "| bundle | batches | as if equal | fitted fraction | dealt out | closed form |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for folder in fidelity_blocks.folders():
+        rows = fidelity_blocks.rows_of(folder)
+        gpu, _, model, _, degree = folder.relative_to(fidelity_blocks.PROFILES).parts
+        cells = " | ".join(f"{error:.1f}" for error in fidelity_blocks.errors(rows))
+        lines.append(f"| {gpu}, {model}, {degree.upper()} | {len(rows)} | {cells} |")
+    return "\n".join(lines)
+
+
+def makespans_table() -> str:
+    """The runs of which only the makespan is known."""
+    lines = ["| | vLLM, s | LLMServingSim | emu |", "|---|---:|---:|---:|"]
+    lines += [
+        f"| {run} | {measured_s:.2f} | {theirs:+.2f} | {ours:+.2f} |"
+        for run, measured_s, theirs, ours in fidelity_makespans.rows()
+    ]
+    return "\n".join(lines)
+
+
 def intake_table() -> str:
     """From the arrival to the engine's intake, and TTFT from the arrival."""
     lines = [
@@ -134,6 +158,8 @@ def noise_table() -> str:
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "rtx4090": lambda: run_table(_RUNS["RTX 4090"]),
     "rtxpro6000": lambda: run_table(_RUNS["RTX PRO 6000"]),
+    "makespans": makespans_table,
+    "blocks": blocks_table,
     "intake": intake_table,
     "terms": terms_table,
     "roofline": roofline_table,

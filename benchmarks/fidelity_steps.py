@@ -2,7 +2,7 @@
 
     python -m benchmarks.fidelity_steps
 
-Four looks behind docs/fidelity.md:
+Three looks behind docs/fidelity.md:
 
 * Fed with the measured ends of iterations, does the emulated scheduler give requests their first
   token in the measured iteration? (RTX PRO 6000, until seats are short.)
@@ -11,18 +11,15 @@ Four looks behind docs/fidelity.md:
 * Iterations with prompts that no other request's first token or admission touches: their measured
   duration less that of their profiled kernels, by tokens. The decode iteration in flight when they
   were formed is taken as long as its kernels, so a recomputation beside them shows as too long.
-* What one long history costs a decode batch, from the raw skew measurements of each bundle.
 
 Needs ../shared/data, which is not part of the project.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import tempfile
 from bisect import bisect_right
-from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,18 +31,18 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import fidelity
-from benchmarks.fidelity import MEASURED, PROFILES, SHARED, backends, emulate, names
+from benchmarks.fidelity import MEASURED, SHARED, backends, emulate, names
 from emu.batching.base import Batch
 from emu.batching.vllm_async import AsyncVllmScheduler
 from emu.catalogue.lookup import lookup_gpu
 from emu.latency.base import BatchShape
 from emu.latency.host import ASYNC_SCHEDULING
 from emu.latency.profile import ProfileBackend
-from emu.latency.profile_attention import LayerAttention
+from emu.latency.profile_attention import BlockGrid, LayerAttention
 from emu.terminal import open_console
 
 FORCED = "RTXPRO6000-Llama-3.1-8B"
-_BEFORE_INTAKE_S = 0.003
+_BEFORE_INTAKE_S = 0.001
 """A request is given to the scheduler so long before the measured engine took it."""
 _MANY_STEPS = 12
 """Between two known ends so far apart, the number of iterations is not certain."""
@@ -132,9 +129,9 @@ def forced(name: str) -> np.ndarray:
 def unsplit_attention(name: str, backend: ProfileBackend) -> LayerAttention:
     """The attention of an engine that replays decodes from graphs (8 KV heads)."""
     gpu = lookup_gpu(name.partition("-")[0])
-    at_once = gpu.sm_count * gpu.decode_blocks_per_sm / 8
+    grid = BlockGrid(gpu.sm_count * gpu.decode_blocks_per_sm, 8)
     eager = backend._attention
-    return LayerAttention(eager._table, eager._skew, separate=True, sequences_at_once=at_once)
+    return LayerAttention(eager._table, eager._skew, separate=True, grid=grid)
 
 
 def decode_steps(name: str) -> list[tuple[int, float, float]]:
@@ -238,24 +235,6 @@ def prompt_steps(name: str) -> list[tuple[int, float, float]]:
     return found
 
 
-# --- one long history --------------------------------------------------------------------------
-def long_history_ns(bundle: Path) -> dict[int, float]:
-    """By decodes: ns that each token of the one longest history beyond the mean costs."""
-    points: dict[tuple[int, int], list[tuple[int, float]]] = defaultdict(list)
-    with (bundle / "skew.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            if row["regime"] == "pure":
-                # Times are sums of three calls.
-                excess_ns = (float(row["t_skew_us"]) - float(row["t_mean_us"])) / 3 * 1e3
-                beyond = int(row["kv_big"]) - int(row["kv_mean"])
-                points[int(row["n"]), int(row["nb"])].append((beyond, excess_ns))
-    found = {}
-    for n in sorted({n for n, _ in points}):
-        few = points[n, min(big for count, big in points if count == n)]
-        found[n] = sum(x * y for x, y in few) / sum(x * x for x, _ in few)
-    return found
-
-
 def main() -> None:
     """Print all three."""
     console = open_console(120)
@@ -278,16 +257,6 @@ def main() -> None:
                     f"{low + 1} to {high}", str(len(here)), *(f"{cell:.1f}" for cell in cells)
                 )
         console.print(table)
-    table = Table(title="One long history: ns for each of its tokens beyond the mean, by decodes")
-    table.add_column("bundle")
-    counts = (2, 4, 8, 16, 32, 64, 128, 256)
-    for count in counts:
-        table.add_column(str(count), justify="right")
-    for file in sorted(PROFILES.glob("*/*/*/*/*/skew.csv")):
-        costs = long_history_ns(file.parent)
-        label = str(file.parent.relative_to(PROFILES)).replace("/bf16", "")
-        table.add_row(label, *(f"{costs[count]:.1f}" for count in counts))
-    console.print(table)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,10 @@ from functools import cache
 import numpy as np
 import pytest
 
-from benchmarks import fidelity_docs
-from benchmarks.fidelity import PAIRS, PHASES, PROFILES, Result, emulate, roofline_errors
+from benchmarks import fidelity_blocks, fidelity_docs
+from benchmarks.fidelity import PAIRS, PHASES, Result, emulate, roofline_errors
 from benchmarks.fidelity_noise import intake
-from benchmarks.fidelity_steps import forced, long_history_ns
+from benchmarks.fidelity_steps import forced
 from tests.shared_data import needs_shared
 
 pytestmark = [needs_shared, pytest.mark.shared, pytest.mark.slow]
@@ -23,30 +23,29 @@ def result(name: str) -> Result:
     return emulate(name)
 
 
-@pytest.mark.parametrize(("name", "as_close", "worst"), [(RTX4090, 11, 1.4), (RTXPRO6000, 14, 4.1)])
+@pytest.mark.parametrize(("name", "as_close", "worst"), [(RTX4090, 13, 0.9), (RTXPRO6000, 12, 3.7)])
 def test_nearly_all_metrics_are_at_least_as_close_as_the_simulators(name, as_close, worst):
     ours = np.abs(result(name).errors(result(name).ours))
     theirs = np.abs(result(name).errors(result(name).theirs))
     assert (ours <= theirs).sum() >= as_close
     assert ours.max() <= worst
     # Where it is not closer, it is by a fraction of a per cent of the metric.
-    assert (ours - theirs).max() <= 1.15
+    assert (ours - theirs).max() <= 0.65
 
 
 def test_the_rtx4090_run_is_within_one_per_cent_however_it_is_anchored():
-    """But for TPOT p95, which is one request's (docs/fidelity.md)."""
     found = result(RTX4090)
     for values in (found.ours, found.from_arrival):
-        errors = np.abs(found.errors(values))
-        errors[1, 3] -= 1.0
-        assert errors.max() < 0.4
+        errors = np.sort(np.abs(found.errors(values)).ravel())
+        assert errors[-1] < 1  # TPOT p95: one request, preempted
+        assert errors[-2] < 0.5
 
 
 @pytest.mark.parametrize(
     ("name", "ttft", "tpot", "e2e"),
     [
-        (RTX4090, (2.51, 0.33), (0.85, 0.57), (0.31, 0.28)),
-        (RTXPRO6000, (3.6, 1.9), (1.2, 0.71), (1.22, 1.03)),
+        (RTX4090, (2.74, 0.3), (0.59, 0.43), (0.27, 0.24)),
+        (RTXPRO6000, (4.28, 2.0), (1.06, 0.52), (0.9, 0.54)),
     ],
 )
 def test_single_requests(name, ttft, tpot, e2e):
@@ -56,10 +55,10 @@ def test_single_requests(name, ttft, tpot, e2e):
 
 
 def test_first_tokens_come_in_the_measured_iterations():
-    """Until requests wait for seats, half of all first tokens are within 2.5 ms."""
+    """Until requests wait for seats, half of all first tokens are within 4.5 ms."""
     found = result(RTXPRO6000)
     errors_ms = np.abs(found.ours["TTFT"] - found.measured.ttft_ms)[:100]
-    assert np.median(errors_ms) < 2.5
+    assert np.median(errors_ms) < 4.5
 
 
 def test_the_simulators_rules_give_the_simulators_requests():
@@ -82,7 +81,9 @@ def test_roofline_against_profiles():
     assert np.mean(np.abs(decodes)) < 8
 
 
-@pytest.mark.parametrize("name", ["rtx4090", "rtxpro6000", "intake", "roofline"])
+@pytest.mark.parametrize(
+    "name", ["rtx4090", "rtxpro6000", "makespans", "blocks", "intake", "roofline"]
+)
 def test_the_pages_tables_are_those_of_this_code(name):
     """`python -m benchmarks.fidelity_docs --write` makes them."""
     text = fidelity_docs.PAGE.read_text(encoding="utf-8")
@@ -92,9 +93,9 @@ def test_the_pages_tables_are_those_of_this_code(name):
 def test_requests_wait_for_the_engine_as_long_as_measured():
     """From the arrival to the instant from which vLLM counts, ms."""
     measured, emulated, paired = intake(RTXPRO6000)
-    assert abs(emulated.mean() - measured.mean()) < 1
-    assert np.abs(np.percentile(emulated, (50, 90)) - np.percentile(measured, (50, 90))).max() < 2.5
-    assert paired[0] < 5
+    assert abs(emulated.mean() - measured.mean()) < 2
+    assert np.abs(np.percentile(emulated, (50, 90)) - np.percentile(measured, (50, 90))).max() < 10
+    assert paired[0] < 6.6
 
 
 def test_fed_with_measured_iterations_first_tokens_come_in_the_measured_ones():
@@ -102,15 +103,10 @@ def test_fed_with_measured_iterations_first_tokens_come_in_the_measured_ones():
     assert np.abs(forced(RTXPRO6000)[:128]).max() < 1e-3
 
 
-def test_one_long_history_costs_nothing_while_the_kernel_splits_histories():
-    """Decodes x KV heads of a rank below 0.8 x 2 x 188 multiprocessors; alike in all bundles."""
-    models = PROFILES / "RTXPRO6000"
-    for model, degree, heads in [
-        ("meta-llama/Llama-3.1-8B", 1, 8),
-        ("meta-llama/Llama-3.1-8B", 2, 4),
-        ("Qwen/Qwen3-32B", 1, 8),
-        ("Qwen/Qwen3-30B-A3B-Instruct-2507", 1, 4),
-    ]:
-        costs = long_history_ns(models / model / "bf16" / f"tp{degree}")
-        for decodes, cost_ns in costs.items():
-            assert cost_ns < 2.5 if decodes * heads < 0.8 * 2 * 188 else cost_ns > 8
+@pytest.mark.parametrize("folder", fidelity_blocks.folders(), ids=lambda f: "-".join(f.parts[-4:]))
+def test_blocks_dealt_out_explain_unequal_histories(folder):
+    """Without any fit; the fitted fraction was fitted to these batches."""
+    as_equal, _, dealt, closed = fidelity_blocks.errors(fidelity_blocks.rows_of(folder))
+    assert as_equal > 7
+    assert dealt < 3.3
+    assert closed < 7

@@ -55,10 +55,9 @@ def write_case(directory: Path, meta: dict[str, Any], requests: int = 6, first_i
     return directory
 
 
-def config_of(directory: Path, gpu: str = "") -> tuple[Config, str | None]:
+def config_of(directory: Path, gpu: str = "") -> tuple[Config, str]:
     text, workload = case_config(read_case(directory), None, gpu=gpu)
-    if workload is not None:
-        (directory / "workload.jsonl").write_text(workload)
+    (directory / "workload.jsonl").write_text(workload)
     (directory / "cluster.toml").write_text(text)
     return load_config(directory / "cluster.toml"), workload
 
@@ -72,22 +71,35 @@ def test_the_engines_record_says_the_machine(tmp_path: Path) -> None:
         2587,
         False,
     )  # one is the null block
-    assert workload is not None
     rows = [json.loads(line) for line in workload.splitlines()]
     assert [row["input_toks"] for row in rows] == [100, 101, 102, 103, 104, 105]
     assert [round(row["arrival_time_ns"] / 1e6) for row in rows] == [0, 100, 200, 300, 400, 500]
 
 
 @pytest.mark.parametrize("is_same", [True, False])
-def test_the_dataset_is_taken_if_its_hash_is_that_of_the_run(tmp_path: Path, is_same: bool) -> None:
-    text = '{"arrival_time_ns": 0, "input_toks": 7, "output_toks": 3}\n'
+def test_tokens_are_taken_from_the_dataset_if_its_hash_is_that_of_the_run(
+    tmp_path: Path, is_same: bool
+) -> None:
+    """Its arrivals are plans: those of the measurement are taken. A line of another length than
+    the measured request's has the tokens of another one."""
+    rows = [
+        {"arrival_time_ns": 7, "input_toks": 100 + i, "input_tok_ids": [i] * (100 + i)}
+        | {"output_toks": 1, "output_tok_ids": [i]}
+        for i in range(6)
+    ]
+    rows[2]["input_tok_ids"] = [1, 2, 3]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
     (tmp_path / "workloads").mkdir()
-    (tmp_path / "workloads" / "w.jsonl").write_text(text if is_same else text * 2)
+    (tmp_path / "workloads" / "w.jsonl").write_text(text if is_same else text + "\n")
     digest = hashlib.sha256(text.encode()).hexdigest()
     meta = META | {"dataset_path": "workloads/w.jsonl", "dataset_hash": digest}
     config, made = config_of(write_case(tmp_path / "runs" / "case", meta))
-    assert (made is None) is is_same
-    assert config.workload.path.endswith("w.jsonl" if is_same else "workload.jsonl")
+    found = [json.loads(line) for line in made.splitlines()]
+    assert [round(row["arrival_time_ns"] / 1e6) for row in found] == [0, 100, 200, 300, 400, 500]
+    lengths = [len(row.get("input_tok_ids", ())) for row in found]
+    assert lengths == ([100, 101, 0, 103, 104, 105] if is_same else [0] * 6)
+    assert not any("output_tok_ids" in row for row in found)
+    assert config.workload.path.endswith("workload.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -214,13 +226,15 @@ def test_reproduce_without_the_gpu_is_one_line(
 @needs_shared
 @pytest.mark.shared
 @pytest.mark.parametrize("name", ["RTX4090-Llama-3.1-8B", "RTXPRO6000-Llama-3.1-8B"])
-def test_the_measured_runs(name: str) -> None:
+def test_the_measured_runs(tmp_path: Path, name: str) -> None:
     case = read_case(SHARED / "vllm-measured" / name)
     text, workload = case_config(case, SHARED / "profiles")
-    config = config_from_text(text, name)
-    assert workload is None
+    (tmp_path / "workload.jsonl").write_text(workload)
+    config = config_from_text(text, name, base_dir=tmp_path)
     assert config.latency.backend == "profile"
-    assert config.workload.limit == 300
+    rows = [json.loads(line) for line in workload.splitlines()]
+    assert len(rows) == 300
+    assert all(len(row["input_tok_ids"]) == row["input_toks"] for row in rows)
     engine = case.meta["engine_kwargs"]
     assert config.scheduler.max_num_seqs == engine["max_num_seqs"]
 
@@ -235,6 +249,5 @@ def test_an_example_with_its_folders(tmp_path: Path) -> None:
         (tmp_path / "vllm" / name).write_bytes((source / name).read_bytes())
     (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
     config, workload = config_of(tmp_path)
-    assert workload is not None
     assert len(workload.splitlines()) == 300
     assert config.latency.backend == "roofline"

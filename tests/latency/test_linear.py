@@ -102,7 +102,7 @@ def test_host_costs_are_switchable():
     assert step_overhead_ns(host_costs(True, 50.5), 100) == 50_500
     assert step_overhead_ns(ASYNC_SCHEDULING, 100, layers=32) == 300_000 + 32 * 15_000
     prompt = step_overhead_ns(ASYNC_SCHEDULING, 100, layers=32, has_prompt=True)
-    assert prompt == 300_000 + 32 * 250_000
+    assert prompt == 300_000 + 32 * 240_000
     assert host_costs(True, overlapped=False) is SYNC_SCHEDULING
     for sequences in (1, 256):  # exposed time without overlap: 1 to 3 ms, and a little
         assert 1e6 <= step_overhead_ns(SYNC_SCHEDULING, sequences) <= 3.1e6

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.fidelity_blocks import dealt_ns
 from emu.latency.base import BatchShape
-from emu.latency.profile_attention import LayerAttention
+from emu.latency.profile_attention import BlockGrid, LayerAttention
 from emu.latency.profile_tables import AttentionTable
 
 
@@ -64,7 +66,10 @@ def decodes(*contexts: int) -> BatchShape:
     return prompts(contexts=contexts)
 
 
-def unsplit(at_once: float = 10) -> LayerAttention:
+GRID = BlockGrid(slots=80, kv_heads=8)
+
+
+def captured(grid: BlockGrid | None = GRID) -> LayerAttention:
     """Decodes together read a token in 1 ns, one block of threads alone in 4 ns."""
     points = [
         (0, 0, count, history, 1000 + count * history)
@@ -72,25 +77,52 @@ def unsplit(at_once: float = 10) -> LayerAttention:
         for history in (0, 20_000)
     ]
     points += [(16, 0, 1, history, 5000 + 4 * history) for history in (0, 20_000)]
-    return LayerAttention(AttentionTable(points), None, separate=True, sequences_at_once=at_once)
+    return LayerAttention(AttentionTable(points), None, separate=True, grid=grid)
 
 
-def test_a_few_unsplit_decodes_take_as_long_as_the_longest():
-    """Three blocks do not fill the memory's bandwidth, four would."""
-    assert unsplit().at(decodes(2000)) == 4 * 2000
-    assert unsplit().at(decodes(100, 100, 2000)) == 4 * 2000
-    assert unsplit(at_once=0).at(decodes(2000)) == 1000 + 2000
+def test_a_few_captured_decodes_take_as_long_as_the_longest():
+    """Four decodes do not fill the memory's bandwidth, more would."""
+    assert captured().at(decodes(2000)) == 4 * 2000
+    assert captured().at(decodes(100, 100, 2000)) == 4 * 2000
+    assert captured(None).at(decodes(2000)) == 1000 + 2000
 
 
-def test_the_longest_of_many_unsplit_decodes_reads_the_rest_alone():
-    shape = decodes(*[300] * 7, 1900)  # mean 500
-    assert unsplit().at(shape) == 1000 + 8 * 500 + 4 * (1900 - 500)
+def test_where_all_start_together_the_longest_reads_its_rest_alone():
+    """Seven and the longest read 300 together in 8 x 300 ns, it reads 1600 more at 4 ns each."""
+    found = captured().at(decodes(*[300] * 7, 1900))
+    assert found == pytest.approx(1000 + 8 * 300 + 4 * 1600, rel=0.001)
 
 
-def test_in_several_waves_the_longest_gets_further_before_it_is_alone():
-    shape = decodes(*[460] * 39, 2060)  # mean 500; four waves of ten
-    assert unsplit().at(shape) == 1000 + 40 * 500 + 4 * (2060 - 4 * 500)
-    assert unsplit().at(decodes(*[480] * 39, 1280)) == 1000 + 40 * 500
+def test_where_heads_take_turns_the_longest_ends_after_the_others():
+    """320 blocks on 80: the longest one's last block starts 40 x 500 / 160 before the last, and
+    the others end after 500 more. At 4 ns less half of its bandwidth, which the mean has in it."""
+    found = captured().at(decodes(*[460] * 39, 2060))  # mean 500
+    assert found == 1000 + 40 * 500 + int(3.5 * (2060 - 500 - 125))
+
+
+@pytest.mark.parametrize("count", [6, 10, 40, 100])
+def test_equal_captured_decodes_cost_what_the_table_says(count: int):
+    assert captured().at(decodes(*[700] * count)) == 1000 + count * 700
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(5, 128).flatmap(
+        lambda count: st.lists(st.integers(300, 2400), min_size=count, max_size=count)
+    )
+)
+def test_the_closed_forms_are_near_blocks_dealt_out_one_by_one(histories: list[int]):
+    found = captured().at(decodes(*histories)) - 1000
+    assert found == pytest.approx(dealt_ns(histories, GRID, 4, 1), rel=0.2)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 9000), min_size=1, max_size=60), st.integers(1, 30))
+def test_a_captured_run_is_its_steps(histories: list[int], steps: int):
+    run = captured().of_decode_run(decodes(*histories), steps)
+    assert run.tolist() == [
+        captured().at(decodes(*(h + i for h in histories))) for i in range(steps)
+    ]
 
 
 @settings(max_examples=100, deadline=None)

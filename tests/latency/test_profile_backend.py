@@ -16,9 +16,10 @@ from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
 from emu.latency.host import ASYNC_SCHEDULING, HostCosts
 from emu.latency.moe_gate import GateShape, make_gate
 from emu.latency.profile import ProfileBackend, stage_bounds
+from emu.latency.profile_attention import BlockGrid
 from emu.latency.profile_bundle import read_bundle
 from emu.latency.profile_rows import HostMemory, Parallel, ProfileModel, graph_tokens
-from emu.latency.registry import sequences_at_once
+from emu.latency.registry import block_grid
 from tests.latency.profile_vectors import write_bundle
 from tests.latency.test_offload import context
 
@@ -132,21 +133,31 @@ def test_an_engine_runs_at_the_sizes_of_its_graphs():
 
 
 @pytest.mark.parametrize(
-    ("gpu", "tp", "decodes"),
-    [("RTX4090", 1, 128 / 8), ("RTXPRO6000", 2, 188 / 4), ("H100-SXM5-80GB", 1, 0), ("mine", 1, 0)],
+    ("gpu", "tp", "grid"),
+    [
+        ("RTX4090", 1, BlockGrid(128, 8)),
+        ("RTXPRO6000", 2, BlockGrid(188, 4)),
+        ("H100-SXM5-80GB", 1, None),
+        ("mine", 1, None),
+    ],
 )
-def test_unsplit_decodes_that_a_gpu_holds(gpu: str, tp: int, decodes: float):
+def test_blocks_that_a_gpu_runs_together(gpu: str, tp: int, grid: BlockGrid | None):
     """One block a multiprocessor and KV head; nothing is known of other kernels and GPUs."""
     spec = GpuSpec(name=gpu, memory_gib=24, memory_gbytes_per_s=1000, tflops_fp16=100)
-    assert sequences_at_once(context(gpu=spec, tensor_parallel=tp)) == decodes
+    assert block_grid(context(gpu=spec, tensor_parallel=tp)) == grid
 
 
-def test_attention_is_not_compiled():
+def test_only_token_wise_layers_are_compiled():
+    """Not attention, experts, exchanges, logits and sampling."""
     shape = BatchShape(prefill_new=[16], prefill_context=[0], sequences=1)
-    eager = backend(host=HostCosts(step_ns=0, first_use_ns=(0,))).components_ns(shape)
-    compiled = backend(host=HostCosts(step_ns=0, compiled_permille=500)).components_ns(shape)
-    assert compiled["attention_prefill"] == eager["attention_prefill"]
-    assert compiled["dense"] == eager["dense"] // 2
+    mixture = {"ep": 2, "moe": True}
+    eager = backend(host=HostCosts(step_ns=0, first_use_ns=(0,)), **mixture).components_ns(shape)
+    half = HostCosts(step_ns=0, compiled_permille=500)
+    compiled = backend(host=half, **mixture).components_ns(shape)
+    for component in ("dense", "norm", "rotary", "embedding"):
+        assert compiled[component] == pytest.approx(eager[component] / 2, abs=LAYERS), component
+    for component in ("attention_prefill", "moe", "collectives", "lm_head", "sampler"):
+        assert compiled[component] == eager[component] > 0, component
 
 
 def test_experts_of_a_group_that_is_not_padded_see_all_members():
@@ -226,8 +237,8 @@ def shapes(draw):
 MEMORY = HostMemory(gbytes_per_s=2, latency_ns=5)
 BACKENDS = [
     backend(host_memory=MEMORY),
-    backend(skew=True, host=HostCosts(step_ns=500, sequence_ns=3), sequences_at_once=2.5),
-    backend(2, 3, host_memory=MEMORY, host=ASYNC_SCHEDULING, sequences_at_once=40),
+    backend(skew=True, host=HostCosts(step_ns=500, sequence_ns=3), grid=BlockGrid(20, 8)),
+    backend(2, 3, host_memory=MEMORY, host=ASYNC_SCHEDULING, grid=BlockGrid(160, 4)),
     backend(pp=2, ep=2, moe=True, mixed=True, skew=True),
     backend(ep=2, moe=True, policy="random"),
     backend(ep=4, moe=True, policy="skewed", host_memory=MEMORY),
