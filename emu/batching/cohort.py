@@ -23,6 +23,7 @@ The longest gap between tokens while a member was here is a suffix maximum over 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 from heapq import heappop, heappush
 
 import msgspec
@@ -178,6 +179,19 @@ class Cohort:
         if end > size:
             blocks += sum(takers[: end - size])
         return blocks
+
+    def busy_steps(self, steps: int) -> Iterator[int]:
+        """Those of the next `steps` steps in which a member takes a block or fills one."""
+        size, now = self.block_size, self.step
+        busy = [
+            ahead
+            for ahead in range(min(size, steps))
+            if self._takers[(now + ahead) % size] or self._indexers[(now + ahead) % size]
+        ]
+        for first in range(now, now + steps, size):
+            for ahead in busy:
+                if first + ahead < now + steps:
+                    yield first + ahead
 
     def steps_that_fit(self, blocks_free: int, limit: int) -> int:
         """The largest number of steps up to `limit` that `blocks_free` blocks are enough for."""

@@ -41,9 +41,12 @@ class CohortScheduler(Seats):
                 free = self.pool.blocks_free = self.pool.blocks_free - blocks
                 assert free >= 0
         elif self.block_pool is not None:
-            for _ in range(more):
+            end = cohort.step + more
+            for step in cohort.busy_steps(more):
+                cohort.step = step
                 for seat in self._start_cohort_step():
                     self._index_filled(seat)
+            cohort.step = end
             return
         cohort.step += more
 
