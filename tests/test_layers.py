@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[1] / "emu"
 FLOORS = {
     0: [
         "actor",
+        "digest",
         "ranks",
         "waiting",
         "wallclock",
