@@ -15,7 +15,13 @@ def test_steps_that_do_something(prompts: tuple[int, ...], steps: int) -> None:
     cohort = Cohort(4, track_members=True)
     cohort.step = 5
     for number, prompt in enumerate(prompts):
-        request = Request(number, 0, prompt, 100, 100)
+        request = Request(
+            request_id=number,
+            arrival_ns=0,
+            prompt_tokens=prompt,
+            output_tokens=100,
+            max_output_tokens=100,
+        )
         request.computed_tokens, request.generated_tokens = prompt, 1
         if number % 2:
             request.block_keys = list(range(50))
