@@ -95,22 +95,12 @@ def from_hf_config(config: Mapping[str, Any], name: str, source: str) -> ModelSp
     Multi-modal configs are read at their `text_config`. InputError: a needed key is missing,
     has the wrong type, or contradicts another one.
     """
-    if not isinstance(config, Mapping):
-        raise InputError(source, None, "$", "expected an object with the keys of config.json")
-    text = config.get("text_config")
-    if isinstance(text, Mapping) and any(key in text for key in HIDDEN):
-        config = {**{k: v for k, v in config.items() if k != "text_config"}, **text}
-    read = _Reader(config, source)
+    read = _Reader(_text_keys(config, source), source)
     kind = str(read.get("model_type", "llama"))
     hidden = read.required(*HIDDEN)
     layers = read.required(*LAYERS)
-    heads = read.required(*HEADS)
-    kv_heads = _kv_heads(read, kind, heads)
     latent = _latent(read)
-    if read.get("head_dim") is None and latent is None and hidden % heads:
-        raise read.problem("num_attention_heads", f"{heads} does not divide hidden_size {hidden}")
-    if heads % kv_heads:
-        raise read.problem("num_key_value_heads", f"{kv_heads} does not divide {heads} heads")
+    heads, kv_heads = _heads(read, kind, hidden, latent)
     experts = _experts(read, kind)
     moe_layers = _moe_layers(read, kind, layers, experts)
     window, window_layers = _windows(read, kind, layers)
@@ -150,6 +140,29 @@ def from_hf_config(config: Mapping[str, Any], name: str, source: str) -> ModelSp
         window=window,
         window_layers=window_layers,
     )
+
+
+def _text_keys(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    """The keys of the decoder: of a multi-modal model, with those of its `text_config`."""
+    if not isinstance(config, Mapping):
+        raise InputError(source, None, "$", "expected an object with the keys of config.json")
+    text = config.get("text_config")
+    if isinstance(text, Mapping) and any(key in text for key in HIDDEN):
+        return {**{k: v for k, v in config.items() if k != "text_config"}, **text}
+    return config
+
+
+def _heads(
+    read: _Reader, kind: str, hidden: int, latent: LatentAttention | None
+) -> tuple[int, int]:
+    """Query heads and KV heads."""
+    heads = read.required(*HEADS)
+    kv_heads = _kv_heads(read, kind, heads)
+    if read.get("head_dim") is None and latent is None and hidden % heads:
+        raise read.problem("num_attention_heads", f"{heads} does not divide hidden_size {hidden}")
+    if heads % kv_heads:
+        raise read.problem("num_key_value_heads", f"{kv_heads} does not divide {heads} heads")
+    return heads, kv_heads
 
 
 def _kv_heads(read: _Reader, kind: str, heads: int) -> int:

@@ -24,6 +24,10 @@ from emu.network.rounds import Kind
 Net = Callable[[int, int], int]
 """Time of the phase's message from one position to another, in ns."""
 
+_READY = -1
+_REDUCED = -2
+"""What may be due at a rank beside a message: something is ready, or will be when reduced."""
+
 
 class _Rank:
     """One rank's counters."""
@@ -65,6 +69,81 @@ class _Rank:
         return kind == "reduce-scatter" or (kind == "all-reduce" and self.is_first_pass)
 
 
+class _Circle:
+    """All ranks of a phase, and what is due when."""
+
+    def __init__(
+        self, kind: Kind, npus: int, net: Net, *, delay_ns: int, reduction_ns: int, window: int
+    ) -> None:
+        self.kind: Kind = kind
+        self.npus = npus
+        self.net = net
+        self.delay_ns = delay_ns
+        self.reduction_ns = reduction_ns
+        self.window = window
+        self.ranks = [_Rank(kind, position, npus, window) for position in range(npus)]
+        self.ends = [-1] * npus
+        self._events: list[tuple[int, int, int, int]] = []
+        """(due, order, rank, what): the sender of a message that lands, npus + one whose message
+        had landed before its receive was posted, `_READY` or `_REDUCED`."""
+        self._order = 0
+
+    def run(self) -> None:
+        """Until nothing is due any more."""
+        events, ranks, npus = self._events, self.ranks, self.npus
+        while events:
+            now, _, position, what = heapq.heappop(events)
+            rank = ranks[position]
+            if what == _REDUCED:
+                self._at(now + self.reduction_ns, position, _READY)
+            elif what == _READY:
+                self._get_ready(rank, now)
+            elif what < npus and not rank.posted.get(what):
+                rank.landed[what] = rank.landed.get(what, 0) + 1
+            elif self.ends[position] < 0:
+                if what < npus:
+                    rank.posted[what] -= 1
+                rank.received += 1
+                self.insert(rank, now)
+
+    def insert(self, rank: _Rank, now: int) -> None:
+        """One more packet of a rank, which gets ready after the endpoint delay."""
+        what = _REDUCED if rank.insert(self.kind) else _READY
+        self._at(now + self.delay_ns, rank.position, what)
+
+    def _at(self, due: int, rank: int, what: int) -> None:
+        heapq.heappush(self._events, (due, self._order, rank, what))
+        self._order += 1
+
+    def _send(self, rank: _Rank, now: int) -> None:
+        if not rank.queue or not rank.left or not rank.ready:
+            return
+        step = rank.queue.popleft()
+        rank.left -= 1
+        rank.ready -= 1
+        receiver = (rank.position + step) % self.npus
+        sender = (rank.position - step) % self.npus
+        self._at(now + self.net(rank.position, receiver), receiver, rank.position)
+        if rank.landed.get(sender):
+            rank.landed[sender] -= 1
+            self._at(now, rank.position, self.npus + sender)
+        else:
+            rank.posted[sender] = rank.posted.get(sender, 0) + 1
+
+    def _get_ready(self, rank: _Rank, now: int) -> None:
+        rank.ready += 1
+        peers = self.npus - 1
+        if self.kind == "all-reduce" and rank.left <= peers:
+            if rank.received < peers:
+                return
+            for _ in range(self.window):
+                self._send(rank, now)
+        else:
+            self._send(rank, now)
+        if not rank.left and rank.ready == self.window and self.ends[rank.position] < 0:
+            self.ends[rank.position] = now
+
+
 def direct_ends_ns(
     kind: Kind,
     starts_ns: Sequence[int],
@@ -77,63 +156,9 @@ def direct_ends_ns(
     """When each rank is done. `delay_ns`: endpoint delay; `window` 0 = no limit."""
     npus = len(starts_ns)
     width = min(window, npus - 1) if window > 0 else npus - 1
-    ranks = [_Rank(kind, position, npus, width) for position in range(npus)]
-    ends = [-1] * npus
-    events: list[tuple[int, int, int, int]] = []
-    """(due, order, rank, sender or -1 for "something is ready" or -2 for a reduction)."""
-
-    def at(due: int, rank: int, what: int) -> None:
-        heapq.heappush(events, (due, len(order), rank, what))
-        order.append(None)
-
-    order: list[None] = []
-
-    def insert(rank: _Rank, now: int) -> None:
-        is_reduced = rank.insert(kind)
-        at(now + delay_ns, rank.position, -2 if is_reduced else -1)
-
-    def send(rank: _Rank, now: int) -> None:
-        if not rank.queue or not rank.left or not rank.ready:
-            return
-        step = rank.queue.popleft()
-        rank.left -= 1
-        rank.ready -= 1
-        receiver = (rank.position + step) % npus
-        sender = (rank.position - step) % npus
-        at(now + net(rank.position, receiver), receiver, rank.position)
-        if rank.landed.get(sender):
-            rank.landed[sender] -= 1
-            at(now, rank.position, npus + sender)
-        else:
-            rank.posted[sender] = rank.posted.get(sender, 0) + 1
-
-    def get_ready(rank: _Rank, now: int) -> None:
-        rank.ready += 1
-        if kind == "all-reduce" and rank.left <= npus - 1:
-            if rank.received < npus - 1:
-                return
-            for _ in range(width):
-                send(rank, now)
-        else:
-            send(rank, now)
-        if not rank.left and rank.ready == width and ends[rank.position] < 0:
-            ends[rank.position] = now
-
-    for rank, start in zip(ranks, starts_ns, strict=True):
+    circle = _Circle(kind, npus, net, delay_ns=delay_ns, reduction_ns=reduction_ns, window=width)
+    for rank, start in zip(circle.ranks, starts_ns, strict=True):
         for _ in range(width):
-            insert(rank, start)
-    while events:
-        now, _, position, what = heapq.heappop(events)
-        rank = ranks[position]
-        if what == -2:
-            at(now + reduction_ns, position, -1)
-        elif what == -1:
-            get_ready(rank, now)
-        elif what < npus and not rank.posted.get(what):
-            rank.landed[what] = rank.landed.get(what, 0) + 1
-        elif ends[position] < 0:
-            if what < npus:
-                rank.posted[what] -= 1
-            rank.received += 1
-            insert(rank, now)
-    return ends
+            circle.insert(rank, start)
+    circle.run()
+    return circle.ends

@@ -199,14 +199,7 @@ class Summary(msgspec.Struct, kw_only=True):
 
 def build_summary(stats: RequestStats, gaps: GapStats, facts: RunFacts, slo: SloTable) -> Summary:
     """All figures of a run."""
-    duration_ns = max(stats.last_token_ns - stats.first_arrival_ns, 0)
-    duration_s = duration_ns / NS_PER_S
-    completed = stats.by_status["completed"]
     attainment, joint = _attainment(stats, slo)
-
-    def per_s(count: int) -> float:
-        return _rounded(count / duration_s) if duration_ns else 0.0
-
     load = judge_load(stats)
     return Summary(
         partial=bool(facts.partial),
@@ -214,16 +207,12 @@ def build_summary(stats: RequestStats, gaps: GapStats, facts: RunFacts, slo: Slo
         **stats.by_status,
         reasons=stats.by_reason,
         num_prompts=stats.requests,
-        duration=_rounded(duration_s),
         simulated_s=_rounded(facts.end_ns / NS_PER_S),
         request_rate=load.arrival_rate_per_s,
         total_input_tokens=stats.prompt_tokens,
         total_output_tokens=stats.output_tokens,
         output_tokens_of_others=stats.output_tokens_partial,
-        request_throughput=per_s(completed),
-        output_throughput=per_s(stats.output_tokens),
-        total_token_throughput=per_s(stats.prompt_tokens + stats.output_tokens),
-        request_goodput=None if joint is None else per_s(joint),
+        **_throughputs(stats, joint),
         **_latencies("ttft", stats.columns["ttft"]),
         **_latencies("tpot", stats.columns["tpot"]),
         **_gap_latencies(gaps),
@@ -259,6 +248,21 @@ def build_summary(stats: RequestStats, gaps: GapStats, facts: RunFacts, slo: Slo
         digest=facts.digest,
         definitions=dict(DEFINITIONS),
     )
+
+
+def _throughputs(stats: RequestStats, joint: int | None) -> dict[str, Any]:
+    duration_s = max(stats.last_token_ns - stats.first_arrival_ns, 0) / NS_PER_S
+
+    def per_s(count: int) -> float:
+        return _rounded(count / duration_s) if duration_s else 0.0
+
+    return {
+        "duration": _rounded(duration_s),
+        "request_throughput": per_s(stats.by_status["completed"]),
+        "output_throughput": per_s(stats.output_tokens),
+        "total_token_throughput": per_s(stats.prompt_tokens + stats.output_tokens),
+        "request_goodput": None if joint is None else per_s(joint),
+    }
 
 
 def _gpu_seconds(facts: RunFacts) -> GpuSeconds:
