@@ -131,7 +131,8 @@ def case_config(
         text = _with_scheduler(kept, _scheduler(case), _left_behind(case))
     else:
         text = _described(case, profiles, gpu)
-    tokens = f"tokens of {case.dataset.name}" if case.dataset is not None else "no tokens"
+    dataset = case.dataset if '_tok_ids"' in made else None
+    tokens = f"tokens of {dataset.name}" if dataset is not None else "no tokens"
     lines = [f"# A measured run: {case.directory.name}", text.rstrip(), "", "[workload]"]
     lines.append(f"path = {json.dumps(workload)}  # lengths and arrivals as measured, {tokens}")
     return "\n".join(lines) + "\n", made
@@ -290,10 +291,12 @@ def _workload(case: Case) -> str:
     found = list(records(case.requests, read_input(case.requests)))
     if not found:
         raise InputError(str(case.requests), None, "", "no measured request")
-    sent = [] if case.dataset is None else case.dataset.read_text(encoding="utf-8").splitlines()
+    sent = [] if case.dataset is None else _planned(case.dataset)
     ids = request_ids([record for _, record in found])
+    has_arrivals = all(record.get("arrival_time") is not None for _, record in found)
+    clock = "arrival_time" if has_arrivals else "queued_ts"
     rows = sorted(
-        (number, *_measured_request(case.requests, line, record))
+        (number, *_measured_request(case.requests, line, record, clock))
         for number, (line, record) in zip(ids, found, strict=True)
     )
     first = min(arrival for _, arrival, _, _ in rows)
@@ -304,7 +307,7 @@ def _workload(case: Case) -> str:
             "input_toks": prompt,
             "output_toks": output,
         }
-        planned = msgspec.json.decode(sent[number]) if number < len(sent) else {}
+        planned = sent[number] if number < len(sent) else {}
         for length, tokens in (("input_toks", "input_tok_ids"), ("output_toks", "output_tok_ids")):
             if tokens in planned and len(planned[tokens]) == row[length]:
                 row[tokens] = planned[tokens]
@@ -312,10 +315,20 @@ def _workload(case: Case) -> str:
     return "".join(lines)
 
 
-def _measured_request(source: Path, line: int, record: dict[str, Any]) -> tuple[float, int, int]:
+def _planned(dataset: Path) -> list[dict[str, Any]]:
+    """Lines of the dataset; none if it is of another format (its tokens are not known then)."""
+    try:
+        lines = [msgspec.json.decode(line) for line in dataset.read_bytes().splitlines()]
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return []
+    return lines if all(isinstance(line, dict) for line in lines) else []
+
+
+def _measured_request(
+    source: Path, line: int, record: dict[str, Any], clock: str
+) -> tuple[float, int, int]:
     """(arrival in s, prompt tokens, output tokens) of a line."""
-    arrival_key = "arrival_time" if record.get("arrival_time") is not None else "queued_ts"
     arrival, prompt, output = (
-        number_of(source, line, record, key) for key in (arrival_key, "input_toks", "output_toks")
+        number_of(source, line, record, key) for key in (clock, "input_toks", "output_toks")
     )
     return arrival, int(prompt), int(output)

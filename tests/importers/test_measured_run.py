@@ -102,6 +102,28 @@ def test_tokens_are_taken_from_the_dataset_if_its_hash_is_that_of_the_run(
     assert config.workload.path.endswith("workload.jsonl")
 
 
+@pytest.mark.parametrize("text", ['[{"conversations": []}]', "a,b\n1,2\n", "\x00\xff"])
+def test_a_dataset_of_another_format_has_no_tokens(tmp_path: Path, text: str) -> None:
+    meta = META | {"dataset_path": "workloads/other"}
+    (tmp_path / "workloads").mkdir()
+    (tmp_path / "workloads" / "other").write_bytes(text.encode("latin-1"))
+    _, made = config_of(write_case(tmp_path / "runs" / "case", meta))
+    assert [set(json.loads(line)) for line in made.splitlines()] == [
+        {"arrival_time_ns", "input_toks", "output_toks"}
+    ] * 6
+
+
+def test_arrivals_are_of_one_clock(tmp_path: Path) -> None:
+    case = write_case(tmp_path / "case", META)
+    rows = [json.loads(line) for line in (case / "requests.jsonl").read_text().splitlines()]
+    rows[0]["arrival_time"] = None
+    (case / "requests.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = config_of(case)[1].splitlines()
+    assert [round(json.loads(line)["arrival_time_ns"] / 1e6) for line in made] == [
+        *range(0, 600, 100)
+    ]
+
+
 @pytest.mark.parametrize(
     ("device", "name"),
     [
