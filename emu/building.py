@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
-from emu.autoscale.kv_reject import KvRejecter
 from emu.batching.base import ReplicaLimits, Scheduler
 from emu.batching.fcfs import PrefillQueue
 from emu.batching.registry import make_scheduler
 from emu.catalogue import sizes
 from emu.latency.base import LatencyBackend
-from emu.migration.live import LiveMigrator
 from emu.migration.watcher import Watcher
 from emu.network.placement import Grid
 from emu.plan import Plan, ReplicaPlan, groups_of
@@ -28,8 +26,10 @@ from emu.replica.wave import GRAPH_TOKENS_MAX, WaveGroup
 from emu.units import ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
+    from emu.autoscale.kv_reject import KvRejecter
     from emu.cluster import Cluster
     from emu.config.schema import Config
+    from emu.migration.live import LiveMigrator
 
 S = ReplicaState
 _START: Final = {
@@ -157,6 +157,8 @@ def build_live(cluster: Cluster) -> LiveMigrator | None:
     table = cluster.config.migration
     if not (table.rebalance or table.drain):
         return None
+    from emu.migration.live import LiveMigrator
+
     replicas = cluster.plan.replicas
     decoding = next((r for r in replicas if r.role == "decode"), replicas[0])
     return LiveMigrator(
@@ -172,4 +174,6 @@ def build_rejecter(cluster: Cluster) -> KvRejecter | None:
     table = cluster.config.kv_reject
     if table is None or not table.enabled:
         return None
+    from emu.autoscale.kv_reject import KvRejecter
+
     return KvRejecter(cluster.kernel, cluster.replicas, table)

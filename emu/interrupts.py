@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -126,6 +124,9 @@ def ignore() -> None:
 @contextlib.contextmanager
 def scratch(prefix: str) -> Iterator[Path]:
     """A temporary directory, removed at the end of the block whatever ends it."""
+    import shutil  # most commands make none, and load neither
+    import tempfile
+
     with held() as before:
         directory = Path(tempfile.mkdtemp(prefix=prefix))
         try:

@@ -6,7 +6,6 @@ schedule made with Vidur can be reproduced to the nanosecond. Nothing else reads
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
@@ -51,6 +50,8 @@ def check_faithful(names: Sequence[str]) -> None:
     """Raise InputError for a name that the table does not have."""
     for name in names:
         if name not in FAITHFUL:
+            import difflib  # for whoever made a mistake
+
             near = difflib.get_close_matches(name, FAITHFUL, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(FAITHFUL)}"
             raise InputError("[scheduler]", None, "faithful", f"unknown name {name!r}; {hint}")

@@ -47,8 +47,8 @@ _PATH_KEYS: Final[tuple[tuple[Path, bool], ...]] = (
 )
 """Keys that hold paths, and whether the file must exist already."""
 
-_SYNTAX_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
-_KEY_TUPLE = re.compile(r"\(('[^)]*?),?\)")
+_SYNTAX_PLACE = r" \(at (?:line (\d+), column (\d+)|end of document)\)$"
+_KEY_TUPLE = r"\(('[^)]*?),?\)"
 
 
 def load_config(path: str | FilePath, overrides: Sequence[str] = ()) -> Config:
@@ -202,7 +202,7 @@ def _parse(text: str, source: str) -> dict[str, Any]:
 
 
 def _syntax_error(message: str, text: str, source: str) -> InputError:
-    match = _SYNTAX_PLACE.search(message)
+    match = re.search(_SYNTAX_PLACE, message)
     line: int | None = None
     field = ""
     if match is not None:
@@ -211,7 +211,9 @@ def _syntax_error(message: str, text: str, source: str) -> InputError:
             line, field = int(match.group(1)), f"column {match.group(2)}"
         else:
             line, field = max(1, len(text.splitlines())), "end of file"
-    message = _KEY_TUPLE.sub(lambda m: m.group(1).replace("', '", ".").replace("'", ""), message)
+    message = re.sub(
+        _KEY_TUPLE, lambda m: m.group(1).replace("', '", ".").replace("'", ""), message
+    )
     return InputError(source, line, field, f"not valid TOML: {message}")
 
 

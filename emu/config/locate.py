@@ -13,10 +13,11 @@ import re
 
 Path = tuple[str | int, ...]
 
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_BLANK = re.compile(r"[ \t]*")
-_BLANK_LINES = re.compile(r"(?:[ \t\r\n]+|#[^\n]*)*")
-_ATOM = re.compile(r"[^,\]\}\n#]*")
+# Compiled when they are first used: most runs are without error.
+_BARE_KEY = r"[A-Za-z0-9_-]+"
+_BLANK = r"[ \t]*"
+_BLANK_LINES = r"(?:[ \t\r\n]+|#[^\n]*)*"
+_ATOM = r"[^,\]\}\n#]*"
 
 
 def locate(text: str) -> dict[Path, int]:
@@ -121,7 +122,7 @@ class _Scanner:
             if self.text[self.pos : self.pos + 1] in {'"', "'"}:
                 keys.append(self._string())
             else:
-                match = _BARE_KEY.match(self.text, self.pos)
+                match = re.compile(_BARE_KEY).match(self.text, self.pos)
                 if match is None:
                     return keys
                 keys.append(match.group())
@@ -145,8 +146,8 @@ class _Scanner:
             self.pos += 1
         return inner
 
-    def _skip(self, pattern: re.Pattern[str]) -> None:
-        match = pattern.match(self.text, self.pos)
+    def _skip(self, pattern: str) -> None:
+        match = re.compile(pattern).match(self.text, self.pos)
         if match is not None:
             self.pos = match.end()
 

@@ -33,9 +33,9 @@ PRESETS: Final = (
     "hpa",
 )
 
-_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_IMPORT_PATH = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 
 
 def is_import_path(value: str) -> bool:
     """True for `package.module:Class`."""
-    return _IMPORT_PATH.fullmatch(value) is not None
+    return ":" in value and re.fullmatch(_IMPORT_PATH, value) is not None

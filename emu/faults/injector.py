@@ -2,8 +2,9 @@
 
 `inject` is the single entry: a configuration's list goes through it, and so does a live server.
 A fault enters as a timestamped call to whoever owns the thing that breaks. What each kind does is
-in `emu/faults/strikes.py`. Every strike is counted, marked in the timeline and drawn into the
-trace; a fault that finds nothing to strike is marked as missed.
+in `emu/faults/strikes.py`, which is loaded when the first one strikes. Every strike is counted,
+marked in the timeline and drawn into the trace; a fault that finds nothing to strike is marked as
+missed.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ from emu.config.faultkinds import KINDS, fault_problems
 from emu.config.schema import FaultTable
 from emu.errors import InputError
 from emu.faults.links import LinkFaults
-from emu.faults.onreplicas import states_of
 from emu.faults.recovery import DRAINING, Recovery
-from emu.faults.strikes import STRIKES
 from emu.faults.transfers import TransferFaults
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
@@ -83,6 +82,8 @@ class Injector:
                 raise InputError("faults", None, f"faults.{self._injected}.{key}", problem)
 
     def _strike(self, fault: FaultTable, number: int) -> None:
+        from emu.faults.strikes import STRIKES
+
         STRIKES[fault.kind](self, fault, self.rng(number))
 
     def rng(self, number: int) -> np.random.Generator:
@@ -130,6 +131,9 @@ class Injector:
                 self.expire_drain(fault, replica)
         if not self.waiting:
             return
+        from emu.faults.onreplicas import states_of
+        from emu.faults.strikes import STRIKES
+
         for entry in list(self.waiting):
             fault, stage = entry
             if replica.state in states_of(stage):

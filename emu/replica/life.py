@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import msgspec
 
-from emu.batching.shrink import restore
 from emu.replica.outcome import end_leap_part
 from emu.replica.replica import Replica
 from emu.request import Request
@@ -57,6 +56,8 @@ def crash(replica: Replica) -> list[Request]:
         request.recomputed_tokens += request.computed_tokens
     lost = scheduler.evacuate()
     replica.touch()
+    from emu.batching.shrink import restore  # only crashes and lost memory need it
+
     restore(scheduler)
     for requests in replica.arrived:
         for request in requests:

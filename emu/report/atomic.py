@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -62,11 +60,10 @@ def writing(path: Path) -> Iterator[None]:
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file so that it is never seen half: a temporary one beside it, then a rename."""
     with writing(path), held():
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        name = _beside(path)
         try:
-            with os.fdopen(handle, "wb") as file:
+            with open(name, "xb") as file:
                 file.write(data)
-            os.chmod(name, 0o666 & ~_umask())
             os.replace(name, path)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -88,19 +85,17 @@ class RunDirectory:
         if target.exists() and not target.is_dir():
             raise InputError(str(final), None, "output.dir", "is a file, expected a directory")
         self._target = target
-        name = ""
+        self.staging = _beside(target)
         try:
             with held():
                 target.parent.mkdir(parents=True, exist_ok=True)
-                name = tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-                os.chmod(name, 0o777 & ~_umask())
+                self.staging.mkdir()
         except OSError as error:
             problem = f"cannot be written: {error.strerror or error}"
             raise InputError(str(final), None, "output.dir", problem) from error
         except BaseException:
-            shutil.rmtree(name, ignore_errors=True)
+            self.discard()
             raise
-        self.staging = Path(name)
 
     def publish(self) -> None:
         """Everything in the staging directory becomes the result."""
@@ -117,7 +112,7 @@ class RunDirectory:
 
     def discard(self) -> None:
         """Leave no trace of the run."""
-        shutil.rmtree(self.staging, ignore_errors=True)
+        _remove(self.staging)
 
     def _appear(self) -> None:
         if self._is_ours():
@@ -137,7 +132,7 @@ class RunDirectory:
             old = self.staging.with_suffix(".old")
             os.rename(self._target, old)
             os.rename(self.staging, self._target)
-            shutil.rmtree(old, ignore_errors=True)
+            _remove(old)
         else:
             os.rename(self.staging, self._target)
 
@@ -155,8 +150,15 @@ def _by_trailer(directory: Path) -> list[Path]:
     return sorted(directory.iterdir(), key=lambda path: (path.name == TRAILER, path.name))
 
 
-def _umask() -> int:
-    """The process's umask: files from mkstemp would otherwise stay private."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _beside(path: Path) -> Path:
+    """A hidden name in the same directory that nobody else uses."""
+    return path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
+
+
+def _remove(directory: Path) -> None:
+    """A directory of a run, with the files in it, as far as that can be had."""
+    with contextlib.suppress(OSError):
+        for path in directory.iterdir():
+            with contextlib.suppress(OSError):
+                path.unlink()
+        directory.rmdir()

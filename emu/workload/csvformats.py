@@ -8,7 +8,6 @@ run, so that a run can be replayed.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
@@ -134,6 +133,10 @@ DIALECTS: Final = (
 def split_header(line: bytes) -> list[str]:
     """The column names of a header line, as they are spelled."""
     text = line.decode("utf-8", "replace").strip("\r\n")
+    if not any(mark in text for mark in '"\r\n'):
+        return [name.strip() for name in text.split(",")] if text else []
+    import csv  # what it is needed for is rare, and loading it costs as much as a whole trace
+
     try:
         return [name.strip() for name in next(csv.reader([text]), [])]
     except csv.Error:  # a carriage return in the middle: no header that anybody wrote
@@ -332,6 +335,8 @@ class CsvParser:
         return self._build(fields, np.array(numbers, np.int64), np.array(offsets, np.int64), notes)
 
     def _read_row(self, number: int, raw: bytes) -> list[str]:
+        import csv
+
         try:
             row = next(csv.reader([raw.decode().strip("\r")], strict=True))
         except UnicodeDecodeError as error:

@@ -13,8 +13,6 @@ from emu.workload.chunks import CHUNK_BYTES, Chunk, TextFile
 from emu.workload.csvformats import DIALECTS, CsvParser, Dialect, dialect_of, split_header
 from emu.workload.items import Block, Ints, Notes
 from emu.workload.jsonl import JsonlParser
-from emu.workload.mooncake import MooncakeParser
-from emu.workload.sharegpt import ShareGptSource
 
 FORMATS = ("jsonl", "mooncake", "sharegpt", *(dialect.name for dialect in DIALECTS))
 
@@ -95,8 +93,12 @@ def open_source(path: Path, source: str, format: str, tokenizer: tuple[Path, str
     if name == "jsonl":
         return ParsedFile(file, JsonlParser(source))
     if name == "mooncake":
+        from emu.workload.mooncake import MooncakeParser
+
         return ParsedFile(file, MooncakeParser(source))
     if name == "sharegpt":
+        from emu.workload.sharegpt import ShareGptSource  # with the parser of whole JSON files
+
         return ShareGptSource(file, tokenizer)
     dialect = next(dialect for dialect in DIALECTS if dialect.name == name)
     return ParsedFile(file, CsvParser(source, dialect, _header(head, dialect)))

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import FrameType
@@ -33,7 +34,7 @@ def test_scratch_is_removed_wherever_a_signal_strikes(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At each line of its block and of the module, one after the other."""
-    monkeypatch.setattr(interrupts.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     struck = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
