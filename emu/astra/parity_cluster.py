@@ -94,11 +94,6 @@ class ParityCluster(msgspec.Struct, frozen=True, kw_only=True):
     pims: tuple[PimDevice | None, ...] = ()
     """By node."""
 
-    @property
-    def is_grouped(self) -> bool:
-        """There is a data-parallel group."""
-        return any(replica.group for replica in self.replicas)
-
 
 _OVERRIDES: Final = (
     *("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "block_size"),

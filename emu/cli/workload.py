@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from emu.cli.options import Seed
+from emu.cli.options import Count, Seconds, Seed
 from emu.config.tables.workload import WorkloadFormat
 from emu.errors import InputError
 
@@ -219,9 +219,9 @@ def slice_(
     source: Path,
     output: Path,
     *,
-    start_s: float = 0.0,
-    end_s: float = 0.0,
-    limit: int = 0,
+    start_s: Seconds = 0.0,
+    end_s: Seconds = 0.0,
+    limit: Count = 0,
     to: To = "",
     from_: From = "auto",
     tokenizer: Tokenizer = "",
@@ -246,9 +246,6 @@ def slice_(
     """
     from emu.workload.tools import cut
 
-    for name, value in (("start_s", start_s), ("end_s", end_s), ("limit", limit)):
-        if value < 0:
-            raise InputError("slice", None, name, f"must be at least 0, not {value:g}")
     table, source_seed = _table(source, from_, tokenizer, seed)
     name = _format_of(output, to)
     written = cut(

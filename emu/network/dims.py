@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 import msgspec
 
-from emu.errors import InputError
 
 Topology = Literal["Ring", "FullyConnected", "Switch"]
-TOPOLOGIES: Final[tuple[str, ...]] = get_args(Topology)
 
 _BYTES_PER_NS: Final = (1 << 30) / 1e9
 
@@ -53,23 +51,6 @@ class NetworkDim(msgspec.Struct, frozen=True, kw_only=True):
     def neighbour_hops(self) -> int:
         """Hops between a rank and the next one."""
         return 2 if self.topology == "Switch" else 1
-
-
-def check_dims(dims: Sequence[NetworkDim], source: str = "network") -> None:
-    """Refuse dimensions that mean nothing. Raises InputError."""
-    if not dims:
-        raise InputError(source, None, "dims", "at least one dimension is needed")
-    for index, dim in enumerate(dims):
-        where = f"dims[{index}]"
-        if dim.topology not in TOPOLOGIES:
-            names = ", ".join(TOPOLOGIES)
-            raise InputError(source, None, where, f"topology is not one of {names}")
-        if dim.npus < 1:
-            raise InputError(source, None, where, "npus must be at least 1")
-        if dim.gib_per_s <= 0:
-            raise InputError(source, None, where, "bandwidth must be positive")
-        if dim.latency_ns < 0:
-            raise InputError(source, None, where, "latency must not be negative")
 
 
 def rank_count(dims: Sequence[NetworkDim]) -> int:
