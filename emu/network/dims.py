@@ -16,7 +16,6 @@ from typing import Final, Literal
 
 import msgspec
 
-
 Topology = Literal["Ring", "FullyConnected", "Switch"]
 
 _BYTES_PER_NS: Final = (1 << 30) / 1e9
