@@ -37,7 +37,7 @@ def load_plugin(path: str, key: str, source: str = "config") -> Any:
         raise InputError(source, None, key, f"unknown name {path!r}; or give package.module:Class")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except (ImportError, TypeError, ValueError) as error:  # also of ":Name" and ".module:Name"
         raise InputError(source, None, key, f"cannot import {module_name!r}: {error}") from None
     if not hasattr(module, name):
         raise InputError(source, None, key, f"module {module_name!r} has no {name!r}")

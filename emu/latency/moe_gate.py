@@ -11,7 +11,6 @@ Expert e lives on rank min(e * ranks // experts, ranks - 1). Does not know times
 
 from __future__ import annotations
 
-import importlib
 import math
 import random
 from collections.abc import Iterable
@@ -22,8 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emu.errors import InputError
+from emu.plugins import make_plugin
 from emu.rng import rng_stream
 
+_KEY: Final = "latency.expert_routing"
 POLICIES: Final = ("balanced", "round_robin", "random", "skewed")
 
 
@@ -83,22 +84,29 @@ def make_gate(policy: str, shape: GateShape, *, faithful: bool = False) -> Gate:
         return ReplayedRandomGate(shape) if faithful else RandomGate(shape)
     if policy == "skewed":
         return SkewedGate(shape)
-    return _import_gate(policy, shape)
-
-
-def _import_gate(path: str, shape: GateShape) -> Gate:
-    field = "latency.expert_routing"
-    module_name, colon, class_name = path.partition(":")
-    if not colon:
+    if ":" not in policy:
         known = ", ".join(POLICIES)
-        raise InputError(
-            "config", None, field, f"{path!r} is none of {known}, package.module:Class"
-        )
-    try:
-        found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError("config", None, field, f"{path!r} cannot be imported: {error}") from None
-    gate: Gate = found(shape)
+        problem = f"{policy!r} is none of {known}, package.module:Class"
+        raise InputError("config", None, _KEY, problem)
+    return _own_gate(policy, shape)
+
+
+def _own_gate(path: str, shape: GateShape) -> Gate:
+    """A user's gate, which routes one token as a gate must. Raises InputError."""
+    gate: Gate = make_plugin(path, _KEY, shape, needs=("draws", "route"))
+    found: object = gate.route(1, 0)
+    if not isinstance(found, Routing):
+        problem = f"{path}.route gave {found!r} instead of a Routing"
+        raise InputError("config", None, _KEY, problem)
+    for name, wanted in (
+        ("rank_tokens", shape.ranks),
+        ("rank_experts", shape.ranks),
+        ("expert_tokens", shape.experts),
+    ):
+        count = len(getattr(found, name))
+        if count != wanted:
+            problem = f"{path}.route gave {count} {name} instead of {wanted}"
+            raise InputError("config", None, _KEY, problem)
     return gate
 
 

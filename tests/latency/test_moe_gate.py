@@ -127,6 +127,23 @@ class FirstExpertOnly:
         return Routing((tokens, *idle), (1, *idle), (tokens,) + (0,) * (self.shape.experts - 1))
 
 
+class Silent:
+    def __init__(self, shape: GateShape) -> None:
+        pass
+
+    def route(self, tokens: int, batch_key: int) -> object:
+        return 3
+
+
+class Three(Silent):
+    draws = False
+
+
+class Small(FirstExpertOnly):
+    def __init__(self, shape: GateShape) -> None:
+        super().__init__(GateShape(experts=4, per_token=1))
+
+
 def test_a_gate_by_import_path():
     gate = make_gate(
         "tests.latency.test_moe_gate:FirstExpertOnly", GateShape(experts=4, per_token=1, ranks=2)
@@ -138,12 +155,12 @@ def test_a_gate_by_import_path():
     ("path", "problem"),
     [
         ("balance", "'balance' is none of balanced, round_robin, random, skewed, package.module"),
-        ("no_such_module:Gate", "'no_such_module:Gate' cannot be imported"),
-        (
-            "tests.latency.test_moe_gate:Absent",
-            "'tests.latency.test_moe_gate:Absent' cannot be imported",
-        ),
-        (":Gate", "':Gate' cannot be imported"),
+        ("no_such_module:Gate", "cannot import 'no_such_module'"),
+        (f"{__name__}:Absent", f"module '{__name__}' has no 'Absent'"),
+        (":Gate", "cannot import ''"),
+        (f"{__name__}:Silent", "Silent has no 'draws'"),
+        (f"{__name__}:Three", "Three.route gave 3 instead of a Routing"),
+        (f"{__name__}:Small", "Small.route gave 4 expert_tokens instead of 128"),
     ],
 )
 def test_unknown_gates_are_refused(path, problem):
