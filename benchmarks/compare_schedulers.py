@@ -1,6 +1,6 @@
 """The schedulers on the same requests: the table of docs/schedulers.md.
 
-    python benchmarks/compare_schedulers.py [--rate R] [--set KEY=VALUE ...]
+    python -m benchmarks.compare_schedulers [--rate R] [--set KEY=VALUE ...]
 
 Runs `configs/schedulers.toml` once per policy and prints a Markdown table. Simulated figures, the
 same on every machine.
@@ -14,22 +14,23 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 CONFIG = Path(__file__).parents[1] / "configs" / "schedulers.toml"
 POLICIES = ("vllm", "vllm_v0", "sarathi", "orca", "lightllm", "faster_transformer")
 COLUMNS = {
     "requests/s": "request_throughput",
-    "TTFT p50 ms": "median_ttft_ms",
-    "TTFT p99 ms": "p99_ttft_ms",
-    "TPOT p50 ms": "median_tpot_ms",
-    "TPOT p99 ms": "p99_tpot_ms",
-    "ITL p99 ms": "p99_itl_ms",
-    "longest gap ms": "max_itl_ms",
+    "TTFT p50": "median_ttft_ms",
+    "TTFT p99": "p99_ttft_ms",
+    "TPOT p50": "median_tpot_ms",
+    "TPOT p99": "p99_tpot_ms",
+    "ITL p99": "p99_itl_ms",
+    "longest gap": "max_itl_ms",
     "preemptions": "preemptions",
 }
 
 
-def run(policy: str, settings: list[str]) -> dict[str, object]:
+def run(policy: str, settings: list[str]) -> dict[str, Any]:
     """`summary.json` of one run."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "emu", "run", str(CONFIG), "--quiet", "--no-report"]
@@ -46,6 +47,16 @@ def cell(value: object) -> str:
     return str(value)
 
 
+def schedulers_table(settings: list[str]) -> str:
+    """Markdown: a row for each policy."""
+    lines = ["| policy | " + " | ".join(COLUMNS) + " | load |", "|---" * (len(COLUMNS) + 2) + "|"]
+    for policy in POLICIES:
+        summary = run(policy, settings)
+        cells = [cell(summary[key]) for key in COLUMNS.values()]
+        lines.append(f"| {policy} | {' | '.join(cells)} | {summary['load']['verdict']} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rate", type=float, help="requests per second")
@@ -54,12 +65,7 @@ def main() -> None:
     settings = list(given.set)
     if given.rate:
         settings.append(f"workload.synthetic.arrivals.rate_per_s={given.rate}")
-    print("| policy | " + " | ".join(COLUMNS) + " | load |")
-    print("|---" * (len(COLUMNS) + 2) + "|")
-    for policy in POLICIES:
-        summary = run(policy, settings)
-        cells = [cell(summary[key]) for key in COLUMNS.values()]
-        print(f"| {policy} | " + " | ".join(cells) + f" | {summary['load']['verdict']} |")
+    print(schedulers_table(settings))
 
 
 if __name__ == "__main__":

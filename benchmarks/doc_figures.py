@@ -19,6 +19,8 @@ from pathlib import Path
 from rich.console import Console
 
 import emu
+from benchmarks.compare_roles import roles_table
+from benchmarks.compare_schedulers import schedulers_table
 from emu.chaos.resilience import print_cost, resilience
 from emu.config.load import load_config
 from emu.report.compare import compare_runs, difference_text
@@ -187,6 +189,9 @@ FIGURES: dict[str, Callable[[Path], str]] = {
     "quickstart": quickstart,
     "resilience": resilience_table,
     "resilience-all": resilience_all,
+    "roles": roles_table,
+    "schedulers": lambda _: schedulers_table([]),
+    "schedulers-half": lambda _: schedulers_table(["scheduler.num_blocks=1500"]),
 }
 
 
