@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,14 @@ def test_nothing_imports_the_command_line() -> None:
         if room_of(path) in ("__main__", "cli", "docs", "entry"):
             continue
         assert all(target != "cli" for _, target in imports_of(path)), path
+
+
+def test_the_page_names_every_room_on_its_floor() -> None:
+    page = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d) \| ([^|]*) \|", page, re.MULTILINE)
+    named = {
+        (int(floor), room.removesuffix("/").removesuffix(".py"))
+        for floor, rooms in rows
+        for room in re.findall(r"`([^`]+)`", rooms)
+    }
+    assert named == {(floor, room) for room, floor in FLOOR_OF.items() if not room.startswith("__")}
