@@ -1,8 +1,8 @@
 """Attention of one layer from a profile bundle: one look-up for a batch, by either of two rules.
 
-Merged (LLMServingSim 2.0): the prompts of a batch count as one
-chunk over the sum of their histories, its decodes as equals at their mean history, corrected by
-the bundle's fitted fraction. This is the simulator's rule, to the nanosecond.
+Merged (LLMServingSim 2.0): the prompts of a batch count as one chunk over the sum of their
+histories, its decodes as equals at their mean history, corrected by the bundle's fitted fraction.
+This is the simulator's rule, to the nanosecond.
 
 Separate: no prompt sees another's tokens. What a prompt costs grows with its pairs of (query,
 key), so the batch is looked up at the one chunk over the history that has as many pairs; where
@@ -216,7 +216,7 @@ def paces_ps(table: AttentionTable) -> tuple[int, int]:
     of mixed batches, beside the smallest chunk), and many decodes for a token of one of them."""
     chunk = table.first_chunk
     longer = table.at(chunk, 0, 1, _LONG) - table.at(chunk, 0, 1, _SHORT)
-    shared_ps = 1000 * table.at(0, 0, _MANY, _LONG) // (_MANY * _LONG)
+    shared_ps = max(1, 1000 * table.at(0, 0, _MANY, _LONG) // (_MANY * _LONG))
     return max(shared_ps, 1000 * longer // (_LONG - _SHORT)), shared_ps
 
 
