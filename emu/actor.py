@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final
 
 from emu.digest import Digest
@@ -59,6 +59,8 @@ __all__ = [
     "Mailbox",
 ]
 
+Row = Iterator[Mailbox[Any]]
+"""Inboxes of actors, asked for one by one."""
 _Future: Final = asyncio.Future
 _YIELD_EVERY: Final = 2048
 _NEVER: Final = 1 << 63
@@ -76,9 +78,9 @@ class Kernel:
         """Of time + rank of every timer popped: a cheap check of determinism."""
         self._note_instant = self._digest.waiting.append
         self._heap: list[tuple[int, int, int, Target]] = []
-        self._ready: deque[Mailbox[Any] | tuple[Waiter, bool]] = deque()
-        """What runs when the actors that run now have come to rest: turns of parked actors, and
-        whoever was woken after them."""
+        self._ready: deque[Mailbox[Any] | tuple[Waiter, bool] | Row] = deque()
+        """What runs when the actors that run now have come to rest: turns of parked actors, rows of
+        actors that are woken one after the other, and whoever was woken after them."""
         self._is_advancing = False
         self._sequence = 0
         self._runnable = 0
@@ -224,6 +226,18 @@ class Kernel:
         if self._runnable == 0 and not self._is_advancing:
             self._loop.call_soon(self._advance)
 
+    def poke_in_turn(self, row: Row) -> None:
+        """Poke these in their order, each when those before it have come to rest.
+
+        The order is that of poking all of them now, but the row may end early, when those before
+        have left nothing to look at.
+        """
+        if self._runnable or not self._is_advancing:
+            for box in row:
+                box.poke()
+        else:
+            self._ready.append(row)
+
     def _count_event(self) -> None:
         self.events += 1
         self._instant_events += 1
@@ -297,10 +311,25 @@ class Kernel:
             if entry._is_called:
                 self._fire(entry)
             return
-        waiter, result = entry  # type: ignore[misc]
+        if entry.__class__ is not tuple:
+            self._poke_next(entry)  # type: ignore[arg-type]
+            return
+        waiter, result = entry
         if not waiter.done():
             self._runnable += 1
             waiter.set_result(result)
+
+    def _poke_next(self, row: Row) -> None:
+        """Who comes next in a row goes before everybody else, and so does the rest of it."""
+        box = next(row, None)
+        if box is None:
+            return
+        ready = self._ready
+        others = len(ready)
+        box.poke()
+        woken = len(ready) - others
+        ready.rotate(woken)
+        ready.insert(woken, row)
 
     def _fire(self, target: Target) -> None:
         """The instant of a timer has come."""

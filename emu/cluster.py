@@ -87,6 +87,8 @@ class Cluster:
         self._stuck: dict[int, Watcher] = {}
         self._receivers: list[Replica] | None = None
         """Replicas that may receive KV; None = to be found again."""
+        self._draining: list[Replica] | None = None
+        """Replicas that shut down their decodes; None = to be found again."""
         self._batch_ids = 0
         self.backends = SharedBackends()
         self.tiers = TierBook(plan)
@@ -226,9 +228,10 @@ class Cluster:
         if self.live is not None:
             self.live.changed.notify()
             if self.config.migration.drain:
-                for other in self.replicas:
-                    if other.state is S.SHUTTING_DECODE:
-                        self.live.drain(other)
+                if self._draining is None:
+                    self._draining = [r for r in self.replicas if r.state is S.SHUTTING_DECODE]
+                for other in self._draining:
+                    self.live.drain(other)
         if self._is_scaled:
             self.scaler.changed.notify()
         if self._stuck:
@@ -253,7 +256,7 @@ class Cluster:
         self, replica: Replica, before: ReplicaState, writer: Writer, cause: str, at_ns: int
     ) -> None:
         """A replica's state changed: record it; routing and watchers may go on."""
-        self._receivers = None
+        self._receivers = self._draining = None
         self.recorder.moved(replica, before, writer, cause, at_ns)
         self.relay.on_moved(replica, before)
         self.scaler.on_moved(replica, before)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final, Protocol
+from itertools import takewhile
+from typing import Any, Final, Protocol
 
-from emu.actor import RANK_WORLD, Kernel
+from emu.actor import RANK_WORLD, Kernel, Mailbox
 from emu.batching.fcfs import PrefillQueue
 from emu.config.schema import RecoveryTable, RouterTable
 from emu.replica.replica import Replica
@@ -25,8 +26,6 @@ from emu.units import ms_to_ns
 S = ReplicaState
 TAKES_PROMPTS: Final = frozenset({S.COLOCATED, S.PREFILL})
 """States in which a replica may be given new requests by the router."""
-_PULLS: Final = frozenset({S.PREFILL, S.NEW_PREFILL})
-"""States in which a replica takes from the global queue."""
 # A member of an enumeration is looked up by its class in Python, at each arrival and end.
 _COMPLETED: Final = Status.COMPLETED
 _REJECTED: Final = Status.REJECTED
@@ -91,8 +90,12 @@ class Gateway:
         self._on_terminal = on_terminal
         self._cancel = cancel
         self._delay_ns = ms_to_ns(table.signal_delay_ms)
-        self._pullers: list[Replica] | None = None
-        """Replicas that take from the queue; None = to be found again."""
+        self._pullers: list[Mailbox[Any]] | None = None
+        """Inboxes of replicas that take from the queue; None = to be found again."""
+        self._new: list[Mailbox[Any]] = []
+        """Those of replicas that take from it while their weights arrive."""
+        self._offered: Request | None = None
+        """The head of the queue when they were last woken."""
         self._candidates: list[Replica] | None = None
         """Replicas that take prompts; None = to be found again."""
         self._linear_load: tuple[int, int] | None = (
@@ -175,10 +178,7 @@ class Gateway:
             request.status = Status.QUEUED
             request.holder_id = -1
             self.queue.append(request)
-            if self._pullers is None:
-                self._pullers = [r for r in self.replicas if r.state in _PULLS]
-            for replica in self._pullers:
-                replica.inbox.poke()
+            self._call_pullers(self.queue, request)
             return
         candidates = self._candidates
         if candidates is None:
@@ -196,6 +196,20 @@ class Gateway:
             return
         signals = [self._signal(r) for r in candidates]
         candidates[self.router.choose(request, signals)].submit(request)
+
+    def _call_pullers(self, queue: PrefillQueue, request: Request) -> None:
+        """Wake who may take something from the global queue, now that this request is in it."""
+        if self._pullers is None:
+            self._pullers = [r.inbox for r in self.replicas if r.state is S.PREFILL]
+            self._new = [r.inbox for r in self.replicas if r.state is S.NEW_PREFILL]
+        for inbox in self._new:  # what they may take grows with time
+            inbox.poke()
+        head = queue.head()
+        if head is self._offered and head is not request:
+            return  # who could not take it when he was asked still cannot, and nobody overtakes
+        self._offered = head
+        # The first who can takes it, and then there is often nothing left for others to look at.
+        self.kernel.poke_in_turn(takewhile(lambda _: queue.count > 0, self._pullers))
 
     def _least_loaded(self, candidates: list[Replica], waiting: int, running: int) -> Replica:
         """What a router with `linear_load` would choose from fresh signals."""

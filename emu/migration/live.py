@@ -123,6 +123,8 @@ class LiveMigrator:
 
     def drain(self, source: Replica) -> None:
         """Move a decode of a replica that shuts down to the emptiest open one, if there is one."""
+        if self._is_waiting(source):
+            return
         open_ = [r for r in self._world.replicas if r.state is S.DECODE and r is not source]
         if open_:
             for replica in open_:
@@ -130,11 +132,14 @@ class LiveMigrator:
             target = min(open_, key=lambda r: (r.scheduler.blocks_used, r.replica_id))
             self.start(source, target)
 
+    def _is_waiting(self, source: Replica) -> bool:
+        """One is on its way, or was refused a moment ago."""
+        now_ns, source_id = self._world.kernel.now_ns, source.replica_id
+        return source_id in self.moving or now_ns < self._not_before.get(source_id, 0)
+
     def start(self, source: Replica, destination: Replica) -> None:
         """Move the request that was admitted last, unless one is already on its way."""
-        if source.replica_id in self.moving:
-            return
-        if self._world.kernel.now_ns < self._not_before.get(source.replica_id, 0):
+        if self._is_waiting(source):
             return
         source.settle()
         candidates = [r for r in source.scheduler.residents() if r.generated_tokens > 0]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 import anyio
+import pytest
 
 from emu.actor import PARK, RANK_REPLICA, RANK_WORLD, WAKE, Kernel, Mailbox
 
@@ -110,3 +113,38 @@ def test_an_interrupt_wakes_the_actor_and_voids_its_turn() -> None:
         kernel.call_at(200, RANK_WORLD, kernel.stop)
 
     assert _run(build) == ["a10", "b10", "awoke40", "bwoke40"]
+
+
+@pytest.mark.parametrize("left", [5, 1, 0])
+def test_a_row_is_woken_one_after_the_other_as_far_as_there_is_something_left(left: int) -> None:
+    """In the order of poking all of them, before those who were woken later."""
+
+    def build(kernel: Kernel, told: list[str]) -> None:
+        boxes = [kernel.mailbox(name, RANK_REPLICA + at) for at, name in enumerate("abcd")]
+        late = kernel.mailbox("late", RANK_REPLICA + 9)
+        rest = left
+
+        async def take(box: Mailbox[None], *, is_last: bool = False) -> None:
+            nonlocal rest
+            await box.wait()
+            told.append(box.name)
+            rest -= 1
+            if not is_last:
+                late.poke()
+
+        for box in (boxes[0], boxes[2]):
+            kernel.spawn(take(box), name=box.name)
+        kernel.spawn(take(late, is_last=True), name="late")
+        _actor(kernel, told, boxes[1], [PARK, PARK], name="b")
+        busy = boxes[3]
+        _actor(kernel, told, busy, [100, 200], name="d")
+
+        def offer() -> None:
+            kernel.poke_in_turn(takewhile(lambda _: rest > 0, iter([busy, *boxes[:3]])))
+            told.append("offered")
+
+        kernel.call_at(40, RANK_WORLD, offer)
+        kernel.call_at(90, RANK_WORLD, kernel.stop)
+
+    woken = {5: ["a", "b40", "c", "late", "d41"], 1: ["a", "late", "d41"], 0: []}
+    assert _run(build) == ["b10", "d10", "offered", *woken[left]]

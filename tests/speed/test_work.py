@@ -123,6 +123,19 @@ def test_long_answers_cost_no_more_events(tmp_path: Path) -> None:
     )
 
 
+def test_an_arrival_wakes_only_who_can_take_it(tmp_path: Path) -> None:
+    """The global queue of many prefill replicas: who rests is not asked about what is taken."""
+
+    def events(prefill: int) -> int:
+        pools = [{"role": "prefill", "count": prefill}, {"role": "decode", "count": 2}]
+        nodes = [{"gpu": "H100-SXM5-80GB", "gpus": 8, "count": prefill // 4}]
+        shape = {"replicas": pools, "nodes": nodes, "scheduler": {"policy": "fcfs"}}
+        return _run(_config(shape), tmp_path)[1].events
+
+    few, many = events(4), events(40)
+    assert many < 1.1 * few
+
+
 def test_nothing_of_a_request_stays(tmp_path: Path) -> None:
     """Memory blocks after the run do not grow with the number of requests."""
     # The roofline fills tables of costs by the number of tokens, which are bounded but not full.
