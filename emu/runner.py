@@ -31,6 +31,7 @@ from emu.report.experts import write_experts
 from emu.report.gapfile import write_gaps
 from emu.report.summary import Summary, build_summary, write_summary
 from emu.units import NS_PER_S
+from emu.workload.items import Notes
 from emu.workload.opened import Workload, open_workload
 
 _WATCH_S: Final = 0.1
@@ -146,7 +147,9 @@ def execute(
             outcome, cluster = _run_cluster(plan, workload, recorder, progress, stop)
         recorder.close()
         error = final_error(cluster, outcome.error)
-        summary = _write_results(directory.staging, cluster, recorder, workload, error)
+        summary = write_results(
+            directory.staging, cluster, recorder, error, rows=workload.count, notes=workload.notes
+        )
         text = host_facts(config, source, outcome, wall, cpu)
         write_text(directory.staging / "run.json", text)
         if error is not None:
@@ -174,21 +177,26 @@ def execute(
     )
 
 
-def _write_results(
+def write_results(
     staging: Path,
     cluster: Cluster,
     recorder: Recorder,
-    workload: Workload,
     error: BaseException | None,
+    *,
+    rows: int,
+    notes: Notes | None = None,
 ) -> Summary:
-    """What is known only at the end: requests in order, gaps, experts and the summary."""
+    """What is known only at the end: requests in order, gaps, experts and the summary.
+
+    `rows`: of the workload; `notes`: what of them was skipped or clipped.
+    """
     stats = recorder.requests.finish(partial=error is not None)
     found = msgspec.structs.replace(
         run_facts(cluster),
         partial="" if error is None else type(error).__name__,
-        workload_rows=workload.count,
-        rows_skipped=workload.notes.skipped,
-        rows_clipped=workload.notes.clipped,
+        workload_rows=rows,
+        rows_skipped=notes.skipped if notes else {},
+        rows_clipped=notes.clipped if notes else {},
     )
     gaps = recorder.gaps.finish()
     write_gaps(staging / "itl.json", gaps)

@@ -25,11 +25,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import anyio
-import msgspec
 import uvicorn
 from anyio.abc import TaskGroup
 
-from emu.books import final_error, run_facts
+from emu.books import final_error
 from emu.cluster import Outcome
 from emu.config.load import load_config
 from emu.config.schema import Config
@@ -37,8 +36,7 @@ from emu.errors import InputError, naming
 from emu.interrupts import sent_to
 from emu.plan import Plan, make_plan
 from emu.report.atomic import RunDirectory, write_text
-from emu.report.summary import build_summary, write_summary
-from emu.runner import host_facts
+from emu.runner import host_facts, write_results
 from emu.serve.app import make_app
 from emu.serve.control import snapshot
 from emu.serve.house import House, ServeOptions, is_loopback
@@ -242,20 +240,17 @@ class LiveServer:
         """Write the results, as a run does."""
         recorder.close()
         error = final_error(cluster, outcome.error)
-        stats = recorder.requests.finish(partial=error is not None)
-        facts = msgspec.structs.replace(
-            run_facts(cluster),
-            partial="" if error is None else type(error).__name__,
-            workload_rows=recorder.traffic.lines,
-        )
-        summary = build_summary(stats, recorder.gaps.finish(), facts, self.config.slo)
-        write_summary(files.staging / "summary.json", summary)
+        write_results(files.staging, cluster, recorder, error, rows=recorder.traffic.lines)
         text = host_facts(self.config, self.source, outcome, *self._started)
         write_text(files.staging / "run.json", text)
         if error is not None:
             files.publish_partial()
             raise error
         files.publish()
+        if self.config.output.report:
+            from emu.report.html import write_report
+
+            write_report(self.directory / "run")
 
     # --- the socket ---------------------------------------------------------------------------
     def _bind(self) -> socket.socket:

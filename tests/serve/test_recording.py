@@ -53,9 +53,17 @@ async def mixed_traffic(live: Live) -> None:
 def replayed(directory: Path) -> None:
     config = load_config(directory / "replay.toml")
     execute(config, "replay", report=False)
-    for name in ("requests.csv", "transitions.csv"):
+    for name in ("requests.csv", "transitions.csv", "itl.json"):
         live_bytes = (directory / "run" / name).read_bytes()
         assert (directory / "replay" / name).read_bytes() == live_bytes, name
+
+
+def test_a_live_run_leaves_a_report(tmp_path: Path) -> None:
+    async def one(live: Live) -> None:
+        await live.complete(prompt="hello", max_tokens=3)
+
+    run(tmp_path, tables(output={"report": True}), one, speed=20.0)
+    assert "</html>" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_replay_gives_the_same_schedule(tmp_path: Path) -> None:
