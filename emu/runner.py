@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,9 +21,10 @@ import emu
 from emu.books import expert_loads, final_error, run_facts
 from emu.cluster import Cluster, Outcome
 from emu.config.load import effective_dict, load_config
-from emu.config.schema import Config
+from emu.config.schema import Config, SchedulerTable
 from emu.errors import InputError, naming
 from emu.interrupts import held, sent_to
+from emu.latency.base import LatencyBackend
 from emu.plan import Plan, make_plan
 from emu.recording import Recorder
 from emu.report.atomic import RunDirectory, write_text
@@ -64,6 +65,16 @@ def prepare(config: Config, source: str) -> tuple[Plan, Workload]:
         for warning in energy_warnings(config.power, plan):
             workload.notes.warn(warning)
     return plan, workload
+
+
+def range_warnings(pairs: Iterable[tuple[LatencyBackend, SchedulerTable]]) -> list[str]:
+    """Where iterations may be larger than what was profiled; each once."""
+    found: dict[str, None] = {}
+    for latency, table in pairs:
+        beyond = getattr(getattr(latency, "inner", latency), "beyond", None)
+        if beyond is not None:
+            found[beyond(table.max_num_batched_tokens, table.max_num_seqs)] = None
+    return [warning for warning in found if warning]
 
 
 def holds_for(plan: Plan, *, is_clipped: bool = False) -> Any:
@@ -145,6 +156,11 @@ def execute(
         recorder = Recorder(directory.staging, table)
         with naming(source):  # backends and plug-ins are built there
             outcome, cluster = _run_cluster(plan, workload, recorder, progress, stop)
+        for warning in range_warnings(
+            (replica.latency, its.scheduler)
+            for replica, its in zip(cluster.replicas, plan.replicas, strict=False)
+        ):
+            print(f"warning: {warning}", file=sys.stderr)
         recorder.close()
         error = final_error(cluster, outcome.error)
         summary = write_results(

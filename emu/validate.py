@@ -10,10 +10,12 @@ from rich.table import Table
 
 from emu.catalogue import sizes
 from emu.config.load import load_config
+from emu.config.schema import SchedulerTable
 from emu.errors import naming
-from emu.latency.registry import LatencyContext, make_latency
+from emu.latency.base import LatencyBackend
+from emu.latency.shared import SharedBackends
 from emu.plan import Plan, ReplicaPlan
-from emu.runner import prepare
+from emu.runner import prepare, range_warnings
 from emu.terminal import open_console
 from emu.units import NS_PER_S
 
@@ -23,7 +25,7 @@ def validate_command(path: Path, overrides: Sequence[str]) -> int:
     config = load_config(path, overrides)
     with naming(str(path)):
         plan, workload = prepare(config, str(path))
-        _read_layer_times(plan)
+        latencies = _layer_times(plan)
     columns = facts(plan)
     table = Table(title=f"{path}: valid", show_lines=False)
     table.add_column("")
@@ -37,19 +39,22 @@ def validate_command(path: Path, overrides: Sequence[str]) -> int:
         f"workload: {workload.count:,} requests, last arrival at "
         f"{workload.last_arrival_ns / NS_PER_S:,.1f} s"
     )
-    for warning in workload.notes.warnings:
+    for warning in (*workload.notes.warnings, *range_warnings(latencies)):
         print(f"warning: {warning}", file=sys.stderr)
     return 0
 
 
-def _read_layer_times(plan: Plan) -> None:
-    """Raises InputError for what a profile bundle lacks. Other backends read no such files."""
-    read: list[LatencyContext] = []
-    for replica in plan.replicas:
-        context = replica.latency_context(plan.config)
-        if context.table.backend == "profile" and context not in read:
-            make_latency(context)
-            read.append(context)
+def _layer_times(plan: Plan) -> list[tuple[LatencyBackend, SchedulerTable]]:
+    """Backends that read profile bundles, with the schedulers that ask them.
+
+    Raises InputError for what a bundle lacks. Other backends read no such files.
+    """
+    backends = SharedBackends()
+    return [
+        (backends.of(context), replica.scheduler)
+        for replica in plan.replicas
+        if (context := replica.latency_context(plan.config)).table.backend == "profile"
+    ]
 
 
 def facts(plan: Plan) -> dict[str, dict[str, str]]:

@@ -90,6 +90,7 @@ class ProfileBackend:
         self._moe_before = self._rows.moe_before
         self._gate = gate
         self._draws = gate is not None and gate.draws
+        self._profiled = (bundle.directory, bundle.max_num_batched_tokens, bundle.max_num_seqs)
         self.host = host
         self.first_use_ns = host.first_use_ns
         self._bounds = stage_bounds(model.layers, parallel.pipeline)
@@ -188,6 +189,18 @@ class ProfileBackend:
         if self._draws:
             experts_ns += self._rows.experts_ns(self._route(shape))
         return self._rows.one_by_one(tokens, logits, self._attention.at(shape), experts_ns)
+
+    def beyond(self, tokens: int, sequences: int) -> str:
+        """What to know if iterations may be so large: how far the bundle goes, or nothing."""
+        directory, *limits = self._profiled
+        if not any(
+            0 < limit < wanted for limit, wanted in zip(limits, (tokens, sequences), strict=True)
+        ):
+            return ""
+        return (
+            f"{directory}: profiled up to {limits[0]:,} tokens and {limits[1]:,} sequences of an "
+            f"iteration, which may have {tokens:,} and {sequences:,}: times beyond are extrapolated"
+        )
 
     def expert_loads(self, shape: BatchShape) -> Routing | None:
         """Tokens of each expert and rank in this iteration; None for a dense model."""

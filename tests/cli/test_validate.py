@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from emu.cli import main
 from emu.config.load import load_config
 from emu.plan import make_plan
 from emu.validate import facts
 from tests.cli.helpers import emu
+from tests.shared_data import SHARED, needs_shared
 
 MIXED = """\
 [[nodes]]
@@ -54,3 +56,25 @@ def test_longer_than_the_model_reads_is_clipped_where_asked(
     request = dict(zip(rows[0].split(","), rows[1].split(","), strict=True))
     assert request["status"] == status
     assert request["prompt_toks"] == ("95" if rule == "clip" else "900")
+
+
+@needs_shared
+@pytest.mark.shared
+@pytest.mark.parametrize(
+    ("limits", "is_beyond"), [(["scheduler.max_num_seqs=256"], False), ([], True)]
+)
+def test_iterations_larger_than_what_was_profiled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], limits: list[str], is_beyond: bool
+) -> None:
+    """The bundle goes to 2,048 tokens and 256 sequences."""
+    (tmp_path / "c.toml").write_text(
+        f'[[nodes]]\ngpu = "RTX4090"\n[latency]\nbackend = "profile"\npath = "{SHARED}/profiles"\n'
+        "[scheduler]\nmax_num_seqs = 512\nmax_num_batched_tokens = 2048\n"
+        f'[workload.synthetic]\nrequests = 3\n[output]\ndir = "{tmp_path}/run"\n'
+    )
+    for command in (["validate"], []):
+        status = main([*command, str(tmp_path / "c.toml"), *(f"--set={key}" for key in limits)])
+        assert status == 0
+        said = capsys.readouterr().err
+        assert ("profiled up to 2,048 tokens and 256 sequences" in said) is is_beyond
+        assert said.count("warning") == is_beyond
