@@ -2,8 +2,8 @@
 
 Owns the replica's state, its scheduler (and through it the KV books), its lock against inbound
 KV, and the iteration in flight. The loop takes one turn after another; which turn is a table by
-state (`emu/replica/turns.py`). Others talk to it through the short methods below, which append
-to a queue and poke the actor; they take effect at the end of the iteration in flight.
+state (`emu/replica/turns.py`). Others talk to it through short methods, most of them in
+`emu/replica/doors.py`.
 
 Iterations. `_execute` sleeps through one iteration, or through a leap of many equal decode
 iterations. A poke in the middle of a leap wakes the replica at the end of the iteration in
@@ -24,13 +24,13 @@ from emu.batching.base import Batch, Scheduler
 from emu.batching.stages import Pipeline, StageSpan
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.network.placement import Grid
+from emu.replica import doors
 from emu.replica.inflight import InFlight
 from emu.replica.obstacles import Obstacles, never
 from emu.replica.outcome import complete, end_part, longest_of, note_signal
 from emu.replica.staged import launch
 from emu.replica.states import (
     CLOSED,
-    DECODING,
     ReplicaState,
     Writer,
     move,
@@ -45,7 +45,6 @@ from emu.request import Request, Status
 S = ReplicaState
 _SERVES: Final = frozenset({S.COLOCATED, S.PREFILL, S.DECODE})
 """States whose turn is one iteration after another (`serve` in `emu/replica/turns.py`)."""
-_QUEUED: Final = Status.QUEUED
 
 
 class Replica(InFlight):
@@ -126,8 +125,7 @@ class Replica(InFlight):
         """The next figures are asked for (a model of power), and counted."""
         self.prompts_run = 0
         """Tokens of chunks whose KV iterations have computed."""
-        self.decodes_run = 0
-        self.decode_context_run = 0
+        self.decodes_run = self.decode_context_run = 0
         """Plain decodes that iterations have run, and the sum of their contexts."""
         self.expert_tokens: NDArray[np.int64] | None = None
         """Tokens that each expert has computed in a layer; None where loads are even."""
@@ -138,72 +136,19 @@ class Replica(InFlight):
         self._rest_since_ns = -1
         self.wave: WaveGroup | None = None
 
-    # --- what others may do -------------------------------------------------------------------
-    def submit(self, request: Request) -> None:
-        """A routed request joins the waiting queue."""
-        reason = self.scheduler.can_ever_hold(request)
-        if reason:
-            self.world.terminal(request, Status.REJECTED, reason)
-            return
-        done = self.settle()
-        request.status = _QUEUED
-        request.holder_id = self.replica_id
-        if request.taken_ns < 0:
-            request.taken_ns = self._iteration_end_ns(done)
-        self.scheduler.enqueue(request, self.kernel.now_ns)
-        if not self.is_touched:
-            self.touch()
-        self._changed(done)
-        if self.signals is not None:
-            note_signal(self)
-
-    def cancel(self, request: Request, status: Status, reason: str) -> None:
-        """Remove a request that waits or runs here, after the iteration in flight."""
-        self.cancels.append((request, status, reason))
-        self.inbox.poke()
-
-    def stop(self, request: Request, on_stopped: Callable[[], None]) -> None:
-        """Detach a running request at the end of the iteration in flight (live migration).
-
-        `on_stopped` is called in any case; the request's status tells whether it stopped.
-        """
-        self.stops.append((request, on_stopped))
-        self.inbox.poke()
-
-    def resume(self, request: Request) -> None:
-        """A stopped request goes on here."""
-        self.scheduler.adopt([request], self.kernel.now_ns)
-        self.touch()
-        request.status = Status.RUNNING
-        self.inbox.poke()
-
-    def deliver(self, requests: list[Request]) -> None:
-        """The KV of these requests has arrived; their blocks are reserved here."""
-        self.arrived.append(requests)
-        self.inbox.poke()
-
-    def reserve(self, requests: list[Request]) -> bool:
-        """Reserve blocks for inbound KV, all or nothing."""
-        done = self.settle()
-        if not self.scheduler.reserve(requests):
-            return False
-        if self._ends is not None:
-            self._changed(done)
-        return True
-
-    def unreserve(self, requests: list[Request]) -> None:
-        """Give back a reservation."""
-        done = self.settle()
-        self.scheduler.unreserve(requests)
-        self._changed(done)
-
-    def release(self, requests: list[Request]) -> None:
-        """The KV of detached requests has left."""
-        done = self.settle()
-        for request in requests:
-            self.scheduler.release(request)
-        if self.scheduler.waiting_count or self._ends is not None or not self._waits_here_only:
-            self._changed(done)
+    # --- what others may do (first, what is in `emu/replica/doors.py`) --------------------------
+    submit = doors.submit
+    cancel = doors.cancel
+    stop = doors.stop
+    resume = doors.resume
+    deliver = doors.deliver
+    reserve = doors.reserve
+    unreserve = doors.unreserve
+    release = doors.release
+    take_waiting = doors.take_waiting
+    apply_requests = doors.apply_requests
+    start_closing = doors.start_closing
+    open = doors.open
 
     def move(self, to: ReplicaState, *, writer: Writer, cause: str) -> None:
         """Change the state from what it is now (`states.move`)."""
@@ -232,41 +177,11 @@ class Replica(InFlight):
         self.slowdown = slowdown
         self.inbox.poke()
 
-    def take_waiting(self) -> list[Request]:
-        """Remove all waiting requests, head first."""
-        requests = list(self.scheduler.waiting())
-        for request in requests:
-            self.scheduler.cancel(request)
-        self.touch()
-        return requests
-
     def touch(self) -> None:
         """The numbers of waiting and running requests may have changed: a router looks again."""
         if not self.is_touched and self.touch_log is not None:
             self.is_touched = True
             self.touch_log.append(self)
-
-    def start_closing(self) -> None:
-        """Take the own lock as soon as it can be had (inbound KV then goes elsewhere)."""
-        if self.lock.holder == self.name or self._is_closing:
-            return
-        if self.lock.try_acquire(self.name):
-            return
-        self._is_closing = True
-        self.kernel.spawn(self._close(), name=f"closing of {self.name}")
-
-    async def _close(self) -> None:
-        await self.lock.acquire(self.name)
-        self._is_closing = False
-        if self.state in DECODING and self.state is not S.SHUTTING_DECODE:
-            self.open()  # revived in the meantime
-        self.inbox.poke()
-
-    def open(self) -> None:
-        """Give the own lock back: inbound KV may come."""
-        if self.lock.holder == self.name:
-            self.lock.release(self.name)
-            self.world.on_capacity(self)
 
     def _note_state(self) -> None:
         """Only a replica that prefills takes from the global queue (fcfs)."""
@@ -307,44 +222,6 @@ class Replica(InFlight):
         )
 
     # --- iterations ---------------------------------------------------------------------------
-    def apply_requests(self) -> None:
-        """Between two iterations: migrated batches, then cancellations."""
-        now_ns = self.kernel.now_ns
-        if self.stops:
-            stops, self.stops = self.stops, []
-            for request, on_stopped in stops:
-                if any(resident is request for resident in self.scheduler.residents()):
-                    self.scheduler.detach(request)
-                    self.touch()
-                    request.status = Status.MIGRATING
-                on_stopped()
-        while self.arrived:
-            requests = [r for r in self.arrived.popleft() if not r.status.is_terminal]
-            self.scheduler.activate(requests, now_ns)
-            self.touch()
-            for request in requests:
-                request.status = Status.RUNNING
-                request.holder_id = self.replica_id
-            if self.state is S.SHUTTING_DECODE:
-                self.world.on_draining(self)
-        if self.cancels:
-            cancels, self.cancels = self.cancels, []
-            for request, status, reason in cancels:
-                if request.status.is_terminal:
-                    continue
-                if self.scheduler.cancel(request):
-                    self.touch()
-                    self.world.terminal(request, status, reason)
-                elif request.status is Status.MIGRATING or request.holder_id != self.replica_id:
-                    self.world.cancel(request)  # it moved on in the iteration that was in flight
-            self.world.on_capacity(self)
-            if self.signals is not None:
-                note_signal(self)
-        if self.jobs:
-            jobs, self.jobs = self.jobs, []
-            for job in jobs:
-                job()
-
     async def iterate(self) -> bool:
         """Form and execute one batch (or leap). False if there was nothing to run."""
         batch = self.obstacles.held
