@@ -85,6 +85,21 @@ class AsyncVllmScheduler(VllmScheduler):
     def _holders(self) -> list[Request]:
         return [*self.residents(), *self._leaving]
 
+    def sees_in(self, batch: Batch, started: int, last_start_ns: int) -> int:
+        """Steps that a leap in flight takes after somebody came, one of them in flight.
+
+        As `leap_holds` says, without settling the steps that have `started`. 0: that must be asked.
+        """
+        if self._queue.count or self._handoff.arrived or self.block_pool is not None:
+            return 0
+        if batch is not self._leaping or started >= batch.max_steps:
+            return 0
+        first_ns, _ = next(iter(self._unseen.values()))
+        if first_ns <= last_start_ns:
+            return 0
+        batch.max_steps = started + 1
+        return started + 1
+
     # --- leaving and coming -----------------------------------------------------------------
     def enqueue(self, request: Request, now_ns: int) -> None:
         """The request is here; the batch after the next one can have it."""

@@ -27,7 +27,8 @@ def submit(replica: Replica, request: Request) -> None:
     if reason:
         replica.world.terminal(request, Status.REJECTED, reason)
         return
-    done = replica.settle()
+    ends = replica._ends if replica.signals is None else None
+    done = replica.settle() if ends is None else replica._steps_ended(ends)
     request.status = _QUEUED
     request.holder_id = replica.replica_id
     if request.taken_ns < 0:
@@ -35,7 +36,9 @@ def submit(replica: Replica, request: Request) -> None:
     replica.scheduler.enqueue(request, replica.kernel.now_ns)
     if not replica.is_touched:
         replica.touch()
-    replica._changed(done)
+    if ends is None or not replica._puts_off(done):
+        replica.settle()
+        replica._changed(done)
     if replica.signals is not None:
         note_signal(replica)
 

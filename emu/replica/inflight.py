@@ -38,6 +38,8 @@ class InFlight:
         self.decode_tokens = 0
         self._runs_opened = getattr(latency, "decode_run_ns_after", None)
         """A short cut of backends: ends of a decode run that follows a step of a given length."""
+        self._sees_in = getattr(self.scheduler, "sees_in", None)
+        """A short cut of schedulers: how far a leap goes on although somebody has come."""
         self._batch: Batch | None = None
         self._start_ns = 0
         self._end_ns = 0
@@ -138,16 +140,31 @@ class InFlight:
         self._ends = ends
         self._end_ns = self._start_ns + ends.item(-1)
 
+    def _puts_off(self, done: int) -> bool:
+        """A leap ends before it would see who has just come. False: that takes settled books."""
+        batch, ends = self._batch, self._ends
+        if self._sees_in is None or batch is None or ends is None:
+            return False
+        start_ns = self._start_ns
+        steps = self._sees_in(batch, done + 1, start_ns + (ends.item(done - 1) if done else 0))
+        if steps == 0:
+            return False
+        self._cut(ends, steps)
+        return True
+
+    def _cut(self, ends: NDArray[np.int64], steps: int) -> None:
+        """The leap in flight takes so many steps and no more."""
+        if steps < len(ends):
+            self._ends = ends[:steps]
+            self._end_ns = self._start_ns + ends.item(steps - 1)
+            self.inbox.bring_forward(self._end_ns)
+
     def _changed(self, done: int) -> None:
         """The settled books have changed: cut a leap that no longer holds, wake an idle loop."""
         batch, ends = self._batch, self._ends
         if ends is not None and batch is not None:
             batch.last_start_ns = self._start_ns + (ends.item(done - 1) if done else 0)
             if self.scheduler.leap_holds(batch):
-                steps = batch.max_steps
-                if steps < len(ends):  # it holds, but not so long
-                    self._ends = ends[:steps]
-                    self._end_ns = self._start_ns + ends.item(steps - 1)
-                    self.inbox.bring_forward(self._end_ns)
+                self._cut(ends, batch.max_steps)  # it may hold, but not so long
                 return
         self.inbox.poke()
