@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from emu.errors import InputError
 from emu.report.compare import STATISTICS, percent_of, statistics
 from emu.report.measurement import Measurement, read_measurement
 from emu.report.rundata import RunData, read_run
@@ -76,8 +77,10 @@ def compare_measured(directory: Path, measured: Path) -> MeasuredComparison:
 
 
 def compare_with(run: RunData, measurement: Measurement) -> MeasuredComparison:
-    """Compare what has been read."""
+    """Compare what has been read. Raises InputError if the run completed no request."""
     mine = run_values(run, measurement)
+    if not len(mine["TTFT"]):
+        raise InputError(str(run.directory), None, "", "no completed request to compare")
     theirs = {
         "TTFT": measurement.ttft_ms,
         "TPOT": measurement.tpot_ms,
@@ -89,8 +92,10 @@ def compare_with(run: RunData, measurement: Measurement) -> MeasuredComparison:
             figures = [run.summary.statistic(_SUMMARY_NAMES[s], "itl") for s in STATISTICS]
             other = measurement.itl_ms
         else:
-            values = mine[metric]
-            figures = statistics(values[~np.isnan(values)])
+            values = mine[metric][~np.isnan(mine[metric])]
+            if not len(values):  # one token each: no TPOT
+                continue
+            figures = statistics(values)
             other = theirs[metric]
             other = other[~np.isnan(other)]
         known = dict(zip(STATISTICS, statistics(other), strict=True)) if len(other) else {}

@@ -273,6 +273,15 @@ def test_pairs_are_requests_with_the_same_id(tmp_path: Path) -> None:
     assert "2 requests measured (0 left out), 3 completed here; measured from arrival_time" in text
 
 
+def test_what_a_run_has_not_is_no_zero(tmp_path: Path) -> None:
+    file = tmp_path / "requests.jsonl"
+    file.write_text(line(0, 0, 0, 1, 2, 3))
+    one = compare_measured(run_of(tmp_path / "one", [(0, 0, 9 * MS, 9 * MS, 1)]), file)
+    assert {row.metric for row in one.rows} == {"TTFT", "E2E"}
+    with pytest.raises(InputError, match="none: no completed request to compare"):
+        compare_measured(run_of(tmp_path / "none", []), file)
+
+
 def test_latencies_begin_where_the_measured_ones_do(tmp_path: Path) -> None:
     """`queued_ts` is the end of the iteration that was in flight when the request came."""
     run = run_of(tmp_path / "run", [(0, 0, 1_500 * MS, 3_500 * MS, 3)])
