@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from emu.cli.options import Overrides
+from emu.cli.options import Overrides, Positive, Seconds
 
 
 def import_cluster(
@@ -141,11 +141,11 @@ def profile(
     hardware: str = "",
     tp: str = "1",
     device: str = "",
-    budget_s: float = 360.0,
-    repeats: int = 5,
-    max_tokens: int = 2048,
-    max_sequences: int = 256,
-    max_context: int = 16384,
+    budget_s: Seconds = 360.0,
+    repeats: Positive = 5,
+    max_tokens: Positive = 2048,
+    max_sequences: Positive = 256,
+    max_context: Positive = 16384,
 ) -> int:
     """Measure real kernels on the GPU at hand; a bundle for the profile backend.
 

@@ -20,6 +20,7 @@ Overrides = Annotated[
 
 _NOT_NEGATIVE = Parameter(validator=Number(gte=0))
 Count = Annotated[int, _NOT_NEGATIVE]
+Positive = Annotated[int, Parameter(validator=Number(gte=1))]
 Seconds = Annotated[float, _NOT_NEGATIVE]
 Seed = Annotated[int, _NOT_NEGATIVE]
 Port = Annotated[int, Parameter(validator=Number(gte=0, lte=65_535))]

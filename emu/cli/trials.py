@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from emu.cli.options import Overrides
+from emu.cli.options import Count, Overrides, Positive
 
 
 def chaos(
@@ -17,10 +17,10 @@ def chaos(
     seeds: str = "0:100",
     faults: Path | None = None,
     corpus: Path | None = None,
-    every: int = 40,
-    jobs: int = 0,
+    every: Positive = 40,
+    jobs: Count = 0,
     keep: Path = Path("chaos-failures"),
-    at_least: int = 1,
+    at_least: Count = 1,
     quiet: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Many seeds of random faults, everything checked; exit status 4 if anything was wrong.
@@ -84,7 +84,7 @@ def experiment(
     configs: Path = Path("configs/experiments"),
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runs/experiments"),
     clusters: str = "AB",
-    seeds: int = 1,
+    seeds: Positive = 1,
     page: Path | None = None,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
 ) -> int:

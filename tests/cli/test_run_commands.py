@@ -66,6 +66,8 @@ def test_mistakes_on_the_command_line_are_one_line(config: Path) -> None:
         ["workload", "generate", "w.jsonl", "--seed", "-1"],
         ["serve", "c.toml", "--port", "65536"],
         ["serve", "c.toml", "--drain-s", "-1.0"],
+        ["chaos", "--seeds", "0:1", "--every", "0"],
+        ["profile", "--repeats", "0"],
         ["observe", "http://h:1", "--workload", "w.jsonl", "--limit", "-1"],
     ],
     ids=" ".join,
