@@ -89,7 +89,12 @@ class VllmScheduler(VllmLeaps):
                 budget -= new
             recalls = self._admit(budget, shape, records, chunks, now_ns)
         if not records and not cohort.count:
-            return None
+            if not (has_evicted and self._handoff.arrived):
+                return None
+            batch = self._form(now_ns)  # who came with his KV finds a seat now
+            if batch is not None:
+                batch.preempted = [*preempted, *batch.preempted]
+            return batch
         shape.sequences = cohort.count + len(records)
         has_freed = (self._free_ended() if self._leaving else False) or has_evicted
         batch = self._launch(shape, chunks, records, now_ns, has_freed)
