@@ -34,6 +34,7 @@ from emu.latency.fit import (
     Fit,
     Floats,
     Values,
+    ends_apart,
     gain_of,
     least_squares,
     polish,
@@ -56,7 +57,8 @@ class Calibration(msgspec.Struct):
     other: Constants
     """Fitted to the held-out half alone, from the first fit on."""
     uncertainty: Floats
-    """Of each constant, relative: standard error, or half the difference of the halves."""
+    """Of each constant, relative: standard error, half the difference of the halves, or of where
+    descents from other places ended; the largest."""
     errors: dict[str, tuple[float, float, float, float]]
     """Held-out half: (mean error, median absolute error of single requests) in per cent, of the
     constants as configured and of the fitted ones."""
@@ -117,7 +119,7 @@ def calibrate(config: Config, measured: Path, source: str) -> Calibration:
     return Calibration(
         fit=fit,
         other=other.constants,
-        uncertainty=np.maximum(fit.spread, between),
+        uncertainty=np.maximum.reduce([fit.spread, between, ends_apart(fits, fit)]),
         errors=errors,
         off=off,
         gain_error=gain_error,

@@ -10,7 +10,7 @@ the valley (`settle`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -34,6 +34,7 @@ _CLOSE: Final = 0.003
 _HUBER: Final = 1.5
 _POLISH: Final = (0.32, 0.16, 0.08, 0.04, 0.02, 0.01, 0.005)
 """Moves of the logarithms that are tried at the end, largest first."""
+_AS_CLOSE: Final = 1.25
 _SETTLE_MAX: Final = 5
 _TRIES_MAX: Final = 30
 """Successful moves of one size."""
@@ -203,6 +204,17 @@ def _residual(values: Values, base: Values, chosen: NDArray[np.bool_]) -> Floats
 def _weights(residual: Floats) -> Floats:
     scale = 1.4826 * float(np.median(np.abs(residual - np.median(residual)))) + 1e-6
     return np.minimum(1.0, _HUBER * scale / np.maximum(np.abs(residual), 1e-12))
+
+
+def ends_apart(fits: Sequence[Fit], settled: Fit) -> Floats:
+    """Half of how far apart, by logarithm, the ends of descents lie that came about as close.
+
+    The sum of residuals is rough: constants that suit the requests equally may be far apart.
+    """
+    enough = _AS_CLOSE * min(fit.deviation for fit in fits)
+    ends = [fit.constants.logarithms() for fit in (*fits, settled) if fit.deviation <= enough]
+    half: Floats = np.ptp(np.array(ends), axis=0) / 2
+    return half
 
 
 def gain_of(

@@ -12,7 +12,7 @@ from emu.calibrate import calibrate, snippet
 from emu.cli import main
 from emu.config.load import load_config
 from emu.errors import InputError
-from emu.latency.fit import Constants, gain_of, least_squares
+from emu.latency.fit import Constants, Fit, ends_apart, gain_of, least_squares
 from emu.report.rundata import read_run
 from emu.runner import execute
 
@@ -193,6 +193,15 @@ def test_a_fit_that_follows_noise_is_no_gain(
     printed = capsys.readouterr().out
     assert ("Nothing was gained" in printed) is not is_gain
     assert printed.endswith(snippet(configured)) is not is_gain
+
+
+def test_ends_that_are_as_close_widen_the_uncertainty():
+    def end(compute: float, deviation: float) -> Fit:
+        return Fit(Constants(compute, 0.8, 1000.0), np.zeros(3), np.eye(3), deviation, 1)
+
+    fits = [end(0.8, 0.02), end(0.9, 0.024), end(0.4, 0.2)]  # the last one got stuck
+    assert ends_apart(fits, end(0.82, 0.01)) == pytest.approx([np.log(0.9 / 0.8) / 2, 0, 0])
+    assert (ends_apart(fits[:1], end(0.8, 0.02)) == 0).all()
 
 
 def test_what_a_gain_is():
