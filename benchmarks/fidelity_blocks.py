@@ -42,8 +42,6 @@ _SHORTEST = 512
 class Row(msgspec.Struct, frozen=True):
     """A measured batch, and what four rules make of it: us."""
 
-    decodes: int
-    long_ones: int
     measured: float
     as_equal: float
     fitted: float
@@ -73,7 +71,8 @@ def rows_of(folder: Path) -> list[Row]:
     gpu_name, *model_name, _, degree = folder.relative_to(PROFILES).parts
     gpu, tp = lookup_gpu(gpu_name), int(degree.removeprefix("tp"))
     heads = kv_heads_per_rank(lookup_model("/".join(model_name)), tp)
-    grid = BlockGrid(gpu.sm_count * gpu.decode_blocks_per_sm, heads)
+    grid = BlockGrid.of(gpu, heads)
+    assert grid is not None
     bundle = read_bundle(folder.parent, tp)
     alone_ns, shared_ns = (ps / 1000 for ps in paces_ps(bundle.attention))
     fitted = LayerAttention(bundle.attention, bundle.skew, separate=False)
@@ -103,8 +102,6 @@ def rows_of(folder: Path) -> list[Row]:
             more_ns -= dealt_ns([mean] * decodes, grid, alone_ns, shared_ns)
             found.append(
                 Row(
-                    decodes,
-                    long_ones,
                     measured,
                     as_equal,
                     as_equal + (fitted.at(shape) - equal_ns) / 1e3,
@@ -115,16 +112,12 @@ def rows_of(folder: Path) -> list[Row]:
     return found
 
 
-def errors(rows: Sequence[Row], few: int = 10**9) -> tuple[float, float, float, float]:
-    """Root mean square error in per cent of the four rules, of batches with at most `few` long."""
-    chosen = [row for row in rows if row.long_ones <= few]
-    measured = np.array([row.measured for row in chosen])
-    rules = [[getattr(row, rule) for row in chosen] for rule in _RULES]
-    found = [float(np.sqrt(np.mean((np.array(rule) / measured - 1) ** 2))) for rule in rules]
-    return 100 * found[0], 100 * found[1], 100 * found[2], 100 * found[3]
-
-
-_RULES = ("as_equal", "fitted", "dealt", "closed")
+def errors(rows: Sequence[Row]) -> list[float]:
+    """Root mean square error of the four rules, per cent."""
+    table = np.array([msgspec.structs.astuple(row) for row in rows])
+    ratios = table[:, 1:] / table[:, :1] - 1
+    found: list[float] = (100 * np.sqrt((ratios**2).mean(axis=0))).tolist()
+    return found
 
 
 def folders() -> list[Path]:

@@ -129,7 +129,7 @@ def forced(name: str) -> np.ndarray:
 def unsplit_attention(name: str, backend: ProfileBackend) -> LayerAttention:
     """The attention of an engine that replays decodes from graphs (8 KV heads)."""
     gpu = lookup_gpu(name.partition("-")[0])
-    grid = BlockGrid(gpu.sm_count * gpu.decode_blocks_per_sm, 8)
+    grid = BlockGrid.of(gpu, 8)
     eager = backend._attention
     return LayerAttention(eager._table, eager._skew, separate=True, grid=grid)
 

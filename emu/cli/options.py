@@ -7,16 +7,15 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-Overrides = Annotated[
-    tuple[str, ...],
-    Parameter(
-        name="--set",
-        consume_multiple=True,
-        negative=(),
-        show_default=False,
-        help="KEY=VALUE, dotted keys.",
-    ),
-]
+
+def settings(help_text: str) -> Parameter:
+    """The option --set, which takes several values."""
+    return Parameter(
+        name="--set", consume_multiple=True, negative=(), show_default=False, help=help_text
+    )
+
+
+Overrides = Annotated[tuple[str, ...], settings("KEY=VALUE, dotted keys.")]
 
 _NOT_NEGATIVE = Parameter(validator=Number(gte=0))
 Count = Annotated[int, _NOT_NEGATIVE]

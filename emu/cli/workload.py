@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from emu.cli.options import Count, Seconds, Seed
+from emu.cli.options import Count, Seconds, Seed, settings
 from emu.config.tables.workload import WorkloadFormat
 from emu.errors import InputError
 
@@ -34,13 +34,7 @@ Tokenizer = Annotated[
 ]
 Set = Annotated[
     tuple[str, ...],
-    Parameter(
-        name="--set",
-        consume_multiple=True,
-        negative=(),
-        show_default=False,
-        help="KEY=VALUE, keys of [workload.synthetic]: prompt.median=900 sessions.turns_max=5",
-    ),
+    settings("KEY=VALUE, keys of [workload.synthetic]: prompt.median=900 sessions.turns_max=5"),
 ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -18,7 +18,6 @@ from emu.catalogue.lookup import lookup_model
 from emu.catalogue.model import ModelSpec
 from emu.errors import InputError
 
-_NO_TYPES: Final[Mapping[str, str]] = {}
 _Positive = Annotated[float, Meta(gt=0)]
 _NonNegative = Annotated[float, Meta(ge=0)]
 _Count = Annotated[int, Meta(ge=1)]
@@ -212,7 +211,7 @@ class ClusterFile(msgspec.Struct, frozen=True):
     """Keys that the simulator would ignore."""
 
 
-def read_cluster_file(path: Path, types: Mapping[str, str] = _NO_TYPES) -> ClusterFile:
+def read_cluster_file(path: Path, types: Mapping[str, str]) -> ClusterFile:
     """Read and check a cluster file. Raises InputError naming the file and the key.
 
     `types`: see `llmservingsim.import_cluster`.

@@ -311,10 +311,6 @@ class BlockPool:
         self.blocks_free += len(free)
 
     # --- seeing -----------------------------------------------------------------------------
-    def cached_blocks(self) -> int:
-        """Blocks that can be found, referenced or not."""
-        return len(self._index)
-
     def free_order(self) -> list[int]:
         """The free list from its head (fresh blocks first)."""
         return [*range(self._used, self.blocks_total), *self._free.order().tolist()]

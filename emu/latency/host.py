@@ -58,12 +58,8 @@ ASYNC_SCHEDULING: Final = HostCosts(
     launched_layer_ns=240_000,
     compiled_permille=900,
 )
-SYNC_SCHEDULING: Final = HostCosts(
-    step_ns=1_000_000,
-    sequence_ns=8_000,
-    graph_layer_ns=15_000,
-    launched_layer_ns=240_000,
-    compiled_permille=900,
+SYNC_SCHEDULING: Final = msgspec.structs.replace(
+    ASYNC_SCHEDULING, step_ns=1_000_000, sequence_ns=8_000
 )
 NO_OVERHEAD: Final = HostCosts(step_ns=0, first_use_ns=())
 

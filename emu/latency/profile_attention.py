@@ -33,6 +33,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from emu.catalogue.gpu import GpuSpec
 from emu.latency.base import BatchShape
 from emu.latency.profile_tables import AttentionTable, DecodeTimes, SkewTable
 
@@ -47,6 +48,12 @@ class BlockGrid(NamedTuple):
     """Blocks that a GPU runs together."""
     kv_heads: int
     """Blocks of one decode: KV heads of a rank."""
+
+    @staticmethod
+    def of(gpu: GpuSpec, kv_heads: int) -> BlockGrid | None:
+        """Of a GPU of the catalogue; None if nothing is known of its kernel."""
+        slots = gpu.sm_count * gpu.decode_blocks_per_sm
+        return BlockGrid(slots, kv_heads) if slots else None
 
     @property
     def unit(self) -> int:

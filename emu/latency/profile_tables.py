@@ -178,11 +178,6 @@ class AttentionTable:
         """Smallest profiled prefill chunk; 0 = there is none."""
         return next((chunk for chunk in self._chunks if chunk), 0)
 
-    @property
-    def last_chunk(self) -> int:
-        """Largest profiled prefill chunk."""
-        return self._chunks[-1]
-
     def at(self, pc: int, kp: int, nd: int, kd: int) -> int:
         """Nanoseconds for `pc` prompt tokens on `kp` cached ones and `nd` decodes on `kd` each."""
         column, next_column, weight = bracket(self._decodes, nd)

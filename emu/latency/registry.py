@@ -304,6 +304,5 @@ def block_grid(context: LatencyContext) -> BlockGrid | None:
         gpu = lookup_gpu(name)
     except InputError:
         return None
-    slots = gpu.sm_count * gpu.decode_blocks_per_sm
     heads = sizes.kv_heads_per_rank(context.model, context.tensor_parallel)
-    return BlockGrid(slots, heads) if slots else None
+    return BlockGrid.of(gpu, heads)
