@@ -84,7 +84,7 @@ mutants: $(STAMP)  ## planted bugs that the campaign must catch, and a canary
 	@$(PY) -m tests.chaos.mutants --seeds 1000
 
 docs: $(STAMP)  ## regenerate the generated pages
-	@$(PY) -m emu.docs
+	@$(PY) -m emu.cli.docs
 
 doc-figures: $(STAMP)  ## recompute the figures that the documentation quotes
 	@$(PY) -m benchmarks.doc_figures --write

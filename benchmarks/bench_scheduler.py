@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from emu.batching.base import ReplicaLimits
-from emu.batching.vllm import VllmScheduler
 from emu.config.schema import SchedulerTable
 from emu.request import Prefix, Request
+from emu.scheduling.base import ReplicaLimits
+from emu.scheduling.vllm import VllmScheduler
 
 
 def make(leap: bool, caching: bool, num_blocks: int) -> VllmScheduler:

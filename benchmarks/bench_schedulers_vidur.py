@@ -19,10 +19,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from emu.batching.base import ReplicaLimits, Scheduler
-from emu.batching.registry import make_scheduler
 from emu.config.schema import SchedulerTable
 from emu.request import Request
+from emu.scheduling.base import ReplicaLimits, Scheduler
+from emu.scheduling.registry import make_scheduler
 
 POLICIES = ("vllm", "vllm_v0", "sarathi", "orca", "lightllm", "faster_transformer")
 RUNNING = 256

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from emu.config.load import load_config
-from emu.runner import adjust, execute
+from emu.runs.runner import adjust, execute
 
 ROOT = Path(__file__).resolve().parents[1]
 RATES = (4, 8, 16, 24, 32, 40, 48)

@@ -25,8 +25,8 @@ from emu.chaos.resilience import print_cost, resilience
 from emu.config.load import load_config
 from emu.report.compare import compare_runs, difference_text
 from emu.report.table import number, print_summary
-from emu.sweep.drive import run_sweep
-from emu.sweep.page import answer_text
+from emu.sweeps.drive import run_sweep
+from emu.sweeps.page import answer_text
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"

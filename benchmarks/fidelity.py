@@ -24,21 +24,21 @@ from rich.table import Table
 
 from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.config.load import load_config
-from emu.importers.measured_run import case_config, read_case
 from emu.latency import registry
 from emu.latency.base import BatchShape
 from emu.latency.host import ASYNC_SCHEDULING, NO_OVERHEAD, HostCosts
 from emu.latency.moe_gate import GateShape, make_gate
-from emu.latency.profile import ProfileBackend
-from emu.latency.profile_bundle import find_bundle, read_bundle
-from emu.latency.profile_rows import Parallel, ProfileModel
-from emu.latency.roofline import RooflineBackend
+from emu.latency.profile.backend import ProfileBackend
+from emu.latency.profile.bundle import find_bundle, read_bundle
+from emu.latency.profile.rows import Parallel, ProfileModel
+from emu.latency.roofline.backend import RooflineBackend
+from emu.process.terminal import open_console
 from emu.report.compare import STATISTICS, statistics
 from emu.report.measured import run_values
 from emu.report.measurement import Measurement, read_measurement
 from emu.report.rundata import read_run
-from emu.runner import execute
-from emu.terminal import open_console
+from emu.runs.runner import execute
+from emu.tools.importers.measured_run import case_config, read_case
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 MEASURED = SHARED / "vllm-measured"

@@ -19,10 +19,10 @@ from rich.table import Table
 
 from benchmarks.fidelity import MEASURED, PROFILES, SHARED
 from emu.config.load import load_config
-from emu.importers.llmservingsim import import_cluster
+from emu.process.terminal import open_console
 from emu.report.rundata import read_run
-from emu.runner import execute
-from emu.terminal import open_console
+from emu.runs.runner import execute
+from emu.tools.importers.llmservingsim import import_cluster
 
 TENSOR, EXPERTS = "Qwen3-32B, TP2", "Qwen3-30B-A3B, DP2, EP2"
 MEASURED_S = {TENSOR: 159.653, EXPERTS: 64.017}

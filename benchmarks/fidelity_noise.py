@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.fidelity import MEASURED, METRICS, SHARED, Result, emulate, names
+from emu.process.terminal import open_console
 from emu.report.compare import STATISTICS
-from emu.terminal import open_console
 
 Floats = NDArray[np.float64]
 

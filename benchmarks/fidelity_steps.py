@@ -32,14 +32,14 @@ from rich.table import Table
 
 from benchmarks import fidelity
 from benchmarks.fidelity import MEASURED, SHARED, backends, emulate, names
-from emu.batching.base import Batch
-from emu.batching.vllm_async import AsyncVllmScheduler
 from emu.catalogue.lookup import lookup_gpu
 from emu.latency.base import BatchShape
 from emu.latency.host import ASYNC_SCHEDULING
-from emu.latency.profile import ProfileBackend
-from emu.latency.profile_attention import BlockGrid, LayerAttention
-from emu.terminal import open_console
+from emu.latency.profile.attention import BlockGrid, LayerAttention
+from emu.latency.profile.backend import ProfileBackend
+from emu.process.terminal import open_console
+from emu.scheduling.base import Batch
+from emu.scheduling.vllm_async import AsyncVllmScheduler
 
 FORCED = "RTXPRO6000-Llama-3.1-8B"
 _BEFORE_INTAKE_S = 0.001

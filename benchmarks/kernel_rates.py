@@ -14,7 +14,7 @@ import time
 
 import anyio
 
-from emu.actor import RANK_REPLICA, Kernel
+from emu.kernel.clock import RANK_REPLICA, Kernel
 
 MS = 1_000_000
 EVENTS = 200_000

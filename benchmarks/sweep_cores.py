@@ -21,14 +21,14 @@ from typing import Any, Final
 
 from benchmarks.cases import ROOT, colocated, synthetic
 from benchmarks.measure import environment, facts_of_this_run, keep
-from emu.sweep.pool import cores
+from emu.sweeps.pool import cores
 
 # In the sweep's own process: what it used itself, and what the workers that it waited for did.
 # With one worker the points run in the parent; a first sweep with two tells the two apart.
 _PROBE: Final = """
 import json, resource, sys, time
 from pathlib import Path
-from emu.sweep.drive import run_sweep
+from emu.sweeps.drive import run_sweep
 def main():
     started, own = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
     start_s = own.ru_utime + own.ru_stime

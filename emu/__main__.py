@@ -7,7 +7,7 @@ import sys
 gc.disable()  # importing makes many objects and no garbage; the run decides for itself
 try:
     from emu.entry import main
-    from emu.exits import leave
+    from emu.process.exits import leave
 
     gc.enable()
     status = main()

@@ -29,7 +29,7 @@ from emu.config.schema import Config
 from emu.errors import EmuError, InputError
 from emu.report.rundata import find
 from emu.report.summary import Summary, read_summary
-from emu.runner import RunResult, adjust, execute
+from emu.runs.runner import RunResult, adjust, execute
 
 _TEXT_COLUMNS: Final = frozenset(
     {"session_id", "status", "reason", "tenant", "from", "to", "writer", "cause", "state"}

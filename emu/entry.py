@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from emu.exits import guarded
+from emu.process.exits import guarded
 
 _FLAGS: Final = {
     "--quiet": ("quiet", True),
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             return call(tokens)
         gc.disable()  # one run, then the process ends: nothing is ever worth collecting
-        from emu.runner import run_command
+        from emu.runs.runner import run_command
 
         return run_command(**wanted)
 

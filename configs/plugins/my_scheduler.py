@@ -8,7 +8,7 @@ runs decodes in every iteration; new prompts fill what is left of `max_num_batch
 blocks run out, the request that joined last starts over.
 """
 
-from emu.batching.simple import Plan, SimpleScheduler
+from emu.scheduling.simple import Plan, SimpleScheduler
 
 
 class ShortestFirst(SimpleScheduler):

@@ -27,7 +27,7 @@ from emu.astra.process import (
     open_astra,
     run_oneshot,
 )
-from emu.interrupts import scratch
+from emu.process.interrupts import scratch
 
 
 class Calculator:

@@ -27,8 +27,8 @@ from emu.astra.nodes import (
     Place,
 )
 from emu.astra.schema import GlobalMetadata, NodeProto
+from emu.config.files import read_input
 from emu.errors import InputError
-from emu.inputs import read_input
 
 Dialect = Literal["fork", "upstream"]
 SCHEMA_VERSION: Final = "1.0.2-chakra.0.0.4"

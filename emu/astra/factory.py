@@ -26,10 +26,10 @@ from emu.errors import InputError
 from emu.latency.base import BatchShape
 from emu.latency.host import NO_OVERHEAD, host_costs, step_overhead_ns
 from emu.latency.moe_gate import GateShape, make_gate
-from emu.latency.profile_bundle import find_bundle, read_bundle, variant_name
+from emu.latency.profile.bundle import find_bundle, read_bundle, variant_name
 from emu.latency.registry import LatencyContext, link_dims
-from emu.latency.roofline import RooflineBackend
-from emu.latency.roofline_ops import efficiency
+from emu.latency.roofline.backend import RooflineBackend
+from emu.latency.roofline.ops import efficiency
 from emu.network.collectives import CollectiveSystem
 from emu.network.dims import NetworkDim
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from emu.errors import InputError
 from emu.latency.base import BatchShape
-from emu.latency.profile_bundle import Bundle
+from emu.latency.profile.bundle import Bundle
 
 
 class LayerTimes(Protocol):

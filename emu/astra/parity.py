@@ -22,9 +22,9 @@ from emu.astra.nodes import Graph, Node, NodeKind
 from emu.astra.parity_cluster import ParityCluster
 from emu.astra.parity_replica import Flight, Instance, ParityOptions
 from emu.astra.polling import IDLE_STEP_NS, Answer, Polling
-from emu.batching.base import Progress
 from emu.errors import RunError
 from emu.request import Request
+from emu.scheduling.base import Progress
 from emu.workload.items import Line, Turn, prefix_of
 
 _NS_PER_S: Final = 1_000_000_000

@@ -22,8 +22,8 @@ from emu.astra.rows import Placement, TraceModel
 from emu.astra.trace import TraceKind
 from emu.catalogue.lookup import lookup_model
 from emu.catalogue.model import ModelSpec
+from emu.config.files import read_input
 from emu.errors import InputError
-from emu.inputs import read_input
 from emu.network.collectives import CollectiveSystem
 from emu.network.dims import NetworkDim, rank_count
 

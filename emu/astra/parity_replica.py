@@ -19,15 +19,15 @@ from emu.astra.parity_scheduler import OriginalScheduler
 from emu.astra.pim import PimAttention
 from emu.astra.rows import Member, TraceGenerator, TraceSetup
 from emu.astra.trace import Trace
-from emu.batching.base import Batch, ReplicaLimits
 from emu.config.schema import SchedulerTable
 from emu.errors import InputError
 from emu.kv.memory import engine_plan
 from emu.kv.tiers import LowerTier, chunk_tokens_for
 from emu.latency.base import BatchShape
 from emu.latency.moe_gate import GateShape, make_gate
-from emu.latency.profile_bundle import find_bundle, read_bundle, variant_name
+from emu.latency.profile.bundle import find_bundle, read_bundle, variant_name
 from emu.request import Request
+from emu.scheduling.base import Batch, ReplicaLimits
 from emu.units import GIB
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from emu.batching.base import Batch, Progress
-from emu.batching.cohort import Seat
-from emu.batching.vllm import VllmScheduler
 from emu.request import Request
+from emu.scheduling.base import Batch, Progress
+from emu.scheduling.cohort import Seat
+from emu.scheduling.vllm import VllmScheduler
 
 
 class OriginalScheduler(VllmScheduler):

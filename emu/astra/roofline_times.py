@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from emu.catalogue.model import ModelSpec
 from emu.latency.base import BatchShape
-from emu.latency.roofline import RooflineBackend
+from emu.latency.roofline.backend import RooflineBackend
 
 
 class RooflineTimes:

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from emu.actor import RANK_REJECTER, Event, Kernel
 from emu.config.schema import KvRejectTable
+from emu.kernel.clock import RANK_REJECTER, Event, Kernel
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.units import ms_to_ns

@@ -12,12 +12,12 @@ from typing import Final, Protocol
 
 import msgspec
 
-from emu.actor import RANK_PLANNER, Kernel
 from emu.autoscale.actions import Load, Role, Target
 from emu.autoscale.hostcache import HostCache
 from emu.autoscale.loads import ActiveLoad, Loader, LoadWorld, Weights
 from emu.autoscale.snapshot import Site
 from emu.config.schema import AutoscaleTable
+from emu.kernel.clock import RANK_PLANNER, Kernel
 from emu.network.carrier import Carrier
 from emu.network.topology import Topology
 from emu.replica.replica import Replica

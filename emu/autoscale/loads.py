@@ -21,8 +21,8 @@ from typing import Final
 
 import msgspec
 
-from emu.actor import RANK_NETWORK, Kernel
 from emu.autoscale.actions import Load, Target
+from emu.kernel.clock import RANK_NETWORK, Kernel
 from emu.network.carrier import Carried, Carrier
 from emu.network.placement import Grid, shard_paths
 from emu.network.topology import LinkPath, Topology

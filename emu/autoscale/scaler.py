@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from emu.actor import RANK_PLANNER
 from emu.autoscale.actions import (
     Action,
     Expire,
@@ -38,6 +37,7 @@ from emu.autoscale.sight import Sight
 from emu.autoscale.snapshot import ReplicaView, Site, Snapshot
 from emu.config.schema import AutoscaleTable
 from emu.errors import InputError, InvariantViolation
+from emu.kernel.clock import RANK_PLANNER
 from emu.network.topology import Topology
 from emu.replica.replica import Replica
 from emu.replica.states import Marker, ReplicaState

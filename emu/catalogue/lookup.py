@@ -25,8 +25,8 @@ import msgspec
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.hf import from_hf_config
 from emu.catalogue.model import ModelSpec
+from emu.config.files import read_input
 from emu.errors import InputError
-from emu.inputs import read_input
 
 _HERE: Final = Path(__file__).parent
 _MODELS: Final = "models.toml"

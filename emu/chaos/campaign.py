@@ -25,11 +25,11 @@ from emu.chaos.worlds import World, draw_world
 from emu.config.faultkinds import KINDS
 from emu.config.load import effective_dict
 from emu.config.schema import Config
-from emu.interrupts import strike_if_lost
-from emu.progress import told_every
+from emu.process.interrupts import strike_if_lost
+from emu.process.workers import Workers
 from emu.replica.states import TRANSITIONS
 from emu.rng import rng_stream
-from emu.workers import Workers
+from emu.runs.progress import told_every
 
 _TOLD_EVERY_S: Final = 10.0
 _DIGITS: Final = re.compile(r"\d+")

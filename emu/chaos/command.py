@@ -18,8 +18,8 @@ from emu.chaos.worlds import World
 from emu.config.faultkinds import KINDS
 from emu.config.load import load_config
 from emu.errors import InputError, InvariantViolation, RunError
-from emu.runner import prepare
-from emu.terminal import open_console
+from emu.process.terminal import open_console
+from emu.runs.runner import prepare
 from emu.units import NS_PER_S
 
 

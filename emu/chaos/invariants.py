@@ -14,7 +14,7 @@ from emu.faults.census import census, splits
 from emu.replica.states import CLOSED, ReplicaState
 
 if TYPE_CHECKING:
-    from emu.cluster import Cluster
+    from emu.cluster.cluster import Cluster
     from emu.replica.replica import Replica
 
 S = ReplicaState

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from emu.actor import Kernel
 from emu.errors import InvariantViolation
+from emu.kernel.clock import Kernel
 
 
 class CheckingKernel(Kernel):

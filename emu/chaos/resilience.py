@@ -16,16 +16,16 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from emu.cluster.plan import Plan, make_plan
 from emu.config.load import load_config
 from emu.config.schema import Config
 from emu.errors import InputError
-from emu.interrupts import scratch
 from emu.latency.base import BatchShape
 from emu.latency.registry import make_latency
-from emu.plan import Plan, make_plan
+from emu.process.interrupts import scratch
+from emu.process.terminal import open_console
 from emu.report.summary import Summary
-from emu.runner import execute
-from emu.terminal import open_console
+from emu.runs.runner import execute
 from emu.units import NS_PER_MS, NS_PER_S
 
 WINDOW_S: Final = 1.0

@@ -14,20 +14,20 @@ from typing import Any, Final
 import anyio
 import msgspec
 
-from emu.books import leaks, run_facts, story
 from emu.chaos.checker import Judge
 from emu.chaos.invariants import validate_world
 from emu.chaos.kernel import CheckingKernel
 from emu.chaos.worlds import World
-from emu.cluster import Cluster, Outcome
+from emu.cluster.audit import leaks, run_facts, story
+from emu.cluster.cluster import Cluster, Outcome
+from emu.cluster.recorder import Recorder
 from emu.config.load import config_from_dict
 from emu.config.schema import Config
 from emu.errors import EmuError, InputError
-from emu.interrupts import scratch, sent_to
-from emu.recording import Recorder
+from emu.process.interrupts import scratch, sent_to
 from emu.report.history import History
 from emu.report.summary import build_summary
-from emu.runner import prepare
+from emu.runs.runner import prepare
 
 FILES: Final = ("requests.csv", "timeseries.csv", "transitions.csv", "marks.csv")
 

@@ -17,7 +17,7 @@ from typing import Final
 from cyclopts import App, CycloptsError
 
 from emu.config.suggest import did_you_mean
-from emu.exits import fail, guarded
+from emu.process.exits import fail, guarded
 
 _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {

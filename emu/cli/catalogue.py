@@ -15,7 +15,7 @@ def schema() -> int:
 
 def models() -> int:
     """What the catalogue knows of models."""
-    from emu.tables import print_models
+    from emu.cli.tables import print_models
 
     print_models()
     return 0
@@ -23,7 +23,7 @@ def models() -> int:
 
 def gpus() -> int:
     """What the catalogue knows of GPUs."""
-    from emu.tables import print_gpus
+    from emu.cli.tables import print_gpus
 
     print_gpus()
     return 0

@@ -27,7 +27,7 @@ def import_cluster(
     output
         Write the configuration here instead.
     """
-    from emu.importers.llmservingsim import import_cluster as convert
+    from emu.tools.importers.llmservingsim import import_cluster as convert
 
     text = convert(file, profiles.absolute() if profiles is not None else None)
     if output is None:
@@ -61,7 +61,7 @@ def reproduce(
     only_config
         Write the configuration, run nothing.
     """
-    from emu.reproduce import reproduce_command
+    from emu.tools.reproduce import reproduce_command
 
     return reproduce_command(
         directory,
@@ -83,7 +83,7 @@ def calibrate(config: Path, *, measured: Path, set_: Overrides = ()) -> int:
     measured
         File of a real server's requests (docs/measured.md).
     """
-    from emu.calibrate import calibrate_command
+    from emu.tools.calibrate import calibrate_command
 
     return calibrate_command(config, measured, set_)
 
@@ -119,7 +119,7 @@ def trace(
     show
         Print this .et file instead.
     """
-    from emu.batchfiles import trace_command
+    from emu.tools.batch_files import trace_command
 
     return trace_command(
         config,
@@ -176,10 +176,10 @@ def profile(
     max_context
         Longest history.
     """
-    from emu.profiler.__main__ import degrees
-    from emu.profiler.grid import Limits
-    from emu.profiler.session import ProfileOptions
-    from emu.profiler.session import profile as measure
+    from emu.tools.profiler.__main__ import degrees
+    from emu.tools.profiler.grid import Limits
+    from emu.tools.profiler.session import ProfileOptions
+    from emu.tools.profiler.session import profile as measure
 
     limits = Limits(max_tokens=max_tokens, max_sequences=max_sequences, max_context=max_context)
     options = ProfileOptions(

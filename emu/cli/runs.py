@@ -35,7 +35,7 @@ def run(
     report
         Write report.html.
     """
-    from emu.runner import run_command
+    from emu.runs.runner import run_command
 
     return run_command(config, output=output, seed=seed, overrides=set_, quiet=quiet, report=report)
 
@@ -48,7 +48,7 @@ def validate(config: Path, *, set_: Overrides = ()) -> int:
     config
         Configuration file.
     """
-    from emu.validate import validate_command
+    from emu.runs.validate import validate_command
 
     return validate_command(config, set_)
 
@@ -88,7 +88,7 @@ def compare(
     seed
         Seed of the bootstrap that gives the intervals.
     """
-    from emu.terminal import open_console
+    from emu.process.terminal import open_console
 
     console = open_console()
     if measured is not None:
@@ -145,7 +145,7 @@ def sweep(
     report
         Write report.html.
     """
-    from emu.sweep.command import sweep_command
+    from emu.sweeps.command import sweep_command
 
     return sweep_command(
         sweep, output=output, jobs=jobs, ray=ray, settings=set_, quiet=quiet, report=report

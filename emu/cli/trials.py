@@ -107,7 +107,7 @@ def experiment(
     quiet
         Do not say which run is under way.
     """
-    from emu.experiments.command import run_experiment
+    from emu.tools.experiments.command import run_experiment
 
     return run_experiment(
         name,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from emu.request import Request, Status
 
 if TYPE_CHECKING:
-    from emu.cluster import Cluster
+    from emu.cluster.cluster import Cluster
     from emu.migration.transfer import SplitBatch
     from emu.replica.replica import Replica
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from emu.actor import RANK_WORLD
 from emu.config.faultkinds import KINDS, fault_problems
 from emu.config.schema import FaultTable
 from emu.errors import InputError
 from emu.faults.links import LinkFaults
 from emu.faults.recovery import DRAINING, Recovery
 from emu.faults.transfers import TransferFaults
+from emu.kernel.clock import RANK_WORLD
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.rng import rng_stream
@@ -27,7 +27,7 @@ from emu.units import ms_to_ns, s_to_ns
 if TYPE_CHECKING:
     import numpy as np
 
-    from emu.cluster import Cluster
+    from emu.cluster.cluster import Cluster
 
 
 class Injector:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from emu.batching.shrink import can_shrink, restore, take_away
 from emu.config.schema import FaultTable
 from emu.faults.oncontrol import lose_memory
 from emu.replica import life
 from emu.replica.replica import Replica
 from emu.replica.states import LOADING, ReplicaState
 from emu.request import Request
+from emu.scheduling.shrink import can_shrink, restore, take_away
 from emu.units import ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from emu.actor import RANK_WORLD
+from emu.kernel.clock import RANK_WORLD
 from emu.replica import life
 from emu.replica.replica import Replica
 from emu.replica.states import LOADING, ReplicaState
@@ -24,7 +24,7 @@ from emu.units import s_to_ns
 
 if TYPE_CHECKING:
     from emu.autoscale.actions import Role
-    from emu.cluster import Cluster
+    from emu.cluster.cluster import Cluster
 
 S = ReplicaState
 _ROLE_OF: Final[dict[ReplicaState, Role]] = {

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
-from emu.actor import RANK_WORLD
 from emu.config.schema import FaultTable
+from emu.kernel.clock import RANK_WORLD
 from emu.network.carrier import Carrier, Fate
 from emu.units import ms_to_ns
 

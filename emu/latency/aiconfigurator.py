@@ -22,12 +22,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from emu.config.files import read_input
 from emu.errors import InputError
-from emu.inputs import read_input
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
 from emu.latency.host import NO_OVERHEAD, HostCosts, host_ns
-from emu.latency.profile_attention import LayerAttention
-from emu.latency.profile_tables import AttentionTable
+from emu.latency.profile.attention import LayerAttention
+from emu.latency.profile.tables import AttentionTable
 
 WHEEL: Final = "aiconfigurator-core==0.12.0"
 FORMAT: Final = "emu aiconfigurator table 1"

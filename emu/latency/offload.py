@@ -126,7 +126,7 @@ def _cut(rows: list[RowTime], stages: int) -> list[list[RowTime]]:
     """Rows of each pipeline stage, layers spread as in `stage_bounds`."""
     if stages == 1:
         return [rows]
-    from emu.latency.profile import stage_bounds
+    from emu.latency.profile.backend import stage_bounds
 
     layers = 1 + max(layer for _, layer, _ in rows)
     bounds = stage_bounds(layers, stages)

@@ -20,8 +20,8 @@ from emu.errors import InputError
 from emu.latency.base import LatencyBackend
 from emu.latency.host import HostCosts, host_costs
 from emu.latency.linear import LinearBackend
-from emu.latency.roofline import RooflineBackend
-from emu.latency.roofline_ops import efficiency
+from emu.latency.roofline.backend import RooflineBackend
+from emu.latency.roofline.ops import efficiency
 from emu.network.collectives import Collectives, CollectiveSystem
 from emu.network.dims import NetworkDim
 from emu.plugins import make_plugin
@@ -29,7 +29,7 @@ from emu.plugins import make_plugin
 if TYPE_CHECKING:
     from emu.latency.pim import PimAttention
     from emu.latency.placement import WeightLoads
-    from emu.latency.profile_attention import BlockGrid
+    from emu.latency.profile.attention import BlockGrid
 
 _BYTES_PER_GIB = 1 << 30
 _NVLINK_LATENCY_NS = 1_000
@@ -242,9 +242,9 @@ def _aiconfigurator(context: LatencyContext, host: HostCosts) -> LatencyBackend:
 
 
 def _profile(context: LatencyContext, host: HostCosts) -> LatencyBackend:
-    from emu.latency.profile import ProfileBackend
-    from emu.latency.profile_bundle import find_bundle, read_bundle, variant_name
-    from emu.latency.profile_rows import HostMemory, Parallel, ProfileModel
+    from emu.latency.profile.backend import ProfileBackend
+    from emu.latency.profile.bundle import find_bundle, read_bundle, variant_name
+    from emu.latency.profile.rows import HostMemory, Parallel, ProfileModel
 
     table, model = context.table, context.model
     if not table.path:
@@ -297,7 +297,7 @@ def _profile(context: LatencyContext, host: HostCosts) -> LatencyBackend:
 
 def block_grid(context: LatencyContext) -> BlockGrid | None:
     """Where the decode kernel's blocks run on this GPU; None = unknown, or another kernel."""
-    from emu.latency.profile_attention import BlockGrid
+    from emu.latency.profile.attention import BlockGrid
 
     name = context.table.hardware or context.gpu.name
     try:

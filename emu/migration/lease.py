@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from emu.actor import RANK_WORLD
+from emu.kernel.clock import RANK_WORLD
 
 if TYPE_CHECKING:
     from emu.migration.watcher import Watcher

@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
-from emu.actor import RANK_REBALANCER, Event, Kernel
 from emu.config.schema import MigrationTable
+from emu.kernel.clock import RANK_REBALANCER, Event, Kernel
 from emu.migration.transfer import Network, Transfer
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState

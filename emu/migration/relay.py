@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from emu.batching import relay as books
-from emu.batching.base import Batch
 from emu.migration.transfer import Network, SplitBatch
 from emu.replica.states import ReplicaState
 from emu.request import Request
+from emu.scheduling import relay as books
+from emu.scheduling.base import Batch
 
 if TYPE_CHECKING:
     from emu.replica.replica import Replica

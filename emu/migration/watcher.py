@@ -14,7 +14,7 @@ from collections import deque
 from functools import partial
 from typing import Final, Literal
 
-from emu.actor import RANK_WATCHER
+from emu.kernel.clock import RANK_WATCHER
 from emu.migration.destinations import Destinations
 from emu.migration.lease import Leases
 from emu.migration.partial import Partials

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from emu.actor import Kernel
+from emu.kernel.clock import Kernel
 from emu.migration.transfer import MigratingBatch, Network
 from emu.replica.replica import Replica
 from emu.request import Request

@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from emu.actor import RANK_NETWORK, Kernel
+from emu.kernel.clock import RANK_NETWORK, Kernel
 from emu.network.flows import END, FlowTable, Parts
 from emu.network.placement import Grid, shard_paths
 from emu.network.topology import LinkPath, Topology

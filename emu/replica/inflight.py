@@ -13,9 +13,9 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
-from emu.actor import Kernel, Mailbox
-from emu.batching.base import Batch, RunOn, Scheduler
+from emu.kernel.clock import Kernel, Mailbox
 from emu.latency.base import BatchShape, LatencyBackend
+from emu.scheduling.base import Batch, RunOn, Scheduler
 
 
 class InFlight:

@@ -56,7 +56,7 @@ def crash(replica: Replica) -> list[Request]:
         request.recomputed_tokens += request.computed_tokens
     lost = scheduler.evacuate()
     replica.touch()
-    from emu.batching.shrink import restore  # only crashes and lost memory need it
+    from emu.scheduling.shrink import restore  # only crashes and lost memory need it
 
     restore(scheduler)
     for requests in replica.arrived:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from emu.batching.base import Batch, Recall
-from emu.batching.shape import add_chunk
 from emu.network.carrier import Carried
+from emu.scheduling.base import Batch, Recall
+from emu.scheduling.shape import add_chunk
 
 if TYPE_CHECKING:
     from emu.replica.replica import Replica

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from emu.batching.base import Batch, Progress
-from emu.batching.stages import StageSpan
 from emu.latency.base import BatchShape, next_decode_shape
 from emu.migration.transfer import SplitBatch
 from emu.replica.states import PREFILL_TYPE, ReplicaState
 from emu.replica.wave import DUMMY_ID
 from emu.request import Request, Status
+from emu.scheduling.base import Batch, Progress
+from emu.scheduling.stages import StageSpan
 
 if TYPE_CHECKING:
     from emu.replica.replica import Replica

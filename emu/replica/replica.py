@@ -19,9 +19,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from emu.actor import PARK, RANK_REPLICA, WAKE
-from emu.batching.base import Batch, Scheduler
-from emu.batching.stages import Pipeline, StageSpan
+from emu.kernel.clock import PARK, RANK_REPLICA, WAKE
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.network.placement import Grid
 from emu.replica import doors
@@ -41,6 +39,8 @@ from emu.replica.wave import SERVES, WaveGroup
 from emu.replica.world import Handoff, World
 from emu.replica.zag import Zag
 from emu.request import Request, Status
+from emu.scheduling.base import Batch, Scheduler
+from emu.scheduling.stages import Pipeline, StageSpan
 
 S = ReplicaState
 _SERVES: Final = frozenset({S.COLOCATED, S.PREFILL, S.DECODE})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from emu.batching.base import Batch
-from emu.batching.stages import bubble_ns, discount_bubbles
 from emu.replica.outcome import complete
+from emu.scheduling.base import Batch
+from emu.scheduling.stages import bubble_ns, discount_bubbles
 
 if TYPE_CHECKING:
     from emu.replica.replica import Replica

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from emu.batching.base import Recall
 from emu.kv.blocks import BlockPool
 from emu.network.carrier import Carried, Carrier
+from emu.scheduling.base import Recall
 
 READ = "kv_recall"
 WRITE = "kv_offload"

@@ -22,9 +22,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from emu.batching.base import Batch
 from emu.latency.base import BatchShape
 from emu.replica.states import ReplicaState
+from emu.scheduling.base import Batch
 
 if TYPE_CHECKING:
     from emu.replica.replica import Replica

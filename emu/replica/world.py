@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from emu.actor import Kernel
-from emu.batching.base import Batch
-from emu.batching.stages import StageSpan
+from emu.kernel.clock import Kernel
 from emu.migration.transfer import SplitBatch
 from emu.request import Request, Status
+from emu.scheduling.base import Batch
+from emu.scheduling.stages import StageSpan
 
 if TYPE_CHECKING:
     from emu.migration.relay import RelayBoard

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from emu.batching.base import Batch
+from emu.scheduling.base import Batch
 from emu.units import NS_PER_MS
 
 LIMIT_START: Final = 4

@@ -16,9 +16,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from emu.actor import RANK_WATCHER
-from emu.batching import relay as books
-from emu.batching.base import Batch
+from emu.kernel.clock import RANK_WATCHER
 from emu.latency.base import BatchShape
 from emu.migration.relay import Relayed
 from emu.migration.transfer import SplitBatch
@@ -26,6 +24,8 @@ from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.replica.zag import Zag, ZagTask, limit_at
 from emu.request import Status
+from emu.scheduling import relay as books
+from emu.scheduling.base import Batch
 
 S = ReplicaState
 _END_OF_INSTANT: Final = RANK_WATCHER - 1

@@ -1,6 +1,6 @@
 """Recording a run and showing it. Owns every file of an output directory but its name.
 
-While the run goes on (all synchronous, called by `emu/cluster.py`):
+While the run goes on (all synchronous, called by `emu/cluster/cluster.py`):
 
     records      RequestLog         requests.csv, latencies
     itl          GapLog             gaps between tokens

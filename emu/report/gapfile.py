@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from emu.config.files import read_input
 from emu.errors import InputError
-from emu.inputs import read_input
 from emu.report.atomic import write_bytes
 from emu.report.itl import HEAT_BINS_PER_OCTAVE, GapStats
 

@@ -23,8 +23,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from emu.config.files import json_object, read_input
 from emu.errors import InputError
-from emu.inputs import json_object, read_input
 
 Floats = NDArray[np.float64]
 

@@ -19,9 +19,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from emu.config.files import read_input
 from emu.config.schema import SloTable
 from emu.errors import InputError
-from emu.inputs import read_input
 from emu.report.atomic import write_bytes
 from emu.report.itl import GapStats
 from emu.report.load import Load, judge_load

@@ -24,7 +24,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from emu.commands import TARGETS
+from emu.cluster.commands import TARGETS
 from emu.config.faultkinds import KINDS
 from emu.config.schema import CommandTable, FaultTable
 from emu.errors import InputError

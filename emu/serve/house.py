@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import msgspec
 
+from emu.cluster.plan import Plan
 from emu.config.schema import Config, LengthsTable, SyntheticTable
-from emu.plan import Plan
 from emu.rng import rng_stream
-from emu.runner import holds_for
+from emu.runs.runner import holds_for
 from emu.serve.failures import FailureSchedule
 from emu.serve.protocol import Call
 from emu.serve.tokens import Tokenizer

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 import emu
-from emu.commands import TARGETS
+from emu.cluster.commands import TARGETS
 from emu.config.faultkinds import KINDS
 from emu.serve.control import CommandBody, FailuresBody, ScaleBody
 from emu.serve.house import House

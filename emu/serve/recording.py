@@ -19,9 +19,9 @@ from typing import Any, Final
 
 import msgspec
 
+from emu.cluster.recorder import Recorder
 from emu.config.load import effective_dict
 from emu.config.schema import CommandTable, Config, FaultTable, OutputTable
-from emu.recording import Recorder
 from emu.report.csvtext import CsvFile
 from emu.request import Request
 from emu.units import NS_PER_S

@@ -28,15 +28,16 @@ import anyio
 import uvicorn
 from anyio.abc import TaskGroup
 
-from emu.books import final_error
-from emu.cluster import Outcome
+from emu.cluster.audit import final_error
+from emu.cluster.cluster import Outcome
+from emu.cluster.plan import Plan, make_plan
 from emu.config.load import load_config
 from emu.config.schema import Config
 from emu.errors import InputError, naming
-from emu.interrupts import sent_to
-from emu.plan import Plan, make_plan
+from emu.kernel.wallclock import WallKernel
+from emu.process.interrupts import sent_to
 from emu.report.atomic import RunDirectory, write_text
-from emu.runner import host_facts, write_results
+from emu.runs.runner import host_facts, write_results
 from emu.serve.app import make_app
 from emu.serve.control import snapshot
 from emu.serve.house import House, ServeOptions, is_loopback
@@ -44,7 +45,6 @@ from emu.serve.recording import LiveRecorder, ReplayFile, TrafficLog
 from emu.serve.tokens import make_tokenizer, write_tokenizer
 from emu.serve.world import LiveCluster, live_config
 from emu.units import NS_PER_S, s_to_ns
-from emu.wallclock import WallKernel
 
 _BACKLOG: Final = 4096
 _TICK_S: Final = 0.1

@@ -19,18 +19,18 @@ from typing import Final
 
 import msgspec
 
-from emu.batching.base import Batch
-from emu.batching.stages import StageSpan
-from emu.cluster import Cluster
+from emu.cluster.cluster import Cluster
+from emu.cluster.plan import Plan
 from emu.config.schema import Config
+from emu.kernel.wallclock import WallKernel
 from emu.migration.transfer import MigratingBatch, kv_blocks, kv_bytes
-from emu.plan import Plan
 from emu.replica.replica import Replica
 from emu.replica.world import BatchSink
 from emu.request import Request, Status
+from emu.scheduling.base import Batch
+from emu.scheduling.stages import StageSpan
 from emu.serve.recording import LiveRecorder
 from emu.units import NS_PER_S
-from emu.wallclock import WallKernel
 
 TTFT_BUCKETS: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,

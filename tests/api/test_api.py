@@ -158,7 +158,7 @@ def test_importing_emu_loads_nothing_heavy() -> None:
 
 
 def test_emu_run_stays_callable_whatever_was_imported() -> None:
-    code = "import emu; a = emu.run; import emu.cli, emu.runner, emu.api; assert emu.run is a"
+    code = "import emu; a = emu.run; import emu.cli, emu.runs.runner, emu.api; assert emu.run is a"
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = emu.nothing  # type: ignore[attr-defined]

@@ -13,9 +13,9 @@ from emu.astra.memory import Memories, Memory
 from emu.astra.rows import TraceGenerator, TraceSetup
 from emu.errors import InputError, RunError
 from emu.latency.base import COMPONENTS, BatchShape
-from emu.latency.profile import ProfileBackend
-from emu.latency.profile_bundle import read_bundle
-from emu.latency.profile_rows import HostMemory, Parallel, ProfileModel
+from emu.latency.profile.backend import ProfileBackend
+from emu.latency.profile.bundle import read_bundle
+from emu.latency.profile.rows import HostMemory, Parallel, ProfileModel
 from emu.network.collectives import Collectives, CollectiveSystem, collective_ns
 from emu.network.dims import NetworkDim
 from tests.astra.test_convert import LLAMA, PREFILL, QWEN, generator

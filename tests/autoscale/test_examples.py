@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from emu.config.load import load_config
-from emu.runner import adjust, execute
+from emu.runs.runner import adjust, execute
 from tests.csvfile import csv_rows
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

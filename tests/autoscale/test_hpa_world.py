@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from emu.config.load import config_from_dict
-from emu.runner import execute
+from emu.runs.runner import execute
 from tests.csvfile import csv_rows
 
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.actor import RANK_NETWORK
-from emu.cluster import Cluster
+from emu.cluster.cluster import Cluster
+from emu.kernel.clock import RANK_NETWORK
 from emu.replica.states import ReplicaState as S
 from tests.csvfile import csv_rows
 from tests.replica.test_zigzag_example import _arrive_by_clock, _cluster, _command

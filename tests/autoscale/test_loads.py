@@ -5,12 +5,12 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from emu.actor import Kernel
 from emu.autoscale.actions import Load, Target
 from emu.autoscale.loads import Loader, LoadWorld, Weights, stripe_bytes
 from emu.catalogue import sizes
 from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.config.schema import NodeTable
+from emu.kernel.clock import Kernel
 from emu.network.carrier import Carrier
 from emu.network.placement import Grid
 from emu.network.topology import build_topology

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from emu.runner import execute
+from emu.runs.runner import execute
 from tests.autoscale.worlds import Draw, config_of
 from tests.csvfile import csv_rows
 

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from emu.autoscale.demand import scan
-from emu.books import leaks
+from emu.cluster.audit import leaks
 from emu.units import ms_to_ns
 from tests.autoscale.worlds import Draw, Watched, config_of, run_made, run_world
 from tests.csvfile import csv_rows

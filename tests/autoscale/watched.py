@@ -11,7 +11,7 @@ from typing import Any
 
 from emu.autoscale.actions import Load
 from emu.autoscale.demand import scan
-from emu.cluster import Cluster
+from emu.cluster.cluster import Cluster
 from emu.migration.transfer import MigratingBatch, SplitBatch, kv_bytes
 from emu.replica.replica import Replica
 from emu.replica.states import TRANSITIONS, Marker, ReplicaState

@@ -11,11 +11,11 @@ import msgspec
 
 from emu.autoscale.demand import Demand, Rates, scan
 from emu.autoscale.snapshot import Snapshot
-from emu.cluster import Outcome
+from emu.cluster.cluster import Outcome
+from emu.cluster.plan import make_plan
+from emu.cluster.recorder import Recorder
 from emu.config.load import config_from_dict
 from emu.config.schema import AutoscaleTable
-from emu.plan import make_plan
-from emu.recording import Recorder
 from emu.request import Request
 from emu.workload.opened import open_workload
 from tests.autoscale.watched import Watched

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from emu.calibrate import calibrate, snippet
 from emu.cli import main
 from emu.config.load import load_config
 from emu.errors import InputError
 from emu.latency.fit import Constants, Fit, ends_apart, gain_of, least_squares
 from emu.report.rundata import read_run
-from emu.runner import execute
+from emu.runs.runner import execute
+from emu.tools.calibrate import calibrate, snippet
 
 TRUTH = Constants(0.62, 0.71, 1_500.0)
 
@@ -79,7 +79,7 @@ def test_known_constants_are_recovered(tmp_path: Path, capsys, monkeypatch):
         kept.append(calibrate(*given))
         return kept[0]
 
-    monkeypatch.setattr("emu.calibrate.calibrate", keep)
+    monkeypatch.setattr("emu.tools.calibrate.calibrate", keep)
     assert main(["calibrate", str(file), "--measured", str(measured)]) == 0
     (found,) = kept
     fit = found.fit.constants
@@ -186,7 +186,9 @@ def test_a_fit_that_follows_noise_is_no_gain(
     ]
     measured = tmp_path / "requests.jsonl"
     measured.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setattr("emu.calibrate._emulate", lambda *given: times(given[2] or configured))
+    monkeypatch.setattr(
+        "emu.tools.calibrate._emulate", lambda *given: times(given[2] or configured)
+    )
     file = tmp_path / "cluster.toml"
     file.write_text(CONFIG + snippet(configured))
     assert main(["calibrate", str(file), "--measured", str(measured)]) == 0

@@ -35,7 +35,7 @@ class Mutant(NamedTuple):
 MUTANTS = (
     Mutant(
         "canary: a request ends without anybody hearing",
-        "emu/gateway.py",
+        "emu/cluster/gateway.py",
         "        self.outstanding -= 1\n        self._on_terminal(request)",
         "        self.outstanding -= 1\n        if request.request_id % 5 == 3:\n            return\n"
         "        self._on_terminal(request)",
@@ -162,19 +162,19 @@ MUTANTS = (
     ),
     Mutant(
         "a reservation is one block short",
-        "emu/batching/handoff.py",
+        "emu/scheduling/handoff.py",
         "        wanted = list(map(self._blocks_for, requests))\n",
         "        wanted = [max(1, self._blocks_for(request) - 1) for request in requests]\n",
     ),
     Mutant(
         "a cancelled request stays in the waiting queue",
-        "emu/cluster.py",
+        "emu/cluster/cluster.py",
         "            if self.queue is not None and self.queue.cancel(request):\n",
         "            if self.queue is not None:\n",
     ),
     Mutant(
         "the gateway counts a refused request as outstanding",
-        "emu/gateway.py",
+        "emu/cluster/gateway.py",
         "        self.released += 1\n        self.outstanding += 1\n        self._on_release(request)\n"
         "        if self.echoes",
         "        self.released += 1\n        self.outstanding += 1 + (request.prompt_tokens > 250)\n"
@@ -182,7 +182,7 @@ MUTANTS = (
     ),
     Mutant(
         "held requests are forgotten when a replica comes back",
-        "emu/gateway.py",
+        "emu/cluster/gateway.py",
         "        if self.held:\n            self.route_held()\n",
         "",
     ),

@@ -19,17 +19,17 @@ from typing import Any, Final
 
 import anyio
 
-from emu.books import leaks
 from emu.chaos.drawfaults import draw_train, ground_of
 from emu.chaos.invariants import validate_world
 from emu.chaos.kernel import CheckingKernel
-from emu.cluster import Cluster, Outcome
+from emu.cluster.audit import leaks
+from emu.cluster.cluster import Cluster, Outcome
+from emu.cluster.recorder import Recorder
 from emu.config.faultkinds import KINDS
 from emu.config.load import config_from_dict
 from emu.config.schema import Config
-from emu.recording import Recorder
 from emu.rng import rng_stream
-from emu.runner import prepare
+from emu.runs.runner import prepare
 
 RATE_PER_S: Final = 0.75
 """Requests of each replica."""

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from emu.actor import RANK_CONTROL, RANK_WORLD
 from emu.chaos.checker import Judge
 from emu.chaos.trial import Verdict, run_world
 from emu.chaos.worlds import World, draw_world
-from emu.cluster import Cluster
+from emu.cluster.cluster import Cluster
+from emu.kernel.clock import RANK_CONTROL, RANK_WORLD
 from emu.request import Status
 from tests.cluster.helpers import LINEAR, run_config, summary_of, workload
 

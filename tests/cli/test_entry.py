@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import emu.runner
+import emu.runs.runner
 from emu import cli, entry
 from tests.cli.helpers import ROOT, SMALL
 from tests.patience import PATIENCE_S
@@ -58,7 +58,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         made.append({"path": path, **options})
         return 0
 
-    monkeypatch.setattr(emu.runner, "run_command", record)
+    monkeypatch.setattr(emu.runs.runner, "run_command", record)
     return made
 
 

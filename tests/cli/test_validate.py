@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from emu.cli import main
+from emu.cluster.plan import make_plan
 from emu.config.load import load_config
-from emu.plan import make_plan
-from emu.validate import facts
+from emu.runs.validate import facts
 from tests.cli.helpers import emu
 from tests.shared_data import SHARED, needs_shared
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from emu.config.load import config_from_dict
-from emu.runner import RunResult, execute
+from emu.runs.runner import RunResult, execute
 from tests.csvfile import csv_rows
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from emu.config.load import load_config
-from emu.runner import adjust, execute
+from emu.runs.runner import adjust, execute
 from tests.cluster.helpers import summary_of
 
 ROOT = Path(__file__).resolve().parents[2]

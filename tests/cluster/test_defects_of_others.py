@@ -18,7 +18,7 @@ import pytest
 
 from emu.config.load import config_from_dict
 from emu.errors import InputError
-from emu.runner import execute
+from emu.runs.runner import execute
 from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,11 +9,11 @@ import anyio
 import numpy as np
 import pytest
 
-from emu.books import leaks
-from emu.cluster import Cluster
+from emu.cluster.audit import leaks
+from emu.cluster.cluster import Cluster
+from emu.cluster.recorder import Recorder
 from emu.config.load import config_from_dict
-from emu.recording import Recorder
-from emu.runner import prepare
+from emu.runs.runner import prepare
 from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload
 
 KV_TOKEN = 131_072  # Llama-3.1-8B in bfloat16: 2 x 8 heads x 128 x 32 layers x 2 bytes

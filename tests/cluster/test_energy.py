@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from emu.config.load import config_from_dict
-from emu.runner import prepare
+from emu.runs.runner import prepare
 from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload
 from tests.cluster.test_published_examples import run_example
 from tests.shared_data import needs_shared

@@ -10,8 +10,8 @@ import pytest
 from emu.astra.parity import read_requests
 from emu.astra.parity_replica import ParityOptions
 from emu.config.load import load_config
-from emu.importers.llmservingsim import import_cluster
-from emu.runner import adjust, execute
+from emu.runs.runner import adjust, execute
+from emu.tools.importers.llmservingsim import import_cluster
 from tests.astra.golden import run_on
 from tests.cluster.helpers import rows_of
 from tests.shared_data import SHARED, needs_shared

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from emu.config.load import load_config
-from emu.importers.llmservingsim import import_cluster
-from emu.runner import adjust, execute
+from emu.runs.runner import adjust, execute
+from emu.tools.importers.llmservingsim import import_cluster
 from tests.cluster.helpers import rows_of, summary_of
 from tests.shared_data import SHARED, needs_shared
 

@@ -15,7 +15,7 @@ import pytest
 from emu.astra.nodes import Graph
 from emu.astra.parity import ParityRun, read_requests
 from emu.astra.parity_replica import Flight, Instance, ParityOptions
-from emu.gateway import Gateway
+from emu.cluster.gateway import Gateway
 from emu.replica.replica import Replica
 from tests.astra import golden
 from tests.cluster.test_published_examples import run_example

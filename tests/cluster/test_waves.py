@@ -13,11 +13,11 @@ import pytest
 
 from emu.config.load import load_config
 from emu.errors import InputError
-from emu.importers.llmservingsim import import_cluster
 from emu.latency.base import BatchShape
 from emu.replica.states import ReplicaState
 from emu.replica.wave import WaveGroup
-from emu.runner import adjust, execute
+from emu.runs.runner import adjust, execute
+from emu.tools.importers.llmservingsim import import_cluster
 from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload
 from tests.shared_data import SHARED, needs_shared
 

@@ -10,9 +10,9 @@ from cyclopts import App
 
 from benchmarks.doc_figures import FIGURES
 from emu.cli import app
+from emu.cli.docs import DOCS, PAGES, PARTS, catalogue_markdown
 from emu.config.docs import tables
-from emu.docs import DOCS, PAGES, PARTS, catalogue_markdown
-from emu.sweep import schema
+from emu.sweeps import schema
 
 ROOT = DOCS.parent
 HAND_WRITTEN = sorted(

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from emu.errors import InputError
-from emu.experiments.command import run_experiment
-from emu.experiments.pairings import _interval, _verdict
-from emu.experiments.svg import Bars, Line, Panel, svg
+from emu.tools.experiments.command import run_experiment
+from emu.tools.experiments.pairings import _interval, _verdict
+from emu.tools.experiments.svg import Bars, Line, Panel, svg
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "experiments"
 SVG = "{http://www.w3.org/2000/svg}"

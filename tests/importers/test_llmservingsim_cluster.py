@@ -8,11 +8,11 @@ import json
 import msgspec
 import pytest
 
+from emu.cluster.plan import make_plan
 from emu.config.load import config_from_text
 from emu.config.schema import Config
 from emu.errors import InputError
-from emu.importers.llmservingsim import import_cluster
-from emu.plan import make_plan
+from emu.tools.importers.llmservingsim import import_cluster
 from tests.shared_data import SHARED
 
 FILES = sorted((SHARED / "llmservingsim-clusters").glob("*.json"))

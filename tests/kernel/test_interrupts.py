@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from emu import interrupts
 from emu.chaos.campaign import Job, campaign
 from emu.chaos.trial import run_world
 from emu.chaos.worlds import draw_world
-from emu.interrupts import held, scratch, sigterm_interrupts
+from emu.process import interrupts
+from emu.process.interrupts import held, scratch, sigterm_interrupts
 
 NUMBERS = pytest.mark.parametrize("number", interrupts.ENDING, ids=lambda number: number.name)
 

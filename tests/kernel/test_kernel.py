@@ -9,9 +9,9 @@ from functools import partial
 import anyio
 import pytest
 
-from emu.actor import RANK_CONTROL, RANK_REPLICA, RANK_WORLD, WAKE, Kernel
 from emu.errors import Deadlock, LimitReached, Zeno
-from emu.wallclock import WallKernel
+from emu.kernel.clock import RANK_CONTROL, RANK_REPLICA, RANK_WORLD, WAKE, Kernel
+from emu.kernel.wallclock import WallKernel
 
 
 def run(build: Callable[[Kernel], Awaitable[None]], **options: int) -> Kernel:

@@ -7,7 +7,7 @@ from itertools import takewhile
 import anyio
 import pytest
 
-from emu.actor import PARK, RANK_REPLICA, RANK_WORLD, WAKE, Kernel, Mailbox
+from emu.kernel.clock import PARK, RANK_REPLICA, RANK_WORLD, WAKE, Kernel, Mailbox
 
 
 def _run(build: object) -> list[str]:

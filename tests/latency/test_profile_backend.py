@@ -15,10 +15,10 @@ from emu.errors import InputError
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
 from emu.latency.host import ASYNC_SCHEDULING, HostCosts
 from emu.latency.moe_gate import GateShape, make_gate
-from emu.latency.profile import ProfileBackend, stage_bounds
-from emu.latency.profile_attention import BlockGrid
-from emu.latency.profile_bundle import read_bundle
-from emu.latency.profile_rows import HostMemory, Parallel, ProfileModel, graph_tokens
+from emu.latency.profile.attention import BlockGrid
+from emu.latency.profile.backend import ProfileBackend, stage_bounds
+from emu.latency.profile.bundle import read_bundle
+from emu.latency.profile.rows import HostMemory, Parallel, ProfileModel, graph_tokens
 from emu.latency.registry import block_grid
 from tests.latency.profile_vectors import write_bundle
 from tests.latency.test_offload import context

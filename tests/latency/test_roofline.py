@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from emu.catalogue import GpuSpec, list_gpus, list_models, lookup_gpu, lookup_model, sizes
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
 from emu.latency.host import ASYNC_SCHEDULING, NO_OVERHEAD
-from emu.latency.roofline import RooflineBackend, _window_pairs
-from emu.latency.roofline_ops import Efficiency, Ops, default_collective, efficiency
+from emu.latency.roofline.backend import RooflineBackend, _window_pairs
+from emu.latency.roofline.ops import Efficiency, Ops, default_collective, efficiency
 from tests.latency.shapes import decodes
 
 LLAMA = "Llama-3.1-8B"

@@ -15,15 +15,15 @@ from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.cli import main
 from emu.errors import InputError
 from emu.latency.base import BatchShape
-from emu.latency.profile import ProfileBackend
-from emu.latency.profile_bundle import read_bundle
-from emu.latency.profile_rows import ProfileModel
-from emu.profiler import bundle, session
-from emu.profiler.__main__ import main as profiler_main
-from emu.profiler.grid import COARSE, Limits, attention_points, in_levels, token_counts
-from emu.profiler.session import Tables, hardware_name, measure
-from emu.profiler.shapes import architecture, dense_layers, shapes_of
-from emu.profiler.timing import CudaTimer
+from emu.latency.profile.backend import ProfileBackend
+from emu.latency.profile.bundle import read_bundle
+from emu.latency.profile.rows import ProfileModel
+from emu.tools.profiler import bundle, session
+from emu.tools.profiler.__main__ import main as profiler_main
+from emu.tools.profiler.grid import COARSE, Limits, attention_points, in_levels, token_counts
+from emu.tools.profiler.session import Tables, hardware_name, measure
+from emu.tools.profiler.shapes import architecture, dense_layers, shapes_of
+from emu.tools.profiler.timing import CudaTimer
 
 LLAMA = lookup_model("meta-llama/Llama-3.1-8B")
 SMALL = Limits(max_tokens=64, max_sequences=8, max_context=256)
@@ -210,7 +210,7 @@ class Event:
 @pytest.mark.parametrize("write_us", [20.0, 60.0, 500.0])
 def test_a_call_is_timed_on_the_device_alone(monkeypatch, write_us: float):
     """Two kernels of 4 us, launched at 10 us each: the host's time is not in the figure."""
-    monkeypatch.setattr("emu.profiler.timing._AWAKE_S", 0.0)
+    monkeypatch.setattr("emu.tools.profiler.timing._AWAKE_S", 0.0)
     stream = Stream(launch_us=10.0, write_us=write_us)
     timer = CudaTimer(stream, 3)
     stream.log.clear()
@@ -271,7 +271,7 @@ def test_real_calls_of_a_cuda_device_on_a_cpu(tmp_path: Path, monkeypatch, is_lo
             return lambda *given, device, **options: found(*given, **options)
 
     monkeypatch.setattr(session, "import_torch", Torch)
-    monkeypatch.setattr("emu.profiler.timing._AWAKE_S", 0.0)
+    monkeypatch.setattr("emu.tools.profiler.timing._AWAKE_S", 0.0)
     config = tmp_path / "config.json"
     config.write_text(json.dumps(TINY))
     options = session.ProfileOptions(
@@ -334,10 +334,8 @@ def test_without_torch_the_extra_is_named(monkeypatch, capsys, tmp_path: Path):
 
 
 def test_it_imports_little():
-    """`python -m emu.profiler` runs where only torch, numpy, pyyaml and msgspec are installed."""
-    code = (
-        "import sys, emu.profiler.__main__; print(*sorted({m.split('.')[0] for m in sys.modules}))"
-    )
+    """`python -m emu.tools.profiler` runs where only torch, numpy, pyyaml and msgspec are installed."""
+    code = "import sys, emu.tools.profiler.__main__; print(*sorted({m.split('.')[0] for m in sys.modules}))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"uvloop", "anyio", "cyclopts", "rich", "plotly"} & set(found.stdout.split())
 

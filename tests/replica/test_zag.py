@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.batching.base import Batch
 from emu.latency.base import BatchShape
 from emu.replica.zag import Zag, limit_at
+from emu.scheduling.base import Batch
 
 
 def batch(number: int) -> Batch:

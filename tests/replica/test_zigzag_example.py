@@ -12,13 +12,13 @@ from pathlib import Path
 import anyio
 import pytest
 
-from emu.actor import RANK_NETWORK
-from emu.books import leaks
-from emu.cluster import Cluster
+from emu.cluster.audit import leaks
+from emu.cluster.cluster import Cluster
+from emu.cluster.plan import make_plan
+from emu.cluster.recorder import Recorder
 from emu.config.load import config_from_dict
 from emu.config.schema import CommandTable
-from emu.plan import make_plan
-from emu.recording import Recorder
+from emu.kernel.clock import RANK_NETWORK
 from emu.replica.states import ReplicaState as S
 from emu.workload.opened import open_workload
 from tests.csvfile import csv_rows

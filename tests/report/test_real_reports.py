@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from emu.config.load import load_config
-from emu.runner import adjust, execute
+from emu.runs.runner import adjust, execute
 from tests.browser import look_at
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

@@ -19,11 +19,11 @@ import msgspec
 import pytest
 
 from emu.config.load import config_from_dict
+from emu.kernel.wallclock import WallKernel
 from emu.request import Request, Status
 from emu.serve.house import ServeOptions
 from emu.serve.server import LiveServer
 from emu.serve.world import LiveCluster
-from emu.wallclock import WallKernel
 from tests.patience import PATIENCE_S
 
 LINEAR = {"backend": "linear", "base_us": 5000, "per_token_us": 20, "per_context_token_us": 0.5}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from emu.config.load import load_config
-from emu.runner import execute
+from emu.runs.runner import execute
 from emu.serve.failures import FailureRule, FailureSchedule, failure_from_header
 from tests.serve.live import PREFILL_DECODE, Live, events, run, tables
 from tests.serve.test_endpoints import read_metrics

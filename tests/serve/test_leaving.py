@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.books import leaks
+from emu.cluster.audit import leaks
 from emu.request import Request, Status
 from tests.serve.live import LINEAR, PREFILL_DECODE, Live, run, tables
 

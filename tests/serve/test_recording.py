@@ -14,7 +14,7 @@ import pytest
 from emu.config.load import load_config
 from emu.config.schema import WorkloadTable
 from emu.report.measurement import read_measurement
-from emu.runner import execute
+from emu.runs.runner import execute
 from emu.serve.client import Client, parse_url
 from emu.serve.observe import ObserveOptions, Observer, write_results
 from emu.serve.recording import to_toml

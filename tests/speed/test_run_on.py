@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from emu.batching.base import Batch, Progress
-from emu.batching.steps import CohortScheduler
 from emu.chaos.trial import run_world
 from emu.chaos.worlds import World, draw_world
 from emu.rng import rng_stream
+from emu.scheduling.base import Batch, Progress
+from emu.scheduling.steps import CohortScheduler
 
 SEEDS_MAX = 400
 ENDS_MIN = 100

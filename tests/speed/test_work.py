@@ -19,11 +19,11 @@ from typing import Any
 import anyio
 import pytest
 
-from emu.cluster import Cluster, Outcome
+from emu.cluster.cluster import Cluster, Outcome
+from emu.cluster.recorder import Recorder
 from emu.config.load import config_from_dict
 from emu.config.schema import Config
-from emu.recording import Recorder
-from emu.runner import prepare
+from emu.runs.runner import prepare
 
 REQUESTS = 400
 COLOCATED: dict[str, Any] = {"replicas": [{"count": 4}]}

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from emu.errors import InputError
-from emu.sweep.conditions import Condition, figure_names, parse_conditions
-from emu.sweep.points import fixed_points
-from emu.sweep.schema import Sweep, load_sweep
+from emu.sweeps.conditions import Condition, figure_names, parse_conditions
+from emu.sweeps.points import fixed_points
+from emu.sweeps.schema import Sweep, load_sweep
 
 
 def sweep(tmp_path: Path, text: str) -> Sweep:

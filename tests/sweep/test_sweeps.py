@@ -14,12 +14,12 @@ import pytest
 
 from emu.config.schema import Config
 from emu.errors import InputError, RunError
-from emu.sweep.drive import SweepResult
-from emu.sweep.evaluate import Base, PointResult, Task, run_point
-from emu.sweep.page import answer_text, write_page
-from emu.sweep.points import Point
-from emu.sweep.pool import HerePool, LocalPool
-from emu.sweep.results import write_results
+from emu.sweeps.drive import SweepResult
+from emu.sweeps.evaluate import Base, PointResult, Task, run_point
+from emu.sweeps.page import answer_text, write_page
+from emu.sweeps.points import Point
+from emu.sweeps.pool import HerePool, LocalPool
+from emu.sweeps.results import write_results
 from tests.cli.helpers import ROOT, emu, refused
 from tests.csvfile import csv_rows
 from tests.patience import PATIENCE_S, until
@@ -226,7 +226,7 @@ def test_a_worker_that_dies_is_told() -> None:
 
 
 def test_a_pool_is_left_without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("emu.workers._END_S", PATIENCE_S)  # it has yet to begin
+    monkeypatch.setattr("emu.process.workers._END_S", PATIENCE_S)  # it has yet to begin
     with LocalPool(2) as pool:
         assert list(pool.results([])) == []
         pool._start()

@@ -1,0 +1,129 @@
+"""What a cluster's books say, read after the run or when it got stuck; changes nothing.
+
+Facts for the summary, what is left over that should not be, and the story of where everyone
+stands.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from emu.errors import InvariantViolation
+from emu.replica.states import GPU_ROLE
+from emu.report.summary import RunFacts
+
+if TYPE_CHECKING:
+    from emu.cluster.cluster import Cluster
+    from emu.replica.replica import Replica
+
+NS_PER_HOUR: Final = 3600 * 10**9
+
+
+def run_facts(cluster: Cluster) -> RunFacts:
+    """What only the cluster knows of the run, for the summary."""
+    gpu_ns, idle_ns = _gpu_times(cluster)
+    scaler, faults, network = cluster.scaler, cluster.faults, cluster.network
+    power, end_ns = cluster.config.power, cluster.kernel.now_ns
+    energy = None
+    if power is not None:
+        from emu.cluster.energy import energy_j  # most runs do not model it
+
+        energy = energy_j(power, cluster.plan, cluster.replicas, network.moved_bytes, end_ns)
+    prices = [replica.node.hourly_price for replica in cluster.plan.replicas]
+    return RunFacts(
+        end_ns=end_ns,
+        gpu_ns=gpu_ns,
+        idle_gpu_ns=idle_ns,
+        bytes_moved=network.moved_bytes,
+        scale_ups=scaler.scale_ups,
+        scale_downs=scaler.scale_downs,
+        loads=scaler.loads,
+        host_cache_bytes=scaler.host_cache_bytes(),
+        faults=faults.struck,
+        faults_missed=faults.missed,
+        energy_j=energy,
+        cost=_cost(cluster, prices) if any(prices) else None,
+    )
+
+
+def _cost(cluster: Cluster, prices: list[float]) -> float:
+    """Price of the GPU time; `prices` are those of a GPU-hour, by replica."""
+    held = (sum(_held_ns(replica).values()) for replica in cluster.replicas)
+    return sum(gpu_ns * price for gpu_ns, price in zip(held, prices, strict=True)) / NS_PER_HOUR
+
+
+def _gpu_times(cluster: Cluster) -> tuple[dict[str, int], int]:
+    """GPU time by role, and how much of the serving time nothing ran."""
+    gpu_ns: dict[str, int] = {}
+    idle_ns = 0
+    for replica in cluster.replicas:
+        serving_ns = 0
+        for role, held_ns in _held_ns(replica).items():
+            gpu_ns[role] = gpu_ns.get(role, 0) + held_ns
+            if role in ("prefill", "decode", "colocated"):
+                serving_ns += held_ns
+        idle_ns += max(0, serving_ns - replica.busy_ns * len(replica.gpus))
+    return gpu_ns, idle_ns
+
+
+def _held_ns(replica: Replica) -> dict[str, int]:
+    """GPU time of one replica by role."""
+    gpu_ns: dict[str, int] = {}
+    for state, spent_ns in replica.state_ns.items():
+        role = GPU_ROLE[state]
+        if role:
+            gpu_ns[role] = gpu_ns.get(role, 0) + spent_ns * len(replica.gpus)
+    return gpu_ns
+
+
+def expert_loads(cluster: Cluster) -> list[tuple[int, list[int]]]:
+    """(replica, tokens of each expert) where a gate spreads them unevenly."""
+    return [
+        (replica.replica_id, replica.expert_tokens.tolist())
+        for replica in cluster.replicas
+        if replica.expert_tokens is not None
+    ]
+
+
+def leaks(cluster: Cluster) -> list[str]:
+    """What is left in the books at the end of a complete run; must be empty."""
+    lines = []
+    if cluster.gateway.outstanding:
+        lines.append(f"{cluster.gateway.outstanding} requests without a terminal event")
+    if cluster.tokens_in_migration:
+        lines.append(f"{cluster.tokens_in_migration} tokens in migration")
+    for replica in cluster.replicas:
+        scheduler = replica.scheduler
+        if scheduler.blocks_used or scheduler.running_count or scheduler.waiting_count:
+            lines.append(
+                f"{replica.name}: {scheduler.blocks_used} blocks, "
+                f"{scheduler.running_count} running, {scheduler.waiting_count} waiting"
+            )
+        lines += [f"{replica.name}: {line}" for line in scheduler.recount()]
+    return lines
+
+
+def final_error(cluster: Cluster, error: BaseException | None) -> BaseException | None:
+    """The run's error; a run without one fails too if something is left in the books."""
+    if error is None:
+        left = leaks(cluster)
+        if left:
+            return InvariantViolation("the books are not zero at the end", story=left)
+    return error
+
+
+def story(cluster: Cluster) -> list[str]:
+    """Where everyone stands: what a run that is stuck shows."""
+    lines = [f"{cluster.gateway.outstanding} requests are outstanding"]
+    for replica in cluster.replicas:
+        scheduler = replica.scheduler
+        lines.append(
+            f"{replica.name}: {replica.state.value}, {scheduler.waiting_count} waiting, "
+            f"{scheduler.running_count} running, {scheduler.blocks_used}/"
+            f"{scheduler.blocks_total} blocks, lock held by {replica.lock.holder or 'nobody'}"
+        )
+        lines += [f"  {line}" for line in replica.story[-5:]]
+    for watcher in cluster.watchers.values():
+        if watcher.queue or watcher.in_flight is not None or watcher.partials.own():
+            lines.append(watcher.describe())
+    return lines

@@ -1,0 +1,179 @@
+"""Builds the actors of a run from its plan: replicas, the groups they form, who moves their KV.
+
+Runs once, before the clock does. What the actors share (kernel, network, queue, tiers) has been
+made by the cluster, which owns them and the actors too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Literal
+
+import numpy as np
+
+from emu.catalogue import sizes
+from emu.cluster.plan import Plan, ReplicaPlan, groups_of
+from emu.latency.base import LatencyBackend
+from emu.migration.watcher import Watcher
+from emu.network.placement import Grid
+from emu.replica.replica import Replica
+from emu.replica.states import ReplicaState
+from emu.replica.tiering import TierTraffic
+from emu.replica.wave import GRAPH_TOKENS_MAX, WaveGroup
+from emu.scheduling.base import ReplicaLimits, Scheduler
+from emu.scheduling.fcfs import PrefillQueue
+from emu.scheduling.registry import make_scheduler
+from emu.units import ms_to_ns, s_to_ns
+
+if TYPE_CHECKING:
+    from emu.autoscale.kv_reject import KvRejecter
+    from emu.cluster.cluster import Cluster
+    from emu.config.schema import Config
+    from emu.migration.live import LiveMigrator
+
+S = ReplicaState
+_START: Final = {
+    "colocated": S.COLOCATED,
+    "prefill": S.PREFILL,
+    "decode": S.DECODE,
+    "inactive": S.INACTIVE,
+}
+
+
+def build_queue(plan: Plan) -> PrefillQueue | None:
+    """The one queue that all prefill replicas of the fcfs policy pull from."""
+    is_fcfs = any(r.scheduler.policy == "fcfs" for r in plan.replicas)
+    has_roles = not any(r.role == "colocated" for r in plan.replicas)
+    return PrefillQueue() if is_fcfs and has_roles else None
+
+
+def build_replica(
+    cluster: Cluster, plan: ReplicaPlan, *, has_prefixes: bool, leap: bool | None
+) -> Replica:
+    """A replica with its scheduler and latency backend. `leap` overrides the configuration."""
+    latency = cluster.backends.of(plan.latency_context(cluster.config))
+    scheduler = _scheduler(cluster, plan, latency, has_prefixes=has_prefixes, leap=leap)
+    replica = Replica(
+        plan.replica_id,
+        cluster,
+        scheduler,
+        latency,
+        state=_START[plan.role],
+        grid=Grid(plan.gpus, plan.tensor_parallel),
+        machine=plan.machine,
+        stages=plan.pipeline_parallel,
+    )
+    experts, gate = plan.model.experts, plan.latency.expert_routing
+    if experts is not None and plan.latency.backend == "profile" and gate != "balanced":
+        replica.expert_tokens = np.zeros(experts.count, dtype=np.int64)
+        replica.is_metered = True
+    pool = getattr(scheduler, "block_pool", None)
+    if pool is not None and pool.tiers:
+        replica.tier_traffic = TierTraffic(cluster.network, plan.gpus, cluster.tiers.kinds, pool)
+    if cluster.config.power is not None:
+        replica.is_metered = True
+        replica.standby_limit_ns = s_to_ns(cluster.config.power.gpu_standby_s)
+    replica.layers = plan.model.layers
+    replica.activation_token_bytes = plan.model.hidden * sizes.weight_bytes(
+        1, sizes.activation_dtype(plan.model, plan.dtype)
+    )
+    return replica
+
+
+def _scheduler(
+    cluster: Cluster,
+    plan: ReplicaPlan,
+    latency: LatencyBackend,
+    *,
+    has_prefixes: bool,
+    leap: bool | None,
+) -> Scheduler:
+    table = plan.scheduler
+    must_step = latency.foreign or bool(plan.data_parallel_group)
+    limits = ReplicaLimits(
+        num_blocks=plan.num_blocks,
+        block_size=table.block_size,
+        max_model_tokens=plan.max_model_tokens,
+        pipeline_stages=plan.pipeline_parallel,
+        prefix_caching=table.prefix_caching and has_prefixes,
+        leap=not must_step and (table.leap if leap is None else leap),
+    )
+    return make_scheduler(
+        table,
+        limits,
+        queue=cluster.queue,
+        preemptions_max=cluster.config.limits.preemptions_per_request,
+        tiers=cluster.tiers.of(plan),
+        ahead=plan.schedules_ahead,
+    )
+
+
+def join_waves(plan: Plan, replicas: Sequence[Replica]) -> None:
+    """Replicas of a data-parallel group start their iterations together."""
+    for name, members in groups_of(plan.replicas).items():
+        first = members[0]
+        is_shared = first.model.experts is not None and first.expert_parallel > 1
+        padded = 0
+        if is_shared and first.latency.host_overhead and first.latency.backend == "profile":
+            padded = min(GRAPH_TOKENS_MAX, 2 * first.scheduler.max_num_seqs)
+        wave = WaveGroup(name, shares_experts=is_shared, padded_tokens_max=padded)
+        for member in members:
+            wave.join(replicas[member.replica_id])
+
+
+def decode_policy(config: Config) -> Literal["first_free", "least_used"]:
+    """Where KV goes. What `first_free` keeps empty is of use only to who can take it away."""
+    if config.router.decode_policy != "auto":
+        return config.router.decode_policy
+    return "least_used" if config.autoscale is None else "first_free"
+
+
+def build_watchers(cluster: Cluster) -> dict[int, Watcher]:
+    """Who hands over what a replica has prefilled, by the replica's id."""
+    config = cluster.config
+    watchers: dict[int, Watcher] = {}
+    tables = {(r.scheduler.policy, r.scheduler.block_size) for r in cluster.plan.replicas}
+    for replica, plan in zip(cluster.replicas, cluster.plan.replicas, strict=True):
+        if plan.role == "colocated":
+            continue
+        watcher = Watcher(
+            replica,
+            cluster,
+            policy=decode_policy(config),
+            block_size=plan.scheduler.block_size,
+            kv_bytes_per_token=plan.kv_bytes_per_token,
+            layers=plan.model.layers,
+            layerwise=config.network.kv_transfer == "layerwise",
+            lease_ns=ms_to_ns(config.recovery.lease_ms),
+            are_alike=len(tables) == 1,
+        )
+        replica.handoff = watcher
+        watchers[replica.replica_id] = watcher
+    return watchers
+
+
+def build_live(cluster: Cluster) -> LiveMigrator | None:
+    """Who moves running requests, if anything does."""
+    table = cluster.config.migration
+    if not (table.rebalance or table.drain):
+        return None
+    from emu.migration.live import LiveMigrator
+
+    replicas = cluster.plan.replicas
+    decoding = next((r for r in replicas if r.role == "decode"), replicas[0])
+    return LiveMigrator(
+        cluster,
+        table,
+        block_size=decoding.scheduler.block_size,
+        kv_bytes_per_token=decoding.kv_bytes_per_token,
+    )
+
+
+def build_rejecter(cluster: Cluster) -> KvRejecter | None:
+    """Who stops KV from going to replicas that are far fuller than the rest, if anyone does."""
+    table = cluster.config.kv_reject
+    if table is None or not table.enabled:
+        return None
+    from emu.autoscale.kv_reject import KvRejecter
+
+    return KvRejecter(cluster.kernel, cluster.replicas, table)

@@ -1,0 +1,83 @@
+"""Manual commands: transitions that an experiment drives by hand (`[[commands]]`).
+
+Pure table of what each command means in each state, and a small actor that issues them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Final
+
+from emu.config.schema import CommandTable
+from emu.errors import InputError
+from emu.kernel.clock import RANK_WORLD, Kernel
+from emu.replica.replica import Replica
+from emu.replica.states import ReplicaState
+from emu.units import s_to_ns
+
+S = ReplicaState
+
+TARGETS: Final[Mapping[tuple[str, ReplicaState], ReplicaState]] = MappingProxyType(
+    {
+        ("to_new_prefill", S.INACTIVE): S.NEW_PREFILL,
+        ("to_old_prefill", S.PREFILL): S.OLD_PREFILL,
+        ("to_decode", S.PREFILL): S.MUTATING_TO_DECODE,
+        ("to_decode", S.INACTIVE): S.MUTATING_TO_DECODE,
+        ("to_decode", S.SHUTTING_DECODE): S.AUS_DECODE,
+        ("to_decode", S.SHUTTING_NULL): S.AUS_DECODE,
+        ("to_prefill", S.INACTIVE): S.PREFILL,
+        ("to_prefill", S.SHUTTING_PREFILL): S.PREFILL,
+        ("to_prefill", S.SHUTTING_NULL): S.PREFILL,
+        ("to_colocated", S.INACTIVE): S.COLOCATED,
+        ("to_colocated", S.SHUTTING_COLOCATED): S.COLOCATED,
+        ("deactivate", S.PREFILL): S.SHUTTING_PREFILL,
+        ("deactivate", S.DECODE): S.SHUTTING_DECODE,
+        ("deactivate", S.COLOCATED): S.SHUTTING_COLOCATED,
+        ("deactivate", S.SHUTTING_NULL): S.INACTIVE,
+    }
+)
+"""(command, state) -> the state that it asks for. Anything else is refused and recorded."""
+
+
+def check_commands(commands: Sequence[CommandTable], replicas: int, source: str) -> None:
+    """Raises InputError for a command to a replica that does not exist."""
+    for index, command in enumerate(commands):
+        if command.replica >= replicas:
+            problem = f"there is no replica {command.replica}, the last one is {replicas - 1}"
+            raise InputError(source, None, f"commands.{index}.replica", problem)
+
+
+class Commander:
+    """Issues the commands at their times. `refused` counts those that did not apply."""
+
+    def __init__(
+        self, kernel: Kernel, replicas: Sequence[Replica], commands: Sequence[CommandTable]
+    ) -> None:
+        self.refused: list[str] = []
+        for command in commands:
+            kernel.call_at(
+                s_to_ns(command.at_s),
+                RANK_WORLD,
+                partial(self._timed, replicas[command.replica], command),
+            )
+
+    def _timed(self, replica: Replica, command: CommandTable) -> None:
+        self.issue(replica, command)
+
+    def issue(self, replica: Replica, command: CommandTable) -> bool:
+        """Carry a command out now. False, and a line in `refused`, if it does not apply."""
+        target = TARGETS.get((command.command, replica.state))
+        if target is None:
+            self.refused.append(
+                f"{command.at_s:g} s: replica {replica.replica_id} is {replica.state.value}, "
+                f"{command.command} does not apply"
+            )
+            return False
+        if target is S.INACTIVE:
+            replica.model_loaded = False
+        elif replica.state is S.INACTIVE and target is not S.NEW_PREFILL:
+            replica.model_loaded = True
+        replica.move(target, writer="command", cause=command.command)
+        return True

@@ -1,0 +1,340 @@
+"""The gateway: releases the workload, admits, routes, and hears of every request's end.
+
+Owns the requests that no replica holds yet: those that arrive in the future, those that no
+replica can take at the moment (`held`), and clients that will try again. Everything that it
+decides with is what a real gateway sees (see the oracle boundary in `emu/request.py`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import takewhile
+from typing import Any, Final, Protocol
+
+from emu.config.schema import RecoveryTable, RouterTable
+from emu.kernel.clock import RANK_WORLD, Kernel, Mailbox
+from emu.replica.replica import Replica
+from emu.replica.states import ReplicaState
+from emu.request import Request, Status
+from emu.routing.base import Router, Signal
+from emu.routing.order import LoadOrder
+from emu.scheduling.fcfs import PrefillQueue
+from emu.units import ms_to_ns
+
+S = ReplicaState
+TAKES_PROMPTS: Final = frozenset({S.COLOCATED, S.PREFILL})
+"""States in which a replica may be given new requests by the router."""
+# A member of an enumeration is looked up by its class in Python, at each arrival and end.
+_COMPLETED: Final = Status.COMPLETED
+_REJECTED: Final = Status.REJECTED
+
+
+class Source(Protocol):
+    """The workload, as the gateway sees it."""
+
+    def releases(self) -> Iterator[Request]:
+        """Requests in order of arrival; of a session only the first."""
+        ...
+
+    def next_in_session(self, request: Request, completed_ns: int) -> Request | None:
+        """What the session's client asks next, with its arrival time."""
+        ...
+
+    def drop_session(self, request: Request, at_ns: int) -> list[Request]:
+        """The session ends early: its turns that will never be asked."""
+        ...
+
+
+class Gateway:
+    """Admission and routing."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        source: Source,
+        router: Router,
+        replicas: Sequence[Replica],
+        table: RouterTable,
+        recovery: RecoveryTable,
+        *,
+        max_model_tokens: int,
+        queue: PrefillQueue | None,
+        on_release: Callable[[Request], None],
+        on_terminal: Callable[[Request], None],
+        cancel: Callable[[Request], None],
+    ) -> None:
+        self.kernel = kernel
+        self.source = source
+        self.router = router
+        self.replicas = replicas
+        self.queue = queue
+        """The global FIFO that prefill replicas pull from, if the policy is fcfs."""
+        self.held: deque[Request] = deque()
+        self.outstanding = 0
+        self.released = 0
+        self.pending_clients = 0
+        """Sessions between two turns, and clients that wait before they try again."""
+        self.is_exhausted = False
+        self.echoes: list[Callable[[Request], None]] = []
+        """Told of each arrival (an overload that adds to it)."""
+        self._releases: Iterator[Request] = iter(())
+        self._next: Request | None = None
+        """Who arrives next."""
+        self._table = table
+        self._recovery = recovery
+        self._max_prompt_tokens = table.max_prompt_tokens or max_model_tokens
+        self._max_model_tokens = max_model_tokens
+        self._on_release = on_release
+        self._on_terminal = on_terminal
+        self._cancel = cancel
+        self._delay_ns = ms_to_ns(table.signal_delay_ms)
+        self._pullers: list[Mailbox[Any]] | None = None
+        """Inboxes of replicas that take from the queue; None = to be found again."""
+        self._new: list[Mailbox[Any]] = []
+        """Those of replicas that take from it while their weights arrive."""
+        self._offered: Request | None = None
+        """The head of the queue when they were last woken."""
+        self._candidates: list[Replica] | None = None
+        """Replicas that take prompts; None = to be found again."""
+        self._linear_load: tuple[int, int] | None = (
+            None if self._delay_ns else getattr(router, "linear_load", None)
+        )
+        self._order: LoadOrder | None = None
+        """Loads of the candidates, as of when each was last looked at; None = to be made anew."""
+        self._places: dict[int, int] = {}
+        self._touched: list[Replica] = []
+        """Replicas whose queues may have changed since they were last looked at."""
+        if self._linear_load is not None and queue is None and len(replicas) > 1:
+            for replica in replicas:
+                replica.touch_log = self._touched
+                replica.is_touched = False
+        self._signals = [Signal(r.replica_id, 0, 0, 0, 0, 0, 0) for r in replicas]
+        if self._delay_ns:
+            for replica in replicas:
+                replica.signals = deque([(-1, 0, 0, 0, 0)])
+
+    async def run(self) -> None:
+        """The actor: release requests at their arrival times (it need not be woken for each)."""
+        self._releases = iter(self.source.releases())
+        self._release()
+
+    def _release(self) -> None:
+        """Let everybody in who arrives by now, and come back for the next."""
+        kernel = self.kernel
+        request = self._next
+        if request is not None:
+            self.arrive(request)
+        for request in self._releases:
+            if request.arrival_ns > kernel.now_ns:
+                self._next = request
+                kernel.call_at(request.arrival_ns, RANK_WORLD, self._release)
+                return
+            self.arrive(request)
+        self._next = None
+        self.is_exhausted = True
+        self._check_end()
+
+    # --- arriving -----------------------------------------------------------------------------
+    def arrive(self, request: Request) -> None:
+        """A request reaches the gateway now."""
+        self.released += 1
+        self.outstanding += 1
+        self._on_release(request)
+        if self.echoes:
+            now_ns = self.kernel.now_ns
+            for echo in self.echoes:
+                self.kernel.call_at(now_ns, RANK_WORLD, partial(echo, request))
+        reason = self._refusal(request)
+        if reason:
+            self.terminal(request, Status.REJECTED, reason)
+            return
+        if request.cancel_after_ns >= 0:
+            self.kernel.call_at(
+                request.arrival_ns + request.cancel_after_ns,
+                RANK_WORLD,
+                lambda: None if request.status.is_terminal else self._cancel(request),
+            )
+        self.route(request)
+
+    def _refusal(self, request: Request) -> str:
+        """Why the request is not admitted; empty if it is. (422: too long; 429: overloaded.)"""
+        if request.reason:  # the workload knows that no replica could ever hold it
+            return request.reason
+        if request.prompt_tokens > self._max_prompt_tokens:
+            return "prompt_too_long"
+        if request.prompt_tokens + request.max_output_tokens > self._max_model_tokens:
+            return "total_too_long"
+        limit = self._table.max_outstanding
+        if limit and self.outstanding > limit:
+            return "overloaded"
+        return ""
+
+    def route(self, request: Request) -> None:
+        """Give the request to a replica (or the global queue), or hold it until one can take it."""
+        request.queued_ns = self.kernel.now_ns
+        if self.queue is not None:
+            request.status = Status.QUEUED
+            request.holder_id = -1
+            self.queue.append(request)
+            self._call_pullers(self.queue, request)
+            return
+        candidates = self._candidates
+        if candidates is None:
+            candidates = self._candidates = [r for r in self.replicas if r.state in TAKES_PROMPTS]
+        if not candidates:
+            request.status = Status.QUEUED
+            request.holder_id = -1
+            self.held.append(request)
+            return
+        if len(candidates) == 1:
+            candidates[0].submit(request)
+            return
+        if self._linear_load is not None:
+            self._least_loaded(candidates, *self._linear_load).submit(request)
+            return
+        signals = [self._signal(r) for r in candidates]
+        candidates[self.router.choose(request, signals)].submit(request)
+
+    def _call_pullers(self, queue: PrefillQueue, request: Request) -> None:
+        """Wake who may take something from the global queue, now that this request is in it."""
+        if self._pullers is None:
+            self._pullers = [r.inbox for r in self.replicas if r.state is S.PREFILL]
+            self._new = [r.inbox for r in self.replicas if r.state is S.NEW_PREFILL]
+        for inbox in self._new:  # what they may take grows with time
+            inbox.poke()
+        head = queue.head()
+        if head is self._offered and head is not request:
+            return  # who could not take it when he was asked still cannot, and nobody overtakes
+        self._offered = head
+        # The first who can takes it, and then there is often nothing left for others to look at.
+        self.kernel.poke_in_turn(takewhile(lambda _: queue.count > 0, self._pullers))
+
+    def _least_loaded(self, candidates: list[Replica], waiting: int, running: int) -> Replica:
+        """What a router with `linear_load` would choose from fresh signals."""
+
+        def load(replica: Replica) -> int:
+            scheduler = replica.scheduler
+            return waiting * scheduler.waiting_count + running * scheduler.running_count
+
+        order = self._order
+        if order is None:
+            order = self._order = LoadOrder([load(r) for r in candidates])
+            self._places = {r.replica_id: place for place, r in enumerate(candidates)}
+        places = self._places
+        for replica in self._touched:
+            replica.is_touched = False
+            place = places.get(replica.replica_id)
+            if place is not None:
+                order.update(place, load(replica))
+        self._touched.clear()
+        return candidates[order.first()]
+
+    def recount(self) -> list[str]:
+        """Loads that changed without anybody telling; must be empty."""
+        order, candidates = self._order, self._candidates
+        if order is None or candidates is None or self._linear_load is None:
+            return []
+        waiting, running = self._linear_load
+        wrong = []
+        for replica, kept in zip(candidates, order.loads, strict=True):
+            scheduler = replica.scheduler
+            load = waiting * scheduler.waiting_count + running * scheduler.running_count
+            if load != kept and not replica.is_touched:
+                wrong.append(f"{replica.name}: the router believes a load of {kept}, it is {load}")
+        return wrong
+
+    def replica_moved(self) -> None:
+        """A replica's state has changed: other replicas may take prompts now."""
+        self._candidates = self._order = self._pullers = None
+        if self.held:
+            self.route_held()
+
+    def take_held(self) -> list[Request]:
+        """Requests that no replica will ever take: the caller ends them."""
+        held = list(self.held)
+        self.held.clear()
+        return held
+
+    def route_held(self) -> None:
+        """A replica may take prompts again."""
+        for _ in range(len(self.held)):
+            self.route(self.held.popleft())
+
+    def _signal(self, replica: Replica) -> Signal:
+        signal = self._signals[replica.replica_id]
+        scheduler = replica.scheduler
+        history = replica.signals
+        if history is None:
+            signal.waiting = scheduler.waiting_count
+            signal.running = scheduler.running_count
+            signal.waiting_tokens = scheduler.waiting_tokens
+            signal.blocks_used = scheduler.blocks_used
+        else:
+            horizon_ns = self.kernel.now_ns - self._delay_ns
+            while len(history) > 1 and history[1][0] <= horizon_ns:
+                history.popleft()
+            _, signal.waiting, signal.running, signal.waiting_tokens, signal.blocks_used = history[
+                0
+            ]
+        signal.blocks_total = scheduler.blocks_total
+        return signal
+
+    # --- ending -------------------------------------------------------------------------------
+    def terminal(self, request: Request, status: Status, reason: str) -> None:
+        """The one terminal event of a request, wherever it was."""
+        assert request.status < _COMPLETED, f"request {request.request_id} ends twice"
+        request.status = status
+        request.reason = reason
+        self.outstanding -= 1
+        self._on_terminal(request)
+        if status is _REJECTED and request.retries < self._recovery.client_retries:
+            self._retry_later(request)
+        elif request.session_id:
+            self._go_on_with_session(request, self.kernel.now_ns)
+        if self.is_exhausted:
+            self._check_end()
+
+    def _go_on_with_session(self, request: Request, now_ns: int) -> None:
+        """The next turn arrives after its tool; if a turn did not complete, none follows."""
+        if request.status is Status.COMPLETED:
+            following = self.source.next_in_session(request, now_ns)
+            if following is not None:
+                self._arrive_at(following, following.arrival_ns)
+            return
+        for turn in self.source.drop_session(request, now_ns):
+            self.released += 1
+            self.outstanding += 1
+            self._on_release(turn)
+            self.terminal(turn, Status.CANCELLED, "session_ended")
+
+    def _retry_later(self, request: Request) -> None:
+        """The client sends the same again after a pause that doubles (a new request to us)."""
+        again = Request(
+            request_id=request.request_id,
+            arrival_ns=0,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=request.output_tokens,
+            max_output_tokens=request.max_output_tokens,
+            prefix=request.prefix,
+            tenant=request.tenant,
+            priority=request.priority,
+        )
+        again.retries = request.retries + 1
+        pause_ms = self._recovery.client_backoff_ms * 2**request.retries
+        again.arrival_ns = self.kernel.now_ns + ms_to_ns(pause_ms)
+        self._arrive_at(again, again.arrival_ns)
+
+    def _arrive_at(self, request: Request, at_ns: int) -> None:
+        self.pending_clients += 1
+
+        def arrive() -> None:
+            self.pending_clients -= 1
+            self.arrive(request)
+
+        self.kernel.call_at(at_ns, RANK_WORLD, arrive)
+
+    def _check_end(self) -> None:
+        if self.is_exhausted and self.outstanding == 0 and self.pending_clients == 0:
+            self.kernel.stop()

@@ -1,0 +1,341 @@
+"""From a configuration to facts: models, GPUs, places, memory, one plan for each replica.
+
+Pure: reads the catalogue, runs nothing. `emu/runs/validate.py` prints what this module finds out,
+and `emu/cluster/cluster.py` builds the actors from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from emu.autoscale.presets import apply_preset
+from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.lookup import lookup_gpu, lookup_model, model_from_file
+from emu.catalogue.model import ModelSpec
+from emu.cluster.kv_tiers import check_tiers
+from emu.config.names import is_import_path
+from emu.config.schema import (
+    Config,
+    GpuTable,
+    LatencyTable,
+    ModelTable,
+    NodeTable,
+    PlacementTable,
+    ReplicaTable,
+    SchedulerTable,
+)
+from emu.errors import InputError
+from emu.kv.memory import MemoryPlan, engine_plan
+from emu.latency.placement import Placement, bytes_by_device
+from emu.latency.registry import LatencyContext
+from emu.network.placement import place
+from emu.network.topology import Topology, build_topology
+from emu.plugins import load_plugin
+
+_KERNEL_TIMES = frozenset({"roofline", "profile", "aiconfigurator"})
+"""Backends that know the GPU's time only."""
+
+
+class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything fixed about one replica."""
+
+    replica_id: int
+    group: int
+    """Index of its [[replicas]] table."""
+    role: str
+    gpus: tuple[int, ...]
+    machine: int
+    gpu: GpuSpec
+    node: NodeTable
+    model: ModelSpec
+    dtype: str
+    kv_dtype: str
+    tensor_parallel: int
+    pipeline_parallel: int
+    expert_parallel: int
+    data_parallel_group: str
+    placement: PlacementTable | None
+    scheduler: SchedulerTable
+    latency: LatencyTable
+    memory: MemoryPlan
+    num_blocks: int
+    max_model_tokens: int
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """KV of one token in all layers and heads: what a migration moves."""
+        return self.memory.kv_bytes_token
+
+    @property
+    def schedules_ahead(self) -> bool:
+        """The engine forms each batch while the one before it runs."""
+        wanted = self.scheduler.async_scheduling
+        if self.scheduler.policy != "vllm" or wanted == "off" or self.pipeline_parallel > 1:
+            return False
+        known = self.latency.host_overhead and self.latency.backend in _KERNEL_TIMES
+        return wanted == "on" or (known and self.role == "colocated")
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What replicas must have in common to stand in for each other."""
+        return (
+            self.model.name,
+            self.dtype,
+            self.kv_dtype,
+            self.gpu.name,
+            self.tensor_parallel,
+            self.pipeline_parallel,
+            self.expert_parallel,
+            self.scheduler.policy,
+            self.scheduler.block_size,
+        )
+
+    def latency_context(self, config: Config) -> LatencyContext:
+        """What its latency backend is built from."""
+        return LatencyContext(
+            table=self.latency,
+            network=config.network,
+            model=self.model,
+            gpu=self.gpu,
+            node=self.node,
+            tensor_parallel=self.tensor_parallel,
+            pipeline_parallel=self.pipeline_parallel,
+            expert_parallel=self.expert_parallel,
+            dtype=self.dtype,
+            kv_cache_dtype=self.kv_dtype,
+            gpus_per_machine=self.node.gpus,
+            seed=config.seed,
+            hands_off=self.role == "prefill",
+            placement=self.placement,
+            key=f"replicas.{self.group}",
+            overlapped=self.scheduler.async_scheduling != "off",
+        )
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """The cluster as facts."""
+
+    config: Config
+    source: str
+    topology: Topology
+    gpus_of_nodes: tuple[GpuSpec, ...]
+    replicas: tuple[ReplicaPlan, ...]
+
+
+def make_plan(config: Config, source: str = "config") -> Plan:
+    """Resolve a configuration. Raises InputError naming the key that is wrong."""
+    config = apply_preset(config)
+    gpu_specs = tuple(_gpu(node, i, source) for i, node in enumerate(config.nodes))
+    topology = build_topology(
+        config.nodes,
+        gpu_specs,
+        leaf_uplink_gbps=config.network.leaf_uplink_gbps,
+        source=source,
+    )
+    places = place(config.replicas, topology, source=source)
+    replicas: list[ReplicaPlan] = []
+    for group, table in enumerate(config.replicas):
+        its_places = places[len(replicas) : len(replicas) + table.count]
+        replicas += _plan_group(
+            config, group, its_places, len(replicas), topology, gpu_specs, source
+        )
+    for key, path in _plugins(config, replicas):
+        load_plugin(path, key, source)
+    check_tiers(config.network, replicas, source)
+    _check_groups(config, replicas, source)
+    return Plan(config, source, topology, gpu_specs, tuple(replicas))
+
+
+def _plan_group(
+    config: Config,
+    group: int,
+    places: Sequence[Sequence[int]],
+    first_id: int,
+    topology: Topology,
+    gpu_specs: Sequence[GpuSpec],
+    source: str,
+) -> Iterator[ReplicaPlan]:
+    """The replicas of one table: alike but for where they stand, and so perhaps in their GPUs."""
+    table = config.replicas[group]
+    key = f"replicas.{group}"
+    model_table = _override(config.model, table.model, f"{key}.model", source)
+    scheduler = _override(config.scheduler, table.scheduler, f"{key}.scheduler", source)
+    latency = _override(config.latency, table.latency, f"{key}.latency", source)
+    model = _model(model_table, source)
+    _check_parallel(model, table, key, source)
+    for replica_id, gpus in enumerate(places, start=first_id):
+        machine = topology.machines[topology.gpus[gpus[0]].machine]
+        gpu = gpu_specs[machine.table]
+        memory = engine_plan(
+            model,
+            gpu.memory_gib,
+            tp=table.tensor_parallel,
+            pp=table.pipeline_parallel,
+            ep=table.expert_parallel,
+            dtype=model_table.dtype,
+            kv_cache_dtype=model_table.kv_cache_dtype,
+            block_size=scheduler.block_size,
+            utilization=scheduler.gpu_memory_utilization,
+            outside_bytes=_outside_bytes(model, table, model_table.dtype, source, key),
+            source=f"{source}: {key}",
+        )
+        yield ReplicaPlan(
+            replica_id=replica_id,
+            group=group,
+            role=table.role,
+            gpus=tuple(gpus),
+            machine=machine.index,
+            gpu=gpu,
+            node=config.nodes[machine.table],
+            model=model,
+            dtype=model_table.dtype,
+            kv_dtype=memory.kv_dtype,
+            tensor_parallel=table.tensor_parallel,
+            pipeline_parallel=table.pipeline_parallel,
+            expert_parallel=table.expert_parallel,
+            data_parallel_group=table.data_parallel_group,
+            placement=table.placement,
+            scheduler=scheduler,
+            latency=latency,
+            memory=memory,
+            num_blocks=scheduler.num_blocks or memory.num_blocks,
+            max_model_tokens=model_table.max_model_tokens or model.max_position,
+        )
+
+
+def _gpu(node: NodeTable, index: int, source: str) -> GpuSpec:
+    if isinstance(node.gpu, str):
+        return lookup_gpu(node.gpu, source, f"nodes.{index}.gpu")
+    table: GpuTable = node.gpu
+    return GpuSpec(
+        name=table.name,
+        memory_gib=table.memory_gib,
+        memory_gbytes_per_s=table.memory_gbytes_per_s,
+        tflops_fp16=table.tflops_fp16,
+        tflops_fp8=table.tflops_fp8,
+        sm_count=table.sm_count,
+        nvlink_gbps=table.nvlink_gbps,
+        pcie_gbps=table.pcie_gbps,
+        source="given in the configuration",
+    )
+
+
+def _model(table: ModelTable, source: str) -> ModelSpec:
+    if table.hf_config:
+        name = table.name if table.name != ModelTable().name else ""
+        return model_from_file(Path(table.hf_config), name)
+    return lookup_model(table.name, source, "model.name")
+
+
+def _override(table: Any, keys: dict[str, Any], where: str, source: str) -> Any:
+    """A table with some keys replaced, checked like the table itself."""
+    if not keys:
+        return table
+    merged = {**msgspec.to_builtins(table), **keys}
+    try:
+        return msgspec.convert(merged, type(table))
+    except msgspec.ValidationError as error:
+        raise InputError(source, None, where, str(error)) from None
+
+
+def _outside_bytes(model: ModelSpec, table: ReplicaTable, dtype: str, source: str, key: str) -> int:
+    """Weights of a rank that its placement keeps out of GPU memory."""
+    if table.placement is None:
+        return 0
+    placement = Placement(table.placement, model.layers, source, key)
+    tp = table.tensor_parallel
+    outside = bytes_by_device(placement, model, tp, table.expert_parallel or tp, dtype)
+    outside.pop("gpu", None)
+    return sum(outside.values()) // table.pipeline_parallel
+
+
+def _check_parallel(model: ModelSpec, table: ReplicaTable, key: str, source: str) -> None:
+    tp, pp = table.tensor_parallel, table.pipeline_parallel
+    if model.heads % tp:
+        raise InputError(
+            source,
+            None,
+            f"{key}.tensor_parallel",
+            f"{model.name} has {model.heads} attention heads, which {tp} GPUs cannot share",
+        )
+    if pp > model.layers:
+        raise InputError(
+            source,
+            None,
+            f"{key}.pipeline_parallel",
+            f"{model.name} has {model.layers} layers, fewer than {pp} stages",
+        )
+
+
+def groups_of(replicas: Sequence[ReplicaPlan]) -> dict[str, list[ReplicaPlan]]:
+    """Members of each data-parallel group, by ascending id."""
+    groups: dict[str, list[ReplicaPlan]] = {}
+    for replica in replicas:
+        if replica.data_parallel_group:
+            groups.setdefault(replica.data_parallel_group, []).append(replica)
+    return groups
+
+
+def _check_groups(config: Config, replicas: Sequence[ReplicaPlan], source: str) -> None:
+    """Members are alike and share experts evenly; experts are not shared outside a group."""
+
+    def wrong(replica: ReplicaPlan, key: str, problem: str) -> InputError:
+        return InputError(source, None, f"replicas.{replica.group}.{key}", problem)
+
+    for replica in replicas:
+        if (
+            replica.model.experts is not None
+            and not replica.data_parallel_group
+            and replica.expert_parallel > replica.tensor_parallel
+        ):
+            problem = (
+                f"{replica.expert_parallel} exceeds tensor_parallel {replica.tensor_parallel}, "
+                "which only members of a data_parallel_group may do"
+            )
+            raise wrong(replica, "expert_parallel", problem)
+    for group, members in groups_of(replicas).items():
+        first = members[0]
+        key = "data_parallel_group"
+        if config.autoscale is not None and config.autoscale.executor != "none":
+            raise wrong(first, key, "replicas that step together cannot be scaled ([autoscale])")
+        if any(command.replica in {m.replica_id for m in members} for command in config.commands):
+            raise wrong(first, key, "replicas that step together take no [[commands]]")
+        for member in members:
+            for name in (
+                "role",
+                "tensor_parallel",
+                "pipeline_parallel",
+                "expert_parallel",
+                "dtype",
+            ):
+                if getattr(member, name) != getattr(first, name):
+                    raise wrong(member, key, f"members of {group!r} differ in {name}")
+            if member.model != first.model:
+                raise wrong(member, key, f"members of {group!r} differ in their model")
+        ranks = first.expert_parallel
+        if first.model.experts is None or ranks <= 1:
+            continue  # every member has all experts
+        if ranks % len(members) or ranks // len(members) > first.tensor_parallel:
+            problem = (
+                f"{ranks} ranks cannot be spread over {len(members)} members of "
+                f"{first.tensor_parallel} GPUs each"
+            )
+            raise wrong(first, "expert_parallel", problem)
+
+
+def _plugins(config: Config, replicas: Sequence[ReplicaPlan]) -> Iterable[tuple[str, str]]:
+    """(key, import path) of the classes that a user names."""
+    named = [("router.policy", config.router.policy)]
+    for replica in replicas:
+        named += [
+            ("scheduler.policy", replica.scheduler.policy),
+            ("latency.backend", replica.latency.backend),
+            ("latency.expert_routing", replica.latency.expert_routing),
+        ]
+    if config.autoscale is not None:
+        named.append(("autoscale.planner", config.autoscale.planner))
+    return dict.fromkeys((key, path) for key, path in named if is_import_path(path))

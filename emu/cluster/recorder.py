@@ -1,0 +1,272 @@
+"""Everything that a run writes down while it goes on: one object, told by the cluster.
+
+Owns the open files of a run. Formats live in `emu/report/`; this module only says when.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from emu.config.schema import OutputTable
+from emu.migration.transfer import MigratingBatch
+from emu.replica.replica import Replica
+from emu.replica.states import ReplicaState, Writer
+from emu.report.history import History
+from emu.report.itl import GapLog
+from emu.report.records import RequestLog
+from emu.report.timeseries import ReplicaSeries, Sample, TimeseriesWriter
+from emu.report.transitions import MarkLog, TransitionLog
+from emu.request import Request, Status
+
+if TYPE_CHECKING:
+    from emu.cluster.cluster import Cluster
+    from emu.cluster.tracing import TraceSink
+
+_COMPLETED = Status.COMPLETED
+FLOW_KINDS = ("kv", "weights", "activation")
+
+
+class Recorder:
+    """The files of one run in its staging directory."""
+
+    def __init__(self, directory: Path, table: OutputTable) -> None:
+        self.gaps = GapLog(over_time=table.report)
+        self.requests = RequestLog(directory / "requests.csv")
+        self.transitions = TransitionLog(directory / "transitions.csv")
+        self.marks = MarkLog(directory / "marks.csv")
+        self.series = TimeseriesWriter(
+            directory / "timeseries.csv", [s.value for s in ReplicaState], FLOW_KINDS
+        )
+        self.per_replica = ReplicaSeries(directory / "replicas.csv")
+        self.history: History | None = None
+        if table.events:
+            self.history = History(directory / "events.jsonl")
+        self.trace: TraceSink | None = None
+        if table.trace:
+            from emu.cluster.tracing import TraceSink
+
+            self.trace = TraceSink(directory / "trace.json.gz", table.trace_events_max)
+        self.completed = 0
+        self.preemptions = 0
+        self.live_migrations = 0
+        self.faults: dict[str, int] = {}
+        """Faults that struck, by kind."""
+        self._stages: dict[int, int] = {}
+        self._states: list[str] = []
+        self._counts: dict[str, int] = {}
+        """Replicas by state, as `_states`, which were looked at before the last one has moved."""
+        self._have_moved = True
+
+    # --- told by the cluster ------------------------------------------------------------------
+    def released(self, request: Request) -> None:
+        """A request has reached the gateway."""
+        self.requests.released(request)
+        if self.history is not None:
+            self.history.add(
+                request.arrival_ns,
+                "arrived",
+                row=request.row,
+                request=request.request_id,
+                prompt=request.prompt_tokens,
+                output=request.output_tokens,
+            )
+        if self.trace is not None:
+            self.trace.arrived(request, request.arrival_ns)
+
+    def terminal(self, request: Request, at_ns: int) -> None:
+        """A request has ended."""
+        if self.history is not None:
+            self.history.add(
+                at_ns,
+                "ended",
+                row=request.row,
+                status=request.status.name.lower(),
+                reason=request.reason,
+            )
+        if request.status is _COMPLETED:
+            self.completed += 1
+        self.preemptions += request.preemptions
+        if self.trace is not None:
+            self.trace.ended(request, self._stages)
+        self.requests.terminal(request)
+
+    def started(self, cluster: Cluster) -> None:
+        """First line of each replica."""
+        for replica in cluster.replicas:
+            self.transitions.record(
+                0, replica.replica_id, "", replica.state.value, "loop", "start of the run"
+            )
+            if self.trace is not None:
+                self.trace.start(replica)
+                self._stages[replica.replica_id] = replica.stages
+
+    def moved(
+        self, replica: Replica, before: ReplicaState, writer: Writer, cause: str, at_ns: int
+    ) -> None:
+        """A replica has changed its state."""
+        self._have_moved = True
+        after = replica.state.value
+        self.transitions.record(at_ns, replica.replica_id, before.value, after, writer, cause)
+        if self.history is not None:
+            self.history.add(
+                at_ns,
+                "state",
+                replica=replica.replica_id,
+                **{"from": before.value, "to": after, "writer": writer},
+            )
+        if self.trace is not None:
+            self.trace.mark(at_ns, replica.replica_id, f"{before.value} -> {after}", cause)
+
+    def transferred(
+        self, batch: MigratingBatch, source: Replica, destination: Replica, ended_ns: int
+    ) -> None:
+        """A migration has ended."""
+        if self.history is not None:
+            self._note_move([r.row for r in batch.requests], source, destination, ended_ns)
+        if self.trace is not None:
+            self.trace.transfer(batch, source, destination, ended_ns)
+
+    def moved_live(
+        self, request: Request, source: Replica, destination: Replica, started_ns: int, stop_ns: int
+    ) -> None:
+        """A running request went from one replica to another."""
+        self.live_migrations += 1
+        if self.history is not None:
+            self._note_move([request.row], source, destination, source.kernel.now_ns)
+        if self.trace is not None:
+            self.trace.moved_live(request, source, destination, started_ns, stop_ns)
+
+    def noted(self, at_ns: int, kind: str, target: str, text: str) -> None:
+        """A plan, a load that is complete: what explains the timeline."""
+        self.marks.record(at_ns, kind, target, text)
+        if self.history is not None and kind == "plan":
+            self.history.add(at_ns, "plan", text=text)
+        if self.trace is not None:
+            replica = int(target.removeprefix("replica ")) if target.startswith("replica ") else 0
+            self.trace.mark(at_ns, replica, kind, text)
+
+    def _note_move(
+        self, rows: list[int], source: Replica, destination: Replica, at_ns: int
+    ) -> None:
+        assert self.history is not None
+        self.history.add(
+            at_ns,
+            "migrated",
+            source=source.replica_id,
+            destination=destination.replica_id,
+            rows=rows,
+        )
+
+    def fault(self, at_ns: int, kind: str, target: str, text: str, replica_id: int) -> None:
+        """A fault has struck."""
+        self.faults[kind] = self.faults.get(kind, 0) + 1
+        self.marks.record(at_ns, "fault", target, f"{kind} ({text})")
+        if self.trace is not None:
+            self.trace.mark(at_ns, max(0, replica_id), f"fault: {kind}", target)
+
+        if self.history is not None:
+            self.history.add(at_ns, "fault", kind=kind, target=target)
+
+    def fault_over(self, at_ns: int, kind: str, target: str) -> None:
+        """A fault that lasted is over."""
+        if self.history is not None:
+            self.history.add(at_ns, "fault_over", kind=kind, target=target)
+
+    def lost(self, request: Request, reason: str, at_ns: int) -> None:
+        """A request's KV is gone."""
+        if self.history is not None:
+            self.history.add(at_ns, "lost", row=request.row, reason=reason)
+
+    def rerouted(self, request: Request, at_ns: int) -> None:
+        """A request leaves a replica that has not begun it, or will not go on with it."""
+        if self.history is not None:
+            self.history.add(at_ns, "routed", row=request.row)
+
+    def relayed(
+        self,
+        source: Replica,
+        old: Replica,
+        requests: list[Request],
+        start_layer: int,
+        at_ns: int,
+    ) -> None:
+        """A helper got a batch of which `start_layer` layers are done."""
+        ids = " ".join(str(request.request_id) for request in requests)
+        text = f"to replica {old.replica_id} after {start_layer} layers: requests {ids}"
+        self.marks.record(at_ns, "relay", f"replica {source.replica_id}", text)
+        if self.trace is not None:
+            self.trace.mark(at_ns, source.replica_id, "relay", text)
+
+    def sample(self, at_ns: int, cluster: Cluster) -> None:
+        """A row of the time series."""
+        if self._have_moved:
+            self._states = [replica.state.value for replica in cluster.replicas]
+            self._counts = dict(Counter(self._states))
+            self._have_moved = False
+        waiting = waiting_tokens = running = used = total = prefill = decode = 0
+        for replica, state in zip(cluster.replicas, self._states, strict=True):
+            scheduler = replica.scheduler
+            replica_prefill, replica_decode = replica.tokens_produced
+            its_running, its_waiting = scheduler.running_count, scheduler.waiting_count
+            blocks_used, blocks_total = scheduler.blocks_used, scheduler.blocks_total
+            if its_waiting:
+                waiting += its_waiting
+                waiting_tokens += scheduler.waiting_tokens
+            running += its_running
+            used += blocks_used
+            total += blocks_total
+            prefill += replica_prefill
+            decode += replica_decode
+            self.per_replica.add(
+                at_ns,
+                replica.replica_id,
+                state,
+                its_running,
+                its_waiting,
+                blocks_used,
+                blocks_total,
+            )
+        gateway = cluster.gateway
+        waiting += len(gateway.held)
+        if gateway.queue is not None:
+            waiting += len(gateway.queue)
+            waiting_tokens += gateway.queue.waiting_prefill_tokens
+        migrating = 0
+        if cluster.tokens_in_migration:
+            for watcher in cluster.watchers.values():
+                for batch in watcher.queue:
+                    migrating += len(batch.requests)
+                if watcher.in_flight is not None:
+                    migrating += len(watcher.in_flight[0].requests)
+        self.series.add(
+            Sample(
+                time_ns=at_ns,
+                replicas=self._counts,
+                waiting=waiting,
+                waiting_prefill_tokens=waiting_tokens,
+                running=running,
+                migrating=migrating,
+                used_blocks=used,
+                total_blocks=total,
+                prefill_tokens=prefill,
+                decode_tokens=decode,
+                completed=self.completed,
+                preemptions=self.preemptions,
+                flows=cluster.network.active,
+                flow_bytes=dict(cluster.network.moved_bytes),
+            )
+        )
+
+    # --- ending -------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Write what is still in buffers (the requests' file is finished by the caller)."""
+        self.transitions.close()
+        self.marks.close()
+        self.series.close()
+        self.per_replica.close()
+        if self.history is not None:
+            self.history.close()
+        if self.trace is not None:
+            self.trace.writer.close()

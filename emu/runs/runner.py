@@ -1,0 +1,330 @@
+"""One run from a file to a directory of results: what `emu run` does.
+
+The rim: files, progress, signals and exit statuses live here; the world itself is `Cluster`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+import emu
+from emu.cluster.audit import expert_loads, final_error, run_facts
+from emu.cluster.cluster import Cluster, Outcome
+from emu.config.load import effective_dict, load_config
+from emu.config.schema import Config, SchedulerTable
+from emu.errors import InputError, naming
+from emu.process.interrupts import held, sent_to
+from emu.latency.base import LatencyBackend
+from emu.cluster.plan import Plan, make_plan
+from emu.cluster.recorder import Recorder
+from emu.report.atomic import RunDirectory, write_text
+from emu.report.experts import write_experts
+from emu.report.gapfile import write_gaps
+from emu.report.summary import Summary, build_summary, write_summary
+from emu.units import NS_PER_S
+from emu.workload.items import Notes
+from emu.workload.opened import Workload, open_workload
+
+_WATCH_S: Final = 0.1
+"""How often a progress bar, or who may interrupt a run from another thread, is looked at."""
+
+
+class RunResult(msgspec.Struct):
+    """What a run leaves behind."""
+
+    directory: Path
+    summary: Summary | None
+    outcome: Outcome
+    wall_s: float
+    cpu_s: float
+
+
+def prepare(config: Config, source: str) -> tuple[Plan, Workload]:
+    """Everything that can be wrong is found here, before any emulation."""
+    plan = make_plan(config, source)
+    workload = open_workload(
+        config.workload,
+        base_dir=Path(),
+        seed=config.seed,
+        holds=holds_for(plan, is_clipped=config.workload.oversized == "clip"),
+        config_source=source,
+    )
+    if config.power is not None:
+        from emu.cluster.energy import energy_warnings  # most runs do not model it
+
+        for warning in energy_warnings(config.power, plan):
+            workload.notes.warn(warning)
+    return plan, workload
+
+
+def range_warnings(pairs: Iterable[tuple[LatencyBackend, SchedulerTable]]) -> list[str]:
+    """Where iterations may be larger than what was profiled; each once."""
+    found: dict[str, None] = {}
+    for latency, table in pairs:
+        beyond = getattr(getattr(latency, "inner", latency), "beyond", None)
+        if beyond is not None:
+            found[beyond(table.max_num_batched_tokens, table.max_num_seqs)] = None
+    return [warning for warning in found if warning]
+
+
+def holds_for(plan: Plan, *, is_clipped: bool = False) -> Any:
+    """(prompt, output) -> why no replica could ever hold such a request, or empty.
+
+    What is longer than the model's own limit is refused by the gateway at run time, as an
+    engine refuses it, and does not make the workload invalid. Where such requests are to be
+    clipped (`is_clipped`), it is too long like any other.
+    """
+    tokens = max(r.num_blocks * r.scheduler.block_size for r in plan.replicas)
+    longest = max(r.max_model_tokens for r in plan.replicas)
+
+    def holds(prompt_tokens: int, output_tokens: int) -> str:
+        size = prompt_tokens + output_tokens
+        if size > longest and not is_clipped:
+            return ""
+        if size > tokens:
+            return f"the largest replica holds {tokens} tokens of KV cache"
+        return f"the model reads {longest} tokens at most" if size > longest else ""
+
+    return holds
+
+
+async def _emulate(cluster: Cluster, progress: Any, stop: threading.Event | None) -> Outcome:
+    """Run the cluster; a signal, or `stop` set in another thread, ends it and keeps the rest."""
+    loop = asyncio.get_running_loop()
+
+    def interrupt() -> None:
+        cluster.kernel.fail(KeyboardInterrupt())
+
+    async def watch() -> None:
+        while stop is None or not stop.is_set():
+            await asyncio.sleep(_WATCH_S)
+            if progress is not None:
+                progress.update(cluster)
+        interrupt()
+
+    watcher = loop.create_task(watch()) if progress is not None or stop is not None else None
+    try:
+        with sent_to(loop, interrupt):
+            return await cluster.run()
+    finally:
+        if watcher is not None:
+            watcher.cancel()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    if sys.platform == "win32":
+        return asyncio.new_event_loop()
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
+def execute(
+    config: Config,
+    source: str,
+    *,
+    progress: bool = False,
+    report: bool | None = None,
+    stop: threading.Event | None = None,
+) -> RunResult:
+    """Run a configuration and write its directory. `stop` interrupts it from another thread.
+
+    Raises InputError before anything is written. A run that cannot go on (RunError), violates
+    an invariant or is interrupted keeps what was computed as partial files and raises.
+    """
+    wall, cpu = time.perf_counter(), time.process_time()
+    with naming(source):
+        plan, workload = prepare(config, source)
+    for warning in workload.notes.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    directory: RunDirectory | None = None
+    recorder: Recorder | None = None
+    try:
+        directory = RunDirectory(Path(config.output.dir))
+        wants_report = config.output.report if report is None else report
+        table = msgspec.structs.replace(config.output, report=wants_report)
+        recorder = Recorder(directory.staging, table)
+        with naming(source):  # backends and plug-ins are built there
+            outcome, cluster = _run_cluster(plan, workload, recorder, progress, stop)
+        for warning in range_warnings(
+            (replica.latency, its.scheduler)
+            for replica, its in zip(cluster.replicas, plan.replicas, strict=False)
+        ):
+            print(f"warning: {warning}", file=sys.stderr)
+        recorder.close()
+        error = final_error(cluster, outcome.error)
+        summary = write_results(
+            directory.staging, cluster, recorder, error, rows=workload.count, notes=workload.notes
+        )
+        text = host_facts(config, source, outcome, wall, cpu)
+        write_text(directory.staging / "run.json", text)
+        if error is not None:
+            directory.publish_partial()
+            raise error
+        directory.publish()
+    except BaseException:
+        with held():
+            if recorder is not None:
+                recorder.close()
+                recorder.requests.discard()
+            if directory is not None:
+                directory.discard()
+        raise
+    if wants_report:
+        from emu.report.html import write_report
+
+        write_report(Path(config.output.dir))
+    return RunResult(
+        Path(config.output.dir),
+        summary,
+        outcome,
+        time.perf_counter() - wall,
+        time.process_time() - cpu,
+    )
+
+
+def write_results(
+    staging: Path,
+    cluster: Cluster,
+    recorder: Recorder,
+    error: BaseException | None,
+    *,
+    rows: int,
+    notes: Notes | None = None,
+) -> Summary:
+    """What is known only at the end: requests in order, gaps, experts and the summary.
+
+    `rows`: of the workload; `notes`: what of them was skipped or clipped.
+    """
+    stats = recorder.requests.finish(partial=error is not None)
+    found = msgspec.structs.replace(
+        run_facts(cluster),
+        partial="" if error is None else type(error).__name__,
+        workload_rows=rows,
+        rows_skipped=notes.skipped if notes else {},
+        rows_clipped=notes.clipped if notes else {},
+    )
+    gaps = recorder.gaps.finish()
+    write_gaps(staging / "itl.json", gaps)
+    write_experts(staging / "experts.csv", expert_loads(cluster))
+    summary = build_summary(stats, gaps, found, cluster.config.slo)
+    write_summary(staging / "summary.json", summary)
+    return summary
+
+
+def _run_cluster(
+    plan: Plan,
+    workload: Workload,
+    recorder: Recorder,
+    progress: bool,
+    stop: threading.Event | None,
+) -> tuple[Outcome, Cluster]:
+    clusters: list[Cluster] = []
+
+    async def main() -> Outcome:
+        cluster = Cluster(plan, workload, recorder, has_prefixes=workload.has_prefixes)
+        clusters.append(cluster)
+        recorder.started(cluster)
+        if not progress:
+            return await _emulate(cluster, None, stop)
+        from emu.runs.progress import Progress
+
+        with Progress(workload.count) as bar:
+            return await _emulate(cluster, bar, stop)
+
+    # Nothing of a run forms cycles; collecting while it goes on would only cost time.
+    was_collecting = gc.isenabled()
+    gc.freeze()
+    gc.disable()
+    running = main()
+    try:
+        # A bare loop: anyio's own way to start one loads 50 modules that a run does not need.
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
+            outcome = runner.run(running)
+    finally:
+        running.close()  # interrupted before it began, it would complain of never being awaited
+        if was_collecting:
+            gc.enable()
+        gc.unfreeze()
+    return outcome, clusters[0]
+
+
+def host_facts(config: Config, source: str, outcome: Outcome, wall: float, cpu: float) -> str:
+    """run.json: the only file that may hold wall-clock figures and facts of the host."""
+    import numpy as np
+
+    uvloop_version = getattr(sys.modules.get("uvloop"), "__version__", None)
+    wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
+    content = {
+        "config_file": source,
+        "config": effective_dict(config),
+        "versions": {
+            "emu": emu.__version__,
+            "python": ".".join(map(str, sys.version_info[:3])),
+            "numpy": np.__version__,
+            "msgspec": msgspec.__version__,
+            "uvloop": uvloop_version,
+        },
+        "started_at_unix_s": round(time.time() - wall_s, 3),
+        "wall_s": round(wall_s, 6),
+        "cpu_s": round(cpu_s, 6),
+        "emulated_s": outcome.end_ns / NS_PER_S,
+        "speed_up": round(outcome.end_ns / NS_PER_S / wall_s, 3) if wall_s else None,
+        "events": outcome.events,
+        "event_digest": outcome.digest,
+        "error": None if outcome.error is None else f"{type(outcome.error).__name__}",
+    }
+    return msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"
+
+
+def adjust(config: Config, *, seed: int | None, output: Path | None) -> Config:
+    """A config with another seed or output directory (relative to the working directory)."""
+    if seed is not None:
+        if seed < 0:
+            raise InputError("seed", None, "", f"must be at least 0, not {seed}")
+        config = msgspec.structs.replace(config, seed=seed)
+    if output is not None:
+        table = msgspec.structs.replace(config.output, dir=str(output))
+        config = msgspec.structs.replace(config, output=table)
+    return config
+
+
+def run_command(
+    path: Path,
+    *,
+    output: Path | None,
+    seed: int | None,
+    overrides: Sequence[str],
+    quiet: bool,
+    report: bool,
+) -> int:
+    """`emu run`."""
+    sys.path.insert(0, str(path.resolve().parent))  # plug-ins may stand beside the config
+    config = adjust(load_config(path, overrides), seed=seed, output=output)
+    progress = not quiet and sys.stderr.isatty()
+    result = execute(config, str(path), progress=progress, report=config.output.report and report)
+    if not quiet:
+        from emu.report.table import print_summary
+        from emu.process.terminal import open_console
+
+        assert result.summary is not None
+        console = open_console()
+        print_summary(result.summary, console)
+        emulated_s = result.outcome.end_ns / NS_PER_S
+        speed = emulated_s / result.wall_s
+        where = os.path.relpath(result.directory)
+        console.print(
+            f"{emulated_s:.1f} s emulated in {result.wall_s:.2f} s "
+            f"({speed:.{0 if speed >= 10 else 1}f} x real time); results in {where}"
+        )
+    return 0

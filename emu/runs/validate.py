@@ -1,0 +1,111 @@
+"""`emu validate`: what follows from a configuration, without a run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from emu.catalogue import sizes
+from emu.config.load import load_config
+from emu.config.schema import SchedulerTable
+from emu.errors import naming
+from emu.latency.base import LatencyBackend
+from emu.latency.shared import SharedBackends
+from emu.cluster.plan import Plan, ReplicaPlan
+from emu.runs.runner import prepare, range_warnings
+from emu.process.terminal import open_console
+from emu.units import NS_PER_S
+
+
+def validate_command(path: Path, overrides: Sequence[str]) -> int:
+    """Read everything, print the facts; InputError for the first mistake."""
+    config = load_config(path, overrides)
+    with naming(str(path)):
+        plan, workload = prepare(config, str(path))
+        latencies = _layer_times(plan)
+    columns = facts(plan)
+    table = Table(title=f"{path}: valid", show_lines=False)
+    table.add_column("")
+    for replicas in columns:
+        table.add_column(f"replicas {replicas}")
+    for name in next(iter(columns.values())):
+        table.add_row(name, *(column[name] for column in columns.values()))
+    console = open_console()
+    console.print(table)
+    console.print(
+        f"workload: {workload.count:,} requests, last arrival at "
+        f"{workload.last_arrival_ns / NS_PER_S:,.1f} s"
+    )
+    for warning in (*workload.notes.warnings, *range_warnings(latencies)):
+        print(f"warning: {warning}", file=sys.stderr)
+    return 0
+
+
+def _layer_times(plan: Plan) -> list[tuple[LatencyBackend, SchedulerTable]]:
+    """Backends that read profile bundles, with the schedulers that ask them.
+
+    Raises InputError for what a bundle lacks. Other backends read no such files.
+    """
+    backends = SharedBackends()
+    return [
+        (backends.of(context), replica.scheduler)
+        for replica in plan.replicas
+        if (context := replica.latency_context(plan.config)).table.backend == "profile"
+    ]
+
+
+def facts(plan: Plan) -> dict[str, dict[str, str]]:
+    """Replicas (`0-3,8`) -> what is the same for all of them, by name."""
+    alike: dict[tuple[str, ...], list[ReplicaPlan]] = {}
+    for replica in plan.replicas:
+        alike.setdefault((str(replica.group), *_facts_of(replica).values()), []).append(replica)
+    return {
+        _ranges([replica.replica_id for replica in replicas]): _facts_of(replicas[0])
+        for replicas in alike.values()
+    }
+
+
+def _facts_of(replica: ReplicaPlan) -> dict[str, str]:
+    memory, model, node = replica.memory, replica.model, replica.node
+    weight = max(memory.physical_weight_bytes)
+    kv_tokens = replica.num_blocks * replica.scheduler.block_size
+    return {
+        "role": replica.role,
+        "model": f"{model.name} ({sizes.parameter_count(model) / 1e9:.2f} B parameters)",
+        "gpus": f"{len(replica.gpus)} x {replica.gpu.name}"
+        f" (TP {replica.tensor_parallel}, PP {replica.pipeline_parallel})",
+        "weights per GPU": f"{weight / 1e9:.2f} GB",
+        "KV per token": f"{memory.kv_bytes_token / 1024:.0f} KiB",
+        "KV blocks": f"{replica.num_blocks:,} x {replica.scheduler.block_size} tokens",
+        "KV tokens": f"{kv_tokens:,}",
+        "longest request": f"{min(replica.max_model_tokens, kv_tokens):,}",
+        "scheduler": replica.scheduler.policy,
+        "latency": replica.latency.backend,
+        "load from SSD": f"{weight * 8 / (node.ssd_gbps * 1e9):.2f} s",
+        "load from host": f"{_host_load_s(replica, weight):.2f} s",
+        "load over NIC": f"{weight * 8 / (node.nic_gbps * 1e9):.2f} s",
+    }
+
+
+def _ranges(ids: Sequence[int]) -> str:
+    """Ascending numbers: [0, 1, 2, 8] -> `0-2,8`."""
+    spans: list[list[int]] = []
+    for number in ids:
+        if spans and spans[-1][-1] == number - 1:
+            spans[-1][1:] = [number]
+        else:
+            spans.append([number])
+    return ",".join("-".join(map(str, span)) for span in spans)
+
+
+def _host_load_s(replica: ReplicaPlan, weight_bytes: int) -> float:
+    """Seconds until all GPUs of a replica have read their weights from their machines' memory."""
+    node = replica.node
+    pcie = node.pcie_gbps if node.pcie_gbps > 0 else replica.gpu.pcie_gbps
+    gpus = min(len(replica.gpus), node.gpus)
+    over_pcie_s = weight_bytes * 8 * min(gpus, node.pcie_shared_by) / (pcie * 1e9)
+    out_of_memory_s = weight_bytes * gpus / (node.host_memory_gbytes_per_s * 1e9)
+    return max(over_pcie_s, out_of_memory_s)

@@ -1,0 +1,241 @@
+"""BlitzScale's scheduling: whole prompts in arrival order, blocks reserved up front.
+
+Owns: `PrefillQueue`, the FIFO that prefill replicas pull from (one for the cluster, or a private
+one per replica), and `FcfsScheduler`, which turns what it pulls into batches. Rules: BlitzScale
+sections 1.3 and 3.2 to 3.5.
+
+* A request reserves blocks for prompt + declared output at once and gives back exactly those.
+* A prefill batch is a set of whole prompts in one iteration; decodes stand still meanwhile.
+* A decode step takes all running requests; there is no cap but the blocks.
+* Prefill goes first whenever something can be taken.
+
+Who pulls: a scheduler with a private queue always does. With the global queue, only while its
+replica is in a state that prefills; its actor says so by setting `pulls` (False at the start, so
+that a decode replica never takes prompts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from emu.config.schema import SchedulerTable
+from emu.latency.base import BatchShape
+from emu.request import Request
+from emu.scheduling.base import Batch, Chunk, ReplicaLimits
+from emu.scheduling.cohort import Seat
+from emu.scheduling.seats import Record
+from emu.scheduling.shape import add_chunk
+from emu.scheduling.steps import CohortScheduler
+from emu.scheduling.waiting import ArrivalQueue
+from emu.units import ceil_div
+
+
+def reserved_blocks(request: Request, block_size: int) -> int:
+    """res(q) of section 1.3 in blocks: prompt and declared output, rounded up."""
+    return ceil_div(request.prompt_tokens + request.max_output_tokens, block_size)
+
+
+class PrefillQueue(ArrivalQueue):
+    """Strict FIFO of prompts; the first that does not fit stops the scan."""
+
+    @property
+    def waiting_prefill_tokens(self) -> int:
+        """Prompt tokens in the queue (what the planner watches)."""
+        return self.prompt_tokens
+
+    def cancel(self, request: Request) -> bool:
+        """The client left: the entry and its tokens go. False if it is not here."""
+        return self.remove(request)
+
+    def next_batch(
+        self,
+        prefill_budget: int,
+        request_token_budget: int,
+        block_budget: int,
+        block_size: int,
+        requests_max: int = 1 << 62,
+    ) -> list[Request]:
+        """Take as many requests from the front as the budgets allow (section 3.2).
+
+        `prefill_budget`: tokens to compute in the batch. `request_token_budget`: tokens that one
+        request may reserve. `block_budget`: blocks for all of them.
+        """
+        picked: list[Request] = []
+        tokens = blocks = 0
+        for request in self:
+            tokens += request.reached_tokens
+            reserved = reserved_blocks(request, block_size)
+            if (
+                blocks + reserved > block_budget
+                or tokens > prefill_budget
+                or reserved * block_size > request_token_budget
+                or len(picked) >= requests_max
+            ):
+                break
+            blocks += reserved
+            picked.append(request)
+        for request in picked:
+            self.remove(request)
+        return picked
+
+
+class FcfsScheduler(CohortScheduler):
+    """Prefill in whole batches, decode everybody."""
+
+    policy = "fcfs"
+    grows = False
+
+    def __init__(
+        self,
+        table: SchedulerTable,
+        limits: ReplicaLimits,
+        *,
+        queue: PrefillQueue | None = None,
+        preemptions_max: int = 0,
+    ) -> None:
+        """`queue`: the global queue, shared by replicas; None = a private one."""
+        super().__init__(table, limits, preemptions_max=preemptions_max)
+        self.is_shared = queue is not None
+        self.prompts = PrefillQueue() if queue is None else queue
+        if queue is None:
+            self._queue = self.prompts
+        self.pulls = queue is None
+
+    def blocks_of(self, request: Request) -> int:
+        """Blocks to reserve for an inbound request: its whole reservation."""
+        return reserved_blocks(request, self.limits.block_size)
+
+    def enqueue(self, request: Request, now_ns: int) -> None:
+        """The request joins the queue that this scheduler pulls from."""
+        super().enqueue(request, now_ns)
+        if self.is_shared:
+            self._queue.remove(request)
+            self.prompts.append(request)
+
+    def can_ever_hold(self, request: Request) -> str:
+        """Empty, or why this replica could never serve the request, even alone."""
+        reached = request.reached_tokens
+        longest = request.prompt_tokens + request.max_output_tokens
+        blocks = self.blocks_of(request)
+        if longest > self.limits.max_model_tokens:
+            return f"longer than the model's {self.limits.max_model_tokens} tokens"
+        if blocks > self.blocks_total:
+            return f"needs more than the replica's {self.blocks_total} KV blocks"
+        if reached > self.table.max_batch_prefill_tokens:
+            budget = self.table.max_batch_prefill_tokens
+            return f"prompt longer than max_batch_prefill_tokens {budget}"
+        if blocks * self.limits.block_size > self.table.request_token_budget:
+            budget = self.table.request_token_budget
+            return f"reserves more than request_token_budget {budget}"
+        return ""
+
+    def drop_hopeless(self, now_ns: int) -> list[tuple[Request, str]]:
+        """Heads that no empty replica like this could take, removed."""
+        dropped: list[tuple[Request, str]] = []
+        while self.pulls and self.prompts:
+            head = self.prompts.head()
+            reason = self.can_ever_hold(head)
+            if not reason:
+                break
+            self.prompts.remove(head)
+            dropped.append((head, reason))
+        return dropped
+
+    def schedule(self, now_ns: int) -> Batch | None:
+        """A prefill batch if anything can be taken, else one decode step of everybody."""
+        if len(self._records) >= self.limits.pipeline_stages:
+            return None
+        if self._handoff.arrived:
+            self._seat_arrived(1 << 62)
+        prompts = self._pull()
+        if prompts:
+            return self._form_prefill(prompts, now_ns)
+        return self._form_decode(now_ns)
+
+    def _pull(self) -> list[Request]:
+        if not self.pulls or not self.prompts:
+            return []
+        table = self.table
+        return self.prompts.next_batch(
+            table.max_batch_prefill_tokens,
+            table.request_token_budget,
+            self.pool.blocks_free,
+            self.limits.block_size,
+        )
+
+    def _form_prefill(self, prompts: Sequence[Request], now_ns: int) -> Batch:
+        shape = BatchShape(sequences=len(prompts))
+        records: list[Record] = []
+        chunks: list[Chunk] = []
+        for request in prompts:
+            new = request.reached_tokens
+            blocks = self.blocks_of(request)
+            request.computed_tokens = new
+            self.pool.hand_over(request, blocks, self.pool.take(blocks))
+            seat = self._sit(request)
+            seat.pending = new
+            records.append((seat, new, new))
+            chunks.append(Chunk(request, new, 0))
+            if request.first_scheduled_ns < 0:
+                request.first_scheduled_ns = now_ns
+            if request.generated_tokens == 0:
+                request.prefill_scheduled_ns = now_ns
+            add_chunk(shape, new, 0)
+        return self._launch(shape, chunks, records, now_ns)
+
+    def _form_decode(self, now_ns: int) -> Batch | None:
+        """All running requests whose prompt is done, unless they are in flight already."""
+        cohort = self._cohort
+        if cohort.in_flight or any(seat.pending for seat in self._decoding_beside()):
+            return None
+        self._join_ready()
+        shape = BatchShape()
+        records: list[Record] = []
+        if cohort.count:
+            shape = cohort.next_shape()
+            self._start_cohort_step()
+        for seat in self._decoding_beside():
+            request = seat.request
+            add_chunk(shape, 1, request.computed_tokens)
+            request.computed_tokens += 1
+            seat.pending = 1
+            records.append((seat, 1, request.computed_tokens))
+        if shape.decode_count == 0:
+            return None
+        shape.sequences = shape.decode_count
+        batch = self._launch(shape, [], records, now_ns)
+        if cohort.count:
+            self._leaping = batch
+            if not records:
+                batch.max_steps = self._leap_steps(now_ns)
+        return batch
+
+    def _decoding_beside(self) -> Iterator[Seat]:
+        return (seat for seat in self._side.values() if not seat.prefilling)
+
+    def _launch(
+        self, shape: BatchShape, chunks: list[Chunk], records: list[Record], now_ns: int
+    ) -> Batch:
+        batch = Batch(batch_id=self._next_batch_id, shape=shape, chunks=chunks, formed_ns=now_ns)
+        if self._cohort.in_flight == 0 or chunks:
+            batch.decodes = [seat.request for seat, _, _ in records if not seat.prefilling]
+        self._next_batch_id += 1
+        self._records[batch.batch_id] = records
+        return batch
+
+    def _leap_steps(self, now_ns: int) -> int:
+        """Decoding frees nothing, so a head that does not fit now does not fit during the leap."""
+        if not self.limits.leap or self._side or now_ns != self._cohort_end_ns:
+            return 1
+        if self.limits.pipeline_stages > 1 or (self.is_shared and self.pulls and self.prompts):
+            return 1  # another replica may take the head, and the next one may fit here
+        return self._cohort.steps_to_first_end()
+
+    def leap_holds(self, batch: Batch) -> bool:
+        """Whether a leap in flight may go on to its promised end after a change."""
+        if self._handoff.arrived or batch is not self._leaping:
+            return False
+        if not self.pulls or not self.prompts:
+            return True
+        # Strictly first in, first out: a private head that does not fit blocks all newcomers.
+        return not self.is_shared and self.blocks_of(self.prompts.head()) > self.pool.blocks_free

@@ -1,0 +1,58 @@
+"""Schedulers by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from types import MappingProxyType
+from typing import Final
+
+from emu.config.schema import SchedulerTable
+from emu.kv.tiers import LowerTier
+from emu.plugins import make_plugin
+from emu.scheduling.base import ReplicaLimits, Scheduler
+from emu.scheduling.fcfs import FcfsScheduler, PrefillQueue
+from emu.scheduling.vllm import VllmScheduler
+from emu.scheduling.vllm_async import AsyncVllmScheduler
+
+_VIDUR: Final = MappingProxyType(
+    {
+        "vllm_v0": "VllmV0Scheduler",
+        "sarathi": "SarathiScheduler",
+        "orca": "OrcaScheduler",
+        "lightllm": "LightLlmScheduler",
+        "faster_transformer": "FasterTransformerScheduler",
+    }
+)
+"""Policy -> its class in `emu/scheduling/vidur_POLICY.py`, loaded when it is asked for."""
+
+
+def make_scheduler(
+    table: SchedulerTable,
+    limits: ReplicaLimits,
+    *,
+    queue: PrefillQueue | None = None,
+    preemptions_max: int = 0,
+    tiers: Sequence[LowerTier] = (),
+    ahead: bool = False,
+) -> Scheduler:
+    """The scheduler that `scheduler.policy` names.
+
+    `queue` is the cluster's global prefill queue (fcfs only). `ahead`: each batch is formed while
+    the one before it runs (vllm only). A plug-in class is constructed as
+    `Class(table, limits)`. Raises InputError for an unknown name.
+    """
+    made: Scheduler
+    if table.policy == "vllm":
+        vllm = AsyncVllmScheduler if ahead else VllmScheduler
+        made = vllm(table, limits, preemptions_max=preemptions_max, tiers=tiers)
+    elif table.policy == "fcfs":
+        made = FcfsScheduler(table, limits, queue=queue)
+    elif table.policy in _VIDUR:
+        module = import_module(f"emu.scheduling.vidur_{table.policy}")
+        vidur = getattr(module, _VIDUR[table.policy])
+        made = vidur(table, limits, preemptions_max=preemptions_max)
+    else:
+        needs = ("enqueue", "schedule", "complete", "cancel")
+        made = make_plugin(table.policy, "scheduler.policy", table, limits, needs=needs)
+    return made

@@ -1,0 +1,70 @@
+"""Pipeline stages of one replica: a FIFO each, and when every batch is where.
+
+Batches enter in the order in which they were formed and never overtake, so the times follow
+from a recurrence: a batch starts on a stage when it has left the one before and the stage is
+free. The scheduler limits how many batches are in flight; this module only keeps time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from emu.request import Request
+from emu.scheduling.base import Batch
+
+
+class StageSpan(msgspec.Struct, frozen=True, gc=False):
+    """A batch on one stage, from start to end."""
+
+    stage: int
+    start_ns: int
+    end_ns: int
+
+
+class Pipeline:
+    """The stages of one replica and the time at which each becomes free."""
+
+    def __init__(self, stages: int) -> None:
+        self.free_ns = [0] * stages
+        self.busy_ns = [0] * stages
+
+    def enter(self, now_ns: int, stage_ns: Sequence[int]) -> list[StageSpan]:
+        """A batch formed at `now_ns` with these durations queues up; its span on each stage."""
+        assert len(stage_ns) == len(self.free_ns), "one duration per stage"
+        spans = []
+        ready_ns = now_ns
+        for stage, duration_ns in enumerate(stage_ns):
+            start_ns = max(ready_ns, self.free_ns[stage])
+            ready_ns = start_ns + duration_ns
+            self.free_ns[stage] = ready_ns
+            self.busy_ns[stage] += duration_ns
+            spans.append(StageSpan(stage, start_ns, ready_ns))
+        return spans
+
+    def reset(self, now_ns: int) -> None:
+        """Everything under way is lost (the replica crashed)."""
+        self.free_ns = [now_ns] * len(self.free_ns)
+
+
+def bubble_ns(spans: Sequence[StageSpan], formed_ns: int) -> int:
+    """Time from formation to the last end in which the batch was on no stage."""
+    return spans[-1].end_ns - formed_ns - sum(span.end_ns - span.start_ns for span in spans)
+
+
+def discount_bubbles(batch: Batch, wait_ns: int) -> None:
+    """Take time spent between stages out of the members' execution time.
+
+    `Scheduler.complete` counts a batch from its formation to its end, the only two instants that
+    it knows. To be called before it, by whoever knows the stages.
+    """
+    for request in members_of(batch):
+        request.execution_ns -= wait_ns
+
+
+def members_of(batch: Batch) -> Iterator[Request]:
+    """All members that are still in the batch."""
+    yield from batch.decodes or ()
+    for chunk in batch.chunks:
+        yield chunk.request

@@ -1,0 +1,145 @@
+"""`emu sweep`: progress, the table at the end, exit status. A thin layer over `drive`."""
+
+from __future__ import annotations
+
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from emu.errors import InputError
+from emu.process.terminal import open_console
+from emu.report.table import number
+from emu.sweeps.drive import SweepResult, run_sweep
+from emu.sweeps.page import answer_text, write_page
+from emu.sweeps.results import cell_text, columns_of, write_results
+
+_ROWS_SHOWN = 30
+_HEADING_COLUMNS = 12
+_FIGURES = {
+    "p99_ttft_ms": "TTFT p99",
+    "p99_tpot_ms": "TPOT p99",
+    "output_throughput": "tokens/s",
+    "request_goodput": "goodput",
+    "gpu_seconds.total": "GPU s",
+    "cost": "cost",
+    "load.verdict": "load",
+}
+
+
+def sweep_command(
+    path: Path,
+    *,
+    output: Path | None,
+    jobs: int,
+    ray: str | None,
+    settings: Sequence[str],
+    quiet: bool,
+    report: bool,
+) -> int:
+    """Run a sweep, write its files, print its table."""
+    if jobs < 0:
+        raise InputError("sweep", None, "--jobs", f"must be at least 0, not {jobs}")
+    started_s = time.monotonic()
+    overrides = settings_of(settings)
+
+    def go(watch: Callable[[int, int, str], None] | None) -> SweepResult:
+        return run_sweep(path, jobs=jobs, ray=ray, output=output, settings=overrides, watch=watch)
+
+    try:
+        if quiet or not sys.stderr.isatty():
+            result = go(None)
+        else:
+            with Progress(
+                TextColumn("points"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[line]}"),
+                TimeElapsedColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            ) as bar:
+                task = bar.add_task("points", total=None, line="")
+                result = go(
+                    lambda done, known, line: bar.update(
+                        task, completed=done, total=known, line=line
+                    )
+                )
+    except KeyboardInterrupt:
+        print("what was finished is kept; the same command goes on from there", file=sys.stderr)
+        raise
+    result.wall_s = time.monotonic() - started_s
+    write_results(result)
+    if report:
+        write_page(result)
+    if not quiet:
+        print_result(result, open_console())
+    for row in result.rows:
+        if row.result.error:
+            print(f"{row.result.status}: {row.result.error}", file=sys.stderr)
+    return 0
+
+
+def settings_of(texts: Sequence[str]) -> dict[str, Any]:
+    """`KEY=VALUE` texts as values. Raises InputError."""
+    settings: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise InputError("--set", None, text, "expected KEY=VALUE")
+        try:
+            settings[key.strip()] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            settings[key.strip()] = value.strip()
+    return settings
+
+
+def print_result(result: SweepResult, console: Console) -> None:
+    """The points as a table, and the answer of a search."""
+    columns = columns_of(result)
+    headings = _headings(result, columns)
+    table = Table(title=f"{result.source}: {len(result.rows)} points", title_justify="left")
+    for heading in headings.values():
+        table.add_column(broken(heading), justify="right", overflow="fold")
+    for index in range(min(len(result.rows), _ROWS_SHOWN)):
+        cells = (columns[name][index] for name in headings)
+        table.add_row(*(Text(number(c) if isinstance(c, float) else cell_text(c)) for c in cells))
+    console.print(table)
+    if len(result.rows) > _ROWS_SHOWN:
+        console.print(f"... and {len(result.rows) - _ROWS_SHOWN} more in results.csv")
+    if result.answer is not None:
+        console.print(answer_text(result.answer), soft_wrap=True)
+    stored = f", {result.from_store} of them from the store" if result.from_store else ""
+    took = f"{len(result.rows)} points in {result.wall_s:.1f} s{stored}"
+    console.print(f"{took}; results in {result.directory}", soft_wrap=True)
+
+
+def broken(key: str) -> str:
+    """A key in lines of at most twelve characters where its underscores allow it."""
+    lines = [""]
+    for part in key.replace("_", "_\n").split("\n"):
+        if len(lines[-1]) + len(part) > _HEADING_COLUMNS and lines[-1]:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def _headings(result: SweepResult, columns: dict[str, list[Any]]) -> dict[str, str]:
+    """Column -> heading: the last part of a dotted key, or as much as tells keys apart."""
+    keys = [*result.keys, *(name for name in ("seed", "meets") if name in columns)]
+    headings: dict[str, str] = {}
+    for key in keys:
+        parts = key.split(".")
+        ends = [other.split(".")[-1] for other in keys]
+        headings[key] = parts[-1] if ends.count(parts[-1]) == 1 else key
+    if any(row.result.status != "completed" for row in result.rows):
+        headings["status"] = "status"
+    headings.update((n, h) for n, h in _FIGURES.items() if any(columns.get(n, ())))
+    return headings

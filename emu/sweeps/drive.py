@@ -1,0 +1,263 @@
+"""A sweep from its file to its directory: which points, run by whom, in what order they stand.
+
+    result = run_sweep(Path("sweep.toml"), jobs=2)
+    result.rows             # every point with its figures, in the order of the sweep
+    result.answer           # of a search: the value, the bracket around the change, the verdict
+
+Rows, files and answer are the same for any number of workers and any pool: rounds are whole, and
+results are put in the order of their points. Interrupting a sweep loses only the runs under way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from emu.config.schema import Config
+from emu.errors import InputError, InvariantViolation
+from emu.process.interrupts import strike_if_lost
+from emu.sweeps.bisection import Bisection
+from emu.sweeps.conditions import (
+    Condition,
+    check_figure,
+    parse_conditions,
+    unserved_part,
+)
+from emu.sweeps.evaluate import Base, PointResult, Task
+from emu.sweeps.points import Point, fixed_points, with_seeds
+from emu.sweeps.pool import Pool, cores, make_pool
+from emu.sweeps.schema import SearchTable, Sweep, flat, load_sweep
+from emu.sweeps.store import Store
+
+
+class Row(msgspec.Struct):
+    """One point and what came of it."""
+
+    point: Point
+    result: PointResult
+    meets: bool | None = None
+    """Search: whether it meets the conditions; Pareto: whether it is on the front."""
+
+
+class Answer(msgspec.Struct):
+    """What a search found."""
+
+    key: str
+    goal: str
+    conditions: list[str]
+    value: float | None
+    """None: not even the easy end of the range meets."""
+    fails_at: float | None
+    """The nearest value tried that does not meet; None if the whole range meets."""
+    is_monotone: bool
+    rounds: int
+
+
+class SweepResult(msgspec.Struct):
+    """A sweep that has ended."""
+
+    source: str
+    directory: Path
+    sweep: Sweep
+    keys: list[str]
+    """The swept keys."""
+    rows: list[Row]
+    answer: Answer | None
+    from_store: int
+    """Points that had been run before."""
+    wall_s: float = 0.0
+
+
+Watch = Callable[[int, int, str], None]
+"""Told (points done, points known, a line) whenever something changes."""
+
+NO_CONFIG: Final = "every point of the sweep is wrong; the first: "
+
+
+class Driver:
+    """Runs batches of points, through the store."""
+
+    def __init__(
+        self, base: Base, fixed: dict[str, Any], store: Store, pool: Pool, keep_in: str
+    ) -> None:
+        self._base = base
+        self._fixed = fixed
+        self._store = store
+        self._pool = pool
+        self._keep_in = keep_in
+        self.done = self.known = self.from_store = 0
+        self.watch: Watch = lambda done, known, line: None
+        self.line = ""
+
+    def rows(self, points: Sequence[Point]) -> list[Row]:
+        """A row for each point, in their order. Equal points are run once."""
+        results: dict[str, PointResult] = {}
+        keys: list[str] = []
+        tasks: dict[str, Task] = {}
+        for index, point in enumerate(points):
+            key = self._prepare(index, point, results, tasks)
+            keys.append(key)
+        self.known += len(results) + len(tasks)
+        self.done += len(results)
+        self._tell()
+        if tasks:
+            for result in self._pool.results(list(tasks.values())):
+                if result.status == "violated":
+                    raise InvariantViolation(f"a point of the sweep: {result.error}")
+                self._store.put(result)
+                results[result.key] = result
+                self.done += 1
+                self._tell()
+                strike_if_lost()
+        return [Row(point, results[key]) for point, key in zip(points, keys, strict=True)]
+
+    def _prepare(
+        self, index: int, point: Point, results: dict[str, PointResult], tasks: dict[str, Task]
+    ) -> str:
+        """Find a point's result in the store, or make a task of it; its key."""
+        try:
+            config: Config = self._base.config(self._fixed, point)
+        except InputError as error:
+            key = f"invalid {index}"
+            results[key] = PointResult(key, "invalid", str(error), {})
+            return key
+        key = self._base.key(config)
+        if key in results or key in tasks:
+            return key
+        stored = self._store.get(key)
+        if stored is not None and (not self._keep_in or (Path(self._keep_in) / key).exists()):
+            results[key] = stored
+            self.from_store += 1
+        else:
+            keep = str(Path(self._keep_in) / key) if self._keep_in else ""
+            tasks[key] = Task(key, config, self._base.source, keep)
+        return key
+
+    def _tell(self) -> None:
+        self.watch(self.done, self.known, self.line)
+
+
+def run_sweep(
+    path: Path,
+    *,
+    jobs: int = 0,
+    ray: str | None = None,
+    output: Path | None = None,
+    settings: dict[str, Any] | None = None,
+    watch: Watch | None = None,
+) -> SweepResult:
+    """Run a sweep file (or what is left of it); writes nothing but the store.
+
+    `jobs` are processes of this machine (0 = its cores), `ray` is the address of a Ray cluster,
+    `settings` are overrides of every point on top of the file's. Raises InputError, RunError,
+    InvariantViolation; KeyboardInterrupt leaves a store to go on from.
+    """
+    sweep = load_sweep(path)
+    source = str(path)
+    base = Base(path.parent / sweep.base)
+    directory = output or path.parent / (sweep.output or f"runs/{path.stem}")
+    directory = Path(os.path.normpath(directory))
+    fixed = {**flat(sweep.fixed), **(settings or {})}
+    _check_figures(sweep, source)
+    first = [] if sweep.kind in ("search", "pareto") else fixed_points(sweep, source)
+    with make_pool(jobs or cores(), ray) as pool:
+        keep_in = str(directory.resolve() / "runs") if sweep.keep_runs else ""
+        driver = Driver(base, fixed, Store(directory), pool, keep_in)
+        if watch is not None:
+            driver.watch = watch
+        answer: Answer | None = None
+        if sweep.search is not None:
+            rows, answer = _search(driver, sweep, sweep.search, source)
+            keys = [sweep.search.key]
+        elif sweep.pareto is not None:
+            from emu.sweeps.pareto import search_front
+
+            rows = search_front(driver, sweep, sweep.pareto, source)
+            keys = list(rows[0].point.values)
+        else:
+            rows = driver.rows(first)
+            keys = list(dict.fromkeys(key for point in first for key in point.values))
+    if all(row.result.status == "invalid" for row in rows):
+        raise InputError(source, None, "", NO_CONFIG + rows[0].result.error)
+    return SweepResult(source, directory, sweep, keys, rows, answer, driver.from_store)
+
+
+def _check_figures(sweep: Sweep, source: str) -> None:
+    """Names of figures are checked before anything runs. Raises InputError."""
+    if sweep.search is not None:
+        parse_conditions(sweep.search.meet, source, "search.meet")
+    if sweep.pareto is not None:
+        for index, name in enumerate(sweep.pareto.minimize):
+            check_figure(name, source, f"pareto.minimize.{index}")
+    for field in ("x", "y"):
+        name = getattr(sweep.plot, field)
+        if "." not in name:  # with a dot it may be a key of the points
+            check_figure(name, source, f"plot.{field}")
+
+
+def _search(
+    driver: Driver, sweep: Sweep, table: SearchTable, source: str
+) -> tuple[list[Row], Answer]:
+    conditions = parse_conditions(table.meet, source, "search.meet")
+    search = Bisection(
+        low=table.min,
+        high=table.max,
+        goal=table.goal,
+        integer=table.integer,
+        tolerance=table.tolerance,
+        points_per_round=table.points_per_round,
+    )
+    rows: list[Row] = []
+    rounds = 0
+    while values := search.ask():
+        rounds += 1
+        driver.line = f"round {rounds}, {_standing(search, table)}"
+        asked = [{table.key: int(v) if table.integer else v} for v in values]
+        round_rows = driver.rows(with_seeds(asked, sweep.seeds, rounds))
+        for row in round_rows:
+            if row.result.status == "invalid":
+                # Neither end of the range may be nonsense: there would be no answer.
+                raise InputError(source, None, "search", row.result.error)
+            row.meets = meets(row.result, conditions, table.max_unserved)
+        rows += round_rows
+        each = len(round_rows) // len(values)
+        search.tell(
+            {
+                value: all(row.meets for row in round_rows[at * each : (at + 1) * each])
+                for at, value in enumerate(values)
+            }
+        )
+    bracket = search.bracket
+    fails_at = bracket[1] if bracket else None
+    if search.answer is None:
+        fails_at = table.min if table.goal == "highest" else table.max
+    return rows, Answer(
+        key=table.key,
+        goal=table.goal,
+        conditions=[str(condition) for condition in conditions],
+        value=search.answer,
+        fails_at=fails_at,
+        is_monotone=search.is_monotone,
+        rounds=rounds,
+    )
+
+
+def _standing(search: Bisection, table: SearchTable) -> str:
+    if search.answer is None:
+        return f"{table.key} from {table.min:g} to {table.max:g}"
+    bracket = search.bracket
+    beyond = f", not at {bracket[1]:g}" if bracket else ""
+    return f"{table.key} = {search.answer:g} meets{beyond}"
+
+
+def meets(result: PointResult, conditions: Sequence[Condition], max_unserved: float) -> bool:
+    """Whether a run completed, served what it should, and meets all conditions."""
+    if result.status != "completed":
+        return False
+    if unserved_part(result.figures) > max_unserved:
+        return False
+    return all(condition.holds(result.figures) for condition in conditions)

@@ -1,0 +1,105 @@
+"""What a sweep leaves behind: results.csv, results.parquet, sweep.json. No wall-clock figures."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from emu.report.atomic import write_bytes, write_text, writing
+from emu.report.csvtext import quote
+from emu.sweeps.drive import Row, SweepResult
+from emu.sweeps.pool import missing
+
+
+def columns_of(result: SweepResult) -> dict[str, list[Any]]:
+    """Swept keys, seed and round where there are any, status, then all figures of the runs."""
+    rows = result.rows
+    columns: dict[str, list[Any]] = {
+        key: [row.point.values.get(key) for row in rows] for key in result.keys
+    }
+    if any(row.point.seed is not None for row in rows):
+        columns["seed"] = [row.point.seed for row in rows]
+    if any(row.point.round for row in rows):
+        columns["round"] = [row.point.round for row in rows]
+    if any(row.meets is not None for row in rows):
+        columns["meets"] = [row.meets for row in rows]
+    columns["status"] = [row.result.status for row in rows]
+    columns["error"] = [row.result.error for row in rows]
+    names = dict.fromkeys(name for row in rows for name in row.result.figures)
+    for name in names:
+        columns[name] = [row.result.figures.get(name) for row in rows]
+    return columns
+
+
+def write_results(result: SweepResult) -> None:
+    """Write the files. Raises InputError without pyarrow if the sweep asks for Parquet."""
+    columns = columns_of(result)
+    write_text(result.directory / "results.csv", _csv(columns))
+    content = {
+        "kind": result.sweep.kind,
+        "keys": result.keys,
+        "points": len(result.rows),
+        "answer": msgspec.to_builtins(result.answer),
+        "sweep": msgspec.to_builtins(result.sweep),
+    }
+    text = msgspec.json.format(msgspec.json.encode(content), indent=2)
+    write_bytes(result.directory / "sweep.json", text + b"\n")
+    if result.sweep.parquet:
+        _write_parquet(result.directory / "results.parquet", columns, result.source)
+
+
+def _csv(columns: dict[str, list[Any]]) -> str:
+    lines = [",".join(quote(name) for name in columns)]
+    table = zip(*columns.values(), strict=True)
+    lines += [",".join(quote(cell_text(cell)) for cell in cells) for cells in table]
+    return "\n".join(lines) + "\n"
+
+
+def cell_text(value: Any) -> str:
+    """A value as it stands in a table: empty for none, JSON for lists and tables."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    return msgspec.json.encode(value).decode()
+
+
+def _write_parquet(path: Path, columns: dict[str, list[Any]], source: str) -> None:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError:
+        raise missing("pyarrow", "parquet", source) from None
+    table = pyarrow.table({name: _parquet_column(values) for name, values in columns.items()})
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(table, buffer)
+    with writing(path):
+        write_bytes(path, buffer.getvalue())
+
+
+def _parquet_column(values: list[Any]) -> list[Any]:
+    """Numbers stay numbers, a mixture becomes text."""
+    kinds = {type(value) for value in values if value is not None}
+    if kinds <= {int, float} or kinds in ({bool}, {str}):
+        return [float(v) if kinds == {int, float} and v is not None else v for v in values]
+    return [None if value is None else cell_text(value) for value in values]
+
+
+def front(rows: list[Row], x: list[float], y: list[float], *, x_is_better_low: bool) -> list[int]:
+    """Indices of the points that no other beats in both; along x."""
+    sign = 1 if x_is_better_low else -1
+    order = sorted(range(len(rows)), key=lambda index: (sign * x[index], y[index]))
+    chosen: list[int] = []
+    best = float("inf")
+    for index in order:
+        if y[index] < best:
+            best = y[index]
+            chosen.append(index)
+    return sorted(chosen, key=lambda index: x[index])
