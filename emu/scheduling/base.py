@@ -18,7 +18,7 @@ in flight.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, final
 
 import msgspec
 
@@ -26,12 +26,29 @@ from emu.latency.base import BatchShape
 from emu.request import Request
 
 
-class Chunk(msgspec.Struct, gc=False):
+@final
+class Chunk:
     """A member of a batch that is not a plain decode: a piece of prompt or of a recomputation."""
 
     request: Request
     new_tokens: int
     context_tokens: int
+
+    __slots__ = (
+        "context_tokens",
+        "new_tokens",
+        "request",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        new_tokens: int,
+        context_tokens: int,
+    ) -> None:
+        self.request = request
+        self.new_tokens = new_tokens
+        self.context_tokens = context_tokens
 
 
 class Recall(NamedTuple):
@@ -43,69 +60,147 @@ class Recall(NamedTuple):
     tokens: int
 
 
-class Batch(msgspec.Struct):
+@final
+class Batch:
     """One iteration that has been formed, or the first of `max_steps` equal decode iterations."""
 
     batch_id: int
     shape: BatchShape
     chunks: list[Chunk]
-    max_steps: int = 1
-    steps_settled: int = 1
+    max_steps: int
+    steps_settled: int
     """Steps whose blocks have been taken (the one in flight included)."""
-    formed_ns: int = 0
-    last_start_ns: int = -1
+    formed_ns: int
+    last_start_ns: int
     """Start of the last step executed, if there were several; set before `complete`.
 
     Before `leap_holds`: start of the step in flight.
     """
-    first_end_ns: int = -1
+    first_end_ns: int
     """End of the first step executed, if there were several; set before `complete`."""
-    preempted: list[Request] = msgspec.field(default_factory=list)
+    preempted: list[Request]
     """Requests that were preempted while this batch was formed."""
-    recalls: list[Recall] = msgspec.field(default_factory=list)
+    recalls: list[Recall]
     """KV to bring up from a lower tier before the batch can run."""
-    decodes: list[Request] | None = None
+    decodes: list[Request] | None
     """Plain decode members where the scheduler lists them; None = all of its decode cohort."""
-    run_on: RunOn | None = None
+    run_on: RunOn | None
     """Of a batch with prompts that leaps: its steps after the first one."""
 
+    __slots__ = (
+        "batch_id",
+        "chunks",
+        "decodes",
+        "first_end_ns",
+        "formed_ns",
+        "last_start_ns",
+        "max_steps",
+        "preempted",
+        "recalls",
+        "run_on",
+        "shape",
+        "steps_settled",
+    )
 
-class RunOn(msgspec.Struct):
+    def __init__(
+        self,
+        batch_id: int,
+        shape: BatchShape,
+        chunks: list[Chunk],
+        max_steps: int = 1,
+        formed_ns: int = 0,
+        decodes: list[Request] | None = None,
+    ) -> None:
+        self.batch_id = batch_id
+        self.shape = shape
+        self.chunks = chunks
+        self.max_steps = max_steps
+        self.steps_settled = 1
+        self.formed_ns = formed_ns
+        self.last_start_ns = -1
+        self.first_end_ns = -1
+        self.preempted = []
+        self.recalls = []
+        self.decodes = decodes
+        self.run_on = None
+
+
+@final
+class RunOn:
     """The decode run of all members of a batch that follows the end of its prompts."""
 
     shape: BatchShape
     """Of its first step, the second one of the batch."""
-    opening: Progress | None = None
+    opening: Progress | None
     """What the batch's first step brought about, once the second one is settled."""
 
+    __slots__ = (
+        "opening",
+        "shape",
+    )
 
-class Progress(msgspec.Struct):
+    def __init__(
+        self,
+        shape: BatchShape,
+        opening: Progress | None = None,
+    ) -> None:
+        self.shape = shape
+        self.opening = opening
+
+
+@final
+class Progress:
     """What the completion of a batch brought about. All at the end of its last step."""
 
-    first_tokens: list[Request] = msgspec.field(default_factory=list)
+    first_tokens: list[Request]
     """Requests that received their first output token now (a prefill replica hands these on).
 
     A request with one output token is in `finished` too.
     """
-    resumed: list[Request] = msgspec.field(default_factory=list)
+    resumed: list[Request]
     """Requests whose lost or evicted KV is complete again (handed on like those above)."""
-    finished: list[Request] = msgspec.field(default_factory=list)
+    finished: list[Request]
     """Requests whose last output token came now; they have left, their blocks are free."""
-    cohort_size: int = 0
+    cohort_size: int
     """Members whose token gap equals the step's duration, at each step of the batch."""
-    gaps_ns: list[int] = msgspec.field(default_factory=list)
+    gaps_ns: list[int]
     """Gaps between tokens of all other members that received a token (not their first)."""
-    late_gaps_ns: list[int] = msgspec.field(default_factory=list)
+    late_gaps_ns: list[int]
     """Of several steps, at the first one: gaps of members that joined with it. They are in
     `cohort_size`, whose gap is another at this step only."""
-    prefill_tokens: int = 0
+    prefill_tokens: int
     """Prompt (or recomputed) tokens computed."""
-    decode_tokens: int = 0
+    decode_tokens: int
     """Output tokens produced, first ones included."""
-    failed: list[tuple[Request, str]] = msgspec.field(default_factory=list)
+    failed: list[tuple[Request, str]]
     """Requests that can never go on here, with the reason; they have left, blocks are free."""
-    opening: Progress | None = None
+    opening: Progress | None
     """Of a batch that ran on: what its first step brought about, not counted here again."""
+
+    __slots__ = (
+        "cohort_size",
+        "decode_tokens",
+        "failed",
+        "finished",
+        "first_tokens",
+        "gaps_ns",
+        "late_gaps_ns",
+        "opening",
+        "prefill_tokens",
+        "resumed",
+    )
+
+    def __init__(self, cohort_size: int = 0, decode_tokens: int = 0) -> None:
+        self.first_tokens = []
+        self.resumed = []
+        self.finished = []
+        self.cohort_size = cohort_size
+        self.gaps_ns = []
+        self.late_gaps_ns = []
+        self.prefill_tokens = 0
+        self.decode_tokens = decode_tokens
+        self.failed = []
+        self.opening = None
 
 
 class ReplicaLimits(msgspec.Struct, frozen=True):

@@ -25,33 +25,73 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from heapq import heappop, heappush
-
-import msgspec
+from typing import final
 
 from emu.latency.base import BatchShape
 from emu.request import Request
 
 
-class Seat(msgspec.Struct, eq=False, gc=False):
+@final
+class Seat:
     """An admitted request, and where it stands in the scheduler."""
 
     request: Request
     admission: int
     """Order of admission; larger = more recent."""
-    prefilling: bool = True
+    prefilling: bool
     """Its prompt (or recomputation) is not complete."""
-    is_alive: bool = True
+    is_alive: bool
     """False once it has left; batches in flight that still name it drop its result."""
-    in_cohort: bool = False
-    pending: int = 0
+    in_cohort: bool
+    pending: int
     """Tokens scheduled in batches in flight (outside the cohort)."""
-    offset: int = 0
-    finish_step: int = 0
-    joined_step: int = 0
-    busy_since_ns: int = 0
+    offset: int
+    finish_step: int
+    joined_step: int
+    busy_since_ns: int
     """The scheduler's time in batches when it was admitted."""
-    has_keys: bool = False
+    has_keys: bool
     """Blocks that it fills can be found by others."""
+
+    __slots__ = (
+        "admission",
+        "busy_since_ns",
+        "finish_step",
+        "has_keys",
+        "in_cohort",
+        "is_alive",
+        "joined_step",
+        "offset",
+        "pending",
+        "prefilling",
+        "request",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        admission: int,
+        prefilling: bool = True,
+        is_alive: bool = True,
+        in_cohort: bool = False,
+        pending: int = 0,
+        offset: int = 0,
+        finish_step: int = 0,
+        joined_step: int = 0,
+        busy_since_ns: int = 0,
+        has_keys: bool = False,
+    ) -> None:
+        self.request = request
+        self.admission = admission
+        self.prefilling = prefilling
+        self.is_alive = is_alive
+        self.in_cohort = in_cohort
+        self.pending = pending
+        self.offset = offset
+        self.finish_step = finish_step
+        self.joined_step = joined_step
+        self.busy_since_ns = busy_since_ns
+        self.has_keys = has_keys
 
 
 class Cohort:
@@ -257,12 +297,14 @@ class Cohort:
         """The next step as a batch of its own."""
         before = self.step - 1
         count, offsets = self.count, self._offsets
-        return BatchShape(
-            decode_count=count,
-            decode_context_sum=count * before + self.offset_sum,
-            decode_context_max=before + offsets[-1],
-            decode_context_min=before + offsets[0],
-            sequences=count,
+        return BatchShape(  # by position: keywords cost as much again
+            None,
+            None,
+            count,
+            count * before + self.offset_sum,
+            before + offsets[-1],
+            before + offsets[0],
+            count,
         )
 
     def steps_to_first_end(self) -> int:

@@ -11,14 +11,14 @@ there, `release` here. A reservation is all or nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-
-import msgspec
+from typing import final
 
 from emu.kv.pool import KvPool
 from emu.request import Request
 
 
-class Reservation(msgspec.Struct, gc=False):
+@final
+class Reservation:
     """Blocks set aside for one inbound request, or held for an outgoing one.
 
     The request's own fields name the blocks at whichever replica it runs; a source that waits
@@ -28,6 +28,22 @@ class Reservation(msgspec.Struct, gc=False):
     request: Request
     blocks: int
     block_ids: list[int]
+
+    __slots__ = (
+        "block_ids",
+        "blocks",
+        "request",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        blocks: int,
+        block_ids: list[int],
+    ) -> None:
+        self.request = request
+        self.blocks = blocks
+        self.block_ids = block_ids
 
 
 class Handoff:

@@ -15,8 +15,7 @@ the first member ends and where the pool would run out.
 from __future__ import annotations
 
 import sys
-
-import msgspec
+from typing import final
 
 from emu.config.schema import SchedulerTable
 from emu.latency.base import BatchShape, next_decode_shape
@@ -27,11 +26,25 @@ from emu.scheduling.books import ReplicaBooks
 UNLIMITED = sys.maxsize
 
 
-class Plan(msgspec.Struct, gc=False):
+@final
+class Plan:
     """What `form_batch` fills in: the members of the next iteration."""
 
-    decodes: list[Request] = msgspec.field(default_factory=list)
-    chunks: list[Chunk] = msgspec.field(default_factory=list)
+    decodes: list[Request]
+    chunks: list[Chunk]
+
+    __slots__ = (
+        "chunks",
+        "decodes",
+    )
+
+    def __init__(
+        self,
+        decodes: list[Request] | None = None,
+        chunks: list[Chunk] | None = None,
+    ) -> None:
+        self.decodes = [] if decodes is None else decodes
+        self.chunks = [] if chunks is None else chunks
 
     def decode(self, request: Request) -> None:
         """The request computes one token; it must have the block for it (`grow`)."""
@@ -119,9 +132,9 @@ class SimpleScheduler(ReplicaBooks):
             chunks=plan.chunks,
             max_steps=self._leap_steps(plan, now_ns),
             formed_ns=now_ns,
-            preempted=self._preempted,
             decodes=plan.decodes,
         )
+        batch.preempted = self._preempted
         self._preempted = []
         self._next_batch_id += 1
         self._in_flight[batch.batch_id] = batch

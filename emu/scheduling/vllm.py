@@ -115,7 +115,7 @@ class VllmScheduler(VllmLeaps):
         self._next_batch_id = batch_id + 1
         self._records[batch_id] = []
         self._leaping = batch = Batch(
-            batch_id, shape, [], self._leap_steps(now_ns, has_freed), 1, now_ns
+            batch_id, shape, [], self._leap_steps(now_ns, has_freed), now_ns
         )
         return batch
 
