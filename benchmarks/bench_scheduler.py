@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from emu.config.schema import SchedulerTable
+from emu.config.schema import VllmTable
 from emu.request import Prefix, Request
 from emu.scheduling.base import ReplicaLimits
 from emu.scheduling.vllm import VllmScheduler
@@ -29,7 +29,7 @@ def make(leap: bool, caching: bool, num_blocks: int) -> VllmScheduler:
         prefix_caching=caching,
         leap=leap,
     )
-    return VllmScheduler(SchedulerTable(), limits)
+    return VllmScheduler(VllmTable(), limits)
 
 
 def request(number: int, prompt: int, output: int, caching: bool) -> Request:

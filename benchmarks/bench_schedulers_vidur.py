@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from emu.config.kinds import KINDS
 from emu.config.schema import SchedulerTable
 from emu.request import Request
 from emu.scheduling.base import ReplicaLimits, Scheduler
@@ -31,13 +32,14 @@ LEAP_MAX = 50
 
 
 def make(policy: str, leap: bool, num_blocks: int) -> Scheduler:
-    table = SchedulerTable(
-        policy=policy,
-        batch_size_cap=RUNNING,
-        max_tokens_in_batch=1 << 20,
-        chunk_size=1024,
-        max_tokens=8192,
-    )
+    keys = {
+        "batch_size_cap": RUNNING,
+        "max_tokens_in_batch": 1 << 20,
+        "chunk_size": 1024,
+        "max_tokens": 8192,
+    }
+    kind = KINDS[SchedulerTable].kinds[policy]
+    table = kind(**{key: value for key, value in keys.items() if key in kind.__struct_fields__})
     limits = ReplicaLimits(
         num_blocks=num_blocks, block_size=16, max_model_tokens=1 << 20, leap=leap
     )

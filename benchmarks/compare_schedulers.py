@@ -28,6 +28,15 @@ COLUMNS = {
     "longest gap": "max_itl_ms",
     "preemptions": "preemptions",
 }
+_RESERVED = ("scheduler.max_tokens=9000",)
+_WHOLE_PROMPTS = ("scheduler.max_tokens_in_batch=8192",)
+OWN_KEYS = {
+    "vllm_v0": _WHOLE_PROMPTS,
+    "lightllm": _WHOLE_PROMPTS,
+    "orca": _RESERVED,
+    "faster_transformer": _RESERVED,
+}
+"""Keys without which a policy refuses the longest prompts."""
 
 
 def run(policy: str, settings: list[str]) -> dict[str, Any]:
@@ -35,7 +44,7 @@ def run(policy: str, settings: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "emu", "run", str(CONFIG), "--quiet", "--no-report"]
         command += ["--output", folder]
-        for setting in (f"scheduler.policy={policy}", *settings):
+        for setting in (f"scheduler.policy={policy}", *OWN_KEYS.get(policy, ()), *settings):
             command += ["--set", setting]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return json.loads((Path(folder) / "summary.json").read_text())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from emu.errors import InputError
@@ -52,6 +53,13 @@ def _lacks(path: str, found: Any, missing: Sequence[str]) -> str:
     file = getattr(module, "__file__", None)
     place = f" ({file})" if file else ""
     return f"{path}{place} lacks {', '.join(missing)}"
+
+
+def look_in(folder: Path) -> None:
+    """Modules in this folder can be imported from now on, after all that could be before."""
+    place = str(folder.resolve())
+    if place not in sys.path:
+        sys.path.append(place)
 
 
 def load_plugin(path: str, key: str, source: str = "config") -> Any:

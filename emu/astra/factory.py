@@ -22,6 +22,7 @@ from emu.astra.memory import Memories, Memory
 from emu.astra.roofline_times import RooflineTimes
 from emu.astra.rows import TraceGenerator, TraceModel, TraceSetup
 from emu.catalogue import sizes
+from emu.config.schema import AstraTable
 from emu.errors import InputError
 from emu.latency.base import BatchShape
 from emu.latency.host import NO_OVERHEAD, host_costs, step_overhead_ns
@@ -34,9 +35,15 @@ from emu.network.collectives import CollectiveSystem
 from emu.network.dims import NetworkDim
 
 
+def _keys(context: LatencyContext) -> AstraTable:
+    table = context.table
+    assert isinstance(table, AstraTable)
+    return table
+
+
 def make_astra(context: LatencyContext) -> AstraBackend:
     """The backend of one kind of replica. Raises InputError for what it lacks."""
-    table, tp, pp = context.table, context.tensor_parallel, context.pipeline_parallel
+    table, tp, pp = _keys(context), context.tensor_parallel, context.pipeline_parallel
     experts = context.model.experts
     ep = (context.expert_parallel or tp) if experts is not None else 1
     if ep > tp and ep % tp:
@@ -147,7 +154,7 @@ def _trace_model(context: LatencyContext) -> TraceModel:
 
 
 def _times(context: LatencyContext) -> LayerTimes:
-    table, model = context.table, context.model
+    table, model = _keys(context), context.model
     if table.compute == "profile":
         if not table.path:
             problem = 'compute = "profile" needs a bundle'
@@ -184,7 +191,7 @@ def _no_collectives(kind: str, size_bytes: int, ranks: int) -> int:
 def _calculator(
     context: LatencyContext, network: CollectiveSystem, memories: Memories
 ) -> Calculates | None:
-    table = context.table
+    table = _keys(context)
     if not table.binary or table.replay:
         return None
     found = shutil.which(table.binary)
@@ -222,7 +229,7 @@ def input_setup(
 def _store(
     context: LatencyContext, setup: TraceSetup, network: CollectiveSystem, memories: Memories
 ) -> CountStore | None:
-    table = context.table
+    table = _keys(context)
     path = table.replay or table.cache
     if not path:
         return None

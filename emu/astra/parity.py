@@ -188,7 +188,7 @@ class ParityRun:
             index = (start + offset) % count
             scheduler = candidates[index].scheduler
             load = _WAITING_WEIGHT * scheduler.waiting_count + scheduler.running_count
-            score = load / candidates[index].table.max_num_seqs
+            score = load / candidates[index].table.requests_max
             if score < best_score:
                 best, best_score = index, score
         self._turn[role] = (best + 1) % count
@@ -198,7 +198,7 @@ class ParityRun:
         while self._pending and self._pending[0][0] <= now_ns:
             _, _, request = self._pending.pop(0)
             instance = self._choose("prefill", self._entries)
-            if not instance.table.prefix_caching:
+            if not instance.table.caches_prefixes:
                 request.prefix = None
             if instance.replica.kind == "PREFILL" and request.output_tokens == 1:
                 # The original hands it on all the same, and one decode too many is run.

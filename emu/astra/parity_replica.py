@@ -19,7 +19,7 @@ from emu.astra.parity_scheduler import OriginalRunningSet
 from emu.astra.pim import PimAttention
 from emu.astra.rows import Member, TraceGenerator, TraceSetup
 from emu.astra.trace import Trace
-from emu.config.schema import SchedulerTable
+from emu.config.schema import VllmTable
 from emu.errors import InputError
 from emu.kv.memory import engine_plan
 from emu.kv.tiers import LowerTier, chunk_tokens_for
@@ -283,11 +283,11 @@ def make_instances(
     return instances
 
 
-def _table(replica: ParityReplica, options: ParityOptions) -> SchedulerTable:
+def _table(replica: ParityReplica, options: ParityOptions) -> VllmTable:
     own = replica.overrides
     tokens = own.get("max_num_batched_tokens", options.max_num_batched_tokens)
     limit = replica.spec.max_position
-    return SchedulerTable(
+    return VllmTable(
         block_size=own.get("block_size", options.block_size),
         max_num_seqs=own.get("max_num_seqs", options.max_num_seqs),
         max_num_batched_tokens=min(tokens, limit) if tokens else limit,
@@ -301,7 +301,7 @@ def _table(replica: ParityReplica, options: ParityOptions) -> SchedulerTable:
 
 
 def _tiers(
-    cluster: ParityCluster, replica: ParityReplica, table: SchedulerTable,
+    cluster: ParityCluster, replica: ParityReplica, table: VllmTable,
     options: ParityOptions, shared: dict[int, LowerTier], bytes_per_token_rank: int,
 ) -> list[LowerTier]:  # fmt: skip
     if options.prefix_storage == "none" or not table.prefix_caching:

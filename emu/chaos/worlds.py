@@ -24,6 +24,8 @@ from emu.chaos.drawfaults import (
     ground_of,
     pick,
 )
+from emu.config.kinds import KINDS
+from emu.config.schema import SchedulerTable
 from emu.rng import rng_stream
 
 KINDS_OF_CLUSTER: Final = (
@@ -166,7 +168,7 @@ def _policies(rng: Rng, tables: Tables, kind: str) -> None:
 
 def _scheduler(rng: Rng, policy: str) -> Tables:
     block = int(pick(rng, (1, 4, 16)))
-    return {
+    drawn = {
         "policy": policy,
         "block_size": block,
         "num_blocks": int(pick(rng, (48, 100, 400))) * 16 // block,
@@ -182,6 +184,9 @@ def _scheduler(rng: Rng, policy: str) -> Tables:
         "prefix_caching": chance(rng, 0.6),
         "async_scheduling": pick(rng, ("auto", "auto", "on")),
     }
+    # All figures are drawn whatever the policy is, so that a world does not depend on it otherwise.
+    kind = KINDS[SchedulerTable].kinds[policy]
+    return {key: value for key, value in drawn.items() if key in kind.__struct_fields__}
 
 
 def _pool_scaling(rng: Rng) -> Tables:

@@ -95,7 +95,7 @@ def _scheduler(
         block_size=table.block_size,
         max_model_tokens=plan.max_model_tokens,
         pipeline_stages=plan.pipeline_parallel,
-        prefix_caching=table.prefix_caching and has_prefixes,
+        prefix_caching=table.caches_prefixes and has_prefixes,
         leap=not must_step and (table.leap if leap is None else leap),
     )
     return make_scheduler(
@@ -115,7 +115,7 @@ def join_waves(plan: Plan, replicas: Sequence[Replica]) -> None:
         is_shared = first.model.experts is not None and first.expert_parallel > 1
         padded = 0
         if is_shared and first.latency.host_overhead and first.latency.backend == "profile":
-            padded = min(GRAPH_TOKENS_MAX, 2 * first.scheduler.max_num_seqs)
+            padded = min(GRAPH_TOKENS_MAX, 2 * first.scheduler.requests_max)
         wave = WaveGroup(name, shares_experts=is_shared, padded_tokens_max=padded)
         for member in members:
             wave.join(replicas[member.replica_id])

@@ -17,6 +17,7 @@ from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.lookup import lookup_gpu, lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
 from emu.cluster.kv_tiers import check_tiers
+from emu.config.kinds import overridden
 from emu.config.names import is_import_path
 from emu.config.schema import (
     Config,
@@ -235,9 +236,8 @@ def _override(table: Any, keys: dict[str, Any], where: str, source: str) -> Any:
     """A table with some keys replaced, checked like the table itself."""
     if not keys:
         return table
-    merged = {**msgspec.to_builtins(table), **keys}
     try:
-        return msgspec.convert(merged, type(table))
+        return overridden(table, keys)
     except msgspec.ValidationError as error:
         raise InputError(source, None, where, str(error)) from None
 

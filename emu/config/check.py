@@ -17,8 +17,9 @@ import msgspec
 from msgspec import inspect
 
 from emu.config import schema
+from emu.config.kinds import KINDS, Union, convert
 from emu.config.locate import Path
-from emu.config.suggest import nearest, unknown_key
+from emu.config.suggest import nearest, unknown_key, unknown_value
 
 Problem = tuple[Path, str]
 
@@ -46,9 +47,11 @@ def _is_faultless(raw: dict[str, Any]) -> bool:
     takes longer than reading the document.
     """
     try:
-        msgspec.convert(raw, schema.Config)
+        config = convert(raw)
     except (msgspec.ValidationError, OverflowError):
         return False
+    if type(config.scheduler) in KINDS or type(config.latency) in KINDS:
+        return False  # of no kind that is known
     untyped = {name for _, name in PARTIAL_TABLES}
     if any(untyped.intersection(group) for group in raw.get("replicas", ())):
         return False
@@ -118,10 +121,12 @@ def struct_of(kind: inspect.Type) -> inspect.StructType | None:
 class _Checker:
     def __init__(self) -> None:
         self.root = table_info(schema.Config)
+        self.raw: dict[str, Any] = {}
         self.elsewhere: dict[str, str] = {}
         self._collect(self.root, "")
 
     def document(self, raw: dict[str, Any]) -> list[Problem]:
+        self.raw = raw
         return list(self._struct(self.root, raw, ()))
 
     def _collect(self, struct: inspect.StructType, prefix: str) -> None:
@@ -138,6 +143,32 @@ class _Checker:
                 inner = struct_of(kind)
             if inner is not None:
                 self._collect(inner, f"{name}.")
+                union = KINDS.get(inner.cls)
+                for kind_struct in () if union is None else union.kinds.values():
+                    self._collect(table_info(kind_struct), f"{name}.")
+
+    def _kind(
+        self, struct: inspect.StructType, value: dict[str, Any], path: Path
+    ) -> Iterator[Problem | inspect.StructType]:
+        """The kind of a union's table, and what is wrong with its name or its keys."""
+        union = KINDS[struct.cls]
+        default = ""
+        if path[:1] == ("replicas",):  # of what the group overrides
+            base = self.raw.get(str(path[-1]), {})
+            default = base.get(union.key, "") if isinstance(base, dict) else ""
+            default = default if isinstance(default, str) else ""
+        kind = union.kind_of(value, default)
+        name = value.get(union.key, default or union.default)
+        if kind is struct.cls:
+            if isinstance(name, str) and union.key in value:
+                known = [*union.kinds, "package.module:Class"]
+                yield (*path, union.key), unknown_value(name, known)
+            kind = union.own  # its keys are judged as if all kinds had them
+        for key in value:
+            owners = union.owners(key)
+            if owners and key not in kind.__struct_fields__:
+                yield (*path, key), _of_another_kind(union, key, str(name), owners)
+        yield table_info(kind)
 
     def _struct(
         self, struct: inspect.StructType, value: object, path: Path, *, partial: bool = False
@@ -145,9 +176,23 @@ class _Checker:
         if not isinstance(value, dict):
             yield path, f"expected a table, got {shown(value)}"
             return
+        elsewhere_here: tuple[str, ...] = ()
+        if struct.cls in KINDS:
+            union = KINDS[struct.cls]
+            elsewhere_here = tuple(key for key in value if union.owners(key))
+            for found in self._kind(struct, value, path):
+                if isinstance(found, inspect.StructType):
+                    struct = found
+                else:
+                    yield found
+            if isinstance(value.get(union.key), str):
+                value = {key: inner for key, inner in value.items() if key != union.key}
+                partial = True
         known = {item.encode_name: item for item in struct.fields}
         for key, inner in value.items():
             where = (*path, key)
+            if key not in known and key in elsewhere_here:
+                continue  # told above
             if key not in known:
                 elsewhere = {} if partial else self.elsewhere
                 yield where, unknown_key(key, list(known), elsewhere)
@@ -195,6 +240,12 @@ class _Checker:
         names = ["a table"] if struct is not None else []
         names = [_expectation(part) for part in scalars] + names
         yield path, f"expected {' or '.join(names)}, got {shown(value)}"
+
+
+def _of_another_kind(union: Union, key: str, name: str, owners: list[str]) -> str:
+    """What is said of a key that the table's kind does not have, but others do."""
+    which = " or ".join(f'"{owner}"' for owner in owners)
+    return f'means nothing with {union.key} = "{name}"; it is a key of {union.key} = {which}'
 
 
 def _scalar_problem(kind: inspect.Type, value: object) -> str:

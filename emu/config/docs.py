@@ -8,14 +8,17 @@ test compares the two).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 from msgspec import inspect
 
-from emu.config import schema
+from emu.config import names, schema
 from emu.config.check import PARTIAL_TABLES, struct_of, table_info, unwrap
+from emu.config.faultkinds import KINDS as FAULTS
+from emu.config.kinds import KINDS, Union
+from emu.config.presets import PRESETS
 
 _INTRO: Final = """\
 # Configuration
@@ -29,23 +32,75 @@ On the command line, `--set KEY=VALUE` changes a key: `--set scheduler.max_num_s
 `--set 'replicas.0.count=4'`.
 """
 
+_ROW_HEAD: Final = "\n| key | type | default | meaning |\n|---|---|---|---|\n"
+_IMPORT_PATH: Final = "package.module:Class"
+_WORDS: Final[Mapping[tuple[type, str], Sequence[str]]] = {
+    (schema.RouterTable, "policy"): (*names.ROUTERS, _IMPORT_PATH),
+    (schema.AutoscaleTable, "planner"): (*names.PLANNERS, _IMPORT_PATH),
+    (schema.AutoscaleTable, "preset"): ("", *PRESETS),
+    (schema.FaultTable, "kind"): tuple(FAULTS),
+}
+"""Keys whose words the types do not tell."""
+
 
 def config_schema() -> dict[str, Any]:
     """JSON Schema of the configuration, with descriptions."""
     document: dict[str, Any] = msgspec.json.schema(schema.Config)
     definitions = document["$defs"]
+    for base, union in KINDS.items():
+        definitions[base.__name__] = _union_schema(base, union, definitions)
     for (holder, key), table in PARTIAL_TABLES.items():
         properties = definitions[holder.__name__]["properties"]
-        properties[key] = {
-            "description": properties[key]["description"],
-            **{k: v for k, v in definitions[table.__name__].items() if k != "description"},
-            "required": [],
-        }
+        described = {"description": properties[key]["description"]}
+        if table in KINDS:  # of which kind depends on the table that it overrides
+            widest = KINDS[table].own.__name__
+            kinds = [*KINDS[table].kinds, _IMPORT_PATH]
+            named = definitions[widest]["properties"] | {KINDS[table].key: _words(kinds)}
+            properties[key] = described | definitions[widest] | {"properties": named}
+        else:
+            properties[key] = described | {
+                k: v for k, v in definitions[table.__name__].items() if k != "description"
+            }
+        properties[key]["required"] = []
+    for (holder, key), words in _WORDS.items():
+        item = definitions[holder.__name__]["properties"][key]
+        item.pop("type", None)
+        item |= _words(words)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "emu configuration",
         **document,
     }
+
+
+def _union_schema(
+    base: type[msgspec.Struct], union: Union, definitions: dict[str, Any]
+) -> dict[str, Any]:
+    """The kinds of a table, each with a definition of its own."""
+    structs = [*union.kinds.values(), union.own]
+    _, found = msgspec.json.schema_components(structs, ref_template="#/$defs/{name}")
+    for name, struct in [*union.kinds.items(), ("", union.own)]:
+        definition = found[struct.__name__]
+        key = definition["properties"][union.key]
+        if name:
+            key.pop("enum", None)
+            key["const"] = name
+        else:
+            key["pattern"] = f"^{names.IMPORT_PATH}$"
+        definition["required"] = [] if name == union.default else [union.key]
+    definitions |= found
+    return {
+        "description": base.__doc__,
+        "anyOf": [{"$ref": f"#/$defs/{struct.__name__}"} for struct in structs],
+    }
+
+
+def _words(words: Sequence[str]) -> dict[str, Any]:
+    """A key that takes these words, or a class by import path if that is among them."""
+    known = {"enum": [word for word in words if word != _IMPORT_PATH]}
+    if _IMPORT_PATH not in words:
+        return known
+    return {"anyOf": [known, {"type": "string", "pattern": f"^{names.IMPORT_PATH}$"}]}
 
 
 def reference_markdown() -> str:
@@ -56,6 +111,9 @@ def reference_markdown() -> str:
         if struct.cls.__doc__:
             parts.append(f"\n{struct.cls.__doc__.strip().splitlines()[0]}\n")
         parts.append(key_table(struct))
+        union = KINDS.get(struct.cls)
+        if union is not None:
+            parts.append(_kinds(heading, struct, union))
     return "".join(parts)
 
 
@@ -64,7 +122,27 @@ def key_table(struct: inspect.StructType) -> str:
     rows = [_row(item) for item in struct.fields if not _is_section(item)]
     if not rows:
         return ""
-    return "\n| key | type | default | meaning |\n|---|---|---|---|\n" + "".join(rows)
+    return _ROW_HEAD + "".join(rows)
+
+
+def _kinds(heading: str, base: inspect.StructType, union: Union) -> str:
+    """A section for the keys of each kind beside those that all have."""
+    shared = {item.name for item in base.fields}
+    parts = []
+    for name, kind in union.kinds.items():
+        struct = table_info(kind)
+        own = [item for item in struct.fields if item.name not in shared]
+        parts.append(f'\n### {heading} with `{union.key} = "{name}"`\n')
+        parts.append(f"\n{(kind.__doc__ or '').strip()}\n")
+        if own:
+            parts.append(_ROW_HEAD + "".join(map(_row, own)))
+        else:
+            parts.append("\nNo keys of its own.\n")
+    parts.append(
+        f'\n### {heading} with `{union.key} = "package.module:Class"`\n'
+        "\nA class of one's own may read the keys of all kinds.\n"
+    )
+    return "".join(parts)
 
 
 def tables() -> Iterator[tuple[str, inspect.StructType]]:

@@ -26,12 +26,16 @@ from typing import Any, Final
 import msgspec
 
 from emu.config.check import Problem, check_document, dotted
+from emu.config.kinds import convert
 from emu.config.locate import Path, line_of, locate
+from emu.config.names import is_import_path
 from emu.config.overrides import SOURCE as OVERRIDE_SOURCE
 from emu.config.overrides import apply_override
+from emu.config.presets import fill_preset
 from emu.config.schema import Config
 from emu.config.semantics import semantic_problems
 from emu.errors import InputError
+from emu.plugins import look_in
 
 _PATH_KEYS: Final[tuple[tuple[Path, bool], ...]] = (
     (("model", "hf_config"), True),
@@ -52,11 +56,16 @@ _KEY_TUPLE = r"\(('[^)]*?),?\)"
 
 
 def load_config(path: str | FilePath, overrides: Sequence[str] = ()) -> Config:
-    """Read, override and check a configuration file."""
-    source = str(path)
-    return config_from_text(
-        _read_text(FilePath(path), source), source, overrides, FilePath(path).parent
-    )
+    """Read, override and check a configuration file.
+
+    Classes that it names by import path may stand in modules beside it.
+    """
+    source, folder = str(path), FilePath(path).parent
+    loading = _Loading(source, *_text_of(path, source), folder)
+    config = loading.config(overrides)
+    if _names_plugin(loading.raw):
+        look_in(folder)
+    return config
 
 
 def config_from_text(
@@ -95,16 +104,17 @@ class _Loading:
         for override in overrides:
             self.overridden.append(apply_override(self.raw, override))
         self._refuse(check_document(self.raw))
+        fill_preset(self.raw)
         path_problems = self._resolve_paths()
         try:
-            config = msgspec.convert(self.raw, Config)
+            config = convert(self.raw)
         except msgspec.ValidationError as error:  # the checker knows less than the schema
             raise InputError(self.source, None, "", str(error)) from error
         self._refuse(semantic_problems(config))
         self._refuse(path_problems)
         if not config.workload.path and config.workload.synthetic is None:
             self.raw.setdefault("workload", {})["synthetic"] = {}
-            config = msgspec.convert(self.raw, Config)
+            config = convert(self.raw)
         return config
 
     def _resolve_paths(self) -> list[Problem]:
@@ -167,6 +177,20 @@ def _lines(text: str) -> dict[Path, int]:
         return locate(text)
     except RecursionError:
         return {}
+
+
+def _text_of(path: str | FilePath, source: str) -> tuple[str, dict[str, Any]]:
+    text = _read_text(FilePath(path), source)
+    return text, _parse(text, source)
+
+
+def _names_plugin(value: object) -> bool:
+    """A class by import path stands somewhere in the document."""
+    if isinstance(value, dict):
+        return any(map(_names_plugin, value.values()))
+    if isinstance(value, list):
+        return any(map(_names_plugin, value))
+    return isinstance(value, str) and is_import_path(value)
 
 
 def _read_text(path: FilePath, source: str) -> str:

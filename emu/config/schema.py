@@ -45,7 +45,29 @@ from emu.config.tables.control import (
     RecoveryTable,
 )
 from emu.config.tables.output import LimitsTable, OutputTable, PowerTable, SloTable
-from emu.config.tables.serving import LatencyTable, RouterTable, SchedulerTable
+from emu.config.tables.serving import (
+    AiconfiguratorTable,
+    AstraTable,
+    FasterTransformerTable,
+    FcfsTable,
+    HostTable,
+    LatencyTable,
+    LightLlmTable,
+    LinearTable,
+    OrcaTable,
+    OwnLatencyTable,
+    OwnSchedulerTable,
+    PagedTable,
+    ProfileTable,
+    ReservedTable,
+    RooflineTable,
+    RouterTable,
+    SarathiTable,
+    SchedulerTable,
+    VidurTable,
+    VllmTable,
+    VllmV0Table,
+)
 from emu.config.tables.workload import (
     ArrivalsTable,
     LengthsTable,
@@ -55,34 +77,49 @@ from emu.config.tables.workload import (
 )
 
 __all__ = [
+    "AiconfiguratorTable",
     "ArrivalsTable",
+    "AstraTable",
     "AutoscaleTable",
     "CommandTable",
     "Config",
     "Count",
     "Count0",
     "Dtype",
+    "FasterTransformerTable",
     "FaultTable",
+    "FcfsTable",
     "Fraction",
     "GpuTable",
+    "HostTable",
     "KvRejectTable",
     "LatencyTable",
     "LengthsTable",
+    "LightLlmTable",
     "LimitsTable",
+    "LinearTable",
     "MigrationTable",
     "ModelTable",
     "NetworkTable",
     "NodeTable",
     "NonNegative",
+    "OrcaTable",
     "OutputTable",
+    "OwnLatencyTable",
+    "OwnSchedulerTable",
+    "PagedTable",
     "PlacedTensors",
     "PlacementRule",
     "PlacementTable",
     "Positive",
     "PowerTable",
+    "ProfileTable",
     "RecoveryTable",
     "ReplicaTable",
+    "ReservedTable",
+    "RooflineTable",
     "RouterTable",
+    "SarathiTable",
     "SchedulerTable",
     "Seed",
     "SessionsTable",
@@ -91,6 +128,9 @@ __all__ = [
     "Table",
     "Tokens",
     "Tokens0",
+    "VidurTable",
+    "VllmTable",
+    "VllmV0Table",
     "WorkloadTable",
     "doc",
 ]
@@ -105,8 +145,8 @@ class Config(Table, kw_only=True, frozen=True):
     replicas: list[ReplicaTable] = field(default_factory=lambda: [ReplicaTable()])
     workload: WorkloadTable = field(default_factory=WorkloadTable)
     router: RouterTable = field(default_factory=RouterTable)
-    scheduler: SchedulerTable = field(default_factory=SchedulerTable)
-    latency: LatencyTable = field(default_factory=LatencyTable)
+    scheduler: SchedulerTable = field(default_factory=VllmTable)
+    latency: LatencyTable = field(default_factory=RooflineTable)
     network: NetworkTable = field(default_factory=NetworkTable)
     autoscale: AutoscaleTable | None = None
     kv_reject: KvRejectTable | None = None

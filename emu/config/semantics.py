@@ -1,7 +1,7 @@
 """Checks across keys that need no catalogue: what the types alone cannot say. Pure.
 
 Each check yields (path, problem); `emu/config/load.py` finds the line. What depends on a model's
-or a GPU's figures is checked where those are known (`emu/config/resolve.py`).
+or a GPU's figures is checked where those are known (`emu/cluster/plan.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from emu.config import names
 from emu.config.check import Problem, shown
 from emu.config.faultkinds import fault_problems
 from emu.config.locate import Path
-from emu.config.schema import Config, LengthsTable, ReplicaTable
+from emu.config.presets import PRESETS
+from emu.config.schema import Config, HostTable, LengthsTable, ProfileTable, ReplicaTable
 from emu.config.suggest import unknown_value
 
 
@@ -37,27 +38,15 @@ def _word(path: Path, value: str, known: tuple[str, ...]) -> Iterator[Problem]:
 
 
 def _words(config: Config) -> Iterator[Problem]:
-    yield from _word(("scheduler", "policy"), config.scheduler.policy, names.SCHEDULERS)
     yield from _word(("router", "policy"), config.router.policy, names.ROUTERS)
-    yield from _word(("latency", "backend"), config.latency.backend, names.BACKENDS)
     yield from _word(
         ("latency", "expert_routing"), config.latency.expert_routing, names.EXPERT_ROUTING
     )
-    for index, group in enumerate(config.replicas):
-        here = ("replicas", index)
-        if "policy" in group.scheduler:
-            yield from _word(
-                (*here, "scheduler", "policy"), group.scheduler["policy"], names.SCHEDULERS
-            )
-        if "backend" in group.latency:
-            yield from _word(
-                (*here, "latency", "backend"), group.latency["backend"], names.BACKENDS
-            )
     if config.autoscale is not None:
         yield from _word(("autoscale", "planner"), config.autoscale.planner, names.PLANNERS)
         preset = config.autoscale.preset
-        if preset and preset not in names.PRESETS:
-            yield ("autoscale", "preset"), unknown_value(preset, names.PRESETS)
+        if preset and preset not in PRESETS:
+            yield ("autoscale", "preset"), unknown_value(preset, list(PRESETS))
 
 
 def _minus_one_or(path: Path, value: float, *, zero: bool) -> Iterator[Problem]:
@@ -230,13 +219,15 @@ def _targets(config: Config) -> Iterator[Problem]:
 
 
 def _others(config: Config) -> Iterator[Problem]:
-    yield from _minus_one_or(
-        ("latency", "step_overhead_us"), config.latency.step_overhead_us, zero=True
-    )
+    latency = config.latency
+    if isinstance(latency, HostTable):
+        yield from _minus_one_or(
+            ("latency", "step_overhead_us"), latency.step_overhead_us, zero=True
+        )
     yield from _minus_one_or(
         ("network", "link_latency_ns"), config.network.link_latency_ns, zero=True
     )
-    if config.latency.backend == "profile" and not config.latency.path:
+    if isinstance(latency, ProfileTable) and not latency.path:
         yield ("latency", "path"), 'missing; backend = "profile" reads its bundles there'
     tiers = config.network.tiers
     for index, tier in enumerate(tiers):

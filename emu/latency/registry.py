@@ -15,7 +15,17 @@ from emu.catalogue import sizes
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.lookup import lookup_gpu
 from emu.catalogue.model import ModelSpec
-from emu.config.schema import LatencyTable, NetworkTable, NodeTable, PlacementTable
+from emu.config.schema import (
+    AiconfiguratorTable,
+    HostTable,
+    LatencyTable,
+    LinearTable,
+    NetworkTable,
+    NodeTable,
+    PlacementTable,
+    ProfileTable,
+    RooflineTable,
+)
 from emu.errors import InputError
 from emu.latency.base import LatencyBackend
 from emu.latency.host import HostCosts, host_costs
@@ -182,10 +192,11 @@ def pim_attention(context: LatencyContext) -> PimAttention | None:
 
 def _named(context: LatencyContext) -> LatencyBackend:
     table = context.table
-    host = host_costs(table.host_overhead, table.step_overhead_us, overlapped=context.overlapped)
-    if table.backend == "roofline":
-        return _roofline(context, host)
-    if table.backend == "linear":
+    step_us = table.step_overhead_us if isinstance(table, HostTable) else -1.0
+    host = host_costs(table.host_overhead, step_us, overlapped=context.overlapped)
+    if isinstance(table, RooflineTable):
+        return _roofline(context, table, host)
+    if isinstance(table, LinearTable):
         return LinearBackend(
             table.base_us,
             table.per_token_us,
@@ -194,10 +205,10 @@ def _named(context: LatencyContext) -> LatencyBackend:
             stages=context.pipeline_parallel,
             layers=context.model.layers,
         )
-    if table.backend == "profile":
-        return _profile(context, host)
-    if table.backend == "aiconfigurator":
-        return _aiconfigurator(context, host)
+    if isinstance(table, ProfileTable):
+        return _profile(context, table, host)
+    if isinstance(table, AiconfiguratorTable):
+        return _aiconfigurator(context, table, host)
     if table.backend == "astra-sim":
         from emu.astra.factory import make_astra
 
@@ -207,8 +218,7 @@ def _named(context: LatencyContext) -> LatencyBackend:
     return made
 
 
-def _roofline(context: LatencyContext, host: HostCosts) -> RooflineBackend:
-    table = context.table
+def _roofline(context: LatencyContext, table: RooflineTable, host: HostCosts) -> RooflineBackend:
     return RooflineBackend(
         context.model,
         context.gpu,
@@ -224,14 +234,16 @@ def _roofline(context: LatencyContext, host: HostCosts) -> RooflineBackend:
     )
 
 
-def _aiconfigurator(context: LatencyContext, host: HostCosts) -> LatencyBackend:
+def _aiconfigurator(
+    context: LatencyContext, keys: AiconfiguratorTable, host: HostCosts
+) -> LatencyBackend:
     from emu.latency.aiconfigurator import AiconfiguratorBackend, find_table
 
     if context.pipeline_parallel > 1:
         problem = "the aiconfigurator backend has no pipeline stages"
         raise InputError(context.source, None, "replicas.pipeline_parallel", problem)
     table = find_table(
-        context.table.path,
+        keys.path,
         context.model.name,
         context.gpu.name,
         tp=context.tensor_parallel,
@@ -241,12 +253,12 @@ def _aiconfigurator(context: LatencyContext, host: HostCosts) -> LatencyBackend:
     return AiconfiguratorBackend(table, context.model.layers, host)
 
 
-def _profile(context: LatencyContext, host: HostCosts) -> LatencyBackend:
+def _profile(context: LatencyContext, table: ProfileTable, host: HostCosts) -> LatencyBackend:
     from emu.latency.profile.backend import ProfileBackend
     from emu.latency.profile.bundle import find_bundle, read_bundle, variant_name
     from emu.latency.profile.rows import HostMemory, Parallel, ProfileModel
 
-    table, model = context.table, context.model
+    model = context.model
     if not table.path:
         raise InputError("config", None, "latency.path", "the profile backend needs a bundle")
     dtype = sizes.activation_dtype(model, context.dtype)
@@ -291,15 +303,15 @@ def _profile(context: LatencyContext, host: HostCosts) -> LatencyBackend:
         collective_ns=collectives(context),
         host=host,
         gate=gate,
-        grid=block_grid(context),
+        grid=block_grid(context, table.hardware),
     )
 
 
-def block_grid(context: LatencyContext) -> BlockGrid | None:
+def block_grid(context: LatencyContext, hardware: str) -> BlockGrid | None:
     """Where the decode kernel's blocks run on this GPU; None = unknown, or another kernel."""
     from emu.latency.profile.attention import BlockGrid
 
-    name = context.table.hardware or context.gpu.name
+    name = hardware or context.gpu.name
     try:
         gpu = lookup_gpu(name)
     except InputError:

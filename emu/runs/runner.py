@@ -73,7 +73,7 @@ def range_warnings(pairs: Iterable[tuple[LatencyBackend, SchedulerTable]]) -> li
     for latency, table in pairs:
         beyond = getattr(getattr(latency, "inner", latency), "beyond", None)
         if beyond is not None:
-            found[beyond(table.max_num_batched_tokens, table.max_num_seqs)] = None
+            found[beyond(table.tokens_max, table.requests_max)] = None
     return [warning for warning in found if warning]
 
 
@@ -309,7 +309,6 @@ def run_command(
     report: bool,
 ) -> int:
     """`emu run`."""
-    sys.path.insert(0, str(path.resolve().parent))  # plug-ins may stand beside the config
     config = adjust(load_config(path, overrides), seed=seed, output=output)
     progress = not quiet and sys.stderr.isatty()
     result = execute(config, str(path), progress=progress, report=config.output.report and report)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from emu.config.schema import SchedulerTable
+from emu.config.schema import FcfsTable
 from emu.kv.pool import CountingPool
 from emu.latency.base import BatchShape
 from emu.request import Request
@@ -90,7 +90,7 @@ class FcfsScheduler(Scheduler):
 
     def __init__(
         self,
-        table: SchedulerTable,
+        table: FcfsTable,
         limits: ReplicaLimits,
         *,
         queue: PrefillQueue | None = None,
@@ -108,6 +108,7 @@ class FcfsScheduler(Scheduler):
                 make_queue(table.order) if self.is_shared else self.prompts,
             ),
         )
+        self.settings = table
         self.pulls = queue is None
         self.pool = self.ledger.pool
         self.running = RunningSet(self.ledger, limits, grows=False)
@@ -137,11 +138,11 @@ class FcfsScheduler(Scheduler):
             return f"longer than the model's {self.limits.max_model_tokens} tokens"
         if blocks > self.blocks_total:
             return f"needs more than the replica's {self.blocks_total} KV blocks"
-        if reached > self.table.max_batch_prefill_tokens:
-            budget = self.table.max_batch_prefill_tokens
+        if reached > self.settings.max_batch_prefill_tokens:
+            budget = self.settings.max_batch_prefill_tokens
             return f"prompt longer than max_batch_prefill_tokens {budget}"
-        if blocks * self.block_size > self.table.request_token_budget:
-            budget = self.table.request_token_budget
+        if blocks * self.block_size > self.settings.request_token_budget:
+            budget = self.settings.request_token_budget
             return f"reserves more than request_token_budget {budget}"
         return ""
 
@@ -171,7 +172,7 @@ class FcfsScheduler(Scheduler):
     def _pull(self) -> list[Request]:
         if not self.pulls or not self.prompts:
             return []
-        table = self.table
+        table = self.settings
         return self.prompts.next_batch(
             table.max_batch_prefill_tokens,
             table.request_token_budget,

@@ -28,7 +28,7 @@ def can_relay(scheduler: Scheduler) -> TypeGuard[FcfsScheduler]:
 
 def pull(scheduler: FcfsScheduler, now_ns: int) -> Batch | None:
     """Take a batch from the global queue and charge its blocks; None if nothing fits."""
-    table = scheduler.table
+    table = scheduler.settings
     prompts = scheduler.prompts.next_batch(
         table.max_batch_prefill_tokens,
         table.request_token_budget,

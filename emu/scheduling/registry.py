@@ -7,7 +7,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Final
 
-from emu.config.schema import SchedulerTable
+from emu.config.schema import FcfsTable, SchedulerTable, VllmTable
 from emu.kv.tiers import LowerTier
 from emu.plugins import make_plugin
 from emu.scheduling.base import ReplicaLimits, Scheduler
@@ -43,10 +43,11 @@ def make_scheduler(
     """
     made: Scheduler
     if table.policy == "vllm":
+        assert isinstance(table, VllmTable)
         made = VllmScheduler(
             table, limits, preemptions_max=preemptions_max, tiers=tiers, ahead=ahead
         )
-    elif table.policy == "fcfs":
+    elif isinstance(table, FcfsTable):
         made = FcfsScheduler(table, limits, queue=queue)
     elif table.policy in _VIDUR:
         module = import_module(f"emu.scheduling.vidur_{table.policy}")

@@ -91,9 +91,12 @@ class SimpleScheduler(Scheduler):
         self, table: SchedulerTable, limits: ReplicaLimits, *, preemptions_max: int = 0
     ) -> None:
         """`preemptions_max`: a request preempted more often fails (0 = no limit)."""
-        check_faithful(table.faithful)
+        check_faithful(table.quirks)
         super().__init__(
-            table, limits, preemptions_max=preemptions_max, max_num_seqs=self.running_max(table)
+            table,
+            limits,
+            preemptions_max=preemptions_max,
+            max_num_seqs=table.places(limits.pipeline_stages),
         )
         self.pool = self.ledger.pool
         self.idle: list[Request] = []
@@ -105,7 +108,7 @@ class SimpleScheduler(Scheduler):
         self._in_flight: dict[int, Batch] = {}
         self._preempted: list[Request] = []
         self._next_batch_id = 0
-        self._unschedulable_blocks = "hopeless_head_blocks" in table.faithful
+        self._unschedulable_blocks = "hopeless_head_blocks" in table.quirks
 
     # --- for the subclass -------------------------------------------------------------------
     @abstractmethod
@@ -115,10 +118,6 @@ class SimpleScheduler(Scheduler):
         At hand: `self.idle`, `self.candidates()`, `self.admit`, `self.grow`, `self.preempt`,
         `self.free_blocks`. A request admitted here must be in the plan (as `read`).
         """
-
-    def running_max(self, table: SchedulerTable) -> int:
-        """Most requests that can run at once."""
-        return table.max_num_seqs
 
     def leap_limit(self, plan: Plan) -> int:
         """Iterations for which this pure decode plan would be formed again, unless a member ends.

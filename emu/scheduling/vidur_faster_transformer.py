@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from emu.config.schema import SchedulerTable
+from emu.config.schema import FasterTransformerTable
 from emu.request import Request
 from emu.scheduling.base import Batch, ReplicaLimits
 from emu.scheduling.simple import Plan
@@ -37,7 +37,7 @@ class FasterTransformerScheduler(MaxReservation):
     policy = "faster_transformer"
 
     def __init__(
-        self, table: SchedulerTable, limits: ReplicaLimits, *, preemptions_max: int = 0
+        self, table: FasterTransformerTable, limits: ReplicaLimits, *, preemptions_max: int = 0
     ) -> None:
         super().__init__(table, limits, preemptions_max=preemptions_max)
         self._leaks = "ft_leak" in table.faithful

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from emu.config.schema import SchedulerTable
+from emu.config.schema import LightLlmTable
 from emu.request import Request
 from emu.scheduling.base import Batch, ReplicaLimits
 from emu.scheduling.simple import UNLIMITED, Plan, SimpleScheduler
@@ -33,17 +33,20 @@ class LightLlmScheduler(SimpleScheduler):
     orders_idle = True
 
     def __init__(
-        self, table: SchedulerTable, limits: ReplicaLimits, *, preemptions_max: int = 0
+        self, table: LightLlmTable, limits: ReplicaLimits, *, preemptions_max: int = 0
     ) -> None:
         super().__init__(table, limits, preemptions_max=preemptions_max)
         self.micro_batch_max = max(1, table.batch_size_cap // limits.pipeline_stages)
+        self.batch_size_cap = table.batch_size_cap
+        self.max_tokens_in_batch = table.max_tokens_in_batch
+        self.max_waiting_iters = table.max_waiting_iters
         self._waiting_iters = 0
         self._restart_alone = "oversized_restart_blocks" not in table.faithful
 
     def never(self, request: Request) -> str:
         """The whole request must fit into an empty pool, its prompt into one batch."""
         if self._longer_than_batch(request):
-            return f"prompt longer than max_tokens_in_batch {self.table.max_tokens_in_batch}"
+            return f"prompt longer than max_tokens_in_batch {self.max_tokens_in_batch}"
         capacity = self.blocks_total * self.block_size
         if peak_tokens([_held_left_waiting(request)], self.block_size - 1) >= capacity:
             return f"could hold more than the replica's {capacity} tokens"
@@ -56,7 +59,7 @@ class LightLlmScheduler(SimpleScheduler):
             if plan.chunks:
                 self._waiting_iters = 0
             return
-        if self._waiting_iters >= self.table.max_waiting_iters:
+        if self._waiting_iters >= self.max_waiting_iters:
             self._waiting_iters = 0
             self._admit(plan)
             if plan.chunks:
@@ -65,18 +68,18 @@ class LightLlmScheduler(SimpleScheduler):
 
     def leap_limit(self, plan: Plan) -> int:
         """Until the queue gets its next turn; for ever if it is empty or the cap is reached."""
-        if not self.waiting_count or self.running_count >= self.table.batch_size_cap:
+        if not self.waiting_count or self.running_count >= self.batch_size_cap:
             return UNLIMITED
         # This decode has been counted; it and those up to the limit form no prompt batch.
-        return 1 + self.table.max_waiting_iters - self._waiting_iters
+        return 1 + self.max_waiting_iters - self._waiting_iters
 
     def would_admit(self, batch: Batch) -> bool:
         """The queue's next turn may fall into the leap, unless the cap keeps everybody out."""
-        return self.waiting_count > 0 and self.running_count < self.table.batch_size_cap
+        return self.waiting_count > 0 and self.running_count < self.batch_size_cap
 
     def on_steps(self, steps: int) -> None:
         """The counter as if every step had been formed: 1..max_waiting_iters, then 1 again."""
-        self._waiting_iters = (self._waiting_iters - 1 + steps) % self.table.max_waiting_iters + 1
+        self._waiting_iters = (self._waiting_iters - 1 + steps) % self.max_waiting_iters + 1
 
     def evacuate(self) -> list[Request]:
         """See `Scheduler.evacuate`."""
@@ -92,13 +95,13 @@ class LightLlmScheduler(SimpleScheduler):
         capacity = (self.blocks_total - in_transit) * self.block_size
         read = 0
         for request in self.candidates():
-            if self.running_count >= self.table.batch_size_cap:
+            if self.running_count >= self.batch_size_cap:
                 return
             if len(plan.chunks) >= self.micro_batch_max:
                 return
             tokens = request.reached_tokens
             alone = not plan.chunks and not self._longer_than_batch(request)
-            if read + tokens > self.table.max_tokens_in_batch and not alone:
+            if read + tokens > self.max_tokens_in_batch and not alone:
                 continue
             candidate = _held_left_waiting(request)
             if peak_tokens([*held_left, candidate], self.block_size - 1) >= capacity:
@@ -146,7 +149,7 @@ class LightLlmScheduler(SimpleScheduler):
 
     def _longer_than_batch(self, request: Request) -> bool:
         tokens = request.prompt_tokens if self._restart_alone else request.reached_tokens
-        return tokens > self.table.max_tokens_in_batch
+        return tokens > self.max_tokens_in_batch
 
 
 def _held_left_waiting(request: Request) -> HeldLeft:

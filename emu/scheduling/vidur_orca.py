@@ -9,7 +9,7 @@ can hold S times as many requests.
 
 from __future__ import annotations
 
-from emu.config.schema import SchedulerTable
+from emu.config.schema import ReservedTable
 from emu.errors import InputError
 from emu.request import Request
 from emu.scheduling.base import Batch, ReplicaLimits
@@ -24,9 +24,10 @@ class MaxReservation(SimpleScheduler):
     grows = False
 
     def __init__(
-        self, table: SchedulerTable, limits: ReplicaLimits, *, preemptions_max: int = 0
+        self, table: ReservedTable, limits: ReplicaLimits, *, preemptions_max: int = 0
     ) -> None:
         super().__init__(table, limits, preemptions_max=preemptions_max)
+        self.batch_size_cap = table.batch_size_cap
         self.blocks_per_sequence = table.max_tokens // limits.block_size
         if self.blocks_per_sequence < 1:
             problem = f"{table.max_tokens} tokens are less than one block of {limits.block_size}"
@@ -57,7 +58,7 @@ class MaxReservation(SimpleScheduler):
     def admit_whole_prompts(self, plan: Plan) -> None:
         """Head of the queue first, while the batch and the pool have room."""
         for request in self.candidates():
-            if len(plan) >= self.table.batch_size_cap:
+            if len(plan) >= self.batch_size_cap:
                 return
             if self.free_blocks < self.blocks_per_sequence:
                 return
@@ -73,7 +74,7 @@ class MaxReservation(SimpleScheduler):
         """Only if the batch and the pool have room for one more."""
         if not self.waiting_count or self.free_blocks < self.blocks_per_sequence:
             return False
-        return batch.shape.sequences < self.table.batch_size_cap
+        return batch.shape.sequences < self.batch_size_cap
 
 
 class OrcaScheduler(MaxReservation):
@@ -83,7 +84,7 @@ class OrcaScheduler(MaxReservation):
 
     def form_batch(self, plan: Plan, now_ns: int) -> None:
         """Running requests, then new ones."""
-        cap = self.table.batch_size_cap
+        cap = self.batch_size_cap
         for request in self.idle[:cap]:
             if request.request_id in self._prefilling:
                 plan.read(request, request.reached_tokens - request.computed_tokens)

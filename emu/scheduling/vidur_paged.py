@@ -10,7 +10,7 @@ Faithful names: `evict_without_need`, `restart_rewrites_lengths`, `sarathi_parti
 
 from __future__ import annotations
 
-from emu.config.schema import SchedulerTable
+from emu.config.schema import PagedTable
 from emu.request import Request
 from emu.scheduling.base import Batch, ReplicaLimits
 from emu.scheduling.simple import UNLIMITED, Plan, SimpleScheduler
@@ -22,10 +22,11 @@ class PagedScheduler(SimpleScheduler):
     orders_idle = True
 
     def __init__(
-        self, table: SchedulerTable, limits: ReplicaLimits, *, preemptions_max: int = 0
+        self, table: PagedTable, limits: ReplicaLimits, *, preemptions_max: int = 0
     ) -> None:
         super().__init__(table, limits, preemptions_max=preemptions_max)
         self.watermark_blocks = int(table.watermark_blocks_fraction * limits.num_blocks)
+        self.batch_size_cap = table.batch_size_cap
         self.micro_batch_max = max(1, table.batch_size_cap // limits.pipeline_stages)
         self._block_always = "evict_without_need" in table.faithful
         self._rewrite_all = "restart_rewrites_lengths" in table.faithful
@@ -51,7 +52,7 @@ class PagedScheduler(SimpleScheduler):
 
     def would_admit(self, batch: Batch) -> bool:
         """As at the end of an iteration: only a place and blocks count."""
-        if not self.waiting_count or self.running_count >= self.table.batch_size_cap:
+        if not self.waiting_count or self.running_count >= self.batch_size_cap:
             return False
         return self.table.skip_blocked or self.admissible(self.ledger.queue.head())
 

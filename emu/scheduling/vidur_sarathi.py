@@ -10,7 +10,7 @@ Order inside a batch: decodes, continued prompts, new prompts. Faithful name
 
 from __future__ import annotations
 
-from emu.config.schema import SchedulerTable
+from emu.config.schema import SarathiTable
 from emu.scheduling.base import ReplicaLimits
 from emu.scheduling.simple import Plan
 from emu.scheduling.vidur_paged import PagedScheduler
@@ -22,9 +22,10 @@ class SarathiScheduler(PagedScheduler):
     policy = "sarathi"
 
     def __init__(
-        self, table: SchedulerTable, limits: ReplicaLimits, *, preemptions_max: int = 0
+        self, table: SarathiTable, limits: ReplicaLimits, *, preemptions_max: int = 0
     ) -> None:
         super().__init__(table, limits, preemptions_max=preemptions_max)
+        self.chunk_size = table.chunk_size
         self._sorts_first = "sarathi_unsorted_victims" not in table.faithful
 
     def form_batch(self, plan: Plan, now_ns: int) -> None:
@@ -32,7 +33,7 @@ class SarathiScheduler(PagedScheduler):
         if self._sorts_first:
             self.idle.sort(key=self.order_key)
         aside = self.place_decodes(plan)
-        budget = self.table.chunk_size - len(plan.decodes)
+        budget = self.chunk_size - len(plan.decodes)
         skipped = []
         for request in aside:
             piece = min(request.reached_tokens - request.computed_tokens, budget)
@@ -49,7 +50,7 @@ class SarathiScheduler(PagedScheduler):
         for request in self.candidates():
             if budget <= 0 or len(plan) >= self.micro_batch_max:
                 return
-            if self.running_count >= self.table.batch_size_cap:
+            if self.running_count >= self.batch_size_cap:
                 return
             if self.admissible(request):
                 self.admit(request, self.blocks_for(request))

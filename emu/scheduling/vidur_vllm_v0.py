@@ -9,7 +9,9 @@ name `oversized_restart_blocks`: it fails); a new prompt beyond it is refused wi
 
 from __future__ import annotations
 
+from emu.config.schema import VllmV0Table
 from emu.request import Request
+from emu.scheduling.base import ReplicaLimits
 from emu.scheduling.simple import Plan
 from emu.scheduling.vidur_paged import PagedScheduler
 
@@ -19,9 +21,16 @@ class VllmV0Scheduler(PagedScheduler):
 
     policy = "vllm_v0"
 
+    def __init__(
+        self, table: VllmV0Table, limits: ReplicaLimits, *, preemptions_max: int = 0
+    ) -> None:
+        super().__init__(table, limits, preemptions_max=preemptions_max)
+        self.max_tokens_in_batch = table.max_tokens_in_batch
+        self._restart_alone = "oversized_restart_blocks" not in table.faithful
+
     def never(self, request: Request) -> str:
         """Also a prompt that no batch can take."""
-        if too_long := longer_than_batch(self, request):
+        if too_long := self._longer_than_batch(request):
             return too_long
         return super().never(request)
 
@@ -35,26 +44,22 @@ class VllmV0Scheduler(PagedScheduler):
     def _admit(self, plan: Plan) -> None:
         longest = 0
         for request in self.candidates():
-            if self.running_count >= self.table.batch_size_cap:
+            if self.running_count >= self.batch_size_cap:
                 return
             if len(plan.chunks) >= self.micro_batch_max:
                 return
             tokens = request.reached_tokens
             padded = (len(plan.chunks) + 1) * max(longest, tokens)
-            fits = padded <= self.table.max_tokens_in_batch or (
-                not plan.chunks and not longer_than_batch(self, request)
+            fits = padded <= self.max_tokens_in_batch or (
+                not plan.chunks and not self._longer_than_batch(request)
             )
             if fits and self.admissible(request):
                 self.admit(request, self.blocks_for(request))
                 plan.read(request, tokens)
                 longest = max(longest, tokens)
 
-
-def longer_than_batch(scheduler: PagedScheduler, request: Request) -> str:
-    """Empty, or why `max_tokens_in_batch` keeps the request out for ever."""
-    limit = scheduler.table.max_tokens_in_batch
-    restarted = "oversized_restart_blocks" not in scheduler.table.faithful
-    tokens = request.prompt_tokens if restarted else request.reached_tokens
-    if tokens <= limit:
-        return ""
-    return f"prompt longer than max_tokens_in_batch {limit}"
+    def _longer_than_batch(self, request: Request) -> str:
+        """Empty, or why `max_tokens_in_batch` keeps the request out for ever."""
+        limit = self.max_tokens_in_batch
+        tokens = request.prompt_tokens if self._restart_alone else request.reached_tokens
+        return "" if tokens <= limit else f"prompt longer than max_tokens_in_batch {limit}"

@@ -45,7 +45,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final, final
 
-from emu.config.schema import SchedulerTable
+from emu.config.schema import VllmTable
 from emu.kv.blocks import BlockPool
 from emu.kv.pool import NO_HIT, CountingPool, Hit
 from emu.kv.tiers import LowerTier
@@ -112,7 +112,7 @@ class VllmScheduler(Scheduler):
 
     def __init__(
         self,
-        table: SchedulerTable,
+        table: VllmTable,
         limits: ReplicaLimits,
         *,
         preemptions_max: int = 0,
@@ -137,6 +137,7 @@ class VllmScheduler(Scheduler):
             ledger=Ledger(pool, make_queue(table.order)),
             max_num_seqs=table.max_num_seqs,
         )
+        self.settings = table
         self.running = running_set(self.ledger, limits, frees_late=ahead)
         self.pool = pool
         self._cohort = self.running.cohort
@@ -366,7 +367,7 @@ class VllmScheduler(Scheduler):
             new = self._fit(request, hit, forming.budget)
             if new == 0:
                 self._blocked = BLOCKED_BY_KV
-                if not self.table.skip_blocked:
+                if not self.settings.skip_blocked:
                     return
                 if passed is None:
                     passed = iter(list(queue)[1:])
@@ -406,10 +407,10 @@ class VllmScheduler(Scheduler):
         reached = request.prompt_tokens + request.generated_tokens
         new = min(reached - had, self._threshold)
         if new > budget:
-            if not self.table.chunked_prefill:
+            if not self.settings.chunked_prefill:
                 return 0
             new = budget
-        wanted = reached if self.table.reserve_full_sequence else had + new
+        wanted = reached if self.settings.reserve_full_sequence else had + new
         return new if self.pool.need(request, wanted, hit) <= self.pool.blocks_free else 0
 
     # --- leaps ------------------------------------------------------------------------------
@@ -439,7 +440,7 @@ class VllmScheduler(Scheduler):
 
     def _is_head_blocked(self) -> bool:
         """Had the waiting queue been asked, no request would have been admitted."""
-        if self.table.skip_blocked:
+        if self.settings.skip_blocked:
             return False
         if self._is_full():
             return True
@@ -449,10 +450,10 @@ class VllmScheduler(Scheduler):
 
     def _steps_to_longer_hit(self, pool: BlockPool, limit: int) -> int:
         """Iterations before the blocked head may find a longer prefix than now."""
-        if not self.table.reserve_full_sequence:
+        if not self.settings.reserve_full_sequence:
             return 1  # here even a shorter hit could let the head in
         cohort = self._cohort
-        if self.table.skip_blocked or pool.tiers:
+        if self.settings.skip_blocked or pool.tiers:
             return 1 + cohort.steps_before_filled_block(limit - 1)
         wanted = pool.keys_wanted(self._queue.head()) if cohort.has_indexers else {}
         size = pool.block_size
@@ -488,7 +489,7 @@ class VllmScheduler(Scheduler):
         budget = self._budget - cohort.count
         if budget == 0:
             return True
-        if self.table.skip_blocked or self.block_pool is not None:
+        if self.settings.skip_blocked or self.block_pool is not None:
             return False
         return self._fit(self._queue.head(), NO_HIT, budget) == 0
 
@@ -505,7 +506,7 @@ class VllmScheduler(Scheduler):
 
     def _may_pass(self) -> bool:
         """Some unseen request could be admitted before the head of a queue that is not empty."""
-        if self.table.skip_blocked or self.table.order != "arrival":
+        if self.settings.skip_blocked or self.settings.order != "arrival":
             return True
         return self._unseen.first < arrival_order(self._queue.head())
 
@@ -632,7 +633,7 @@ class VllmScheduler(Scheduler):
         if reason := super().can_ever_hold(request):
             return reason
         first_chunk = min(request.prompt_tokens, self._threshold)
-        if not self.table.chunked_prefill and first_chunk > self._budget:
+        if not self.settings.chunked_prefill and first_chunk > self._budget:
             return f"prompt longer than max_num_batched_tokens {self._budget}, and not chunked"
         return ""
 

@@ -125,7 +125,7 @@ class LiveServer:
         kernel = WallKernel(
             speed=self.options.speed, events_per_instant_max=self.config.limits.events_per_instant
         )
-        caching = any(r.scheduler.prefix_caching for r in self.plan.replicas)
+        caching = any(r.scheduler.caches_prefixes for r in self.plan.replicas)
         cluster = LiveCluster(self.plan, recorder, kernel, has_prefixes=caching)
         recorder.started(cluster)
         house = self.house = House(

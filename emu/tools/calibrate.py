@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from emu.config.load import load_config
-from emu.config.schema import Config, LatencyTable
+from emu.config.schema import Config, RooflineTable
 from emu.errors import InputError
 from emu.latency.fit import (
     METRICS,
@@ -66,7 +66,7 @@ class Calibration(msgspec.Struct):
     """Held-out half: mean absolute logarithm of emulated over measured, configured and fitted."""
     gain_error: float
     """Standard error of the difference of the two, requests being independent."""
-    configured: LatencyTable
+    configured: RooflineTable
     fitted_requests: int
     held_out: int
 
@@ -86,7 +86,8 @@ def calibrate(config: Config, measured: Path, source: str) -> Calibration:
         config.latency.backend,
         *(g.latency.get("backend", "roofline") for g in config.replicas),
     }
-    if backends != {"roofline"}:
+    configured = config.latency
+    if backends != {"roofline"} or not isinstance(configured, RooflineTable):
         names = ", ".join(sorted(backends))
         raise InputError(source, None, "latency.backend", f"fits the roofline, not {names}")
     own = {key for g in config.replicas for key in g.latency} & set(Constants.__struct_fields__)
@@ -123,7 +124,7 @@ def calibrate(config: Config, measured: Path, source: str) -> Calibration:
         errors=errors,
         off=off,
         gain_error=gain_error,
-        configured=config.latency,
+        configured=configured,
         fitted_requests=int(halves[0].sum()),
         held_out=int(halves[1].sum()),
     )
@@ -207,7 +208,7 @@ def print_calibration(found: Calibration, console: Console) -> None:
     sys.stdout.write(snippet(fit if found.is_gain else found.configured))
 
 
-def snippet(constants: Constants | LatencyTable) -> str:
+def snippet(constants: Constants | RooflineTable) -> str:
     """TOML to put into a configuration."""
     return (
         "[latency]\n"

@@ -21,10 +21,11 @@ from emu.autoscale.actions import (
 from emu.autoscale.blitz_plan import blitz_plan
 from emu.autoscale.demand import Demand
 from emu.autoscale.hpa import HpaPlanner, Window, recommend
-from emu.autoscale.presets import PRESETS, apply_preset, static_roles
+from emu.autoscale.presets import static_roles
 from emu.autoscale.serverless_plan import colocated_plan, serverless_plan
 from emu.autoscale.snapshot import ReplicaView, Site, Snapshot
 from emu.config.load import config_from_dict
+from emu.config.presets import PRESETS
 from emu.config.schema import AutoscaleTable, ReplicaTable
 from emu.replica.states import Marker
 from emu.replica.states import ReplicaState as S
@@ -364,16 +365,22 @@ def test_every_preset_is_a_valid_table() -> None:
                 "autoscale": {"preset": name},
             }
         )
-        table = apply_preset(config).autoscale
+        table = config.autoscale
         assert table is not None
         assert {key: getattr(table, key) for key in keys} == dict(keys)
 
 
 def test_a_key_of_the_user_stands_against_the_preset() -> None:
     config = config_from_dict({"autoscale": {"preset": "serverlessllm", "loader": "disk"}})
-    table = apply_preset(config).autoscale
-    assert table is not None
-    assert table.loader == "disk"
+    assert config.autoscale is not None
+    assert config.autoscale.loader == "disk"
+
+
+def test_a_key_with_its_default_value_stands_against_the_preset() -> None:
+    for value in (True, False):
+        config = config_from_dict({"autoscale": {"preset": "multicast", "live": value}})
+        assert config.autoscale is not None
+        assert config.autoscale.live is value
 
 
 @pytest.mark.parametrize(("part", "expected"), [((1, 1), (10, 6, 0)), ((1, 2), (5, 3, 8))])

@@ -116,7 +116,7 @@ def config_of(draw: Draw, directory: Path) -> Any:
                 "policy": draw.policy,
                 "block_size": 64,
                 "num_blocks": 300,
-                "max_batch_prefill_tokens": 2048,
+                **({"max_batch_prefill_tokens": 2048} if draw.policy == "fcfs" else {}),
             },
             "latency": {
                 "backend": "linear",

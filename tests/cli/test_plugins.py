@@ -58,7 +58,7 @@ def path_of(config: Path) -> dict[str, str]:
         ("latency.backend=absent:X", "c.toml: latency.backend: cannot import 'absent'"),
         (
             "scheduler.policy=own:Empty",
-            "scheduler.policy: own:Empty cannot be made from (SchedulerTable, ReplicaLimits)",
+            "scheduler.policy: own:Empty cannot be made from (OwnSchedulerTable, ReplicaLimits)",
         ),
         (
             "scheduler.policy=own:Part",
@@ -94,4 +94,12 @@ def test_a_choice_that_is_none_is_named(config: Path) -> None:
 @pytest.mark.parametrize("name", ["Fewest", "Freest"])
 def test_a_router_of_ones_own_runs(config: Path, name: str) -> None:
     done = emu(config, "-q", *TWO, "--set", f"router.policy=own:{name}", **path_of(config))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "validate", "chaos"])
+def test_every_command_finds_classes_beside_the_file(config: Path, command: str) -> None:
+    config.write_text(config.read_text() + '[router]\npolicy = "own:Fewest"\n')
+    more = ("--seeds", "0:1") if command == "chaos" else ()
+    done = emu(command, config, *more)
     assert done.returncode == 0, done.stderr

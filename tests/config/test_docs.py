@@ -7,8 +7,9 @@ from pathlib import Path
 
 from msgspec import inspect
 
-from emu.config.check import unwrap
+from emu.config.check import table_info, unwrap
 from emu.config.docs import config_schema, description, reference_markdown, tables
+from emu.config.kinds import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,9 +52,26 @@ def test_json_schema_describes_the_same_keys() -> None:
     document = json.loads(json.dumps(config_schema()))
     assert document["$schema"].startswith("https://json-schema.org/")
     names = {struct.cls.__name__: struct for _, struct in tables()}
+    for union in KINDS.values():
+        names |= {kind.__name__: table_info(kind) for kind in (*union.kinds.values(), union.own)}
     for name, definition in document["$defs"].items():
+        if "anyOf" in definition:
+            continue
         assert definition["additionalProperties"] is False
         assert list(definition["properties"]) == [item.name for item in names[name].fields]
     replica = document["$defs"]["ReplicaTable"]["properties"]
     assert "max_num_seqs" in replica["scheduler"]["properties"]
     assert replica["scheduler"]["description"]
+
+
+def test_json_schema_lists_every_kind() -> None:
+    defs = config_schema()["$defs"]
+    for base, union in KINDS.items():
+        kinds = [defs[part["$ref"].split("/")[-1]] for part in defs[base.__name__]["anyOf"]]
+        words = [kind["properties"][union.key].get("const") for kind in kinds]
+        assert words == [*union.kinds, None]
+    assert "chunk_size" not in defs["VllmTable"]["properties"]
+    scaling = defs["AutoscaleTable"]["properties"]
+    assert "blitz" in scaling["planner"]["anyOf"][0]["enum"]
+    assert "multicast" in scaling["preset"]["enum"]
+    assert "straggler" in defs["FaultTable"]["properties"]["kind"]["enum"]

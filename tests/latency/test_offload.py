@@ -7,12 +7,12 @@ import pytest
 
 from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.config.schema import (
-    LatencyTable,
     NetworkTable,
     NodeTable,
     PlacedTensors,
     PlacementRule,
     PlacementTable,
+    RooflineTable,
 )
 from emu.errors import InputError
 from emu.latency.base import BatchShape
@@ -36,7 +36,7 @@ MOE = lookup_model("Qwen/Qwen3-30B-A3B-Instruct-2507", "test", "model")
 def context(model=LLAMA, **keys) -> LatencyContext:
     node = keys.pop("node", NodeTable(gpu="H100-SXM5-80GB", cxl_gib=64, cxl_devices=4))
     values = {
-        "table": LatencyTable(host_overhead=False),
+        "table": RooflineTable(host_overhead=False),
         "network": NetworkTable(),
         "model": model,
         "gpu": lookup_gpu("H100-SXM5-80GB", "test", "gpu"),
@@ -135,7 +135,7 @@ def test_backend_with_offload_keeps_its_promises(model, pipeline):
         context(
             model,
             placement=table,
-            table=LatencyTable(host_overhead=False, attention_offload=True),
+            table=RooflineTable(host_overhead=False, attention_offload=True),
             **keys,
         )
     )
@@ -181,7 +181,7 @@ def test_what_does_not_exist_is_said(tmp_path):
     with pytest.raises(InputError, match="no attention figures"):
         pim_device("DDR9", "t", "k")
     with pytest.raises(InputError, match="needs a machine whose memory computes"):
-        make_latency(context(table=LatencyTable(attention_offload=True)))
+        make_latency(context(table=RooflineTable(attention_offload=True)))
     broken = tmp_path / "DDR4_8GB_3200_pim.ini"
     broken.write_text("[system]\nbus_width = 64\n")
     with pytest.raises(InputError, match="dram_structure: missing"):
@@ -206,15 +206,15 @@ ROWS_HERE = ("embedding", "qkv_proj")
 
 
 def test_halves_need_attention_in_memory():
-    table = LatencyTable(host_overhead=False, sub_batch_interleaving=True)
+    table = RooflineTable(host_overhead=False, sub_batch_interleaving=True)
     with pytest.raises(InputError, match="attention_offload"):
         make_latency(context(table=table))
 
 
 def test_halves_hide_attention_only_where_it_is_long():
     node = NodeTable(gpu="H100-SXM5-80GB", pim="DDR4_8GB_3200", host_memory_gib=64)
-    table = LatencyTable(host_overhead=False, attention_offload=True)
-    halves = LatencyTable(host_overhead=False, attention_offload=True, sub_batch_interleaving=True)
+    table = RooflineTable(host_overhead=False, attention_offload=True)
+    halves = RooflineTable(host_overhead=False, attention_offload=True, sub_batch_interleaving=True)
     whole, split = (make_latency(context(table=t, node=node)) for t in (table, halves))
 
     assert split.iteration_ns(decodes(2, 100)) > whole.iteration_ns(decodes(2, 100))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emu.config.schema import SchedulerTable
+from emu.config.schema import FcfsTable
 from emu.request import Request
 from emu.scheduling.base import ReplicaLimits
 from emu.scheduling.fcfs import FcfsScheduler, PrefillQueue, reserved_blocks
@@ -26,7 +26,7 @@ def make(blocks=100, *, queue=None, stages=1, leap=True, **keys):
         pipeline_stages=stages,
         leap=leap,
     )
-    return FcfsScheduler(SchedulerTable(policy="fcfs", **keys), limits, queue=queue)
+    return FcfsScheduler(FcfsTable(**keys), limits, queue=queue)
 
 
 def ids(requests):

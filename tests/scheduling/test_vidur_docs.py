@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
-from emu.config import names
-from emu.config.schema import SchedulerTable
+from emu.config.kinds import KINDS
+from emu.config.schema import OwnSchedulerTable, SchedulerTable
 from emu.scheduling.base import ReplicaLimits
 from emu.scheduling.faithful import FAITHFUL
 from emu.scheduling.registry import make_scheduler
@@ -29,11 +29,11 @@ def plugin_path():
 
 def shortest_first(**more):
     limits = ReplicaLimits(num_blocks=24, block_size=4, max_model_tokens=4096, **more)
-    return make_scheduler(SchedulerTable(policy="my_scheduler:ShortestFirst"), limits)
+    return make_scheduler(OwnSchedulerTable(policy="my_scheduler:ShortestFirst"), limits)
 
 
 def test_every_policy_and_every_faithful_name_is_on_the_page():
-    for name in (*names.SCHEDULERS, *FAITHFUL):
+    for name in (*KINDS[SchedulerTable].kinds, *FAITHFUL):
         assert f"| `{name}`" in PAGE
     vidur = PAGE[PAGE.index("Vidur's own behaviour") :].split("]")[0]
     assert all(f'"{name}"' in vidur for name in FAITHFUL if name != "lor_waiting_only")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from emu.config.schema import SchedulerTable
+from emu.config.schema import VllmTable
 from tests.scheduling.vllm_world import (
     Program,
     Spec,
@@ -25,7 +25,7 @@ def programs(draw, *, orders=("arrival",), scale=1):
     longest = 40 * scale
     if not chunked:
         budget = 2048
-    table = SchedulerTable(
+    table = VllmTable(
         block_size=block_size,
         max_num_seqs=draw(st.sampled_from([1, 3, 8, 256])),
         max_num_batched_tokens=budget,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emu.config.schema import SchedulerTable
+from emu.config.schema import VllmTable
 from emu.kv.tiers import LowerTier
 from emu.request import Prefix, Request
 from emu.scheduling.base import ReplicaLimits
@@ -23,9 +23,7 @@ def scheduler(
         prefix_caching=caching,
         leap=leap,
     )
-    return VllmScheduler(
-        SchedulerTable(**keys), limits, preemptions_max=preemptions_max, tiers=tiers
-    )
+    return VllmScheduler(VllmTable(**keys), limits, preemptions_max=preemptions_max, tiers=tiers)
 
 
 def request(rid, prompt, output, *, arrival=0, tokens=None, **fields):

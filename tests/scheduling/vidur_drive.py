@@ -7,11 +7,11 @@ from collections import Counter
 
 import numpy as np
 
-from emu.config.schema import SchedulerTable
 from emu.latency.base import next_decode_shape
 from emu.request import Request
 from emu.scheduling.base import ReplicaLimits
 from emu.scheduling.stages import members_of
+from tests.scheduling.tables import table_for
 
 
 def make(cls, *, num_blocks, block_size=4, stages=1, leap=True, preemptions_max=0, **table):
@@ -23,7 +23,7 @@ def make(cls, *, num_blocks, block_size=4, stages=1, leap=True, preemptions_max=
         leap=leap,
     )
     table.setdefault("max_tokens", 64)
-    return cls(SchedulerTable(policy=cls.policy, **table), limits, preemptions_max=preemptions_max)
+    return cls(table_for(cls.policy, **table), limits, preemptions_max=preemptions_max)
 
 
 def request(request_id, prompt, output, *, at=0, limit=None, **more):

@@ -11,7 +11,6 @@ import heapq
 import json
 from collections import deque
 
-from emu.config.schema import SchedulerTable
 from emu.request import Request
 from emu.scheduling.base import ReplicaLimits
 from emu.scheduling.stages import Pipeline, bubble_ns, discount_bubbles, members_of
@@ -20,6 +19,7 @@ from emu.scheduling.vidur_lightllm import LightLlmScheduler
 from emu.scheduling.vidur_orca import OrcaScheduler
 from emu.scheduling.vidur_sarathi import SarathiScheduler
 from emu.scheduling.vidur_vllm_v0 import VllmV0Scheduler
+from tests.scheduling.tables import table_for
 from tests.shared_data import SHARED
 
 CASES = SHARED / "vidur-cases"
@@ -43,8 +43,8 @@ def schedulers_of(case, faithful=()):
     given = dict(parameters["scheduler"])
     policy = POLICIES[given.pop("type")]
     block_size, num_blocks = given.pop("block_size"), given.pop("num_blocks")
-    table = SchedulerTable(
-        policy=policy.policy,
+    table = table_for(
+        policy.policy,
         num_blocks=num_blocks,
         block_size=block_size,
         max_tokens=parameters["max_tokens"],

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from emu.config.schema import SchedulerTable
+from emu.config.schema import VllmTable
 from emu.latency.base import BatchShape, next_decode_shape
 from emu.request import Prefix, Request
 from emu.scheduling.base import ReplicaLimits
@@ -35,7 +35,7 @@ class Spec:
 
 @dataclass
 class Program:
-    table: SchedulerTable
+    table: VllmTable
     num_blocks: int
     block_size: int
     caching: bool

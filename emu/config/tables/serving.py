@@ -1,4 +1,8 @@
-"""How requests are served: batches, routing, and what an iteration costs."""
+"""How requests are served: batches, routing, and what an iteration costs.
+
+`[scheduler]` and `[latency]` are unions: `policy` and `backend` choose the kind, and each kind has
+keys of its own beside those that all have (`emu/config/kinds.py` tells which).
+"""
 
 from typing import Annotated, Literal
 
@@ -16,6 +20,20 @@ from emu.config.tables.base import (
     doc,
 )
 
+MaxNumSeqs = Annotated[Count, doc("Running requests per replica.")]
+MaxNumBatchedTokens = Annotated[Tokens, doc("Tokens per iteration.")]
+Watermark = Annotated[Fraction, doc("Blocks kept free.")]
+BatchSizeCap = Annotated[Count, doc("Admitted requests per replica.")]
+MaxTokensInBatch = Annotated[Tokens, doc("Padded (vllm_v0) or summed (lightllm) prompt tokens.")]
+ChunkSize = Annotated[Tokens, doc("Tokens per iteration, decodes included.")]
+MaxWaitingIters = Annotated[Count, doc("Decodes between prompts.")]
+MaxTokens = Annotated[Tokens, doc("Tokens reserved per request.")]
+MaxBatchPrefillTokens = Annotated[Tokens, doc("Prompt tokens per batch.")]
+RequestTokenBudget = Annotated[Tokens, doc("Tokens reserved by one request at most.")]
+Faithful = Annotated[
+    list[str], doc("Defects of the original to reproduce, by name (docs/schedulers.md).")
+]
+
 
 class SchedulerTable(Table, kw_only=True, frozen=True):
     """Iteration-level scheduler of every replica (a replica group may override keys)."""
@@ -27,14 +45,6 @@ class SchedulerTable(Table, kw_only=True, frozen=True):
         ),
     ] = "vllm"
     block_size: Annotated[Annotated[int, Meta(ge=1, le=4096)], doc("Tokens per KV block.")] = 16
-    max_num_seqs: Annotated[Count, doc("Running requests per replica.")] = 256
-    max_num_batched_tokens: Annotated[Tokens, doc("Tokens per iteration.")] = 2048
-    long_prefill_token_threshold: Annotated[
-        Tokens0, doc("Cap on one prompt's tokens per step; 0 = off.")
-    ] = 0
-    chunked_prefill: Annotated[bool, doc("Split prompts over iterations.")] = True
-    prefix_caching: Annotated[bool, doc("Reuse KV blocks of equal prefixes.")] = True
-    reserve_full_sequence: Annotated[bool, doc("Admit only if the whole length fits now.")] = True
     gpu_memory_utilization: Annotated[
         Annotated[float, Meta(gt=0, le=1)], doc("Part of GPU memory for weights and KV.")
     ] = 0.9
@@ -42,38 +52,160 @@ class SchedulerTable(Table, kw_only=True, frozen=True):
     async_scheduling: Annotated[
         Literal["auto", "on", "off"],
         doc(
-            "vllm: form each batch while the one before it runs; auto = on for colocated replicas of one stage if latency.host_overhead."
+            "Host work overlaps with the GPU's (off: not). vllm also forms each batch while the one before it runs; auto = on for colocated replicas of one stage if latency.host_overhead."
         ),
     ] = "auto"
     leap: Annotated[
         bool, doc("Take equal decode iterations together (same results, much faster).")
     ] = True
-    watermark_blocks_fraction: Annotated[Fraction, doc("vllm_v0, sarathi: blocks kept free.")] = (
-        0.01
-    )
-    batch_size_cap: Annotated[
-        Count, doc("vllm_v0, sarathi, orca, lightllm, faster_transformer.")
-    ] = 128
-    max_tokens_in_batch: Annotated[Tokens, doc("vllm_v0, lightllm: padded or summed tokens.")] = (
-        4096
-    )
-    chunk_size: Annotated[Tokens, doc("sarathi: token budget.")] = 512
-    max_waiting_iters: Annotated[Count, doc("lightllm: decodes between prompts.")] = 10
-    max_tokens: Annotated[Tokens, doc("orca, faster_transformer: tokens reserved per request.")] = (
-        4096
-    )
-    max_batch_prefill_tokens: Annotated[Tokens, doc("fcfs: prompt tokens per batch.")] = 4096
-    request_token_budget: Annotated[
-        Tokens, doc("fcfs: tokens reserved by one request at most.")
-    ] = 16_000
     order: Annotated[
         Literal["arrival", "priority", "deadline", "fair"],
         doc("Order of the waiting queue: arrival, priority, deadline or fair (between tenants)."),
     ] = "arrival"
     skip_blocked: Annotated[bool, doc("Let later requests pass a head that does not fit.")] = False
-    faithful: Annotated[
-        list[str], doc("Defects of the original to reproduce, by name (docs/schedulers.md).")
-    ] = field(default_factory=list)
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """KV blocks of equal prefixes are reused."""
+        return False
+
+    @property
+    def requests_max(self) -> int:
+        """Requests that an engine is set up for (vLLM's default where the policy has no such key)."""
+        return 256
+
+    @property
+    def tokens_max(self) -> int:
+        """Tokens of an iteration that an engine is set up for (likewise)."""
+        return 2048
+
+    @property
+    def quirks(self) -> list[str]:
+        """Names of defects to reproduce."""
+        return []
+
+    def places(self, stages: int) -> int:
+        """Most requests that can run at once on a replica; 0 = no limit but the blocks."""
+        return 0
+
+
+class VllmTable(SchedulerTable, kw_only=True, frozen=True):
+    """The current vLLM scheduler."""
+
+    policy: Literal["vllm"] = "vllm"
+    max_num_seqs: MaxNumSeqs = 256
+    max_num_batched_tokens: MaxNumBatchedTokens = 2048
+    long_prefill_token_threshold: Annotated[
+        Tokens0, doc("Cap on one prompt's tokens per step; 0 = off.")
+    ] = 0
+    chunked_prefill: Annotated[bool, doc("Split prompts over iterations.")] = True
+    prefix_caching: Annotated[bool, doc("Reuse KV blocks of equal prefixes.")] = True
+    reserve_full_sequence: Annotated[bool, doc("Admit only if the whole length fits now.")] = True
+
+    @property
+    def caches_prefixes(self) -> bool:
+        return self.prefix_caching
+
+    @property
+    def requests_max(self) -> int:
+        return self.max_num_seqs
+
+    @property
+    def tokens_max(self) -> int:
+        return self.max_num_batched_tokens
+
+    def places(self, stages: int) -> int:
+        return self.max_num_seqs
+
+
+class VidurTable(SchedulerTable, kw_only=True, frozen=True):
+    """What the policies after Vidur share."""
+
+    batch_size_cap: BatchSizeCap = 128
+    faithful: Faithful = field(default_factory=list)
+
+    @property
+    def quirks(self) -> list[str]:
+        return self.faithful
+
+    def places(self, stages: int) -> int:
+        return self.batch_size_cap
+
+
+class PagedTable(VidurTable, kw_only=True, frozen=True):
+    """Blocks on demand with a watermark."""
+
+    watermark_blocks_fraction: Watermark = 0.01
+
+
+class VllmV0Table(PagedTable, kw_only=True, frozen=True):
+    """First-generation vLLM."""
+
+    policy: Literal["vllm_v0"] = "vllm_v0"
+    max_tokens_in_batch: MaxTokensInBatch = 4096
+
+
+class SarathiTable(PagedTable, kw_only=True, frozen=True):
+    """Sarathi-Serve."""
+
+    policy: Literal["sarathi"] = "sarathi"
+    chunk_size: ChunkSize = 512
+
+
+class ReservedTable(VidurTable, kw_only=True, frozen=True):
+    """The longest length reserved at admission."""
+
+    max_tokens: MaxTokens = 4096
+
+    def places(self, stages: int) -> int:
+        return self.batch_size_cap * stages  # the cap is one of a batch
+
+
+class OrcaTable(ReservedTable, kw_only=True, frozen=True):
+    """Iteration-level batching."""
+
+    policy: Literal["orca"] = "orca"
+
+
+class FasterTransformerTable(ReservedTable, kw_only=True, frozen=True):
+    """Static batches."""
+
+    policy: Literal["faster_transformer"] = "faster_transformer"
+
+
+class LightLlmTable(VidurTable, kw_only=True, frozen=True):
+    """Admission that looks ahead to the peak of memory."""
+
+    policy: Literal["lightllm"] = "lightllm"
+    max_tokens_in_batch: MaxTokensInBatch = 4096
+    max_waiting_iters: MaxWaitingIters = 10
+
+
+class FcfsTable(SchedulerTable, kw_only=True, frozen=True):
+    """BlitzScale's prefill queue."""
+
+    policy: Literal["fcfs"] = "fcfs"
+    max_batch_prefill_tokens: MaxBatchPrefillTokens = 4096
+    request_token_budget: RequestTokenBudget = 16_000
+
+
+class OwnSchedulerTable(VllmTable, kw_only=True, frozen=True):
+    """A class of one's own, which may read the keys of all policies."""
+
+    policy: Annotated[str, doc("package.module:Class")]  # type: ignore[assignment]
+    watermark_blocks_fraction: Watermark = 0.01
+    batch_size_cap: BatchSizeCap = 128
+    max_tokens_in_batch: MaxTokensInBatch = 4096
+    chunk_size: ChunkSize = 512
+    max_waiting_iters: MaxWaitingIters = 10
+    max_tokens: MaxTokens = 4096
+    max_batch_prefill_tokens: MaxBatchPrefillTokens = 4096
+    request_token_budget: RequestTokenBudget = 16_000
+    faithful: Faithful = field(default_factory=list)
+
+    @property
+    def quirks(self) -> list[str]:
+        return self.faithful
 
 
 class RouterTable(Table, kw_only=True, frozen=True):
@@ -98,38 +230,26 @@ class RouterTable(Table, kw_only=True, frozen=True):
     ] = "auto"
 
 
+Bundles = Annotated[str, doc("Root of the bundles, or one bundle.")]
+Hardware = Annotated[str, doc("Name of the hardware folder; empty = the GPU's.")]
+ComputeEfficiency = Annotated[Fraction, doc("Part of peak FLOP/s; 0 = default.")]
+MemoryEfficiency = Annotated[Fraction, doc("Part of peak bandwidth; 0 = default.")]
+StepOverhead = Annotated[float, doc("Host time per iteration; -1 = the default of host_overhead.")]
+RoundTokens = Annotated[Count, doc("Token counts are rounded up to a multiple of this.")]
+
+
 class LatencyTable(Table, kw_only=True, frozen=True):
     """What an iteration costs."""
 
     backend: Annotated[
         str, doc("roofline, profile, linear, astra-sim, aiconfigurator, or package.module:Class")
     ] = "roofline"
-    path: Annotated[
-        str, doc("profile: root of the bundles, or one bundle. aiconfigurator: saved table.")
-    ] = ""
-    hardware: Annotated[str, doc("profile: name of the hardware folder; empty = the GPU's.")] = ""
-    base_us: Annotated[NonNegative, doc("linear: each iteration.")] = 5000.0
-    per_token_us: Annotated[NonNegative, doc("linear: per token of the iteration.")] = 50.0
-    per_context_token_us: Annotated[NonNegative, doc("linear: per token processed before.")] = 1.0
-    prefill_tokens_per_s: Annotated[
-        NonNegative, doc("linear: if > 0, prefill-only batches cost tokens / this.")
-    ] = 0.0
     host_overhead: Annotated[
         bool,
         doc(
             "Model the engine around the kernels: host time per step, first use, asynchronous scheduling; profile: compiled kernels, separate prompts."
         ),
     ] = True
-    compute_efficiency: Annotated[Fraction, doc("roofline: part of peak FLOP/s; 0 = default.")] = (
-        0.0
-    )
-    memory_efficiency: Annotated[
-        Fraction, doc("roofline: part of peak bandwidth; 0 = default.")
-    ] = 0.0
-    step_overhead_us: Annotated[
-        float, doc("roofline: host time per iteration; -1 = default.")
-    ] = -1.0
-    round_tokens_to: Annotated[Count, doc("Token counts are rounded up to a multiple of this.")] = 1
     expert_routing: Annotated[
         str, doc("MoE gate: balanced, round_robin, random, skewed, or package.module:Class")
     ] = "balanced"
@@ -139,16 +259,81 @@ class LatencyTable(Table, kw_only=True, frozen=True):
     sub_batch_interleaving: Annotated[
         bool, doc("attention_offload: halves of a batch, one on the GPU while one attends.")
     ] = False
-    binary: Annotated[str, doc("astra-sim: the program; empty = embedded executor.")] = ""
+
+
+class HostTable(LatencyTable, kw_only=True, frozen=True):
+    """Kernel times, and the host's time beside them."""
+
+    step_overhead_us: StepOverhead = -1.0
+
+
+class RooflineTable(HostTable, kw_only=True, frozen=True):
+    """Any model on any GPU, from the figures of both."""
+
+    backend: Literal["roofline"] = "roofline"
+    compute_efficiency: ComputeEfficiency = 0.0
+    memory_efficiency: MemoryEfficiency = 0.0
+    round_tokens_to: RoundTokens = 1
+
+
+class ProfileTable(HostTable, kw_only=True, frozen=True):
+    """Measured layer profiles."""
+
+    backend: Literal["profile"] = "profile"
+    path: Bundles = ""
+    hardware: Hardware = ""
+
+
+class LinearTable(LatencyTable, kw_only=True, frozen=True):
+    """Coefficients."""
+
+    backend: Literal["linear"] = "linear"
+    base_us: Annotated[NonNegative, doc("Each iteration.")] = 5000.0
+    per_token_us: Annotated[NonNegative, doc("Per token of the iteration.")] = 50.0
+    per_context_token_us: Annotated[NonNegative, doc("Per token processed before.")] = 1.0
+    prefill_tokens_per_s: Annotated[
+        NonNegative, doc("If > 0, prefill-only batches cost tokens / this.")
+    ] = 0.0
+
+
+class AiconfiguratorTable(HostTable, kw_only=True, frozen=True):
+    """NVIDIA's measured kernels."""
+
+    backend: Literal["aiconfigurator"] = "aiconfigurator"
+    path: Annotated[str, doc("Saved table; written there if it does not exist.")] = ""
+
+
+class AstraTable(HostTable, kw_only=True, frozen=True):
+    """ASTRA-Sim: the embedded executor, or the program itself."""
+
+    backend: Literal["astra-sim"] = "astra-sim"
+    binary: Annotated[str, doc("The program; empty = embedded executor.")] = ""
     dialect: Annotated[
-        Literal["fork", "waiting", "ticks", "oneshot"], doc("astra-sim: how the program speaks.")
+        Literal["fork", "waiting", "ticks", "oneshot"], doc("How the program speaks.")
     ] = "fork"
-    timeout_s: Annotated[Positive, doc("astra-sim: no line for so long is an error.")] = 120.0
-    cache: Annotated[str, doc("astra-sim: SQLite file for counts.")] = ""
-    replay: Annotated[str, doc("astra-sim: take counts from this file only.")] = ""
-    compute: Annotated[
-        Literal["roofline", "profile"], doc("astra-sim: where layer times come from.")
-    ] = "roofline"
-    faithful: Annotated[list[str], doc("astra-sim: quirks to reproduce (docs/astra-sim.md).")] = (
-        field(default_factory=list)
+    timeout_s: Annotated[Positive, doc("No line for so long is an error.")] = 120.0
+    cache: Annotated[str, doc("SQLite file for counts.")] = ""
+    replay: Annotated[str, doc("Take counts from this file only.")] = ""
+    compute: Annotated[Literal["roofline", "profile"], doc("Where layer times come from.")] = (
+        "roofline"
     )
+    path: Bundles = ""
+    hardware: Hardware = ""
+    compute_efficiency: ComputeEfficiency = 0.0
+    memory_efficiency: MemoryEfficiency = 0.0
+    round_tokens_to: RoundTokens = 1
+    faithful: Annotated[list[str], doc("Quirks to reproduce (docs/astra-sim.md).")] = field(
+        default_factory=list
+    )
+
+
+class OwnLatencyTable(AstraTable, kw_only=True, frozen=True):
+    """A class of one's own, which may read the keys of all backends."""
+
+    backend: Annotated[str, doc("package.module:Class")]  # type: ignore[assignment]
+    base_us: Annotated[NonNegative, doc("Each iteration.")] = 5000.0
+    per_token_us: Annotated[NonNegative, doc("Per token of the iteration.")] = 50.0
+    per_context_token_us: Annotated[NonNegative, doc("Per token processed before.")] = 1.0
+    prefill_tokens_per_s: Annotated[
+        NonNegative, doc("If > 0, prefill-only batches cost tokens / this.")
+    ] = 0.0

@@ -1,0 +1,15 @@
+"""Tables of `[scheduler]` by policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from emu.config.kinds import KINDS
+from emu.config.schema import OwnSchedulerTable, SchedulerTable
+
+
+def table_for(policy: str, **keys: Any) -> Any:
+    """The table of a policy with these keys, less those that other policies have alone."""
+    kind = KINDS[SchedulerTable].kinds.get(policy, OwnSchedulerTable)
+    kept = {key: value for key, value in keys.items() if key in kind.__struct_fields__}
+    return kind(policy=policy, **kept)
