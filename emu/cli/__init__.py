@@ -16,11 +16,14 @@ from typing import Final
 
 from cyclopts import App, CycloptsError
 
+import emu
 from emu.config.suggest import did_you_mean
 from emu.process.exits import fail, guarded
+from emu.process.version import version_line
 
 _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
+        "start": ("init",),
         "runs": ("run", "validate", "report", "compare", "sweep"),
         "live": ("serve", "observe"),
         "measured": ("import-cluster", "reproduce", "calibrate", "trace", "profile"),
@@ -36,6 +39,7 @@ def _make_app() -> App:
         name="emu",
         help="Emulate a cluster that serves large language models.",
         help_on_error=False,
+        version=lambda: version_line(emu.__version__),
         version_flags=["--version"],
         suppress_keyboard_interrupt=False,  # main() says it
     )

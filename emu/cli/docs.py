@@ -4,6 +4,7 @@
     docs/reference/cli.md         commands and options, from the command line itself
     docs/reference/sweep.md       keys of a sweep file, from the Structs
     docs/reference/catalogue.md   models and GPUs
+    docs/reference/*.schema.json  JSON Schemas of configurations and sweep files, for editors
     docs/states.md                the diagram between its marks, from the table of transitions
     docs/faults.md                the kinds between their marks, from the catalogue of faults
 
@@ -13,6 +14,7 @@ with what is generated here.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -20,12 +22,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+import msgspec
 from msgspec import inspect
 
 from emu.catalogue import sizes
 from emu.catalogue.lookup import list_gpus, list_models, lookup_gpu, lookup_model
 from emu.cli import app
-from emu.config.docs import key_table, reference_markdown
+from emu.config.docs import config_schema, key_table, reference_markdown
 from emu.config.faultkinds import KINDS
 from emu.replica.states import mermaid
 from emu.sweeps import schema
@@ -124,12 +127,26 @@ def catalogue_markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
+def schema_text(kind: str) -> str:
+    """The JSON Schema of one kind of file: cluster or sweep."""
+    if kind == "cluster":
+        return json.dumps(config_schema(), indent=2) + "\n"
+    document = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "emu sweep",
+        **msgspec.json.schema(schema.Sweep),
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
 PAGES: Final[Mapping[str, Callable[[], str]]] = MappingProxyType(
     {
         "reference/config.md": reference_markdown,
         "reference/cli.md": cli_markdown,
         "reference/sweep.md": sweep_markdown,
         "reference/catalogue.md": catalogue_markdown,
+        "reference/cluster.schema.json": lambda: schema_text("cluster"),
+        "reference/sweep.schema.json": lambda: schema_text("sweep"),
     }
 )
 

@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from emu.cli.options import Count, Overrides, Port, Seconds, Seed
+from emu.errors import needs_extra
 
 
 def serve(
@@ -67,8 +68,9 @@ def serve(
     quiet
         Print nothing.
     """
-    from emu.serve.house import ServeOptions
-    from emu.serve.server import serve_command
+    with needs_extra("serve", "serve"):
+        from emu.serve.house import ServeOptions
+        from emu.serve.server import serve_command
 
     options = ServeOptions(
         host=host,
