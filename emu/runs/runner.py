@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import shlex
 import sys
 import threading
 import time
@@ -24,6 +25,7 @@ from emu.config.load import effective_dict, load_config
 from emu.config.schema import Config, SchedulerTable
 from emu.errors import InputError, naming
 from emu.process.interrupts import held, sent_to
+from emu.process.version import build, revision
 from emu.latency.base import LatencyBackend
 from emu.cluster.plan import Plan, make_plan
 from emu.cluster.recorder import Recorder
@@ -37,6 +39,14 @@ from emu.workload.opened import Workload, open_workload
 
 _WATCH_S: Final = 0.1
 """How often a progress bar, or who may interrupt a run from another thread, is looked at."""
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """How a configuration came about."""
+
+    command: str
+    """The command line, without where its results go."""
+    overrides: Sequence[str] = ()
 
 
 class RunResult(msgspec.Struct):
@@ -136,8 +146,11 @@ def execute(
     progress: bool = False,
     report: bool | None = None,
     stop: threading.Event | None = None,
+    origin: Origin | None = None,
 ) -> RunResult:
     """Run a configuration and write its directory. `stop` interrupts it from another thread.
+
+    `origin` is recorded: how the configuration came about.
 
     Raises InputError before anything is written. A run that cannot go on (RunError), violates
     an invariant or is interrupted keeps what was computed as partial files and raises.
@@ -166,7 +179,7 @@ def execute(
         summary = write_results(
             directory.staging, cluster, recorder, error, rows=workload.count, notes=workload.notes
         )
-        text = host_facts(config, source, outcome, wall, cpu)
+        text = host_facts(config, source, outcome, wall, cpu, origin)
         write_text(directory.staging / "run.json", text)
         if error is not None:
             directory.publish_partial()
@@ -259,7 +272,14 @@ def _run_cluster(
     return outcome, clusters[0]
 
 
-def host_facts(config: Config, source: str, outcome: Outcome, wall: float, cpu: float) -> str:
+def host_facts(
+    config: Config,
+    source: str,
+    outcome: Outcome,
+    wall: float,
+    cpu: float,
+    origin: Origin | None = None,
+) -> str:
     """run.json: the only file that may hold wall-clock figures and facts of the host."""
     import numpy as np
 
@@ -267,9 +287,13 @@ def host_facts(config: Config, source: str, outcome: Outcome, wall: float, cpu: 
     wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
     content = {
         "config_file": source,
+        "command": origin.command if origin else None,
+        "overrides": list(origin.overrides) if origin else [],
         "config": effective_dict(config),
         "versions": {
             "emu": emu.__version__,
+            "revision": revision(),
+            "build": build(),
             "python": ".".join(map(str, sys.version_info[:3])),
             "numpy": np.__version__,
             "msgspec": msgspec.__version__,
@@ -312,7 +336,15 @@ def run_command(
     sys.path.insert(0, str(path.resolve().parent))  # plug-ins may stand beside the config
     config = adjust(load_config(path, overrides), seed=seed, output=output)
     progress = not quiet and sys.stderr.isatty()
-    result = execute(config, str(path), progress=progress, report=config.output.report and report)
+    words = ["emu", "run", str(path), *(["--seed", str(seed)] if seed is not None else [])]
+    words += ["--set", *overrides] if overrides else []
+    result = execute(
+        config,
+        str(path),
+        progress=progress,
+        report=config.output.report and report,
+        origin=Origin(shlex.join(words), overrides),
+    )
     if not quiet:
         from emu.report.table import print_summary
         from emu.process.terminal import open_console
