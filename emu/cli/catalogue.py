@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from cyclopts import Parameter
-
-Json = Annotated[bool, Parameter(negative=())]
+from emu.cli.options import Json
 
 
 def schema(kind: Literal["cluster", "sweep"] = "cluster", /) -> int:

@@ -27,7 +27,8 @@ from msgspec import inspect
 
 from emu.catalogue import sizes
 from emu.catalogue.lookup import list_gpus, list_models, lookup_gpu, lookup_model
-from emu.cli import app
+from emu.cli import every_command, groups
+from emu.cli.parser import parser_of
 from emu.config.docs import config_schema, key_table, reference_markdown
 from emu.config.faultkinds import KINDS
 from emu.replica.states import mermaid
@@ -51,15 +52,15 @@ _KINDS = re.compile(r"(<!-- generated: kinds -->\n\n).*?(\n\n<!-- end of kinds -
 
 def cli_markdown() -> str:
     """Every command with its options."""
-    text = app.generate_docs(output_format="markdown")
-    # The list of commands right after the table of contents says the same once more.
-    text = re.sub(r"\*\*Commands\*\*:\n\n(?:\* .*\n)+\n?", "", text)
-    # Usage lines name how this very process was started.
-    text = re.sub(r"^(emu[a-z -]*?) -m [\w.]+", r"\1", text, flags=re.MULTILINE)
-    head, _, rest = text.partition("Emulate a cluster")
-    assert head.startswith("# emu")
-    body = f"Emulate a cluster{rest}".replace("## Table of Contents\n\n", "")
-    return _CLI_INTRO + body.rstrip() + "\n"
+    commands = every_command()
+    parts = [_CLI_INTRO]
+    for heading, group in groups().items():
+        names = [path for path in commands if path.partition(" ")[0] in group]
+        links = ", ".join(f"[`{path}`](#emu-{path.replace(' ', '-')})" for path in names)
+        parts.append(f"- {heading}: {links}\n")
+    for path, command in commands.items():
+        parts.append(f"\n## emu {path}\n\n```\n{parser_of(path, command).format_help()}```\n")
+    return "".join(parts)
 
 
 def sweep_markdown() -> str:

@@ -1,14 +1,13 @@
-"""`emu init`: a first configuration, taken from the examples in the package."""
+"""Commands to begin with: a first configuration from the examples in the package, completion."""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from cyclopts import Parameter
-
+from emu.cli.options import Parameter, Quiet
 from emu.config.suggest import unknown_value
 from emu.errors import InputError
 
@@ -23,7 +22,7 @@ def init(
     example: str = "cluster",
     force: Annotated[bool, Parameter(negative=())] = False,
     schema: Annotated[bool, Parameter(negative=())] = False,
-    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
+    quiet: Quiet = False,
 ) -> int:
     """Write a commented cluster file to start from.
 
@@ -58,6 +57,26 @@ def init(
         for path in written:
             print(f"{path} written")
         print(f"next: emu validate {file}; emu run {file}; emu --help")
+    return 0
+
+
+def completion(shell: Literal["bash", "zsh", "tcsh"] = "bash", /) -> int:
+    """Completion of commands and options for a shell, on stdout.
+
+    Parameters
+    ----------
+    shell
+        Which shell.
+
+    Examples
+    --------
+    emu completion bash > ~/.local/share/bash-completion/completions/emu
+    """
+    import shtab
+
+    from emu.cli import root_parser
+
+    print(shtab.complete(root_parser(), shell=shell))
     return 0
 
 

@@ -112,8 +112,11 @@ async def _emulate(cluster: Cluster, progress: Any, stop: threading.Event | None
     """Run the cluster; a signal, or `stop` set in another thread, ends it and keeps the rest."""
     loop = asyncio.get_running_loop()
 
+    interrupts: list[KeyboardInterrupt] = []
+
     def interrupt() -> None:
-        cluster.kernel.fail(KeyboardInterrupt())
+        interrupts.append(KeyboardInterrupt())
+        cluster.kernel.fail(interrupts[-1])
 
     async def watch() -> None:
         while stop is None or not stop.is_set():
@@ -125,7 +128,10 @@ async def _emulate(cluster: Cluster, progress: Any, stop: threading.Event | None
     watcher = loop.create_task(watch()) if progress is not None or stop is not None else None
     try:
         with sent_to(loop, interrupt):
-            return await cluster.run()
+            outcome = await cluster.run()
+        if interrupts and outcome.error is None:  # it came when the run had just ended
+            outcome.error = interrupts[0]
+        return outcome
     finally:
         if watcher is not None:
             watcher.cancel()
@@ -183,6 +189,9 @@ def execute(
         write_text(directory.staging / "run.json", text)
         if error is not None:
             directory.publish_partial()
+            if origin is not None:  # started by a user, who wants to find them
+                where = os.path.relpath(config.output.dir)
+                print(f"partial results are kept in {where} (*.partial.*)", file=sys.stderr)
             raise error
         directory.publish()
     except BaseException:
@@ -323,6 +332,40 @@ def adjust(config: Config, *, seed: int | None, output: Path | None) -> Config:
     return config
 
 
+def kept_apart(config: Config) -> Config:
+    """The config with a directory of its own, if its directory holds a run of another one.
+
+    A run of the same configuration is replaced: it has the same results.
+    """
+    first = Path(config.output.dir)
+    if not first.exists():
+        return config
+    from emu.report.rundata import find
+
+    place, number = first, 1
+    while (found := find(place, "summary.json")) is not None and not _is_same(config, found):
+        number += 1
+        place = first.with_name(f"{first.name}-{number}")
+    if place == first:
+        return config
+    table = msgspec.structs.replace(config.output, dir=str(place))
+    print(f"{first} holds another run; this one goes to {place} (--force replaces)", file=sys.stderr)
+    return msgspec.structs.replace(config, output=table)
+
+
+def _is_same(config: Config, summary: Path) -> bool:
+    """True if a run in the directory of this summary had the same configuration, and ended."""
+    import json
+
+    try:
+        content = json.loads((summary.parent / "run.json").read_text(encoding="utf-8"))
+        old = dict(content["config"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ".partial" in summary.name  # nothing that one would want to keep
+    new = json.loads(msgspec.json.encode(effective_dict(config)))
+    return {**old, "output": None} == {**new, "output": None}
+
+
 def run_command(
     path: Path,
     *,
@@ -331,10 +374,14 @@ def run_command(
     overrides: Sequence[str],
     quiet: bool,
     report: bool,
+    force: bool = False,
+    as_json: bool = False,
 ) -> int:
     """`emu run`."""
     sys.path.insert(0, str(path.resolve().parent))  # plug-ins may stand beside the config
     config = adjust(load_config(path, overrides), seed=seed, output=output)
+    if not force:
+        config = kept_apart(config)
     progress = not quiet and sys.stderr.isatty()
     words = ["emu", "run", str(path), *(["--seed", str(seed)] if seed is not None else [])]
     words += ["--set", *overrides] if overrides else []
@@ -345,7 +392,9 @@ def run_command(
         report=config.output.report and report,
         origin=Origin(shlex.join(words), overrides),
     )
-    if not quiet:
+    if as_json:
+        print((result.directory / "summary.json").read_text(encoding="utf-8"), end="")
+    elif not quiet:
         from emu.report.table import print_summary
         from emu.process.terminal import open_console
 
