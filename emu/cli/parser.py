@@ -116,8 +116,8 @@ def _add(parser: Parser, spec: Spec) -> None:
     told: dict[str, Any] = {"help": spec.text.replace("%", "%%")}
     if spec.default is not _REQUIRED:
         told["default"] = spec.default
-        if spec.default not in (None, "", (), False, True) or spec.default == 0:
-            told["help"] += f" [{spec.default}]".replace("%", "%%") if _tells(spec.default) else ""
+        if _tells(spec.default):
+            told["help"] += f" [{spec.default}]".replace("%", "%%")
     if spec.kind is bool:
         _add_flag(parser, spec, told)
         return
@@ -141,7 +141,9 @@ def _add(parser: Parser, spec: Spec) -> None:
 
 
 def _tells(default: object) -> bool:
-    return not isinstance(default, bool) and default not in (-1, -1.0)
+    """Whether a default says something: -1 stands for what the text explains."""
+    is_flag = isinstance(default, bool)
+    return not is_flag and default not in (None, "", ()) and default != -1
 
 
 def _add_flag(parser: Parser, spec: Spec, told: dict[str, Any]) -> None:
