@@ -175,7 +175,7 @@ def _replayable(config: Config) -> dict[str, Any]:
         if not raw[key]:
             del raw[key]
     for table, key in _PATHS:
-        if raw[table][key]:
+        if raw[table].get(key):
             raw[table][key] = str(Path(raw[table][key]).resolve())
     return raw
 

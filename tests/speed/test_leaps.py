@@ -17,6 +17,7 @@ import pytest
 from emu.chaos.trial import run_world
 from emu.chaos.worlds import World, draw_world
 from emu.rng import rng_stream
+from tests.speed.policies import change_policy
 
 SOAK_SEEDS = 300
 GROWING = ("vllm", "vllm_v0", "sarathi")
@@ -34,7 +35,7 @@ def world_of(seed: int) -> World:
         tables["latency"] = {"backend": "roofline", "host_overhead": bool(rng.integers(4))}
         scheduler = tables["scheduler"]
         if "autoscale" not in tables and rng.random() < 0.7:
-            scheduler["policy"] = "vllm"
+            change_policy(scheduler, "vllm")
         if scheduler["policy"] == "vllm":
             scheduler["async_scheduling"] = ("auto", "on", "off")[int(rng.integers(3))]
     return world
@@ -54,9 +55,11 @@ def tight(world: World, seed: int) -> World:
     scheduler: dict[str, Any] = world.tables["scheduler"]
     longest = max(turn["input_toks"] + turn["output_toks"] for turn in turns)
     scheduler["num_blocks"] = int(longest * rng.uniform(1.1, 2.0)) // scheduler["block_size"] + 2
-    scheduler["max_num_seqs"] = 64
     if "autoscale" not in world.tables and scheduler["policy"] not in GROWING:
-        scheduler["policy"] = GROWING[int(rng.integers(len(GROWING)))]
+        change_policy(scheduler, GROWING[int(rng.integers(len(GROWING)))])
+    scheduler["max_num_seqs" if scheduler["policy"] == "vllm" else "batch_size_cap"] = 64
+    if scheduler["policy"] == "fcfs":
+        del scheduler["batch_size_cap"]
     return world
 
 

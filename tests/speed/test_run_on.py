@@ -17,6 +17,7 @@ from emu.chaos.worlds import World, draw_world
 from emu.rng import rng_stream
 from emu.scheduling.base import Batch, Progress
 from emu.scheduling.running import RunningSet
+from tests.speed.policies import change_policy
 
 SEEDS_MAX = 400
 ENDS_MIN = 100
@@ -36,8 +37,8 @@ def world_of(seed: int) -> World | None:
     tables["model"] = {"name": "meta-llama/Llama-3.2-1B"}
     tables["latency"] = {"backend": "roofline", "host_overhead": bool(rng.integers(2))}
     tables["router"]["signal_delay_ms"] = 0.0
+    change_policy(tables["scheduler"], "vllm")
     tables["scheduler"] |= {
-        "policy": "vllm",
         "prefix_caching": False,
         "async_scheduling": ("auto", "on", "off")[int(rng.integers(3))],
         "max_num_batched_tokens": 2048,
