@@ -98,6 +98,8 @@ class Request(msgspec.Struct, kw_only=True, eq=False, gc=False):
     first_token_ns: int = -1
     last_token_ns: int = -1
     execution_ns: int = 0
+    stage_wait_ns: int = 0
+    """From the forming of its first batch to that batch's start on the first pipeline stage."""
     preemptions: int = 0
     recomputed_tokens: int = 0
     migrations: int = 0
