@@ -104,6 +104,8 @@ def sent_to(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> Iter
             loop.add_signal_handler(number, strike, number)
     try:
         yield
+        # What struck when there was nothing left to end is found by `strike_if_lost`.
+        _struck.extend(struck)
     finally:
         with held():
             for number, handler in zip(ENDING, before, strict=True):

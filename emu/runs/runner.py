@@ -38,6 +38,9 @@ from emu.workload.opened import Workload, open_workload
 _WATCH_S: Final = 0.1
 """How often a progress bar, or who may interrupt a run from another thread, is looked at."""
 
+_SIGNAL_TURNS: Final = 3
+"""Turns of the loop in which it sees a signal that came while the run computed to its end."""
+
 
 class RunResult(msgspec.Struct):
     """What a run leaves behind."""
@@ -115,7 +118,10 @@ async def _emulate(cluster: Cluster, progress: Any, stop: threading.Event | None
     watcher = loop.create_task(watch()) if progress is not None or stop is not None else None
     try:
         with sent_to(loop, interrupt):
-            return await cluster.run()
+            outcome = await cluster.run()
+            for _ in range(_SIGNAL_TURNS):
+                await asyncio.sleep(0)
+            return outcome
     finally:
         if watcher is not None:
             watcher.cancel()

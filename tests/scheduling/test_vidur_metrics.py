@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from emu.latency.features import batch_flops, mfu
 from emu.latency.base import BatchShape
+from emu.latency.features import batch_flops, mfu
 from emu.scheduling.base import Batch, Chunk
 from emu.scheduling.stages import Pipeline, discount_bubbles
 from emu.scheduling.times import request_times
