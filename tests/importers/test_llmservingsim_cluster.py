@@ -115,8 +115,11 @@ def test_parallel_degrees_are_inferred(convert, given, tp, pp):
 
 @pytest.mark.parametrize(
     ("given", "tp", "pp"),
-    [({"npu_num": 1, "npu_group": 1}, 1, 1), ({"npu_num": 2}, 2, 1)]
-    + [({"npu_num": 4, "npu_group": 2}, 2, 2)],
+    [
+        ({"npu_num": 1, "npu_group": 1}, 1, 1),
+        ({"npu_num": 2}, 2, 1),
+        ({"npu_num": 4, "npu_group": 2}, 2, 2),
+    ],
 )
 def test_the_first_format_groups_gpus_into_stages(convert, given, tp, pp):
     config, text = convert(cluster(given))
