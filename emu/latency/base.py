@@ -36,6 +36,8 @@ class BatchShape(msgspec.Struct, gc=False):
     group_tokens: int = 0
     """Mean tokens of the members of a group that is not padded: those of a rank's experts and of
     the exchange before and after them. 0 = as the other layers."""
+    group_tokens_max: int = 0
+    """Largest member's tokens where `group_tokens` is not 0: what the busiest link carries."""
     start_layer: int = 0
     """First transformer layer to run (0 unless a relayed batch enters in the middle)."""
     layers: int = -1
@@ -106,6 +108,7 @@ def next_decode_shape(shape: BatchShape, step: int) -> BatchShape:
         sequences=shape.sequences,
         padded_tokens=shape.padded_tokens,
         group_tokens=shape.group_tokens,
+        group_tokens_max=shape.group_tokens_max,
         start_layer=shape.start_layer,
         layers=shape.layers,
     )
