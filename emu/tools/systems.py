@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emu.config.load import load_config
+from emu.config.schema import LatencyTable
 from emu.errors import InputError
 from emu.process.interrupts import scratch
 from emu.report.summary import Summary
@@ -41,6 +42,11 @@ Floats = NDArray[np.float64]
 _THROUGHPUT: Final = "_throughput.tsv"
 _POWER: Final = "server_power_"
 _PULSE: Final = "pulse"
+_SAMPLING: Final = (
+    ("latency.sampling=random",) if "sampling" in LatencyTable.__struct_fields__ else ()
+)
+"""The sums of the series are those of the workloads: their lengths were forced, by sampling
+parameters of the client's own, so that the models' generation configs do not apply."""
 
 
 class SystemRow(msgspec.Struct, frozen=True):
@@ -135,7 +141,8 @@ def _run(cluster: Path, workload: Path, overrides: Sequence[str]) -> tuple[Summa
     with scratch("emu-systems-") as place:
         config_path = place / "cluster.toml"
         config_path.write_text(import_cluster(cluster), encoding="utf-8")
-        keys = [f"workload.path={workload.resolve()}", f"output.dir={place / 'run'}", *overrides]
+        keys = [f"workload.path={workload.resolve()}", f"output.dir={place / 'run'}"]
+        keys += [*_SAMPLING, *overrides]
         config = load_config(config_path, overrides=keys)
         summary = execute(config, str(cluster), report=False).summary
         assert summary is not None
