@@ -40,9 +40,6 @@ from emu.workload.opened import Workload, open_workload
 _WATCH_S: Final = 0.1
 """How often a progress bar, or who may interrupt a run from another thread, is looked at."""
 
-_SIGNAL_TURNS: Final = 3
-"""Turns of the loop in which it sees a signal that came while the run computed to its end."""
-
 
 class Origin(msgspec.Struct, frozen=True):
     """How a configuration came about."""
@@ -132,8 +129,6 @@ async def _emulate(cluster: Cluster, progress: Any, stop: threading.Event | None
     try:
         with sent_to(loop, interrupt):
             outcome = await cluster.run()
-            for _ in range(_SIGNAL_TURNS):
-                await asyncio.sleep(0)
         if interrupts and outcome.error is None:  # it came when the run had just ended
             outcome.error = interrupts[0]
         return outcome

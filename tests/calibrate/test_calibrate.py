@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from emu.cluster.cluster import Cluster
 from emu.config.load import load_config
 from emu.errors import InputError
 from emu.latency.fit import Constants, Fit, ends_apart, gain_of, least_squares
-from emu.process.interrupts import sent_to, sigterm_interrupts, strike_if_lost
 from emu.report.rundata import read_run
 from emu.runs.runner import execute
 from emu.tools.calibrate import calibrate, snippet
@@ -185,31 +183,6 @@ def test_finished_worlds_do_not_pile_up(tmp_path: Path) -> None:
     with pytest.raises(Enough):
         calibrate(load_config(file), measured, str(file), report)
     assert said == [("descent 1 of 3", runs) for runs in range(4)]
-
-
-class _Loop:
-    """Keeps the handlers that a loop would call."""
-
-    def __init__(self) -> None:
-        self.handlers: dict[int, object] = {}
-
-    def add_signal_handler(self, number, handler, *given) -> None:
-        self.handlers[number] = lambda: handler(*given)
-
-    def remove_signal_handler(self, number) -> None:
-        del self.handlers[number]
-
-
-def test_a_signal_at_the_end_of_a_run_is_not_lost() -> None:
-    """It strikes before the next run begins."""
-    loop = _Loop()
-    with sigterm_interrupts():
-        with sent_to(loop, lambda: None):
-            loop.handlers[signal.SIGTERM]()
-        with pytest.raises(KeyboardInterrupt):
-            strike_if_lost()
-    with sigterm_interrupts():
-        strike_if_lost()
 
 
 @pytest.mark.parametrize(("configured", "is_gain"), [(TRUTH, False), (Constants(), True)])
