@@ -33,6 +33,7 @@ from emu.report.atomic import RunDirectory, write_text
 from emu.report.experts import write_experts
 from emu.report.gapfile import write_gaps
 from emu.report.summary import Summary, build_summary, write_summary
+from emu.runs.inputs import digests
 from emu.units import NS_PER_S
 from emu.workload.items import Notes
 from emu.workload.opened import Workload, open_workload
@@ -294,11 +295,13 @@ def host_facts(
 
     uvloop_version = getattr(sys.modules.get("uvloop"), "__version__", None)
     wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
+    plain = effective_dict(config)
     content = {
         "config_file": source,
         "command": origin.command if origin else None,
         "overrides": list(origin.overrides) if origin else [],
-        "config": effective_dict(config),
+        "config": plain,
+        "inputs": digests(plain),
         "versions": {
             "emu": emu.__version__,
             "revision": revision(),
