@@ -352,7 +352,9 @@ def kept_apart(config: Config) -> Config:
     if place == first:
         return config
     table = msgspec.structs.replace(config.output, dir=str(place))
-    print(f"{first} holds another run; this one goes to {place} (--force replaces)", file=sys.stderr)
+    print(
+        f"{first} holds another run; this one goes to {place} (--force replaces)", file=sys.stderr
+    )
     return msgspec.structs.replace(config, output=table)
 
 
