@@ -45,8 +45,9 @@ _INPUTS: Final = "inputs"
 _README: Final = """\
 # Runs of emu
 
-Made by emu {version}. Each directory below `runs/` is one run: its results, and in `run.json` its configuration
-and the versions. `inputs/` holds the files that the configurations name, `SHA256SUMS` the digest of every file.
+Made by emu {version}. Each directory below `runs/` is one run: its results, and in `run.json` its
+configuration and the versions. `inputs/` holds the files that the configurations name, `SHA256SUMS`
+the digest of every file.
 
 To run one again and compare it with what is here, byte by byte:
 
@@ -127,7 +128,7 @@ def _versions(content: dict[str, Any]) -> list[str]:
 
 
 def _inputs(directory: Path, config: dict[str, Any], recorded: dict[str, str]) -> list[str]:
-    """Point the configuration at its inputs (of a bundle, where there are any); what has changed."""
+    """Point the configuration at its inputs (of a bundle, if it is in one); what has changed."""
     reasons = []
     for table, key in named_files(config):
         name = table[key]

@@ -21,14 +21,14 @@ import msgspec
 import emu
 from emu.cluster.audit import expert_loads, final_error, run_facts
 from emu.cluster.cluster import Cluster, Outcome
+from emu.cluster.plan import Plan, make_plan
+from emu.cluster.recorder import Recorder
 from emu.config.load import effective_dict, load_config
 from emu.config.schema import Config, SchedulerTable
 from emu.errors import InputError, naming
+from emu.latency.base import LatencyBackend
 from emu.process.interrupts import held, sent_to
 from emu.process.version import build, revision
-from emu.latency.base import LatencyBackend
-from emu.cluster.plan import Plan, make_plan
-from emu.cluster.recorder import Recorder
 from emu.report.atomic import RunDirectory, write_text
 from emu.report.experts import write_experts
 from emu.report.gapfile import write_gaps
@@ -400,8 +400,8 @@ def run_command(
     if as_json:
         print((result.directory / "summary.json").read_text(encoding="utf-8"), end="")
     elif not quiet:
-        from emu.report.table import print_summary
         from emu.process.terminal import open_console
+        from emu.report.table import print_summary
 
         assert result.summary is not None
         console = open_console()
