@@ -30,6 +30,7 @@ from emu.config.schema import (
     RooflineTable,
     SarathiTable,
     SchedulerTable,
+    VidurLayersTable,
     VllmTable,
     VllmV0Table,
 )
@@ -93,6 +94,7 @@ KINDS: Final[Mapping[Struct, Union]] = MappingProxyType(
                 "linear": LinearTable,
                 "astra-sim": AstraTable,
                 "aiconfigurator": AiconfiguratorTable,
+                "vidur": VidurLayersTable,
             },
             OwnLatencyTable,
         ),

@@ -13,7 +13,14 @@ from emu.config.check import Problem, shown
 from emu.config.faultkinds import fault_problems
 from emu.config.locate import Path
 from emu.config.presets import PRESETS
-from emu.config.schema import Config, HostTable, LengthsTable, ProfileTable, ReplicaTable
+from emu.config.schema import (
+    Config,
+    HostTable,
+    LengthsTable,
+    ProfileTable,
+    ReplicaTable,
+    VidurLayersTable,
+)
 from emu.config.suggest import unknown_value
 
 
@@ -229,6 +236,8 @@ def _others(config: Config) -> Iterator[Problem]:
     )
     if isinstance(latency, ProfileTable) and not latency.path:
         yield ("latency", "path"), 'missing; backend = "profile" reads its bundles there'
+    if isinstance(latency, VidurLayersTable) and not latency.path:
+        yield ("latency", "path"), 'missing; backend = "vidur" reads compute/ and network/ there'
     tiers = config.network.tiers
     for index, tier in enumerate(tiers):
         if tier in tiers[:index]:

@@ -7,6 +7,7 @@ filled once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,6 +26,7 @@ from emu.config.schema import (
     PlacementTable,
     ProfileTable,
     RooflineTable,
+    VidurLayersTable,
 )
 from emu.errors import InputError
 from emu.latency.base import LatencyBackend
@@ -194,6 +196,8 @@ def _named(context: LatencyContext) -> LatencyBackend:
     table = context.table
     step_us = table.step_overhead_us if isinstance(table, HostTable) else -1.0
     host = host_costs(table.host_overhead, step_us, overlapped=context.overlapped)
+    if isinstance(table, VidurLayersTable):  # before the roofline, which it derives from
+        return _vidur(context, table, _roofline(context, table, host))
     if isinstance(table, RooflineTable):
         return _roofline(context, table, host)
     if isinstance(table, LinearTable):
@@ -232,6 +236,24 @@ def _roofline(context: LatencyContext, table: RooflineTable, host: HostCosts) ->
         collective_ns=collectives(context),
         round_tokens_to=table.round_tokens_to,
     )
+
+
+def _vidur(
+    context: LatencyContext, table: VidurLayersTable, inner: LatencyBackend
+) -> LatencyBackend:
+    from emu.latency.vidur import VidurBackend, VidurLayers, device_name
+
+    model = context.model
+    if context.pipeline_parallel > 1:
+        problem = "the vidur backend has no pipeline stages"
+        raise InputError(context.source, None, "replicas.pipeline_parallel", problem)
+    dtype = sizes.activation_dtype(model, context.dtype)
+    if dtype not in ("float16", "bfloat16") or context.dtype not in ("auto", dtype):
+        problem = f"Vidur measured 16-bit weights, not {context.dtype}"
+        raise InputError(context.source, None, "model.dtype", problem)
+    device = device_name(context.gpu.name, table.hardware, context.source)
+    layers = VidurLayers(Path(table.path), device, model, context.tensor_parallel)
+    return VidurBackend(layers, inner, model.layers)
 
 
 def _aiconfigurator(

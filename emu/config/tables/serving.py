@@ -242,7 +242,8 @@ class LatencyTable(Table, kw_only=True, frozen=True):
     """What an iteration costs."""
 
     backend: Annotated[
-        str, doc("roofline, profile, linear, astra-sim, aiconfigurator, or package.module:Class")
+        str,
+        doc("roofline, profile, vidur, linear, astra-sim, aiconfigurator, or package.module:Class"),
     ] = "roofline"
     host_overhead: Annotated[
         bool,
@@ -281,6 +282,14 @@ class ProfileTable(HostTable, kw_only=True, frozen=True):
 
     backend: Literal["profile"] = "profile"
     path: Bundles = ""
+    hardware: Hardware = ""
+
+
+class VidurLayersTable(RooflineTable, kw_only=True, frozen=True):
+    """Layers and all-reduces as Vidur measured them, the rest from the roofline."""
+
+    backend: Literal["vidur"] = "vidur"  # type: ignore[assignment]
+    path: Annotated[str, doc("Folder with compute/ and network/.")] = ""
     hardware: Hardware = ""
 
 
