@@ -250,12 +250,21 @@ def fit_experts(
         return None
     return fit(
         Experts,
-        {"launch_us": 20, "memory": 0.7, "compute": 0.5, "block": 96, "row": 1, "softness": 3},
+        {
+            "launch_us": 20,
+            "memory": 0.7,
+            "compute": 0.5,
+            "block": 96,
+            "few": 0.3,
+            "row": 1,
+            "softness": 3,
+        },
         {
             "launch_us": (3, 80),
             "memory": (0.2, 1),
             "compute": (0.1, 1),
             "block": (16, 300),
+            "few": (0.01, 4),
             "row": (0.05, 8),
             "softness": (1.2, 8),
         },

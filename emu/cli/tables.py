@@ -8,6 +8,7 @@ from rich.table import Table
 from emu.catalogue import sizes
 from emu.catalogue.lookup import list_gpus, list_models, lookup_gpu, lookup_model
 from emu.latency.aiconfigurator import covered_pairs
+from emu.latency.roofline.coefficients import kernels_of
 from emu.process.terminal import open_console
 
 
@@ -40,7 +41,7 @@ def print_models() -> None:
 
 def print_gpus() -> None:
     """Every GPU with its published figures."""
-    table = _table("GPU", "GiB", "GB/s", "fp16 TF/s", "fp8 TF/s", "NVLink", "PCIe", "W")
+    table = _table("GPU", "GiB", "GB/s", "fp16 TF/s", "fp8 TF/s", "NVLink", "PCIe", "W", "+-%")
     for name in list_gpus():
         gpu = lookup_gpu(name)
         table.add_row(
@@ -52,10 +53,12 @@ def print_gpus() -> None:
             f"{gpu.nvlink_gbps:g}" if gpu.nvlink_gbps else "-",
             f"{gpu.pcie_gbps:g}",
             f"{gpu.tdp_w:g}" if gpu.tdp_w else "-",
+            f"{kernels_of(gpu).spread:g}",
         )
     console = open_console(100)
     console.print(table)
     console.print("fp16, fp8: dense TFLOP/s. NVLink, PCIe: Gbit/s each way.")
+    console.print("+-%: uncertainty of a step's GPU time; 25 where no kernels were measured.")
     for name, models in covered_pairs().items():
         console.print(f"latency.backend = aiconfigurator covers {len(models)} models on {name}")
 

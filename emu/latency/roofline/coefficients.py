@@ -11,6 +11,7 @@ architecture with other memory or fewer processors may use them.
 from __future__ import annotations
 
 import functools
+import re
 import tomllib
 from pathlib import Path
 from typing import Final
@@ -92,6 +93,8 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     compute: float
     block: float
     """Rows that an expert's tokens are padded to, many tokens."""
+    few: float
+    """Number of experts met at which their weights are read at half the rate."""
     row: float
     """Bytes moved for a routed row, in units of its input and output."""
     softness: float
@@ -188,12 +191,25 @@ def _part(kernel: Products | Experts | Decodes, wider: float) -> float:
 
 
 @functools.cache
+def _texts() -> dict[str, str]:
+    """Architecture -> its part of the file, which is cut at headings without a dot.
+
+    A run needs one of them, and parsing all would take longer than building the backend.
+    """
+    parts = re.split(r"^(?=\[[^.\]]+\]$)", _FILE.read_text("utf-8"), flags=re.MULTILINE)[1:]
+    return {part[1 : part.index("]")]: part for part in parts}
+
+
+@functools.cache
+def _kernels(architecture: str) -> Kernels:
+    return msgspec.convert(tomllib.loads(_texts()[architecture])[architecture], Kernels)
+
+
 def all_kernels() -> dict[str, Kernels]:
     """Architecture -> coefficients."""
-    return msgspec.convert(tomllib.loads(_FILE.read_text("utf-8")), dict[str, Kernels])
+    return {name: _kernels(name) for name in _texts()}
 
 
 def kernels_of(gpu: GpuSpec) -> Kernels:
     """The set of a GPU's architecture."""
-    known = all_kernels()
-    return known.get(gpu.architecture) or known[GENERIC]
+    return _kernels(gpu.architecture if gpu.architecture in _texts() else GENERIC)

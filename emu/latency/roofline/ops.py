@@ -109,9 +109,8 @@ class Ops:
     ) -> float:
         """Routed experts of one layer on the slowest of `ep` ranks.
 
-        An expert has `matrices` of hidden x ffn. Without a gate, chances are equal: of `count`
-        experts 1 - (1 - k/E)^T are met by at least one of T tokens. A gate says how many tokens
-        each expert computes.
+        An expert has `matrices` of hidden x ffn. Without a gate, ranks are alike and experts as
+        popular as `met_experts` says. A gate says how many tokens each expert computes.
         """
         kernel = self.kernels.expert(dtype)
         params = matrices * hidden * ffn
