@@ -120,6 +120,8 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
     """The same: part of the rate that is left with four ranks."""
     host_fade: float = 1.0
     """The same: exponent with which that falls with more ranks."""
+    host_small: float = 1.0
+    """The same: times faster up to 1 MiB, where NCCL takes another protocol."""
 
 
 class Residual(msgspec.Struct, frozen=True, kw_only=True):
