@@ -120,6 +120,9 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         kv_dtype = sizes.kv_dtype(spec, dtype, self.kv_cache_dtype)
         experts = sizes.expert_dtype(spec, dtype) if spec.experts is not None else ""
         is_published = dtype == "auto"
+        linear = sizes.linear_dtype(spec, dtype)
+        if "mixer" in spec.layer(spec.layers - 1).unquantized:
+            linear = sizes.activation_dtype(spec, dtype)
         return Provenance(
             wheel=WHEEL,
             model=name,
@@ -128,7 +131,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
             version=version or "current",
             tensor_parallel=self.tensor_parallel,
             expert_parallel=self.expert_parallel,
-            weight_dtype=self._type(sizes.linear_dtype(spec, dtype), is_published),
+            weight_dtype=self._type(linear, is_published),
             expert_dtype=self._type(experts, is_published) if experts else "",
             kv_cache_dtype=self._type(kv_dtype, False),
         )
@@ -141,6 +144,9 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
             "bfloat16": "bfloat16",
             "float16": "bfloat16",
             "fp8": "fp8",
+            "fp8_block": "fp8_block",
+            "nvfp4": "nvfp4",
+            "int4_g32": "int4",
             "int8": "int8",
             "int4": "int4",
             "mxfp4": "w4a16_mxfp4",

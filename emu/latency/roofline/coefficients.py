@@ -25,6 +25,8 @@ GENERIC: Final = "generic"
 """The set of architectures that nobody measured."""
 
 
+_LIKE: Final = {"fp8_block": "fp8", "nvfp4": "mxfp4", "int4_g32": "int4"}
+"""Types of weights whose kernels are taken to be as those of another."""
 LARGE_TILE: Final = 128 * 256 / (128 + 256)
 
 
@@ -151,12 +153,12 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     residuals: dict[str, Residual] = {}
 
     def product(self, dtype: str) -> Products:
-        """Of a type of weights; narrow types without an own set take that of bfloat16."""
-        return self.products.get(dtype) or self.products["bfloat16"]
+        """Of a type of weights; types without an own set take that of bfloat16."""
+        return self.products.get(_LIKE.get(dtype, dtype)) or self.products["bfloat16"]
 
     def expert(self, dtype: str) -> Experts:
-        """Of a type of weights; narrow types without an own set take that of bfloat16."""
-        return self.experts.get(dtype) or self.experts["bfloat16"]
+        """Of a type of weights; types without an own set take that of bfloat16."""
+        return self.experts.get(_LIKE.get(dtype, dtype)) or self.experts["bfloat16"]
 
 
 def scaled(kernels: Kernels, compute: float, memory: float) -> Kernels:

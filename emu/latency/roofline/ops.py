@@ -33,7 +33,7 @@ CollectiveNs = Callable[[str, int, int], int]
 """(kind, bytes, ranks) -> ns. Kinds: all-reduce (bytes of the whole vector), all-gather (bytes
 that one rank contributes), reduce-scatter (bytes of the whole vector), send (one message)."""
 
-_WEIGHT_ONLY: Final = ("int4", "mxfp4")
+_WEIGHT_ONLY: Final = ("int4", "int4_g32", "mxfp4")
 _SAMPLER_KERNELS: Final = 10
 _NVLINK_STEP_NS: Final = 1_000
 _PCIE_STEP_NS: Final = 4_000
