@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from emu.catalogue import sizes
 from emu.catalogue.model import ModelSpec
 from emu.config.files import read_input
-from emu.errors import InputError
+from emu.errors import InputError, install_hint
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
 from emu.latency.host import NO_OVERHEAD, HostCosts, host_ns
 from emu.latency.profile.attention import LayerAttention
@@ -343,7 +343,7 @@ def _sdk(source: str) -> Any:
     try:
         from aiconfigurator_core import sdk
     except ImportError:
-        problem = f"the database is not installed: pip install 'emu[aiconfigurator]' ({WHEEL})"
+        problem = f"the database is not installed: {install_hint('aiconfigurator')} ({WHEEL})"
         raise InputError(source, None, "latency.backend", problem) from None
     # It warns of every table of other kinds of attention that it loads and that nobody asks.
     logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
