@@ -25,6 +25,12 @@ def serve(
     early_stop: Annotated[bool, Parameter(negative=())] = False,
     max_outstanding: Count = 8192,
     max_body_mib: float = 16.0,
+    max_recording_mib: float = 1024.0,
+    header_timeout_s: Seconds = 10.0,
+    allowed_host: tuple[str, ...] = (),
+    cors_origin: tuple[str, ...] = (),
+    strict_pace: Annotated[bool, Parameter(negative=())] = False,
+    slow_down: str = "off",
     startup_s: float = -1.0,
     drain_s: Seconds = 30.0,
     set_: Overrides = (),
@@ -59,7 +65,19 @@ def serve(
     max_outstanding
         More answers under way than this are refused with 429.
     max_body_mib
-        Longer request bodies are refused with 413.
+        Longer request bodies are refused with 413, on every path.
+    max_recording_mib
+        No more calls are taken (503) once the recorded traffic is so long.
+    header_timeout_s
+        A head that is not whole after so long is answered with 408, a body after six times that.
+    allowed_host
+        A further name under which clients may address a server on a loopback address.
+    cors_origin
+        Pages of this site may call the server, as https://HOST; * = any.
+    strict_pace
+        End with status 3 when the machine does not keep up with the emulation.
+    slow_down
+        auto = lower the speed while the machine does not keep up; off = never.
     startup_s
         Emulated start-up; -1 = the time to load the weights.
     drain_s
@@ -82,6 +100,12 @@ def serve(
         early_stop=early_stop,
         max_outstanding=max_outstanding,
         max_body_mib=max_body_mib,
+        max_recording_mib=max_recording_mib,
+        header_timeout_s=header_timeout_s,
+        allowed_hosts=allowed_host,
+        cors_origins=cors_origin,
+        strict_pace=strict_pace,
+        slow_down=slow_down,
         startup_s=startup_s,
         drain_s=drain_s,
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import html
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -147,6 +147,14 @@ def _header(run: RunData) -> str:
     if run.summary.partial:
         reason = html.escape(run.summary.partial_reason)
         banner = f'<p class="banner" role="alert">Partial results: {reason}</p>'
+    pace = run.summary.pace
+    if isinstance(pace, Mapping) and pace["verdict"] == "late":
+        share = f"{100 * pace['late_share']:.1f} % of the answers were late"
+        banner += (
+            '<p class="banner" role="alert">The machine did not keep the pace: '
+            f"{share}, first at {pace['first_late_s']:.1f} s, at worst by "
+            f"{pace['worst_lateness_s']:.3f} s. What clients measured is not this run.</p>"
+        )
     return f"<header><h1>{html.escape(_title(run))}</h1><ul>{items}</ul>{banner}</header>"
 
 

@@ -9,10 +9,10 @@ import hmac
 import time
 from typing import Any
 
-from prometheus_client import generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -23,11 +23,14 @@ from starlette.types import Message as AsgiMessage
 import emu
 from emu.serve.completions import Reply, failure_error, make_exchange
 from emu.serve.control import Control
+from emu.serve.exposition import METRICS_TYPE
 from emu.serve.failures import Failure, failure_from_header
+from emu.serve.guard import Guard
 from emu.serve.house import House
-from emu.serve.metrics import make_registry
+from emu.serve.metrics import MetricsPage
 from emu.serve.openapi import openapi
 from emu.serve.protocol import (
+    NAME_MAX,
     ApiError,
     Call,
     DetokenizeBody,
@@ -39,15 +42,13 @@ from emu.serve.protocol import (
     read_completion,
 )
 
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
 
 class Api:
     """OpenAI's and vLLM's endpoints over one house."""
 
     def __init__(self, house: House) -> None:
         self._house = house
-        self._registry = make_registry(house)
+        self._metrics = MetricsPage(house)
         self._created = int(time.time())
 
     def routes(self) -> list[Route]:
@@ -119,8 +120,11 @@ class Api:
                 code="server_full",
                 retry_after_s=1,
             )
-        call.session_id = request.headers.get("x-session-affinity", "")[:256]
-        call.request_id = request.headers.get("x-request-id", "")[:256]
+        if house.cluster.tape.traffic.is_full:
+            problem = "the recording has reached --max-recording-mib, no more calls are taken"
+            raise ApiError(503, problem, code="recording_full")
+        call.session_id = _header(request, "x-session-affinity")
+        call.request_id = _header(request, "x-request-id")
         return Reply(house, call, make_exchange(house, call), failure)
 
     def _check_key(self, request: HttpRequest) -> None:
@@ -141,16 +145,8 @@ class Api:
             )
 
     async def _body(self, request: HttpRequest) -> bytes:
-        """The body, or ApiError 413 as soon as it is too long."""
-        limit = int(self._house.options.max_body_mib * 2**20)
-        parts = []
-        size = 0
-        async for part in request.stream():
-            size += len(part)
-            if size > limit:
-                raise ApiError(413, f"the body is longer than {limit} bytes")
-            parts.append(part)
-        return b"".join(parts)
+        """The body. Raises ApiError 413 as soon as it is too long."""
+        return await request.body()  # the guard counts it
 
     # --- models and tokens --------------------------------------------------------------------
     async def models(self, request: HttpRequest) -> Response:
@@ -228,11 +224,19 @@ class Api:
 
     async def metrics(self, request: HttpRequest) -> Response:
         """Prometheus text."""
-        return Response(generate_latest(self._registry), media_type=METRICS_TYPE)
+        return Response(self._metrics.render(), media_type=METRICS_TYPE)
 
     async def document(self, request: HttpRequest) -> Response:
         """The OpenAPI document."""
         return JSONResponse(openapi(self._house))
+
+
+def _header(request: HttpRequest, name: str) -> str:
+    """A header that is kept. Raises ApiError if it is too long for that."""
+    value = request.headers.get(name, "")
+    if len(value) > NAME_MAX:
+        raise ApiError(400, f"{name} is longer than {NAME_MAX} characters")
+    return value
 
 
 class _Headers:
@@ -241,7 +245,6 @@ class _Headers:
     def __init__(self, app: ASGIApp, house: House) -> None:
         self._app = app
         self._house = house
-        self._speed = (b"x-emu-speed", f"{house.speed:g}".encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -251,7 +254,8 @@ class _Headers:
 
         async def sending(message: AsgiMessage) -> None:
             if message["type"] == "http.response.start":
-                headers = [*message["headers"], self._speed]
+                speed = f"{self._house.speed:g}".encode()
+                headers = [*message["headers"], (b"x-emu-speed", speed)]
                 if request_id is not None:
                     headers.append((b"x-request-id", request_id))
                 message["headers"] = headers
@@ -261,7 +265,12 @@ class _Headers:
                     refused[status] = refused.get(status, 0) + 1
             await send(message)
 
-        await self._app(scope, receive, sending)
+        try:
+            await self._app(scope, receive, sending)
+        finally:
+            ticket = scope.get("state", {}).get("ticket")
+            if ticket is not None:
+                self._house.intake.end(ticket)
 
 
 async def _on_api_error(request: HttpRequest, error: Exception) -> Response:
@@ -279,11 +288,38 @@ async def _on_disconnect(request: HttpRequest, error: Exception) -> Response:
     return JSONResponse(error_body(499, "the client has left"), status_code=499)
 
 
+def _cors(house: House) -> list[Middleware]:
+    """Answers for pages of the sites that are allowed."""
+    origins = house.options.cors_origins
+    if not origins:
+        return []
+    shown = ["x-emu-request-id", "x-emu-speed", "x-emu-pace", "x-request-id", "retry-after"]
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=list(origins),
+            allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=shown,
+        )
+    ]
+
+
 def make_app(house: House) -> Starlette:
     """The application over a house."""
     return Starlette(
         routes=[*Api(house).routes(), *Control(house).routes()],
-        middleware=[Middleware(_Headers, house=house)],
+        middleware=[
+            Middleware(_Headers, house=house),
+            *_cors(house),
+            Middleware(
+                Guard,
+                host=house.options.host,
+                allowed_hosts=house.options.allowed_hosts,
+                allowed_origins=house.options.cors_origins,
+                body_bytes_max=int(house.options.max_body_mib * 2**20),
+            ),
+        ],
         exception_handlers={
             ApiError: _on_api_error,
             HTTPException: _on_http_error,

@@ -20,6 +20,8 @@ from starlette.types import Message, Receive, Scope, Send
 from emu.request import Prefix, Request, Status
 from emu.serve.failures import Failure
 from emu.serve.house import House
+from emu.serve.intake import Ticket
+from emu.serve.pace import ALLOWED_NS
 from emu.serve.protocol import ApiError, Call, error_body
 from emu.serve.tokens import Ids, filler_ids, filler_start, filler_text
 from emu.serve.world import Choice, Exchange
@@ -88,15 +90,17 @@ class Reply:
         kind = "chatcmpl" if call.is_chat else "cmpl"
         number = house.next_call()
         self._id = f"{kind}-{call.request_id or f'{house.session}-{number}'}"
-        self._headers: list[tuple[bytes, bytes]] = []
+        self._was_late = False
+        self._is_slow_reader = False
         self._chunk_ends: dict[str, bytes] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer; cancel what is left of the requests if the client leaves."""
         exchange = self.exchange
-        self.house.cluster.submit(exchange)
-        first = exchange.choices[0].request.request_id
-        self._headers = [(b"x-emu-request-id", str(first).encode())]
+        ticket: Ticket | None = scope.get("state", {}).get("ticket")
+        self.house.cluster.submit(exchange, ticket.at_ns if ticket is not None else None)
+        if ticket is not None:
+            self.house.intake.end(ticket)
         watcher = asyncio.create_task(self._watch(receive))
         try:
             if self.call.stream:
@@ -136,6 +140,7 @@ class Reply:
         failed = exchange.failure()
         if failed is not None:
             raise _ended_badly(failed)
+        self._note_first(max(c.last_ns for c in exchange.choices))
         call = self.call
         body = {
             "id": self._id,
@@ -148,7 +153,7 @@ class Reply:
         }
         data = json.dumps(body, separators=(",", ":")).encode()
         length = (b"content-length", str(len(data)).encode())
-        await _start(send, 200, [*_JSON_HEADERS, length, *self._headers])
+        await _start(send, 200, [*_JSON_HEADERS, length, *self._headers()])
         await send({"type": "http.response.body", "body": data})
 
     def _whole_choice(self, choice: Choice) -> dict[str, Any]:
@@ -183,11 +188,16 @@ class Reply:
         if failed is not None:
             raise _ended_badly(failed)
         self._prepare()
-        await _start(send, 200, [*_SSE_HEADERS, (b"cache-control", b"no-cache"), *self._headers])
+        self._note_first(min(c.first_ns for c in exchange.choices if c.first_ns >= 0))
+        await _start(send, 200, [*_SSE_HEADERS, (b"cache-control", b"no-cache"), *self._headers()])
+        kernel = self.house.cluster.kernel
         while True:
             data = b"".join(self._news())
             if data:
+                before_ns = kernel.wall_ns()
                 await send({"type": "http.response.body", "body": data, "more_body": True})
+                if kernel.wall_ns() - before_ns > ALLOWED_NS:
+                    self._is_slow_reader = True  # the socket was full: no fault of this machine
             failed = exchange.failure()
             if failed is not None or self._breaks():
                 await send({"type": "http.response.body", "body": self._break_off(failed)})
@@ -200,10 +210,32 @@ class Reply:
             except ApiError as error:
                 await send({"type": "http.response.body", "body": _event(error.body)})
                 return
+        self._note_last()
         last = _DONE
         if self.call.include_usage:
             last = _event({**self._frame(), "choices": [], "usage": self._usage()}) + _DONE
         await send({"type": "http.response.body", "body": last})
+
+    # --- pace ---------------------------------------------------------------------------------
+    def _headers(self) -> list[tuple[bytes, bytes]]:
+        """Once the first token is there."""
+        first = self.exchange.choices[0].request.request_id
+        return [
+            (b"x-emu-request-id", str(first).encode()),
+            (b"x-emu-pace", self.house.cluster.pace.header),
+        ]
+
+    def _note_first(self, due_ns: int) -> None:
+        cluster, exchange = self.house.cluster, self.exchange
+        now_ns = cluster.kernel.wall_ns()
+        self._was_late = cluster.pace.first(exchange.came_ns, due_ns, now_ns)
+
+    def _note_last(self) -> None:
+        cluster, exchange = self.house.cluster, self.exchange
+        if not self._is_slow_reader:
+            due_ns = max(choice.last_ns for choice in exchange.choices)
+            now_ns, was_late = cluster.kernel.wall_ns(), self._was_late
+            cluster.pace.last(exchange.came_ns, due_ns, now_ns, was_late=was_late)
 
     def _breaks(self) -> bool:
         after = self.failure.after_tokens if self.failure is not None else 0

@@ -5,8 +5,8 @@ live page. Writes: `faults`, `scale`, `commands`, `failures`; each takes effect 
 enters, and is written into the recording, so that a replay does the same.
 
 On a loopback address everybody may use it; elsewhere every call needs the control token, as
-`Authorization: Bearer`, `X-Emu-Token` or `?token=`. Writes must be JSON by content type, which
-keeps other sites' pages in a browser on this machine from sending them.
+`Authorization: Bearer`, `X-Emu-Token` or `?token=`. Writes must be JSON by content type; that no
+page of another site gets here is what `emu.serve.guard` sees to.
 """
 
 from __future__ import annotations
@@ -102,6 +102,14 @@ def snapshot(house: House) -> dict[str, Any]:
         "decode_tokens": decode_tokens,
         "ended": cluster.stats.by_status,
         "latencies": _latencies(house),
+        "pace": {
+            "verdict": cluster.pace.verdict,
+            "requests": cluster.pace.requests,
+            "late": cluster.pace.late,
+            "worst_s": round(cluster.pace.worst_s, 4),
+            "first_late_s": round(cluster.pace.first_late_s, 3),
+            "is_late_now": cluster.pace.late_since_s >= 0,
+        },
         "drift_s": round(house.drift_s, 6),
         "loop_lag_s": round(house.loop_lag_s, 6),
         "failures_returned": house.failures_returned,
@@ -167,6 +175,10 @@ class Control:
             if kind != "application/json":
                 raise ApiError(400, "control calls need content-type: application/json")
 
+    def _check_room(self) -> None:
+        if self._house.cluster.tape.replay.is_full:
+            raise ApiError(429, "the recording holds no more commands and faults")
+
     async def _enter(self, call: Callable[[], T]) -> T:
         """The result of something that happens in the emulation now."""
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -215,6 +227,7 @@ class Control:
     async def commands(self, request: HttpRequest) -> Response:
         """One command to one replica."""
         body = decode_body(await request.body(), CommandBody)
+        self._check_room()
         known = {name for name, _ in TARGETS}
         if body.command not in known:
             raise ApiError(400, f"commands are {', '.join(sorted(known))}", param="command")
@@ -248,6 +261,7 @@ class Control:
     async def scale(self, request: HttpRequest) -> Response:
         """Give so many replicas a role, by commands: idle ones first, highest ids leave first."""
         body = decode_body(await request.body(), ScaleBody)
+        self._check_room()
         done = await self._enter(lambda: self._scale(body))
         serving = sum(
             GPU_ROLE[r.state] == body.role and not r.state.value.startswith("shutting")
@@ -286,6 +300,9 @@ class Control:
         house = self._house
         cluster = house.cluster
         raw = decode_body(await request.body(), dict[str, Any])
+        if "at_s" in raw:
+            raise ApiError(400, "at_s: a fault from here strikes now, leave it out", param="at_s")
+        self._check_room()
         try:
             fault = msgspec.convert(
                 {**{k: whole(v) for k, v in raw.items()}, "at_s": 0.0}, FaultTable

@@ -16,9 +16,10 @@ import msgspec
 
 from emu.cluster.plan import Plan
 from emu.config.schema import Config, LengthsTable, SyntheticTable
-from emu.rng import rng_stream
 from emu.runs.runner import holds_for
 from emu.serve.failures import FailureSchedule
+from emu.serve.guard import is_loopback
+from emu.serve.intake import Intake
 from emu.serve.protocol import Call
 from emu.serve.tokens import Tokenizer
 from emu.serve.world import LiveCluster
@@ -28,6 +29,7 @@ from emu.workload.lengths import length_sampler
 _BLOCK: Final = 256
 _EVENTS_KEPT: Final = 512
 _EVENTS_SHOWN: Final = 100
+_SPEEDS_KEPT: Final = 10_000
 
 
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +48,13 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Answers end by themselves before the client's limit, as drawn from the distribution."""
     max_outstanding: int = 8192
     max_body_mib: float = 16.0
+    max_recording_mib: float = 1024.0
+    header_timeout_s: float = 10.0
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    strict_pace: bool = False
+    slow_down: str = "off"
+    """"auto" lowers the speed while the machine does not keep up."""
     startup_s: float = -1.0
     """Emulated start-up; -1 = loading the weights from host memory."""
     drain_s: float = 30.0
@@ -130,7 +139,9 @@ class House:
         self.plan = plan
         self.tokenizer = tokenizer
         self.options = options
-        self.speed = options.speed
+        self.intake = Intake(cluster.kernel)
+        self.speed_changes: list[tuple[float, float]] = []
+        """(emulated time, s; speed from then on)."""
         self.model = options.model_name or plan.replicas[0].model.name
         self.max_model_tokens = max(r.max_model_tokens for r in plan.replicas)
         self.holds = holds_for(plan)
@@ -138,8 +149,8 @@ class House:
         self.failures = FailureSchedule([], seed=plan.config.seed)
         self.failures_returned = 0
         self.piece_bytes = [json.dumps(piece)[1:-1].encode() for piece in tokenizer.pieces]
-        rng = rng_stream(plan.config.seed, "serve.session")
-        self.session = f"{int(rng.integers(0, 2**32)):08x}"
+        self.session = secrets.token_hex(6)
+        """Of the ids of answers: no two servers give the same."""
         self.control_token = options.control_token
         if not self.control_token and not is_loopback(options.host):
             self.control_token = secrets.token_urlsafe(16)
@@ -155,6 +166,23 @@ class House:
         self.drift_max_s = 0.0
         self.hub = EventHub()
         self._calls = 0
+
+    @property
+    def speed(self) -> float:
+        """Emulated seconds per second, now."""
+        return self.cluster.kernel.speed
+
+    def set_speed(self, speed: float, why: str) -> None:
+        """Change it from now on, and say so."""
+        kernel = self.cluster.kernel
+        before = kernel.speed
+        kernel.set_speed(speed)
+        at_s = kernel.wall_ns() / NS_PER_S
+        if len(self.speed_changes) < _SPEEDS_KEPT:
+            self.speed_changes.append((at_s, speed))
+        text = f"{before:.4g} to {speed:.4g}: {why}"
+        self.hub.publish({"event": "speed", "at_s": at_s, "speed": speed, "why": why})
+        kernel.enter(lambda: self.cluster.note("speed", "server", text))
 
     def next_call(self) -> int:
         """Counts calls."""
@@ -172,8 +200,3 @@ class House:
         """Wall time until the start-up ends."""
         left_ns = self.startup_ns - self.cluster.kernel.wall_ns()
         return max(0.0, left_ns / NS_PER_S / self.speed)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
-    return host in ("localhost", "::1") or host.startswith("127.")

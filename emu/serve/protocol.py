@@ -19,6 +19,8 @@ from emu.serve.tokens import Ids, Tokenizer
 CHOICES_MAX: Final = 128
 """Prompts times `n` of one call."""
 TOKEN_ID_MAX: Final = 2**31 - 1
+NAME_MAX: Final = 256
+"""Characters of a name that a client gives and the recording keeps."""
 
 _TYPES: Final[Mapping[int, str]] = {
     400: "invalid_request_error",
@@ -90,7 +92,7 @@ class Body(Struct, kw_only=True):
     stop: str | list[str] | None = None
     temperature: Annotated[float, Meta(ge=0)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    user: str | None = None
+    user: Annotated[str, Meta(max_length=NAME_MAX)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31)] | None = 0
 
 

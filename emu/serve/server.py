@@ -21,6 +21,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,14 +34,18 @@ from emu.cluster.cluster import Outcome
 from emu.cluster.plan import Plan, make_plan
 from emu.config.load import load_config
 from emu.config.schema import Config
-from emu.errors import InputError, naming
+from emu.errors import InputError, PaceLost, naming
 from emu.kernel.wallclock import WallKernel
 from emu.process.interrupts import sent_to
 from emu.report.atomic import RunDirectory, write_text
+from emu.report.summary import write_summary
 from emu.runs.runner import host_facts, write_results
 from emu.serve.app import make_app
 from emu.serve.control import snapshot
-from emu.serve.house import House, ServeOptions, is_loopback
+from emu.serve.guard import is_loopback
+from emu.serve.house import House, ServeOptions
+from emu.serve.intake import Intake, LiveProtocol
+from emu.serve.pace import STRICT_REQUESTS_MIN, Adapter
 from emu.serve.recording import LiveRecorder, ReplayFile, TrafficLog
 from emu.serve.tokens import make_tokenizer, write_tokenizer
 from emu.serve.world import LiveCluster, live_config
@@ -63,6 +68,10 @@ class _Server(uvicorn.Server):
         yield
 
 
+def _Protocol(intake: Intake, head_timeout_s: float) -> Any:
+    return partial(LiveProtocol, intake=intake, head_timeout_s=head_timeout_s)
+
+
 class LiveServer:
     """A server from its configuration to its results."""
 
@@ -79,6 +88,7 @@ class LiveServer:
         self._started = (time.perf_counter(), time.process_time())
         self._server: _Server | None = None
         self._group: TaskGroup | None = None
+        self._has_told = False
 
     # --- running ------------------------------------------------------------------------------
     async def run(self, *, announce: Any = None, handle_signals: bool = True) -> None:
@@ -104,7 +114,9 @@ class LiveServer:
             recorder = LiveRecorder(
                 files.staging,
                 self.config.output,
-                TrafficLog(self.directory / "workload.jsonl"),
+                TrafficLog(
+                    self.directory / "workload.jsonl", int(self.options.max_recording_mib * 2**20)
+                ),
                 ReplayFile(self.directory / "replay.toml", self.config),
             )
             outcome, cluster = await self._serve(listening, recorder, announce)
@@ -134,6 +146,8 @@ class LiveServer:
         server = self._server = _Server(
             uvicorn.Config(
                 make_app(house),
+                http=_Protocol(house.intake, self.options.header_timeout_s),
+                ws="none",
                 lifespan="off",
                 log_level="warning",
                 access_log=False,
@@ -186,27 +200,49 @@ class LiveServer:
         return s_to_ns(longest_s)
 
     async def _tick(self, house: House) -> None:
-        """Let time be seen to pass: samples, snapshots, lag."""
+        """Let time be seen to pass: samples, snapshots, lag; slow down or give up if need be."""
         kernel = house.cluster.kernel
         loop = asyncio.get_running_loop()
+        adapter = Adapter(house.cluster.pace, self.options.speed)
         ticks = 0
         while True:
             due_s = loop.time() + _TICK_S
             await asyncio.sleep(_TICK_S)
             house.loop_lag_s = max(0.0, loop.time() - due_s)
             house.loop_lag_max_s = max(house.loop_lag_max_s, house.loop_lag_s)
-            entered_ns = kernel.wall_ns()
-
-            def seen(entered_ns: int = entered_ns) -> None:
-                house.drift_s = max(0.0, (kernel.wall_ns() - entered_ns) / NS_PER_S)
-                house.drift_max_s = max(house.drift_max_s, house.drift_s)
-
-            kernel.enter(seen)
+            house.drift_s = kernel.behind_ns / NS_PER_S
+            house.drift_max_s = max(house.drift_max_s, house.drift_s)
+            kernel.enter(_nothing)  # samples are taken when time passes
             ticks += 1
+            if ticks % _TICKS_PER_FLUSH == 0:
+                if self.options.slow_down == "auto":
+                    self._adapt(house, adapter)
+                self._judge(house)
             if ticks % _TICKS_PER_SNAPSHOT == 0 and house.hub.listeners:
                 house.hub.publish(snapshot(house))
             if ticks % _TICKS_PER_FLUSH == 0:
                 house.cluster.tape.flush()
+
+    def _adapt(self, house: House, adapter: Adapter) -> None:
+        before = house.speed
+        speed = adapter.next_speed(before, house.drift_s)
+        if speed != before:
+            why = "the machine does not keep up" if speed < before else "the machine keeps up"
+            house.set_speed(speed, why)
+            print(f"speed        {before:.3g} to {speed:.3g}: {why}", file=sys.stderr, flush=True)
+
+    def _judge(self, house: House) -> None:
+        """Say once that the pace is lost; a strict server ends then."""
+        pace = house.cluster.pace
+        if self._has_told or not pace.is_late or pace.requests < STRICT_REQUESTS_MIN:
+            return
+        self._has_told = True
+        print(f"warning: {pace.sentence()}", file=sys.stderr, flush=True)
+        house.hub.publish({"event": "pace", "at_s": pace.first_late_s, "text": pace.sentence()})
+        if self.options.strict_pace and self._group is not None:
+            house.is_draining = True
+            house.cluster.leave_all()
+            self._group.start_soon(self.stop)
 
     # --- ending -------------------------------------------------------------------------------
     def _on_signal(self) -> None:
@@ -240,7 +276,15 @@ class LiveServer:
         """Write the results, as a run does."""
         recorder.close()
         error = final_error(cluster, outcome.error)
-        write_results(files.staging, cluster, recorder, error, rows=recorder.traffic.lines)
+        pace, house = cluster.pace, self.house
+        assert house is not None
+        if error is None and self.options.strict_pace and pace.is_late:
+            error = PaceLost(pace.sentence())
+        summary = write_results(
+            files.staging, cluster, recorder, error, rows=recorder.traffic.lines
+        )
+        summary.pace = pace.summary(self.options.speed, house.speed_changes)
+        write_summary(files.staging / "summary.json", summary)
         text = host_facts(self.config, self.source, outcome, *self._started)
         write_text(files.staging / "run.json", text)
         if error is not None:
@@ -285,6 +329,10 @@ def _drop_connections(server: _Server) -> None:
         transport = getattr(connection, "transport", None)
         if transport is not None:
             transport.abort()
+
+
+def _nothing() -> None:
+    """Time has passed."""
 
 
 def _longest(plan: Plan) -> int:
@@ -360,6 +408,10 @@ def serve_command(
     """`emu serve`."""
     if not options.speed > 0:
         raise InputError("serve", None, "--speed", "must be above 0")
+    if options.slow_down not in ("off", "auto"):
+        raise InputError("serve", None, "--slow-down", "must be off or auto")
+    if not options.header_timeout_s > 0:
+        raise InputError("serve", None, "--header-timeout-s", "must be above 0")
     config = load_config(path, overrides)
     with naming(str(path)):
         server = LiveServer(config, str(path), options, output)
@@ -372,5 +424,7 @@ def serve_command(
 
     anyio.run(main, backend_options={"use_uvloop": sys.platform != "win32"})
     if not quiet:
+        assert server.house is not None
+        print(server.house.cluster.pace.sentence())
         print(f"results in {output / 'run'}; replay with: python -m emu {output / 'replay.toml'}")
     return 0

@@ -288,9 +288,9 @@ def test_metrics_follow_the_traffic(tmp_path: Path) -> None:
         label = 'model_name="meta-llama/Llama-3.1-8B"'
         count = f'vllm:time_to_first_token_seconds_count{{engine="all",{label}}}'
         assert values[count] == 2
-        assert values[f'vllm:prompt_tokens_total{{engine="0",{label}}}'] + values[
-            f'vllm:prefix_cache_hits_total{{engine="all",{label}}}'
-        ] == 2 * len(prompt)
+        assert values[f'vllm:prompt_tokens_total{{engine="0",{label}}}'] == 2 * len(prompt)
+        source = f'vllm:prompt_tokens_by_source_total{{engine="all",{label},source='
+        assert values[source + '"local_compute"}'] == 2 * len(prompt) - 416
         assert values[f'vllm:prefix_cache_hits_total{{engine="all",{label}}}'] == 416
         reason = f'vllm:request_success_total{{engine="all",finished_reason="length",{label}}}'
         assert values[reason] == 2
