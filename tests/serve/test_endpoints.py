@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 from starlette.routing import Route
 
 from emu.serve.app import make_app
@@ -345,6 +346,25 @@ def test_a_colocated_cluster_has_no_connector(tmp_path: Path) -> None:
         assert not [name for name in await read_metrics(live) if "nixl" in name]
 
     run(tmp_path, tables(), check)
+
+
+def test_prometheus_own_parser_reads_the_page(tmp_path: Path) -> None:
+    async def check(live: Live) -> None:
+        await live.complete(max_tokens=5)
+        families = {}
+        for family in text_string_to_metric_families((await live.client.get("/metrics")).text):
+            assert family.name not in families
+            assert family.documentation
+            families[family.name] = family
+        ttft = families["vllm:time_to_first_token_seconds"]
+        assert ttft.type == "histogram"
+        buckets = [s.value for s in ttft.samples if s.name.endswith("_bucket")]
+        assert buckets == sorted(buckets)
+        assert buckets[-1] == 1
+        odd = families["vllm:num_requests_running"].samples[0].labels
+        assert odd == {"engine": "0", "model_name": 'a "b"\\'}
+
+    run(tmp_path, tables(), check, model_name='a "b"\\')
 
 
 async def read_metrics(live: Live) -> dict[str, float]:

@@ -35,7 +35,7 @@ def test_five_milliseconds_and_two_per_cent_are_allowed() -> None:
     assert "66.7 %" in pace.sentence()
     found = pace.summary(1.0, [(0.5, 0.7)])
     assert found["late_share"] == 0.666667
-    assert found["late_spells_s"] == [[0.108, 0.2], [0.3, 0.3]]
+    assert found["late_spells_s"] == [[0.108, 0.108], [0.3, 0.3]]
 
 
 def test_speed_goes_down_at_once_and_up_again_later() -> None:
