@@ -199,7 +199,7 @@ def test_ids_of_answers_differ_between_servers(tmp_path: Path) -> None:
     async def check(live: Live) -> None:
         for _ in range(2):
             answer = await live.complete(max_tokens=1)
-            ids.append(answer.json()["id"])  # noqa: PERF401
+            ids.append(answer.json()["id"])
 
     for name in ("a", "b"):
         run(tmp_path / name, tables(), check)
