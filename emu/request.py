@@ -40,6 +40,10 @@ class Status(enum.IntEnum):
 _COMPLETED: Final = Status.COMPLETED
 
 
+HANDOFF_NEVER_NS: Final = 2**62
+"""A handoff that never comes (`Request.handoff_after_ns`)."""
+
+
 class Prefix(msgspec.Struct, frozen=True, gc=False):
     """What the prefix cache may know of a request's tokens: ids, or hashes of long blocks.
 
@@ -67,6 +71,14 @@ class Request(msgspec.Struct, kw_only=True, eq=False, gc=False):
     priority: int = 0
     deadline_ns: int = -1
     cancel_after_ns: int = -1
+    pin: int = -1
+    """Replica that an outside router has chosen; -1 = the gateway routes it. It is served there or
+    not at all."""
+    decode_pin: int = -1
+    """The same for the replica that decodes it."""
+    handoff_after_ns: int = -1
+    """After arrival: its prefill's KV waits until then for the decode replica to be named (-1 = it
+    does not wait; above `HANDOFF_NEVER_NS` no time is known)."""
 
     row: int = -1
     """Position among all released requests in order of arrival: its row in requests.csv."""

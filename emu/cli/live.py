@@ -19,7 +19,7 @@ def serve(
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runs/live"),
     api_key: str = "",
     control_token: str = "",
-    model_name: str = "",
+    model_name: tuple[str, ...] = (),
     tokenizer: str = "",
     output_tokens: Count = 0,
     early_stop: Annotated[bool, Parameter(negative=())] = False,
@@ -55,7 +55,7 @@ def serve(
     control_token
         Needed for /emu on other than loopback addresses; empty = a random one is printed.
     model_name
-        Name that clients use; empty = the model's own.
+        Name that clients use, the first one in answers without a name; none = the model's own.
     tokenizer
         A Hugging Face tokenizer.json or its directory; empty = one token per byte.
     output_tokens
@@ -94,7 +94,8 @@ def serve(
         speed=speed,
         api_key=api_key,
         control_token=control_token,
-        model_name=model_name,
+        model_name=model_name[0] if model_name else "",
+        model_aliases=model_name[1:],
         tokenizer=tokenizer,
         output_tokens=output_tokens,
         early_stop=early_stop,

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hmac
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -23,12 +25,25 @@ from starlette.types import Message as AsgiMessage
 import emu
 from emu.serve.completions import Reply, failure_error, make_exchange
 from emu.serve.control import Control
+from emu.serve.engine import EngineControl
 from emu.serve.exposition import METRICS_TYPE
+from emu.serve.faces import Face, OpenAiFace
 from emu.serve.failures import Failure, failure_from_header
 from emu.serve.guard import Guard
 from emu.serve.house import House
+from emu.serve.messages import MessagesFace, anthropic_error, count_tokens, read_messages
 from emu.serve.metrics import MetricsPage
 from emu.serve.openapi import openapi
+from emu.serve.pooling import (
+    RERANK_PATHS,
+    SCORE_PATHS,
+    EmbeddingFace,
+    RerankFace,
+    ScoreFace,
+    read_embedding,
+    read_rerank,
+    read_score,
+)
 from emu.serve.protocol import (
     NAME_MAX,
     ApiError,
@@ -41,6 +56,9 @@ from emu.serve.protocol import (
     read_chat,
     read_completion,
 )
+from emu.serve.responses import ResponsesFace, read_responses
+from emu.serve.tokens import Tokenizer
+from emu.serve.world import Exchange
 
 
 class Api:
@@ -56,6 +74,14 @@ class Api:
         return [
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/completions/render", self.render_completion, methods=["POST"]),
+            Route("/v1/chat/completions/render", self.render_chat, methods=["POST"]),
+            Route("/v1/responses", self.responses, methods=["POST"]),
+            Route("/v1/messages", self.messages, methods=["POST"]),
+            Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
+            Route("/v1/embeddings", self.embeddings, methods=["POST"]),
+            *(Route(path, self.rerank, methods=["POST"]) for path in RERANK_PATHS),
+            *(Route(path, self.score, methods=["POST"]) for path in SCORE_PATHS),
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.model),
             Route("/tokenize", self.tokenize, methods=["POST"]),
@@ -70,18 +96,69 @@ class Api:
             Route("/openapi.json", self.document),
         ]
 
-    # --- completions --------------------------------------------------------------------------
+    # --- generation ---------------------------------------------------------------------------
     async def completions(self, request: HttpRequest) -> Any:
         """`/v1/completions`."""
-        failure = self._admit(request)
-        model, call = read_completion(await self._body(request), self._house.tokenizer)
-        return self._reply(request, model, call, failure)
+        return await self._generate(request, read_completion, OpenAiFace)
 
     async def chat(self, request: HttpRequest) -> Any:
         """`/v1/chat/completions`."""
+        return await self._generate(request, read_chat, OpenAiFace)
+
+    async def responses(self, request: HttpRequest) -> Any:
+        """`/v1/responses`."""
+        return await self._generate(request, read_responses, ResponsesFace)
+
+    async def messages(self, request: HttpRequest) -> Any:
+        """`/v1/messages`."""
+        return await self._generate(request, read_messages, MessagesFace)
+
+    async def _generate(
+        self,
+        request: HttpRequest,
+        read: Callable[[bytes, Tokenizer], Call],
+        face: Callable[[House, Call, Exchange], Face],
+    ) -> Any:
         failure = self._admit(request)
-        model, call = read_chat(await self._body(request), self._house.tokenizer)
-        return self._reply(request, model, call, failure)
+        call = read(await self._body(request), self._house.tokenizer)
+        return self._reply(request, call, failure, face)
+
+    async def embeddings(self, request: HttpRequest) -> Any:
+        """`/v1/embeddings`."""
+        failure = self._admit(request)
+        call, body = read_embedding(await self._body(request), self._house)
+        return self._reply(request, call, failure, partial(EmbeddingFace, body=body))
+
+    async def rerank(self, request: HttpRequest) -> Any:
+        """`/rerank`."""
+        failure = self._admit(request)
+        call, body, query = read_rerank(await self._body(request), self._house)
+        return self._reply(request, call, failure, partial(RerankFace, body=body, query=query))
+
+    async def score(self, request: HttpRequest) -> Any:
+        """`/score`."""
+        failure = self._admit(request)
+        call, pairs = read_score(await self._body(request), self._house)
+        return self._reply(request, call, failure, partial(ScoreFace, pairs=pairs))
+
+    async def count_tokens(self, request: HttpRequest) -> Response:
+        """`/v1/messages/count_tokens`."""
+        self._check_key(request)
+        model, tokens = count_tokens(await self._body(request), self._house.tokenizer)
+        self._check_model(model)
+        return JSONResponse({"input_tokens": tokens})
+
+    async def render_completion(self, request: HttpRequest) -> Response:
+        """`/v1/completions/render`: token ids of the prompts."""
+        self._check_key(request)
+        call = read_completion(await self._body(request), self._house.tokenizer)
+        return JSONResponse([{"token_ids": ids.tolist()} for ids in call.prompts])
+
+    async def render_chat(self, request: HttpRequest) -> Response:
+        """`/v1/chat/completions/render`: token ids of the prompt."""
+        self._check_key(request)
+        call = read_chat(await self._body(request), self._house.tokenizer)
+        return JSONResponse({"token_ids": call.prompts[0].tolist()})
 
     def _admit(self, request: HttpRequest) -> Failure | None:
         """Key, readiness, failures on purpose. Raises ApiError."""
@@ -94,6 +171,11 @@ class Api:
             raise ApiError(
                 503, "the model is still loading", code="not_ready", retry_after_s=left_s
             )
+        if house.sleep_level:
+            raise ApiError(503, "the engine sleeps", code="sleeping", retry_after_s=1)
+        if not house.has_capacity:
+            problem = "no replica serves prompts, and none is on its way"
+            raise ApiError(503, problem, code="no_replica", retry_after_s=5)
         wanted = request.headers.get("x-return-error")
         if wanted is not None:
             failure = failure_from_header(wanted)
@@ -108,10 +190,17 @@ class Api:
         return failure
 
     def _reply(
-        self, request: HttpRequest, model: str | None, call: Call, failure: Failure | None
+        self,
+        request: HttpRequest,
+        call: Call,
+        failure: Failure | None,
+        face: Callable[[House, Call, Exchange], Face],
     ) -> Reply:
         house = self._house
-        self._check_model(model)
+        self._check_model(call.model)
+        if call.kv is not None or call.room >= 0:
+            problem = "this server chooses replicas itself; see --fleet for endpoints of replicas"
+            raise ApiError(400, problem, param="kv_transfer_params")
         wanted = len(call.prompts) * call.n
         if house.cluster.open_choices + wanted > house.options.max_outstanding:
             raise ApiError(
@@ -125,7 +214,19 @@ class Api:
             raise ApiError(503, problem, code="recording_full")
         call.session_id = _header(request, "x-session-affinity")
         call.request_id = _header(request, "x-request-id")
-        return Reply(house, call, make_exchange(house, call), failure)
+        exchange = make_exchange(house, call)
+        rank = request.headers.get("x-data-parallel-rank")
+        if rank is not None:
+            self._pin(exchange, rank)
+        return Reply(house, call, exchange, face(house, call, exchange), failure)
+
+    def _pin(self, exchange: Exchange, rank: str) -> None:
+        """The caller says which replica serves it."""
+        count = len(self._house.cluster.replicas)
+        if not (rank.isascii() and rank.isdigit() and int(rank) < count):
+            raise ApiError(400, f"X-data-parallel-rank is 0 to {count - 1}")
+        for choice in exchange.choices:
+            choice.request.pin = int(rank)
 
     def _check_key(self, request: HttpRequest) -> None:
         key = self._house.options.api_key
@@ -136,7 +237,7 @@ class Api:
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
 
     def _check_model(self, name: str | None) -> None:
-        if name and name != self._house.model:
+        if name and name not in self._house.model_names and name not in self._house.adapters:
             raise ApiError(
                 404,
                 f"the model `{name}` does not exist; this server has `{self._house.model}`",
@@ -152,23 +253,26 @@ class Api:
     async def models(self, request: HttpRequest) -> Response:
         """`/v1/models`."""
         self._check_key(request)
-        return JSONResponse({"object": "list", "data": [self._card()]})
+        names = [*self._house.model_names, *self._house.adapters]
+        return JSONResponse({"object": "list", "data": [self._card(name) for name in names]})
 
     async def model(self, request: HttpRequest) -> Response:
         """`/v1/models/NAME`."""
         self._check_key(request)
-        self._check_model(request.path_params["name"])
-        return JSONResponse(self._card())
+        name = request.path_params["name"]
+        self._check_model(name)
+        return JSONResponse(self._card(name))
 
-    def _card(self) -> dict[str, Any]:
+    def _card(self, name: str) -> dict[str, Any]:
         house = self._house
+        adapter = house.adapters.get(name)
         return {
-            "id": house.model,
+            "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "emu",
-            "root": house.model,
-            "parent": None,
+            "root": house.model if adapter is None else adapter,
+            "parent": None if adapter is None else house.model,
             "max_model_len": house.max_model_tokens,
             "permission": [],
         }
@@ -205,9 +309,11 @@ class Api:
     async def health(self, request: HttpRequest) -> Response:
         """200 once the emulated start-up is over, 503 before and while draining."""
         house = self._house
-        if house.is_ready:
+        if house.is_ready and house.has_capacity:
             return JSONResponse({"status": "ready"})
         status = "draining" if house.is_draining else "starting"
+        if house.is_ready:
+            status = "no_replica"
         return JSONResponse({"status": status}, status_code=503, headers={"retry-after": "1"})
 
     async def alive(self, request: HttpRequest) -> Response:
@@ -275,7 +381,10 @@ class _Headers:
 
 async def _on_api_error(request: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return JSONResponse(error.body, status_code=error.status, headers=error.headers)
+    body = error.body
+    if request.url.path.startswith("/v1/messages"):
+        body = anthropic_error(error.status, body)
+    return JSONResponse(body, status_code=error.status, headers=error.headers)
 
 
 async def _on_http_error(request: HttpRequest, error: Exception) -> Response:
@@ -308,7 +417,11 @@ def _cors(house: House) -> list[Middleware]:
 def make_app(house: House) -> Starlette:
     """The application over a house."""
     return Starlette(
-        routes=[*Api(house).routes(), *Control(house).routes()],
+        routes=[
+            *Api(house).routes(),
+            *EngineControl(house).routes(),
+            *Control(house).routes(),
+        ],
         middleware=[
             Middleware(_Headers, house=house),
             *_cors(house),

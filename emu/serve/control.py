@@ -11,11 +11,10 @@ page of another site gets here is what `emu.serve.guard` sees to.
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 from collections.abc import AsyncIterator, Callable
 from importlib.resources import files
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -24,7 +23,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from emu.cluster.commands import TARGETS
+from emu.cluster.commands import RESET, TARGETS
 from emu.config.faultkinds import KINDS
 from emu.config.schema import CommandTable, FaultTable
 from emu.errors import InputError
@@ -36,7 +35,6 @@ from emu.serve.protocol import ApiError, decode_body, whole
 from emu.units import NS_PER_S
 
 RULES_MAX: Final = 64
-T = TypeVar("T")
 
 
 class ScaleBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -131,7 +129,37 @@ def _latencies(house: House) -> dict[str, dict[str, float]]:
     }
 
 
+def check_control(house: House, request: HttpRequest) -> None:
+    """Raises ApiError without the token, where one is needed."""
+    token = house.control_token
+    if not token:
+        return
+    given = request.headers.get("x-emu-token") or request.query_params.get("token") or ""
+    scheme, _, value = request.headers.get("authorization", "").partition(" ")
+    if not given and scheme.lower() == "bearer":
+        given = value
+    if not hmac.compare_digest(given.encode(), token.encode()):
+        raise ApiError(401, "the control token is missing or wrong")
+
+
 # --- writes -------------------------------------------------------------------------------------
+def command_now(house: House, replica: Replica, command: str) -> str:
+    """Issue a command now, inside the emulation, and write it down: "done" or "refused"."""
+    cluster = house.cluster
+    now_s = cluster.kernel.now_ns / NS_PER_S
+    table = msgspec.convert(
+        {"at_s": now_s, "replica": replica.replica_id, "command": command}, CommandTable
+    )
+    is_done = cluster.commander.issue(replica, table)
+    outcome = "done" if is_done else "refused"
+    count = house.commands_given.get((command, outcome), 0)
+    house.commands_given[command, outcome] = count + 1
+    if is_done:
+        cluster.tape.replay.add("commands", table)
+        cluster.note("command", f"replica {replica.replica_id}", command)
+    return outcome
+
+
 class Control:
     """The endpoints over one house."""
 
@@ -155,41 +183,19 @@ class Control:
 
     def _guard(self, endpoint: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
         async def guarded(request: HttpRequest) -> Response:
-            self._check(request)
+            if request.method == "POST":
+                kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+                if kind != "application/json":
+                    raise ApiError(400, "control calls need content-type: application/json")
+            check_control(self._house, request)
             response: Response = await endpoint(request)
             return response
 
         return guarded
 
-    def _check(self, request: HttpRequest) -> None:
-        token = self._house.control_token
-        if token:
-            given = request.headers.get("x-emu-token") or request.query_params.get("token") or ""
-            scheme, _, value = request.headers.get("authorization", "").partition(" ")
-            if not given and scheme.lower() == "bearer":
-                given = value
-            if not hmac.compare_digest(given.encode(), token.encode()):
-                raise ApiError(401, "the control token is missing or wrong")
-        if request.method == "POST":
-            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if kind != "application/json":
-                raise ApiError(400, "control calls need content-type: application/json")
-
     def _check_room(self) -> None:
         if self._house.cluster.tape.replay.is_full:
             raise ApiError(429, "the recording holds no more commands and faults")
-
-    async def _enter(self, call: Callable[[], T]) -> T:
-        """The result of something that happens in the emulation now."""
-        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-
-        def happen() -> None:
-            value = call()
-            if not result.cancelled():
-                result.set_result(value)
-
-        self._house.cluster.kernel.enter(happen)
-        return await result
 
     async def page(self, request: HttpRequest) -> Response:
         """The live page."""
@@ -228,41 +234,26 @@ class Control:
         """One command to one replica."""
         body = decode_body(await request.body(), CommandBody)
         self._check_room()
-        known = {name for name, _ in TARGETS}
+        known = {RESET, *(name for name, _ in TARGETS)}
         if body.command not in known:
             raise ApiError(400, f"commands are {', '.join(sorted(known))}", param="command")
-        replicas = self._house.cluster.replicas
+        house = self._house
+        replicas = house.cluster.replicas
         if body.replica >= len(replicas):
             problem = f"there is no replica {body.replica}, the last one is {len(replicas) - 1}"
             raise ApiError(404, problem, param="replica")
-        outcome = await self._enter(lambda: self._command(replicas[body.replica], body.command))
-        if outcome == "refused":
-            state = replicas[body.replica].state.value
-            raise ApiError(409, f"replica {body.replica} is {state}: {body.command} does not apply")
-        return JSONResponse({"replica": body.replica, "command": body.command, "outcome": outcome})
-
-    def _command(self, replica: Replica, command: str) -> str:
-        """Issue a command now, and write it down."""
-        house = self._house
-        cluster = house.cluster
-        now_s = cluster.kernel.now_ns / NS_PER_S
-        table = msgspec.convert(
-            {"at_s": now_s, "replica": replica.replica_id, "command": command}, CommandTable
+        outcome = await house.enter(
+            lambda: command_now(house, replicas[body.replica], body.command)
         )
-        is_done = (command, replica.state) in TARGETS and cluster.commander.issue(replica, table)
-        outcome = "done" if is_done else "refused"
-        count = house.commands_given.get((command, outcome), 0)
-        house.commands_given[command, outcome] = count + 1
-        if is_done:
-            cluster.tape.replay.add("commands", table)
-            cluster.note("command", f"replica {replica.replica_id}", command)
-        return outcome
+        if outcome == "refused":
+            raise ApiError(409, self._house.cluster.commander.refused[-1].partition(": ")[2])
+        return JSONResponse({"replica": body.replica, "command": body.command, "outcome": outcome})
 
     async def scale(self, request: HttpRequest) -> Response:
         """Give so many replicas a role, by commands: idle ones first, highest ids leave first."""
         body = decode_body(await request.body(), ScaleBody)
         self._check_room()
-        done = await self._enter(lambda: self._scale(body))
+        done = await self._house.enter(lambda: self._scale(body))
         serving = sum(
             GPU_ROLE[r.state] == body.role and not r.state.value.startswith("shutting")
             for r in self._house.cluster.replicas
@@ -291,7 +282,11 @@ class Control:
             candidates = [r for r in reversed(serving) if (command, r.state) in TARGETS]
             candidates = candidates[: len(serving) - body.replicas]
         return [
-            {"replica": r.replica_id, "command": command, "outcome": self._command(r, command)}
+            {
+                "replica": r.replica_id,
+                "command": command,
+                "outcome": command_now(self._house, r, command),
+            }
             for r in candidates
         ]
 
@@ -320,7 +315,7 @@ class Control:
             cluster.tape.replay.add("faults", table)
             return ""
 
-        problem = await self._enter(strike)
+        problem = await house.enter(strike)
         if problem:
             raise ApiError(400, problem)
         return JSONResponse({"kind": fault.kind, "outcome": "injected"})

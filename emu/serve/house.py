@@ -9,13 +9,15 @@ import asyncio
 import json
 import secrets
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from emu.cluster.plan import Plan
 from emu.config.schema import Config, LengthsTable, SyntheticTable
+from emu.replica.states import ReplicaState
 from emu.runs.runner import holds_for
 from emu.serve.failures import FailureSchedule
 from emu.serve.guard import is_loopback
@@ -26,6 +28,14 @@ from emu.serve.world import LiveCluster
 from emu.units import NS_PER_S
 from emu.workload.lengths import length_sampler
 
+T = TypeVar("T")
+
+S = ReplicaState
+_USELESS: Final = frozenset(
+    {S.INACTIVE, S.DECODE, S.SHUTTING_COLOCATED, S.SHUTTING_PREFILL, S.SHUTTING_DECODE}
+    | {S.SHUTTING_NULL, S.MUTATING_TO_DECODE, S.AUS_DECODE}
+)
+"""States in which a replica takes no prompts, and from which only a command leads away."""
 _BLOCK: Final = 256
 _EVENTS_KEPT: Final = 512
 _EVENTS_SHOWN: Final = 100
@@ -41,6 +51,8 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str = ""
     control_token: str = ""
     model_name: str = ""
+    model_aliases: tuple[str, ...] = ()
+    """Further names under which clients may ask for the model."""
     tokenizer: str = ""
     output_tokens: int = 0
     """Output length when the client gives no limit; 0 = the config's distribution."""
@@ -88,6 +100,30 @@ class OutputLengths:
             self._drawn = self._sampler.take(_BLOCK).tolist()
             self._drawn.reverse()
         return int(self._drawn.pop())
+
+
+def weights_from_host_s(plan: Plan) -> float:
+    """Longest time, emulated, in which a replica's weights cross from host memory to its GPUs."""
+    longest_s = 0.0
+    for replica in plan.replicas:
+        if replica.role != "inactive":
+            node = replica.node
+            gbps = node.pcie_gbps if node.pcie_gbps > 0 else replica.gpu.pcie_gbps
+            weights = max(replica.memory.physical_weight_bytes)
+            longest_s = max(longest_s, weights * 8 / (gbps * 1e9))
+    return longest_s
+
+
+def weights_from_disk_s(plan: Plan) -> float:
+    """The same from the disk."""
+    return max(
+        (
+            max(replica.memory.physical_weight_bytes) * 8 / (replica.node.ssd_gbps * 1e9)
+            for replica in plan.replicas
+            if replica.role != "inactive"
+        ),
+        default=0.0,
+    )
 
 
 class EventHub:
@@ -156,6 +192,13 @@ class House:
             self.control_token = secrets.token_urlsafe(16)
         self.startup_ns = startup_ns
         self.is_draining = False
+        self.sleep_level = 0
+        """As vLLM counts: 1 = weights in host memory, 2 = weights gone, 0 = awake."""
+        self.weights_to_host_s = weights_from_host_s(plan)
+        self.weights_disk_s = weights_from_disk_s(plan)
+        self.model_names = (self.model, *options.model_aliases)
+        self.adapters: dict[str, str] = {}
+        """Names of LoRA adapters that are loaded, and where they came from."""
         self.http_refused: dict[int, int] = {}
         """Answers with an error status, by status."""
         self.faults_injected: dict[str, int] = {}
@@ -184,6 +227,18 @@ class House:
         self.hub.publish({"event": "speed", "at_s": at_s, "speed": speed, "why": why})
         kernel.enter(lambda: self.cluster.note("speed", "server", text))
 
+    async def enter(self, call: Callable[[], T]) -> T:
+        """The result of something that happens in the emulation now."""
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def happen() -> None:
+            value = call()
+            if not result.cancelled():
+                result.set_result(value)
+
+        self.cluster.kernel.enter(happen)
+        return await result
+
     def next_call(self) -> int:
         """Counts calls."""
         self._calls += 1
@@ -194,6 +249,14 @@ class House:
         """The emulated start-up is over, and the server is not on its way out."""
         kernel = self.cluster.kernel
         return kernel.wall_ns() >= self.startup_ns and not self.is_draining
+
+    @property
+    def has_capacity(self) -> bool:
+        """Some replica takes prompts, or will without anyone's doing (a fault heals, a planner)."""
+        cluster = self.cluster
+        if self.plan.config.autoscale is not None:
+            return True
+        return any(replica.state not in _USELESS for replica in cluster.replicas)
 
     @property
     def startup_left_s(self) -> float:

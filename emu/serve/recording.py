@@ -56,6 +56,9 @@ class TrafficLog:
             session_id=request.session_id,
             tenant=request.tenant,
             priority=request.priority,
+            replica=request.pin,
+            decode_replica=request.decode_pin,
+            handoff_ns=request.handoff_after_ns,
         )
         if request.max_output_tokens != request.output_tokens:
             line.max_output_toks = request.max_output_tokens

@@ -43,7 +43,7 @@ from emu.runs.runner import host_facts, write_results
 from emu.serve.app import make_app
 from emu.serve.control import snapshot
 from emu.serve.guard import is_loopback
-from emu.serve.house import House, ServeOptions
+from emu.serve.house import House, ServeOptions, weights_from_host_s
 from emu.serve.intake import Intake, LiveProtocol
 from emu.serve.pace import STRICT_REQUESTS_MIN, Adapter
 from emu.serve.recording import LiveRecorder, ReplayFile, TrafficLog
@@ -190,14 +190,7 @@ class LiveServer:
         """Emulated start-up: given, or the time to load the weights from host memory."""
         if self.options.startup_s >= 0:
             return s_to_ns(self.options.startup_s)
-        longest_s = 0.0
-        for replica in self.plan.replicas:
-            if replica.role != "inactive":
-                node = replica.node
-                gbps = node.pcie_gbps if node.pcie_gbps > 0 else replica.gpu.pcie_gbps
-                weights = max(replica.memory.physical_weight_bytes)
-                longest_s = max(longest_s, weights * 8 / (gbps * 1e9))
-        return s_to_ns(longest_s)
+        return s_to_ns(weights_from_host_s(self.plan))
 
     async def _tick(self, house: House) -> None:
         """Let time be seen to pass: samples, snapshots, lag; slow down or give up if need be."""

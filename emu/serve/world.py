@@ -31,6 +31,7 @@ from emu.scheduling.base import Batch
 from emu.scheduling.stages import StageSpan
 from emu.serve.pace import Pace
 from emu.serve.recording import LiveRecorder
+from emu.serve.script import Script
 from emu.units import NS_PER_S
 
 TTFT_BUCKETS: Final = (
@@ -158,16 +159,25 @@ class Choice:
     """One answer: how far it is, and what of it has been sent."""
 
     __slots__ = (
-        "exchange", "first_ns", "index", "is_ended", "last_ns", "produced", "request", "sent",
-        "start",
+        "exchange", "first_ns", "index", "is_ended", "last_ns", "produced", "request", "script",
+        "sent", "start",
     )  # fmt: skip
 
-    def __init__(self, exchange: Exchange, index: int, request: Request, start: int) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        index: int,
+        request: Request,
+        start: int,
+        script: Script | None = None,
+    ) -> None:
         self.exchange = exchange
         self.index = index
         self.request = request
         self.start = start
         """Where its filler text begins."""
+        self.script = script
+        """What it says, if that is not plain filler."""
         self.produced = 0
         self.sent = 0
         self.first_ns = -1
@@ -179,6 +189,8 @@ class Choice:
     def finish_reason(self) -> str:
         """As OpenAI says it."""
         request = self.request
+        if self.script is not None and self.script.finish:
+            return self.script.finish
         return "length" if request.output_tokens >= request.max_output_tokens else "stop"
 
 
