@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -29,6 +29,10 @@ def serve(
     header_timeout_s: Seconds = 10.0,
     allowed_host: tuple[str, ...] = (),
     cors_origin: tuple[str, ...] = (),
+    fleet: Annotated[bool, Parameter(negative=())] = False,
+    ports: Port = 0,
+    face: Literal["vllm", "sglang"] = "vllm",
+    kv_lease_s: Seconds = 480.0,
     strict_pace: Annotated[bool, Parameter(negative=())] = False,
     slow_down: str = "off",
     startup_s: float = -1.0,
@@ -74,6 +78,14 @@ def serve(
         A further name under which clients may address a server on a loopback address.
     cors_origin
         Pages of this site may call the server, as https://HOST; * = any.
+    fleet
+        Each replica answers on a port of its own, for routers and autoscalers outside.
+    ports
+        The first of these ports; 0 = the one after --port.
+    face
+        Whose metrics and figures these ports have.
+    kv_lease_s
+        Emulated seconds for which a prefill port keeps KV that no decode port fetches.
     strict_pace
         End with status 3 when the machine does not keep up with the emulation.
     slow_down
@@ -105,6 +117,10 @@ def serve(
         header_timeout_s=header_timeout_s,
         allowed_hosts=allowed_host,
         cors_origins=cors_origin,
+        fleet=fleet or ports > 0,
+        ports=ports,
+        face=face,
+        kv_lease_s=kv_lease_s,
         strict_pace=strict_pace,
         slow_down=slow_down,
         startup_s=startup_s,

@@ -57,6 +57,7 @@ from emu.serve.protocol import (
     read_completion,
 )
 from emu.serve.responses import ResponsesFace, read_responses
+from emu.serve.scale import Scale
 from emu.serve.tokens import Tokenizer
 from emu.serve.world import Exchange
 
@@ -121,25 +122,27 @@ class Api:
     ) -> Any:
         failure = self._admit(request)
         call = read(await self._body(request), self._house.tokenizer)
-        return self._reply(request, call, failure, face)
+        return await self._reply(request, call, failure, face)
 
     async def embeddings(self, request: HttpRequest) -> Any:
         """`/v1/embeddings`."""
         failure = self._admit(request)
         call, body = read_embedding(await self._body(request), self._house)
-        return self._reply(request, call, failure, partial(EmbeddingFace, body=body))
+        return await self._reply(request, call, failure, partial(EmbeddingFace, body=body))
 
     async def rerank(self, request: HttpRequest) -> Any:
         """`/rerank`."""
         failure = self._admit(request)
         call, body, query = read_rerank(await self._body(request), self._house)
-        return self._reply(request, call, failure, partial(RerankFace, body=body, query=query))
+        return await self._reply(
+            request, call, failure, partial(RerankFace, body=body, query=query)
+        )
 
     async def score(self, request: HttpRequest) -> Any:
         """`/score`."""
         failure = self._admit(request)
         call, pairs = read_score(await self._body(request), self._house)
-        return self._reply(request, call, failure, partial(ScoreFace, pairs=pairs))
+        return await self._reply(request, call, failure, partial(ScoreFace, pairs=pairs))
 
     async def count_tokens(self, request: HttpRequest) -> Response:
         """`/v1/messages/count_tokens`."""
@@ -173,9 +176,6 @@ class Api:
             )
         if house.sleep_level:
             raise ApiError(503, "the engine sleeps", code="sleeping", retry_after_s=1)
-        if not house.has_capacity:
-            problem = "no replica serves prompts, and none is on its way"
-            raise ApiError(503, problem, code="no_replica", retry_after_s=5)
         wanted = request.headers.get("x-return-error")
         if wanted is not None:
             failure = failure_from_header(wanted)
@@ -189,18 +189,36 @@ class Api:
                 raise failure_error(failure)
         return failure
 
-    def _reply(
+    async def _reply(
         self,
         request: HttpRequest,
         call: Call,
         failure: Failure | None,
         face: Callable[[House, Call, Exchange], Face],
-    ) -> Reply:
+    ) -> Any:
+        """An answer that serves itself. Raises ApiError."""
         house = self._house
-        self._check_model(call.model)
         if call.kv is not None or call.room >= 0:
             problem = "this server chooses replicas itself; see --fleet for endpoints of replicas"
             raise ApiError(400, problem, param="kv_transfer_params")
+        self._check_serving()
+        self._check_room(request, call)
+        exchange = make_exchange(house, call)
+        rank = request.headers.get("x-data-parallel-rank")
+        if rank is not None:
+            self._pin(exchange, rank)
+        return Reply(house, call, exchange, face(house, call, exchange), failure)
+
+    def _check_serving(self) -> None:
+        """Raises ApiError where no replica could take a prompt."""
+        if not self._house.has_capacity:
+            problem = "no replica serves prompts, and none is on its way"
+            raise ApiError(503, problem, code="no_replica", retry_after_s=5)
+
+    def _check_room(self, request: HttpRequest, call: Call) -> None:
+        """Model, number of answers, recording, names that are kept. Raises ApiError."""
+        house = self._house
+        self._check_model(call.model)
         wanted = len(call.prompts) * call.n
         if house.cluster.open_choices + wanted > house.options.max_outstanding:
             raise ApiError(
@@ -214,11 +232,6 @@ class Api:
             raise ApiError(503, problem, code="recording_full")
         call.session_id = _header(request, "x-session-affinity")
         call.request_id = _header(request, "x-request-id")
-        exchange = make_exchange(house, call)
-        rank = request.headers.get("x-data-parallel-rank")
-        if rank is not None:
-            self._pin(exchange, rank)
-        return Reply(house, call, exchange, face(house, call, exchange), failure)
 
     def _pin(self, exchange: Exchange, rank: str) -> None:
         """The caller says which replica serves it."""
@@ -416,12 +429,21 @@ def _cors(house: House) -> list[Middleware]:
 
 def make_app(house: House) -> Starlette:
     """The application over a house."""
-    return Starlette(
-        routes=[
+    return assemble(
+        house,
+        [
             *Api(house).routes(),
             *EngineControl(house).routes(),
             *Control(house).routes(),
+            *Scale(house).routes(),
         ],
+    )
+
+
+def assemble(house: House, routes: list[Route]) -> Starlette:
+    """An application of these routes, with guard, headers and envelopes of errors."""
+    return Starlette(
+        routes=routes,
         middleware=[
             Middleware(_Headers, house=house),
             *_cors(house),

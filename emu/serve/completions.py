@@ -40,6 +40,8 @@ _LOST: Final = "the request was lost in the emulated cluster"
 def make_exchange(house: House, call: Call) -> Exchange:
     """The requests of a call. Raises ApiError for what no replica could ever serve."""
     exchange = Exchange()
+    if call.model in house.adapters:
+        exchange.adapter = call.model
     for prompt_index, prompt in enumerate(call.prompts):
         prompt_tokens = len(prompt)
         room = house.max_model_tokens - prompt_tokens
@@ -186,9 +188,7 @@ class Reply:
             raise ended_badly(failed)
         self._note_first(max(c.last_ns for c in exchange.choices))
         data = self.face.whole()
-        length = (b"content-length", str(len(data)).encode())
-        await _start(send, 200, [*_JSON_HEADERS, length, *self._headers()])
-        await send({"type": "http.response.body", "body": data})
+        await send_json(send, data, self._headers())
 
     async def _stream(self, send: Send) -> None:
         exchange, face = self.exchange, self.face
@@ -258,6 +258,13 @@ class Reply:
             return ended_badly(failed)
         assert self.failure is not None
         return failure_error(self.failure)
+
+
+async def send_json(send: Send, data: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    """A whole answer."""
+    length = (b"content-length", str(len(data)).encode())
+    await _start(send, 200, [*_JSON_HEADERS, length, *headers])
+    await send({"type": "http.response.body", "body": data})
 
 
 async def _start(send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:

@@ -22,11 +22,9 @@ from starlette.routing import Route
 
 from emu.cluster.commands import RESET
 from emu.serve.control import check_control, command_now
-from emu.serve.house import House
+from emu.serve.house import ADAPTERS_MAX, House
 from emu.serve.protocol import NAME_MAX, ApiError, decode_body
 from emu.units import NS_PER_S
-
-ADAPTERS_MAX = 256
 
 
 class AdapterBody(Struct, kw_only=True):

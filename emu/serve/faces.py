@@ -59,7 +59,7 @@ def answer_text(house: House, choice: Choice) -> str:
     """The whole text of an answer."""
     if choice.script is not None:
         return choice.script.text
-    return filler_text(house.tokenizer, choice.start, choice.request.output_tokens)
+    return filler_text(house.tokenizer, choice.start, choice.tokens)
 
 
 def usage_of(call: Call, exchange: Exchange) -> dict[str, Any]:
@@ -197,7 +197,7 @@ class OpenAiFace:
                 yield from self._scripted(choice, end)
                 continue
             index = b"%d" % choice.index
-            last = choice.request.output_tokens - 1
+            last = choice.tokens - 1
             while choice.sent < end:
                 position = choice.sent
                 choice.sent += 1
@@ -229,7 +229,7 @@ class OpenAiFace:
         while choice.sent < end:
             position = choice.sent
             choice.sent += 1
-            is_last = position >= choice.request.output_tokens - 1
+            is_last = position >= choice.tokens - 1
             one: dict[str, Any] = {"index": choice.index}
             text = script.shown[position] if script is not None and call.max_tokens != 0 else ""
             if call.is_chat:

@@ -29,6 +29,7 @@ from emu.units import NS_PER_S
 from emu.workload.lengths import length_sampler
 
 T = TypeVar("T")
+ADAPTERS_MAX: Final = 256
 
 S = ReplicaState
 _USELESS: Final = frozenset(
@@ -65,6 +66,14 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     strict_pace: bool = False
+    fleet: bool = False
+    """Each replica answers on a port of its own."""
+    ports: int = 0
+    """The first of these ports; 0 = the port after the server's own."""
+    face: str = "vllm"
+    kv_lease_s: float = 480.0
+    kv_events_port: int = 0
+    wire: str = "vllm-0.19"
     slow_down: str = "off"
     """"auto" lowers the speed while the machine does not keep up."""
     startup_s: float = -1.0

@@ -9,6 +9,7 @@ the scrape; nothing is paid between scrapes.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -16,7 +17,7 @@ from emu.cluster.plan import ReplicaPlan
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.serve.exposition import Page, labels_text
-from emu.serve.house import House
+from emu.serve.house import ADAPTERS_MAX, House
 from emu.serve.world import Histogram, Statistics
 from emu.units import NS_PER_S
 
@@ -53,21 +54,24 @@ def kv_use(replica: Replica) -> float:
 
 
 def engine_families(
-    page: Page, model: str, engines: Sequence[tuple[Replica, ReplicaPlan, Statistics]]
+    page: Page,
+    model: str,
+    engines: Sequence[tuple[Replica, ReplicaPlan, Statistics]],
+    name: str = "",
 ) -> None:
-    """What vLLM says of each engine."""
+    """What vLLM says of each engine. `name`: what it is called, if not by its replica's id."""
     rows = []
     for replica, plan, stats in engines:
         replica.settle()
-        label = labels_text({"model_name": model, "engine": str(replica.replica_id)})
+        label = labels_text({"model_name": model, "engine": name or str(replica.replica_id)})
         rows.append((label, replica, plan, stats))
     gauges: tuple[tuple[str, str, Callable[[Replica], float]], ...] = (
         ("num_requests_running", "Running requests.", lambda r: r.scheduler.running_count),
         ("num_requests_waiting", "Waiting requests.", lambda r: r.scheduler.waiting_count),
         ("kv_cache_usage_perc", "Part of KV blocks in use.", kv_use),
     )
-    for name, text, read in gauges:
-        page.gauge(f"vllm:{name}", text, [(label, read(r)) for label, r, _, _ in rows])
+    for family, text, read in gauges:
+        page.gauge(f"vllm:{family}", text, [(label, read(r)) for label, r, _, _ in rows])
     page.gauge(
         "vllm:num_requests_waiting_by_reason",
         "Waiting requests by reason.",
@@ -88,14 +92,33 @@ def engine_families(
         size = plan.scheduler.block_size
         info.append((f'block_size="{size}",{label},num_gpu_blocks="{plan.num_blocks}"', 1.0))
     page.gauge("vllm:cache_config_info", "KV cache.", info)
-    for name, pick in _TOKENS:
-        page.counter(f"vllm:{name}", "Tokens.", [(label, pick(s)) for label, _, _, s in rows])
+    for family, pick in _TOKENS:
+        page.counter(f"vllm:{family}", "Tokens.", [(label, pick(s)) for label, _, _, s in rows])
 
 
 _TOKENS: Final[tuple[tuple[str, Callable[[Statistics], int]], ...]] = (
     ("prompt_tokens", lambda s: s.prompt_sum),
     ("generation_tokens", lambda s: s.generated_sum),
 )
+
+
+def adapter_family(page: Page, house: House, replica_id: int = -1) -> None:
+    """Adapters of the requests of a replica (-1 = of all); absent as long as none is loaded."""
+    if not house.adapters:
+        return
+    running: set[str] = set()
+    waiting: set[str] = set()
+    for adapter, request in house.cluster.adapters_in_use():
+        if replica_id in (-1, request.holder_id):
+            (running if request.first_scheduled_ns >= 0 else waiting).add(adapter)
+    label = labels_text(
+        {
+            "max_lora": str(ADAPTERS_MAX),
+            "running_lora_adapters": ",".join(sorted(running)),
+            "waiting_lora_adapters": ",".join(sorted(waiting)),
+        }
+    )
+    page.gauge("vllm:lora_requests_info", "Adapters in use.", [(label, time.time())])
 
 
 def _sleep_state(replica: Replica) -> str:
@@ -153,6 +176,7 @@ class MetricsPage:
         engine_families(page, house.model, engines)
         everywhere = labels_text({"model_name": house.model, "engine": "all"})
         request_families(page, everywhere, cluster.stats)
+        adapter_family(page, house)
         if cluster.watchers:
             transfer_families(page, everywhere, cluster.stats, house)
         self._cluster_families()

@@ -305,6 +305,11 @@ def read_completion(data: bytes, tokenizer: Tokenizer) -> Call:
     return call
 
 
+def generate_call(body: Body, prompts: list[Ids]) -> Call:
+    """The call of a body whose prompts have been read. Raises ApiError."""
+    return _call(body, prompts, body.max_tokens, is_chat=False)
+
+
 def read_chat(data: bytes, tokenizer: Tokenizer) -> Call:
     """The call of a body of `/v1/chat/completions`. Raises ApiError."""
     return chat_call(decode_body(data, ChatBody), tokenizer)

@@ -42,18 +42,21 @@ from emu.report.summary import write_summary
 from emu.runs.runner import host_facts, write_results
 from emu.serve.app import make_app
 from emu.serve.control import snapshot
+from emu.serve.endpoint import endpoint_app
+from emu.serve.fleet import Fleet, check_fleet
 from emu.serve.guard import is_loopback
 from emu.serve.house import House, ServeOptions, weights_from_host_s
 from emu.serve.intake import Intake, LiveProtocol
 from emu.serve.pace import STRICT_REQUESTS_MIN, Adapter
+from emu.serve.ports import BACKLOG, Dispatch, Doors, bind, port_of
 from emu.serve.recording import LiveRecorder, ReplayFile, TrafficLog
 from emu.serve.tokens import make_tokenizer, write_tokenizer
 from emu.serve.world import LiveCluster, live_config
 from emu.units import NS_PER_S, s_to_ns
 
-_BACKLOG: Final = 4096
 _TICK_S: Final = 0.1
 _TICKS_PER_SNAPSHOT: Final = 5
+_DOORS_S: Final = 0.05
 _TICKS_PER_FLUSH: Final = 10
 _CLOSE_S: Final = 5.0
 """Wall time that clients have to take the last bytes."""
@@ -82,6 +85,9 @@ class LiveServer:
         self.options = options
         self.directory = directory
         self.plan = make_plan(self.config, source)
+        if options.fleet:
+            policy = self.config.scheduler.policy
+            check_fleet(len(self.plan.replicas), policy, options.ports, source)
         self.tokenizer = make_tokenizer(Path(options.tokenizer) if options.tokenizer else None)
         self.house: House | None = None
         self.port = options.port
@@ -89,6 +95,8 @@ class LiveServer:
         self._server: _Server | None = None
         self._group: TaskGroup | None = None
         self._has_told = False
+        self.fleet: Fleet | None = None
+        self._endpoint_sockets: list[socket.socket] = []
 
     # --- running ------------------------------------------------------------------------------
     async def run(self, *, announce: Any = None, handle_signals: bool = True) -> None:
@@ -104,10 +112,13 @@ class LiveServer:
             await self._run(announce)
 
     async def _run(self, announce: Any) -> None:
-        listening = self._bind()
+        listening = bind(self.options.host, self.options.port, "--host, --port")
+        self.port = port_of(listening)
         recorder: LiveRecorder | None = None
         files: RunDirectory | None = None
         try:
+            if self.options.fleet:
+                self._bind_endpoints()
             self.directory.mkdir(parents=True, exist_ok=True)
             write_tokenizer(self.directory / "tokenizer", _longest(self.plan))
             files = RunDirectory(self.directory / "run")
@@ -130,6 +141,8 @@ class LiveServer:
             raise
         finally:
             listening.close()
+            for endpoint in self._endpoint_sockets:
+                endpoint.close()
 
     async def _serve(
         self, listening: socket.socket, recorder: LiveRecorder, announce: Any
@@ -143,15 +156,17 @@ class LiveServer:
         house = self.house = House(
             cluster, self.plan, self.tokenizer, self.options, startup_ns=self._startup_ns()
         )
+        dispatch = Dispatch(make_app(house))
+        doors = self._make_fleet(house, dispatch) if self.options.fleet else None
         server = self._server = _Server(
             uvicorn.Config(
-                make_app(house),
+                dispatch,
                 http=_Protocol(house.intake, self.options.header_timeout_s),
                 ws="none",
                 lifespan="off",
                 log_level="warning",
                 access_log=False,
-                backlog=_BACKLOG,
+                backlog=BACKLOG,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=int(_CLOSE_S),
             )
@@ -172,6 +187,8 @@ class LiveServer:
 
             group.start_soon(emulate)
             group.start_soon(self._tick, house)
+            if doors is not None:
+                group.start_soon(self._keep_doors, doors, server)
             self._group = group
             if announce is not None:
                 announce(self)
@@ -181,10 +198,34 @@ class LiveServer:
                 await server.serve(sockets=[listening])
             finally:
                 _drop_connections(server)
+                if doors is not None:
+                    doors.close()
             cluster.close()
             await ended.wait()
             group.cancel_scope.cancel()
         return kept[0], cluster
+
+    def _make_fleet(self, house: House, dispatch: Dispatch) -> Doors:
+        """Endpoints, and their ports."""
+        options = self.options
+        ports = [port_of(s) for s in self._endpoint_sockets]
+        fleet = Fleet(house, ports, face=options.face, lease_s=options.kv_lease_s)
+        self.fleet = fleet
+        for endpoint in fleet.endpoints:
+            dispatch.by_port[endpoint.port] = endpoint_app(house, fleet, endpoint)
+        return Doors(options.host, fleet.endpoints, self._endpoint_sockets)
+
+    async def _keep_doors(self, doors: Doors, server: _Server) -> None:
+        """Ports follow the states of their replicas."""
+        while True:
+            if server.started:
+                await doors.update(server)
+                for problem in doors.problems:
+                    print(f"warning: {problem}", file=sys.stderr, flush=True)
+                doors.problems.clear()
+            if self.fleet is not None:
+                self.fleet.handoffs.sweep()
+            await asyncio.sleep(_DOORS_S)
 
     def _startup_ns(self) -> int:
         """Emulated start-up: given, or the time to load the weights from host memory."""
@@ -255,6 +296,8 @@ class LiveServer:
         assert house is not None
         house.is_draining = True
         cluster = house.cluster
+        if self.fleet is not None:
+            self.fleet.handoffs.sweep(everything=True)
         deadline_s = time.monotonic() + self.options.drain_s
         while cluster.gateway.outstanding and cluster.error is None:
             if time.monotonic() > deadline_s:
@@ -290,22 +333,12 @@ class LiveServer:
             write_report(self.directory / "run")
 
     # --- the socket ---------------------------------------------------------------------------
-    def _bind(self) -> socket.socket:
-        """Raises InputError if the address cannot be had."""
-        host, port = self.options.host, self.options.port
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            family, kind, protocol, _, address = found[0]
-            listening = socket.socket(family, kind, protocol)
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(address)
-            listening.listen(_BACKLOG)  # who reads the announcement may connect at once
-        except (OSError, UnicodeError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise InputError(f"{host}:{port}", None, "--host, --port", reason) from None
-        listening.setblocking(False)
-        self.port = int(listening.getsockname()[1])
-        return listening
+    def _bind_endpoints(self) -> None:
+        """A port for each replica. Raises InputError."""
+        base = self.options.ports or (self.port + 1 if self.options.port else 0)
+        for index in range(len(self.plan.replicas)):
+            port = base + index if base else 0
+            self._endpoint_sockets.append(bind(self.options.host, port, "--ports"))
 
     @property
     def url(self) -> str:
@@ -382,6 +415,11 @@ def _announce(server: LiveServer) -> None:
     print(f"recording    {server.directory}")
     if house.startup_left_s:
         print(f"ready in     {house.startup_left_s:.1f} s (emulated start-up)")
+    if server.fleet is not None:
+        for endpoint in server.fleet.endpoints:
+            place = server.url.rpartition(":")[0]
+            replica = endpoint.replica
+            print(f"replica {replica.replica_id:<4} {place}:{endpoint.port}  {replica.state.value}")
     for name, line in client_lines(server):
         print(f"{name:<12} {line}")
     sys.stdout.flush()

@@ -122,6 +122,15 @@ class Statistics:
         self.cached_sum += request.prefix_hit_tokens
         self.external_hit_sum += request.storage_hit_tokens
 
+    def received(self, request: Request, came_ns: int, at_ns: int) -> None:
+        """The first token of a request whose prompt another replica has computed.
+
+        As vLLM's decode engine, which computes the last prompt token again.
+        """
+        self.ttft.add((at_ns - came_ns) / NS_PER_S)
+        self.prompt_sum += request.prompt_tokens
+        self.transferred_sum += request.prompt_tokens - 1
+
     def ended(self, request: Request, *, has_prefixes: bool) -> None:
         """A request has ended, in whatever way."""
         status = request.status.name.lower()
@@ -159,8 +168,8 @@ class Choice:
     """One answer: how far it is, and what of it has been sent."""
 
     __slots__ = (
-        "exchange", "first_ns", "index", "is_ended", "last_ns", "produced", "request", "script",
-        "sent", "start",
+        "base", "came_ns", "exchange", "first_ns", "heir", "index", "is_ended", "last_ns",
+        "produced", "request", "script", "sent", "start",
     )  # fmt: skip
 
     def __init__(
@@ -178,12 +187,23 @@ class Choice:
         """Where its filler text begins."""
         self.script = script
         """What it says, if that is not plain filler."""
+        self.base = 0
+        """Tokens of the request that another endpoint produced: no part of this answer."""
+        self.heir: Choice | None = None
+        """The answer that gets the tokens after the first."""
+        self.came_ns = -1
+        """When it was asked for, where that is not the request's arrival."""
         self.produced = 0
         self.sent = 0
         self.first_ns = -1
         self.last_ns = -1
         """Emulated times of the first and the last token so far."""
         self.is_ended = False
+
+    @property
+    def tokens(self) -> int:
+        """Of the whole answer."""
+        return self.request.output_tokens - self.base
 
     @property
     def finish_reason(self) -> str:
@@ -203,6 +223,8 @@ class Exchange:
         self.has_left = False
         self.came_ns = -1
         """Emulated time at which the call reached the machine."""
+        self.adapter = ""
+        """Name of the LoRA adapter that was asked for."""
 
     @property
     def is_ended(self) -> bool:
@@ -281,6 +303,22 @@ class LiveCluster(Cluster):
 
         self.kernel.enter(cancel)
 
+    def adopt(self, choice: Choice, first: Choice) -> None:
+        """This answer gets the tokens after the one of `first`; inside the emulation only."""
+        if first.produced:
+            self._choices[choice.request.request_id] = choice
+        else:
+            first.heir = choice
+
+    def end_choice(self, choice: Choice) -> None:
+        """Its request has ended before."""
+        choice.is_ended = True
+        choice.exchange.changed.set()
+
+    def forsake(self, request: Request) -> None:
+        """Nobody will come for this request: cancelled now."""
+        self.kernel.enter(lambda: self._cancel_now(request))
+
     def leave_all(self) -> None:
         """The server ends and waits no longer."""
 
@@ -312,6 +350,12 @@ class LiveCluster(Cluster):
         for choice in list(self._choices.values()):
             choice.exchange.changed.set()
 
+    def adapters_in_use(self) -> Iterator[tuple[str, Request]]:
+        """(adapter, request) of the answers under way that have one."""
+        for choice in self._choices.values():
+            if choice.exchange.adapter:
+                yield choice.exchange.adapter, choice.request
+
     @property
     def open_choices(self) -> int:
         """Answers under way."""
@@ -340,8 +384,13 @@ class LiveCluster(Cluster):
                 gap_count += 1
             else:
                 choice.first_ns = now_ns
-                stats.began(request, now_ns)
-                engine.began(request, now_ns)
+                if choice.base:
+                    engine.received(request, choice.came_ns, now_ns)
+                else:
+                    stats.began(request, now_ns)
+                    engine.began(request, now_ns)
+                if choice.heir is not None:
+                    self._choices[request.request_id] = choice.heir
             choice.last_ns = now_ns
             choice.exchange.changed.set()
         if gap_count:
@@ -384,9 +433,10 @@ class LiveCluster(Cluster):
             self.engines[place].ended(request, has_prefixes=self.has_prefixes)
         if choice is not None:
             if request.status is Status.COMPLETED:
-                choice.produced = request.generated_tokens
-            choice.is_ended = True
-            choice.exchange.changed.set()
+                choice.produced = request.generated_tokens - choice.base
+            self.end_choice(choice)
+            if choice.heir is not None and choice.heir is not choice:
+                self.end_choice(choice.heir)
 
 
 class _Iterations:
