@@ -33,6 +33,8 @@ def serve(
     ports: Port = 0,
     face: Literal["vllm", "sglang"] = "vllm",
     kv_lease_s: Seconds = 480.0,
+    kv_events: Port = 0,
+    wire: str = "vllm-0.19",
     strict_pace: Annotated[bool, Parameter(negative=())] = False,
     slow_down: str = "off",
     startup_s: float = -1.0,
@@ -86,6 +88,10 @@ def serve(
         Whose metrics and figures these ports have.
     kv_lease_s
         Emulated seconds for which a prefill port keeps KV that no decode port fetches.
+    kv_events
+        First port of the endpoints' KV events (ZMQ), with as many replay ports behind; 0 = none.
+    wire
+        Whose form these events have: vllm-0.16 to vllm-0.33.
     strict_pace
         End with status 3 when the machine does not keep up with the emulation.
     slow_down
@@ -121,6 +127,8 @@ def serve(
         ports=ports,
         face=face,
         kv_lease_s=kv_lease_s,
+        kv_events_port=kv_events,
+        wire=wire,
         strict_pace=strict_pace,
         slow_down=slow_down,
         startup_s=startup_s,

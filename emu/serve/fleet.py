@@ -30,6 +30,7 @@ from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.request import HANDOFF_NEVER_NS, Prefix, Request
 from emu.serve.house import House
+from emu.serve.kv_events import Ledger, Publisher, Wire, watch, zmq_context
 from emu.serve.protocol import ApiError, Call, KvTransfer
 from emu.serve.script import Script
 from emu.serve.tokens import Ids, filler_ids
@@ -241,9 +242,78 @@ class Fleet:
         ]
         self.handoffs = Handoffs(house, lease_s)
 
+        self.events: KvEvents | None = None
+
     def event_source(self, endpoint: Endpoint) -> dict[str, Any] | None:
         """Where the endpoint's KV events are published, as vLLM says it; None = nowhere."""
-        return None
+        if self.events is None:
+            return None
+        publisher = self.events.publishers[endpoint.replica.replica_id]
+        return {
+            "endpoint": publisher.endpoint,
+            "replay_endpoint": publisher.replay_endpoint,
+            "topic": publisher.topic,
+            "publisher": "zmq",
+            "encoding": "msgpack",
+            "schema_version": 1,
+        }
+
+
+class KvEvents:
+    """KV events of all endpoints: live on a port each, replays on as many behind these."""
+
+    def __init__(self, house: House, endpoints: list[Endpoint], port: int, wire: Wire) -> None:
+        """Raises InputError: no pyzmq, a port in use, no prefix caching."""
+        self._house = house
+        self._wire = wire
+        self._context = zmq_context()
+        self._is_present = [True] * len(endpoints)
+        self._endpoints = endpoints
+        self.publishers: list[Publisher] = []
+        self.ledgers: list[Ledger] = []
+        host = house.options.host
+        try:
+            for index, endpoint in enumerate(endpoints):
+                topic = f"kv@{host}:{endpoint.port}@{house.model}"
+                ports = (port + index, port + len(endpoints) + index)
+                self.publishers.append(Publisher(self._context, host, *ports, topic))
+                self.ledgers.append(self._ledger(index, endpoint))
+        except InputError:
+            self.close()
+            raise
+
+    def _ledger(self, index: int, endpoint: Endpoint) -> Ledger:
+        loop = asyncio.get_running_loop()
+        size = endpoint.plan.scheduler.block_size
+
+        def changed() -> None:
+            loop.call_soon(self._flush, index)
+
+        ledger = Ledger(self._wire, size, changed)
+        if not watch(getattr(endpoint.replica.scheduler, "pool", None), ledger):
+            problem = "KV events need prefix caching, and a scheduler that has it"
+            raise InputError("serve", None, "--kv-events", problem)
+        return ledger
+
+    def _flush(self, index: int) -> None:
+        events = self.ledgers[index].take()
+        if events:
+            self.publishers[index].send(self._house.cluster.kernel.now_ns / NS_PER_S, events)
+
+    def update(self) -> None:
+        """Answer replays; a replica that has gone begins anew when it comes back."""
+        for index, endpoint in enumerate(self._endpoints):
+            self.publishers[index].answer(self._wire)
+            if self._is_present[index] and not endpoint.is_present:
+                self._flush(index)
+                self.publishers[index].restart()
+            self._is_present[index] = endpoint.is_present
+
+    def close(self) -> None:
+        """All sockets."""
+        for publisher in self.publishers:
+            publisher.close()
+        self._context.term()
 
 
 def check_fleet(plan_replicas: int, policy: str, base_port: int, source: str) -> None:

@@ -43,10 +43,11 @@ from emu.runs.runner import host_facts, write_results
 from emu.serve.app import make_app
 from emu.serve.control import snapshot
 from emu.serve.endpoint import endpoint_app
-from emu.serve.fleet import Fleet, check_fleet
+from emu.serve.fleet import Fleet, KvEvents, check_fleet
 from emu.serve.guard import is_loopback
 from emu.serve.house import House, ServeOptions, weights_from_host_s
 from emu.serve.intake import Intake, LiveProtocol
+from emu.serve.kv_events import wire_of
 from emu.serve.pace import STRICT_REQUESTS_MIN, Adapter
 from emu.serve.ports import BACKLOG, Dispatch, Doors, bind, port_of
 from emu.serve.recording import LiveRecorder, ReplayFile, TrafficLog
@@ -200,6 +201,8 @@ class LiveServer:
                 _drop_connections(server)
                 if doors is not None:
                     doors.close()
+                if self.fleet is not None and self.fleet.events is not None:
+                    self.fleet.events.close()
             cluster.close()
             await ended.wait()
             group.cancel_scope.cancel()
@@ -211,6 +214,9 @@ class LiveServer:
         ports = [port_of(s) for s in self._endpoint_sockets]
         fleet = Fleet(house, ports, face=options.face, lease_s=options.kv_lease_s)
         self.fleet = fleet
+        if options.kv_events_port:
+            wire = wire_of(options.wire)
+            fleet.events = KvEvents(house, fleet.endpoints, options.kv_events_port, wire)
         for endpoint in fleet.endpoints:
             dispatch.by_port[endpoint.port] = endpoint_app(house, fleet, endpoint)
         return Doors(options.host, fleet.endpoints, self._endpoint_sockets)
@@ -225,6 +231,8 @@ class LiveServer:
                 doors.problems.clear()
             if self.fleet is not None:
                 self.fleet.handoffs.sweep()
+                if self.fleet.events is not None:
+                    self.fleet.events.update()
             await asyncio.sleep(_DOORS_S)
 
     def _startup_ns(self) -> int:
@@ -441,6 +449,9 @@ def serve_command(
         raise InputError("serve", None, "--speed", "must be above 0")
     if options.slow_down not in ("off", "auto"):
         raise InputError("serve", None, "--slow-down", "must be off or auto")
+    wire_of(options.wire)
+    if options.kv_events_port and not options.fleet:
+        raise InputError("serve", None, "--kv-events", "needs --fleet: events are of endpoints")
     if not options.header_timeout_s > 0:
         raise InputError("serve", None, "--header-timeout-s", "must be above 0")
     config = load_config(path, overrides)
