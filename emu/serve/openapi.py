@@ -36,6 +36,7 @@ from emu.serve.protocol import (
     TokenizeBody,
 )
 from emu.serve.responses import ResponsesBody
+from emu.serve.scale import SCALE_PATH
 
 _JSON: Final = "application/json"
 _EVENTS: Final = "text/event-stream"
@@ -131,6 +132,7 @@ def _answers() -> dict[str, dict[str, Any]]:
             **frame,
         ),
         "Answer": {"type": "object"},
+        "Scale": _object(spec=_object(replicas={"type": "integer"})),
         "Rendered": _list({"type": "object"}),
         "Model": card,
         "Models": _object(object={"const": "list"}, data=_list(card)),
@@ -174,6 +176,22 @@ def _operation(
     operation: dict[str, Any] = {"summary": summary, "responses": responses}
     if body:
         operation["requestBody"] = {"required": True, "content": {_JSON: {"schema": _ref(body)}}}
+    return operation
+
+
+def _scale_operation(summary: str, body: str) -> dict[str, Any]:
+    """Kubernetes' own forms: a Scale, or a Status."""
+    statuses = (400, 403, 404, 409, 422) if body else (404,)
+    operation = _operation(summary, {_JSON: "Scale"}, (401,), body)
+    for status in statuses:
+        operation["responses"][str(status)] = {
+            "description": "A Status that says why.",
+            "content": {_JSON: {"schema": _ref("Answer")}},
+        }
+    operation["parameters"] = [
+        {"name": name, "in": "path", "required": True, "schema": _STRING, "example": example}
+        for name, example in (("namespace", "default"), ("name", "decode"))
+    ]
     return operation
 
 
@@ -227,6 +245,14 @@ def _paths(served: str) -> dict[str, dict[str, Any]]:
         },
         "/v1/load_lora_adapter": plain("Add an adapter", body="AdapterBody"),
         "/v1/unload_lora_adapter": plain("Remove an adapter", 404, body="AdapterBody"),
+        SCALE_PATH: {
+            method: _scale_operation(summary, body)
+            for method, summary, body in (
+                ("get", "Replicas of a role", ""),
+                ("put", "Scale a role", "Scale"),
+                ("patch", "Scale a role", "Scale"),
+            )
+        },
         "/v1/models": {"get": _operation("All models", answer("Models"), (401,))},
         "/v1/models/{name}": {"get": model},
         "/tokenize": {"post": _operation("Ids", answer("Tokens"), tokens, "TokenizeBody")},

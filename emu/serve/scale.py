@@ -27,7 +27,7 @@ from emu.units import NS_PER_S
 
 ROLES: Final = ("colocated", "prefill", "decode")
 _REASONS: Final = {400: "BadRequest", 403: "Forbidden", 404: "NotFound", 409: "Conflict"}
-_PATH: Final = "/apis/apps/v1/namespaces/{namespace}/deployments/{name}/scale"
+SCALE_PATH: Final = "/apis/apps/v1/namespaces/{namespace}/deployments/{name}/scale"
 
 
 class _Refused(Exception):
@@ -48,7 +48,7 @@ class Scale:
 
     def routes(self) -> list[Route]:
         """The one path."""
-        return [Route(_PATH, self.scale, methods=["GET", "PUT", "PATCH"])]
+        return [Route(SCALE_PATH, self.scale, methods=["GET", "PUT", "PATCH"])]
 
     async def scale(self, request: HttpRequest) -> Response:
         """Read or write."""
