@@ -28,6 +28,8 @@ def serve(
     header_timeout_s: Seconds = 10.0,
     allowed_host: tuple[str, ...] = (),
     cors_origin: tuple[str, ...] = (),
+    tls_cert: str = "",
+    tls_key: str = "",
     fleet: Annotated[bool, Parameter(negative=())] = False,
     ports: Port = 0,
     face: Literal["vllm", "sglang"] = "vllm",
@@ -79,6 +81,10 @@ def serve(
         A further name under which clients may address a server on a loopback address.
     cors_origin
         Pages of this site may call the server, as https://HOST; * = any.
+    tls_cert
+        Certificate, as PEM: the server and its ports speak https.
+    tls_key
+        Its key.
     fleet
         Each replica answers on a port of its own, for routers and autoscalers outside.
     ports
@@ -123,6 +129,8 @@ def serve(
         header_timeout_s=header_timeout_s,
         allowed_hosts=allowed_host,
         cors_origins=cors_origin,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
         fleet=fleet or ports > 0,
         ports=ports,
         face=face,

@@ -35,6 +35,7 @@ from emu.serve.protocol import ApiError, decode_body, whole
 from emu.units import NS_PER_S
 
 RULES_MAX: Final = 64
+SCRIPTED: Final = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
 
 class ScaleBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -49,6 +50,14 @@ class CommandBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
     replica: Annotated[int, Meta(ge=0)]
     command: str
+
+
+class KnobsBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What can be turned while the server runs; what is left out stays."""
+
+    speed: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    scripted_metrics: dict[str, float] | None = None
+    """Gauges that show these figures instead of their own; {} = none."""
 
 
 class FailuresBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -178,6 +187,7 @@ class Control:
             Route("/emu/faults", self._guard(self.faults), methods=["POST"]),
             Route("/emu/scale", self._guard(self.scale), methods=["POST"]),
             Route("/emu/commands", self._guard(self.commands), methods=["POST"]),
+            Route("/emu/knobs", self._guard(self.knobs), methods=["GET", "POST"]),
             Route("/emu/failures", self._guard(self.failures), methods=["GET", "POST"]),
         ]
 
@@ -319,6 +329,23 @@ class Control:
         if problem:
             raise ApiError(400, problem)
         return JSONResponse({"kind": fault.kind, "outcome": "injected"})
+
+    async def knobs(self, request: HttpRequest) -> Response:
+        """Speed and scripted metrics: read them, or turn them."""
+        house = self._house
+        if request.method == "POST":
+            body = decode_body(await request.body(), KnobsBody)
+            for name, value in (body.scripted_metrics or {}).items():
+                if name not in SCRIPTED:
+                    problem = f"metrics that can be scripted are {', '.join(SCRIPTED)}"
+                    raise ApiError(400, problem, param="scripted_metrics")
+                if not 0 <= value <= (1 if name == "kv_cache_usage_perc" else 1e9):
+                    raise ApiError(400, f"{name} is out of range", param="scripted_metrics")
+            if body.scripted_metrics is not None:
+                house.scripted = body.scripted_metrics
+            if body.speed is not None and body.speed != house.speed:
+                house.set_speed(body.speed, "asked for")
+        return JSONResponse({"speed": house.speed, "scripted_metrics": house.scripted})
 
     async def failures(self, request: HttpRequest) -> Response:
         """The failure schedule of the HTTP layer: read it, or replace it."""

@@ -39,7 +39,8 @@ class EndpointPage:
     def _vllm(self) -> None:
         house, endpoint, page = self._house, self._endpoint, self._page
         stats = house.cluster.engines[endpoint.replica.replica_id]
-        engine_families(page, house.model, [(endpoint.replica, endpoint.plan, stats)], name="0")
+        one = [(endpoint.replica, endpoint.plan, stats)]
+        engine_families(page, house.model, one, name="0", scripted=house.scripted)
         label = labels_text({"model_name": house.model, "engine": "0"})
         request_families(page, label, stats)
         adapter_family(page, house, endpoint.replica.replica_id)

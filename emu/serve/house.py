@@ -66,6 +66,8 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     strict_pace: bool = False
+    tls_cert: str = ""
+    tls_key: str = ""
     fleet: bool = False
     """Each replica answers on a port of its own."""
     ports: int = 0
@@ -206,6 +208,8 @@ class House:
         self.weights_to_host_s = weights_from_host_s(plan)
         self.weights_disk_s = weights_from_disk_s(plan)
         self.model_names = (self.model, *options.model_aliases)
+        self.scripted: dict[str, float] = {}
+        """Gauges of engines that show a given figure instead of their own, without `vllm:`."""
         self.adapters: dict[str, str] = {}
         """Names of LoRA adapters that are loaded, and where they came from."""
         self.http_refused: dict[int, int] = {}

@@ -10,7 +10,7 @@ the scrape; nothing is paid between scrapes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from emu.cluster.plan import ReplicaPlan
@@ -58,8 +58,13 @@ def engine_families(
     model: str,
     engines: Sequence[tuple[Replica, ReplicaPlan, Statistics]],
     name: str = "",
+    scripted: Mapping[str, float] | None = None,
 ) -> None:
-    """What vLLM says of each engine. `name`: what it is called, if not by its replica's id."""
+    """What vLLM says of each engine.
+
+    `name`: what it is called, if not by its replica's id. `scripted`: gauges that show a given
+    figure instead of their own (`SCRIPTED`).
+    """
     rows = []
     for replica, plan, stats in engines:
         replica.settle()
@@ -71,7 +76,9 @@ def engine_families(
         ("kv_cache_usage_perc", "Part of KV blocks in use.", kv_use),
     )
     for family, text, read in gauges:
-        page.gauge(f"vllm:{family}", text, [(label, read(r)) for label, r, _, _ in rows])
+        given = scripted.get(family) if scripted else None
+        values = [(label, read(r) if given is None else given) for label, r, _, _ in rows]
+        page.gauge(f"vllm:{family}", text if given is None else f"{text} (scripted)", values)
     page.gauge(
         "vllm:num_requests_waiting_by_reason",
         "Waiting requests by reason.",
@@ -173,7 +180,7 @@ class MetricsPage:
         house, page = self._house, self._page
         cluster = house.cluster
         engines = list(zip(cluster.replicas, house.plan.replicas, cluster.engines, strict=True))
-        engine_families(page, house.model, engines)
+        engine_families(page, house.model, engines, scripted=house.scripted)
         everywhere = labels_text({"model_name": house.model, "engine": "all"})
         request_families(page, everywhere, cluster.stats)
         adapter_family(page, house)

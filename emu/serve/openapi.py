@@ -16,7 +16,7 @@ import msgspec
 import emu
 from emu.cluster.commands import RESET, TARGETS
 from emu.config.faultkinds import KINDS
-from emu.serve.control import CommandBody, FailuresBody, ScaleBody
+from emu.serve.control import CommandBody, FailuresBody, KnobsBody, ScaleBody
 from emu.serve.engine import AdapterBody
 from emu.serve.house import House
 from emu.serve.messages import CountBody, MessagesBody
@@ -78,7 +78,7 @@ def _bodies() -> dict[str, dict[str, Any]]:
     kinds = (*kinds, ResponsesBody, MessagesBody, CountBody, EmbeddingBody, RerankBody, ScoreBody)
     kinds = (*kinds, AdapterBody)
     _, schemas = msgspec.json.schema_components(
-        [*kinds, FailuresBody], ref_template="#/components/schemas/{name}"
+        [*kinds, FailuresBody, KnobsBody], ref_template="#/components/schemas/{name}"
     )
     text = {"type": "string", "minLength": 1}
     ids = {
@@ -271,6 +271,10 @@ def _paths(served: str) -> dict[str, dict[str, Any]]:
         "/emu/faults": {"post": _operation("Inject", answer("Outcome"), writes, "FaultBody")},
         "/emu/commands": {"post": _operation("Command", answer("Outcome"), writes, "CommandBody")},
         "/emu/scale": {"post": _operation("Scale a role", answer("Scaled"), writes, "ScaleBody")},
+        "/emu/knobs": {
+            "get": _operation("Knobs", answer("Answer"), (401,)),
+            "post": _operation("Turn them", answer("Answer"), (400, 401), "KnobsBody"),
+        },
         "/emu/failures": {"get": failures, "post": replace},
     }
 

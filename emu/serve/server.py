@@ -164,6 +164,8 @@ class LiveServer:
                 dispatch,
                 http=_Protocol(house.intake, self.options.header_timeout_s),
                 ws="none",
+                ssl_certfile=self.options.tls_cert or None,
+                ssl_keyfile=self.options.tls_key or None,
                 lifespan="off",
                 log_level="warning",
                 access_log=False,
@@ -352,7 +354,10 @@ class LiveServer:
     def url(self) -> str:
         """Where clients find the server."""
         host = "127.0.0.1" if self.options.host in ("0.0.0.0", "") else self.options.host
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        scheme = "https" if self.options.tls_cert else "http"
+        return (
+            f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"
+        )
 
 
 def _drop_connections(server: _Server) -> None:
@@ -450,6 +455,11 @@ def serve_command(
     if options.slow_down not in ("off", "auto"):
         raise InputError("serve", None, "--slow-down", "must be off or auto")
     wire_of(options.wire)
+    if bool(options.tls_cert) != bool(options.tls_key):
+        raise InputError("serve", None, "--tls-cert, --tls-key", "are given together")
+    for name, place in (("--tls-cert", options.tls_cert), ("--tls-key", options.tls_key)):
+        if place and not Path(place).is_file():
+            raise InputError(place, None, name, "no such file")
     if options.kv_events_port and not options.fleet:
         raise InputError("serve", None, "--kv-events", "needs --fleet: events are of endpoints")
     if not options.header_timeout_s > 0:
