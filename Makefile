@@ -8,7 +8,7 @@ SITE := .venv-site
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: wheel wheel-check site charts clients fuzz-http help run test test-fast check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
+.PHONY: clients-all wheel wheel-check site charts clients fuzz-http help run test test-fast check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
