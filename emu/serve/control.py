@@ -264,13 +264,17 @@ class Control:
         body = decode_body(await request.body(), ScaleBody)
         self._check_room()
         done = await self._house.enter(lambda: self._scale(body))
+        if done is None:
+            problem = f"there are not {body.replicas} replicas that can be {body.role} now"
+            raise ApiError(409, problem, param="replicas")
         serving = sum(
             GPU_ROLE[r.state] == body.role and not r.state.value.startswith("shutting")
             for r in self._house.cluster.replicas
         )
         return JSONResponse({"role": body.role, "replicas": serving, "commands": done})
 
-    def _scale(self, body: ScaleBody) -> list[dict[str, Any]]:
+    def _scale(self, body: ScaleBody) -> list[dict[str, Any]] | None:
+        """What was commanded; None, and nothing is, if there are not so many replicas."""
         cluster = self._house.cluster
         serving = [
             r
@@ -285,6 +289,8 @@ class Control:
             candidates = [
                 r for r in ready if (command, r.state) in TARGETS and r.state.value != "prefill"
             ]
+            if len(serving) + len(candidates) < body.replicas:
+                return None
             candidates.sort(key=lambda r: (r.state.value == "inactive", r.replica_id))
             candidates = candidates[: body.replicas - len(serving)]
         elif len(serving) > body.replicas:

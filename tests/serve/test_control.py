@@ -119,6 +119,7 @@ def test_control_calls_are_checked(tmp_path: Path) -> None:
         ("commands", {"replica": 0}, 400),
         ("scale", {"role": "prefill", "replicas": -1}, 400),
         ("scale", {"role": "other", "replicas": 1}, 400),
+        ("scale", {"role": "decode", "replicas": 9}, 409),
         ("faults", {"kind": "no_such_kind"}, 400),
         ("faults", {"kind": "replica_crash", "replica": 77}, 400),
         ("faults", {"kind": "replica_crash", "colour": "red"}, 400),
