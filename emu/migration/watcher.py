@@ -64,6 +64,8 @@ class Watcher:
         self.is_pausing = False
         """Refused everywhere: nothing is offered for a while, whatever changes."""
         self._is_stuck = False
+        self._has_handoffs = False
+        """Some of its batches wait for an outside router."""
         self._layers = layers
         self._layerwise = layerwise
         self.leases = Leases(self, lease_ns)
@@ -72,8 +74,25 @@ class Watcher:
     def append(self, requests: list[Request], prefill_ns: int) -> None:
         """Queue a batch; its KV stays at the source until the transfer has ended."""
         world = self.world
+        for request in requests:
+            if request.handoff_after_ns >= 0:
+                self._append_apart(requests, prefill_ns)
+                break
+        else:
+            self.queue.append(
+                MigratingBatch(world.next_batch_id(), requests, prefill_ns, world.kernel.now_ns)
+            )
+            self.source.unfinished_migrations += 1
+        world.tokens_in_migration += prompt_tokens(requests)
+        self._pump()
+        self.leases.watch()
+
+    def _append_apart(self, requests: list[Request], prefill_ns: int) -> None:
+        """Those whose decode replica an outside router names leave alone, when it has."""
+        self._has_handoffs = True
+        world = self.world
         waiting = [r for r in requests if r.handoff_after_ns >= 0]
-        together = [r for r in requests if r.handoff_after_ns < 0] if waiting else requests
+        together = [r for r in requests if r.handoff_after_ns < 0]
         for group in [*([together] if together else []), *([r] for r in waiting)]:
             overlapped_ns = prefill_ns if group is together else 0
             self.queue.append(
@@ -82,9 +101,6 @@ class Watcher:
             self.source.unfinished_migrations += 1
         for request in waiting:
             self._await_handoff(request)
-        world.tokens_in_migration += prompt_tokens(requests)
-        self._pump()
-        self.leases.watch()
 
     def _await_handoff(self, request: Request) -> None:
         """Look again when an outside router has named the request's decode replica."""
@@ -173,18 +189,13 @@ class Watcher:
             partials.pump()
         if not self.queue or self.in_flight is not None:
             return
-        now_ns = self.world.kernel.now_ns
-        batch = destination = None
-        for candidate in self.queue:
-            if candidate.is_ready(now_ns):
-                batch = batch or candidate
-                destination = self.destinations.take(candidate.requests)
-                if destination is not None or candidate.requests[0].decode_pin < 0:
-                    break  # full batches leave in order, but for those whose place is given
-        if batch is None:
-            return
-        if destination is not None:
-            batch = candidate
+        if self._has_handoffs:
+            batch, destination = self._choose()
+            if batch is None:
+                return
+        else:
+            batch = self.queue[0]
+            destination = self.destinations.take(batch.requests)
         self.note_search(destination is not None)
         if destination is not None:
             self.queue.remove(batch)
@@ -199,6 +210,23 @@ class Watcher:
                 self._forget(batch)
                 self.world.lost(batch.requests, "destination_refused")
             self.world.offer_later(self, batch.attempts)
+
+    def _choose(self) -> tuple[MigratingBatch | None, Replica | None]:
+        """The first batch that may leave and has a destination, or the first that may leave.
+
+        Full batches leave in order, but for those whose place is given.
+        """
+        now_ns = self.world.kernel.now_ns
+        first: MigratingBatch | None = None
+        for batch in self.queue:
+            if batch.is_ready(now_ns):
+                first = first or batch
+                destination = self.destinations.take(batch.requests)
+                if destination is not None:
+                    return batch, destination
+                if batch.requests[0].decode_pin < 0:
+                    break
+        return first, None
 
     def _divide(self, batch: MigratingBatch) -> None:
         """The first request goes alone, the others after it; one that fits nowhere fails."""

@@ -62,17 +62,26 @@ class Doors:
         self._endpoints = endpoints
         self._bound: dict[int, socket.socket] = {port_of(s): s for s in sockets}
         self._open: dict[int, asyncio.Server] = {}
+        self._lives = [endpoint.replica.incarnation for endpoint in endpoints]
+        self.closed = [0] * len(endpoints)
+        """How often each port has been closed."""
         self.problems: list[str] = []
         """Ports that could not be had again."""
 
     async def update(self, server: uvicorn.Server) -> None:
         """Open and close what has changed since the last time."""
-        for endpoint in self._endpoints:
+        for index, endpoint in enumerate(self._endpoints):
             port = endpoint.port
+            life = endpoint.replica.incarnation
+            if life != self._lives[index]:  # it crashed, and may be back already
+                self._lives[index] = life
+                self._close_port(server, port)
+                self.closed[index] += 1
             if endpoint.is_present and port not in self._open:
                 await self._open_port(server, port)
             elif not endpoint.is_present and (port in self._open or port in self._bound):
                 self._close_port(server, port)
+                self.closed[index] += 1
 
     async def _open_port(self, server: uvicorn.Server, port: int) -> None:
         listening = self._bound.pop(port, None)

@@ -97,6 +97,7 @@ class LiveServer:
         self._group: TaskGroup | None = None
         self._has_told = False
         self.fleet: Fleet | None = None
+        self.doors: Doors | None = None
         self._endpoint_sockets: list[socket.socket] = []
 
     # --- running ------------------------------------------------------------------------------
@@ -221,7 +222,8 @@ class LiveServer:
             fleet.events = KvEvents(house, fleet.endpoints, options.kv_events_port, wire)
         for endpoint in fleet.endpoints:
             dispatch.by_port[endpoint.port] = endpoint_app(house, fleet, endpoint)
-        return Doors(options.host, fleet.endpoints, self._endpoint_sockets)
+        self.doors = Doors(options.host, fleet.endpoints, self._endpoint_sockets)
+        return self.doors
 
     async def _keep_doors(self, doors: Doors, server: _Server) -> None:
         """Ports follow the states of their replicas."""

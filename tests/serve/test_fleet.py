@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from emu.config.load import load_config
@@ -213,27 +214,25 @@ def test_a_crash_closes_the_port_and_fails_its_requests(tmp_path: Path) -> None:
             assert (await lost).status_code == 503
             assert (await complete(second, max_tokens=3)).status_code == 200
 
-            async def connects() -> bool:
-                try:
-                    _, writer = await asyncio.open_connection("127.0.0.1", port)
-                except OSError:
-                    return False
-                writer.close()
-                return True
-
-            assert live.server.fleet is not None
-            port = live.server.fleet.endpoints[0].port
-            while await connects():  # noqa: ASYNC110
+            doors = live.server.doors
+            assert doors is not None
+            await live.until(lambda: doors.closed[0] > 0)
+            while (await _health(first)) != 200:  # noqa: ASYNC110 (it restarts)
                 await asyncio.sleep(0.01)
-            while not await connects():  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as again:
-                while (await again.get("/health")).status_code != 200:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-                assert (await complete(again, max_tokens=3)).status_code == 200
+            assert (await complete(first, max_tokens=3)).status_code == 200
 
     run(tmp_path, tables(replicas=[{"count": 2}]), check, fleet=True)
     assert [row["status"] for row in replayed(tmp_path)] == ["failed", "completed", "completed"]
+
+
+def test_the_port_of_a_replica_that_is_gone_refuses(tmp_path: Path) -> None:
+    async def check(live: Live) -> None:
+        assert live.server.fleet is not None
+        port = live.server.fleet.endpoints[1].port
+        with pytest.raises(OSError):
+            await asyncio.open_connection("127.0.0.1", port)
+
+    run(tmp_path, tables(replicas=[{}, {"role": "inactive"}]), check, fleet=True)
 
 
 def test_an_outside_autoscaler_adds_and_removes_replicas(tmp_path: Path) -> None:
