@@ -19,6 +19,7 @@ from emu.astra.factory import input_setup, make_astra
 from emu.astra.inputs import write_inputs
 from emu.astra.trace import format_trace
 from emu.cluster.plan import make_plan
+from emu.config.kinds import overridden
 from emu.config.load import load_config
 from emu.errors import InputError
 from emu.latency.base import BatchShape
@@ -73,7 +74,7 @@ def backend_of(config: Path, overrides: Sequence[str], replica: int) -> AstraBac
     table = context.table
     if table.backend != "astra-sim":
         compute = "profile" if table.backend == "profile" else "roofline"
-        table = msgspec.structs.replace(table, backend="astra-sim", compute=compute)
+        table = overridden(table, {"backend": "astra-sim", "compute": compute})
     table = msgspec.structs.replace(table, binary="", cache="", replay="")
     return make_astra(msgspec.structs.replace(context, table=table))
 

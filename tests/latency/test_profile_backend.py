@@ -144,7 +144,7 @@ def test_an_engine_runs_at_the_sizes_of_its_graphs():
 def test_blocks_that_a_gpu_runs_together(gpu: str, tp: int, grid: BlockGrid | None):
     """One block a multiprocessor and KV head; nothing is known of other kernels and GPUs."""
     spec = GpuSpec(name=gpu, memory_gib=24, memory_gbytes_per_s=1000, tflops_fp16=100)
-    assert block_grid(context(gpu=spec, tensor_parallel=tp)) == grid
+    assert block_grid(context(gpu=spec, tensor_parallel=tp), "") == grid
 
 
 def test_only_token_wise_layers_are_compiled():

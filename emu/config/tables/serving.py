@@ -252,7 +252,10 @@ class LatencyTable(Table, kw_only=True, frozen=True):
         ),
     ] = True
     expert_routing: Annotated[
-        str, doc("MoE gate: balanced, round_robin, random, skewed, or package.module:Class")
+        str,
+        doc(
+            "MoE gate: balanced (no rank is favoured), round_robin, random, skewed, or package.module:Class; roofline, profile, astra-sim."
+        ),
     ] = "balanced"
     attention_offload: Annotated[
         bool, doc("Decode attention runs in the host memory of the machine (nodes.pim).")
@@ -310,6 +313,9 @@ class AiconfiguratorTable(HostTable, kw_only=True, frozen=True):
 
     backend: Literal["aiconfigurator"] = "aiconfigurator"
     path: Annotated[str, doc("Saved table; written there if it does not exist.")] = ""
+    tables: Annotated[
+        str, doc("Engine whose kernels were measured (vllm, sglang, trtllm), /VERSION.")
+    ] = "vllm"
 
 
 class AstraTable(HostTable, kw_only=True, frozen=True):
@@ -340,6 +346,7 @@ class OwnLatencyTable(AstraTable, kw_only=True, frozen=True):
     """A class of one's own, which may read the keys of all backends."""
 
     backend: Annotated[str, doc("package.module:Class")]  # type: ignore[assignment]
+    tables: Annotated[str, doc("Engine whose kernels were measured.")] = "vllm"
     base_us: Annotated[NonNegative, doc("Each iteration.")] = 5000.0
     per_token_us: Annotated[NonNegative, doc("Per token of the iteration.")] = 50.0
     per_context_token_us: Annotated[NonNegative, doc("Per token processed before.")] = 1.0
