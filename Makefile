@@ -6,7 +6,9 @@ CLIENTS := .venv-clients
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: clients fuzz-http help run test test-fast check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
+FILE ?= /tmp/emu-freeze.json
+
+.PHONY: clients freeze fuzz-http help run test test-fast check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -70,6 +72,9 @@ soak-chaos: $(STAMP)  ## one world of 10 million events under all kinds of fault
 
 soak-wide: $(STAMP)  ## the same with 1,000 replicas: what grows with their number (a CPU-minute)
 	@$(PY) -m tests.chaos.soak --replicas 1000 --requests 6000 --growth 0.3
+
+freeze: $(STAMP)  ## make freeze FILE=digests.json: what 3,000 random worlds and every config write, to compare revisions
+	@$(PY) -m tests.chaos.freeze record $(FILE) --seeds 3000
 
 determinism: $(STAMP)  ## same inputs, same bytes: 200 seeds in processes that differ
 	@$(PY) -m tests.chaos.determinism --seeds 200
