@@ -14,7 +14,8 @@ import time
 
 import anyio
 
-from emu.kernel.clock import RANK_REPLICA, Kernel
+from emu.kernel.clock import Kernel
+from emu.kernel.priorities import PRIORITY_REPLICA
 
 MS = 1_000_000
 EVENTS = 200_000
@@ -24,7 +25,7 @@ async def main(actors: int, kind: str) -> None:
     """Spawn the actors, run, print."""
     kernel = Kernel()
     rounds = EVENTS // 2 // actors
-    boxes = [kernel.mailbox(str(i), RANK_REPLICA + i) for i in range(actors)]
+    boxes = [kernel.mailbox(str(i), PRIORITY_REPLICA + i) for i in range(actors)]
     left = [actors]
 
     def done() -> None:
@@ -35,7 +36,7 @@ async def main(actors: int, kind: str) -> None:
     async def actor(i: int) -> None:
         rng = random.Random(i)
         for _ in range(rounds):
-            await kernel.sleep_until(kernel.now_ns + rng.randrange(1, 50) * MS, RANK_REPLICA + i)
+            await kernel.sleep_until(kernel.now_ns + rng.randrange(1, 50) * MS, PRIORITY_REPLICA + i)
             boxes[(i * 7 + 1) % actors].put(1)
             await boxes[i].get()
         done()

@@ -18,6 +18,7 @@ from emu.migration.watcher import Watcher
 from emu.network.placement import Grid
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
+from emu.replica.table import HANDLERS
 from emu.replica.tiering import TierTraffic
 from emu.replica.wave import GRAPH_TOKENS_MAX, WaveGroup
 from emu.scheduling.base import ReplicaLimits, Scheduler
@@ -53,16 +54,22 @@ def build_replica(
     """A replica with its scheduler and latency backend. `leap` overrides the configuration."""
     latency = cluster.backends.of(plan.latency_context(cluster.config))
     scheduler = _scheduler(cluster, plan, latency, has_prefixes=has_prefixes, leap=leap)
+    name = f"replica {plan.replica_id}"
     replica = Replica(
         plan.replica_id,
+        cluster.kernel,
         cluster,
         scheduler,
         latency,
+        HANDLERS,
+        cluster.kernel.lock(f"kv lock of {name}"),
         state=_START[plan.role],
         grid=Grid(plan.gpus, plan.tensor_parallel),
         machine=plan.machine,
         stages=plan.pipeline_parallel,
+        layers=plan.model.layers,
     )
+    replica.board = cluster.relay
     experts, gate = plan.model.experts, plan.latency.expert_routing
     if experts is not None and plan.latency.backend == "profile" and gate != "balanced":
         replica.expert_tokens = np.zeros(experts.count, dtype=np.int64)
@@ -73,7 +80,6 @@ def build_replica(
     if cluster.config.power is not None:
         replica.is_metered = True
         replica.standby_limit_ns = s_to_ns(cluster.config.power.gpu_standby_s)
-    replica.layers = plan.model.layers
     replica.activation_token_bytes = plan.model.hidden * sizes.weight_bytes(
         1, sizes.activation_dtype(plan.model, plan.dtype)
     )
@@ -147,7 +153,7 @@ def build_watchers(cluster: Cluster) -> dict[int, Watcher]:
             lease_ns=ms_to_ns(config.recovery.lease_ms),
             are_alike=len(tables) == 1,
         )
-        replica.handoff = watcher
+        replica.outbox = watcher
         watchers[replica.replica_id] = watcher
     return watchers
 
@@ -176,4 +182,10 @@ def build_rejecter(cluster: Cluster) -> KvRejecter | None:
         return None
     from emu.autoscale.kv_reject import KvRejecter
 
-    return KvRejecter(cluster.kernel, cluster.replicas, table)
+    return KvRejecter(
+        cluster.kernel,
+        cluster.replicas,
+        table,
+        on_capacity=cluster.on_capacity,
+        on_changed=cluster.on_rejected,
+    )

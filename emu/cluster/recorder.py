@@ -134,7 +134,7 @@ class Recorder:
         """A running request went from one replica to another."""
         self.live_migrations += 1
         if self.history is not None:
-            self._note_move([request.row], source, destination, source.kernel.now_ns)
+            self._note_move([request.row], source, destination, source.clock.now_ns)
         if self.trace is not None:
             self.trace.moved_live(request, source, destination, started_ns, stop_ns)
 

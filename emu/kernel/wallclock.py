@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable
 
 from emu.kernel.clock import Kernel
-from emu.kernel.mailbox import Mailbox, Target
-from emu.kernel.priorities import RANK_WORLD
+from emu.kernel.priorities import PRIORITY_WORLD
 
 
 class WallKernel(Kernel):
-    """The same primitives on the wall clock, `speed` simulated seconds per real second.
+    """The same actors on the wall clock, `speed` simulated seconds per real second.
 
     Timers keep their own due times (logical time), so lateness of the machine never adds up;
     `lag_ns` says how late the last timer was. What comes from outside enters through `enter`,
@@ -50,35 +49,36 @@ class WallKernel(Kernel):
         """Something happens in the real world now: run `call` in its place in time.
 
         Returns its time: later than every earlier entry's, and never an instant at which something
-        of a higher rank has already happened, so that a replay at these times gives the same order.
+        of a higher priority has already happened, so that a replay at these times gives the same
+        order.
         """
         at_ns = max(self.wall_ns(), self.now_ns, self._entered_ns + 1)
-        if at_ns == self.now_ns and self.rank_reached > RANK_WORLD:
+        if at_ns == self.now_ns and self.priority_reached > PRIORITY_WORLD:
             at_ns += 1
         self._entered_ns = at_ns
-        self.call_at(at_ns, RANK_WORLD, call)
-        if self._runnable == 0:
+        self.call_at(at_ns, PRIORITY_WORLD, call)
+        if self._running == 0:
             self._advance()
         return at_ns
 
     def _move_on(self) -> None:
         heap, ready = self._heap, self._ready
-        while self._runnable == 0 and not self._is_over:
+        while self._running == 0 and not self._is_over:
             if ready:
-                self._fire_ready()
+                self._take_ready()
                 continue
             if self._is_stopping:
                 self._stop_at_rest()
                 return
-            while heap and _is_void(heap[0][3], heap[0][0]):
-                heapq.heappop(heap)
+            while heap and heap[0][3] is not None and heap[0][3].armed != heap[0][2]:
+                heapq.heappop(heap)  # void: put off or cut
             if self._alarm is not None:
                 self._alarm.cancel()
                 self._alarm = None
             if not heap:
-                return  # idle until somebody enters
+                return  # idle until something enters
             wall_ns = self.wall_ns()
-            due_ns, rank, _, target = heap[0]
+            due_ns, priority, _, actor, call = heap[0]
             if due_ns > wall_ns:
                 delay_s = (due_ns - wall_ns) / (self.speed * 1e9)
                 self._alarm = self._loop.call_later(delay_s, self._advance)
@@ -86,12 +86,10 @@ class WallKernel(Kernel):
             self.lag_ns = wall_ns - due_ns
             self.lag_max_ns = max(self.lag_max_ns, self.lag_ns)
             heapq.heappop(heap)
-            if not self._move_to(due_ns, rank):
+            if not self._move_to(due_ns, priority):
                 return
-            self._fire(target)
-
-
-def _is_void(target: Target, due_ns: int) -> bool:
-    if target.__class__ is Mailbox:
-        return target._turn_ns != due_ns
-    return isinstance(target, asyncio.Future) and target.done()
+            self.events += 1
+            if actor is not None:
+                self._deliver(actor)
+            elif call is not None:
+                call()

@@ -13,7 +13,7 @@ from emu.chaos.checker import Judge
 from emu.chaos.trial import Verdict, run_world
 from emu.chaos.worlds import World, draw_world
 from emu.cluster.cluster import Cluster
-from emu.kernel.clock import RANK_CONTROL, RANK_WORLD
+from emu.kernel.priorities import PRIORITY_CONTROL, PRIORITY_WORLD
 from emu.request import Status
 from tests.cluster.helpers import LINEAR, run_config, summary_of, workload
 
@@ -70,7 +70,7 @@ def planted(at_ns: int, call: Callable[[Cluster], None], seed: int = 3) -> Verdi
     world.tables.pop("faults", None)
 
     def break_it(cluster: Cluster) -> None:
-        cluster.kernel.call_at(at_ns, RANK_WORLD, lambda: call(cluster))
+        cluster.kernel.call_at(at_ns, PRIORITY_WORLD, lambda: call(cluster))
 
     return run_world(world, seed, every=1, leaps=(True,), break_it=break_it)
 
@@ -128,7 +128,7 @@ def test_zeno_names_the_actors() -> None:
         kernel = cluster.kernel
 
         def again() -> None:
-            kernel.call_at(kernel.now_ns, RANK_CONTROL, again)
+            kernel.call_at(kernel.now_ns, PRIORITY_CONTROL, again)
 
         again()
 

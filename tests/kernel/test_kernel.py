@@ -10,7 +10,9 @@ import anyio
 import pytest
 
 from emu.errors import Deadlock, LimitReached, Zeno
-from emu.kernel.clock import RANK_CONTROL, RANK_REPLICA, RANK_WORLD, WAKE, Kernel
+from emu.kernel.actor import WAKE
+from emu.kernel.clock import Kernel
+from emu.kernel.priorities import PRIORITY_CONTROL, PRIORITY_REPLICA, PRIORITY_WORLD
 from emu.kernel.wallclock import WallKernel
 
 
@@ -62,7 +64,7 @@ def test_messages_arrive_in_order_and_a_deadline_yields_none() -> None:
     got: list[tuple[int, object]] = []
 
     async def build(kernel: Kernel) -> None:
-        box = kernel.mailbox("box", RANK_REPLICA)
+        box = kernel.mailbox("box", PRIORITY_REPLICA)
 
         async def receiver() -> None:
             for _ in range(3):
@@ -70,7 +72,7 @@ def test_messages_arrive_in_order_and_a_deadline_yields_none() -> None:
             kernel.stop()
 
         async def sender() -> None:
-            await kernel.sleep_until(10, RANK_WORLD)
+            await kernel.sleep_until(10, PRIORITY_WORLD)
             box.put("one")
             box.put("two")
 
@@ -86,7 +88,7 @@ def test_an_aligned_wait_ends_at_the_boundary_after_the_message() -> None:
     woken: list[tuple[int, bool]] = []
 
     async def build(kernel: Kernel) -> None:
-        box = kernel.mailbox("replica", RANK_REPLICA)
+        box = kernel.mailbox("replica", PRIORITY_REPLICA)
 
         async def replica() -> None:
             happened = await box.wait(1_000, lambda now_ns: -(-now_ns // 300) * 300)
@@ -94,9 +96,9 @@ def test_an_aligned_wait_ends_at_the_boundary_after_the_message() -> None:
             kernel.stop()
 
         async def sender() -> None:
-            await kernel.sleep_until(310, RANK_WORLD)
+            await kernel.sleep_until(310, PRIORITY_WORLD)
             box.put("cut")
-            await kernel.sleep_until(320, RANK_WORLD)
+            await kernel.sleep_until(320, PRIORITY_WORLD)
             box.put("no second cut")
 
         kernel.spawn(replica(), name="replica")
@@ -108,7 +110,7 @@ def test_an_aligned_wait_ends_at_the_boundary_after_the_message() -> None:
 
 def test_a_stale_deadline_does_not_move_the_clock() -> None:
     async def build(kernel: Kernel) -> None:
-        box = kernel.mailbox("box", RANK_REPLICA)
+        box = kernel.mailbox("box", PRIORITY_REPLICA)
 
         async def receiver() -> None:
             assert await box.get(deadline_ns=10**12) == "early"
@@ -227,7 +229,7 @@ def test_samples_see_the_end_of_their_instant_and_keep_nothing_alive() -> None:
 
         async def actor() -> None:
             for _ in range(5):
-                await kernel.sleep_ns(50, RANK_CONTROL)
+                await kernel.sleep_ns(50, PRIORITY_CONTROL)
                 count[0] += 1
             kernel.stop()
 
@@ -255,13 +257,13 @@ def test_the_digest_depends_on_nothing_but_the_program(seed: int) -> None:
     import random
 
     async def build(kernel: Kernel) -> None:
-        boxes = [kernel.mailbox(f"box {i}", RANK_REPLICA + i) for i in range(20)]
+        boxes = [kernel.mailbox(f"box {i}", PRIORITY_REPLICA + i) for i in range(20)]
         left = [20]
 
         async def actor(index: int) -> None:
             rng = random.Random(seed * 100 + index)
             for _ in range(20):
-                await kernel.sleep_ns(rng.randrange(1, 9) * 10, RANK_REPLICA + index)
+                await kernel.sleep_ns(rng.randrange(1, 9) * 10, PRIORITY_REPLICA + index)
                 boxes[(index * 7 + 1) % 20].put(index)
                 await boxes[index].get()
             left[0] -= 1
@@ -281,11 +283,11 @@ def test_the_wall_clock_keeps_logical_time_and_takes_what_comes_from_outside() -
 
     async def main() -> None:
         kernel = WallKernel(speed=100.0)
-        box = kernel.mailbox("box", RANK_REPLICA)
+        box = kernel.mailbox("box", PRIORITY_REPLICA)
 
         async def actor() -> None:
             for _ in range(3):
-                await kernel.sleep_ns(100_000_000, RANK_REPLICA)  # 1 ms of wall time each
+                await kernel.sleep_ns(100_000_000, PRIORITY_REPLICA)  # 1 ms of wall time each
             stamps.append(kernel.now_ns)
             assert await box.get() == "from outside"
             stamps.append(kernel.now_ns)
@@ -309,7 +311,7 @@ def test_what_is_brought_forward_may_still_be_cut_by_a_poke(takes_turns: bool) -
     woken: list[int] = []
 
     async def build(kernel: Kernel) -> None:
-        box = kernel.mailbox("box", RANK_REPLICA)
+        box = kernel.mailbox("box", PRIORITY_REPLICA)
 
         def align(now_ns: int) -> int:
             return -(-now_ns // 10) * 10
@@ -322,10 +324,10 @@ def test_what_is_brought_forward_may_still_be_cut_by_a_poke(takes_turns: bool) -
             for pokes_at in (-1, 25):
                 start_ns = kernel.now_ns
                 sooner = partial(box.bring_forward, start_ns + 60)
-                kernel.call_at(start_ns + 20, RANK_WORLD, sooner)
+                kernel.call_at(start_ns + 20, PRIORITY_WORLD, sooner)
                 if pokes_at >= 0:
-                    kernel.call_at(start_ns + pokes_at, RANK_WORLD, box.poke)
-                    kernel.call_at(start_ns + 27, RANK_WORLD, sooner)
+                    kernel.call_at(start_ns + pokes_at, PRIORITY_WORLD, box.poke)
+                    kernel.call_at(start_ns + 27, PRIORITY_WORLD, sooner)
                 if takes_turns:
                     await box.take_turns(turn, start_ns + 100, align)
                 else:

@@ -7,7 +7,9 @@ from itertools import takewhile
 import anyio
 import pytest
 
-from emu.kernel.clock import PARK, RANK_REPLICA, RANK_WORLD, WAKE, Kernel, Mailbox
+from emu.kernel.actor import PARK, WAKE
+from emu.kernel.clock import Kernel, Mailbox
+from emu.kernel.priorities import PRIORITY_REPLICA, PRIORITY_WORLD
 
 
 def _run(build: object) -> list[str]:
@@ -40,44 +42,44 @@ def _actor(
 
 def test_turns_come_when_they_are_due_until_the_actor_wakes() -> None:
     def build(kernel: Kernel, told: list[str]) -> None:
-        _actor(kernel, told, kernel.mailbox("a", RANK_REPLICA), [20, 35, WAKE])
-        kernel.call_at(50, RANK_WORLD, kernel.stop)
+        _actor(kernel, told, kernel.mailbox("a", PRIORITY_REPLICA), [20, 35, WAKE])
+        kernel.call_at(50, PRIORITY_WORLD, kernel.stop)
 
     assert _run(build) == ["a10", "a20", "a35", "awoke35"]
 
 
 def test_a_poke_brings_the_next_turn_forward_once() -> None:
     def build(kernel: Kernel, told: list[str]) -> None:
-        box = kernel.mailbox("a", RANK_REPLICA)
+        box = kernel.mailbox("a", PRIORITY_REPLICA)
         _actor(kernel, told, box, [100, 200, WAKE])
-        kernel.call_at(40, RANK_WORLD, box.poke)
-        kernel.call_at(40, RANK_WORLD, box.poke)
-        kernel.call_at(300, RANK_WORLD, kernel.stop)
+        kernel.call_at(40, PRIORITY_WORLD, box.poke)
+        kernel.call_at(40, PRIORITY_WORLD, box.poke)
+        kernel.call_at(300, PRIORITY_WORLD, kernel.stop)
 
     assert _run(build) == ["a10", "a41", "a200", "awoke200"]
 
 
 def test_a_parked_actor_takes_its_turn_after_whoever_poked_it() -> None:
     def build(kernel: Kernel, told: list[str]) -> None:
-        box = kernel.mailbox("a", RANK_REPLICA)
+        box = kernel.mailbox("a", PRIORITY_REPLICA)
         _actor(kernel, told, box, [PARK, PARK, WAKE])
 
         def poke() -> None:
             box.poke()
             told.append("poked")
 
-        kernel.call_at(40, RANK_WORLD, poke)
-        kernel.call_at(40, RANK_WORLD, lambda: told.append("later"))
-        kernel.call_at(60, RANK_WORLD, poke)
-        kernel.call_at(90, RANK_WORLD, kernel.stop)
+        kernel.call_at(40, PRIORITY_WORLD, poke)
+        kernel.call_at(40, PRIORITY_WORLD, lambda: told.append("later"))
+        kernel.call_at(60, PRIORITY_WORLD, poke)
+        kernel.call_at(90, PRIORITY_WORLD, kernel.stop)
 
     assert _run(build) == ["a10", "poked", "a40", "later", "poked", "a60", "awoke60"]
 
 
 def test_parked_and_sleeping_actors_go_on_in_the_order_in_which_they_were_woken() -> None:
     def build(kernel: Kernel, told: list[str]) -> None:
-        parked = kernel.mailbox("a", RANK_REPLICA)
-        first, second = kernel.mailbox("b", RANK_REPLICA + 1), kernel.mailbox("c", RANK_REPLICA + 2)
+        parked = kernel.mailbox("a", PRIORITY_REPLICA)
+        first, second = kernel.mailbox("b", PRIORITY_REPLICA + 1), kernel.mailbox("c", PRIORITY_REPLICA + 2)
         _actor(kernel, told, parked, [PARK, PARK])
 
         async def sleeper(box: Mailbox[None], name: str) -> None:
@@ -92,15 +94,15 @@ def test_parked_and_sleeping_actors_go_on_in_the_order_in_which_they_were_woken(
             parked.poke()
             second.poke()
 
-        kernel.call_at(40, RANK_WORLD, wake_all)
-        kernel.call_at(90, RANK_WORLD, kernel.stop)
+        kernel.call_at(40, PRIORITY_WORLD, wake_all)
+        kernel.call_at(90, PRIORITY_WORLD, kernel.stop)
 
     assert _run(build) == ["a10", "b", "a40", "c"]
 
 
 def test_an_interrupt_wakes_the_actor_and_voids_its_turn() -> None:
     def build(kernel: Kernel, told: list[str]) -> None:
-        running, parked = kernel.mailbox("a", RANK_REPLICA), kernel.mailbox("b", RANK_REPLICA + 1)
+        running, parked = kernel.mailbox("a", PRIORITY_REPLICA), kernel.mailbox("b", PRIORITY_REPLICA + 1)
         _actor(kernel, told, running, [100])
         _actor(kernel, told, parked, [PARK], name="b")
 
@@ -109,8 +111,8 @@ def test_an_interrupt_wakes_the_actor_and_voids_its_turn() -> None:
             parked.poke()
             parked.interrupt()
 
-        kernel.call_at(40, RANK_WORLD, strike)
-        kernel.call_at(200, RANK_WORLD, kernel.stop)
+        kernel.call_at(40, PRIORITY_WORLD, strike)
+        kernel.call_at(200, PRIORITY_WORLD, kernel.stop)
 
     assert _run(build) == ["a10", "b10", "awoke40", "bwoke40"]
 
@@ -120,8 +122,8 @@ def test_a_row_is_woken_one_after_the_other_as_far_as_there_is_something_left(le
     """In the order of poking all of them, before those who were woken later."""
 
     def build(kernel: Kernel, told: list[str]) -> None:
-        boxes = [kernel.mailbox(name, RANK_REPLICA + at) for at, name in enumerate("abcd")]
-        late = kernel.mailbox("late", RANK_REPLICA + 9)
+        boxes = [kernel.mailbox(name, PRIORITY_REPLICA + at) for at, name in enumerate("abcd")]
+        late = kernel.mailbox("late", PRIORITY_REPLICA + 9)
         rest = left
 
         async def take(box: Mailbox[None], *, is_last: bool = False) -> None:
@@ -143,8 +145,8 @@ def test_a_row_is_woken_one_after_the_other_as_far_as_there_is_something_left(le
             kernel.poke_in_turn(takewhile(lambda _: rest > 0, iter([busy, *boxes[:3]])))
             told.append("offered")
 
-        kernel.call_at(40, RANK_WORLD, offer)
-        kernel.call_at(90, RANK_WORLD, kernel.stop)
+        kernel.call_at(40, PRIORITY_WORLD, offer)
+        kernel.call_at(90, PRIORITY_WORLD, kernel.stop)
 
     woken = {5: ["a", "b40", "c", "late", "d41"], 1: ["a", "late", "d41"], 0: []}
     assert _run(build) == ["b10", "d10", "offered", *woken[left]]

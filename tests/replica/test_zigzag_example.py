@@ -18,7 +18,7 @@ from emu.cluster.plan import make_plan
 from emu.cluster.recorder import Recorder
 from emu.config.load import config_from_dict
 from emu.config.schema import CommandTable
-from emu.kernel.clock import RANK_NETWORK
+from emu.kernel.priorities import PRIORITY_NETWORK
 from emu.replica.states import ReplicaState as S
 from emu.workload.opened import open_workload
 from tests.csvfile import csv_rows
@@ -120,7 +120,7 @@ def _arrive_by_clock(cluster: Cluster, new: int, step_us: int = 40_000) -> None:
 
     for index in range(10):
         cluster.kernel.call_at(
-            (index + 1) * step_us * 1000, RANK_NETWORK, lambda count=index + 1: arrive(count)
+            (index + 1) * step_us * 1000, PRIORITY_NETWORK, lambda count=index + 1: arrive(count)
         )
 
 

@@ -1,10 +1,16 @@
-"""What a batch that has been formed still waits for: KV from a lower tier, its group's wave."""
+"""What a batch that has been formed still waits for: KV from a lower tier, its group's wave.
+
+Starts what it waits for through two ports, the tiers and the wave; they answer with
+`PrerequisiteMet`. The handlers of these events are here too.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from emu.kernel.actor import PARK
 from emu.network.carrier import Carried
+from emu.replica.events import INTERRUPT, LOOK, PrerequisiteMet, TierLost
 from emu.scheduling.base import Batch, Recall
 from emu.scheduling.shape import add_chunk
 
@@ -12,8 +18,8 @@ if TYPE_CHECKING:
     from emu.replica.replica import Replica
 
 
-class Obstacles:
-    """Of one replica, for the batch that it formed last."""
+class Prerequisites:
+    """Prerequisites of the batch that one replica formed last."""
 
     def __init__(self, replica: Replica) -> None:
         self.held: Batch | None = None
@@ -24,37 +30,26 @@ class Obstacles:
         self._recalls: dict[int, tuple[Carried, int]] = {}
         """By tier: the flow, and how often the tier had lost everything when it began."""
 
-    def meets(self, batch: Batch) -> bool:
-        """Begin what the batch needs before it can run. False: it can run at once."""
+    def start(self, batch: Batch) -> bool:
+        """Start what the batch needs before it can run. False: it can run at once."""
         replica = self._replica
         tiers, wave = replica.tier_traffic, replica.wave
         recalls = batch.recalls if tiers is not None else []
         self.left = int(wave is not None)
+        actor, life = replica.actor, replica.incarnation
         if recalls:
             assert tiers is not None
-            flows = tiers.recall(recalls, self._pass)
+            flows = tiers.recall(recalls, lambda: actor.tell(PrerequisiteMet(life=life)))
             self.left += len(flows)
             self._batch = batch
             self._recalls = {tier: (flow, tiers.losses(tier)) for tier, flow in flows.items()}
         if wave is not None:
-            wave.enter(replica, batch.shape, self._pass)
+            wave.enter(
+                replica,
+                batch.shape,
+                lambda wait_ns: actor.tell(PrerequisiteMet(life=life, wait_ns=wait_ns)),
+            )
         return self.left > 0
-
-    def _pass(self) -> None:
-        self.left -= 1
-        if self.left == 0:
-            if self._replica.stages == 1:
-                self._replica.inbox.interrupt()
-            else:
-                self._replica.inbox.poke()
-
-    async def wait(self, incarnation: int) -> None:
-        """Until nothing is left, or the replica has crashed."""
-        replica = self._replica
-        while self.left and replica.incarnation == incarnation:
-            await replica.inbox.wait(None, never)
-        if replica.is_paused and replica.incarnation == incarnation:
-            await replica.stand_still()
 
     def drop(self) -> None:
         """The batch that waits is lost (the replica crashed)."""
@@ -81,7 +76,7 @@ class Obstacles:
             if recall.tier == tier:
                 _compute_instead(batch, recall)
                 tokens += recall.tokens
-        self._pass()
+        self.left -= 1
         return tokens
 
     def stale_recalls(self) -> list[int]:
@@ -92,6 +87,29 @@ class Obstacles:
             for tier, (flow, losses) in self._recalls.items()
             if not flow.is_over and tiers is not None and tiers.losses(tier) != losses
         ]
+
+
+def prerequisite_met(replica: Replica, event: PrerequisiteMet) -> int:
+    """One thing less to wait for; with the last one the batch can run."""
+    prerequisites = replica.prerequisites
+    if event.life != replica.incarnation:
+        return PARK
+    if event.wait_ns >= 0:
+        replica.wave_wait_ns = event.wait_ns
+    prerequisites.left -= 1
+    if prerequisites.left == 0:
+        replica.look = INTERRUPT if replica.stages == 1 else LOOK
+    return PARK
+
+
+def tier_lost(replica: Replica, event: TierLost) -> int:
+    """A tier has lost everything: what was on its way from there is computed instead."""
+    replica.recall_tokens_lost = replica.prerequisites.lose_recalls(event.tier)
+    if replica.recall_tokens_lost and replica.prerequisites.left == 0:
+        replica.look = INTERRUPT if replica.stages == 1 else LOOK
+    else:
+        replica.look = replica.look or LOOK
+    return PARK
 
 
 def _compute_instead(batch: Batch, recall: Recall) -> None:
@@ -114,8 +132,3 @@ def _compute_instead(batch: Batch, recall: Recall) -> None:
     if request.first_scheduled_ns == batch.formed_ns:
         request.prefix_hit_tokens -= lost
         request.storage_hit_tokens -= lost
-
-
-def never(now_ns: int) -> int:
-    """No message wakes who stands still; `Mailbox.interrupt` does."""
-    return -1

@@ -16,15 +16,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from emu.migration.transfer import MigratingBatch, SplitBatch, Transfer, kv_bytes, prompt_tokens
+from emu.migration.transfer import MigratingBatch, kv_bytes, prompt_tokens
+from emu.network.base import Transfer
+from emu.replica.events import KvDelivered, Unreserved
+from emu.replica.replica import Replica
+from emu.replica.split_batch import SplitBatch
 from emu.request import Request, Status
 
 if TYPE_CHECKING:
     from emu.migration.watcher import Watcher
-    from emu.replica.replica import Replica
 
 
-class Partials:
+class Halves:
     """Halves of split batches that leave one source."""
 
     def __init__(self, watcher: Watcher) -> None:
@@ -35,12 +38,20 @@ class Partials:
         self.in_flight: tuple[SplitBatch, Transfer] | None = None
         self._watcher = watcher
 
+    @property
+    def name(self) -> str:
+        """In whose name the destination's lock is held."""
+        return self._watcher.name
+
+    def _destination(self, split: SplitBatch) -> Replica:
+        return self._watcher.world.replicas[split.destination_id]
+
     # --- entering -------------------------------------------------------------------------------
     def append_first(self, split: SplitBatch) -> None:
         """The source holds the first layers' KV of a batch."""
         watcher = self._watcher
-        split.first_watcher = watcher
-        watcher.source.unfinished_migrations += 1
+        split.first_half = self
+        watcher.count(1)
         watcher.world.tokens_in_migration += prompt_tokens(split.requests)
         self.firsts.append(split)
         self.pump()
@@ -50,15 +61,15 @@ class Partials:
         """The source holds the other layers' KV of those that go on."""
         split.survivors = survivors
         if split.is_dropped:  # the other half was lost while this one was computed
-            self._watcher.source.release(survivors)
+            self._watcher.release(survivors)
             self._watcher.world.lost(survivors, "replica_lost")
             return
         if not survivors:
             self._drop(split)
             return
-        self._watcher.source.unfinished_migrations += 1
+        self._watcher.count(1)
         self.seconds.append(split)
-        split.second_watcher = self._watcher
+        split.second_half = self
         self.pump()
 
     def cancel(self, request: Request) -> bool:
@@ -87,9 +98,9 @@ class Partials:
         """Start the next half, smallest batch id first."""
         if self.in_flight is not None or self._watcher.is_pausing:
             return
-        eligible = [split for split in self.seconds if split.destination is not None]
+        eligible = [split for split in self.seconds if split.destination_id >= 0]
         for split in sorted([*self.firsts[:1], *eligible], key=_batch_id):
-            if split.destination is not None:
+            if split.destination_id >= 0:
                 self.seconds.remove(split)
                 self._start_second(split)
                 return
@@ -107,17 +118,16 @@ class Partials:
             if watcher.destinations.was_refused:
                 self._refused(split)
             return False
-        split.destination = destination
-        split.destination_incarnation = destination.incarnation
+        split.destination_id = destination.replica_id
         split.reserved = wanted
         return True
 
     def _start_first(self, split: SplitBatch) -> None:
         size_bytes = self._size(split.requests) * split.start_layer // split.layers
         self._send(split, split.requests, size_bytes, self._on_first_done)
-        second = split.second_watcher
+        second = split.second_half
         if second is not None:
-            second.partials.pump()
+            second.pump()
 
     def _start_second(self, split: SplitBatch) -> None:
         assert split.survivors is not None
@@ -137,8 +147,7 @@ class Partials:
         on_done: Callable[[MigratingBatch], None],
     ) -> None:
         watcher = self._watcher
-        destination = split.destination
-        assert destination is not None
+        destination = self._destination(split)
         half = MigratingBatch(
             split.batch_id, requests, 0, split.queued_ns, watcher.world.kernel.now_ns, size_bytes
         )
@@ -163,7 +172,7 @@ class Partials:
         split.attempts += 1
         if split.attempts > watcher.world.attempts_max:
             watcher.world.lost(self._lose(split), "destination_refused")
-        watcher.world.offer_later(watcher, split.attempts)
+        watcher.pause(watcher.world.retry_pause_ns(split.attempts))
 
     def _on_failed(self, split: SplitBatch, reason: str) -> None:
         """A half did not arrive: the batch is computed again."""
@@ -172,7 +181,7 @@ class Partials:
     def _on_first_done(self, half: MigratingBatch) -> None:
         split = self._leave_flight(half)
         split.is_first_done = True
-        self._watcher.source.release(split.requests)
+        self._watcher.release(split.requests)
         self._source_done()
         if split.is_second_done:
             self._deliver(split)
@@ -181,7 +190,7 @@ class Partials:
         split = self._leave_flight(half)
         split.is_second_done = True
         assert split.survivors is not None
-        self._watcher.source.release(split.survivors)
+        self._watcher.release(split.survivors)
         self._source_done()
         if split.is_first_done:
             self._deliver(split)
@@ -191,37 +200,34 @@ class Partials:
         split = self.in_flight[0]
         self.in_flight = None
         watcher = self._watcher
-        assert split.destination is not None
         watcher.world.on_transfer(
-            half, watcher.source, split.destination, watcher.world.kernel.now_ns
+            half, watcher.source, self._destination(split), watcher.world.kernel.now_ns
         )
         return split
 
     def _source_done(self) -> None:
         watcher = self._watcher
-        watcher.source.unfinished_migrations -= 1
-        watcher.source.inbox.poke()
+        watcher.count(-1, wakes=True)
         self.pump()
 
     # --- ends -----------------------------------------------------------------------------------
     def _deliver(self, split: SplitBatch) -> None:
         """Both halves are there: one batch to decode. Deliver, then open the destination."""
-        destination = split.destination
-        assert destination is not None
+        destination = self._destination(split)
         assert split.survivors is not None
         world = self._watcher.world
         arrived = [r for r in split.survivors if not r.status.is_terminal]
         going_on = {request.request_id for request in arrived}
         gone = [r for r in split.reserved if r.request_id not in going_on]
         if gone:
-            destination.unreserve(gone)
+            destination.actor.tell(Unreserved(requests=gone))
         for request in arrived:
             request.migrations += 1
             request.migration_ns += world.kernel.now_ns - request.first_token_ns
             request.holder_id = destination.replica_id
             request.status = Status.RUNNING
         if arrived:
-            destination.deliver(arrived)
+            destination.actor.post(KvDelivered(requests=arrived))
         self._close(split, destination)
 
     # --- faults ---------------------------------------------------------------------------------
@@ -229,7 +235,7 @@ class Partials:
         """The destination of some batches has crashed, with the halves that had arrived."""
         lost: list[Request] = []
         for split in self.own():
-            if split.destination is destination and not split.is_dropped:
+            if split.destination_id == destination.replica_id and not split.is_dropped:
                 lost += self._lose(split)
         self._watcher.world.lost(lost, "replica_lost")
 
@@ -260,25 +266,26 @@ class Partials:
         return [r for r in split.survivors or () if not r.status.is_terminal]
 
     def _drop(self, split: SplitBatch) -> None:
-        """Nobody goes on: stop what is on its way, free all blocks."""
-        first, second = split.first_watcher, split.second_watcher
+        """No request goes on: stop what is on its way, free all blocks."""
+        first, second = split.first_half, split.second_half
         assert first is not None
         split.is_dropped = True
         if not split.is_first_done:
-            first.partials._forget(split, split.requests)
+            first.forget(split, split.requests)
         if second is not None and not split.is_second_done:
             assert split.survivors is not None
-            second.partials._forget(split, split.survivors)
-        if split.destination is None:
+            second.forget(split, split.survivors)
+        if split.destination_id < 0:
             self._account_gone(split)
         else:
-            split.destination.unreserve(split.reserved)
-            self._close(split, split.destination)
-        first.partials.pump()
+            destination = self._destination(split)
+            destination.actor.tell(Unreserved(requests=split.reserved))
+            self._close(split, destination)
+        first.pump()
         if second is not None:
-            second.partials.pump()
+            second.pump()
 
-    def _forget(self, split: SplitBatch, requests: list[Request]) -> None:
+    def forget(self, split: SplitBatch, requests: list[Request]) -> None:
         """A half does not leave this source, and its blocks are free."""
         if split in self.firsts:
             self.firsts.remove(split)
@@ -287,17 +294,15 @@ class Partials:
         elif self.in_flight is not None and self.in_flight[0] is split:
             self.in_flight[1].cancel()
             self.in_flight = None
-        source = self._watcher.source
-        source.release(requests)
-        source.unfinished_migrations -= 1
-        source.inbox.poke()
+        self._watcher.release(requests)
+        self._watcher.count(-1, wakes=True)
 
     def _close(self, split: SplitBatch, destination: Replica) -> None:
-        first = split.first_watcher
+        first = split.first_half
         assert first is not None
         self._account_gone(split)
         destination.lock.release(first.name)
-        first.source.world.on_capacity(destination)
+        self._watcher.world.on_capacity(destination)
 
     def _account_gone(self, split: SplitBatch) -> None:
         self._watcher.world.tokens_in_migration -= prompt_tokens(split.requests)

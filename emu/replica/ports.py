@@ -1,21 +1,27 @@
-"""What a replica needs of the world around it, so that it need not know the floors above."""
+"""What a replica needs of the world around it, so that it need not know the packages above.
+
+`Clock`, `Observers`, `Outbox`, `GroupWave` are what the machine calls while it handles an event;
+`World` is what its actor calls when it applies actions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from emu.kernel.clock import Kernel
-from emu.migration.transfer import SplitBatch
+from emu.latency.base import BatchShape
+from emu.network.base import Network
+from emu.replica.split_batch import SplitBatch
 from emu.request import Request, Status
 from emu.scheduling.base import Batch
 from emu.scheduling.stages import StageSpan
 
 if TYPE_CHECKING:
-    from emu.migration.relay import RelayBoard
+    from emu.replica.events import Event
     from emu.replica.replica import Replica
     from emu.replica.states import ReplicaState, Writer
 
@@ -46,7 +52,7 @@ class GapSink(Protocol):
 
 
 class BatchSink(Protocol):
-    """Whoever draws batches (the trace)."""
+    """What draws batches (the trace)."""
 
     def batch(
         self,
@@ -65,7 +71,7 @@ class BatchSink(Protocol):
 
 
 class TokenSink(Protocol):
-    """Whoever keeps the history of the run."""
+    """What keeps the history of the run."""
 
     def tokens(
         self,
@@ -79,7 +85,47 @@ class TokenSink(Protocol):
         ...
 
 
-class Handoff(Protocol):
+class Clock(Protocol):
+    """The instant at which an event is handled."""
+
+    @property
+    def now_ns(self) -> int:
+        """Nanoseconds since the start."""
+        ...
+
+    @property
+    def priority_reached(self) -> int:
+        """Highest priority whose timer has run at this instant."""
+        ...
+
+
+class Observers(Protocol):
+    """Those that count and draw what replicas do, and decide nothing."""
+
+    streams: bool
+    """Whether `on_tokens` is told of every token (live mode)."""
+
+    @property
+    def gaps(self) -> GapSink:
+        """Where gaps between tokens go."""
+        ...
+
+    @property
+    def batches(self) -> BatchSink | None:
+        """Where batches are drawn, if anywhere."""
+        ...
+
+    @property
+    def history(self) -> TokenSink | None:
+        """Where every token is written down, if anywhere."""
+        ...
+
+    def on_tokens(self, replica: Replica, receivers: Iterable[Request]) -> None:
+        """These requests received a token now; those whose last it is end after this."""
+        ...
+
+
+class Outbox(Protocol):
     """Where a prefill replica puts the requests whose prompts it has finished."""
 
     def append(self, requests: list[Request], prefill_ns: int) -> None:
@@ -98,28 +144,65 @@ class Handoff(Protocol):
         ...
 
     def flush(self) -> list[list[Request]]:
-        """Take back all batches that are queued and not on their way."""
+        """Take back all batches that are queued and not on their way: a question."""
+        ...
+
+
+class GroupWave(Protocol):
+    """The data-parallel group of a replica."""
+
+    shares_experts: bool
+
+    def wants(self, replica: Replica) -> bool:
+        """A wave is forming, and this member is not in it."""
+        ...
+
+    def dummy(self, now_ns: int) -> Batch:
+        """A batch of one token that only keeps pace."""
+        ...
+
+    def enter(self, replica: Replica, shape: BatchShape, go: Callable[[int], None]) -> None:
+        """A member's batch is formed; `go(wait_ns)` is called when all members are there."""
+        ...
+
+    def withdraw(self, replica: Replica) -> None:
+        """A member no longer serves, or lost the batch that it had brought."""
+        ...
+
+
+class ReplicaActorPort(Protocol):
+    """Where messages for a replica go."""
+
+    def tell(self, event: Event) -> None:
+        """Handle it now, before the sender's next line."""
+        ...
+
+    def post(self, message: object) -> None:
+        """Apply it at the next boundary."""
+        ...
+
+    def look(self) -> None:
+        """Something that the replica looks at has changed."""
+        ...
+
+    def reserve(self, requests: list[Request]) -> bool:
+        """Reserve blocks for inbound KV, all or nothing: a question, answered now."""
         ...
 
 
 class World(Protocol):
-    """The cluster, as a replica sees it."""
+    """The cluster, as the actor of a replica sees it: receivers of its actions."""
 
     kernel: Kernel
 
     @property
-    def gaps(self) -> GapSink:
-        """Where gaps between tokens go."""
+    def network(self) -> Network:
+        """The links."""
         ...
 
     @property
-    def batches(self) -> BatchSink | None:
-        """Where batches are drawn, if anywhere."""
-        ...
-
-    @property
-    def history(self) -> TokenSink | None:
-        """Where every token is written down, if anywhere."""
+    def replicas(self) -> Sequence[Replica]:
+        """All of them, by id."""
         ...
 
     def terminal(self, request: Request, status: Status, reason: str = "") -> None:
@@ -130,17 +213,12 @@ class World(Protocol):
         """The KV of these requests is gone: they start again elsewhere, or fail."""
         ...
 
+    def drain_expired(self, replica: Replica, requests: list[Request]) -> None:
+        """A draining replica's time is over: what it held, and its outbound KV, is lost."""
+        ...
+
     def requeue(self, requests: list[Request]) -> None:
         """Waiting requests that this replica will not serve go back to the router."""
-        ...
-
-    @property
-    def relay(self) -> RelayBoard:
-        """Where helpers of live scaling ask for batches."""
-        ...
-
-    def next_batch_id(self) -> int:
-        """Ids of migrating batches, in order of creation."""
         ...
 
     def on_relayed(
@@ -153,15 +231,8 @@ class World(Protocol):
         """Blocks or the lock of a replica have become free (watchers may be waiting)."""
         ...
 
-    streams: bool
-    """Whether `on_tokens` is told of every token (live mode)."""
-
     def on_draining(self, replica: Replica) -> None:
         """A shutting decode replica has work left (it may be moved instead of waited for)."""
-        ...
-
-    def on_tokens(self, replica: Replica, receivers: Iterable[Request]) -> None:
-        """These requests received a token now; those whose last it is end after this."""
         ...
 
     def cancel(self, request: Request) -> None:

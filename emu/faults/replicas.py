@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from emu.config.schema import FaultTable
-from emu.faults.oncontrol import lose_memory
-from emu.replica import life
+from emu.faults.control_plane import lose_memory
+from emu.replica.events import KvRestored, KvShrunk, Paused, SlowdownSet, Unpaused
 from emu.replica.replica import Replica
 from emu.replica.states import LOADING, ReplicaState
-from emu.request import Request
-from emu.scheduling.shrink import can_shrink, restore, take_away
+from emu.scheduling.shrink import can_shrink
 from emu.units import ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
@@ -73,10 +72,10 @@ def crash(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> No
 
 
 def crash_gpus(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
-    """GPUs die, and whoever is on one of them: a rank that is gone aborts all the others."""
+    """GPUs die, and every replica on one of them: a rank that is gone aborts all the others."""
     cluster, recovery = injector.cluster, injector.recovery
     if fault.kind == "node_crash":
-        gpus = cluster.plan.topology.machines[fault.node].gpus
+        gpus = cluster.topology.machines[fault.node].gpus
         name = f"machine {fault.node}"
     else:
         gpus = (fault.gpu,)
@@ -127,11 +126,12 @@ def straggle(injector: Injector, fault: FaultTable, rng: np.random.Generator) ->
     if replica is None:
         return
     injector.note(fault, replica.name)
-    replica.set_slowdown(replica.slowdown * fault.magnitude)
+    replica.actor.tell(SlowdownSet(factor=replica.slowdown * fault.magnitude))
 
     def over() -> None:
         slowdown = replica.slowdown / fault.magnitude
-        replica.set_slowdown(1.0 if abs(slowdown - 1.0) < 1e-9 else slowdown)
+        factor = 1.0 if abs(slowdown - 1.0) < 1e-9 else slowdown
+        replica.actor.tell(SlowdownSet(factor=factor))
         injector.end(fault, replica.name)
 
     if fault.duration_s:
@@ -147,7 +147,7 @@ def freeze(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> N
         injector.miss(fault, f"{replica.name} does not run")
         return
     injector.note(fault, replica.name)
-    life.pause(replica)
+    replica.actor.tell(Paused())
     incarnation, since_ns = replica.incarnation, replica.paused_ns
 
     def is_same() -> bool:
@@ -159,7 +159,7 @@ def freeze(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> N
 
     def thaw() -> None:
         if is_same():
-            life.resume(replica)
+            replica.actor.tell(Unpaused(life=incarnation, since_ns=since_ns))
             injector.end(fault, replica.name)
 
     def declare_dead() -> None:
@@ -181,32 +181,14 @@ def shrink_kv(injector: Injector, fault: FaultTable, rng: np.random.Generator) -
         return
     incarnation = replica.incarnation
 
-    def shrink() -> None:
-        wanted = int(scheduler.blocks_total * fault.magnitude)
-        injector.note(fault, f"{replica.name}: {wanted} blocks")
+    def struck(blocks: int) -> None:
+        injector.note(fault, f"{replica.name}: {blocks} blocks")
         injector.recovery.has_lost_capacity = True
-        lost: list[Request] = []
-        for victim in reversed(list(scheduler.residents())):
-            if scheduler.blocks_total - scheduler.blocks_used >= wanted:
-                break
-            victim.recomputed_tokens += victim.computed_tokens
-            scheduler.cancel(victim)
-            lost.append(victim)
-        take_away(scheduler, wanted)
-        injector.recovery.lost(lost, "kv_lost")
-        injector.cluster.on_capacity(replica)
         if fault.duration_s:
             injector.later(s_to_ns(fault.duration_s), over)
 
-    def give_back() -> None:
-        restore(scheduler)
-        injector.end(fault, replica.name)
-        injector.cluster.on_capacity(replica)
-
     def over() -> None:
         if replica.incarnation == incarnation:
-            replica.jobs.append(give_back)
-            replica.inbox.poke()
+            replica.actor.post(KvRestored(over=lambda: injector.end(fault, replica.name)))
 
-    replica.jobs.append(shrink)
-    replica.inbox.poke()
+    replica.actor.post(KvShrunk(part=fault.magnitude, struck=struck))

@@ -11,7 +11,7 @@ state; the counters follow from the changes themselves, whoever makes them:
     an old one leaves                deactive - 1
 
 Event-driven: an old replica's request stays parked until some new replica has a batch for it, or
-until a helper may leave. News and olds are not paired.
+until a helper may leave. New and old replicas are not paired.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from emu.migration.transfer import Network, SplitBatch
+from emu.replica.split_batch import SplitBatch
 from emu.replica.states import ReplicaState
 from emu.request import Request
 from emu.scheduling import relay as books
@@ -52,12 +52,14 @@ class Relayed(msgspec.Struct, eq=False):
 class RelayBoard:
     """One for the cluster."""
 
-    def __init__(self, network: Network, replicas: Callable[[], Sequence[Replica]]) -> None:
+    def __init__(
+        self, replicas: Callable[[], Sequence[Replica]], next_batch_id: Callable[[], int]
+    ) -> None:
         self.zigzag_active = 0
         self.relay_deactive = 0
         self.olds = 0
         self.batches_relayed = 0
-        self.network = network
+        self.next_batch_id = next_batch_id
         self._replicas = replicas
         self._parked: deque[Replica] = deque()
         self._answers: dict[int, Relayed] = {}
@@ -65,12 +67,12 @@ class RelayBoard:
 
     # --- the old side ---------------------------------------------------------------------------
     def park(self, old: Replica) -> None:
-        """An old replica asks for work (again); news hear of it."""
+        """An old replica asks for work (again); new replicas hear of it."""
         if old in self._parked:
             return
         self._parked.append(old)
         for replica in self.news():
-            replica.inbox.poke()
+            replica.actor.look()
 
     def answer(self, old: Replica) -> Relayed | None:
         """What this old replica has been given, if anything (it stays until `finished`)."""
@@ -86,7 +88,7 @@ class RelayBoard:
         for request in requests:
             scheduler.cancel(request)
         books.drop(scheduler, relayed.batch)
-        old.inbox.poke()
+        old.actor.look()
         return requests
 
     def finished(self, old: Replica) -> None:
@@ -114,7 +116,7 @@ class RelayBoard:
         assert old.replica_id not in self._answers
         self._answers[old.replica_id] = relayed
         self.batches_relayed += 1
-        old.inbox.poke()
+        old.actor.look()
 
     def release(self, new: Replica) -> None:
         """A new replica has nothing more to give: one helper may leave."""
@@ -125,7 +127,7 @@ class RelayBoard:
         self.relay_deactive += 1
         self._check()
         for old in list(self._parked)[: max(0, self.relay_deactive)]:
-            old.inbox.poke()
+            old.actor.look()
 
     # --- books ----------------------------------------------------------------------------------
     def on_moved(self, replica: Replica, before: ReplicaState) -> None:

@@ -1,4 +1,4 @@
-"""The zag scheduler: which layer of which batch a replica with a part of its weights runs next.
+"""The layer scheduler (BlitzScale's ZigZag): which layer of which batch a replica with a part of its weights runs next.
 
 Pure (BlitzScale 4.7). The unit of execution is one layer of one batch. Rule: whenever the GPU is
 free, run the earliest batch whose next layer is there; else idle. The embedding counts as a step
@@ -29,7 +29,7 @@ def limit_at(elapsed_ns: int) -> int:
     return max(LIMIT_LEAST, LIMIT_START - elapsed_ns // LIMIT_STEP_NS)
 
 
-class ZagTask(msgspec.Struct, eq=False):
+class LayerTask(msgspec.Struct, eq=False):
     """One batch."""
 
     seq: int
@@ -44,15 +44,15 @@ class ZagTask(msgspec.Struct, eq=False):
     """Of the layers done, as the backend prices them."""
 
 
-class Zag:
+class LayerScheduler:
     """Batches of one replica in order of admission."""
 
     def __init__(self, layers: int, started_ns: int, incarnation: int = 0) -> None:
         self.layers = layers
         self.started_ns = started_ns
         self.incarnation = incarnation
-        self.pending: deque[ZagTask] = deque()
-        self.running: ZagTask | None = None
+        self.pending: deque[LayerTask] = deque()
+        self.running: LayerTask | None = None
         self.run_end_ns = -1
         self.segments_ready = 0
         """Loaded so far: embedding, layers, head."""
@@ -71,14 +71,14 @@ class Zag:
         """All weights are there."""
         return self.segments_ready >= self.layers + 2
 
-    def admit(self, batch: Batch) -> ZagTask:
+    def admit(self, batch: Batch) -> LayerTask:
         """A new batch, behind all others."""
-        task = ZagTask(self._next_seq, batch)
+        task = LayerTask(self._next_seq, batch)
         self._next_seq += 1
         self.pending.append(task)
         return task
 
-    def pick(self) -> ZagTask | None:
+    def pick(self) -> LayerTask | None:
         """The batch whose next layer is to run now."""
         assert self.running is None
         ready = self.layers_ready
@@ -87,7 +87,7 @@ class Zag:
                 return task
         return None
 
-    def start(self, task: ZagTask, now_ns: int, cost_ns: int) -> None:
+    def start(self, task: LayerTask, now_ns: int, cost_ns: int) -> None:
         """The GPU runs the next layer of a batch."""
         assert self.running is None
         assert task.layers_done < self.layers_ready, "a layer runs that is not loaded"
@@ -107,19 +107,24 @@ class Zag:
         self.running = None
         return True
 
-    def pop_done(self) -> ZagTask | None:
+    def delay(self, ns: int) -> None:
+        """A pause is over: the layer under way ends so much later."""
+        if self.running is not None:
+            self.run_end_ns += ns
+
+    def pop_done(self) -> LayerTask | None:
         """The oldest batch, if all its layers have run and the head is loaded."""
         if self.pending and self.is_complete and self.pending[0].layers_done == self.layers:
             return self.pending.popleft()
         return None
 
-    def remove(self, task: ZagTask) -> None:
+    def remove(self, task: LayerTask) -> None:
         """A batch leaves."""
         assert task is not self.running
         self.pending.remove(task)
         self.is_wanted = False
 
-    def offer(self, *, head_allowed: bool) -> tuple[ZagTask | None, bool]:
+    def offer(self, *, head_allowed: bool) -> tuple[LayerTask | None, bool]:
         """What a helper gets: (batch, False) now, (None, True) soon, (None, False) nothing."""
         if head_allowed:
             for task in self.pending:

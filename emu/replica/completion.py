@@ -1,29 +1,30 @@
 """What the end of a batch brings about: counters, tokens, requests that end or go on their way.
 
 Functions of a replica that has just run something: a batch, the first iterations of a leap, or its
-part of a batch that several replicas compute. Waits for nothing and forms nothing.
+part of a batch that several replicas compute. Forms nothing. What is to happen to requests is added
+to the replica's actions; observers (gaps, the trace, histories) are told here, as part of counting.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from emu.latency.base import BatchShape, next_decode_shape
-from emu.migration.transfer import SplitBatch
+from emu.replica.actions import End, FreeCapacity, HandOff, HandOffSecond
+from emu.replica.replica import Replica
+from emu.replica.split_batch import SplitBatch
 from emu.replica.states import PREFILL_TYPE, ReplicaState
-from emu.replica.wave import DUMMY_ID
 from emu.request import Request, Status
 from emu.scheduling.base import Batch, Progress
 from emu.scheduling.stages import StageSpan
 
-if TYPE_CHECKING:
-    from emu.replica.replica import Replica
-
 _HANDS_OFF: Final = frozenset(PREFILL_TYPE | {ReplicaState.SHUTTING_PREFILL})
 _COMPLETED: Final = Status.COMPLETED
+DUMMY_ID: Final = -1
+"""`batch_id` of a batch of one token that only keeps pace."""
 
 
 def complete(
@@ -39,8 +40,8 @@ def complete(
 
     `ends`: of each iteration of a leap, from its start. `spans`: on each stage of a pipeline.
     """
-    now_ns = replica.kernel.now_ns
-    world = replica.world
+    now_ns = replica.clock.now_ns
+    observers = replica.observers
     replica.iterations += steps
     replica.busy_ns += now_ns - start_ns
     if batch.batch_id == DUMMY_ID:
@@ -55,26 +56,26 @@ def complete(
     replica.decode_tokens += progress.decode_tokens
     if ends is None:
         if progress.cohort_size:
-            world.gaps.add_gap(longest_ns, progress.cohort_size, now_ns)
+            observers.gaps.add_gap(longest_ns, progress.cohort_size, now_ns)
     else:
         _add_run(replica, batch, progress, ends, start_ns)
     if progress.gaps_ns:
-        world.gaps.add_gaps(progress.gaps_ns, now_ns)
-    if world.batches is not None:
-        world.batches.batch(replica, batch, start_ns, now_ns, steps, spans)
+        observers.gaps.add_gaps(progress.gaps_ns, now_ns)
+    if observers.batches is not None:
+        observers.batches.batch(replica, batch, start_ns, now_ns, steps, spans)
     if receivers:
         _tell(replica, receivers, start_ns, ends, now_ns)
     if progress.finished or progress.first_tokens or progress.failed or progress.resumed:
         _hand_out(replica, progress, now_ns - start_ns)
     if replica.signals is not None:
-        note_signal(replica)
+        replica.note_signal()
 
 
 def _add_run(
     replica: Replica, batch: Batch, progress: Progress, ends: NDArray[np.int64], start_ns: int
 ) -> None:
     """Gaps of the cohort in a leap, in which some may have joined with or after the first step."""
-    gaps, count = replica.world.gaps, progress.cohort_size
+    gaps, count = replica.observers.gaps, progress.cohort_size
     opening, late_gaps_ns = progress.opening, progress.late_gaps_ns
     if opening is not None:
         first_ns = batch.first_end_ns
@@ -95,7 +96,7 @@ def _take_opening(replica: Replica, opening: Progress, at_ns: int) -> None:
     replica.prefill_tokens += opening.prefill_tokens
     replica.decode_tokens += opening.decode_tokens
     if opening.gaps_ns:
-        replica.world.gaps.add_gaps(opening.gaps_ns, at_ns)
+        replica.observers.gaps.add_gaps(opening.gaps_ns, at_ns)
     for request in opening.first_tokens:
         request.replica_id = replica.replica_id
 
@@ -139,13 +140,13 @@ def end_leap_part(replica: Replica, batch: Batch, ends: NDArray[np.int64]) -> No
 
     For a crash or a pause in the middle of a leap (`emu/replica/life.py`).
     """
-    world, start_ns, steps = replica.world, replica._start_ns, len(ends)
+    observers, start_ns, steps = replica.observers, replica.start_ns, len(ends)
     end_ns = start_ns + int(ends[-1])
     if replica.is_metered:
         _count(replica, batch, steps)
     receivers = _receivers(replica, batch, steps) if replica.tells else []
-    if world.batches is not None:
-        world.batches.batch(replica, batch, start_ns, end_ns, steps, None)
+    if observers.batches is not None:
+        observers.batches.batch(replica, batch, start_ns, end_ns, steps, None)
     batch.first_end_ns = start_ns + int(ends[0])
     longest_ns = longest_of(ends, batch)
     progress = replica.scheduler.split(batch, steps, end_ns, longest_ns)
@@ -154,11 +155,11 @@ def end_leap_part(replica: Replica, batch: Batch, ends: NDArray[np.int64]) -> No
     replica.decode_tokens += progress.decode_tokens
     _add_run(replica, batch, progress, ends, start_ns)
     if progress.gaps_ns:
-        world.gaps.add_gaps(progress.gaps_ns, end_ns)
+        observers.gaps.add_gaps(progress.gaps_ns, end_ns)
     if receivers:
         _tell(replica, receivers, start_ns, ends, end_ns)
     if replica.signals is not None:
-        note_signal(replica)
+        replica.note_signal()
 
 
 def _tell(
@@ -169,24 +170,10 @@ def _tell(
     end_ns: int,
 ) -> None:
     """Tokens that requests got, to those who follow single tokens."""
-    world = replica.world
-    if world.history is not None:
-        world.history.tokens(replica.replica_id, receivers, start_ns, ends, end_ns)
-    world.on_tokens(replica, receivers)
-
-
-def note_signal(replica: Replica) -> None:
-    scheduler = replica.scheduler
-    assert replica.signals is not None
-    replica.signals.append(
-        (
-            replica.kernel.now_ns,
-            scheduler.waiting_count,
-            scheduler.running_count,
-            scheduler.waiting_tokens,
-            scheduler.blocks_used,
-        )
-    )
+    observers = replica.observers
+    if observers.history is not None:
+        observers.history.tokens(replica.replica_id, receivers, start_ns, ends, end_ns)
+    observers.on_tokens(replica, receivers)
 
 
 def end_part(
@@ -196,17 +183,17 @@ def end_part(
 
     `split`: another replica computed its first layers.
     """
-    world = replica.world
+    observers = replica.observers
     receivers = list(replica.scheduler.token_receivers(batch)) if replica.tells else []
-    progress = replica.scheduler.complete(batch, 1, replica.kernel.now_ns, step_ns)
+    progress = replica.scheduler.complete(batch, 1, replica.clock.now_ns, step_ns)
     replica.touch()
     replica.iterations += 1
     replica.prefill_tokens += progress.prefill_tokens
     replica.decode_tokens += progress.decode_tokens
-    if world.batches is not None:
-        world.batches.batch(replica, batch, start_ns, replica.kernel.now_ns, 1, None)
+    if observers.batches is not None:
+        observers.batches.batch(replica, batch, start_ns, replica.clock.now_ns, 1, None)
     if receivers:
-        _tell(replica, receivers, start_ns, None, replica.kernel.now_ns)
+        _tell(replica, receivers, start_ns, None, replica.clock.now_ns)
     _hand_out(replica, progress, step_ns, split)
 
 
@@ -214,31 +201,56 @@ def _hand_out(
     replica: Replica, progress: Progress, step_ns: int, split: SplitBatch | None = None
 ) -> None:
     """Requests that ended leave; those whose prompt ended here go on their way."""
-    world = replica.world
+    out = replica.out
     for request in progress.first_tokens:
         request.replica_id = replica.replica_id
     for request in progress.finished:
         request.decode_replica_id = replica.replica_id
-        world.terminal(request, _COMPLETED)
+        out.append(End(request, _COMPLETED))
     for request, reason in progress.failed:
-        world.terminal(request, Status.FAILED, reason)
+        out.append(End(request, Status.FAILED, reason))
     if progress.finished or progress.failed:
-        world.on_capacity(replica)
+        out.append(FreeCapacity())
     ready = progress.first_tokens
     if progress.resumed:
         ready = [*ready, *progress.resumed]
-    if (not ready and split is None) or replica.handoff is None:
+    if (not ready and split is None) or replica.outbox is None:
         return
     if split is not None or replica.state in _HANDS_OFF:
-        leaving = [r for r in ready if not r.status.is_terminal]
+        gone = [*progress.finished, *(request for request, _ in progress.failed)]
+        leaving = [r for r in ready if not r.status.is_terminal and r not in gone]
         for request in leaving:
             replica.scheduler.detach(request)
             request.status = Status.MIGRATING
         replica.touch()
         if split is not None:
-            replica.handoff.append_second(split, leaving)
+            out.append(HandOffSecond(split, leaving))
         elif leaving:
-            replica.handoff.append(leaving, step_ns)
+            out.append(HandOff(leaving, step_ns))
+
+
+def end_iteration(replica: Replica) -> None:
+    """The batch in flight ends now, or the part of its leap that was not cut off."""
+    batch, ends, start_ns = replica.batch, replica.ends, replica.start_ns
+    assert batch is not None
+    now_ns = replica.clock.now_ns
+    replica.ends = replica.batch = None
+    if ends is None:  # a single iteration, or what a pause has left of a leap
+        complete(replica, batch, 1, start_ns, None, now_ns - start_ns)
+        return
+    if now_ns != replica.end_ns:
+        ends = ends[: int(ends.searchsorted(now_ns - start_ns, "right"))]
+    steps = len(ends)
+    if steps == 1:
+        longest_ns = now_ns - start_ns
+    else:
+        before_ns = ends.item(-2)
+        if batch.run_on is None:  # else it has been known since the beginning
+            batch.first_end_ns = start_ns + ends.item(0)
+        batch.last_start_ns = start_ns + before_ns
+        is_last = replica.is_monotone
+        longest_ns = now_ns - start_ns - before_ns if is_last else longest_of(ends, batch)
+    complete(replica, batch, steps, start_ns, ends, longest_ns)
 
 
 def longest_of(ends: NDArray[np.int64], batch: Batch) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from emu.config.schema import FaultTable
+from emu.replica.events import TierLost
 from emu.units import ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def lose_memory(injector: Injector, machine: int) -> None:
     _lose_tier(injector, "cpu", machine)
     for replica in cluster.replicas:
         if replica.machine == machine:
-            replica.inbox.poke()  # what it found there is there no more
+            replica.actor.look()  # what it found there is there no more
 
 
 def lose_cxl(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
@@ -46,11 +47,11 @@ def _lose_tier(injector: Injector, kind: str, machine: int) -> None:
     for replica_id in cluster.tiers.lose(kind, machine):
         replica = cluster.replicas[replica_id]
         tier = cluster.tiers.kinds.index(kind)
-        tokens = replica.obstacles.lose_recalls(tier)
+        replica.actor.tell(TierLost(tier=tier))
+        tokens = replica.recall_tokens_lost
         if tokens:
             text = f"{tokens} tokens are computed instead of read"
             cluster.note("recall lost", replica.name, text)
-        replica.inbox.poke()
 
 
 def stale_cache(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
@@ -109,7 +110,7 @@ def blur_metrics(injector: Injector, fault: FaultTable, rng: np.random.Generator
             sight.slow(-late_ns, scaler.snapshot())
         else:
             sight.find()
-        scaler.changed.notify()
+        scaler.look()
         injector.end(fault, "planner")
 
     if fault.duration_s:
