@@ -216,9 +216,9 @@ class Gateway(Actor):
             self.kernel.wake(actor)
         head = queue.head()
         if head is self._offered and head is not request:
-            return  # a replica that could not take it when asked still cannot, and no request overtakes
+            return  # replicas that could not take it still cannot, and no request overtakes
         self._offered = head
-        # The first who can takes it, and then there is often nothing left for others to look at.
+        # The first that can takes it, and then there is often nothing left for others.
         self.kernel.wake_in_turn(takewhile(lambda _: queue.count > 0, self._pullers))
 
     def _least_loaded(self, candidates: list[Replica], waiting: int, running: int) -> Replica:

@@ -1,7 +1,8 @@
 """What each kind of fault does: a table from the kind to its handler.
 
 A handler finds its target, notes the strike, acts through the owner of the thing, and schedules
-the end of the fault if it has one. The handlers stand by what they strike, in `clients.py`, `control_plane.py`, `links.py` and `replicas.py`.
+the end of the fault if it has one. The handlers stand by what they strike, in `clients.py`,
+`control_plane.py`, `links.py` and `replicas.py`.
 """
 
 from __future__ import annotations

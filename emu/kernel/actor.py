@@ -6,7 +6,8 @@ A message comes in one of two ways, and the sender chooses:
 - `tell` is carried out now, before the sender's next line (depth first). For what the receiver
   must know before anything else happens: a reservation, a request that is routed to it, a crash.
 - `post` is put into the mailbox, and the actor is called for a step at the end of the queue of this
-  instant (first come, first served), or later if it is in the middle of something: `align` says when.
+  instant (first come, first served), or later if it is in the middle of something: `align` says
+  when.
 
 `tick` is the step. It takes what is in the mailbox and what has become due, begins the next thing
 and returns when that ends. Each actor is an asyncio task that waits for its step; the kernel runs

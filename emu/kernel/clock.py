@@ -61,7 +61,7 @@ class Kernel:
     ) -> None:
         self.now_ns = start_ns
         self.priority_reached = -1
-        """Highest priority popped at this instant: what is due now with a lower one has happened."""
+        """Highest priority popped at this instant: what is due now with a lower one is over."""
         self.events = 0
         self.is_inline = is_inline
         self._digest = Digest()

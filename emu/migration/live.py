@@ -211,8 +211,8 @@ class LiveMigrator(Actor):
 class LiveMove:
     """One live migration: its phase, and what follows on each event.
 
-    asked: the destination reserves, or it is given up. copying: up to `ROUNDS_MAX` transfers of what
-    has been produced meanwhile. stopping: the source detaches the request at the end of its
+    asked: the destination reserves, or it is given up. copying: up to `ROUNDS_MAX` transfers of
+    what has been produced meanwhile. stopping: the source detaches the request at the end of its
     iteration. last transfer: the rest moves; then the request goes on at the destination, or, if
     anything has failed, at the source.
     """

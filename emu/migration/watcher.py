@@ -122,7 +122,7 @@ class Watcher(Actor):
         return self.halves.cancel(request)
 
     def _drop(self, batch: MigratingBatch, destination: Replica) -> None:
-        """No request waits for this KV any more: its transfer has been stopped, its blocks are free."""
+        """No request waits for this KV: its transfer has been stopped, its blocks are free."""
         self.in_flight = None
         self.count(-1)
         self._account_gone(batch.requests)

@@ -138,7 +138,7 @@ def _count_equal(replica: Replica, shape: BatchShape, steps: int) -> None:
 def end_leap_part(replica: Replica, batch: Batch, ends: NDArray[np.int64]) -> None:
     """The first iterations of a leap have ended, and the one in flight is a batch of its own.
 
-    For a crash or a pause in the middle of a leap (`emu/replica/life.py`).
+    For a crash or a pause in the middle of a leap (`emu/replica/crash.py`).
     """
     observers, start_ns, steps = replica.observers, replica.start_ns, len(ends)
     end_ns = start_ns + int(ends[-1])

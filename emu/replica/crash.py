@@ -1,9 +1,9 @@
 """Crash, pause and return of a replica: what a fault does to the iteration in flight.
 
 A crash grows the replica's incarnation, so that whatever was under way for the earlier life is
-dropped when it comes; its KV, queue and pipeline are gone. A pause keeps all of it: the iteration in
-flight takes so much longer. Both first complete the iterations of a leap that have ended, as stepping
-would have, so that results do not depend on leaps.
+dropped when it comes; its KV, queue and pipeline are gone. A pause keeps all of it: the iteration
+in flight takes so much longer. Both first complete the iterations of a leap that have ended, as
+stepping would have, so that results do not depend on leaps.
 
 Does not decide what becomes of the requests: they are the answer in `Crashed.lost`.
 """
@@ -71,7 +71,7 @@ def crashed(replica: Replica, event: Crashed) -> int:
 
 
 def _settle_cancels(replica: Replica, posted: list[Event]) -> list[Request]:
-    """Cancellations that waited for the boundary: requests that are here end, others are followed."""
+    """Cancellations that waited: requests that are here end, others are followed."""
     ended: list[Request] = []
     for event in posted:
         if not isinstance(event, Cancelled) or event.request.status.is_terminal:

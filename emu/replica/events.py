@@ -1,8 +1,8 @@
 """Everything that can happen to a replica: frozen events, each with the number of its table row.
 
-Two ways of coming (`emu/kernel/actor.py`). *Told* events act at once: they change books or
-the state, and perhaps when the replica looks up next. *Posted* events wait in the mailbox for the next
-boundary, when nothing is in flight; there they are applied in the order of `order`: stops,
+Two ways of coming (`emu/kernel/actor.py`). *Told* events act at once: they change books or the
+state, and perhaps when the replica looks up next. *Posted* events wait in the mailbox for the
+next boundary, when nothing is in flight; there they are applied in the order of `order`: stops,
 KV that has arrived, cancellations, then what faults do to the memory.
 
 The replica's own timers (an iteration's end, a layer's) have numbers too, and a row in the table,

@@ -226,7 +226,7 @@ def activation_arrived(replica: Replica, event: ActivationArrived) -> int:
     return PARK
 
 
-# --- posted: applied between two iterations ---------------------------------------------------------
+# --- posted: applied between two iterations -------------------------------------------------------
 def stop_asked(replica: Replica, event: StopAsked) -> int:
     """A running request is detached, so that the rest of its KV can move; answered in any case."""
     request = event.request

@@ -1,4 +1,4 @@
-"""The layer scheduler (BlitzScale's ZigZag): which layer of which batch a replica with a part of its weights runs next.
+"""The layer scheduler (BlitzScale's ZigZag): which layer of which batch runs next.
 
 Pure (BlitzScale 4.7). The unit of execution is one layer of one batch. Rule: whenever the GPU is
 free, run the earliest batch whose next layer is there; else idle. The embedding counts as a step

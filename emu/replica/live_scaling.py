@@ -3,9 +3,9 @@
 A *new* replica, whose weights are still arriving, runs the layers that it has for batches of the
 global queue; an *old* one takes the oldest of them and runs the rest. The new replica is driven
 layer by layer by the pure `LayerScheduler`. Before it picks a layer it lets the instant end (a
-helper that finishes at the very end of a layer gets the batch with that layer done, whatever the order of
-replicas): boundary, end of the instant, posted events, batches that are done, helpers, the next
-layer.
+helper that finishes at the very end of a layer gets the batch with that layer done, whatever the
+order of replicas): boundary, end of the instant, posted events, batches that are done, helpers,
+the next layer.
 
 Needs the `fcfs` scheduler with the global queue; with any other, a new replica just waits for
 its weights. Repaired against the original (docs/autoscale.md): no layer runs before it is loaded;
