@@ -247,13 +247,19 @@ class Kernel:
             self._loop.call_soon(self._advance)
 
     def _deliver(self, actor: Actor) -> None:
-        """The actor takes a step: in line, or by its task."""
-        call = actor.call
-        if self.is_inline or call is None:
+        """The actor takes a step, in line or by its task."""
+        if self.is_inline:
             self._step(actor)
+            return
+        self._running += 1
+        if actor.call is None:  # its task has not begun to wait yet
+            self._loop.call_soon(self._call, actor)
         else:
-            self._running += 1
-            call.set_result(None)
+            actor.call.set_result(None)
+
+    def _call(self, actor: Actor) -> None:
+        assert actor.call is not None
+        actor.call.set_result(None)
 
     def _step(self, actor: Actor) -> None:
         actor.is_ready = False
@@ -271,10 +277,14 @@ class Kernel:
 
     # --- inside -------------------------------------------------------------------------------
     def _make_ready(self, actor: Actor) -> None:
-        self._count_event()
+        self.events += 1
+        self._instant_events += 1
+        if self._instant_events > self._events_per_instant_max:
+            raise self._zeno()
         actor.is_ready = True
         self._ready.append(actor)
-        self._go_on()
+        if self._running == 0 and not self._is_advancing:
+            self._loop.call_soon(self._advance)
 
     def _go_on(self) -> None:
         """See to it that the queue is looked at, if this comes from outside a step."""
@@ -327,14 +337,20 @@ class Kernel:
                 if not self._move_to(due_ns, priority):
                     return
                 self.events += 1
-                self._deliver(actor)
+                if self.is_inline:
+                    self._step(actor)
+                else:
+                    self._deliver(actor)
         self._loop.call_soon(self._advance)  # signals, progress and other tasks have the loop
 
     def _take_ready(self) -> None:
         """Run the oldest entry of the queue."""
         entry = self._ready.popleft()
         if isinstance(entry, Actor):
-            self._deliver(entry)
+            if self.is_inline:
+                self._step(entry)
+            else:
+                self._deliver(entry)
         elif isinstance(entry, Row):
             self._wake_next(entry)
         else:

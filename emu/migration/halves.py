@@ -51,7 +51,7 @@ class Halves:
         """The source holds the first layers' KV of a batch."""
         watcher = self._watcher
         split.first_half = self
-        watcher.count(1)
+        watcher.unfinished += 1
         watcher.world.tokens_in_migration += prompt_tokens(split.requests)
         self.firsts.append(split)
         self.pump()
@@ -67,7 +67,7 @@ class Halves:
         if not survivors:
             self._drop(split)
             return
-        self._watcher.count(1)
+        self._watcher.unfinished += 1
         self.seconds.append(split)
         split.second_half = self
         self.pump()
@@ -207,7 +207,7 @@ class Halves:
 
     def _source_done(self) -> None:
         watcher = self._watcher
-        watcher.count(-1, wakes=True)
+        watcher.ended()
         self.pump()
 
     # --- ends -----------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ class Halves:
             self.in_flight[1].cancel()
             self.in_flight = None
         self._watcher.release(requests)
-        self._watcher.count(-1, wakes=True)
+        self._watcher.ended()
 
     def _close(self, split: SplitBatch, destination: Replica) -> None:
         first = split.first_half

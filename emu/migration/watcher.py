@@ -22,7 +22,7 @@ from emu.migration.lease import Leases
 from emu.migration.transfer import MigratingBatch, kv_bytes, prompt_tokens
 from emu.migration.world import MigrationWorld
 from emu.network.base import Transfer
-from emu.replica.events import KvDelivered, Outbound, Released, Unreserved
+from emu.replica.events import KvDelivered, Released, Unreserved
 from emu.replica.replica import Replica
 from emu.replica.split_batch import SplitBatch
 from emu.replica.states import ReplicaState
@@ -59,6 +59,8 @@ class Watcher(Actor):
         self.source = source
         self.world = world
         self.queue: deque[MigratingBatch] = deque()
+        self.unfinished = 0
+        """Batches that wait here or are on their way, halves included."""
         self.in_flight: tuple[MigratingBatch, Replica, Transfer] | None = None
         self.destinations = Destinations(
             source, world, holder=self.name, policy=policy, are_alike=are_alike
@@ -80,7 +82,7 @@ class Watcher(Actor):
         self.queue.append(
             MigratingBatch(world.next_batch_id(), requests, prefill_ns, world.kernel.now_ns)
         )
-        self.count(1)
+        self.unfinished += 1
         world.tokens_in_migration += prompt_tokens(requests)
         self._pump()
         self.leases.watch()
@@ -99,7 +101,7 @@ class Watcher(Actor):
         self.queue.clear()
         for batch in batches:
             self._account_gone(batch.requests)
-            self.count(-1)
+            self.unfinished -= 1
         return [batch.requests for batch in batches]
 
     def cancel(self, request: Request) -> bool:
@@ -111,7 +113,7 @@ class Watcher(Actor):
                 self.release([request])
                 if not batch.requests:
                     self.queue.remove(batch)
-                    self.count(-1, wakes=True)
+                    self.ended()
                 return True
         if self.in_flight is not None and request in self.in_flight[0].requests:
             batch, destination, transfer = self.in_flight
@@ -124,7 +126,7 @@ class Watcher(Actor):
     def _drop(self, batch: MigratingBatch, destination: Replica) -> None:
         """No request waits for this KV: its transfer has been stopped, its blocks are free."""
         self.in_flight = None
-        self.count(-1)
+        self.unfinished -= 1
         self._account_gone(batch.requests)
         self.release(batch.requests)
         destination.actor.tell(Unreserved(requests=batch.requests))
@@ -169,9 +171,10 @@ class Watcher(Actor):
         self.is_pausing = False
         self.look()
 
-    def count(self, change: int, *, wakes: bool = False) -> None:
-        """Tell the source that so many more batches (or fewer) are on their way out."""
-        self.source.actor.tell(Outbound(change=change, wakes=wakes))
+    def ended(self) -> None:
+        """A batch less is on its way out, and the source may wait for the last one."""
+        self.unfinished -= 1
+        self.source.actor.look()
 
     def release(self, requests: list[Request]) -> None:
         """The KV of these requests has left the source, or is given up."""
@@ -211,7 +214,7 @@ class Watcher(Actor):
                 self.world.next_batch_id(), rest, batch.prefill_ns, batch.queued_ns
             )
             self.queue.insert(1, tail)
-            self.count(1)
+            self.unfinished += 1
         else:
             self.queue.popleft()
             self.release([first])
@@ -253,7 +256,7 @@ class Watcher(Actor):
         self.in_flight = None
         self.destinations.failures.pop(destination.replica_id, None)
         source = self.source
-        self.count(-1)
+        self.unfinished -= 1
         self._account_gone(batch.requests)
         self.release(batch.requests)
         migration_ns = world.kernel.now_ns - batch.queued_ns
@@ -307,7 +310,7 @@ class Watcher(Actor):
 
     def _forget(self, batch: MigratingBatch) -> None:
         self._account_gone(batch.requests)
-        self.count(-1, wakes=True)
+        self.ended()
 
     def lose_destination(self, destination: Replica) -> None:
         """A destination has crashed: what was on its way there goes elsewhere."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from emu.kernel.actor import PARK, Actor
+from emu.kernel.actor import NOW, PARK, Actor
 from emu.kernel.priorities import PRIORITY_WATCHER
 from emu.log import Log
 from emu.replica import actions as act
@@ -26,7 +26,7 @@ from emu.replica.events import (
 from emu.replica.inbound import reserve
 from emu.replica.ports import World
 from emu.replica.relay_board import Relayed
-from emu.replica.replica import END_OF_INSTANT, LOOP, UNTIL_END_OF_INSTANT, Replica
+from emu.replica.replica import END_OF_INSTANT, LOOP, RESTING, UNTIL_END_OF_INSTANT, Replica
 from emu.replica.states import ReplicaState, Writer, move
 from emu.replica.wave import SERVES
 
@@ -49,7 +49,10 @@ class ReplicaActor(Actor):
     def tell(self, event: Event) -> None:
         """Handle it now; its actions are applied before the sender goes on."""
         replica = self.replica
-        replica.handle(event)
+        handler = replica.handlers[event.kind]
+        if handler is None:
+            raise replica.unexpected(event.kind, event)
+        handler(replica, event)
         if replica.out:
             self.perform()
         if replica.look or replica.cut_ns >= 0:
@@ -69,7 +72,10 @@ class ReplicaActor(Actor):
 
     def align(self, now_ns: int) -> int:
         """When the replica looks at what comes now."""
-        return self.replica.align(now_ns)
+        replica = self.replica
+        if replica.activity == RESTING and not replica.is_paused:
+            return NOW
+        return replica.align(now_ns)
 
     def _look_up(self) -> None:
         replica, kernel = self.replica, self.kernel
@@ -103,7 +109,9 @@ class ReplicaActor(Actor):
     # --- out ----------------------------------------------------------------------------------
     def perform(self) -> None:
         """Apply the actions of the handler that has just run."""
-        for action in self.replica.take_out():
+        replica = self.replica
+        actions, replica.out = replica.out, []
+        for action in actions:
             _PERFORM[action.__class__](self, action)
 
     def _end(self, action: act.End) -> None:

@@ -37,33 +37,32 @@ class Kind(enum.IntEnum):
     UNRESERVED = 8
     RELEASED = 9
     STOP_UNDONE = 10
-    OUTBOUND = 11
-    LIVE_MOVES = 12
-    PREREQUISITE_MET = 13
-    TIER_LOST = 14
-    SEGMENT_ARRIVED = 15
-    WEIGHTS_ARRIVED = 16
-    LOAD_GIVEN_UP = 17
-    COMMANDED = 18
-    LOCK_GRANTED = 19
-    PAUSED = 20
-    UNPAUSED = 21
-    CRASHED = 22
-    RESTARTED = 23
-    SLOWDOWN_SET = 24
-    MEASURED = 25
-    ACTIVATION_ARRIVED = 26
-    LOOKED = 27
+    LIVE_MOVES = 11
+    PREREQUISITE_MET = 12
+    TIER_LOST = 13
+    SEGMENT_ARRIVED = 14
+    WEIGHTS_ARRIVED = 15
+    LOAD_GIVEN_UP = 16
+    COMMANDED = 17
+    LOCK_GRANTED = 18
+    PAUSED = 19
+    UNPAUSED = 20
+    CRASHED = 21
+    RESTARTED = 22
+    SLOWDOWN_SET = 23
+    MEASURED = 24
+    ACTIVATION_ARRIVED = 25
+    LOOKED = 26
     # posted
-    CANCELLED = 28
-    STOP_ASKED = 29
-    KV_DELIVERED = 30
-    KV_SHRUNK = 31
-    KV_RESTORED = 32
-    DRAIN_EXPIRED = 33
-    CANCELS_APPLIED = 34
+    CANCELLED = 27
+    STOP_ASKED = 28
+    KV_DELIVERED = 29
+    KV_SHRUNK = 30
+    KV_RESTORED = 31
+    DRAIN_EXPIRED = 32
+    CANCELS_APPLIED = 33
     # its own, when a backend outside simulated time has answered
-    COST_KNOWN = 35
+    COST_KNOWN = 34
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
@@ -100,15 +99,6 @@ class StopUndone(Event, frozen=True, eq=False, gc=False):
 
     kind: ClassVar[int] = int(Kind.STOP_UNDONE)
     request: Request
-
-
-class Outbound(Event, frozen=True, eq=False, gc=False):
-    """So many more batches (or fewer) wait here for their KV to leave, or are leaving."""
-
-    kind: ClassVar[int] = int(Kind.OUTBOUND)
-    change: int
-    wakes: bool
-    """The replica looks up: it may wait for the last of them."""
 
 
 class LiveMoves(Event, frozen=True, eq=False, gc=False):

@@ -36,7 +36,6 @@ from emu.replica.events import (
     LoadGivenUp,
     LockGranted,
     Looked,
-    Outbound,
     Released,
     Restarted,
     SegmentArrived,
@@ -125,14 +124,6 @@ def stop_undone(replica: Replica, event: StopUndone) -> int:
     replica.touch()
     event.request.status = Status.RUNNING
     replica.look = LOOK
-    return PARK
-
-
-def outbound(replica: Replica, event: Outbound) -> int:
-    """Count batches on their way out; one that waits for the last of them looks up."""
-    replica.unfinished_migrations += event.change
-    if event.wakes:
-        replica.look = LOOK
     return PARK
 
 

@@ -128,6 +128,9 @@ class Observers(Protocol):
 class Outbox(Protocol):
     """Where a prefill replica puts the requests whose prompts it has finished."""
 
+    unfinished: int
+    """Batches whose KV waits at the replica or leaves from there."""
+
     def append(self, requests: list[Request], prefill_ns: int) -> None:
         """These requests have their first token; their KV waits here for a decode replica.
 

@@ -147,8 +147,6 @@ class Replica:
         """It waits for its own lock."""
         self.live_moves = 0
         """Live migrations from and to here that hold blocks."""
-        self.unfinished_migrations = 0
-        """Batches whose KV waits here or leaves from here."""
         self.signals: deque[tuple[int, int, int, int, int]] | None = None
         """History of (time, waiting, running, waiting tokens, blocks) if the router's are stale."""
         self.touch_log: list[Replica] | None = None
@@ -234,7 +232,7 @@ class Replica:
         """Call the handler of the table; its actions are in `out`."""
         handler = self.handlers[event.kind]
         if handler is None:
-            raise self._unexpected(event.kind, event)
+            raise self.unexpected(event.kind, event)
         handler(self, event)
 
     def take_out(self) -> list[Action]:
@@ -244,46 +242,46 @@ class Replica:
             self.out = []
         return actions
 
-    def timer(self, kind: int) -> int:
-        """Something of the replica's own has come: the handler's answer."""
-        handler = self.handlers[kind]
-        if handler is None:
-            raise self._unexpected(kind, None)
-        return handler(self, CANCELS_APPLIED)
-
-    def _unexpected(self, kind: int, event: Event | None) -> UnexpectedEvent:
+    def unexpected(self, kind: int, event: Event | None) -> UnexpectedEvent:
         what = Kind(kind).name.lower() if event is None else repr(event)
         problem = f"{self.name} is {self.state.value} and does not expect {what}"
         return UnexpectedEvent(problem, at_ns=self.clock.now_ns, story=self.history)
 
     def go_on(self) -> int:
-        """One step of what the replica does by itself, to be called until it is not `LOOP`.
+        """Take the step as far as the next actions: to be called until it is not `LOOP`.
 
-        When the next is due, `PARK`, `AGAIN`, or `LOOP` once the actions in `out` are applied.
+        When the next step is due, `PARK`, `AGAIN`, or `LOOP` once the actions in `out` are applied.
         """
-        if self.applying:
-            return self._apply_next()
-        activity = self.activity
-        if activity != RESTING:
-            due_ns = self.timer(activity)
-            # The common case at once: nothing to apply, nothing posted, the next iteration begins.
-            if due_ns != LOOP or self.out or not self.is_serving or self.posted:
-                return due_ns
-        if self.is_cruising and (not self.is_serving or self.is_paused):
-            self.is_cruising = False
-            return AGAIN
-        if not self.has_applied:
-            if self.is_paused:
+        while True:
+            if self.applying:
+                self.handle(self.applying.pop())
+                due_ns = LOOP
+            elif self.activity != RESTING:
+                handler = self.handlers[self.activity]
+                if handler is None:
+                    raise self.unexpected(self.activity, None)
+                due_ns = handler(self, CANCELS_APPLIED)
+            elif self.is_cruising and (not self.is_serving or self.is_paused):
+                self.is_cruising = False
+                return AGAIN
+            elif self.is_paused and not self.has_applied:
                 return PARK
-            if self.posted and self.state not in _APPLIES_LATER:
+            elif self.posted and not self.has_applied and self.state not in _APPLIES_LATER:
                 self.begin_applying()
-                return LOOP
-        self.has_applied = False
-        return self.timer(_BOUNDARY)
+                continue
+            else:
+                self.has_applied = False
+                handler = self.handlers[_BOUNDARY]
+                assert handler is not None
+                due_ns = handler(self, CANCELS_APPLIED)
+            if due_ns != LOOP or self.out:
+                return due_ns
 
     def begin_applying(self) -> None:
         """All that is posted now is applied at this boundary; what comes meanwhile at the next."""
-        posted = sorted(self.posted, key=_order)
+        posted = list(self.posted)
+        if len(posted) > 1:
+            posted.sort(key=_order)
         self.posted.clear()
         cancels = [index for index, event in enumerate(posted) if event.kind == _CANCELLED]
         if cancels:
@@ -291,11 +289,6 @@ class Replica:
         posted.reverse()
         self.applying = posted
         self.has_applied = True
-
-    def _apply_next(self) -> int:
-        event = self.applying.pop()
-        self.handle(event)
-        return LOOP
 
     def rest(self) -> int:
         """Nothing is in flight, and there is nothing to do."""
@@ -382,6 +375,11 @@ class Replica:
     def pending(self) -> Sequence[Event]:
         """Posted events that are not applied yet."""
         return [*reversed(self.applying), *self.posted] if self.applying else self.posted
+
+    @property
+    def unfinished_migrations(self) -> int:
+        """Batches whose KV waits here or leaves from here; its outbound side counts them."""
+        return 0 if self.outbox is None else self.outbox.unfinished
 
     @property
     def is_idle(self) -> bool:
@@ -471,11 +469,6 @@ class Replica:
             or self.tier_traffic is not None
             or self.wave is not None
         )
-
-    @property
-    def has_prerequisites(self) -> bool:
-        """Batches may have to wait for KV from a lower tier, or for a wave."""
-        return self.tier_traffic is not None or self.wave is not None
 
     def begin(self, batch: Batch, measured_ns: int = 0) -> int:
         """The iteration, or leap, starts to run: when it ends."""

@@ -25,12 +25,15 @@ S = ReplicaState
 
 
 # --- forming and ending an iteration -----------------------------------------------------------
-def iterate(replica: Replica) -> int:
-    """Form the next batch and begin it: its end, `LOOP`, or `PARK` if there is nothing to run."""
+def iterate(replica: Replica, event: Event | None = None) -> int:
+    """Form the next batch and begin it: its end, `LOOP`, or `PARK` if there is nothing to run.
+
+    It is all that Prefill, Decode and Colocated do; with nothing to run, they rest.
+    """
     prerequisites = replica.prerequisites
     if prerequisites.held is not None:
         if prerequisites.left:
-            return PARK
+            return rest(replica) if replica.is_serving else PARK
         return launch_held(replica)
     now_ns = replica.clock.now_ns
     batch = replica.scheduler.schedule(now_ns)
@@ -43,7 +46,7 @@ def iterate(replica: Replica) -> int:
     if batch is None:
         batch = _dummy(replica, now_ns)
         if batch is None:
-            return PARK
+            return rest(replica) if replica.is_serving else PARK
     if replica.rest_since_ns >= 0:
         replica.note_rest(now_ns)
     if replica.first_uses or (not replica.is_serving and replica.scheduler.waiting_count):
@@ -58,7 +61,11 @@ def iterate(replica: Replica) -> int:
     # The end is not known yet; that of the leap before, if it was cut, may still lie ahead.
     replica.end_ns = now_ns
     replica.batch = batch
-    if replica.has_prerequisites and batch.max_steps == 1 and prerequisites.start(batch):
+    if (
+        (replica.wave is not None or replica.tier_traffic is not None)
+        and batch.max_steps == 1
+        and prerequisites.start(batch)
+    ):
         replica.activity = WAITING
         return PARK
     if replica.latency.foreign:
@@ -160,15 +167,9 @@ def idle(replica: Replica, event: Event) -> int:
     return replica.rest()
 
 
-def serve(replica: Replica, event: Event) -> int:
-    """Prefill, Decode, Colocated: one iteration (or leap), or wait for something to do."""
-    due_ns = iterate(replica)
-    return due_ns if due_ns != PARK or replica.activity != RESTING else rest(replica)
-
-
 def rest(replica: Replica) -> int:
     """Nothing can be formed now: wait for a stage, fail what can never run, or wait for news."""
-    if replica.has_batches_in_flight:
+    if replica.stages > 1 and replica.has_batches_in_flight:
         return wait_for_stage(replica)
     unschedulable = replica.scheduler.drop_hopeless(replica.clock.now_ns)
     replica.touch()

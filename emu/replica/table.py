@@ -56,7 +56,7 @@ def _table() -> Table:
 def _put_boundaries(put: Any) -> None:
     """What each state does when nothing is in flight."""
     put(K.BOUNDARY, _AWAY, serving.idle)
-    put(K.BOUNDARY, (S.COLOCATED, S.PREFILL, S.DECODE), serving.serve)
+    put(K.BOUNDARY, (S.COLOCATED, S.PREFILL, S.DECODE), serving.iterate)
     put(K.BOUNDARY, _NEW, live_scaling.new_prefill)
     put(K.BOUNDARY, (S.OLD_PREFILL,), live_scaling.old_prefill)
     put(K.BOUNDARY, (S.AUS_PREFILL,), serving.aus_prefill)
@@ -88,7 +88,6 @@ def _put_requests(put: Any, rest_ignores: Any) -> None:
     put(K.RELEASED, _ALL - _SINGLE - _AWAY, inbound.released)
     rest_ignores(K.RELEASED, _SINGLE)
     put(K.STOP_UNDONE, _DECODES, inbound.stop_undone)
-    put(K.OUTBOUND, _ALL - _SINGLE, inbound.outbound)
     put(K.LIVE_MOVES, _ALL - _SINGLE - {S.INACTIVE}, inbound.live_moves)
     put(K.PREREQUISITE_MET, _ALL, prerequisites.prerequisite_met)
     put(K.MEASURED, _ALL, inbound_measured)
