@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 
 FILE ?= /tmp/emu-freeze.json
 
-.PHONY: clients freeze fuzz-http help run test test-fast check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
+.PHONY: clients freeze planted fuzz-http help run test test-fast check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -84,6 +84,9 @@ fuzz: $(STAMP)  ## 200,000 broken configurations and workloads
 
 kill: $(STAMP)  ## stop 50 runs at random moments: no half result looks whole
 	@$(PY) -m tests.chaos.interrupt --runs 50
+
+planted: $(STAMP)  ## planted faults that the unit tests of a replica must catch, each in ten seconds
+	@$(PY) -m tests.replica.planted
 
 mutants: $(STAMP)  ## planted bugs that the campaign must catch, and a canary
 	@$(PY) -m tests.chaos.mutants --seeds 1000

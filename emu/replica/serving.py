@@ -229,7 +229,8 @@ def shut_prefill(replica: Replica, event: Event) -> int:
     due_ns = iterate(replica)
     if due_ns != PARK or replica.activity != RESTING:
         return due_ns
-    if replica.unfinished_migrations == 0 and replica.scheduler.running_count == 0:
+    is_done = replica.scheduler.running_count == 0 and not replica.has_batches_in_flight
+    if is_done and replica.unfinished_migrations == 0:
         replica.out.append(Move(S.SHUTTING_PREFILL, S.SHUTTING_NULL, "drained"))
         return LOOP
     return rest(replica)
