@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from emu.cli.options import Count, Overrides, Port, Seconds, Seed
+from emu.log import Format, Level
 
 
 def serve(
@@ -29,6 +30,8 @@ def serve(
     drain_s: Seconds = 30.0,
     set_: Overrides = (),
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
+    log_level: Level | None = None,
+    log_format: Format = "text",
 ) -> int:
     """Live mode: an OpenAI-compatible server that answers like the emulated cluster.
 
@@ -66,6 +69,10 @@ def serve(
         Seconds that answers under way have after SIGTERM.
     quiet
         Print nothing.
+    log_level
+        Log to standard error from this level on; off without it (info with --log-format json).
+    log_format
+        One event a line, as text or as JSON.
     """
     from emu.serve.house import ServeOptions
     from emu.serve.server import serve_command
@@ -84,6 +91,8 @@ def serve(
         max_body_mib=max_body_mib,
         startup_s=startup_s,
         drain_s=drain_s,
+        log_level=log_level or ("off" if log_format == "text" else "info"),
+        log_format=log_format,
     )
     return serve_command(config, options, output=output, overrides=set_, quiet=quiet)
 

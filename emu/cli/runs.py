@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from emu.cli.options import Overrides, Seed
 from emu.errors import InputError
+from emu.log import Format, Level
 
 
 def run(
@@ -19,6 +20,8 @@ def run(
     set_: Overrides = (),
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
     report: bool = True,
+    log_level: Level | None = None,
+    log_format: Format = "text",
 ) -> int:
     """Run one experiment (also: `emu CONFIG.toml`).
 
@@ -34,10 +37,23 @@ def run(
         No progress and no table.
     report
         Write report.html.
+    log_level
+        Log to standard error from this level on; off without it (info with --log-format json).
+    log_format
+        One event a line, as text or as JSON.
     """
     from emu.runs.runner import run_command
 
-    return run_command(config, output=output, seed=seed, overrides=set_, quiet=quiet, report=report)
+    return run_command(
+        config,
+        output=output,
+        seed=seed,
+        overrides=set_,
+        quiet=quiet,
+        report=report,
+        log_level=log_level or ("off" if log_format == "text" else "info"),
+        log_format=log_format,
+    )
 
 
 def validate(config: Path, *, set_: Overrides = ()) -> int:

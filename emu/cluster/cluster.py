@@ -33,7 +33,6 @@ from emu.faults.recovery import Recovery
 from emu.kernel.actor import Actor
 from emu.kernel.clock import Kernel
 from emu.latency.shared import SharedBackends
-from emu.log import Log
 from emu.migration.transfer import MigratingBatch
 from emu.migration.watcher import Watcher
 from emu.network.carrier import Carrier
@@ -74,15 +73,13 @@ class Cluster:
         has_prefixes: bool,
         kernel: Kernel | None = None,
         leap: bool | None = None,
-        log: Log | None = None,
     ) -> None:
         config = plan.config
-        self.log = log
         self.plan = plan
         self.config = config
         self.kernel = kernel or Kernel(events_per_instant_max=config.limits.events_per_instant)
-        if log is not None:
-            log.use_clock(lambda: self.kernel.now_ns)
+        if recorder.log is not None:
+            recorder.log.use_clock(lambda: self.kernel.now_ns)
         self.recorder = recorder
         self.gaps = recorder.gaps
         self.batches: BatchSink | None = recorder.trace
@@ -103,7 +100,7 @@ class Cluster:
         self.replicas: list[Replica] = [
             build_replica(self, r, has_prefixes=has_prefixes, leap=leap) for r in plan.replicas
         ]
-        self.actors = [ReplicaActor(replica, self, log) for replica in self.replicas]
+        self.actors = [ReplicaActor(replica, self) for replica in self.replicas]
         join_waves(plan, self.replicas)
         self.watchers = build_watchers(self)
         self.gateway = Gateway(
@@ -258,6 +255,7 @@ class Cluster:
 
     def on_rejected(self, replica: Replica, is_rejected: bool) -> None:
         """A replica stops receiving KV because it is far fuller than the rest, or no longer."""
+        self.recorder.rejected(replica, is_rejected=is_rejected, at_ns=self.kernel.now_ns)
 
     def on_draining(self, replica: Replica) -> None:
         """Move a decode away from a replica that shuts down, if so configured."""

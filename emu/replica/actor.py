@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from emu.kernel.actor import NOW, PARK, Actor
 from emu.kernel.priorities import PRIORITY_WATCHER
-from emu.log import Log
 from emu.replica import actions as act
 from emu.replica.events import (
     INTERRUPT,
@@ -37,11 +36,10 @@ _END_OF_INSTANT: Final = PRIORITY_WATCHER - 1
 class ReplicaActor(Actor):
     """Mailbox, timer and hands of one replica."""
 
-    def __init__(self, replica: Replica, world: World, log: Log | None = None) -> None:
+    def __init__(self, replica: Replica, world: World) -> None:
         super().__init__(world.kernel, replica.name, replica.priority)
         self.replica = replica
         self.world = world
-        self.log = log
         replica.actor = self
         replica.posted = self.inbox
 
@@ -169,14 +167,6 @@ class ReplicaActor(Actor):
         replica.note_state()
         if replica.wave is not None and replica.state not in SERVES:
             replica.wave.withdraw(replica)
-        if self.log is not None:
-            self.log.event(
-                "replica.moved",
-                replica_id=replica.replica_id,
-                **{"from": before.value, "to": replica.state.value},
-                writer=writer,
-                cause=cause,
-            )
         self.world.on_moved(replica, before, writer, cause, at_ns)
         self.kernel.wake(self)
 

@@ -23,6 +23,7 @@ from emu.cluster.cluster import Cluster, Outcome
 from emu.config.load import effective_dict, load_config
 from emu.config.schema import Config, SchedulerTable
 from emu.errors import InputError, naming
+from emu.log import Format, Level, Log, make_log
 from emu.process.interrupts import held, sent_to
 from emu.latency.base import LatencyBackend
 from emu.cluster.plan import Plan, make_plan
@@ -136,6 +137,7 @@ def execute(
     progress: bool = False,
     report: bool | None = None,
     stop: threading.Event | None = None,
+    log: Log | None = None,
 ) -> RunResult:
     """Run a configuration and write its directory. `stop` interrupts it from another thread.
 
@@ -153,7 +155,7 @@ def execute(
         directory = RunDirectory(Path(config.output.dir))
         wants_report = config.output.report if report is None else report
         table = msgspec.structs.replace(config.output, report=wants_report)
-        recorder = Recorder(directory.staging, table)
+        recorder = Recorder(directory.staging, table, log)
         with naming(source):  # backends and plug-ins are built there
             outcome, cluster = _run_cluster(plan, workload, recorder, progress, stop)
         for warning in range_warnings(
@@ -307,12 +309,20 @@ def run_command(
     overrides: Sequence[str],
     quiet: bool,
     report: bool,
+    log_level: Level = "off",
+    log_format: Format = "text",
 ) -> int:
     """`emu run`."""
     sys.path.insert(0, str(path.resolve().parent))  # plug-ins may stand beside the config
     config = adjust(load_config(path, overrides), seed=seed, output=output)
-    progress = not quiet and sys.stderr.isatty()
-    result = execute(config, str(path), progress=progress, report=config.output.report and report)
+    log = make_log(log_level, log_format)
+    result = execute(
+        config,
+        str(path),
+        progress=not quiet and log is None and sys.stderr.isatty(),
+        report=config.output.report and report,
+        log=log,
+    )
     if not quiet:
         from emu.report.table import print_summary
         from emu.process.terminal import open_console

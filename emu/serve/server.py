@@ -35,6 +35,7 @@ from emu.config.load import load_config
 from emu.config.schema import Config
 from emu.errors import InputError, naming
 from emu.kernel.wallclock import WallKernel
+from emu.log import make_log
 from emu.process.interrupts import sent_to
 from emu.report.atomic import RunDirectory, write_text
 from emu.runs.runner import host_facts, write_results
@@ -107,6 +108,7 @@ class LiveServer:
                 TrafficLog(self.directory / "workload.jsonl"),
                 ReplayFile(self.directory / "replay.toml", self.config),
             )
+            recorder.log = make_log(self.options.log_level, self.options.log_format)
             outcome, cluster = await self._serve(listening, recorder, announce)
             self._publish(files, recorder, cluster, outcome)
         except BaseException:
