@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
-from emu.cli.options import Count, Overrides, Port, Seconds, Seed
+from emu.cli.options import Count, Overrides, Parameter, Port, Quiet, Seconds, Seed
+from emu.errors import needs_extra
 from emu.log import Format, Level
 
 
@@ -29,7 +28,7 @@ def serve(
     startup_s: float = -1.0,
     drain_s: Seconds = 30.0,
     set_: Overrides = (),
-    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
+    quiet: Quiet = False,
     log_level: Level | None = None,
     log_format: Format = "text",
 ) -> int:
@@ -74,8 +73,9 @@ def serve(
     log_format
         One event a line, as text or as JSON.
     """
-    from emu.serve.house import ServeOptions
-    from emu.serve.server import serve_command
+    with needs_extra("serve", "serve"):
+        from emu.serve.house import ServeOptions
+        from emu.serve.server import serve_command
 
     options = ServeOptions(
         host=host,
@@ -111,7 +111,7 @@ def observe(
     concurrency: Count = 0,
     timeout_s: Seconds = 600.0,
     seed: Seed = 42,
-    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
+    quiet: Quiet = False,
 ) -> int:
     """Drive a real OpenAI-compatible server with a workload and write measurements.
 
