@@ -13,7 +13,6 @@ from emu.faults.control_plane import lose_memory
 from emu.replica.events import KvRestored, KvShrunk, Paused, SlowdownSet, Unpaused
 from emu.replica.replica import Replica
 from emu.replica.states import LOADING, ReplicaState
-from emu.scheduling.shrink import can_shrink
 from emu.units import ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
@@ -175,10 +174,6 @@ def freeze(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> N
 def shrink_kv(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
     """After the iteration in flight; requests that stand in the way, last admitted first, go."""
     replica = injector.cluster.replicas[fault.replica]
-    scheduler = replica.scheduler
-    if not can_shrink(scheduler):
-        injector.miss(fault, f"the scheduler of {replica.name} has a pool of its own")
-        return
     incarnation = replica.incarnation
 
     def struck(blocks: int) -> None:

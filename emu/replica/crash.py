@@ -27,7 +27,6 @@ from emu.replica.events import (
 )
 from emu.replica.replica import RELAYED, RESTING, RUNNING, Replica
 from emu.request import Request
-from emu.scheduling.shrink import restore
 
 
 def cut_leap(replica: Replica) -> None:
@@ -92,7 +91,6 @@ def _lose_all(replica: Replica, posted: list[Event]) -> list[Request]:
         request.recomputed_tokens += request.computed_tokens
     lost = scheduler.evacuate()
     replica.touch()
-    restore(scheduler)
     for event in posted:
         if isinstance(event, KvDelivered):
             for request in event.requests:

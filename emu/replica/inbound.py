@@ -49,7 +49,6 @@ from emu.replica.events import (
 from emu.replica.replica import Replica
 from emu.replica.states import DECODING, DRAINING, ReplicaState
 from emu.request import Request, Status
-from emu.scheduling.shrink import restore, take_away
 
 S = ReplicaState
 _QUEUED: Final = Status.QUEUED
@@ -283,14 +282,14 @@ def kv_shrunk(replica: Replica, event: KvShrunk) -> int:
         victim.recomputed_tokens += victim.computed_tokens
         scheduler.cancel(victim)
         lost.append(victim)
-    take_away(scheduler, wanted)
+    scheduler.ledger.lose(wanted)
     replica.out += [Lose(lost, "kv_lost"), FreeCapacity()]
     return PARK
 
 
 def kv_restored(replica: Replica, event: KvRestored) -> int:
     """The memory is whole again."""
-    restore(replica.scheduler)
+    replica.scheduler.ledger.restore()
     replica.out += [Reply(event.over), FreeCapacity()]
     return PARK
 

@@ -46,7 +46,7 @@ from emu.replica.serving import iterate, measure, take_waiting
 from emu.replica.split_batch import SplitBatch
 from emu.replica.states import ReplicaState
 from emu.request import Status
-from emu.scheduling import relay as layerwise
+from emu.scheduling import layerwise
 from emu.scheduling.base import Batch
 
 S = ReplicaState

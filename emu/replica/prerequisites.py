@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from emu.kernel.actor import PARK
 from emu.network.carrier import Carried
 from emu.replica.events import INTERRUPT, LOOK, PrerequisiteMet, TierLost
-from emu.scheduling.base import Batch, Recall
-from emu.scheduling.shape import add_chunk
+from emu.scheduling.base import Batch, Recall, add_chunk
 
 if TYPE_CHECKING:
     from emu.replica.replica import Replica

@@ -189,11 +189,9 @@ class Replica:
         """Iterations take so many times longer (a straggler)."""
         self.wave_wait_ns = 0
         """What the batch in flight waits for other members of the group inside its layers."""
-        latency, scheduler = self.latency, self.scheduler
+        latency = self.latency
         self._runs_opened = getattr(latency, "decode_run_ns_after", None)
         """A short cut of backends: ends of a decode run that follows a step of a given length."""
-        self._sees_in = getattr(scheduler, "sees_in", None)
-        """A short cut of schedulers: how far a leap goes on although a request has come."""
         self.is_monotone = bool(getattr(latency, "monotone_decode", False))
         self.first_uses = deque[int]()
         """What the next iterations take longer because their process is new."""
@@ -319,10 +317,10 @@ class Replica:
                 self.model_loaded = False
         # Where no observer follows prompts beyond their end, a batch that ends some may run on.
         is_watched = self.observers.streams or self.observers.batches is not None
-        self._runs_on = state is S.COLOCATED and not is_watched and hasattr(scheduler, "run_on")
+        self._runs_on = state is S.COLOCATED and not is_watched
         self.waits_here_only = self.is_serving
         # Only a replica that prefills takes from the global queue (fcfs).
-        if hasattr(scheduler, "pulls") and getattr(scheduler, "is_shared", False):
+        if scheduler.is_shared:
             scheduler.pulls = state is S.PREFILL
             self.waits_here_only = self.is_serving and not scheduler.pulls
 
@@ -499,7 +497,7 @@ class Replica:
         if not self._runs_on or self.signals is not None:
             return self.end_ns
         batch.first_end_ns = self.end_ns
-        run_on: RunOn | None = self.scheduler.run_on(batch)  # type: ignore[attr-defined]
+        run_on: RunOn | None = self.scheduler.run_on(batch)
         if run_on is not None:
             first_ns, steps = self.end_ns - self.start_ns, batch.max_steps - 1
             if self._runs_opened is not None and self.slowdown == 1.0:
@@ -531,10 +529,12 @@ class Replica:
         False if that is not known without settled books.
         """
         batch, ends = self.batch, self.ends
-        if self._sees_in is None or batch is None or ends is None:
+        if batch is None or ends is None:
             return False
         start_ns = self.start_ns
-        steps = self._sees_in(batch, done + 1, start_ns + (ends.item(done - 1) if done else 0))
+        steps = self.scheduler.sees_in(
+            batch, done + 1, start_ns + (ends.item(done - 1) if done else 0)
+        )
         if steps == 0:
             return False
         self._cut(ends, steps)

@@ -171,7 +171,7 @@ def rest(replica: Replica) -> int:
     """Nothing can be formed now: wait for a stage, fail what can never run, or wait for news."""
     if replica.stages > 1 and replica.has_batches_in_flight:
         return wait_for_stage(replica)
-    unschedulable = replica.scheduler.drop_hopeless(replica.clock.now_ns)
+    unschedulable = replica.scheduler.drop_unschedulable(replica.clock.now_ns)
     replica.touch()
     if not unschedulable:
         return replica.rest()

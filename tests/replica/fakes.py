@@ -76,10 +76,25 @@ class FakeObservers:
         raise AssertionError("no one follows tokens")
 
 
+class FakeLedger:
+    """What memory is lost."""
+
+    def __init__(self) -> None:
+        self.lost = 0
+
+    def lose(self, blocks: int) -> None:
+        self.lost += blocks
+
+    def restore(self) -> None:
+        self.lost = 0
+
+
 class FakeScheduler:
     """Whole prompts one by one, then all decodes together; a block for each token of the prompt."""
 
     policy = "fake"
+    is_shared = False
+    grows = True
 
     def __init__(self, blocks: int = 100, leap: int = 1, stages: int = 1) -> None:
         self.blocks_total = blocks
@@ -95,7 +110,7 @@ class FakeScheduler:
         self.holds = True
         self.settled = 0
         self.ids = 0
-        self.log: list[str] = []
+        self.ledger = FakeLedger()
 
     @property
     def blocks_used(self) -> int:
@@ -142,6 +157,12 @@ class FakeScheduler:
         batch.steps_settled = max(batch.steps_settled, steps)
         self.settled = batch.steps_settled
 
+    def sees_in(self, batch: Batch, steps: int, start_ns: int) -> int:
+        return 0
+
+    def run_on(self, batch: Batch) -> None:
+        """Nothing is certain to follow."""
+
     def leap_holds(self, batch: Batch) -> bool:
         return self.holds
 
@@ -167,7 +188,7 @@ class FakeScheduler:
     def can_ever_hold(self, r: Request) -> str:
         return self.never
 
-    def drop_hopeless(self, now_ns: int) -> list[tuple[Request, str]]:
+    def drop_unschedulable(self, now_ns: int) -> list[tuple[Request, str]]:
         dropped, self.unschedulable = self.unschedulable, []
         for r, _ in dropped:
             self.queue.remove(r)

@@ -73,7 +73,6 @@ def samples() -> dict[Kind, Event]:
 def bench(state: ReplicaState, **options: Any) -> Bench:
     made = Bench(state, **options)
     made.scheduler.detached.append(request(7))
-    made.scheduler.pool = None  # type: ignore[attr-defined]
     return made
 
 
@@ -86,8 +85,6 @@ def test_every_pair_is_handled_or_raises(state: ReplicaState, kind: Kind) -> Non
     if kind is Kind.STOP_UNDONE:
         made.scheduler.detached = [event.request]  # type: ignore[attr-defined]
     if (state, kind) in EXPECTED:
-        if kind in (Kind.KV_SHRUNK, Kind.KV_RESTORED, Kind.CRASHED):
-            return  # they need a real pool: the tests of faults have one
         made.tell(event)
     else:
         with pytest.raises(UnexpectedEvent, match="what happened before"):
@@ -593,15 +590,9 @@ def test_a_new_process_pays_for_first_uses_once() -> None:
 
 # --- crash ------------------------------------------------------------------------------------------------
 def crash(made: Bench) -> tuple[list[act.Action], list[Any]]:
-    """The machine alone: the pool of the fake has nothing to restore."""
     lost: list[Any] = []
     found = made.tell(ev.Crashed(lost=lost))
     return found, lost
-
-
-@pytest.fixture(autouse=True)
-def _no_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("emu.replica.crash.restore", lambda scheduler: None)
 
 
 def test_a_crash_loses_what_waits_runs_and_has_arrived_in_this_order() -> None:
@@ -750,3 +741,25 @@ def test_a_batch_on_stages_leaves_the_last_one_in_order() -> None:
     found = made.run_until(3 * STEP_NS)
     assert [a.request for a in found if isinstance(a, act.End)] == [one, two]
     assert made.replica.busy_ns == 4 * STEP_NS
+
+
+# --- memory ---------------------------------------------------------------------------------------------------
+def test_lost_memory_drives_out_the_request_admitted_last() -> None:
+    made = Bench(S.COLOCATED, blocks=10)
+    first, last = made.running(1, 2, prompt=4)
+    last.computed_tokens = 4
+    struck: list[int] = []
+    made.post(ev.KvShrunk(part=0.5, struck=struck.append))
+    found = made.step()
+    assert kinds(found)[:3] == ["Answer", "Lose", "FreeCapacity"]
+    assert found[0] == act.Answer(struck.append, 5)
+    assert (made.scheduler.running, made.scheduler.ledger.lost) == ([first], 5)
+    assert last.recomputed_tokens == 4
+
+
+def test_memory_that_is_back_is_free_for_all() -> None:
+    made = Bench(S.COLOCATED)
+    made.scheduler.ledger.lost = 5
+    made.post(ev.KvRestored(over=lambda: None))
+    assert kinds(made.step()) == ["Reply", "FreeCapacity"]
+    assert made.scheduler.ledger.lost == 0
