@@ -77,10 +77,20 @@ class FakeObservers:
 
 
 class FakeLedger:
-    """What memory is lost."""
+    """What memory is lost, and how much of it is free."""
 
-    def __init__(self) -> None:
+    def __init__(self, scheduler: FakeScheduler) -> None:
         self.lost = 0
+        self._scheduler = scheduler
+        self.pool = self
+
+    @property
+    def blocks_total(self) -> int:
+        return self._scheduler.blocks_total
+
+    @property
+    def blocks_free(self) -> int:
+        return self._scheduler.blocks_total - self._scheduler.blocks_used
 
     def lose(self, blocks: int) -> None:
         self.lost += blocks
@@ -110,7 +120,7 @@ class FakeScheduler:
         self.holds = True
         self.settled = 0
         self.ids = 0
-        self.ledger = FakeLedger()
+        self.ledger = FakeLedger(self)
 
     @property
     def blocks_used(self) -> int:
