@@ -100,6 +100,8 @@ class Request:
     first_token_ns: int
     last_token_ns: int
     execution_ns: int
+    stage_wait_ns: int
+    """From the forming of its first batch to that batch\'s start on the first pipeline stage."""
     preemptions: int
     recomputed_tokens: int
     migrations: int
@@ -150,6 +152,7 @@ class Request:
         "retries",
         "row",
         "session_id",
+        "stage_wait_ns",
         "status",
         "storage_hit_tokens",
         "sub_request_index",
@@ -204,6 +207,7 @@ class Request:
         self.first_token_ns = -1
         self.last_token_ns = -1
         self.execution_ns = 0
+        self.stage_wait_ns = 0
         self.preemptions = 0
         self.recomputed_tokens = 0
         self.migrations = 0

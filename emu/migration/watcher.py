@@ -19,7 +19,7 @@ from emu.kernel.priorities import PRIORITY_WATCHER, PRIORITY_WORLD
 from emu.migration.destinations import Destinations
 from emu.migration.halves import Halves
 from emu.migration.lease import Leases
-from emu.migration.transfer import MigratingBatch, kv_bytes, prompt_tokens
+from emu.migration.transfer import MigratingBatch, kv_blocks, kv_bytes, prompt_tokens
 from emu.migration.world import MigrationWorld
 from emu.network.base import Transfer
 from emu.replica.events import KvDelivered, Released, Unreserved
@@ -49,8 +49,11 @@ class Watcher(Actor):
         layerwise: bool,
         lease_ns: int = 0,
         are_alike: bool = False,
+        connector_ns: tuple[int, int] = (0, 0),
     ) -> None:
-        """`are_alike`: every replica reserves the same number of blocks for a request."""
+        """`are_alike`: every replica reserves the same number of blocks for a request.
+        `connector_ns`: what a handover costs beside its bytes, and each of its blocks.
+        """
         super().__init__(
             world.kernel,
             f"watcher {source.replica_id}",
@@ -73,6 +76,7 @@ class Watcher(Actor):
         self._is_stuck = False
         self._layers = layers
         self._layerwise = layerwise
+        self._connector_ns = connector_ns
         self.leases = Leases(self, lease_ns)
 
     # --- the replica's side -------------------------------------------------------------------
@@ -235,6 +239,9 @@ class Watcher(Actor):
         world = self.world
         batch.started_ns = world.kernel.now_ns
         batch.kv_bytes = kv_bytes(batch.requests, self.block_size, self.kv_bytes_per_token)
+        fixed_ns, block_ns = self._connector_ns
+        if block_ns:
+            fixed_ns += block_ns * sum([kv_blocks(r, self.block_size) for r in batch.requests])
         transfer = world.network.send(
             self.source.grid,
             destination.grid,
@@ -245,6 +252,7 @@ class Watcher(Actor):
             overlapped_ns=batch.prefill_ns if self._layerwise else 0,
             pieces=self._layers,
             pair=(self.source.replica_id, destination.replica_id),
+            setup_ns=fixed_ns,
         )
         self.in_flight = (batch, destination, transfer)
 

@@ -7,7 +7,7 @@ from emu.replica.completion import complete
 from emu.replica.events import Event
 from emu.replica.replica import LOOP, RESTING, STAGED, Replica
 from emu.scheduling.base import Batch
-from emu.scheduling.stages import bubble_ns, discount_bubbles
+from emu.scheduling.stages import discount_bubbles
 
 
 def launch(replica: Replica, batch: Batch) -> None:
@@ -35,9 +35,7 @@ def stage_left(replica: Replica, event: Event) -> int:
     now_ns = replica.clock.now_ns
     while replica.on_stages and replica.on_stages[0][0][-1].end_ns <= now_ns:
         spans, batch = replica.on_stages.popleft()
-        waited_ns = bubble_ns(spans, batch.formed_ns)
-        if waited_ns:
-            discount_bubbles(batch, waited_ns)
+        discount_bubbles(batch, spans)
         start_ns = spans[0].start_ns
         gap_ns = spans[-1].end_ns - batch.formed_ns  # it may have waited for the first stage
         complete(replica, batch, 1, start_ns, None, gap_ns, spans)

@@ -117,6 +117,7 @@ class WaveGroup:
         if 0 < self.padded_tokens_max < max(sizes):
             for entry in entries:
                 entry.shape.group_tokens = -(-sum(sizes) // len(sizes))
+                entry.shape.group_tokens_max = max(sizes)
             waits_ns = _end_together(entries)
         else:
             for entry in entries:
