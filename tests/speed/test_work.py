@@ -95,7 +95,7 @@ def _calls(config: Config, directory: Path) -> int:
 
 @pytest.mark.parametrize(
     ("shape", "events_max", "calls_max"),
-    [(COLOCATED, 3.4, 240), (ROLES, 7.3, 352)],
+    [(COLOCATED, 3.4, 240), (ROLES, 7.3, 380)],
     ids=["colocated", "roles"],
 )
 def test_work_for_each_request(
