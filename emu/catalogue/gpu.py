@@ -34,6 +34,9 @@ class GpuSpec(msgspec.Struct, frozen=True, kw_only=True):
     pcie_gbps: float = 256.0
     tdp_w: float = 0.0
     idle_w: float = 0.0
+    architecture: str = ""
+    """Whose kernels it runs: the set of measured efficiencies that the roofline takes. Empty, or
+    one that was not measured: the median of those that were."""
     source: str = ""
 
     @property

@@ -26,6 +26,11 @@ class MigratingBatch(msgspec.Struct, eq=False):
     attempts: int = 0
     """Transfers of it that have failed."""
 
+    def is_ready(self, now_ns: int) -> bool:
+        """It may leave: a decode replica that an outside router names has been named."""
+        first = self.requests[0]
+        return first.handoff_after_ns < 0 or first.arrival_ns + first.handoff_after_ns <= now_ns
+
 
 def kv_bytes(requests: list[Request], block_size: int, kv_bytes_per_token: int) -> int:
     """KV that moves with these requests: whole pages of prompt + 1 tokens (BlitzScale 1.4).

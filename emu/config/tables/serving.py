@@ -114,6 +114,10 @@ class LatencyTable(Table, kw_only=True, frozen=True):
     hardware: Annotated[
         str, doc("profile, vidur: name of the hardware folder; empty = the GPU's.")
     ] = ""
+    tables: Annotated[
+        str,
+        doc("aiconfigurator: engine whose kernels were measured (vllm, sglang, trtllm), /VERSION."),
+    ] = "vllm"
     base_us: Annotated[NonNegative, doc("linear: each iteration.")] = 5000.0
     per_token_us: Annotated[NonNegative, doc("linear: per token of the iteration.")] = 50.0
     per_context_token_us: Annotated[NonNegative, doc("linear: per token processed before.")] = 1.0
@@ -137,7 +141,10 @@ class LatencyTable(Table, kw_only=True, frozen=True):
     ] = -1.0
     round_tokens_to: Annotated[Count, doc("Token counts are rounded up to a multiple of this.")] = 1
     expert_routing: Annotated[
-        str, doc("MoE gate: balanced, round_robin, random, skewed, or package.module:Class")
+        str,
+        doc(
+            "MoE gate: balanced (no rank is favoured), round_robin, random, skewed, or package.module:Class; roofline, profile, astra-sim."
+        ),
     ] = "balanced"
     attention_offload: Annotated[
         bool, doc("Decode attention runs in the host memory of the machine (nodes.pim).")
