@@ -97,6 +97,9 @@ class Request(msgspec.Struct, kw_only=True, eq=False, gc=False):
     """When the chunk that completed its first prefill was scheduled."""
     first_token_ns: int = -1
     last_token_ns: int = -1
+    first_out_ns: int = 0
+    """How much later than the engine its client has the first token (the front end)."""
+    last_out_ns: int = 0
     execution_ns: int = 0
     preemptions: int = 0
     recomputed_tokens: int = 0

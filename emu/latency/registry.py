@@ -18,10 +18,13 @@ from emu.catalogue.model import ModelSpec
 from emu.config.schema import LatencyTable, NetworkTable, NodeTable, PlacementTable
 from emu.errors import InputError
 from emu.latency.base import LatencyBackend
+from emu.latency.engine import NO_ENGINE, EngineModel, engine_model, with_step_overhead
+from emu.latency.engine_steps import EngineSteps
 from emu.latency.host import HostCosts, host_costs
 from emu.latency.linear import LinearBackend
 from emu.latency.roofline.backend import RooflineBackend
 from emu.latency.roofline.ops import efficiency
+from emu.latency.sampler import resolve_sampling
 from emu.network.collectives import Collectives, CollectiveSystem
 from emu.network.dims import NetworkDim
 from emu.plugins import make_plugin
@@ -62,6 +65,8 @@ class LatencyContext(msgspec.Struct, frozen=True, kw_only=True):
     """Where the replica's table stands, for errors."""
     overlapped: bool = True
     """The engine schedules the next step while one runs."""
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
 
 
 def link_dims(context: LatencyContext) -> tuple[NetworkDim, NetworkDim]:
@@ -182,9 +187,10 @@ def pim_attention(context: LatencyContext) -> PimAttention | None:
 
 def _named(context: LatencyContext) -> LatencyBackend:
     table = context.table
-    host = host_costs(table.host_overhead, table.step_overhead_us, overlapped=context.overlapped)
+    has_engine = engine_of(table, context.source) is not None
+    host = host_costs(has_engine, table.step_overhead_us, overlapped=context.overlapped)
     if table.backend == "roofline":
-        return _roofline(context, host)
+        return _roofline(context)
     if table.backend == "linear":
         return LinearBackend(
             table.base_us,
@@ -207,7 +213,34 @@ def _named(context: LatencyContext) -> LatencyBackend:
     return made
 
 
-def _roofline(context: LatencyContext, host: HostCosts) -> RooflineBackend:
+def engine_of(table: LatencyTable, source: str = "config") -> EngineModel | None:
+    """The engine that a latency table names; None = kernels alone."""
+    if not table.host_overhead or table.engine == NO_ENGINE:
+        return None
+    model = engine_model(table.engine, source)
+    if table.step_overhead_us >= 0:
+        model = with_step_overhead(model, table.step_overhead_us)
+    return model
+
+
+def engine_steps(context: LatencyContext) -> EngineSteps | None:
+    """The engine's part of a replica's steps; None = kernels alone."""
+    table, model = context.table, engine_of(context.table, context.source)
+    if model is None:
+        return None
+    return EngineSteps(
+        model,
+        resolve_sampling(table.sampling, table.penalties, context.model.name),
+        layers=context.model.layers,
+        vocab=context.model.vocab,
+        gbytes_per_s=context.gpu.memory_gbytes_per_s,
+        max_num_seqs=context.max_num_seqs,
+        max_num_batched_tokens=context.max_num_batched_tokens,
+        overlapped=context.overlapped,
+    )
+
+
+def _roofline(context: LatencyContext) -> RooflineBackend:
     table = context.table
     return RooflineBackend(
         context.model,
@@ -218,7 +251,8 @@ def _roofline(context: LatencyContext, host: HostCosts) -> RooflineBackend:
         dtype=context.dtype,
         kv_cache_dtype=context.kv_cache_dtype,
         efficiency=efficiency(table.compute_efficiency, table.memory_efficiency),
-        host=host,
+        engine=engine_steps(context),
+        is_warm=table.warm_up,
         collective_ns=collectives(context),
         round_tokens_to=table.round_tokens_to,
     )

@@ -28,7 +28,8 @@ from emu.catalogue import sizes
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.latency.base import BatchShape
-from emu.latency.host import ASYNC_SCHEDULING, HostCosts, host_ns
+from emu.latency.engine_steps import EngineSteps
+from emu.latency.host import FIRST_USE_NS
 from emu.latency.roofline.layers import HeadCost, LayerCosts, Part, TokenCost
 from emu.latency.roofline.ops import CollectiveNs, Efficiency, Ops, default_collective
 from emu.units import NS_PER_S, ceil_div
@@ -60,19 +61,21 @@ class RooflineBackend:
         dtype: str = "auto",
         kv_cache_dtype: str = "auto",
         efficiency: Efficiency | None = None,
-        host: HostCosts = ASYNC_SCHEDULING,
+        engine: EngineSteps | None = None,
+        is_warm: bool = True,
         collective_ns: CollectiveNs | None = None,
         round_tokens_to: int = 1,
     ) -> None:
         """`ep` 0 = `tp`; above `tp` = ranks of the data-parallel group that share the experts.
 
         `collective_ns` answers (kind, bytes, ranks), see `roofline_ops`; None = rings over the
-        GPU's own links.
+        GPU's own links. `engine`: what happens between kernels; None = nothing. `is_warm`: the
+        process has used its kernels before it serves.
         """
         self.spec = spec
         self.efficiency = efficiency or Efficiency()
-        self.host = host
-        self.first_use_ns = host.first_use_ns
+        self.engine = engine
+        self.first_use_ns = () if engine is None or is_warm else FIRST_USE_NS
         self.round_tokens_to = round_tokens_to
         plain = sizes.activation_dtype(spec, dtype)
         ops = Ops(gpu, self.efficiency, sizes.weight_bytes(1, plain))
@@ -86,12 +89,12 @@ class RooflineBackend:
         self._cut_tokens: dict[tuple[int, int, int], tuple[tuple[TokenCost, int], ...]] = {}
         self._heads: dict[int, tuple[HeadCost, int]] = {}
         # A pass over all layers on one stage: what tokens cost, and what rows of logits do
-        # (with the host's part), in batches without and with prompts.
+        # (with the engine's part of a step).
         self._is_one_stage = len(self.parts) == 1
         self._slope = 0
         """Of one stage without windows: what a token of context costs, in fixed point."""
         self._of_tokens: dict[int, int] = {}
-        self._of_rows: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        self._of_rows: dict[int, int] = {}
         self._set_attention(gpu, tp, sizes.kv_dtype(spec, dtype, kv_cache_dtype))
 
     def _set_attention(self, gpu: GpuSpec, tp: int, kv_dtype: str) -> None:
@@ -171,6 +174,8 @@ class RooflineBackend:
     def _tokens_of(self, shape: BatchShape) -> int:
         """Tokens that all products of an iteration are computed for."""
         tokens = max(1, sum(shape.prefill_new) + shape.decode_count, shape.padded_tokens)
+        if self.engine is not None:
+            tokens = self.engine.tokens(tokens)
         step = self.round_tokens_to
         return ceil_div(tokens, step) * step if step > 1 else tokens
 
@@ -204,6 +209,8 @@ class RooflineBackend:
         found = self._heads.get(rows)
         if found is None:
             cost = self.costs.head(max(1, rows))
+            if self.engine is not None:
+                cost = cost._replace(sampler=self.engine.sampler.gpu_ns(max(1, rows)))
             found = self._heads[rows] = (cost, sum(cost))
         return found
 
@@ -248,6 +255,11 @@ class RooflineBackend:
                 seconds = tile_s
         return seconds
 
+    @staticmethod
+    def _is_cut(shape: BatchShape) -> bool:
+        """A part of the layers runs."""
+        return shape.layers >= 0 or bool(shape.start_layer)
+
     def _layer_count(self, shape: BatchShape) -> int:
         left = self.spec.layers - shape.start_layer
         return min(shape.layers, left) if shape.layers >= 0 else left
@@ -258,6 +270,7 @@ class RooflineBackend:
         """Duration on each stage; host time is counted on the first, the head on the last."""
         stages = []
         parts = self._parts(shape)
+        engine = self.engine
         for part, (_, total) in zip(parts, self._token_costs(shape), strict=True):
             if shape.decode_count:
                 total += self._decode_attention_ns(shape, part)
@@ -266,13 +279,18 @@ class RooflineBackend:
             if part.has_head:
                 total += self._head(shape.sequences)[1]
             stages.append(total)
-        stages[0] += host_ns(self.host, shape, self._layer_count(shape))
+        if engine is not None:
+            stages[0] += engine.step_ns(self._layer_count(shape))
+            if not self._is_cut(shape):
+                least_ns, exposed_ns = engine.host_bounds_ns(shape)
+                stages[0] = max(stages[0], least_ns)
+                stages[-1] += exposed_ns
         stages[-1] = max(stages[-1], 1)
         return tuple(stages)
 
     def iteration_ns(self, shape: BatchShape) -> int:
         """Duration over all stages."""
-        if not self._is_one_stage or shape.start_layer or shape.layers >= 0:
+        if not self._is_one_stage or self._is_cut(shape):
             return sum(self.stage_ns(shape))
         total = self._fixed_ns(shape)
         count = shape.decode_count
@@ -282,23 +300,28 @@ class RooflineBackend:
             total += self._decode_attention_ns(shape, self.parts[0])
         if shape.prefill_new:
             total += self._prefill_attention_ns(shape, self.parts[0])
+        if self.engine is not None:
+            least_ns, exposed_ns = self.engine.host_bounds_ns(shape)
+            total = (total if total > least_ns else least_ns) + exposed_ns
         return total if total > 0 else 1
 
     def _fixed_ns(self, shape: BatchShape) -> int:
-        """All of an iteration on one stage that does not depend on context."""
+        """GPU time of an iteration on one stage that does not depend on context."""
         prompts = shape.prefill_new
         tokens = shape.decode_count
         if prompts:
             tokens += sum(prompts)
         if shape.padded_tokens > tokens:
             tokens = shape.padded_tokens
-        by_rows = self._of_rows[1 if prompts else 0]
+        by_rows = self._of_rows
         try:
             return self._of_tokens[tokens] + by_rows[shape.sequences]
         except KeyError:
             self._of_tokens[tokens] = self._token_ns(self._tokens_of(shape))
-            rows_ns = host_ns(self.host, shape, self._layer_count(shape))
-            by_rows[shape.sequences] = rows_ns + self._head(shape.sequences)[1]
+            rows_ns = self._head(shape.sequences)[1]
+            if self.engine is not None:
+                rows_ns += self.engine.step_ns(self.spec.layers)
+            by_rows[shape.sequences] = rows_ns
         return self._of_tokens[tokens] + by_rows[shape.sequences]
 
     def decode_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
@@ -328,6 +351,12 @@ class RooflineBackend:
                 end = start + growth * steps
                 costs = np.arange(start - growth * before, end, growth, dtype=np.int64)
                 _right_shift(costs, self._shift_array, costs)
+                if self.engine is not None:
+                    least_ns, exposed_ns = self.engine.host_bounds_ns(shape)
+                    if costs.item(before) < least_ns:  # the others are longer than the first
+                        np.maximum(costs, least_ns, out=costs)
+                    if exposed_ns:
+                        costs += exposed_ns
                 return costs
         costs = self._added_costs_ns(shape, steps)
         return np.concatenate((np.zeros(before, dtype=np.int64), costs))
@@ -337,15 +366,22 @@ class RooflineBackend:
         count, window = shape.decode_count, self.spec.window
         first = shape.decode_context_sum + count
         parts = self._parts(shape)
-        if self._is_one_stage and parts is self.parts:
-            base = self._fixed_ns(shape)
-        else:
-            base = sum(self.stage_ns(shape))
-            for part in parts:
-                base -= self._decode_attention_ns(shape, part)
+        engine = self.engine
+        least_ns = exposed_ns = 0
+        if engine is not None and not self._is_cut(shape):
+            least_ns, exposed_ns = engine.host_bounds_ns(shape)
         ramp = np.arange(steps, dtype=np.int64)
-        costs = np.full(steps, base, dtype=np.int64)
-        for part in parts:
+        costs = np.full(steps, exposed_ns, dtype=np.int64)
+        is_whole = self._is_one_stage and parts is self.parts
+        for index, (part, (_, base)) in enumerate(
+            zip(parts, self._token_costs(shape), strict=True)
+        ):
+            if is_whole:
+                base = self._fixed_ns(shape)
+            else:
+                base += self._head(shape.sequences)[1] if part.has_head else 0
+                if index == 0 and engine is not None:
+                    base += engine.step_ns(self._layer_count(shape))
             if part.window and first + (steps - 1) * count > count * window:
                 seen = ramp * count + first
                 keys = part.full * seen + part.window * np.minimum(seen, count * window)
@@ -355,8 +391,11 @@ class RooflineBackend:
                 stage = ramp * (slope * count)
                 stage += slope * first
             stage >>= self._shift
+            stage += base
+            if index == 0 and least_ns:
+                np.maximum(stage, least_ns, out=stage)
             costs += stage
-        return costs
+        return np.maximum(costs, 1)
 
     def components_ns(self, shape: BatchShape) -> dict[str, int]:
         """The duration split by component."""
@@ -386,9 +425,10 @@ class RooflineBackend:
             "sampler": head.sampler,
             "collectives": total.collectives + head.collectives,
             "pipeline": total.pipeline,
-            "cpu_overhead": host_ns(self.host, shape, self._layer_count(shape)),
+            "cpu_overhead": 0,
         }
-        found["cpu_overhead"] += self.iteration_ns(shape) - sum(found.values())  # the least 1 ns
+        # What a step adds to its kernels, and what the GPU waits for the host.
+        found["cpu_overhead"] = self.iteration_ns(shape) - sum(found.values())
         return found
 
 
