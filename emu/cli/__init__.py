@@ -23,7 +23,7 @@ _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "runs": ("run", "validate", "report", "compare", "sweep"),
         "live": ("serve", "observe"),
-        "measured": ("import-cluster", "reproduce", "calibrate", "trace", "profile"),
+        "measured": ("import-cluster", "reproduce", "calibrate", "trace", "profile", "fidelity"),
         "trials": ("chaos", "resilience", "experiment"),
         "catalogue": ("schema", "models", "gpus"),
     }

@@ -37,8 +37,8 @@ def _word(path: Path, value: str, known: tuple[str, ...]) -> Iterator[Problem]:
 
 
 def _engine(path: Path, value: object) -> Iterator[Problem]:
-    if isinstance(value, str) and value not in names.ENGINES:
-        yield path, unknown_value(value, names.ENGINES)
+    if isinstance(value, str) and value not in names.ENGINES and not value.endswith(".toml"):
+        yield path, unknown_value(value, [*names.ENGINES, "FILE.toml"])
 
 
 def _words(config: Config) -> Iterator[Problem]:

@@ -14,10 +14,14 @@ host's launches.
 from __future__ import annotations
 
 import difflib
+import functools
+import tomllib
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
 
+from emu.config.files import read_input
 from emu.errors import InputError
 
 REFERENCE_GBYTES_PER_S: Final = 3350.0
@@ -118,8 +122,8 @@ ENGINES: Final = {
         name="vllm-0.19",
         sampler="triton",
         fused_all_reduce=True,
-        logit_bytes=16,
-        logit_bytes_many=16,
+        logit_bytes=26,
+        logit_bytes_many=26,
     ),
 }
 """What `latency.engine` may name."""
@@ -133,10 +137,44 @@ def engine_model(name: str, source: str = "config", field: str = "latency.engine
     found = ENGINES.get(name)
     if found is not None:
         return found
+    if name.endswith(".toml"):
+        return engine_from_file(Path(name))
     known = [*ENGINES, NO_ENGINE]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
     raise InputError(source, None, field, f"unknown engine {name!r}; {hint}")
+
+
+@functools.cache
+def engine_from_file(path: Path) -> EngineModel:
+    """The engine that a file describes: `base`, a name, and what differs from it.
+
+    InputError for what the file says wrong.
+    """
+    try:
+        table = tomllib.loads(read_input(path, "latency.engine").decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(str(path), None, "", str(error)) from None
+    base = ENGINES.get(table.pop("base", DEFAULT_ENGINE))
+    if base is None:
+        raise InputError(str(path), None, "base", f"known: {', '.join(ENGINES)}")
+    try:
+        values = {**msgspec.to_builtins(base), "name": path.stem, **table}
+        return msgspec.convert(values, EngineModel)
+    except msgspec.ValidationError as error:
+        raise InputError(str(path), None, "", str(error)) from None
+
+
+def engine_text(engine: EngineModel, base: str) -> str:
+    """A file that `engine_from_file` reads: what differs from the engine called `base`."""
+    before, after = msgspec.to_builtins(ENGINES[base]), msgspec.to_builtins(engine)
+    lines = [f'base = "{base}"']
+    lines += [
+        f"{key} = {msgspec.json.encode(value).decode()}"
+        for key, value in after.items()
+        if key != "name" and value != before[key]
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def with_step_overhead(engine: EngineModel, overhead_us: float) -> EngineModel:

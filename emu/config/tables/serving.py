@@ -117,7 +117,7 @@ class LatencyTable(Table, kw_only=True, frozen=True):
     engine: Annotated[
         str,
         doc(
-            "What happens between kernels: vllm-0.11, vllm-0.15, vllm-0.19, or none (docs/model.md)."
+            "What happens between kernels: vllm-0.11, vllm-0.15, vllm-0.19, none, or a FILE.toml that changes one (docs/model.md)."
         ),
     ] = "vllm-0.15"
     host_overhead: Annotated[

@@ -371,7 +371,7 @@ class RooflineBackend:
         if engine is not None and not self._is_cut(shape):
             least_ns, exposed_ns = engine.host_bounds_ns(shape)
         ramp = np.arange(steps, dtype=np.int64)
-        costs = np.full(steps, exposed_ns, dtype=np.int64)
+        costs = np.zeros(steps, dtype=np.int64)
         is_whole = self._is_one_stage and parts is self.parts
         for index, (part, (_, base)) in enumerate(
             zip(parts, self._token_costs(shape), strict=True)
@@ -394,8 +394,11 @@ class RooflineBackend:
             stage += base
             if index == 0 and least_ns:
                 np.maximum(stage, least_ns, out=stage)
+            if index == len(parts) - 1:
+                stage += exposed_ns
+                np.maximum(stage, 1, out=stage)
             costs += stage
-        return np.maximum(costs, 1)
+        return costs
 
     def components_ns(self, shape: BatchShape) -> dict[str, int]:
         """The duration split by component."""
