@@ -1,9 +1,9 @@
 """A `ModelSpec` from a Hugging Face `config.json`.
 
-Owns the knowledge of key names and of what a `model_type` implies without saying so (biases,
-norms, gating, which layers have experts or windows). Knows the families named below; any other
-type is read as a Llama-like decoder, which is what nearly all new ones are. Missing or
-impossible figures are `InputError`s that name the key.
+Owns the knowledge of key names and of what a plain `model_type` implies without saying so (biases,
+norms, gating, which layers have experts or windows). `families.py` lists the types that emu knows
+and builds the layers of the unusual ones; anything else is refused, unless the caller assumes a
+type. Missing or impossible figures are `InputError`s that name the key.
 """
 
 from __future__ import annotations
@@ -11,7 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from emu.catalogue.model import Experts, LatentAttention, ModelSpec
+import msgspec
+
+from emu.catalogue.families import PLAIN, SPECIAL, check_keys
+from emu.catalogue.layer import Experts, LatentAttention, Layer
+from emu.catalogue.model import ModelSpec
+from emu.catalogue.quantization import read_quantization
+from emu.catalogue.reader import ConfigReader
 from emu.errors import InputError
 
 # The first name found counts.
@@ -28,75 +34,61 @@ KV_HEADS: Final = (
 FFN: Final = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
 VOCAB: Final = ("vocab_size", "padded_vocab_size")
 POSITIONS: Final = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
+MTP_LAYERS: Final = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 EXPERT_COUNT: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-EXPERTS_PER_TOKEN: Final = ("num_experts_per_tok", "experts_per_token", "moe_topk", "top_k")
+EXPERTS_PER_TOKEN: Final = ("num_experts_per_tok", "experts_per_token", "moe_topk", "moe_k")
 
 UNGATED: Final = {
-    "opt", "phi", "gpt2", "gpt_neox", "gptj", "gpt_bigcode", "falcon", "bloom", "mpt", "starcoder2",
+    "opt", "phi", "gpt2", "gpt_neox", "gptj", "gpt_bigcode", "falcon", "bloom", "starcoder2",
+    "nemotron", "apertus", "arcee",
 }  # fmt: skip
-LAYER_NORM: Final = UNGATED | {"stablelm", "phimoe", "cohere"}
+LAYER_NORM: Final = (UNGATED - {"apertus", "arcee"}) | {"stablelm", "phimoe", "cohere"}
 ALL_BIASED: Final = {"opt", "phi", "gpt2", "gpt_neox", "gpt_bigcode", "bloom"}
-ONE_NORM: Final = {"phi", "gptj", "cohere"}  # attention and MLP run in parallel after one norm
-FOUR_NORMS: Final = {"gemma2", "gemma3", "gemma3_text"}
-QKV_BIAS: Final = {"qwen2", "qwen2_moe", "qwen"}
-QK_NORM: Final = {"qwen3", "qwen3_moe", "gemma3", "gemma3_text"}
-TIED_BY_DEFAULT: Final = {"gemma", "gemma2", "gemma3", "gemma3_text", "opt", "gpt2", "gpt_bigcode"}
-QUANTISATION: Final = {
-    "fp8": "fp8",
-    "fbgemm_fp8": "fp8",
-    "mxfp4": "mxfp4",
-    "awq": "int4",
-    "gptq": "int4",
-}
+ONE_NORM: Final = {"phi", "gptj", "cohere", "cohere2"}  # attention and MLP in parallel
+FOUR_NORMS: Final = {"gemma2", "gemma3", "gemma3_text", "glm4"}
+QKV_BIAS: Final = {"qwen2", "qwen2_moe", "qwen", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl",
+                   "qwen2_5_vl_text", "mimo"}  # fmt: skip
+NO_O_BIAS: Final = {"glm4", "glm4_moe", "seed_oss"}  # `attention_bias` is of q, k and v alone
+QK_NORM: Final = {"qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_text", "qwen3_vl_moe",
+                  "qwen3_vl_moe_text", "gemma3", "gemma3_text", "exaone4", "apertus"}  # fmt: skip
+WIDE_QK_NORM: Final = {"olmo2", "olmo3"}
+TIED_BY_DEFAULT: Final = {"gemma", "gemma2", "gemma3", "gemma3_text", "opt", "gpt2", "gpt_bigcode",
+                          "cohere", "cohere2", "gemma4", "gemma4_text"}  # fmt: skip
+WINDOW_PATTERN: Final = {"gemma3": 6, "gemma3_text": 6, "cohere2": 4, "olmo3": 4, "exaone4": 4}
+"""Types in which every n-th layer is full and the others see a window."""
+LAYER_KINDS: Final = frozenset(("full_attention", "attention", "sliding_attention"))
+OPT_IN_WINDOW: Final = "use_sliding_window"
+"""Qwen's configurations state a window that is off unless this key is true."""
 
 
-class _Reader:
-    """Looks keys up under any of their names and judges them."""
-
-    def __init__(self, config: Mapping[str, Any], source: str) -> None:
-        self.config = config
-        self.source = source
-
-    def problem(self, field: str, problem: str) -> InputError:
-        return InputError(self.source, None, field, problem)
-
-    def optional(self, *names: str) -> int | None:
-        for name in names:
-            value = self.config.get(name)
-            if value is None:
-                continue
-            if isinstance(value, list):  # a few configs give one value for each layer
-                value = max(value, default=None)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise self.problem(name, f"expected a whole number, got {value!r}")
-            if not 0 <= value <= 1 << 40:
-                raise self.problem(name, f"{value} is out of range")
-            return value
-        return None
-
-    def required(self, *names: str) -> int:
-        value = self.optional(*names)
-        if value is None:
-            also = f" (or {', '.join(names[1:])})" if len(names) > 1 else ""
-            raise self.problem(names[0], f"the key is missing{also}")
-        if value == 0:
-            raise self.problem(names[0], "must not be 0")
-        return value
-
-    def get(self, name: str, default: Any = None) -> Any:
-        value = self.config.get(name)
-        return default if value is None else value
-
-
-def from_hf_config(config: Mapping[str, Any], name: str, source: str) -> ModelSpec:
+def from_hf_config(
+    config: Mapping[str, Any],
+    name: str,
+    source: str,
+    *,
+    assume: str = "",
+    companion: Mapping[str, Any] | None = None,
+) -> ModelSpec:
     """The architecture that a `config.json` describes.
 
     `name` is how reports call the model, `source` where the config came from (for errors).
-    Multi-modal configs are read at their `text_config`. InputError: a needed key is missing,
-    has the wrong type, or contradicts another one.
+    `assume` reads an unknown model as this type and drops the keys that the type does not know;
+    `companion` is the content of `hf_quant_config.json`. Multi-modal configs are read at their
+    `text_config`. InputError: a needed key is missing, has the wrong type, contradicts another
+    one, or changes memory or cost in a way that emu does not know.
     """
-    read = _Reader(_text_keys(config, source), source)
+    read = ConfigReader(_text_keys(config, source), source)
     kind = str(read.get("model_type", "llama"))
+    if assume:
+        if assume not in PLAIN:
+            raise InputError(source, None, "model.assume", f"{assume!r} is no plain model type")
+        kind = assume
+    else:
+        check_keys(read, kind)
+    if kind == "dbrx":
+        read = ConfigReader(_flat_dbrx(read), source)
+    if kind in SPECIAL:
+        return _special(read, kind, name, companion, _tower_params(config))
     hidden = read.required(*HIDDEN)
     layers = read.required(*LAYERS)
     latent = _latent(read)
@@ -105,7 +97,7 @@ def from_hf_config(config: Mapping[str, Any], name: str, source: str) -> ModelSp
     moe_layers = _moe_layers(read, kind, layers, experts)
     window, window_layers = _windows(read, kind, layers)
     max_position = read.optional(*POSITIONS) or 2048
-    linear_dtype, expert_dtype = _quantisation(read)
+    stored = read_quantization(read, layers, companion)
     biased = kind in ALL_BIASED
     attention_bias = bool(read.get("attention_bias", read.get("bias", False))) or biased
     return ModelSpec(
@@ -121,17 +113,19 @@ def from_hf_config(config: Mapping[str, Any], name: str, source: str) -> ModelSp
         vocab=read.required(*VOCAB),
         max_position=max_position,
         dtype=_dtype(read),
-        linear_dtype=linear_dtype,
-        expert_dtype=expert_dtype,
+        linear_dtype=stored.linear_dtype,
+        expert_dtype=stored.expert_dtype,
         tied_embeddings=bool(read.get("tie_word_embeddings", kind in TIED_BY_DEFAULT)),
         gated_mlp=kind not in UNGATED,
         qkv_bias=attention_bias or kind in QKV_BIAS or bool(read.get("add_qkv_bias")),
-        o_bias=attention_bias,
+        o_bias=bool(read.get("attention_out_bias", attention_bias and kind not in NO_O_BIAS)),
         mlp_bias=bool(read.get("mlp_bias", False)) or biased or kind in ("gptj", "starcoder2"),
         head_bias=bool(read.get("lm_head_bias", kind in ("phi", "gptj"))),
         norm_bias=kind in LAYER_NORM,
         norms_per_layer=_norms(read, kind),
-        qk_norm=kind in QK_NORM or bool(read.get("use_qk_norm", False)),
+        qk_norm=kind in QK_NORM or (bool(read.get("use_qk_norm", False)) and kind != "minimax_m2"),
+        wide_qk_norm=kind in WIDE_QK_NORM
+        or (kind == "minimax_m2" and bool(read.get("use_qk_norm", False))),
         attention_sinks=kind == "gpt_oss",
         position_rows=_position_rows(kind, max_position),
         latent=latent,
@@ -139,7 +133,96 @@ def from_hf_config(config: Mapping[str, Any], name: str, source: str) -> ModelSp
         moe_layers=moe_layers if any(moe_layers) else (),
         window=window,
         window_layers=window_layers,
+        tower_params=_tower_params(config),
+        mtp_layers=read.optional(*MTP_LAYERS) or 0,
+        unquantized=stored.unquantized,
+        published_kv_dtype=stored.kv_cache_dtype,
     )
+
+
+def _special(
+    read: ConfigReader,
+    kind: str,
+    name: str,
+    companion: Mapping[str, Any] | None,
+    tower_params: int,
+) -> ModelSpec:
+    """A model whose layers differ: the fields of a plain one are those of its widest layers."""
+    layers = SPECIAL[kind](read)
+    stored = read_quantization(read, len(layers), companion)
+    if stored.unquantized:
+        layers = [
+            msgspec.structs.replace(layer, unquantized=kept)
+            for layer, kept in zip(layers, stored.unquantized, strict=True)
+        ]
+    with_attention = [layer.attention for layer in layers if layer.attention is not None]
+    widest = max(with_attention, key=lambda part: part.kv_width(), default=None)
+    latent = next((layer.latent for layer in layers if layer.latent is not None), None)
+    heads = read.required(*HEADS)
+    hidden = read.required(*HIDDEN)
+    experts = next((layer.experts for layer in layers if layer.experts is not None), None)
+    windows = [_window_of(layer) for layer in layers]
+    return ModelSpec(
+        name=name,
+        source=read.source,
+        model_type=kind,
+        hidden=hidden,
+        layers=len(layers),
+        heads=heads,
+        kv_heads=widest.kv_heads if widest else heads,
+        head_dim=widest.head_dim if widest else read.optional("head_dim") or hidden // heads,
+        ffn=max((layer.mlp.width for layer in layers if layer.mlp is not None), default=0),
+        vocab=read.required(*VOCAB),
+        max_position=read.optional(*POSITIONS) or 2048,
+        dtype=_dtype(read),
+        linear_dtype=stored.linear_dtype,
+        expert_dtype=stored.expert_dtype,
+        tied_embeddings=bool(read.get("tie_word_embeddings", kind in TIED_BY_DEFAULT)),
+        gated_mlp=kind != "nemotron_h",
+        latent=latent,
+        experts=experts,
+        moe_layers=tuple(layer.experts is not None for layer in layers) if experts else (),
+        window=max(windows),
+        window_layers=tuple(map(bool, windows)) if any(windows) else (),
+        special_layers=tuple(layers),
+        tower_params=tower_params,
+        mtp_layers=read.optional(*MTP_LAYERS) or 0,
+        published_kv_dtype=stored.kv_cache_dtype,
+    )
+
+
+def _window_of(layer: Layer) -> int:
+    part = layer.attention
+    return (part.window_tokens or part.chunk_tokens) if part is not None else 0
+
+
+def _flat_dbrx(read: ConfigReader) -> dict[str, Any]:
+    """DBRX keeps attention and experts in tables of their own."""
+    attention, ffn = read.get("attn_config", {}), read.get("ffn_config", {})
+    return {
+        **read.config,
+        "num_key_value_heads": attention.get("kv_n_heads"),
+        "intermediate_size": ffn.get("ffn_hidden_size"),
+        "num_experts": ffn.get("moe_num_experts"),
+        "num_experts_per_tok": ffn.get("moe_top_k"),
+    }
+
+
+def _tower_params(config: Mapping[str, Any]) -> int:
+    """Parameters of the vision tower: a plain transformer of the stated widths."""
+    vision = config.get("vision_config")
+    if not isinstance(vision, Mapping):
+        return 0
+    hidden = vision.get("hidden_size") or vision.get("vt_hidden_size") or vision.get("embed_dim")
+    depth = (
+        vision.get("num_hidden_layers") or vision.get("depth") or vision.get("vt_num_hidden_layers")
+    )
+    width = vision.get("intermediate_size") or vision.get("vt_intermediate_size")
+    if not isinstance(hidden, int) or not isinstance(depth, int):
+        return 0
+    if not isinstance(width, int):
+        width = 4 * hidden
+    return depth * (4 * hidden * hidden + 2 * hidden * width)
 
 
 def _text_keys(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
@@ -153,7 +236,7 @@ def _text_keys(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
 
 
 def _heads(
-    read: _Reader, kind: str, hidden: int, latent: LatentAttention | None
+    read: ConfigReader, kind: str, hidden: int, latent: LatentAttention | None
 ) -> tuple[int, int]:
     """Query heads and KV heads."""
     heads = read.required(*HEADS)
@@ -165,7 +248,7 @@ def _heads(
     return heads, kv_heads
 
 
-def _kv_heads(read: _Reader, kind: str, heads: int) -> int:
+def _kv_heads(read: ConfigReader, kind: str, heads: int) -> int:
     if kind == "falcon":
         if read.get("new_decoder_architecture", False):
             return read.optional(*KV_HEADS) or heads
@@ -175,7 +258,7 @@ def _kv_heads(read: _Reader, kind: str, heads: int) -> int:
     return read.optional(*KV_HEADS) or heads
 
 
-def _norms(read: _Reader, kind: str) -> int:
+def _norms(read: ConfigReader, kind: str) -> int:
     if kind == "falcon" and not read.get("new_decoder_architecture", False):
         return 1
     if kind in FOUR_NORMS:
@@ -189,7 +272,7 @@ def _position_rows(kind: str, max_position: int) -> int:
     return max_position if kind in ("gpt2", "gpt_bigcode") else 0
 
 
-def _dense_ffn(read: _Reader, kind: str, hidden: int, only_experts: bool) -> int:
+def _dense_ffn(read: ConfigReader, kind: str, hidden: int, only_experts: bool) -> int:
     if only_experts:
         return 0
     if kind == "qwen":  # the first Qwen counts gate and up together
@@ -202,7 +285,7 @@ def _dense_ffn(read: _Reader, kind: str, hidden: int, only_experts: bool) -> int
     return read.required(*FFN)
 
 
-def _latent(read: _Reader) -> LatentAttention | None:
+def _latent(read: ConfigReader) -> LatentAttention | None:
     if read.optional("kv_lora_rank") in (None, 0):
         return None
     return LatentAttention(
@@ -214,7 +297,7 @@ def _latent(read: _Reader) -> LatentAttention | None:
     )
 
 
-def _experts(read: _Reader, kind: str) -> Experts | None:
+def _experts(read: ConfigReader, kind: str) -> Experts | None:
     count = read.optional(*EXPERT_COUNT) or 0
     if count <= 1:
         return None
@@ -226,27 +309,33 @@ def _experts(read: _Reader, kind: str) -> Experts | None:
     ffn = ffn or read.required("intermediate_size", "ffn_dim")
     shared = read.optional("shared_expert_intermediate_size") or 0
     if not shared:
-        shared = ffn * (read.optional("n_shared_experts", "num_shared_experts") or 0)
-    if kind == "llama4_text" or kind == "llama4":
-        shared = ffn
+        names = ("n_shared_experts", "num_shared_experts", "num_shared_expert")
+        shared = ffn * (read.optional(*names, "moe_num_shared_experts") or 0)
     return Experts(
         count=count,
         per_token=per_token,
         ffn=ffn,
         shared_ffn=shared,
         shared_gate=kind == "qwen2_moe",
-        router_bias=kind == "gpt_oss" or read.get("topk_method") == "noaux_tc",
+        router_bias=kind in ("gpt_oss", "glm4_moe", "glm4_moe_lite")
+        or read.get("topk_method") == "noaux_tc"
+        or bool(read.get("use_routing_bias", read.get("moe_use_aux_free", False))),
         bias=kind == "gpt_oss",
     )
 
 
-def _moe_layers(read: _Reader, kind: str, layers: int, experts: Experts | None) -> tuple[bool, ...]:
+def _moe_layers(
+    read: ConfigReader, kind: str, layers: int, experts: Experts | None
+) -> tuple[bool, ...]:
     """Dense first layers (DeepSeek), every n-th layer (Qwen, Llama 4), single exceptions."""
     if experts is None:
         return ()
-    first_dense = read.optional("first_k_dense_replace") or 0
-    step = read.optional("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq") or 1
+    first_dense = read.optional("first_k_dense_replace", "moe_layer_start_index") or 0
+    step = read.optional("decoder_sparse_step", "moe_layer_freq", "moe_layer_interval") or 1
     dense = set(read.get("mlp_only_layers", []))
+    end = read.optional("moe_layer_end_index")
+    if end is not None:
+        dense |= set(range(end + 1, layers))
     from_end = kind != "deepseek_v2" and kind != "deepseek_v3"
     return tuple(
         index >= first_dense
@@ -256,20 +345,19 @@ def _moe_layers(read: _Reader, kind: str, layers: int, experts: Experts | None) 
     )
 
 
-def _windows(read: _Reader, kind: str, layers: int) -> tuple[int, tuple[bool, ...]]:
+def _windows(read: ConfigReader, kind: str, layers: int) -> tuple[int, tuple[bool, ...]]:
+    listed = read.listed("layer_types", layers, LAYER_KINDS)
     window = read.optional("sliding_window") or 0
-    if not window or read.get("use_sliding_window", True) is False:
+    if not window or read.get(OPT_IN_WINDOW, not kind.startswith("qwen")) is False:
+        if listed and "sliding_attention" in listed and not kind.startswith("qwen"):
+            raise read.problem("sliding_window", "the key is missing for sliding_attention layers")
         return 0, ()
-    listed = read.get("layer_types")
     if listed:
-        if len(listed) != layers:
-            raise read.problem("layer_types", f"{len(listed)} entries for {layers} layers")
         flags = tuple(entry == "sliding_attention" for entry in listed)
     elif kind in ("gpt_oss", "gemma2"):  # local first, then alternating
         flags = tuple(index % 2 == 0 for index in range(layers))
-    elif kind.startswith("gemma3"):
-        pattern = read.optional("sliding_window_pattern") or 6
-        flags = tuple((index + 1) % pattern != 0 for index in range(layers))
+    elif kind in WINDOW_PATTERN:
+        flags = _every_nth_is_full(read, kind, layers)
     elif kind.startswith("qwen"):
         first = read.optional("max_window_layers") or 0
         flags = tuple(index >= first for index in range(layers))
@@ -278,23 +366,17 @@ def _windows(read: _Reader, kind: str, layers: int) -> tuple[int, tuple[bool, ..
     return (window, flags) if any(flags) else (0, ())
 
 
-def _dtype(read: _Reader) -> str:
+def _every_nth_is_full(read: ConfigReader, kind: str, layers: int) -> tuple[bool, ...]:
+    pattern = read.get("sliding_window_pattern", WINDOW_PATTERN[kind])
+    every = len(pattern) if isinstance(pattern, str) else pattern  # EXAONE 4 writes "LLLG"
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise read.problem("sliding_window_pattern", f"expected a whole number, got {pattern!r}")
+    return tuple((index + 1) % every != 0 for index in range(layers))
+
+
+def _dtype(read: ConfigReader) -> str:
     published = str(read.get("torch_dtype", read.get("dtype", "bfloat16"))).removeprefix("torch.")
     # Serving engines run float32 checkpoints in half precision; so does every size quoted.
     return {"float16": "float16", "half": "float16", "float32": "float16"}.get(
         published, "bfloat16"
     )
-
-
-def _quantisation(read: _Reader) -> tuple[str, str]:
-    """Types of published linear layers and experts; empty = as `dtype`."""
-    table = read.get("quantization_config")
-    if not isinstance(table, Mapping):
-        return "", ""
-    method = str(table.get("quant_method", ""))
-    stored = QUANTISATION.get(method, "")
-    if method == "gptq" and table.get("bits") == 8:
-        stored = "int8"
-    if stored == "mxfp4":  # only the experts of gpt-oss are stored so
-        return "", stored
-    return stored, stored

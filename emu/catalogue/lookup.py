@@ -13,12 +13,13 @@ the form of the two files (a test compares with parsing them whole): a table beg
 from __future__ import annotations
 
 import functools
+import json
 import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -86,15 +87,28 @@ def list_gpus() -> list[str]:
     return list(_tables(_GPUS))
 
 
-def model_from_file(path: Path, name: str = "") -> ModelSpec:
-    """The model that a `config.json` (or a folder with one) describes. InputError as found."""
+def model_from_file(path: Path, name: str = "", assume: str = "") -> ModelSpec:
+    """The model that a `config.json` (or a folder with one) describes. InputError as found.
+
+    `assume` reads a model type that emu does not know as a plain one. A `hf_quant_config.json` in
+    the same folder says how the weights are stored.
+    """
     file = path / "config.json" if path.is_dir() else path
-    try:
-        config = msgspec.json.decode(read_input(file))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(str(file), None, "", str(error)) from None
     label = name or file.parent.name or file.stem
-    return from_hf_config(config, label, str(file))
+    beside = file.parent / "hf_quant_config.json"
+    companion = _decoded(beside) if beside.is_file() and file.name == "config.json" else None
+    return from_hf_config(_decoded(file), label, str(file), assume=assume, companion=companion)
+
+
+def _decoded(file: Path) -> dict[str, Any]:
+    """A JSON object from a file; NaN and Infinity, which some configurations hold, are allowed."""
+    try:
+        found = json.loads(read_input(file))
+    except (ValueError, RecursionError) as error:
+        raise InputError(str(file), None, "", str(error)) from None
+    if not isinstance(found, dict):
+        raise InputError(str(file), None, "$", "expected an object with the keys of config.json")
+    return found
 
 
 def _plain(name: str) -> str:

@@ -10,56 +10,25 @@ from typing import Final
 
 import msgspec
 
+from emu.catalogue.layer import Attention, Experts, LatentAttention, Layer, Mlp
+
 # Bits that 1,024 weights take in memory, scales included, so that all sizes stay integers.
 # mxfp4: 4-bit values with one 8-bit scale for 32 of them (OCP Microscaling 1.0).
 # int4: groups of 128 with a 16-bit scale and a 4-bit zero point (the AWQ and GPTQ default).
+# int4_g32: groups of 32 with a 16-bit scale. nvfp4: groups of 16 with an 8-bit scale.
+# fp8_block: one 32-bit scale for a block of 128 x 128.
 BITS_PER_1024: Final = {
     "float32": 32 * 1024,
     "float16": 16 * 1024,
     "bfloat16": 16 * 1024,
     "fp8": 8 * 1024,
+    "fp8_block": 8 * 1024 + 2,
     "int8": 8 * 1024,
     "mxfp4": 4352,
     "int4": 4256,
+    "int4_g32": 4608,
+    "nvfp4": 4608,
 }
-
-
-class LatentAttention(msgspec.Struct, frozen=True, kw_only=True):
-    """Multi-head latent attention (DeepSeek-V2/V3); plain attention has none of it."""
-
-    q_lora_rank: int
-    """0 = queries are projected directly."""
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
-
-    @property
-    def kv_width(self) -> int:
-        """Cached elements per token and layer: the latent vector and the shared rotary key."""
-        return self.kv_lora_rank + self.qk_rope_head_dim
-
-    @property
-    def qk_head_dim(self) -> int:
-        """Width of one query or (expanded) key head."""
-        return self.qk_nope_head_dim + self.qk_rope_head_dim
-
-
-class Experts(msgspec.Struct, frozen=True, kw_only=True):
-    """The mixture-of-experts part of a model."""
-
-    count: int
-    per_token: int
-    ffn: int
-    """Intermediate width of one routed expert."""
-    shared_ffn: int = 0
-    """Summed intermediate width of the experts that every token passes; 0 = none."""
-    shared_gate: bool = False
-    """The shared expert has a sigmoid gate of its own (Qwen2-MoE)."""
-    router_bias: bool = False
-    """The router has one bias (or score correction) for each expert."""
-    bias: bool = False
-    """Expert projections have biases (gpt-oss)."""
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +64,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     norms_per_layer: int = 2
     final_norm: bool = True
     qk_norm: bool = False
-    """Each head's query and key are normalised (Qwen3, Gemma 3)."""
+    """Each head's query and key are normalized (Qwen3, Gemma 3)."""
+    wide_qk_norm: bool = False
+    """Queries and keys are normalized over all heads together (OLMo 2, MiniMax-M2)."""
     attention_sinks: bool = False
     """One learnt logit for each head (gpt-oss)."""
     position_rows: int = 0
@@ -108,6 +79,18 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that a sliding-window layer looks back on; 0 = none."""
     window_layers: tuple[bool, ...] = ()
     """For each layer whether it is a sliding-window layer; empty = no layer."""
+    special_layers: tuple[Layer, ...] = ()
+    """Each layer of a model whose layers the fields above cannot describe; empty = they can."""
+    extra_params: int = 0
+    """Parameters of the language model outside its layers, embedding and head."""
+    tower_params: int = 0
+    """Parameters of vision and audio towers: held in memory, unused by text."""
+    mtp_layers: int = 0
+    """Published layers for multi-token prediction; loaded only for speculation."""
+    unquantized: tuple[frozenset[str], ...] = ()
+    """For each layer the parts that a quantized checkpoint keeps wide; empty = none."""
+    published_kv_dtype: str = ""
+    """Type of the KV cache that a quantized checkpoint asks for."""
 
     @property
     def moe_layer_count(self) -> int:
@@ -122,6 +105,59 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def is_moe_layer(self, layer_index: int) -> bool:
         """Whether the MLP of a layer is a mixture of experts."""
         return bool(self.moe_layers) and self.moe_layers[layer_index]
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether layers keep different caches: windows, chunks, states or none at all."""
+        return bool(self.window_layers) or any(
+            layer.state is not None
+            or layer.indexer is not None
+            or (layer.attention is None and layer.latent is None)
+            or (
+                layer.attention is not None
+                and (layer.attention.window_tokens or layer.attention.chunk_tokens)
+            )
+            for layer in self.special_layers
+        )
+
+    def layer(self, layer_index: int) -> Layer:
+        """What one layer consists of."""
+        if self.special_layers:
+            return self.special_layers[layer_index]
+        norms = self.norms_per_layer * self.hidden * (2 if self.norm_bias else 1)
+        mlp, experts = None, None
+        if self.is_moe_layer(layer_index):
+            experts = self.experts
+        else:
+            mlp = Mlp(width=self.ffn, gated=self.gated_mlp, bias=self.mlp_bias)
+        attention = None
+        if self.latent is None:
+            qk_norm = 2 * self.head_dim * self.qk_norm
+            qk_norm += (self.heads + self.kv_heads) * self.head_dim * self.wide_qk_norm
+            attention = Attention(
+                heads=self.heads,
+                kv_heads=self.kv_heads,
+                head_dim=self.head_dim,
+                value_dim=self.head_dim,
+                window_tokens=self.window if self.is_window_layer(layer_index) else 0,
+                qkv_bias=self.qkv_bias,
+                o_bias=self.o_bias,
+                sinks=self.attention_sinks,
+                norm_params=qk_norm,
+            )
+        else:
+            norms += self.latent.kv_lora_rank + self.latent.q_lora_rank
+            norms += self.hidden * self.o_bias
+        return Layer(
+            attention=attention,
+            latent=self.latent,
+            latent_heads=self.heads if self.latent else 0,
+            mlp=mlp,
+            experts=experts,
+            experts_gated=self.gated_mlp,
+            norm_params=norms,
+            unquantized=self.unquantized[layer_index] if self.unquantized else frozenset(),
+        )
 
     def is_window_layer(self, layer_index: int) -> bool:
         """Whether a layer's attention sees a window only."""

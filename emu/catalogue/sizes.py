@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from emu.catalogue.layer import Layer
 from emu.catalogue.model import BITS_PER_1024, ModelSpec
 from emu.units import ceil_div
 
@@ -64,22 +65,8 @@ def kv_heads_per_rank(spec: ModelSpec, tp: int) -> int:
 
 
 def attention_params(spec: ModelSpec, tp: int = 1) -> int:
-    """Parameters of one layer's attention matrices on one of `tp` ranks."""
-    heads = ceil_div(spec.heads, tp)
-    if spec.latent is None:
-        width = spec.head_dim
-        return spec.hidden * width * (2 * heads + 2 * kv_heads_per_rank(spec, tp))
-    mla = spec.latent
-    # Down projections are replicated, only what has a head dimension is split.
-    query = (
-        spec.hidden * mla.q_lora_rank + mla.q_lora_rank * heads * mla.qk_head_dim
-        if mla.q_lora_rank
-        else spec.hidden * heads * mla.qk_head_dim
-    )
-    key_value = spec.hidden * mla.kv_width + mla.kv_lora_rank * heads * (
-        mla.qk_nope_head_dim + mla.v_head_dim
-    )
-    return query + key_value + heads * mla.v_head_dim * spec.hidden
+    """Parameters of the first layer's attention matrices on one of `tp` ranks."""
+    return _mixer_params(spec, spec.layer(0), tp)
 
 
 def mlp_params(spec: ModelSpec, ffn: int, tp: int = 1) -> int:
@@ -90,48 +77,50 @@ def mlp_params(spec: ModelSpec, ffn: int, tp: int = 1) -> int:
 def layer_size(spec: ModelSpec, layer_index: int, tp: int = 1, ep: int = 0) -> LayerSize:
     """Parameters of one layer on one rank. `ep` 0 = as many ranks as `tp`.
 
-    Whole experts go to `ep` ranks; what `tp` has beyond that splits each expert.
+    Whole experts go to `ep` ranks; what `tp` has beyond that splits each expert. Matrices that a
+    quantized checkpoint keeps wide count as "other".
     """
-    linear = attention_params(spec, tp)
-    other = _norm_params(spec) + _attention_bias_params(spec, tp)
-    routed = 0
-    if spec.is_moe_layer(layer_index):
-        assert spec.experts is not None
-        moe = spec.experts
+    layer, hidden = spec.layer(layer_index), spec.hidden
+    mixer, mlp, shared, routed = _mixer_params(spec, layer, tp), 0, 0, 0
+    other = layer.norm_params + _small_mixer_params(spec, layer, tp)
+    if layer.mlp is not None:
+        mlp = layer.mlp.params(hidden, tp)
+        other += layer.mlp.small_params(hidden, tp)
+    if layer.experts is not None:
+        moe = layer.experts
         ep = ep or tp
         per_rank, split = ceil_div(moe.count, ep), max(1, tp // ep)
-        routed = per_rank * mlp_params(spec, moe.ffn, split)
-        linear += mlp_params(spec, moe.shared_ffn, tp)
-        other += spec.hidden * moe.count + moe.count * moe.router_bias
-        other += spec.hidden * moe.shared_gate
+        routed = per_rank * moe.expert_params(hidden, gated=layer.experts_gated, split=split)
+        shared = moe.dense_params(hidden, gated=layer.experts_gated, tp=tp)
+        other += moe.small_params(hidden)
         if moe.bias:
-            other += per_rank * (2 * ceil_div(moe.ffn, split) + spec.hidden)
-    else:
-        linear += mlp_params(spec, spec.ffn, tp)
-        if spec.mlp_bias:
-            up = (2 if spec.gated_mlp else 1) * ceil_div(spec.ffn, tp)
-            other += up + spec.hidden
-    return LayerSize(linear, routed, other)
+            other += per_rank * (2 * ceil_div(moe.ffn, split) + hidden)
+    parts = {"mixer": mixer, "mlp": mlp, "shared": shared, "experts": routed}
+    other += sum(params for part, params in parts.items() if part in layer.unquantized)
+    kept = {part: params for part, params in parts.items() if part not in layer.unquantized}
+    linear = kept.get("mixer", 0) + kept.get("mlp", 0) + kept.get("shared", 0)
+    return LayerSize(linear, kept.get("experts", 0), other)
 
 
-def _norm_params(spec: ModelSpec) -> int:
-    params = spec.norms_per_layer * spec.hidden * (2 if spec.norm_bias else 1)
-    if spec.qk_norm:
-        params += 2 * spec.head_dim
-    if spec.latent is not None:
-        params += spec.latent.kv_lora_rank + spec.latent.q_lora_rank
+def _mixer_params(spec: ModelSpec, layer: Layer, tp: int) -> int:
+    params = 0
+    if layer.attention is not None:
+        params += layer.attention.params(spec.hidden, tp)
+    if layer.latent is not None:
+        params += layer.latent.params(spec.hidden, ceil_div(layer.latent_heads, tp))
+        if layer.indexer is not None:
+            params += layer.indexer.params(spec.hidden, layer.latent.q_lora_rank)
+    if layer.state is not None:
+        params += ceil_div(layer.state.matrix_params, tp)
     return params
 
 
-def _attention_bias_params(spec: ModelSpec, tp: int) -> int:
+def _small_mixer_params(spec: ModelSpec, layer: Layer, tp: int) -> int:
     params = 0
-    heads = ceil_div(spec.heads, tp)
-    if spec.qkv_bias and spec.latent is None:
-        params += (heads + 2 * kv_heads_per_rank(spec, tp)) * spec.head_dim
-    if spec.o_bias:
-        params += spec.hidden
-    if spec.attention_sinks:
-        params += heads
+    if layer.attention is not None:
+        params += layer.attention.small_params(spec.hidden, tp)
+    if layer.state is not None:
+        params += ceil_div(layer.state.other_params, tp)
     return params
 
 
@@ -149,19 +138,22 @@ def head_params(spec: ModelSpec, tp: int = 1) -> int:
 
 
 def parameter_count(spec: ModelSpec) -> int:
-    """All parameters, as the published figure counts them."""
+    """All parameters of the language model, without towers and multi-token prediction."""
     layers = sum(sum(_triple(layer_size(spec, index))) for index in range(spec.layers))
-    return embedding_params(spec) + layers + head_params(spec)
+    return embedding_params(spec) + layers + head_params(spec) + spec.extra_params
 
 
 def active_parameter_count(spec: ModelSpec) -> int:
     """Parameters that one token passes: routed experts count only as far as chosen."""
     total = parameter_count(spec)
-    if spec.experts is None:
-        return total
-    moe = spec.experts
-    one = mlp_params(spec, moe.ffn) + (2 * moe.ffn + spec.hidden) * moe.bias
-    return total - spec.moe_layer_count * (moe.count - moe.per_token) * one
+    for index in range(spec.layers):
+        layer = spec.layer(index)
+        if layer.experts is not None:
+            moe = layer.experts
+            one = moe.expert_params(spec.hidden, gated=layer.experts_gated)
+            one += (2 * moe.ffn + spec.hidden) * moe.bias
+            total -= (moe.count - moe.per_token) * one
+    return total
 
 
 def _triple(size: LayerSize) -> tuple[int, int, int]:
@@ -184,8 +176,9 @@ def layer_weight_bytes(
 
 
 def embedding_bytes(spec: ModelSpec, tp: int = 1, dtype: str = "auto") -> int:
-    """Bytes of the embedding on one rank."""
-    return weight_bytes(embedding_params(spec, tp), activation_dtype(spec, dtype))
+    """Bytes of the embedding, and of vision and audio towers, on one rank."""
+    towers = ceil_div(spec.tower_params, tp)
+    return weight_bytes(embedding_params(spec, tp) + towers, activation_dtype(spec, dtype))
 
 
 def head_bytes(spec: ModelSpec, tp: int = 1, dtype: str = "auto", *, own_copy: bool = False) -> int:
@@ -253,25 +246,84 @@ def weight_segments(
 # --- bytes of KV --------------------------------------------------------------------------------
 
 
-def kv_bytes_per_token_layer(spec: ModelSpec, dtype: str, tp: int = 1) -> int:
+def layer_kv_bytes_per_token(layer: Layer, dtype: str, tp: int = 1) -> int:
     """KV bytes of one token in one layer on one of `tp` ranks (`dtype` is a real type).
 
-    Latent attention has one vector for all heads, which every rank must hold.
+    Latent attention has one vector for all heads, which every rank must hold; an indexer's keys
+    have a type of their own.
     """
-    width = (
-        spec.latent.kv_width
-        if spec.latent is not None
-        else 2 * kv_heads_per_rank(spec, tp) * spec.head_dim
-    )
-    return weight_bytes(width, dtype)
+    if layer.latent is not None:
+        index_bytes = layer.indexer.bytes_per_token if layer.indexer is not None else 0
+        return weight_bytes(layer.latent.kv_width, dtype) + index_bytes
+    if layer.attention is not None:
+        return weight_bytes(layer.attention.kv_width(tp), dtype)
+    return 0
+
+
+def kv_bytes_per_token_layer(spec: ModelSpec, dtype: str, tp: int = 1) -> int:
+    """KV bytes of one token in the layer that keeps most, on one of `tp` ranks."""
+    return max(layer_kv_bytes_per_token(layer, dtype, tp) for layer in _kinds_of_layers(spec))
 
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: str) -> int:
-    """KV bytes of one token in all layers, each head once (`dtype` is a real type)."""
-    return spec.layers * kv_bytes_per_token_layer(spec, dtype)
+    """KV bytes of one token in all layers, windowed ones included, each head once."""
+    return kv_bytes_per_token_rank(spec, dtype)
 
 
 def kv_bytes_per_token_rank(spec: ModelSpec, dtype: str, tp: int = 1, pp: int = 1) -> int:
-    """KV bytes of one token on the fullest rank."""
-    layers = max(len(stage) for stage in stage_layers(spec, pp))
-    return layers * kv_bytes_per_token_layer(spec, dtype, tp)
+    """KV bytes of one token on the fullest rank, windowed layers included."""
+    return max(
+        sum(layer_kv_bytes_per_token(spec.layer(index), dtype, tp) for index in stage)
+        for stage in stage_layers(spec, pp)
+    )
+
+
+def kept_kv_bytes_per_token(spec: ModelSpec, dtype: str) -> int:
+    """KV bytes of one token in the layers that keep every token of a sequence."""
+    return sum(
+        layer_kv_bytes_per_token(layer, dtype)
+        for layer in map(spec.layer, range(spec.layers))
+        if layer.attention is None
+        or not (layer.attention.window_tokens or layer.attention.chunk_tokens)
+    )
+
+
+def window_kv_bytes_per_token(spec: ModelSpec, dtype: str) -> dict[int, int]:
+    """Tokens that a layer looks back on at most -> KV bytes of one token in all such layers."""
+    found: dict[int, int] = {}
+    for layer in map(spec.layer, range(spec.layers)):
+        if layer.attention is not None:
+            limit_tokens = layer.attention.window_tokens or layer.attention.chunk_tokens
+            if limit_tokens:
+                size = layer_kv_bytes_per_token(layer, dtype)
+                found[limit_tokens] = found.get(limit_tokens, 0) + size
+    return found
+
+
+def state_bytes_per_sequence(
+    spec: ModelSpec, dtype: str = "auto", tp: int = 1, speculative_tokens: int = 0
+) -> int:
+    """Bytes of the fixed-size states of one sequence on one rank, one slot in each layer."""
+    return sum(
+        layer_state_bytes(spec, layer, dtype, tp, speculative_tokens)
+        for layer in map(spec.layer, range(spec.layers))
+    )
+
+
+def layer_state_bytes(
+    spec: ModelSpec, layer: Layer, dtype: str = "auto", tp: int = 1, speculative_tokens: int = 0
+) -> int:
+    """Bytes of one state of one layer on one rank; 0 without a state."""
+    if layer.state is None:
+        return 0
+    activation_bytes = weight_bytes(1, activation_dtype(spec, dtype))
+    state = layer.state
+    element_bytes = weight_bytes(1, state.state_dtype) if state.state_dtype else activation_bytes
+    return state.state_bytes(activation_bytes, element_bytes, tp, speculative_tokens)
+
+
+def _kinds_of_layers(spec: ModelSpec) -> list[Layer]:
+    """The layers, or one of them where all keep the same."""
+    if spec.special_layers:
+        return list(spec.special_layers)
+    return [spec.layer(0)]

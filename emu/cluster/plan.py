@@ -285,8 +285,28 @@ def _gpu(node: NodeTable, index: int, source: str) -> GpuSpec:
 def _model(table: ModelTable, source: str) -> ModelSpec:
     if table.hf_config:
         name = table.name if table.name != ModelTable().name else ""
-        return model_from_file(Path(table.hf_config), name)
-    return lookup_model(table.name, source, "model.name")
+        spec = model_from_file(Path(table.hf_config), name, table.assume)
+    else:
+        if table.assume:
+            raise InputError(source, None, "model.assume", "needs model.hf_config")
+        spec = lookup_model(table.name, source, "model.name")
+    _refuse_unmodeled(spec, source)
+    return spec
+
+
+def _refuse_unmodeled(spec: ModelSpec, source: str) -> None:
+    """Models whose size is known but whose cost is not: a wrong latency would look right."""
+    for layer in spec.special_layers:
+        mixed = layer.state is not None or layer.indexer is not None
+        mixed = mixed or (layer.attention is None and layer.latent is None)
+        mixed = mixed or (layer.mlp is not None and layer.experts is not None)
+        other = layer.attention is not None and (
+            layer.attention.kv_heads,
+            layer.attention.head_dim,
+        ) != (spec.kv_heads, spec.head_dim)
+        if mixed or other:
+            problem = f"{spec.model_type!r}: emu knows its size, but not yet the cost of its layers"
+            raise InputError(source, None, "model.hf_config", problem)
 
 
 def _override(table: Any, keys: dict[str, Any], where: str, source: str) -> Any:

@@ -16,6 +16,13 @@ class ModelTable(Table, kw_only=True, frozen=True):
     hf_config: Annotated[
         str, doc("Path of a Hugging Face config.json; replaces the catalogue.")
     ] = ""
+    assume: Annotated[
+        str,
+        doc(
+            "Read a config.json of an unknown `model_type` as this plain type, for example "
+            "`llama`; keys that the type does not know are then ignored."
+        ),
+    ] = ""
     dtype: Annotated[Dtype, doc("Type of the weights; auto = as the model was published.")] = "auto"
     kv_cache_dtype: Annotated[Dtype, doc("Type of the KV cache; auto = that of the weights.")] = (
         "auto"

@@ -1,0 +1,77 @@
+"""Looks keys of a `config.json` up under any of their names and judges their values.
+
+Owns nothing but the configuration being read and where it came from. Every complaint is an
+`InputError` that names the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from emu.errors import InputError
+
+_COUNT_MAX = 1 << 40
+
+
+class ConfigReader:
+    """The keys of one model's configuration."""
+
+    def __init__(self, config: Mapping[str, Any], source: str) -> None:
+        self.config = config
+        self.source = source
+
+    def problem(self, field: str, problem: str) -> InputError:
+        """The error to raise about one key."""
+        return InputError(self.source, None, field, problem)
+
+    def optional(self, *names: str) -> int | None:
+        """The first of these keys that is given; None if none is.
+
+        A list with one value for each layer counts as that value if all are equal, and is refused
+        otherwise: a model whose layers differ needs a rule of its own.
+        """
+        for name in names:
+            value = self.config.get(name)
+            if value is None:
+                continue
+            if isinstance(value, list):
+                if not value or any(entry != value[0] for entry in value):
+                    raise self.problem(name, "differs from layer to layer, which emu cannot read")
+                value = value[0]
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise self.problem(name, f"expected a whole number, got {value!r}")
+            if not 0 <= value <= _COUNT_MAX:
+                raise self.problem(name, f"{value} is out of range")
+            return value
+        return None
+
+    def required(self, *names: str) -> int:
+        """The first of these keys that is given; it must be there and positive."""
+        value = self.optional(*names)
+        if value is None:
+            also = f" (or {', '.join(names[1:])})" if len(names) > 1 else ""
+            raise self.problem(names[0], f"the key is missing{also}")
+        if value == 0:
+            raise self.problem(names[0], "must not be 0")
+        return value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A key of any type; `default` where it is absent or null."""
+        value = self.config.get(name)
+        return default if value is None else value
+
+    def listed(self, name: str, length: int, allowed: Mapping[Any, Any] | frozenset[Any]) -> Any:
+        """A list with one entry for each layer, each of a known value; None where absent."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list):
+            raise self.problem(name, f"expected a list, got {value!r}")
+        if len(value) != length:
+            raise self.problem(name, f"{len(value)} entries for {length} layers")
+        for entry in value:
+            if not isinstance(entry, (str, int)) or entry not in allowed:
+                known = ", ".join(str(key) for key in allowed)
+                raise self.problem(name, f"unknown kind of layer {entry!r} (known: {known})")
+        return value
