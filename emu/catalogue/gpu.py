@@ -39,6 +39,9 @@ class GpuSpec(msgspec.Struct, frozen=True, kw_only=True):
     holds back some, with ECC more. 0 = unknown."""
     tdp_w: float = 0.0
     idle_w: float = 0.0
+    architecture: str = ""
+    """Whose kernels it runs: the set of measured efficiencies that the roofline takes. Empty, or
+    one that was not measured: the median of those that were."""
     source: str = ""
 
     @property

@@ -23,13 +23,15 @@ from emu.latency.engine_steps import EngineSteps
 from emu.latency.host import HostCosts, host_costs
 from emu.latency.linear import LinearBackend
 from emu.latency.roofline.backend import RooflineBackend
-from emu.latency.roofline.ops import efficiency
+from emu.latency.roofline.coefficients import kernels_of, scaled
+from emu.latency.roofline.ops import machine_collective
 from emu.latency.sampler import resolve_sampling
 from emu.network.collectives import Collectives, CollectiveSystem
 from emu.network.dims import NetworkDim
 from emu.plugins import make_plugin
 
 if TYPE_CHECKING:
+    from emu.latency.moe_gate import Gate
     from emu.latency.pim import PimAttention
     from emu.latency.placement import WeightLoads
     from emu.latency.profile.attention import BlockGrid
@@ -240,6 +242,44 @@ def engine_steps(context: LatencyContext) -> EngineSteps | None:
     )
 
 
+def engine_collectives(context: LatencyContext) -> CollectiveCost:
+    """Cost of collectives as an engine's kernels run them on measured kinds of machines.
+
+    The analytic network answers instead for ranks on several machines, and wherever the
+    configuration gives its parameters.
+    """
+    analytic = collectives(context)
+    node, gpu, network = context.node, context.gpu, context.network
+    ranks = max(context.tensor_parallel, context.expert_parallel, 1) * context.pipeline_parallel
+    default = NetworkTable()
+    is_given = (
+        network.collective_algorithm != default.collective_algorithm
+        or network.endpoint_delay_ns != default.endpoint_delay_ns
+        or network.link_latency_ns >= 0
+        or node.nvlink_latency_ns >= 0
+    )
+    if is_given or ranks > context.gpus_per_machine:
+        return analytic
+    return machine_collective(
+        gpu,
+        kernels_of(gpu),
+        nvlink_gbps=node.nvlink_gbps if node.nvlink_gbps >= 0 else None,
+        pcie_gbps=node.pcie_gbps if node.pcie_gbps > 0 else None,
+        send_ns=analytic,
+    )
+
+
+def expert_gate(context: LatencyContext, ranks: int) -> Gate | None:
+    """The gate that `latency.expert_routing` names; None if experts are chosen evenly."""
+    experts = context.model.experts
+    if experts is None or context.table.expert_routing == "balanced":
+        return None
+    from emu.latency.moe_gate import GateShape, make_gate
+
+    shape = GateShape(experts.count, experts.per_token, ranks, context.seed)
+    return make_gate(context.table.expert_routing, shape)
+
+
 def _roofline(context: LatencyContext) -> RooflineBackend:
     table = context.table
     return RooflineBackend(
@@ -250,10 +290,11 @@ def _roofline(context: LatencyContext) -> RooflineBackend:
         ep=context.expert_parallel,
         dtype=context.dtype,
         kv_cache_dtype=context.kv_cache_dtype,
-        efficiency=efficiency(table.compute_efficiency, table.memory_efficiency),
+        kernels=scaled(kernels_of(context.gpu), table.compute_efficiency, table.memory_efficiency),
+        gate=expert_gate(context, max(1, context.expert_parallel)),
         engine=engine_steps(context),
         is_warm=table.warm_up,
-        collective_ns=collectives(context),
+        collective_ns=engine_collectives(context),
         round_tokens_to=table.round_tokens_to,
     )
 

@@ -9,8 +9,10 @@ from emu.catalogue import GpuSpec, list_gpus, list_models, lookup_gpu, lookup_mo
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
 from emu.latency.engine import ENGINES
 from emu.latency.engine_steps import EngineSteps
-from emu.latency.roofline.backend import RooflineBackend, _window_pairs
-from emu.latency.roofline.ops import Efficiency, Ops, default_collective, efficiency
+from emu.latency.roofline.attention import window_pairs
+from emu.latency.roofline.backend import RooflineBackend
+from emu.latency.roofline.coefficients import all_kernels, kernels_of, scaled
+from emu.latency.roofline.ops import Ops, machine_collective
 from emu.latency.sampler import Sampling
 from tests.latency.shapes import decodes
 
@@ -147,7 +149,8 @@ def test_pipeline_stages_share_the_layers_and_send():
     stages = backend.stage_ns(prefill((1024, 0)))
     assert len(stages) == 4
     sent = backend.components_ns(prefill((1024, 0)))["pipeline"]
-    default = default_collective(lookup_gpu("H100"), Efficiency())
+    gpu = lookup_gpu("H100")
+    default = machine_collective(gpu, kernels_of(gpu))
     assert sent == 3 * default("send", 1024 * 4096 * 2, 2)
     assert max(stages) < 2 * min(stages)
 
@@ -184,35 +187,51 @@ def test_experts_over_a_data_parallel_group_exchange_tokens():
 
 
 def test_decode_attention_by_hand():
-    """4,096 bytes of KV a token and layer at 85 % of 3,352 GB/s, 32 layers, 8 x 1,001 tokens."""
+    """4,096 bytes of KV a token and layer, 32 layers, 256 x 4,097 tokens: KV rules."""
     backend = make()
-    found = backend.components_ns(decodes(8, 1000))["attention_decode"] - 32 * 8_000
-    assert found == pytest.approx(32 * 8 * 1001 * 4096 / (3352 * 0.85), rel=1e-4)
+    kernel = backend.kernels.decodes
+    found = backend.components_ns(decodes(256, 4096))["attention_decode"]
+    found -= 32 * kernel.launch_us * 1000
+    waves = 256 * 8 / 132
+    by_rate = 1 / kernel.memory * (1 + kernel.ramp / waves)
+    layer_ns = 256 * 4097 * 4096 / 3352 * max(by_rate, kernel.overlap)
+    assert 0 <= found / 32 - layer_ns <= kernel.wave_us * 1000 * waves + 1
 
 
 def test_prefill_attention_by_hand():
-    """Long prompt: pairs under the causal mask at 60 % of 989.4 TFLOP/s."""
+    """Long prompt: pairs under the causal mask, each worth its products and an exponential."""
     backend = make()
-    found = backend.components_ns(prefill((8192, 0)))["attention_prefill"] - 32 * 8_000
-    flops = 32 * 32 * 4 * 128 * 8192 * 8193 / 2
-    assert found == pytest.approx(flops / (989.4e12 * 0.6) * 1e9, rel=1e-4)
+    kernel = backend.kernels.prompts
+    found = backend.components_ns(prefill((32_768, 0)))["attention_prefill"]
+    flops = 32 * 32 * 4 * (128 + kernel.softmax) * 32_768 * 32_769 / 2
+    assert found == pytest.approx(flops / (989.4e12 * kernel.compute) * 1e9, rel=0.05)
 
 
 def test_a_large_product_by_hand():
     """8192 x 14336 x 4096 on 132 processors: 28 waves of 128 x 256 tiles, 3.7 tiles more."""
-    ops = Ops(lookup_gpu("H100"), Efficiency(), 2)
-    plain_s = 2 * 8192 * 14_336 * 4096 / (989.4e12 * 0.8)
-    assert 1 <= ops.gemm_s(8192, 14_336, 4096, "bfloat16") / plain_s < 1.1
-    memory_s = 14_336 * 4096 * 2 / (3352e9 * 0.82)
-    assert ops.gemm_s(1, 14_336, 4096, "bfloat16") == pytest.approx(memory_s + 2e-6, rel=0.02)
-    assert ops.gemm_s(1, 14_336, 4096, "fp8") == pytest.approx(memory_s / 2 + 2e-6, rel=0.02)
+    gpu = lookup_gpu("H100")
+    kernels = kernels_of(gpu)
+    ops = Ops(gpu, kernels, 2)
+    dense = kernels.products["bfloat16"]
+    plain_s = 2 * 8192 * 14_336 * 4096 / (989.4e12 * dense.large)
+    assert 1 <= ops.gemm_s(8192, 14_336, 4096, "bfloat16") / plain_s < 1.15
+    memory_s = 14_336 * 4096 * 2 / (3352e9 * dense.memory)
+    launch_s = dense.launch_us * 1e-6
+    assert ops.gemm_s(1, 14_336, 4096, "bfloat16") == pytest.approx(memory_s + launch_s, rel=0.02)
+
+
+def test_a_matrix_of_narrow_weights_is_read_faster():
+    gpu = lookup_gpu("H100")
+    ops = Ops(gpu, kernels_of(gpu), 2)
+    wide, narrow = (ops.gemm_s(1, 28_672, 8192, dtype) for dtype in ("bfloat16", "int4"))
+    assert 0.2 < narrow / wide < 0.4
 
 
 @given(st.integers(1, 60), st.integers(0, 60), st.integers(1, 60))
 @settings(max_examples=60, deadline=None)
 def test_window_pairs_count_what_each_query_sees(new, context, window):
     expected = sum(min(context + i, window) for i in range(1, new + 1))
-    assert _window_pairs(new, context, window) == expected
+    assert window_pairs(new, context, window) == expected
 
 
 def test_windows_bound_attention():
@@ -242,9 +261,23 @@ def test_host_time_is_added_once_for_an_iteration():
 
 
 def test_efficiencies_may_be_given():
-    assert efficiency() == Efficiency()
-    assert efficiency(memory=0.41).kv_memory == pytest.approx(0.425)
-    assert efficiency(compute=1.0, memory=1.0).kv_memory <= 1
+    kernels = kernels_of(lookup_gpu("H100"))
+    assert scaled(kernels, 0, 0) is kernels
+    assert scaled(kernels, 0.4, 0).products["bfloat16"].large == pytest.approx(0.4)
+    given_memory = scaled(kernels, 0, 0.41)
+    assert given_memory.products["bfloat16"].memory == pytest.approx(0.41)
+    assert given_memory.decodes.memory < 0.6 * kernels.decodes.memory
+    assert scaled(kernels, 1.0, 1.0).decodes.memory <= 1
     shape = prefill((8192, 0))
-    slow = make(efficiency=efficiency(compute=0.4))
+    slow = make(kernels=scaled(kernels, 0.4, 0))
     assert slow.components_ns(shape)["dense"] > 1.8 * make().components_ns(shape)["dense"]
+
+
+def test_every_gpu_has_kernels_and_an_unmeasured_one_is_less_certain():
+    measured = [kernels for kernels in all_kernels().values() if kernels.measured]
+    assert len(measured) >= 5
+    worst = max(kernels.spread for kernels in measured)
+    for name in list_gpus():
+        kernels = kernels_of(lookup_gpu(name))
+        assert kernels.spread > 0
+        assert kernels.measured or kernels.spread > worst
