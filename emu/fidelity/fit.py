@@ -186,12 +186,12 @@ def leave_out(
     """Each group's runs, emulated with constants fitted to the others: (rows, fits by group)."""
     usable = [run for run in runs if run.in_fit]
     base = ENGINES[DEFAULT_ENGINE]
-    sense = sensitivity(usable, base, processes)
     groups: dict[str, list[MeasuredRun]] = {}
     for run in usable:
         groups.setdefault(run.run_id if by == "run" else str(getattr(run, by)), []).append(run)
     if len(groups) < 2:
         raise InputError("fidelity", None, "--leave-out", f"all runs have the same {by}")
+    sense = sensitivity(usable, base, processes)
     fits: dict[str, Fit] = {}
     with tempfile.TemporaryDirectory(prefix="emu-fit-") as name:
         tasks: list[Task] = []
