@@ -95,6 +95,20 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return min(self.graph_tokens_max, 2 * max_num_seqs, max_num_batched_tokens)
 
 
+_MIB: Final = 1 << 20
+_FUSED_BYTES_MAX: Final = {
+    "hopper": {2: 64 * _MIB, 4: 2 * _MIB, 8: _MIB // 2},
+    "blackwell": {2: 64 * _MIB, 4: 32 * _MIB, 8: _MIB},
+}
+
+
+def fused_bytes_max(engine: EngineModel, architecture: str, ranks: int) -> int:
+    """The largest all-reduce that is one kernel with residual and norm behind it; 0 = none."""
+    if not engine.fused_all_reduce:
+        return 0
+    return _FUSED_BYTES_MAX.get(architecture, {}).get(ranks, 0)
+
+
 def padded(tokens: int, limit: int) -> int:
     """The captured size at which a batch of so many tokens runs; itself above `limit`.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from emu.latency.base import BatchShape
 from emu.latency.engine import EngineModel, padded
+from emu.latency.host import HostCosts
 from emu.latency.sampler import SamplerCost, Sampling
 
 
@@ -26,17 +27,37 @@ class EngineSteps:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         overlapped: bool,
+        fused_bytes_max: int = 0,
     ) -> None:
-        """`overlapped`: steps are scheduled asynchronously (`scheduler.async_scheduling`)."""
+        """`overlapped`: steps are scheduled asynchronously (`scheduler.async_scheduling`).
+        `fused_bytes_max`: the largest all-reduce that is one kernel with the norm after it.
+        """
         self.model = model
         self.sampler = SamplerCost(model, sampling, vocab, gbytes_per_s)
         self.graph_limit = model.graph_limit(max_num_seqs, max_num_batched_tokens)
+        self.fused_bytes_max = fused_bytes_max
         self._overlapped = overlapped
         self._launches_ns = layers * model.layer_launches * model.launch_ns
 
     def tokens(self, tokens: int) -> int:
         """The count at which the token-wise layers of a batch run."""
         return padded(tokens, self.graph_limit)
+
+    def host_costs(self) -> HostCosts:
+        """The same for a backend that adds one figure for each step: GPU time beside kernels, and
+        host time that is not overlapped."""
+        model = self.model
+        step_ns, sequence_ns = model.step_ns, 0
+        if not self._overlapped:
+            step_ns += model.host_step_ns
+            sequence_ns = model.host_sequence_ns
+        return HostCosts(
+            step_ns=step_ns,
+            sequence_ns=sequence_ns,
+            graph_layer_ns=model.graph_layer_ns,
+            launched_layer_ns=model.graph_layer_ns,
+            first_use_ns=(),
+        )
 
     def step_ns(self, layers: int) -> int:
         """GPU time of a step beside its kernels."""

@@ -18,7 +18,13 @@ from emu.catalogue.model import ModelSpec
 from emu.config.schema import LatencyTable, NetworkTable, NodeTable, PlacementTable
 from emu.errors import InputError
 from emu.latency.base import LatencyBackend
-from emu.latency.engine import NO_ENGINE, EngineModel, engine_model, with_step_overhead
+from emu.latency.engine import (
+    NO_ENGINE,
+    EngineModel,
+    engine_model,
+    fused_bytes_max,
+    with_step_overhead,
+)
 from emu.latency.engine_steps import EngineSteps
 from emu.latency.host import HostCosts, host_costs
 from emu.latency.linear import LinearBackend
@@ -205,7 +211,8 @@ def _named(context: LatencyContext) -> LatencyBackend:
     if table.backend == "profile":
         return _profile(context, host)
     if table.backend == "aiconfigurator":
-        return _aiconfigurator(context, host)
+        steps = engine_steps(context)
+        return _aiconfigurator(context, host if steps is None else steps.host_costs())
     if table.backend == "astra-sim":
         from emu.astra.factory import make_astra
 
@@ -239,6 +246,7 @@ def engine_steps(context: LatencyContext) -> EngineSteps | None:
         max_num_seqs=context.max_num_seqs,
         max_num_batched_tokens=context.max_num_batched_tokens,
         overlapped=context.overlapped,
+        fused_bytes_max=fused_bytes_max(model, context.gpu.architecture, context.tensor_parallel),
     )
 
 

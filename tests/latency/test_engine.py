@@ -18,6 +18,7 @@ from emu.latency.engine import (
     NO_ENGINE,
     engine_model,
     engine_text,
+    fused_bytes_max,
     padded,
 )
 from emu.latency.engine_steps import EngineSteps
@@ -30,7 +31,7 @@ ENGINE = ENGINES[DEFAULT_ENGINE]
 GREEDY = Sampling("greedy", False)
 
 
-def steps(model="Llama-3.1-8B", engine=ENGINE, sampling=GREEDY, overlapped=True, seqs=128):
+def steps(model="Llama-3.1-8B", engine=ENGINE, sampling=GREEDY, overlapped=True, seqs=128, fused=0):
     spec = lookup_model(model)
     return EngineSteps(
         engine,
@@ -41,6 +42,7 @@ def steps(model="Llama-3.1-8B", engine=ENGINE, sampling=GREEDY, overlapped=True,
         max_num_seqs=seqs,
         max_num_batched_tokens=2048,
         overlapped=overlapped,
+        fused_bytes_max=fused,
     )
 
 
@@ -136,6 +138,20 @@ def test_leaps_under_a_host_bound_equal_steps():
         now += of.iteration_ns(decodes(100, 100 + step))
         single.append(now)
     assert ends.tolist() == single
+
+
+def test_a_later_engine_fuses_norms_into_all_reduces_on_hopper():
+    later = ENGINES["vllm-0.19"]
+    assert fused_bytes_max(later, "hopper", 2) == 64 << 20
+    assert fused_bytes_max(later, "ada", 2) == fused_bytes_max(ENGINE, "hopper", 2) == 0
+    spec, gpu = lookup_model("Llama-3.1-8B"), lookup_gpu("H100")
+    fused, plain = (
+        RooflineBackend(spec, gpu, tp=2, engine=steps(engine=later, fused=most))
+        for most in (64 << 20, 0)
+    )
+    parts, before = fused.components_ns(decodes(8, 100)), plain.components_ns(decodes(8, 100))
+    assert parts["norm"] < before["norm"] / 10
+    assert parts["collectives"] == before["collectives"]
 
 
 # --- sampler ------------------------------------------------------------------------------------

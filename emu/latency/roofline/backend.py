@@ -144,9 +144,9 @@ class RooflineBackend:
         costs = self.costs
         terms = []
         if part.dense:
-            terms.append((part.dense, costs.layer(tokens, False)))
+            terms.append((part.dense, self._layer(tokens, is_moe=False)))
         if part.moe:
-            terms.append((part.moe, costs.layer(tokens, True)))
+            terms.append((part.moe, self._layer(tokens, is_moe=True)))
         if part.has_embedding:
             terms.append((1, costs.embedding(tokens)))
         if part.has_head:
@@ -154,6 +154,15 @@ class RooflineBackend:
         if part.sends:
             terms.append((1, costs.send(tokens)))
         return terms
+
+    def _layer(self, tokens: int, *, is_moe: bool) -> TokenCost:
+        cost = self.costs.layer(tokens, is_moe)
+        stream_bytes = tokens * self.spec.hidden * self.costs.element
+        if self.engine is not None and stream_bytes <= self.engine.fused_bytes_max:
+            # The norms behind the all-reduces are in their kernels.
+            norms_ns = self.spec.norms_per_layer * self.costs.final_norm(tokens).norm
+            cost = cost._replace(norm=max(0, cost.norm - norms_ns))
+        return cost
 
     def _token_cost(self, tokens: int, part: Part) -> tuple[TokenCost, int]:
         cost = TokenCost()
