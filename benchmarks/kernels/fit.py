@@ -250,12 +250,21 @@ def fit_experts(
         return None
     return fit(
         Experts,
-        {"launch_us": 20, "memory": 0.7, "compute": 0.5, "block": 96, "row": 1, "softness": 3},
+        {
+            "launch_us": 20,
+            "memory": 0.7,
+            "compute": 0.5,
+            "block": 96,
+            "few": 0.3,
+            "row": 1,
+            "softness": 3,
+        },
         {
             "launch_us": (3, 80),
             "memory": (0.2, 1),
             "compute": (0.1, 1),
             "block": (16, 300),
+            "few": (0.01, 4),
             "row": (0.05, 8),
             "softness": (1.2, 8),
         },
@@ -300,6 +309,11 @@ def fit_links(gpus: Sequence[str]) -> tuple[Links, Residual]:
         "large_rate": (0.1, 1),
     }
     if pcie:
-        start |= {"host_rank_us": 3, "host_rate": 0.5, "host_fade": 0.8}
-        bounds |= {"host_rank_us": (0.5, 20), "host_rate": (0.02, 1.2), "host_fade": (0.1, 2)}
+        start |= {"host_rank_us": 3, "host_rate": 0.5, "host_fade": 0.8, "host_small": 1.0}
+        bounds |= {
+            "host_rank_us": (0.5, 20),
+            "host_rate": (0.02, 1.2),
+            "host_fade": (0.1, 2),
+            "host_small": (0.3, 4),
+        }
     return fit(Links, start, bounds, points, predict, lambda p: p[1][3])

@@ -44,6 +44,8 @@ L2_MIB: Final = {
 """Last cache: what fits in it is measured warm, but an engine finds it cold."""
 _NOT_GATED: Final = (1024, 2048, 2688)
 """Hidden sizes of the tables' models without a gate matrix (those with top 8 have one)."""
+_GPT_OSS: Final = 2880
+"""Hidden size of the models that are released with four-bit experts."""
 ROWS: Final = (1, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 8192)
 
 
@@ -146,7 +148,15 @@ def experts(gpu: str, dtype: str, count: int, seed: int) -> list[tuple[Any, ...]
     table = table[(table.moe_dtype == dtype) & (table.num_tokens <= 8192)]
     table = table[(table.moe_tp_size <= 8) & (table.moe_ep_size <= 8)]
     table = table[~table.hidden_size.isin(_NOT_GATED) | (table.topk == 8)]
-    table = table[table.inter_size % (64 * table.moe_tp_size) == 0]
+    is_released_fp4 = table.hidden_size == _GPT_OSS
+    if dtype.endswith("mxfp4"):
+        table = table[is_released_fp4]
+    else:
+        table = table[table.inter_size % (64 * table.moe_tp_size) == 0]
+    # Which experts a few tokens of an uneven distribution meet is not known; spread over ranks
+    # neither.
+    even = table.distribution == "balanced"
+    table = table[even | ((table.moe_ep_size == 1) & (table.num_tokens >= 48))]
     keys = [
         "num_tokens",
         "hidden_size",

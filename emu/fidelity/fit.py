@@ -1,7 +1,7 @@
 """Fits the engine's constants to measured runs, and judges them on runs that were left out.
 
 Owns which constants are fitted, on what, and how: weighted least squares of the relative errors of
-TPOT and TTFT over all stages that were not overloaded, with a Huber weight against single odd
+TPOT and TTFT over all stages that were neither overloaded nor near the knee, with a Huber weight against single odd
 hosts and a wide prior at the constants that emu ships. The dependence of each stage on each
 constant is taken from emulations of the first part of its load (a finite difference for each
 constant); where the stage stands now from the whole load. One such step suffices near the
@@ -39,6 +39,8 @@ CONSTANTS: Final = {
 """Field of `EngineModel` -> (step of the finite difference, standard deviation of the prior)."""
 SIGMAS: Final = {"tpot": 0.02, "ttft": 0.04}
 """Relative error of a measured stage (equal runs differ by so much)."""
+_FITTED: Final = ("cached", "mixed")
+"""Regimes that are fitted to: near the knee a per cent of a step is many of a latency."""
 _PART: Final = 0.08
 _HUBER: Final = 1.5
 _REWEIGHTINGS: Final = 12
@@ -110,14 +112,14 @@ def solve(
     for row in rows:
         index = counts.get(row.run_id, 0)
         counts[row.run_id] = index + 1
-        if row.run_id not in kept or row.is_overloaded or row.emulated_overloaded:
+        if row.run_id not in kept or row.regime not in _FITTED or row.emulated_overloaded:
             continue
         for metric, sigma in SIGMAS.items():
             measured, emulated = getattr(row.measured, metric), getattr(row.emulated, metric)
             residuals.append(np.log(emulated / measured) / sigma)
             slopes.append(sense.jacobian[row.run_id, index, metric] / sigma)
     if not residuals:
-        raise InputError("fidelity", None, "fit", "no stage that was not overloaded is left")
+        raise InputError("fidelity", None, "fit", "no stage is left to fit to")
     now = np.array([float(getattr(base, constant)) for constant in CONSTANTS])
     ship = np.array([float(getattr(ENGINES[DEFAULT_ENGINE], c)) for c in CONSTANTS])
     widths = np.array([width for _, width in CONSTANTS.values()])

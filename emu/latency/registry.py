@@ -199,6 +199,9 @@ def _named(context: LatencyContext) -> LatencyBackend:
     host = host_costs(has_engine, table.step_overhead_us, overlapped=context.overlapped)
     if table.backend == "roofline":
         return _roofline(context)
+    if table.expert_routing != "balanced" and table.backend in ("linear", "aiconfigurator"):
+        problem = f"the {table.backend} backend knows no experts one by one"
+        raise InputError(context.source, None, "latency.expert_routing", problem)
     if table.backend == "linear":
         return LinearBackend(
             table.base_us,
@@ -308,19 +311,22 @@ def _roofline(context: LatencyContext) -> RooflineBackend:
 
 
 def _aiconfigurator(context: LatencyContext, host: HostCosts) -> LatencyBackend:
-    from emu.latency.aiconfigurator import AiconfiguratorBackend, find_table
+    from emu.latency.aiconfigurator import AiconfiguratorBackend, Wanted, find_table
 
     if context.pipeline_parallel > 1:
         problem = "the aiconfigurator backend has no pipeline stages"
         raise InputError(context.source, None, "replicas.pipeline_parallel", problem)
-    table = find_table(
-        context.table.path,
-        context.model.name,
-        context.gpu.name,
-        tp=context.tensor_parallel,
-        ep=max(1, context.expert_parallel) if context.model.experts is not None else 1,
+    wanted = Wanted(
+        spec=context.model,
+        gpu=context.gpu.name,
+        tensor_parallel=context.tensor_parallel,
+        expert_parallel=max(1, context.expert_parallel) if context.model.experts else 1,
+        dtype=context.dtype,
+        kv_cache_dtype=context.kv_cache_dtype,
+        engine=context.table.tables,
         source=context.source,
     )
+    table = find_table(context.table.path, wanted)
     return AiconfiguratorBackend(table, context.model.layers, host)
 
 

@@ -9,6 +9,7 @@ from emu.catalogue import GpuSpec, list_gpus, list_models, lookup_gpu, lookup_mo
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
 from emu.latency.engine import ENGINES
 from emu.latency.engine_steps import EngineSteps
+from emu.latency.moe_gate import GateShape, make_gate
 from emu.latency.roofline.attention import window_pairs
 from emu.latency.roofline.backend import RooflineBackend
 from emu.latency.roofline.coefficients import all_kernels, kernels_of, scaled
@@ -281,3 +282,41 @@ def test_every_gpu_has_kernels_and_an_unmeasured_one_is_less_certain():
         kernels = kernels_of(lookup_gpu(name))
         assert kernels.spread > 0
         assert kernels.measured or kernels.spread > worst
+
+
+def test_a_gate_decides_which_experts_are_read():
+    shape = GateShape(experts=128, per_token=8)
+    even = make("Qwen3-30B-A3B").components_ns(decodes(16, 100))["moe"]
+    skewed = make("Qwen3-30B-A3B", gate=make_gate("skewed", shape)).components_ns(decodes(16, 100))
+    apart = make("Qwen3-30B-A3B", gate=make_gate("round_robin", shape))
+    # 16 tokens: 128 distinct experts in turn, some 70 by popularity, fewer if it is skewed.
+    assert skewed["moe"] < even < apart.components_ns(decodes(16, 100))["moe"]
+
+
+def test_the_slowest_rank_rules_expert_parallelism():
+    shape = GateShape(experts=128, per_token=8, ranks=4)
+    prompt = prefill((4096, 0))
+    even = make("Qwen3-30B-A3B", tp=4, ep=4).components_ns(prompt)["moe"]
+    first_experts = make_gate("round_robin", shape, faithful=True)  # all of them on rank 0
+    uneven = make("Qwen3-30B-A3B", tp=4, ep=4, gate=first_experts)
+    assert uneven.components_ns(prompt)["moe"] > 2 * even
+
+
+def test_experts_are_split_unless_expert_parallelism_is_asked_for():
+    one_token = decodes(1, 100)
+    split = make("Mixtral-8x7B-v0.1", tp=4).components_ns(one_token)["moe"]
+    whole = make("Mixtral-8x7B-v0.1", tp=4, ep=4).components_ns(one_token)["moe"]
+    assert split < 0.7 * whole  # a rank reads a quarter of two experts, or at least one
+
+
+def test_peers_that_do_not_reach_each_other_pay_for_it():
+    gpu = lookup_gpu("L40S")
+    cost_ns = machine_collective(gpu, kernels_of(gpu))
+    two, four, eight = (cost_ns("all-reduce", 32 << 20, ranks) for ranks in (2, 4, 8))
+    assert 5 * two < four < eight
+    nvlink = lookup_gpu("H100")
+    fast_ns = machine_collective(nvlink, kernels_of(nvlink))
+    assert fast_ns("all-reduce", 32 << 20, 8) < 0.05 * eight
+    assert fast_ns("all-reduce", 8 << 10, 2) < 6_000  # one kernel over peers' memory
+    halved_ns = machine_collective(nvlink, kernels_of(nvlink), nvlink_gbps=1800)
+    assert halved_ns("all-reduce", 64 << 20, 8) > 1.8 * fast_ns("all-reduce", 64 << 20, 8)

@@ -107,6 +107,10 @@ class LatencyTable(Table, kw_only=True, frozen=True):
     path: Annotated[
         str, doc("profile: root of the bundles, or one bundle. aiconfigurator: saved table.")
     ] = ""
+    tables: Annotated[
+        str,
+        doc("aiconfigurator: engine whose kernels were measured (vllm, sglang, trtllm), /VERSION."),
+    ] = "vllm"
     hardware: Annotated[str, doc("profile: name of the hardware folder; empty = the GPU's.")] = ""
     base_us: Annotated[NonNegative, doc("linear: each iteration.")] = 5000.0
     per_token_us: Annotated[NonNegative, doc("linear: per token of the iteration.")] = 50.0
@@ -160,7 +164,10 @@ class LatencyTable(Table, kw_only=True, frozen=True):
     ] = -1.0
     round_tokens_to: Annotated[Count, doc("Token counts are rounded up to a multiple of this.")] = 1
     expert_routing: Annotated[
-        str, doc("MoE gate: balanced, round_robin, random, skewed, or package.module:Class")
+        str,
+        doc(
+            "MoE gate: balanced (no rank is favoured), round_robin, random, skewed, or package.module:Class; roofline, profile, astra-sim."
+        ),
     ] = "balanced"
     attention_offload: Annotated[
         bool, doc("Decode attention runs in the host memory of the machine (nodes.pim).")

@@ -315,7 +315,8 @@ class RooflineBackend:
         count = shape.decode_count
         if count:
             if self._is_plain:
-                near, near_slope, far, far_slope = self._stage_lines(count)
+                lines = self._plain_lines.get(count) or self._stage_lines(count)
+                near, near_slope, far, far_slope = lines
                 seen = shape.decode_context_sum + count
                 near += near_slope * seen
                 far += far_slope * seen

@@ -11,6 +11,7 @@ architecture with other memory or fewer processors may use them.
 from __future__ import annotations
 
 import functools
+import re
 import tomllib
 from pathlib import Path
 from typing import Final
@@ -24,6 +25,8 @@ GENERIC: Final = "generic"
 """The set of architectures that nobody measured."""
 
 
+_LIKE: Final = {"fp8_block": "fp8", "nvfp4": "mxfp4", "int4_g32": "int4"}
+"""Types of weights whose kernels are taken to be as those of another."""
 LARGE_TILE: Final = 128 * 256 / (128 + 256)
 
 
@@ -92,6 +95,8 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     compute: float
     block: float
     """Rows that an expert's tokens are padded to, many tokens."""
+    few: float
+    """Number of experts met at which their weights are read at half the rate."""
     row: float
     """Bytes moved for a routed row, in units of its input and output."""
     softness: float
@@ -117,6 +122,8 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
     """The same: part of the rate that is left with four ranks."""
     host_fade: float = 1.0
     """The same: exponent with which that falls with more ranks."""
+    host_small: float = 1.0
+    """The same: times faster up to 1 MiB, where NCCL takes another protocol."""
 
 
 class Residual(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,12 +153,12 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     residuals: dict[str, Residual] = {}
 
     def product(self, dtype: str) -> Products:
-        """Of a type of weights; narrow types without an own set take that of bfloat16."""
-        return self.products.get(dtype) or self.products["bfloat16"]
+        """Of a type of weights; types without an own set take that of bfloat16."""
+        return self.products.get(_LIKE.get(dtype, dtype)) or self.products["bfloat16"]
 
     def expert(self, dtype: str) -> Experts:
-        """Of a type of weights; narrow types without an own set take that of bfloat16."""
-        return self.experts.get(dtype) or self.experts["bfloat16"]
+        """Of a type of weights; types without an own set take that of bfloat16."""
+        return self.experts.get(_LIKE.get(dtype, dtype)) or self.experts["bfloat16"]
 
 
 def scaled(kernels: Kernels, compute: float, memory: float) -> Kernels:
@@ -188,12 +195,25 @@ def _part(kernel: Products | Experts | Decodes, wider: float) -> float:
 
 
 @functools.cache
+def _texts() -> dict[str, str]:
+    """Architecture -> its part of the file, which is cut at headings without a dot.
+
+    A run needs one of them, and parsing all would take longer than building the backend.
+    """
+    parts = re.split(r"^(?=\[[^.\]]+\]$)", _FILE.read_text("utf-8"), flags=re.MULTILINE)[1:]
+    return {part[1 : part.index("]")]: part for part in parts}
+
+
+@functools.cache
+def _kernels(architecture: str) -> Kernels:
+    return msgspec.convert(tomllib.loads(_texts()[architecture])[architecture], Kernels)
+
+
 def all_kernels() -> dict[str, Kernels]:
     """Architecture -> coefficients."""
-    return msgspec.convert(tomllib.loads(_FILE.read_text("utf-8")), dict[str, Kernels])
+    return {name: _kernels(name) for name in _texts()}
 
 
 def kernels_of(gpu: GpuSpec) -> Kernels:
     """The set of a GPU's architecture."""
-    known = all_kernels()
-    return known.get(gpu.architecture) or known[GENERIC]
+    return _kernels(gpu.architecture if gpu.architecture in _texts() else GENERIC)

@@ -15,13 +15,33 @@ from emu.latency.roofline.products import soft_max
 
 _LEAST_ROWS: Final = 16
 """Rows of a matrix instruction."""
+_POPULARITY: Final = 16.0
+"""How much more often the most popular expert is chosen than the least. The measured tables draw
+loads up to a few hundred times apart, large batches more; published routers less."""
+_CLASSES: Final = 8
+
+
+def _shares() -> tuple[float, ...]:
+    """Popularity of classes of experts, in units of the mean."""
+    drawn = [_POPULARITY ** ((at + 0.5) / _CLASSES) for at in range(_CLASSES)]
+    return tuple(share * _CLASSES / sum(drawn) for share in drawn)
+
+
+_SHARES: Final = _shares()
 
 
 def met_experts(tokens: float, count: int, per_token: int) -> float:
-    """Experts that at least one of so many tokens chooses, chances being equal."""
+    """Experts that at least one of so many tokens chooses.
+
+    No router is even: popularity is spread over `_POPULARITY`, evenly in the logarithm.
+    """
     if per_token >= count:
         return float(count)
-    return -count * math.expm1(tokens * math.log1p(-per_token / count))
+    met = 0.0
+    for share in _SHARES:
+        chance = per_token / count * share
+        met += 1.0 if chance >= 1.0 else -math.expm1(tokens * math.log1p(-chance))
+    return max(1.0, count * met / len(_SHARES))
 
 
 def padded_rows(counts: Sequence[float], block: float) -> float:
@@ -64,6 +84,6 @@ def grouped_s(
     `row_bytes` move, `padded` are computed.
     """
     compute_s = 2.0 * padded * params / (peak * kernel.compute)
-    traffic = met * weight_bytes + rows * row_bytes * kernel.row
+    traffic = (met + kernel.few) * weight_bytes + rows * row_bytes * kernel.row
     memory_s = traffic / (memory_rate * kernel.memory)
     return soft_max(memory_s, compute_s, kernel.softness) + kernel.launch_us * 1e-6

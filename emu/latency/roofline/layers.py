@@ -81,6 +81,8 @@ class LayerCosts:
         self.linear = sizes.linear_dtype(spec, dtype)
         self.expert = sizes.expert_dtype(spec, dtype)
         self.plain = sizes.activation_dtype(spec, dtype)
+        kept_wide = spec.layer(spec.layers - 1).unquantized
+        self.mixer = self.plain if "mixer" in kept_wide else self.linear
         self.element = ops.activation_bytes
         self.heads = ceil_div(spec.heads, tp)
         self.kv_heads = sizes.kv_heads_per_rank(spec, tp)
@@ -114,15 +116,15 @@ class LayerCosts:
         mla = spec.latent
         if mla is None:
             width = (self.heads + 2 * self.kv_heads) * spec.head_dim
-            return gemm(tokens, width, spec.hidden, self.linear) + gemm(
-                tokens, spec.hidden, self.heads * spec.head_dim, self.linear
+            return gemm(tokens, width, spec.hidden, self.mixer) + gemm(
+                tokens, spec.hidden, self.heads * spec.head_dim, self.mixer
             )
-        total = gemm(tokens, mla.kv_width + mla.q_lora_rank, spec.hidden, self.linear)
+        total = gemm(tokens, mla.kv_width + mla.q_lora_rank, spec.hidden, self.mixer)
         query_inner = mla.q_lora_rank or spec.hidden
-        total += gemm(tokens, self.heads * mla.qk_head_dim, query_inner, self.linear)
+        total += gemm(tokens, self.heads * mla.qk_head_dim, query_inner, self.mixer)
         expanded = self.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
-        total += gemm(tokens, expanded, mla.kv_lora_rank, self.linear)
-        return total + gemm(tokens, spec.hidden, self.heads * mla.v_head_dim, self.linear)
+        total += gemm(tokens, expanded, mla.kv_lora_rank, self.mixer)
+        return total + gemm(tokens, spec.hidden, self.heads * mla.v_head_dim, self.mixer)
 
     def _mlp_s(self, tokens: int, ffn: int) -> float:
         spec, ops = self.spec, self.ops

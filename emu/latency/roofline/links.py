@@ -13,6 +13,7 @@ from typing import Final
 from emu.latency.roofline.coefficients import Links
 
 _ONE_SHOT_BYTES: Final = {2: 1 << 62, 4: 512 << 10, 8: 256 << 10}
+_HOST_SMALL_BYTES: Final = 1 << 20
 _SMALL_BYTES: Final = 8 << 20
 """Limit of the engine's own kernel."""
 
@@ -28,6 +29,8 @@ def collective_s(
     if is_pcie and ranks > 2:
         rate = bytes_per_s * links.large_rate * links.host_rate
         rate *= (4.0 / ranks) ** links.host_fade
+        if size_bytes <= _HOST_SMALL_BYTES:
+            rate *= links.host_small
         fixed_us = links.host_rank_us * ranks
     else:
         rate = bytes_per_s * links.large_rate

@@ -33,7 +33,7 @@ CollectiveNs = Callable[[str, int, int], int]
 """(kind, bytes, ranks) -> ns. Kinds: all-reduce (bytes of the whole vector), all-gather (bytes
 that one rank contributes), reduce-scatter (bytes of the whole vector), send (one message)."""
 
-_WEIGHT_ONLY: Final = ("int4", "mxfp4")
+_WEIGHT_ONLY: Final = ("int4", "int4_g32", "mxfp4")
 _SAMPLER_KERNELS: Final = 10
 _NVLINK_STEP_NS: Final = 1_000
 _PCIE_STEP_NS: Final = 4_000
@@ -109,9 +109,8 @@ class Ops:
     ) -> float:
         """Routed experts of one layer on the slowest of `ep` ranks.
 
-        An expert has `matrices` of hidden x ffn. Without a gate, chances are equal: of `count`
-        experts 1 - (1 - k/E)^T are met by at least one of T tokens. A gate says how many tokens
-        each expert computes.
+        An expert has `matrices` of hidden x ffn. Without a gate, ranks are alike and experts as
+        popular as `met_experts` says. A gate says how many tokens each expert computes.
         """
         kernel = self.kernels.expert(dtype)
         params = matrices * hidden * ffn
