@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from emu.cli.options import Count, Overrides, Parameter, Positive, Seconds
+from emu.cli.options import Count, Jobs, Json, Overrides, Parameter, Positive, Seconds
 
 
 def import_cluster(
@@ -203,8 +203,8 @@ def fidelity(
     fit: Path | None = None,
     rounds: Count = 1,
     seeds: Positive = 2,
-    processes: Annotated[Count, Parameter(name=["--processes", "-j"])] = 0,
-    json: Annotated[bool, Parameter(negative=())] = False,
+    jobs: Jobs = 0,
+    json: Json = False,
     set_: Overrides = (),
 ) -> int:
     """Emulate every measured run found below a directory, and compare.
@@ -223,7 +223,7 @@ def fidelity(
         Further rounds of a fit.
     seeds
         Draws of arrivals that were not recorded.
-    processes
+    jobs
         Processes; 0 = one a core.
     json
         Everything as JSON.
@@ -238,6 +238,6 @@ def fidelity(
         left_out=leave_out,
         fit_to=fit,
         rounds=rounds,
-        processes=processes,
+        processes=jobs,
         as_json=json,
     )

@@ -1,10 +1,10 @@
 """Fits the engine's constants to measured runs, and judges them on runs that were left out.
 
 Owns which constants are fitted, on what, and how: weighted least squares of the relative errors of
-TPOT and TTFT over all stages that were neither overloaded nor near the knee, with a Huber weight against single odd
-hosts and a wide prior at the constants that emu ships. The dependence of each stage on each
-constant is taken from emulations of the first part of its load (a finite difference for each
-constant); where the stage stands now from the whole load. One such step suffices near the
+TPOT and TTFT over all stages that were neither overloaded nor near the knee, with a Huber weight
+against single odd hosts and a wide prior at the constants that emu ships. The dependence of each
+stage on each constant is taken from emulations of the first part of its load (a finite difference
+for each constant); where the stage stands now from the whole load. One such step suffices near the
 solution; `fit` may take more.
 
 Leaving out: the constants are fitted once more without the runs of a model, GPU or run, and those
