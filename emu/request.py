@@ -103,6 +103,8 @@ class Request:
     """How much later than the engine its client has the first token (the front end)."""
     last_out_ns: int
     execution_ns: int
+    stage_wait_ns: int
+    """From the forming of its first batch to that batch\'s start on the first pipeline stage."""
     preemptions: int
     recomputed_tokens: int
     migrations: int
@@ -155,6 +157,7 @@ class Request:
         "retries",
         "row",
         "session_id",
+        "stage_wait_ns",
         "status",
         "storage_hit_tokens",
         "sub_request_index",
@@ -211,6 +214,7 @@ class Request:
         self.first_out_ns = 0
         self.last_out_ns = 0
         self.execution_ns = 0
+        self.stage_wait_ns = 0
         self.preemptions = 0
         self.recomputed_tokens = 0
         self.migrations = 0

@@ -87,6 +87,7 @@ class Network(Protocol):
         pieces: int = 1,
         pair: tuple[int, int] | None = None,
         on_failed: Callable[[str], None] | None = None,
+        setup_ns: int = 0,
     ) -> Transfer:
         """Move `size_bytes` in all, GPU by GPU in parallel; `on_done` when the last byte is there.
 
@@ -94,7 +95,7 @@ class Network(Protocol):
 
         `overlapped_ns` > 0: the sender produced the data in `pieces` equal parts over so long,
         and sent each as it became ready; only what is left is still to be moved. `pair` names the
-        two replicas, for partitions between them.
+        two replicas, for partitions between them. `setup_ns`: what the connector takes besides.
         """
         ...
 

@@ -18,7 +18,14 @@ from emu.kernel.clock import RANK_WATCHER
 from emu.migration.destinations import Destinations
 from emu.migration.lease import Leases
 from emu.migration.partial import Partials
-from emu.migration.transfer import MigratingBatch, SplitBatch, Transfer, kv_bytes, prompt_tokens
+from emu.migration.transfer import (
+    MigratingBatch,
+    SplitBatch,
+    Transfer,
+    kv_blocks,
+    kv_bytes,
+    prompt_tokens,
+)
 from emu.migration.world import MigrationWorld
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
@@ -45,8 +52,11 @@ class Watcher:
         layerwise: bool,
         lease_ns: int = 0,
         are_alike: bool = False,
+        connector_ns: tuple[int, int] = (0, 0),
     ) -> None:
-        """`are_alike`: every replica reserves the same number of blocks for a request."""
+        """`are_alike`: every replica reserves the same number of blocks for a request.
+        `connector_ns`: what a handover costs beside its bytes, and each of its blocks.
+        """
         self.source = source
         self.world = world
         self.queue: deque[MigratingBatch] = deque()
@@ -66,6 +76,7 @@ class Watcher:
         self._is_stuck = False
         self._layers = layers
         self._layerwise = layerwise
+        self._connector_ns = connector_ns
         self.leases = Leases(self, lease_ns)
 
     # --- the replica's side -------------------------------------------------------------------
@@ -206,6 +217,9 @@ class Watcher:
         world = self.world
         batch.started_ns = world.kernel.now_ns
         batch.kv_bytes = kv_bytes(batch.requests, self.block_size, self.kv_bytes_per_token)
+        fixed_ns, block_ns = self._connector_ns
+        if block_ns:
+            fixed_ns += block_ns * sum([kv_blocks(r, self.block_size) for r in batch.requests])
         transfer = world.network.send(
             self.source.grid,
             destination.grid,
@@ -216,6 +230,7 @@ class Watcher:
             overlapped_ns=batch.prefill_ns if self._layerwise else 0,
             pieces=self._layers,
             pair=(self.source.replica_id, destination.replica_id),
+            setup_ns=fixed_ns,
         )
         self.in_flight = (batch, destination, transfer)
 

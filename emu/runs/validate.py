@@ -10,15 +10,15 @@ from pathlib import Path
 from rich.table import Table
 
 from emu.catalogue import sizes
+from emu.cluster.plan import Plan, ReplicaPlan
 from emu.config.load import load_config
 from emu.config.schema import SchedulerTable
 from emu.errors import naming
 from emu.latency.base import LatencyBackend
 from emu.latency.roofline.coefficients import kernels_of
 from emu.latency.shared import SharedBackends
-from emu.cluster.plan import Plan, ReplicaPlan
-from emu.runs.runner import prepare, range_warnings
 from emu.process.terminal import open_console
+from emu.runs.runner import prepare, range_warnings
 from emu.units import NS_PER_S
 
 
@@ -58,15 +58,15 @@ def validate_command(path: Path, overrides: Sequence[str], *, as_json: bool = Fa
 
 
 def _layer_times(plan: Plan) -> list[tuple[LatencyBackend, SchedulerTable]]:
-    """Backends that read profile bundles, with the schedulers that ask them.
+    """Backends that read measured layer times, with the schedulers that ask them.
 
-    Raises InputError for what a bundle lacks. Other backends read no such files.
+    Raises InputError for what the files lack. Other backends read no such files.
     """
     backends = SharedBackends()
     return [
         (backends.of(context), replica.scheduler)
         for replica in plan.replicas
-        if (context := replica.latency_context(plan.config)).table.backend == "profile"
+        if (context := replica.latency_context(plan.config)).table.backend in ("profile", "vidur")
     ]
 
 
