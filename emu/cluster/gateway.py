@@ -195,6 +195,9 @@ class Gateway:
     def route(self, request: Request) -> None:
         """Give the request to a replica (or the global queue), or hold it until one can take it."""
         request.queued_ns = self.kernel.now_ns
+        if request.pin >= 0:
+            self._route_pinned(request)
+            return
         if self.queue is not None:
             request.status = Status.QUEUED
             request.holder_id = -1
@@ -217,6 +220,15 @@ class Gateway:
             return
         signals = [self._signal(r) for r in candidates]
         candidates[self.router.choose(request, signals)].submit(request)
+
+    def _route_pinned(self, request: Request) -> None:
+        """An outside router has chosen; what its choice cannot serve is refused to it."""
+        replica = self.replicas[request.pin] if request.pin < len(self.replicas) else None
+        if replica is None or replica.state not in TAKES_PROMPTS:
+            request.holder_id = -1
+            self.terminal(request, Status.FAILED, "endpoint_not_serving")
+            return
+        replica.submit(request)
 
     def _call_pullers(self, queue: PrefillQueue, request: Request) -> None:
         """Wake who may take something from the global queue, now that this request is in it."""

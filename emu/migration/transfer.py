@@ -34,6 +34,11 @@ class MigratingBatch(msgspec.Struct, eq=False):
     attempts: int = 0
     """Transfers of it that have failed."""
 
+    def is_ready(self, now_ns: int) -> bool:
+        """It may leave: a decode replica that an outside router names has been named."""
+        first = self.requests[0]
+        return first.handoff_after_ns < 0 or first.arrival_ns + first.handoff_after_ns <= now_ns
+
 
 class SplitBatch(msgspec.Struct, eq=False):
     """A batch whose first layers one replica computed and another the rest (live scaling).
