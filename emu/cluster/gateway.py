@@ -77,6 +77,8 @@ class Gateway:
         self.taking: deque[Request] = deque()
         """Requests in the front end, in order of arrival."""
         self._intake = intake
+        self._delivered_ns = 0
+        """When the last token so far is with its client."""
         self.outstanding = 0
         self.released = 0
         self.pending_clients = 0
@@ -321,6 +323,9 @@ class Gateway:
         request.status = status
         request.reason = reason
         self.outstanding -= 1
+        if request.last_out_ns:
+            delivered_ns = self.kernel.now_ns + request.last_out_ns
+            self._delivered_ns = max(self._delivered_ns, delivered_ns)
         self._on_terminal(request)
         if status is _REJECTED and request.retries < self._recovery.client_retries:
             self._retry_later(request)
@@ -370,4 +375,7 @@ class Gateway:
 
     def _check_end(self) -> None:
         if self.is_exhausted and self.outstanding == 0 and self.pending_clients == 0:
+            if self._delivered_ns > self.kernel.now_ns:  # a token is on its way to its client
+                self.kernel.call_at(self._delivered_ns, RANK_WORLD, self._check_end)
+                return
             self.kernel.stop()
