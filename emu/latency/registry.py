@@ -200,7 +200,11 @@ def _named(context: LatencyContext) -> LatencyBackend:
     host = host_costs(has_engine, table.step_overhead_us, overlapped=context.overlapped)
     if table.backend == "roofline":
         return _roofline(context)
-    if table.expert_routing != "balanced" and table.backend in ("linear", "aiconfigurator"):
+    if table.expert_routing != "balanced" and table.backend in (
+        "linear",
+        "aiconfigurator",
+        "vidur",
+    ):
         problem = f"the {table.backend} backend knows no experts one by one"
         raise InputError(context.source, None, "latency.expert_routing", problem)
     if table.backend == "linear":
