@@ -17,6 +17,7 @@ from emu.config.schema import RecoveryTable, RouterTable
 from emu.kernel.actor import AT_DUE, PARK, Actor
 from emu.kernel.clock import Kernel
 from emu.kernel.priorities import PRIORITY_WORLD
+from emu.latency.frontend import Intake
 from emu.replica.events import Submitted
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
@@ -68,6 +69,7 @@ class Gateway(Actor):
         on_release: Callable[[Request], None],
         on_terminal: Callable[[Request], None],
         cancel: Callable[[Request], None],
+        intake: Intake | None = None,
     ) -> None:
         super().__init__(kernel, "gateway", PRIORITY_WORLD)
         self.source = source
@@ -77,6 +79,11 @@ class Gateway(Actor):
         self.queue = queue
         """The global FIFO that prefill replicas pull from, if the policy is fcfs."""
         self.held: deque[Request] = deque()
+        self.taking: deque[Request] = deque()
+        """Requests in the front end, in order of arrival."""
+        self._intake = intake
+        self._delivered_ns = 0
+        """When the last token so far is with its client."""
         self.outstanding = 0
         self.released = 0
         self.pending_clients = 0
@@ -154,16 +161,30 @@ class Gateway(Actor):
             now_ns = self.kernel.now_ns
             for echo in self.echoes:
                 self.kernel.call_at(now_ns, PRIORITY_WORLD, partial(echo, request))
-        reason = self._refusal(request)
-        if reason:
-            self.terminal(request, Status.REJECTED, reason)
-            return
         if request.cancel_after_ns >= 0:
             self.kernel.call_at(
                 request.arrival_ns + request.cancel_after_ns,
                 PRIORITY_WORLD,
                 lambda: None if request.status.is_terminal else self._cancel(request),
             )
+        if self._intake is None:
+            self._admit(request)
+            return
+        ready_ns = self._intake.ready_ns(self.kernel.now_ns, request.prompt_tokens)
+        self.taking.append(request)
+        self.kernel.call_at(ready_ns, PRIORITY_WORLD, self._take)
+
+    def _take(self) -> None:
+        """The front end has done with its oldest request."""
+        request = self.taking.popleft()
+        if not request.status.is_terminal:  # else its client has left
+            self._admit(request)
+
+    def _admit(self, request: Request) -> None:
+        reason = self._refusal(request)
+        if reason:
+            self.terminal(request, Status.REJECTED, reason)
+            return
         self.route(request)
 
     def _refusal(self, request: Request) -> str:
@@ -312,6 +333,9 @@ class Gateway(Actor):
         request.status = status
         request.reason = reason
         self.outstanding -= 1
+        if request.last_out_ns:
+            delivered_ns = self.kernel.now_ns + request.last_out_ns
+            self._delivered_ns = max(self._delivered_ns, delivered_ns)
         self._on_terminal(request)
         if status is _REJECTED and request.retries < self._recovery.client_retries:
             self._retry_later(request)
@@ -323,7 +347,7 @@ class Gateway(Actor):
     def _go_on_with_session(self, request: Request, now_ns: int) -> None:
         """The next turn arrives after its tool; if a turn did not complete, none follows."""
         if request.status is Status.COMPLETED:
-            following = self.source.next_in_session(request, now_ns)
+            following = self.source.next_in_session(request, now_ns + request.last_out_ns)
             if following is not None:
                 self._arrive_at(following, following.arrival_ns)
             return
@@ -361,4 +385,7 @@ class Gateway(Actor):
 
     def _check_end(self) -> None:
         if self.is_exhausted and self.outstanding == 0 and self.pending_clients == 0:
+            if self._delivered_ns > self.kernel.now_ns:  # a token is on its way to its client
+                self.kernel.call_at(self._delivered_ns, PRIORITY_WORLD, self._check_end)
+                return
             self.kernel.stop()

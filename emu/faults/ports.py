@@ -5,7 +5,7 @@ The cluster is such a world; faults know no more of it than this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from emu.autoscale.scaler import Scaler
@@ -28,6 +28,11 @@ class Clients(Protocol):
     @property
     def held(self) -> Sequence[Request]:
         """Requests that no replica can take at the moment."""
+        ...
+
+    @property
+    def taking(self) -> Iterable[Request]:
+        """Requests that the front end is taking in."""
         ...
 
     def arrive(self, request: Request) -> None:

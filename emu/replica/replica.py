@@ -28,6 +28,7 @@ from emu.kernel.actor import AGAIN, AT_DUE, NOW, PARK
 from emu.kernel.lock import Lock
 from emu.kernel.priorities import PRIORITY_REPLICA
 from emu.latency.base import BatchShape, LatencyBackend
+from emu.latency.frontend import OutputStream
 from emu.network.placement import Grid
 from emu.replica.actions import Action
 from emu.replica.events import CANCELS_APPLIED, LOOK, Event, Kind, KvDelivered
@@ -170,6 +171,8 @@ class Replica:
         observers = self.observers
         self.tells = observers.streams or observers.history is not None
         """Some observer follows single tokens."""
+        self.stream: OutputStream | None = None
+        """The front end of its engine; None = a token is with its client at once."""
         self.is_metered = False
         """The next figures are asked for (a model of power), and counted."""
         self.prompts_run = 0

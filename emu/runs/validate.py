@@ -91,6 +91,7 @@ def _facts_of(replica: ReplicaPlan) -> dict[str, str]:
         "gpus": f"{len(replica.gpus)} x {replica.gpu.name}"
         f" (TP {replica.tensor_parallel}, PP {replica.pipeline_parallel})",
         "weights per GPU": f"{weight / 1e9:.2f} GB",
+        "engine keeps per GPU": f"{memory.reserve_bytes / 2**30:.2f} GiB",
         "KV per token": f"{memory.kv_bytes_token / 1024:.0f} KiB",
         "KV blocks": f"{replica.num_blocks:,} x {replica.scheduler.block_size} tokens",
         "KV tokens": f"{kv_tokens:,}",
