@@ -39,7 +39,7 @@ from emu.latency.profile.attention import BlockGrid, LayerAttention
 from emu.latency.profile.backend import ProfileBackend
 from emu.process.terminal import open_console
 from emu.scheduling.base import Batch
-from emu.scheduling.vllm_async import AsyncVllmScheduler
+from emu.scheduling.vllm import VllmScheduler
 
 FORCED = "RTXPRO6000-Llama-3.1-8B"
 _BEFORE_INTAKE_S = 0.001
@@ -81,10 +81,10 @@ def forced(name: str) -> np.ndarray:
     run, lead_s = read(name), 0.01
     ends = sorted({round(float(t) + lead_s, 6) for t in np.concatenate((run.first, run.last))})
     order = np.argsort(run.queued, kind="stable")
-    own, schedule = ProfileBackend.iteration_ns, AsyncVllmScheduler.schedule
+    own, schedule = ProfileBackend.iteration_ns, VllmScheduler.schedule
     formed: dict[str, Any] = {}
 
-    def note(self: AsyncVllmScheduler, now_ns: int) -> Batch | None:
+    def note(self: VllmScheduler, now_ns: int) -> Batch | None:
         batch = schedule(self, now_ns)
         formed.update(now_ns=now_ns, batch=batch)
         return batch
@@ -117,7 +117,7 @@ def forced(name: str) -> np.ndarray:
         path.write_text("\n".join(lines) + "\n")
         with (
             mock.patch.object(ProfileBackend, "iteration_ns", measured_ns),
-            mock.patch.object(AsyncVllmScheduler, "schedule", note),
+            mock.patch.object(VllmScheduler, "schedule", note),
         ):
             host = msgspec.structs.replace(ASYNC_SCHEDULING, first_use_ns=())
             found = emulate(name, [f"workload.path={path}", "scheduler.leap=false"], host)

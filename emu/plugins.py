@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from emu.errors import InputError
 
 
-def make_plugin(path: str, key: str, *arguments: object, needs: Sequence[str]) -> Any:
+def make_plugin(
+    path: str,
+    key: str,
+    *arguments: object,
+    needs: Sequence[str] = (),
+    base: type[Any] | None = None,
+) -> Any:
     """The object named `package.module:Class`, made from `arguments`; it has what it `needs`.
 
+    `base`: the class that it derives from, or whose public members it has all.
     Raises InputError (at the config key) if it cannot be imported or made so, or lacks something.
     """
     import inspect  # 10 ms, for those who have a class of their own
 
     found = load_plugin(path, key)
+    missing = sorted(getattr(found, "__abstractmethods__", ()))
+    if missing:
+        raise InputError("config", None, key, _lacks(path, found, missing))
     try:
         inspect.signature(found).bind(*arguments)
     except TypeError as error:
@@ -24,10 +35,23 @@ def make_plugin(path: str, key: str, *arguments: object, needs: Sequence[str]) -
         problem = f"{path} cannot be made from ({kinds}): {error}"
         raise InputError("config", None, key, problem) from None
     made = found(*arguments)
-    for name in needs:
-        if not hasattr(made, name):
-            raise InputError("config", None, key, f"{path} has no {name!r}")
+    wanted = list(needs)
+    if base is not None and not isinstance(made, base):
+        wanted += [name for name in dir(base) if not name.startswith("_")]
+    missing = [name for name in wanted if not hasattr(made, name)]
+    if missing:
+        problem = _lacks(path, found, missing)
+        hint = "" if base is None else f"; derive it from {base.__module__}.{base.__name__}"
+        raise InputError("config", None, key, problem + hint)
     return made
+
+
+def _lacks(path: str, found: Any, missing: Sequence[str]) -> str:
+    """What a class has not, and where it stands."""
+    module = sys.modules.get(getattr(found, "__module__", ""))
+    file = getattr(module, "__file__", None)
+    place = f" ({file})" if file else ""
+    return f"{path}{place} lacks {', '.join(missing)}"
 
 
 def load_plugin(path: str, key: str, source: str = "config") -> Any:

@@ -12,7 +12,7 @@ in replayed traces, where the length is forced).
 from __future__ import annotations
 
 import enum
-from typing import Final
+from typing import Final, final
 
 import msgspec
 import numpy as np
@@ -37,6 +37,7 @@ class Status(enum.IntEnum):
 
 
 # Python 3.11 looks a member up in its class far more slowly than a name of the module.
+_CREATED: Final = Status.CREATED
 _COMPLETED: Final = Status.COMPLETED
 
 
@@ -52,7 +53,8 @@ class Prefix(msgspec.Struct, frozen=True, gc=False):
     hash_block_tokens: int = 512
 
 
-class Request(msgspec.Struct, kw_only=True, eq=False, gc=False):
+@final
+class Request:
     """One request. Counts are tokens, times integer nanoseconds; -1 means "not yet"."""
 
     request_id: int
@@ -60,57 +62,158 @@ class Request(msgspec.Struct, kw_only=True, eq=False, gc=False):
     prompt_tokens: int
     output_tokens: int
     max_output_tokens: int
-    prefix: Prefix | None = None
-    session_id: str = ""
-    sub_request_index: int = -1
-    tenant: str = ""
-    priority: int = 0
-    deadline_ns: int = -1
-    cancel_after_ns: int = -1
+    prefix: Prefix | None
+    session_id: str
+    sub_request_index: int
+    tenant: str
+    priority: int
+    deadline_ns: int
+    cancel_after_ns: int
 
-    row: int = -1
+    row: int
     """Position among all released requests in order of arrival: its row in requests.csv."""
-    status: Status = Status.CREATED
-    holder_id: int = -1
+    status: Status
+    holder_id: int
     """Replica that holds it (waits, runs or has its KV on the way out); -1 = global queue."""
-    retries: int = 0
-    reason: str = ""
+    retries: int
+    reason: str
 
-    computed_tokens: int = 0
+    computed_tokens: int
     """Tokens whose KV exists at the owner."""
-    generated_tokens: int = 0
+    generated_tokens: int
     """Output tokens that the client has received."""
-    kv_blocks: int = 0
+    kv_blocks: int
     """Blocks reserved for it at the replica that owns its KV."""
-    block_ids: list[int] | None = None
+    block_ids: list[int] | None
     """Which blocks, in order, when the pool tracks identities (prefix caching)."""
-    block_keys: list[int] | None = None
+    block_keys: list[int] | None
     """Chained hashes of its full blocks; None until first looked up, empty if unknown."""
-    block_keys_size: int = 0
+    block_keys_size: int
     """Tokens per block that `block_keys` are for."""
 
-    queued_ns: int = -1
-    taken_ns: int = -1
+    queued_ns: int
+    taken_ns: int
     """When its engine first looked: the end of the iteration that was in flight at its arrival."""
-    first_scheduled_ns: int = -1
-    prefill_scheduled_ns: int = -1
+    first_scheduled_ns: int
+    prefill_scheduled_ns: int
     """When the chunk that completed its first prefill was scheduled."""
-    first_token_ns: int = -1
-    last_token_ns: int = -1
-    execution_ns: int = 0
-    preemptions: int = 0
-    recomputed_tokens: int = 0
-    migrations: int = 0
-    migration_ns: int = 0
+    first_token_ns: int
+    last_token_ns: int
+    execution_ns: int
+    preemptions: int
+    recomputed_tokens: int
+    migrations: int
+    migration_ns: int
     """Time between replicas, from its prompt's end at the one to its arrival at the other."""
-    prefix_hit_tokens: int = 0
-    npu_hit_tokens: int = 0
-    storage_hit_tokens: int = 0
-    max_gap_ns: int = 0
-    replica_id: int = -1
+    prefix_hit_tokens: int
+    npu_hit_tokens: int
+    storage_hit_tokens: int
+    max_gap_ns: int
+    replica_id: int
     """Replica that produced the first token."""
-    decode_replica_id: int = -1
+    decode_replica_id: int
     """Replica that produced the last token."""
+
+    __slots__ = (
+        "arrival_ns",
+        "block_ids",
+        "block_keys",
+        "block_keys_size",
+        "cancel_after_ns",
+        "computed_tokens",
+        "deadline_ns",
+        "decode_replica_id",
+        "execution_ns",
+        "first_scheduled_ns",
+        "first_token_ns",
+        "generated_tokens",
+        "holder_id",
+        "kv_blocks",
+        "last_token_ns",
+        "max_gap_ns",
+        "max_output_tokens",
+        "migration_ns",
+        "migrations",
+        "npu_hit_tokens",
+        "output_tokens",
+        "preemptions",
+        "prefill_scheduled_ns",
+        "prefix",
+        "prefix_hit_tokens",
+        "priority",
+        "prompt_tokens",
+        "queued_ns",
+        "reason",
+        "recomputed_tokens",
+        "replica_id",
+        "request_id",
+        "retries",
+        "row",
+        "session_id",
+        "status",
+        "storage_hit_tokens",
+        "sub_request_index",
+        "taken_ns",
+        "tenant",
+    )
+
+    def __init__(
+        self,
+        *,
+        request_id: int,
+        arrival_ns: int,
+        prompt_tokens: int,
+        output_tokens: int,
+        max_output_tokens: int,
+        prefix: Prefix | None = None,
+        session_id: str = "",
+        sub_request_index: int = -1,
+        tenant: str = "",
+        priority: int = 0,
+        deadline_ns: int = -1,
+        cancel_after_ns: int = -1,
+        row: int = -1,
+    ) -> None:
+        self.request_id = request_id
+        self.arrival_ns = arrival_ns
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.max_output_tokens = max_output_tokens
+        self.prefix = prefix
+        self.session_id = session_id
+        self.sub_request_index = sub_request_index
+        self.tenant = tenant
+        self.priority = priority
+        self.deadline_ns = deadline_ns
+        self.cancel_after_ns = cancel_after_ns
+        self.row = row
+        self.status = _CREATED
+        self.holder_id = -1
+        self.retries = 0
+        self.reason = ""
+        self.computed_tokens = 0
+        self.generated_tokens = 0
+        self.kv_blocks = 0
+        self.block_ids = None
+        self.block_keys = None
+        self.block_keys_size = 0
+        self.queued_ns = -1
+        self.taken_ns = -1
+        self.first_scheduled_ns = -1
+        self.prefill_scheduled_ns = -1
+        self.first_token_ns = -1
+        self.last_token_ns = -1
+        self.execution_ns = 0
+        self.preemptions = 0
+        self.recomputed_tokens = 0
+        self.migrations = 0
+        self.migration_ns = 0
+        self.prefix_hit_tokens = 0
+        self.npu_hit_tokens = 0
+        self.storage_hit_tokens = 0
+        self.max_gap_ns = 0
+        self.replica_id = -1
+        self.decode_replica_id = -1
 
     @property
     def reached_tokens(self) -> int:

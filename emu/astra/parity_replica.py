@@ -15,7 +15,7 @@ from emu.astra.convert import QUIRKS, convert
 from emu.astra.layer_times import BundleTimes
 from emu.astra.nodes import Graph, Location, Place
 from emu.astra.parity_cluster import ParityCluster, ParityReplica, trace_model
-from emu.astra.parity_scheduler import OriginalScheduler
+from emu.astra.parity_scheduler import OriginalRunningSet
 from emu.astra.pim import PimAttention
 from emu.astra.rows import Member, TraceGenerator, TraceSetup
 from emu.astra.trace import Trace
@@ -28,6 +28,7 @@ from emu.latency.moe_gate import GateShape, make_gate
 from emu.latency.profile.bundle import find_bundle, read_bundle, variant_name
 from emu.request import Request
 from emu.scheduling.base import Batch, ReplicaLimits
+from emu.scheduling.vllm import VllmScheduler
 from emu.units import GIB
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Instance:
     def __init__(
         self,
         replica: ParityReplica,
-        scheduler: OriginalScheduler,
+        scheduler: VllmScheduler,
         generator: TraceGenerator,
         options: ParityOptions,
     ) -> None:
@@ -276,7 +277,7 @@ def make_instances(
             leap=False,
         )
         own = _tiers(cluster, replica, table, options, tiers, plan.kv_bytes_token_rank)
-        scheduler = OriginalScheduler(table, limits, tiers=own)
+        scheduler = VllmScheduler(table, limits, tiers=own, running_set=OriginalRunningSet)
         generator = _generator(cluster, replica, BundleTimes(bundle), own_options)
         instances.append(Instance(replica, scheduler, generator, options))
     return instances

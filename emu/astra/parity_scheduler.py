@@ -12,28 +12,29 @@ from collections.abc import Iterable
 
 from emu.request import Request
 from emu.scheduling.base import Batch, Progress
-from emu.scheduling.cohort import Seat
-from emu.scheduling.vllm import VllmScheduler
+from emu.scheduling.cohort import RunningRequest
+from emu.scheduling.running import RunningSet
 
 
-class OriginalScheduler(VllmScheduler):
-    """`VllmScheduler` whose batches end as in the original."""
+class OriginalRunningSet(RunningSet):
+    """`RunningSet` whose batches end as in the original."""
 
     def token_receivers(self, batch: Batch) -> Iterable[Request]:
         """Members of the batch that get an output token at its end."""
         if self.limits.pipeline_stages == 1:
             return super().token_receivers(batch)
-        requests = [seat.request for seat, _, _ in self._records.get(batch.batch_id, ())]
+        requests = [running.request for running, _, _ in self.records.get(batch.batch_id, ())]
         return [
             request
             for request in requests
-            if request.request_id in self._seats
+            if request.request_id in self.requests
             and request.computed_tokens >= request.reached_tokens
         ]
 
-    def _end_record(
-        self, seat: Seat, new: int, target: int, now_ns: int, progress: Progress
+    def end_record(
+        self, running: RunningRequest, new: int, target: int, now_ns: int, progress: Progress
     ) -> bool:
+        """The outcome of a member, judged by what it has computed in all batches."""
         if self.limits.pipeline_stages > 1:
-            target = seat.request.computed_tokens
-        return super()._end_record(seat, new, target, now_ns, progress)
+            target = running.request.computed_tokens
+        return super().end_record(running, new, target, now_ns, progress)

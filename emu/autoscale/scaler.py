@@ -223,7 +223,7 @@ class Scaler(Launches):
     def _view(self, replica: Replica) -> ReplicaView:
         replica_id, state = replica.replica_id, replica.state
         scheduler = replica.scheduler
-        if getattr(scheduler, "grows", True):
+        if scheduler.grows:
             replica.settle()
         holder = replica.lock.holder
         used = scheduler.blocks_used

@@ -99,8 +99,7 @@ def _work(cluster: Cluster) -> list[str]:
         if replica._batch is not None or replica.has_batches_in_flight or scheduler.blocks_used:
             continue
         own = scheduler.waiting_count
-        pulls = getattr(scheduler, "pulls", False)
-        shared = [head for head in heads if pulls and not scheduler.can_ever_hold(head)]
+        shared = [head for head in heads if scheduler.pulls and not scheduler.can_ever_hold(head)]
         if own or shared:
             problems.append(f"I12: {replica.name} is idle, {own or len(heads)} requests wait")
     return problems

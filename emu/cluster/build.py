@@ -67,7 +67,7 @@ def build_replica(
     if experts is not None and plan.latency.backend == "profile" and gate != "balanced":
         replica.expert_tokens = np.zeros(experts.count, dtype=np.int64)
         replica.is_metered = True
-    pool = getattr(scheduler, "block_pool", None)
+    pool = scheduler.block_pool
     if pool is not None and pool.tiers:
         replica.tier_traffic = TierTraffic(cluster.network, plan.gpus, cluster.tiers.kinds, pool)
     if cluster.config.power is not None:

@@ -355,8 +355,5 @@ class Cluster:
     # --- seeing -------------------------------------------------------------------------------
     def _prefix_match(self, replica_id: int, request: Request) -> int:
         replica = self.replicas[replica_id]
-        match = getattr(replica.scheduler, "prefix_match", None)
-        if match is None:
-            return 0
         replica.settle()
-        return int(match(request))
+        return replica.scheduler.prefix_match(request)

@@ -110,7 +110,9 @@ class Gateway:
             for replica in replicas:
                 replica.touch_log = self._touched
                 replica.is_touched = False
-        self._signals = [Signal(r.replica_id, 0, 0, 0, 0, 0, 0) for r in replicas]
+        self._signals = [
+            Signal(r.replica_id, 0, 0, 0, 0, 0, r.scheduler.max_num_seqs) for r in replicas
+        ]
         if self._delay_ns:
             for replica in replicas:
                 replica.signals = deque([(-1, 0, 0, 0, 0)])

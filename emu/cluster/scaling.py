@@ -21,7 +21,7 @@ from emu.latency.base import BatchShape
 from emu.network.placement import Grid
 from emu.network.topology import Topology
 from emu.replica.replica import Replica
-from emu.scheduling.relay import can_relay
+from emu.scheduling.layerwise import can_relay
 
 _REFERENCE_PREFILL_TOKENS: Final = 2048
 STATIC: Final = AutoscaleTable(executor="none")

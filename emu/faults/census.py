@@ -63,8 +63,7 @@ def _at_replica(replica: Replica) -> list[Place]:
     scheduler = replica.scheduler
     replica.settle()
     places = [Place(r, "queued", replica.name) for r in scheduler.waiting()]
-    failed: list[tuple[Request, str]] = getattr(scheduler, "_failed", [])
-    places += [Place(r, "queued", replica.name) for r, _ in failed]
+    places += [Place(r, "queued", replica.name) for r, _ in scheduler.ledger.failed]
     for request in scheduler.residents():
         is_decode = request.generated_tokens and request.computed_tokens >= (
             request.reached_tokens - 1

@@ -14,7 +14,6 @@ from emu.replica import life
 from emu.replica.replica import Replica
 from emu.replica.states import LOADING, ReplicaState
 from emu.request import Request
-from emu.scheduling.shrink import can_shrink, restore, take_away
 from emu.units import ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
@@ -176,9 +175,6 @@ def shrink_kv(injector: Injector, fault: FaultTable, rng: np.random.Generator) -
     """After the iteration in flight; requests that stand in the way, last admitted first, go."""
     replica = injector.cluster.replicas[fault.replica]
     scheduler = replica.scheduler
-    if not can_shrink(scheduler):
-        injector.miss(fault, f"the scheduler of {replica.name} has a pool of its own")
-        return
     incarnation = replica.incarnation
 
     def shrink() -> None:
@@ -192,14 +188,14 @@ def shrink_kv(injector: Injector, fault: FaultTable, rng: np.random.Generator) -
             victim.recomputed_tokens += victim.computed_tokens
             scheduler.cancel(victim)
             lost.append(victim)
-        take_away(scheduler, wanted)
+        scheduler.ledger.lose(wanted)
         injector.recovery.lost(lost, "kv_lost")
         injector.cluster.on_capacity(replica)
         if fault.duration_s:
             injector.later(s_to_ns(fault.duration_s), over)
 
     def give_back() -> None:
-        restore(scheduler)
+        scheduler.ledger.restore()
         injector.end(fault, replica.name)
         injector.cluster.on_capacity(replica)
 

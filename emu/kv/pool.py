@@ -17,28 +17,52 @@ Two pools with one interface:
 
 from __future__ import annotations
 
-from typing import Final, Protocol
-
-import msgspec
+from typing import Final, Protocol, final
 
 from emu.request import Request
 
 
-class Hit(msgspec.Struct, frozen=True, gc=False):
+@final
+class Hit:
     """What a lookup found for a request at admission."""
 
-    tokens: int = 0
+    tokens: int
     """All tokens that need not be computed: those of the next two fields."""
-    npu_tokens: int = 0
+    npu_tokens: int
     """Tokens whose blocks are in the GPU pool."""
-    lower_tokens: int = 0
+    lower_tokens: int
     """Further tokens that a lower tier holds; they need fresh GPU blocks and a recall."""
-    block_ids: tuple[int, ...] = ()
+    block_ids: tuple[int, ...]
     """The GPU blocks hit, first to last."""
-    recall_bytes: int = 0
+    recall_bytes: int
     """Bytes to bring up from the tier, whole chunks."""
-    tier: int = -1
+    tier: int
     """Index of the tier that holds the lower tokens; -1 = none."""
+
+    __slots__ = (
+        "block_ids",
+        "lower_tokens",
+        "npu_tokens",
+        "recall_bytes",
+        "tier",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        tokens: int = 0,
+        npu_tokens: int = 0,
+        lower_tokens: int = 0,
+        block_ids: tuple[int, ...] = (),
+        recall_bytes: int = 0,
+        tier: int = -1,
+    ) -> None:
+        self.tokens = tokens
+        self.npu_tokens = npu_tokens
+        self.lower_tokens = lower_tokens
+        self.block_ids = block_ids
+        self.recall_bytes = recall_bytes
+        self.tier = tier
 
 
 NO_HIT: Final = Hit()

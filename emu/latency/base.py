@@ -7,14 +7,14 @@ the model, the GPU and the parallel degrees, and is asked for integer nanosecond
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, final
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 
-class BatchShape(msgspec.Struct, gc=False):
+@final
+class BatchShape:
     """The shape of one iteration.
 
     A chunk of exactly one new token counts as a decode whoever it belongs to. Context = tokens
@@ -22,24 +22,64 @@ class BatchShape(msgspec.Struct, gc=False):
     where it is the group's largest token count.
     """
 
-    prefill_new: list[int] = msgspec.field(default_factory=list)
+    prefill_new: list[int]
     """New tokens of each prefill chunk."""
-    prefill_context: list[int] = msgspec.field(default_factory=list)
+    prefill_context: list[int]
     """Context of each prefill chunk, same order."""
-    decode_count: int = 0
-    decode_context_sum: int = 0
-    decode_context_max: int = 0
-    decode_context_min: int = 0
-    sequences: int = 0
+    decode_count: int
+    decode_context_sum: int
+    decode_context_max: int
+    decode_context_min: int
+    sequences: int
     """Members of the batch; each makes one row of logits."""
-    padded_tokens: int = 0
-    group_tokens: int = 0
+    padded_tokens: int
+    group_tokens: int
     """Mean tokens of the members of a group that is not padded: those of a rank's experts and of
     the exchange before and after them. 0 = as the other layers."""
-    start_layer: int = 0
+    start_layer: int
     """First transformer layer to run (0 unless a relayed batch enters in the middle)."""
-    layers: int = -1
+    layers: int
     """Number of layers to run; -1 = all to the end."""
+
+    __slots__ = (
+        "decode_context_max",
+        "decode_context_min",
+        "decode_context_sum",
+        "decode_count",
+        "group_tokens",
+        "layers",
+        "padded_tokens",
+        "prefill_context",
+        "prefill_new",
+        "sequences",
+        "start_layer",
+    )
+
+    def __init__(
+        self,
+        prefill_new: list[int] | None = None,
+        prefill_context: list[int] | None = None,
+        decode_count: int = 0,
+        decode_context_sum: int = 0,
+        decode_context_max: int = 0,
+        decode_context_min: int = 0,
+        sequences: int = 0,
+        padded_tokens: int = 0,
+        group_tokens: int = 0,
+        start_layer: int = 0,
+        layers: int = -1,
+    ) -> None:
+        self.prefill_new = [] if prefill_new is None else prefill_new
+        self.prefill_context = [] if prefill_context is None else prefill_context
+        self.decode_count = decode_count
+        self.decode_context_sum = decode_context_sum
+        self.decode_context_max = decode_context_max
+        self.decode_context_min = decode_context_min
+        self.sequences = sequences
+        self.padded_tokens = padded_tokens
+        self.group_tokens = group_tokens
+        self.start_layer = start_layer
+        self.layers = layers
 
     @property
     def new_tokens(self) -> int:

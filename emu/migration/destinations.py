@@ -64,13 +64,14 @@ class Destinations:
         heap: list[tuple[int, int, bool, Replica]] = []
         for replica in self._world.receivers():
             # A replica whose leap is not settled looks emptier than it is, never fuller.
-            scheduler = replica.scheduler
-            used = scheduler.blocks_used
-            if scheduler.blocks_total - used < least or replica is source:
+            ledger = replica.scheduler.ledger
+            blocks_free = ledger.pool.blocks_free
+            if blocks_free < least or replica is source:
                 continue
             if is_first_free:
                 yield replica
             else:
+                used = ledger.blocks_total - blocks_free
                 heap.append((used, replica.replica_id, False, replica))
         heapify(heap)
         while heap:

@@ -25,7 +25,7 @@ import msgspec
 from emu.migration.transfer import Network, SplitBatch
 from emu.replica.states import ReplicaState
 from emu.request import Request
-from emu.scheduling import relay as books
+from emu.scheduling import layerwise
 from emu.scheduling.base import Batch
 
 if TYPE_CHECKING:
@@ -80,12 +80,12 @@ class RelayBoard:
         """What the old replica was given will never be computed; its requests, if still there."""
         relayed = self._answers.pop(old.replica_id, None)
         scheduler = old.scheduler
-        if relayed is None or not books.can_relay(scheduler):
+        if relayed is None or not layerwise.can_relay(scheduler):
             return []
-        requests = books.in_flight(scheduler, relayed.batch)
+        requests = layerwise.in_flight(scheduler, relayed.batch)
         for request in requests:
             scheduler.cancel(request)
-        books.drop(scheduler, relayed.batch)
+        layerwise.drop(scheduler, relayed.batch)
         old.inbox.poke()
         return requests
 

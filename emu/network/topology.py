@@ -177,10 +177,6 @@ class Topology(msgspec.Struct, frozen=True):
         source = self.gpus[gpu]
         return (source.ssd_read, self.machines[source.machine].host_write)
 
-    def ssd_to_gpu(self, gpu: int) -> tuple[LinkPath, LinkPath]:
-        """A load from disk in its two stages, one after the other: disk to host, host to GPU."""
-        return (self.ssd_to_host_path(gpu), self.host_to_gpu_path(gpu))
-
     def latency_ns(self, path: LinkPath) -> int:
         """Latency of a path: one message between NICs (the slower end's), one host access."""
         return max([self.links[index].latency_ns for index in path], default=0)

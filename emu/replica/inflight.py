@@ -38,8 +38,6 @@ class InFlight:
         self.decode_tokens = 0
         self._runs_opened = getattr(latency, "decode_run_ns_after", None)
         """A short cut of backends: ends of a decode run that follows a step of a given length."""
-        self._sees_in = getattr(self.scheduler, "sees_in", None)
-        """A short cut of schedulers: how far a leap goes on although somebody has come."""
         self._batch: Batch | None = None
         self._start_ns = 0
         self._end_ns = 0
@@ -143,10 +141,12 @@ class InFlight:
     def _puts_off(self, done: int) -> bool:
         """A leap ends before it would see who has just come. False: that takes settled books."""
         batch, ends = self._batch, self._ends
-        if self._sees_in is None or batch is None or ends is None:
+        if batch is None or ends is None:
             return False
         start_ns = self._start_ns
-        steps = self._sees_in(batch, done + 1, start_ns + (ends.item(done - 1) if done else 0))
+        steps = self.scheduler.sees_in(
+            batch, done + 1, start_ns + (ends.item(done - 1) if done else 0)
+        )
         if steps == 0:
             return False
         self._cut(ends, steps)

@@ -56,9 +56,6 @@ def crash(replica: Replica) -> list[Request]:
         request.recomputed_tokens += request.computed_tokens
     lost = scheduler.evacuate()
     replica.touch()
-    from emu.scheduling.shrink import restore  # only crashes and lost memory need it
-
-    restore(scheduler)
     for requests in replica.arrived:
         for request in requests:
             request.recomputed_tokens += request.reached_tokens

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from emu.network.carrier import Carried
-from emu.scheduling.base import Batch, Recall
-from emu.scheduling.shape import add_chunk
+from emu.scheduling.base import Batch, Recall, add_chunk
 
 if TYPE_CHECKING:
     from emu.replica.replica import Replica

@@ -188,12 +188,10 @@ class Replica(InFlight):
         self._is_serving = self.state in _SERVES
         # Where nobody follows prompts beyond their end, a batch that ends some may run on.
         is_watched = self.world.streams or self.world.batches is not None
-        self._runs_on = (
-            self.state is S.COLOCATED and not is_watched and hasattr(self.scheduler, "run_on")
-        )
+        self._runs_on = self.state is S.COLOCATED and not is_watched
         # Freed blocks then matter to nobody but requests that wait here.
         self._waits_here_only = self._is_serving
-        if hasattr(self.scheduler, "pulls") and getattr(self.scheduler, "is_shared", False):
+        if self.scheduler.is_shared:
             self.scheduler.pulls = self.state is S.PREFILL
             self._waits_here_only = self._is_serving and not self.scheduler.pulls
 
@@ -317,7 +315,7 @@ class Replica(InFlight):
         if batch is None:
             if self._rest_since_ns < 0:
                 self._rest_since_ns = now_ns
-            hopeless = self.scheduler.drop_hopeless(now_ns)
+            hopeless = self.scheduler.drop_unschedulable(now_ns)
             self.touch()
             for request, reason in hopeless:
                 self.world.terminal(request, Status.FAILED, reason)
@@ -331,7 +329,7 @@ class Replica(InFlight):
         self._begin(batch)
         if self._runs_on and batch.chunks and self.signals is None:
             batch.first_end_ns = self._end_ns
-            run_on = self.scheduler.run_on(batch)  # type: ignore[attr-defined]
+            run_on = self.scheduler.run_on(batch)
             if run_on is not None:
                 self._run_on(batch, run_on)
         return self._end_ns

@@ -54,7 +54,7 @@ async def rest(replica: Replica) -> None:
 
 def fail_hopeless(replica: Replica) -> bool:
     """Requests that can never run here end with a reason instead of blocking the queue."""
-    hopeless = replica.scheduler.drop_hopeless(replica.kernel.now_ns)
+    hopeless = replica.scheduler.drop_unschedulable(replica.kernel.now_ns)
     replica.touch()
     for request, reason in hopeless:
         replica.world.terminal(request, Status.FAILED, reason)

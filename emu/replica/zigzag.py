@@ -24,7 +24,7 @@ from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.replica.zag import Zag, ZagTask, limit_at
 from emu.request import Status
-from emu.scheduling import relay as books
+from emu.scheduling import layerwise
 from emu.scheduling.base import Batch
 
 S = ReplicaState
@@ -81,30 +81,30 @@ def _zag(replica: Replica) -> Zag:
 def _finish_done(replica: Replica, zag: Zag) -> None:
     """Batches that ran all layers here get their first tokens here, oldest first."""
     scheduler = replica.scheduler
-    assert books.can_relay(scheduler) or not zag.pending
+    assert layerwise.can_relay(scheduler) or not zag.pending
     while True:
         task = zag.pop_done()
         if task is None:
             break
         replica.end_part(task.batch, task.started_ns, task.cost_ns)
-    if not books.can_relay(scheduler):
+    if not layerwise.can_relay(scheduler):
         return
     for task in list(zag.pending):  # all clients of a batch have gone
-        if task is not zag.running and not books.members(scheduler, task.batch):
+        if task is not zag.running and not layerwise.members(scheduler, task.batch):
             zag.remove(task)
-            books.drop(scheduler, task.batch)
+            layerwise.drop(scheduler, task.batch)
 
 
 def _admit(replica: Replica, zag: Zag) -> None:
     """Take batches from the global queue as far as the limit and the blocks allow."""
     scheduler = replica.scheduler
     now_ns = replica.kernel.now_ns
-    if not books.can_relay(scheduler):
+    if not layerwise.can_relay(scheduler):
         return
     while len(zag.pending) < limit_at(now_ns - zag.started_ns):
         if zag.is_wanted:
             return
-        batch = books.pull(scheduler, now_ns)
+        batch = layerwise.pull(scheduler, now_ns)
         if batch is None:
             return
         zag.admit(batch)
@@ -157,10 +157,10 @@ def abandon(replica: Replica) -> None:
     """The load was given up: batches that have not left go back to the queue, as if new."""
     zag, scheduler = replica.zag, replica.scheduler
     replica.zag = None
-    if zag is None or not books.can_relay(scheduler):
+    if zag is None or not layerwise.can_relay(scheduler):
         return
     for task in zag.pending:
-        replica.world.requeue(books.hand_out(scheduler, task.batch, hold=False))
+        replica.world.requeue(layerwise.hand_out(scheduler, task.batch, hold=False))
 
 
 # --- hand-over ----------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def _serve_helpers(replica: Replica, zag: Zag) -> None:
     board = replica.world.relay
     is_new = replica.state is S.NEW_PREFILL
     scheduler = replica.scheduler
-    if not books.can_relay(scheduler):
+    if not layerwise.can_relay(scheduler):
         return
     for old in list(board.asking):
         if zag.is_released:
@@ -216,17 +216,17 @@ def _age(task: ZagTask) -> tuple[int, int]:
 def _hand_over(replica: Replica, zag: Zag, task: ZagTask, old: Replica) -> None:
     """The batch goes to `old`, which runs the layers that are left."""
     scheduler, taker = replica.scheduler, old.scheduler
-    assert books.can_relay(scheduler)
-    assert books.can_relay(taker)
-    requests = books.members(scheduler, task.batch)
-    if not books.can_take_over(taker, requests):
+    assert layerwise.can_relay(scheduler)
+    assert layerwise.can_relay(taker)
+    requests = layerwise.members(scheduler, task.batch)
+    if not layerwise.can_take_over(taker, requests):
         return
     kernel, board = replica.kernel, replica.world.relay
     split_at = task.layers_done
     shape = task.batch.shape
     zag.remove(task)
-    books.hand_out(scheduler, task.batch, hold=split_at > 0)
-    taken = books.take_over(taker, requests, kernel.now_ns)
+    layerwise.hand_out(scheduler, task.batch, hold=split_at > 0)
+    taken = layerwise.take_over(taker, requests, kernel.now_ns)
     split: SplitBatch | None = None
     if split_at:
         split = SplitBatch(
@@ -286,7 +286,7 @@ async def old_prefill(replica: Replica) -> None:
         else:
             await replica.inbox.wait()
         return
-    if not books.can_relay(replica.scheduler):
+    if not layerwise.can_relay(replica.scheduler):
         if replica.scheduler.waiting_count:
             replica.world.requeue(replica.take_waiting())
         if await replica.iterate():  # prompts that had begun are finished first
@@ -294,7 +294,7 @@ async def old_prefill(replica: Replica) -> None:
     if board.may_leave:
         replica.try_move(S.OLD_PREFILL, S.PREFILL, writer="loop", cause="released")
         return
-    if books.can_relay(replica.scheduler):
+    if layerwise.can_relay(replica.scheduler):
         board.park(replica)
     await replica.inbox.wait()
 
@@ -302,10 +302,10 @@ async def old_prefill(replica: Replica) -> None:
 def _is_given_up(replica: Replica, relayed: Relayed) -> bool:
     """All clients of the batch have gone before it was begun: forget it."""
     scheduler = replica.scheduler
-    assert books.can_relay(scheduler)
-    if books.members(scheduler, relayed.batch):
+    assert layerwise.can_relay(scheduler)
+    if layerwise.members(scheduler, relayed.batch):
         return False
-    books.drop(scheduler, relayed.batch)
+    layerwise.drop(scheduler, relayed.batch)
     replica.world.relay.finished(replica)
     if relayed.split is not None and replica.handoff is not None:
         replica.handoff.append_second(relayed.split, [])

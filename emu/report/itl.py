@@ -22,9 +22,8 @@ buffers were flushed: a run with decode leaps and one without print the same byt
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, final
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,7 +41,8 @@ HEAT_BINS_PER_OCTAVE: Final = 4
 _HEAT_ROWS: Final = 64 * HEAT_BINS_PER_OCTAVE
 
 
-class GapStats(msgspec.Struct):
+@final
+class GapStats:
     """Distribution of inter-token gaps, ns."""
 
     samples: int
@@ -58,6 +58,43 @@ class GapStats(msgspec.Struct):
     heat_width_ns: int
     heat: Int64Array
     """Gaps by [interval of `heat_width_ns`, bin of `HEAT_BINS_PER_OCTAVE` per octave of ns]."""
+
+    __slots__ = (
+        "counts",
+        "heat",
+        "heat_width_ns",
+        "is_exact",
+        "max_ns",
+        "mean_ns",
+        "min_ns",
+        "samples",
+        "std_ns",
+        "values",
+    )
+
+    def __init__(
+        self,
+        samples: int,
+        mean_ns: float,
+        std_ns: float,
+        min_ns: int,
+        max_ns: int,
+        is_exact: bool,
+        values: Int64Array,
+        counts: Int64Array,
+        heat_width_ns: int,
+        heat: Int64Array,
+    ) -> None:
+        self.samples = samples
+        self.mean_ns = mean_ns
+        self.std_ns = std_ns
+        self.min_ns = min_ns
+        self.max_ns = max_ns
+        self.is_exact = is_exact
+        self.values = values
+        self.counts = counts
+        self.heat_width_ns = heat_width_ns
+        self.heat = heat
 
     def percentile_ns(self, percent: float) -> float:
         """Linear interpolation between the nearest ranks; 0 without samples."""

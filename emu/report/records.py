@@ -28,9 +28,8 @@ import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from struct import Struct
-from typing import Final
+from typing import Final, final
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -86,7 +85,8 @@ _STATUS_FIELDS: Final = tuple(text_field(status.name.lower()) for status in Stat
 _NO_LATENCIES: Final = (EMPTY, EMPTY, EMPTY)
 
 
-class RequestStats(msgspec.Struct):
+@final
+class RequestStats:
     """Totals over all released requests, and the latencies of the completed ones."""
 
     by_status: dict[str, int]
@@ -114,6 +114,64 @@ class RequestStats(msgspec.Struct):
     execution_ns: int
     columns: Mapping[str, NDArray[np.int64]]
     """LATENCIES of completed requests, all in order of arrival; each access reads its column."""
+
+    __slots__ = (
+        "by_reason",
+        "by_status",
+        "columns",
+        "execution_ns",
+        "first_arrival_ns",
+        "last_arrival_ns",
+        "last_token_ns",
+        "migrations",
+        "npu_hit_tokens",
+        "output_tokens",
+        "output_tokens_partial",
+        "preemptions",
+        "prefix_hit_tokens",
+        "prefix_prompt_tokens",
+        "prompt_tokens",
+        "recomputed_tokens",
+        "storage_hit_tokens",
+    )
+
+    def __init__(
+        self,
+        by_status: dict[str, int],
+        by_reason: dict[str, int],
+        first_arrival_ns: int,
+        last_arrival_ns: int,
+        last_token_ns: int,
+        prompt_tokens: int,
+        output_tokens: int,
+        output_tokens_partial: int,
+        prefix_hit_tokens: int,
+        npu_hit_tokens: int,
+        storage_hit_tokens: int,
+        prefix_prompt_tokens: int,
+        preemptions: int,
+        recomputed_tokens: int,
+        migrations: int,
+        execution_ns: int,
+        columns: Mapping[str, NDArray[np.int64]],
+    ) -> None:
+        self.by_status = by_status
+        self.by_reason = by_reason
+        self.first_arrival_ns = first_arrival_ns
+        self.last_arrival_ns = last_arrival_ns
+        self.last_token_ns = last_token_ns
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.output_tokens_partial = output_tokens_partial
+        self.prefix_hit_tokens = prefix_hit_tokens
+        self.npu_hit_tokens = npu_hit_tokens
+        self.storage_hit_tokens = storage_hit_tokens
+        self.prefix_prompt_tokens = prefix_prompt_tokens
+        self.preemptions = preemptions
+        self.recomputed_tokens = recomputed_tokens
+        self.migrations = migrations
+        self.execution_ns = execution_ns
+        self.columns = columns
 
     @property
     def requests(self) -> int:

@@ -8,14 +8,13 @@ stale (`router.signal_delay_ms`); who keeps the history is the gateway, not the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
-
-import msgspec
+from typing import Protocol, final
 
 from emu.request import Request
 
 
-class Signal(msgspec.Struct, gc=False):
+@final
+class Signal:
     """What a replica reports about itself."""
 
     replica_id: int
@@ -25,6 +24,34 @@ class Signal(msgspec.Struct, gc=False):
     blocks_used: int
     blocks_total: int
     max_num_seqs: int
+
+    __slots__ = (
+        "blocks_total",
+        "blocks_used",
+        "max_num_seqs",
+        "replica_id",
+        "running",
+        "waiting",
+        "waiting_tokens",
+    )
+
+    def __init__(
+        self,
+        replica_id: int,
+        waiting: int,
+        running: int,
+        waiting_tokens: int,
+        blocks_used: int,
+        blocks_total: int,
+        max_num_seqs: int,
+    ) -> None:
+        self.replica_id = replica_id
+        self.waiting = waiting
+        self.running = running
+        self.waiting_tokens = waiting_tokens
+        self.blocks_used = blocks_used
+        self.blocks_total = blocks_total
+        self.max_num_seqs = max_num_seqs
 
 
 PrefixMatch = Callable[[int, Request], int]

@@ -1,37 +1,67 @@
 """The iteration-level scheduler: what a replica asks of it, and what it answers.
 
 A scheduler is pure: no await, no clock (time arrives as an argument), no randomness. It owns
-the replica's waiting queue, its running set and its KV pool, and nobody else changes them. The
+the replica's waiting queue, its running set and its KV pool; nothing else changes them. The
 replica's actor loops: `schedule` -> wait for the batch's cost -> `complete`.
 
+What every scheduler must have are the seven abstract methods of `Scheduler`. All else has a
+default here: queue, KV blocks, handoff of KV and the requests that failed are the ledger's
+(`emu/scheduling/ledger.py`), and without promises an iteration is a step of its own.
+
 Decode leaps. `schedule` may promise that the next `max_steps` iterations are the same batch with
-one more context token each, as long as nobody calls a mutating method. The actor then sleeps
+one more context token each, as long as no mutating method is called. The actor then sleeps
 through several of them and calls `complete(batch, steps, ...)` once. Blocks that steps 2..n need
 are taken inside `settle`/`complete`, so that a leap cut short has taken nothing too much. The
 result is identical to stepping (`max_steps` = 1), to the nanosecond and byte.
 
-Whoever reads the books of a replica in the middle of a leap calls `settle` first; whoever
+A caller that reads the counts of a replica in the middle of a leap calls `settle` first; one that
 changes them (reserve, cancel, enqueue) makes the actor cut the leap at the end of the iteration
 in flight.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
 
 import msgspec
 
+from emu.kv.blocks import BlockPool
+from emu.kv.pool import CountingPool
 from emu.latency.base import BatchShape
 from emu.request import Request
+from emu.scheduling.ledger import Ledger
+from emu.scheduling.waiting import make_queue
+from emu.units import ceil_div
+
+if TYPE_CHECKING:
+    from emu.config.schema import SchedulerTable
 
 
-class Chunk(msgspec.Struct, gc=False):
+@final
+class Chunk:
     """A member of a batch that is not a plain decode: a piece of prompt or of a recomputation."""
 
     request: Request
     new_tokens: int
     context_tokens: int
+
+    __slots__ = (
+        "context_tokens",
+        "new_tokens",
+        "request",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        new_tokens: int,
+        context_tokens: int,
+    ) -> None:
+        self.request = request
+        self.new_tokens = new_tokens
+        self.context_tokens = context_tokens
 
 
 class Recall(NamedTuple):
@@ -43,69 +73,147 @@ class Recall(NamedTuple):
     tokens: int
 
 
-class Batch(msgspec.Struct):
+@final
+class Batch:
     """One iteration that has been formed, or the first of `max_steps` equal decode iterations."""
 
     batch_id: int
     shape: BatchShape
     chunks: list[Chunk]
-    max_steps: int = 1
-    steps_settled: int = 1
+    max_steps: int
+    steps_settled: int
     """Steps whose blocks have been taken (the one in flight included)."""
-    formed_ns: int = 0
-    last_start_ns: int = -1
+    formed_ns: int
+    last_start_ns: int
     """Start of the last step executed, if there were several; set before `complete`.
 
     Before `leap_holds`: start of the step in flight.
     """
-    first_end_ns: int = -1
+    first_end_ns: int
     """End of the first step executed, if there were several; set before `complete`."""
-    preempted: list[Request] = msgspec.field(default_factory=list)
+    preempted: list[Request]
     """Requests that were preempted while this batch was formed."""
-    recalls: list[Recall] = msgspec.field(default_factory=list)
+    recalls: list[Recall]
     """KV to bring up from a lower tier before the batch can run."""
-    decodes: list[Request] | None = None
+    decodes: list[Request] | None
     """Plain decode members where the scheduler lists them; None = all of its decode cohort."""
-    run_on: RunOn | None = None
+    run_on: RunOn | None
     """Of a batch with prompts that leaps: its steps after the first one."""
 
+    __slots__ = (
+        "batch_id",
+        "chunks",
+        "decodes",
+        "first_end_ns",
+        "formed_ns",
+        "last_start_ns",
+        "max_steps",
+        "preempted",
+        "recalls",
+        "run_on",
+        "shape",
+        "steps_settled",
+    )
 
-class RunOn(msgspec.Struct):
+    def __init__(
+        self,
+        batch_id: int,
+        shape: BatchShape,
+        chunks: list[Chunk],
+        max_steps: int = 1,
+        formed_ns: int = 0,
+        decodes: list[Request] | None = None,
+    ) -> None:
+        self.batch_id = batch_id
+        self.shape = shape
+        self.chunks = chunks
+        self.max_steps = max_steps
+        self.steps_settled = 1
+        self.formed_ns = formed_ns
+        self.last_start_ns = -1
+        self.first_end_ns = -1
+        self.preempted = []
+        self.recalls = []
+        self.decodes = decodes
+        self.run_on = None
+
+
+@final
+class RunOn:
     """The decode run of all members of a batch that follows the end of its prompts."""
 
     shape: BatchShape
     """Of its first step, the second one of the batch."""
-    opening: Progress | None = None
+    opening: Progress | None
     """What the batch's first step brought about, once the second one is settled."""
 
+    __slots__ = (
+        "opening",
+        "shape",
+    )
 
-class Progress(msgspec.Struct):
+    def __init__(
+        self,
+        shape: BatchShape,
+        opening: Progress | None = None,
+    ) -> None:
+        self.shape = shape
+        self.opening = opening
+
+
+@final
+class Progress:
     """What the completion of a batch brought about. All at the end of its last step."""
 
-    first_tokens: list[Request] = msgspec.field(default_factory=list)
+    first_tokens: list[Request]
     """Requests that received their first output token now (a prefill replica hands these on).
 
     A request with one output token is in `finished` too.
     """
-    resumed: list[Request] = msgspec.field(default_factory=list)
+    resumed: list[Request]
     """Requests whose lost or evicted KV is complete again (handed on like those above)."""
-    finished: list[Request] = msgspec.field(default_factory=list)
+    finished: list[Request]
     """Requests whose last output token came now; they have left, their blocks are free."""
-    cohort_size: int = 0
+    cohort_size: int
     """Members whose token gap equals the step's duration, at each step of the batch."""
-    gaps_ns: list[int] = msgspec.field(default_factory=list)
+    gaps_ns: list[int]
     """Gaps between tokens of all other members that received a token (not their first)."""
-    late_gaps_ns: list[int] = msgspec.field(default_factory=list)
+    late_gaps_ns: list[int]
     """Of several steps, at the first one: gaps of members that joined with it. They are in
     `cohort_size`, whose gap is another at this step only."""
-    prefill_tokens: int = 0
+    prefill_tokens: int
     """Prompt (or recomputed) tokens computed."""
-    decode_tokens: int = 0
+    decode_tokens: int
     """Output tokens produced, first ones included."""
-    failed: list[tuple[Request, str]] = msgspec.field(default_factory=list)
+    failed: list[tuple[Request, str]]
     """Requests that can never go on here, with the reason; they have left, blocks are free."""
-    opening: Progress | None = None
+    opening: Progress | None
     """Of a batch that ran on: what its first step brought about, not counted here again."""
+
+    __slots__ = (
+        "cohort_size",
+        "decode_tokens",
+        "failed",
+        "finished",
+        "first_tokens",
+        "gaps_ns",
+        "late_gaps_ns",
+        "opening",
+        "prefill_tokens",
+        "resumed",
+    )
+
+    def __init__(self, cohort_size: int = 0, decode_tokens: int = 0) -> None:
+        self.first_tokens = []
+        self.resumed = []
+        self.finished = []
+        self.cohort_size = cohort_size
+        self.gaps_ns = []
+        self.late_gaps_ns = []
+        self.prefill_tokens = 0
+        self.decode_tokens = decode_tokens
+        self.failed = []
+        self.opening = None
 
 
 class ReplicaLimits(msgspec.Struct, frozen=True):
@@ -120,44 +228,145 @@ class ReplicaLimits(msgspec.Struct, frozen=True):
     leap: bool = True
 
 
-class Scheduler(Protocol):
+class Scheduler(ABC):
     """Iteration-level scheduling of one replica, with its KV pool."""
 
-    policy: str
-    blocks_total: int
+    policy: ClassVar[str] = ""
+    grows: ClassVar[bool] = True
+    """Blocks are taken as tokens come; False: all of them at admission."""
+    block_pool: BlockPool | None = None
+    """The pool, where blocks have identities (prefix caching)."""
+    is_shared = False
+    """It pulls its prompts from a queue that other replicas pull from too."""
+    pulls = False
+    """It may take prompts from a shared queue now; the replica says so at changes of state."""
+
+    def __init__(
+        self,
+        table: SchedulerTable,
+        limits: ReplicaLimits,
+        *,
+        preemptions_max: int = 0,
+        ledger: Ledger | None = None,
+        max_num_seqs: int = 0,
+    ) -> None:
+        """`preemptions_max`: a request preempted more often fails (0 = no limit). `ledger`: with
+        a pool or a queue of the policy's own. `max_num_seqs`: most requests that can run at once
+        (0 = no limit but the blocks)."""
+        self.table = table
+        self.limits = limits
+        self.block_size = limits.block_size
+        self.ledger = ledger or Ledger(
+            CountingPool(limits.num_blocks, limits.block_size), make_queue(table.order)
+        )
+        self.ledger.preemptions_max = preemptions_max
+        self.max_num_seqs = max_num_seqs or limits.num_blocks
+        """Most requests that can run at once (each holds a block at least)."""
+
+    # --- what a policy must have ------------------------------------------------------------
+    @abstractmethod
+    def schedule(self, now_ns: int) -> Batch | None:
+        """Form the next iteration, or None if nothing can run (or too many are in flight)."""
+
+    @abstractmethod
+    def complete(self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
+        """`steps` iterations of the batch ended, the last one at `now_ns`."""
+
+    @property
+    @abstractmethod
+    def running_count(self) -> int:
+        """Admitted requests (prefill unfinished or decoding), detached ones not counted."""
+
+    @abstractmethod
+    def residents(self) -> Iterable[Request]:
+        """Running requests, in order of admission, with exact token counts.
+
+        Those that arrived with their KV (`ledger.arrived`) and do not run yet are among them.
+        """
+
+    @abstractmethod
+    def cancel(self, request: Request) -> bool:
+        """Remove a waiting or running request and free its blocks.
+
+        A member of a batch in flight leaves at once; the batch's cost does not change. False if
+        the request is not here.
+        """
+
+    @abstractmethod
+    def detach(self, request: Request) -> None:
+        """A running request leaves the running set but keeps its blocks (KV handoff: hold)."""
+
+    @abstractmethod
+    def evacuate(self) -> list[Request]:
+        """Everything here is lost or leaves: all requests, waiting first; the pool is empty.
+
+        Detached and inbound requests have another owner; their blocks are gone too.
+        """
+
+    # --- figures ----------------------------------------------------------------------------
+    @property
+    def blocks_total(self) -> int:
+        """Blocks of the pool, less what a fault has taken out of it."""
+        return self.ledger.blocks_total
 
     @property
     def blocks_used(self) -> int:
-        """Blocks that are not free: residents, inbound reservations, sources of open transfers."""
-        ...
+        """Blocks that are not free: residents, inbound reservations, sources of open transfers.
+
+        Cached blocks that no request references are free.
+        """
+        ledger = self.ledger
+        return ledger.blocks_total - ledger.pool.blocks_free
 
     @property
     def waiting_count(self) -> int:
-        """Requests in the waiting queue."""
-        ...
-
-    @property
-    def running_count(self) -> int:
-        """Admitted requests (prefill unfinished or decoding), detached ones not counted."""
-        ...
+        """Requests in the waiting queue, preempted ones included."""
+        return self.ledger.queue.count
 
     @property
     def waiting_tokens(self) -> int:
         """Prompt tokens of waiting requests."""
-        ...
+        return self.ledger.queue.prompt_tokens
 
-    # --- work -----------------------------------------------------------------------------
+    def prefix_match(self, request: Request) -> int:
+        """Prompt tokens of a request that the GPU pool holds (what a router may ask)."""
+        return 0 if self.block_pool is None else self.block_pool.match(request)
+
+    # --- waiting ----------------------------------------------------------------------------
     def enqueue(self, request: Request, now_ns: int) -> None:
-        """The request joins the waiting queue."""
-        ...
+        """The request joins the waiting queue; it has no KV here."""
+        self.ledger.enqueue(request, now_ns)
 
-    def schedule(self, now_ns: int) -> Batch | None:
-        """Form the next iteration, or None if nothing can run (or too many are in flight)."""
-        ...
+    def waiting(self) -> Iterable[Request]:
+        """Waiting requests, head first."""
+        return iter(self.ledger.queue)
 
-    def settle(self, batch: Batch, steps: int) -> None:
-        """Bring the books up to `steps` started iterations of a leap in flight (idempotent)."""
-        ...
+    def can_ever_hold(self, request: Request) -> str:
+        """Empty, or why this replica could never serve the request, even alone."""
+        longest = request.prompt_tokens + request.max_output_tokens
+        if longest > self.limits.max_model_tokens:
+            return f"longer than the model's {self.limits.max_model_tokens} tokens"
+        # The KV of the last output token is never computed.
+        if ceil_div(longest - 1, self.block_size) > self.blocks_total:
+            return f"needs more than the replica's {self.blocks_total} KV blocks"
+        return ""
+
+    def drop_unschedulable(self, now_ns: int) -> list[tuple[Request, str]]:
+        """Requests at the head that can never be scheduled although nothing runs, removed."""
+        ledger = self.ledger
+        dropped = ledger.take_failed()
+        while ledger.queue:
+            head = ledger.queue.head()
+            reason = self.can_ever_hold(head)
+            if not reason:
+                break
+            ledger.queue.remove(head)
+            dropped.append((head, reason))
+        return dropped
+
+    # --- leaps: without promises each iteration is a step of its own -------------------------
+    def settle(self, batch: Batch, steps: int) -> None:  # noqa: B027
+        """Bring the counts up to `steps` started iterations of a leap in flight (idempotent)."""
 
     def leap_holds(self, batch: Batch) -> bool:
         """Whether a settled leap in flight may go on to its promised end after a change.
@@ -166,7 +375,7 @@ class Scheduler(Protocol):
         To be asked after `enqueue`, `reserve`, `unreserve`, `release` or the cancellation of a
         waiting request; any other change ends a leap at the end of the iteration in flight.
         """
-        ...
+        return False
 
     def split(self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
         """The first `steps` iterations of a leap ended at `now_ns`, the next one is in flight.
@@ -174,74 +383,81 @@ class Scheduler(Protocol):
         Afterwards the batch is that one iteration, as if it had been stepped to (for a crash or a
         pause in the middle of a leap).
         """
-        ...
+        raise AssertionError(f"{self.policy} promises no leaps")
 
-    def complete(self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
-        """`steps` iterations of the batch ended, the last one at `now_ns`."""
-        ...
+    def sees_in(self, batch: Batch, started: int, last_start_ns: int) -> int:
+        """Steps that a leap takes after a request came, as `leap_holds` says, without settling.
 
-    def can_ever_hold(self, request: Request) -> str:
-        """Empty, or why this replica could never serve the request, even alone."""
-        ...
-
-    def drop_hopeless(self, now_ns: int) -> list[tuple[Request, str]]:
-        """Requests at the head that can never be scheduled although nothing runs, removed."""
-        ...
-
-    # --- leaving and coming ---------------------------------------------------------------
-    def cancel(self, request: Request) -> bool:
-        """Remove a waiting or running request and free its blocks.
-
-        A member of a batch in flight leaves at once; the batch's cost does not change. False if
-        the request is not here.
+        `started` steps have started, the last one at `last_start_ns`. 0: `leap_holds` must be
+        asked.
         """
-        ...
+        return 0
 
-    def detach(self, request: Request) -> None:
-        """A running request leaves the running set but keeps its blocks (KV handoff: hold)."""
-        ...
+    def run_on(self, batch: Batch) -> RunOn | None:
+        """The decode run that is certain to follow a batch just formed with prompts.
 
-    def release(self, request: Request) -> None:
-        """Free the blocks of a detached request (the transfer has ended)."""
-        ...
-
-    def blocks_to_reserve(self, requests: Sequence[Request]) -> int:
-        """Blocks that this replica must reserve to take over these requests' KV."""
-        ...
-
-    def reserve(self, requests: Sequence[Request]) -> bool:
-        """Reserve blocks for inbound requests, all or nothing. Sets nothing on the requests."""
-        ...
-
-    def unreserve(self, requests: Sequence[Request]) -> None:
-        """Give back a reservation that will not be used."""
-        ...
-
-    def activate(self, requests: Sequence[Request], now_ns: int) -> None:
-        """Reserved requests, KV complete, join the running set (decode goes on here)."""
-        ...
-
-    def adopt(self, requests: Sequence[Request], now_ns: int) -> None:
-        """Detached requests of this very replica join its running set (role change, no move)."""
-        ...
-
-    def evacuate(self) -> list[Request]:
-        """Everything here is lost or leaves: all requests, waiting first; the pool is empty."""
-        ...
-
-    # --- seeing ---------------------------------------------------------------------------
-    def residents(self) -> Iterable[Request]:
-        """Running requests, in order of admission, with exact token counts."""
-        ...
-
-    def waiting(self) -> Iterable[Request]:
-        """Waiting requests, head first."""
-        ...
+        Its steps are the batch's from now on (`max_steps`); `Batch.first_end_ns` must be set
+        before any is settled. None: there is no such run, or it is not certain yet.
+        """
+        return None
 
     def token_receivers(self, batch: Batch) -> Iterable[Request]:
         """Members of the batch that get an output token at the end of each of its steps."""
-        ...
+        readers = [
+            chunk.request
+            for chunk in batch.chunks
+            if chunk.context_tokens + chunk.new_tokens == chunk.request.reached_tokens
+        ]
+        return [*(batch.decodes or ()), *readers]
 
+    # --- KV on its way out or in ------------------------------------------------------------
+    def blocks_for(self, request: Request) -> int:
+        """Blocks to reserve for an inbound request: those of prompt and output so far."""
+        return ceil_div(request.reached_tokens, self.block_size)
+
+    def release(self, request: Request) -> None:
+        """Free the blocks of a detached request (no-op after an evacuation)."""
+        self.ledger.release(request)
+
+    def blocks_to_reserve(self, requests: Sequence[Request]) -> int:
+        """Blocks that this replica must reserve to take over these requests' KV."""
+        return sum(map(self.blocks_for, requests))
+
+    def reserve(self, requests: Sequence[Request]) -> bool:
+        """Reserve blocks for inbound requests, all or nothing. Sets nothing on the requests."""
+        return self.ledger.reserve(requests, list(map(self.blocks_for, requests)))
+
+    def unreserve(self, requests: Sequence[Request]) -> None:
+        """Give back a reservation that will not be used."""
+        self.ledger.unreserve(requests)
+
+    def activate(self, requests: Sequence[Request], now_ns: int) -> None:
+        """Reserved requests, KV complete, join the running set as soon as there is room."""
+        for request in requests:
+            request.computed_tokens = request.reached_tokens - 1
+        self.ledger.activate(requests)
+
+    def adopt(self, requests: Sequence[Request], now_ns: int) -> None:
+        """Detached requests of this very replica go on here (role change, no move)."""
+        self.ledger.adopt(requests)
+
+    # --- checks -----------------------------------------------------------------------------
     def recount(self) -> list[str]:
-        """Full check of the books; one line for each thing that is wrong."""
-        ...
+        """Full check of the counts; one line for each thing that is wrong."""
+        return self.ledger.recount(list(self.residents()))
+
+
+def add_chunk(shape: BatchShape, new_tokens: int, context_tokens: int) -> None:
+    """One more member with so many new tokens; exactly one token counts as a decode."""
+    if new_tokens != 1:
+        shape.prefill_new.append(new_tokens)
+        shape.prefill_context.append(context_tokens)
+        return
+    if shape.decode_count == 0:
+        shape.decode_context_max = shape.decode_context_min = context_tokens
+    elif context_tokens > shape.decode_context_max:
+        shape.decode_context_max = context_tokens
+    elif context_tokens < shape.decode_context_min:
+        shape.decode_context_min = context_tokens
+    shape.decode_count += 1
+    shape.decode_context_sum += context_tokens

@@ -25,33 +25,62 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from heapq import heappop, heappush
-
-import msgspec
+from typing import final
 
 from emu.latency.base import BatchShape
 from emu.request import Request
 
 
-class Seat(msgspec.Struct, eq=False, gc=False):
+@final
+class RunningRequest:
     """An admitted request, and where it stands in the scheduler."""
 
     request: Request
     admission: int
     """Order of admission; larger = more recent."""
-    prefilling: bool = True
+    prefilling: bool
     """Its prompt (or recomputation) is not complete."""
-    is_alive: bool = True
+    is_alive: bool
     """False once it has left; batches in flight that still name it drop its result."""
-    in_cohort: bool = False
-    pending: int = 0
+    in_cohort: bool
+    pending: int
     """Tokens scheduled in batches in flight (outside the cohort)."""
-    offset: int = 0
-    finish_step: int = 0
-    joined_step: int = 0
-    busy_since_ns: int = 0
-    """The scheduler's time in batches when it was admitted."""
-    has_keys: bool = False
+    offset: int
+    """In the cohort: reached tokens less the cohort's steps so far."""
+    finish_step: int
+    """In the cohort: the step that brings its last token."""
+    joined_step: int
+    busy_since_ns: int
+    """The running set's time in batches when it was admitted."""
+    has_keys: bool
     """Blocks that it fills can be found by others."""
+
+    __slots__ = (
+        "admission",
+        "busy_since_ns",
+        "finish_step",
+        "has_keys",
+        "in_cohort",
+        "is_alive",
+        "joined_step",
+        "offset",
+        "pending",
+        "prefilling",
+        "request",
+    )
+
+    def __init__(self, request: Request, admission: int, busy_since_ns: int = 0) -> None:
+        self.request = request
+        self.admission = admission
+        self.prefilling = True
+        self.is_alive = True
+        self.in_cohort = False
+        self.pending = 0
+        self.offset = 0
+        self.finish_step = 0
+        self.joined_step = 0
+        self.busy_since_ns = busy_since_ns
+        self.has_keys = False
 
 
 class Cohort:
@@ -86,78 +115,80 @@ class Cohort:
         self._chunk_tokens = chunk_tokens
         self._chunk_steps: list[int] = []
         """Sorted: step (modulo the chunk) in which each member with keys completes a chunk."""
-        self._members: list[dict[int, Seat]] = [{} for _ in range(block_size * track_members)]
-        self._ends: list[tuple[int, int, Seat]] = []
+        self._members: list[dict[int, RunningRequest]] = [
+            {} for _ in range(block_size * track_members)
+        ]
+        self._ends: list[tuple[int, int, RunningRequest]] = []
         self._gap_steps: list[int] = []
         self._gap_ns: list[int] = []
-        self.late: list[Seat] = []
+        self.late: list[RunningRequest] = []
         """Members that take part for the first time in the step in flight and whose latest token
         is older than that of the others."""
 
     # --- members ----------------------------------------------------------------------------
-    def join(self, seat: Seat) -> None:
+    def join(self, running: RunningRequest) -> None:
         """A request with reached - computed = 1 joins; no step may be in flight."""
         assert self.in_flight == 0
-        request = seat.request
+        request = running.request
         step = self.step
         offset = request.prompt_tokens + request.generated_tokens - step
-        seat.offset = offset
-        seat.finish_step = request.prompt_tokens + request.output_tokens - offset
-        seat.joined_step = step
-        seat.in_cohort = True
+        running.offset = offset
+        running.finish_step = request.prompt_tokens + request.output_tokens - offset
+        running.joined_step = step
+        running.in_cohort = True
         self.count += 1
         self.offset_sum += offset
-        if seat.admission > self.newest_admission:
-            self.newest_admission = seat.admission
+        if running.admission > self.newest_admission:
+            self.newest_admission = running.admission
         insort(self._offsets, offset)
         residue = (1 - offset) % self.block_size
         self._takers[residue] += 1
         if self.track_members:
-            self._members[residue][seat.admission] = seat
+            self._members[residue][running.admission] = running
             keys = request.block_keys
-            seat.has_keys = bool(keys) and (len(keys or ()) * self.block_size >= step + offset)
-            if seat.has_keys:
+            running.has_keys = bool(keys) and (len(keys or ()) * self.block_size >= step + offset)
+            if running.has_keys:
                 self._indexers[-offset % self.block_size] += 1
                 self._indexer_count += 1
                 if self._chunk_tokens:
                     insort(self._chunk_steps, -offset % self._chunk_tokens)
-        heappush(self._ends, (seat.finish_step, seat.admission, seat))
+        heappush(self._ends, (running.finish_step, running.admission, running))
 
-    def leave(self, seat: Seat) -> None:
+    def leave(self, running: RunningRequest) -> None:
         """A member leaves; its request gets exact counts (`kv_blocks` only where counted)."""
-        self.materialise(seat)
-        offset = seat.offset
-        seat.in_cohort = False
+        self.materialise(running)
+        offset = running.offset
+        running.in_cohort = False
         self.count -= 1
         self.offset_sum -= offset
         del self._offsets[bisect_left(self._offsets, offset)]
         residue = (1 - offset) % self.block_size
         self._takers[residue] -= 1
         if self.track_members:
-            del self._members[residue][seat.admission]
-            if seat.has_keys:
+            del self._members[residue][running.admission]
+            if running.has_keys:
                 self._indexers[-offset % self.block_size] -= 1
                 self._indexer_count -= 1
                 if self._chunk_tokens:
                     chunk_step = -offset % self._chunk_tokens
                     del self._chunk_steps[bisect_left(self._chunk_steps, chunk_step)]
         if self.count == 0:
-            self._rest()
+            self._reset()
 
-    def materialise(self, seat: Seat) -> None:
+    def materialise(self, running: RunningRequest) -> None:
         """Write a member's token counts to its request."""
-        request = seat.request
-        computed = self.step + seat.offset - 1
+        request = running.request
+        computed = self.step + running.offset - 1
         request.computed_tokens = computed
         request.generated_tokens = computed + 1 - self.in_flight - request.prompt_tokens
         if self.counts_blocks:
             request.kv_blocks = -(-computed // self.block_size)
-        at = bisect_left(self._gap_steps, seat.joined_step + 1)
+        at = bisect_left(self._gap_steps, running.joined_step + 1)
         if at < len(self._gap_ns) and self._gap_ns[at] > request.max_gap_ns:
             request.max_gap_ns = self._gap_ns[at]
 
-    def _rest(self) -> None:
-        """Nobody is here: forget what only members could ask for."""
+    def _reset(self) -> None:
+        """Reset when the cohort becomes empty: only members could ask for these."""
         self.newest_admission = -1
         self._ends.clear()
         self._gap_steps.clear()
@@ -208,11 +239,11 @@ class Cohort:
             at = (at + 1) % size
         return min(steps, limit)
 
-    def takers(self) -> list[Seat]:
+    def takers(self) -> list[RunningRequest]:
         """Members that take a block in the next step, in order of admission."""
         return _in_order(self._members[self.step % self.block_size])
 
-    def fillers(self, ahead: int = 0) -> list[Seat]:
+    def fillers(self, ahead: int = 0) -> list[RunningRequest]:
         """Members with keys whose block becomes full in the step `ahead` of the next one.
 
         In order of admission.
@@ -221,7 +252,7 @@ class Cohort:
         if not self._indexers[at]:
             return []
         members = self._members[(at + 1) % self.block_size]
-        return [seat for seat in _in_order(members) if seat.has_keys]
+        return [running for running in _in_order(members) if running.has_keys]
 
     def steps_before_filled_block(self, limit: int) -> int:
         """Further steps, up to `limit`, before the one that fills a block others can find."""
@@ -257,42 +288,44 @@ class Cohort:
         """The next step as a batch of its own."""
         before = self.step - 1
         count, offsets = self.count, self._offsets
-        return BatchShape(
-            decode_count=count,
-            decode_context_sum=count * before + self.offset_sum,
-            decode_context_max=before + offsets[-1],
-            decode_context_min=before + offsets[0],
-            sequences=count,
+        return BatchShape(  # by position: keywords cost as much again
+            None,
+            None,
+            count,
+            count * before + self.offset_sum,
+            before + offsets[-1],
+            before + offsets[0],
+            count,
         )
 
     def steps_to_first_end(self) -> int:
         """Steps (the one in flight included) after which a first member has all its output."""
         ends = self._ends
         while True:
-            finish_step, _, seat = ends[0]
-            if seat.in_cohort and seat.finish_step == finish_step:
+            finish_step, _, running = ends[0]
+            if running.in_cohort and running.finish_step == finish_step:
                 return finish_step - self.step + self.in_flight
             heappop(ends)
 
-    def pop_ended(self, now_ns: int) -> list[Seat]:
+    def pop_ended(self, now_ns: int) -> list[RunningRequest]:
         """Members that have all of their output, the last token just now. They leave."""
-        ended: list[Seat] = []
+        ended: list[RunningRequest] = []
         ends, step = self._ends, self.step
         while ends and ends[0][0] <= step:
-            finish_step, _, seat = heappop(ends)
-            if seat.in_cohort and seat.finish_step == finish_step:
+            finish_step, _, running = heappop(ends)
+            if running.in_cohort and running.finish_step == finish_step:
                 assert finish_step == step
-                ended.append(seat)
-        for seat in ended:
-            self.leave(seat)
-            seat.request.last_token_ns = now_ns
+                ended.append(running)
+        for running in ended:
+            self.leave(running)
+            running.request.last_token_ns = now_ns
         return ended
 
     def end_late(self, now_ns: int) -> list[int]:
         """The first step of the late members has ended: their gaps, longer than the step."""
         gaps_ns: list[int] = []
-        for seat in self.late:
-            request = seat.request
+        for running in self.late:
+            request = running.request
             gap_ns = now_ns - request.last_token_ns
             gaps_ns.append(gap_ns)
             if gap_ns > request.max_gap_ns:
@@ -313,5 +346,5 @@ class Cohort:
             del durations[-2], steps[-2]
 
 
-def _in_order(members: dict[int, Seat]) -> list[Seat]:
+def _in_order(members: dict[int, RunningRequest]) -> list[RunningRequest]:
     return [members[admission] for admission in sorted(members)]

@@ -9,25 +9,28 @@ sections 1.3 and 3.2 to 3.5.
 * A decode step takes all running requests; there is no cap but the blocks.
 * Prefill goes first whenever something can be taken.
 
-Who pulls: a scheduler with a private queue always does. With the global queue, only while its
+A scheduler with a private queue always pulls. With the global queue it does so only while its
 replica is in a state that prefills; its actor says so by setting `pulls` (False at the start, so
 that a decode replica never takes prompts).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from emu.config.schema import SchedulerTable
+from emu.kv.pool import CountingPool
 from emu.latency.base import BatchShape
 from emu.request import Request
-from emu.scheduling.base import Batch, Chunk, ReplicaLimits
-from emu.scheduling.cohort import Seat
-from emu.scheduling.seats import Record
-from emu.scheduling.shape import add_chunk
-from emu.scheduling.steps import CohortScheduler
-from emu.scheduling.waiting import ArrivalQueue
+from emu.scheduling.base import Batch, Chunk, Progress, ReplicaLimits, Scheduler, add_chunk
+from emu.scheduling.cohort import RunningRequest
+from emu.scheduling.ledger import Ledger
+from emu.scheduling.running import Record, RunningSet
+from emu.scheduling.waiting import ArrivalQueue, make_queue
 from emu.units import ceil_div
+
+_UNLIMITED: Final = 1 << 62
 
 
 def reserved_blocks(request: Request, block_size: int) -> int:
@@ -79,8 +82,8 @@ class PrefillQueue(ArrivalQueue):
         return picked
 
 
-class FcfsScheduler(CohortScheduler):
-    """Prefill in whole batches, decode everybody."""
+class FcfsScheduler(Scheduler):
+    """Prefill in whole batches, decode all running requests."""
 
     policy = "fcfs"
     grows = False
@@ -94,29 +97,42 @@ class FcfsScheduler(CohortScheduler):
         preemptions_max: int = 0,
     ) -> None:
         """`queue`: the global queue, shared by replicas; None = a private one."""
-        super().__init__(table, limits, preemptions_max=preemptions_max)
         self.is_shared = queue is not None
         self.prompts = PrefillQueue() if queue is None else queue
-        if queue is None:
-            self._queue = self.prompts
+        super().__init__(
+            table,
+            limits,
+            preemptions_max=preemptions_max,
+            ledger=Ledger(
+                CountingPool(limits.num_blocks, limits.block_size),
+                make_queue(table.order) if self.is_shared else self.prompts,
+            ),
+        )
         self.pulls = queue is None
+        self.pool = self.ledger.pool
+        self.running = RunningSet(self.ledger, limits, grows=False)
 
-    def blocks_of(self, request: Request) -> int:
+    @property
+    def running_count(self) -> int:
+        """Requests that hold KV and run or are about to."""
+        return len(self.running.requests) + len(self.ledger.arrived)
+
+    def blocks_for(self, request: Request) -> int:
         """Blocks to reserve for an inbound request: its whole reservation."""
-        return reserved_blocks(request, self.limits.block_size)
+        return reserved_blocks(request, self.block_size)
 
     def enqueue(self, request: Request, now_ns: int) -> None:
         """The request joins the queue that this scheduler pulls from."""
-        super().enqueue(request, now_ns)
+        self.ledger.enqueue(request, now_ns)
         if self.is_shared:
-            self._queue.remove(request)
+            self.ledger.queue.remove(request)
             self.prompts.append(request)
 
     def can_ever_hold(self, request: Request) -> str:
         """Empty, or why this replica could never serve the request, even alone."""
         reached = request.reached_tokens
         longest = request.prompt_tokens + request.max_output_tokens
-        blocks = self.blocks_of(request)
+        blocks = self.blocks_for(request)
         if longest > self.limits.max_model_tokens:
             return f"longer than the model's {self.limits.max_model_tokens} tokens"
         if blocks > self.blocks_total:
@@ -124,12 +140,12 @@ class FcfsScheduler(CohortScheduler):
         if reached > self.table.max_batch_prefill_tokens:
             budget = self.table.max_batch_prefill_tokens
             return f"prompt longer than max_batch_prefill_tokens {budget}"
-        if blocks * self.limits.block_size > self.table.request_token_budget:
+        if blocks * self.block_size > self.table.request_token_budget:
             budget = self.table.request_token_budget
             return f"reserves more than request_token_budget {budget}"
         return ""
 
-    def drop_hopeless(self, now_ns: int) -> list[tuple[Request, str]]:
+    def drop_unschedulable(self, now_ns: int) -> list[tuple[Request, str]]:
         """Heads that no empty replica like this could take, removed."""
         dropped: list[tuple[Request, str]] = []
         while self.pulls and self.prompts:
@@ -142,14 +158,14 @@ class FcfsScheduler(CohortScheduler):
         return dropped
 
     def schedule(self, now_ns: int) -> Batch | None:
-        """A prefill batch if anything can be taken, else one decode step of everybody."""
-        if len(self._records) >= self.limits.pipeline_stages:
+        """A prefill batch if anything can be taken, else one decode step of all that run."""
+        if len(self.running.records) >= self.limits.pipeline_stages:
             return None
-        if self._handoff.arrived:
-            self._seat_arrived(1 << 62)
+        if self.ledger.arrived:
+            self.running.admit_arrived(_UNLIMITED)
         prompts = self._pull()
         if prompts:
-            return self._form_prefill(prompts, now_ns)
+            return self.form_prefill(prompts, now_ns)
         return self._form_decode(now_ns)
 
     def _pull(self) -> list[Request]:
@@ -160,21 +176,22 @@ class FcfsScheduler(CohortScheduler):
             table.max_batch_prefill_tokens,
             table.request_token_budget,
             self.pool.blocks_free,
-            self.limits.block_size,
+            self.block_size,
         )
 
-    def _form_prefill(self, prompts: Sequence[Request], now_ns: int) -> Batch:
+    def form_prefill(self, prompts: Sequence[Request], now_ns: int) -> Batch:
+        """These prompts, whole, are a batch in flight; their blocks are taken."""
         shape = BatchShape(sequences=len(prompts))
         records: list[Record] = []
         chunks: list[Chunk] = []
         for request in prompts:
             new = request.reached_tokens
-            blocks = self.blocks_of(request)
+            blocks = self.blocks_for(request)
             request.computed_tokens = new
             self.pool.hand_over(request, blocks, self.pool.take(blocks))
-            seat = self._sit(request)
-            seat.pending = new
-            records.append((seat, new, new))
+            running = self.running.admit(request)
+            running.pending = new
+            records.append((running, new, new))
             chunks.append(Chunk(request, new, 0))
             if request.first_scheduled_ns < 0:
                 request.first_scheduled_ns = now_ns
@@ -185,57 +202,94 @@ class FcfsScheduler(CohortScheduler):
 
     def _form_decode(self, now_ns: int) -> Batch | None:
         """All running requests whose prompt is done, unless they are in flight already."""
-        cohort = self._cohort
-        if cohort.in_flight or any(seat.pending for seat in self._decoding_beside()):
+        cohort = self.running.cohort
+        if cohort.in_flight or any(running.pending for running in self._decoding_beside()):
             return None
-        self._join_ready()
+        self.running.join_ready()
         shape = BatchShape()
         records: list[Record] = []
         if cohort.count:
             shape = cohort.next_shape()
-            self._start_cohort_step()
-        for seat in self._decoding_beside():
-            request = seat.request
+            self.running.start_cohort_step()
+        for running in self._decoding_beside():
+            request = running.request
             add_chunk(shape, 1, request.computed_tokens)
             request.computed_tokens += 1
-            seat.pending = 1
-            records.append((seat, 1, request.computed_tokens))
+            running.pending = 1
+            records.append((running, 1, request.computed_tokens))
         if shape.decode_count == 0:
             return None
         shape.sequences = shape.decode_count
         batch = self._launch(shape, [], records, now_ns)
         if cohort.count:
-            self._leaping = batch
+            self.running.leaping = batch
             if not records:
                 batch.max_steps = self._leap_steps(now_ns)
         return batch
 
-    def _decoding_beside(self) -> Iterator[Seat]:
-        return (seat for seat in self._side.values() if not seat.prefilling)
+    def _decoding_beside(self) -> Iterator[RunningRequest]:
+        return (one for one in self.running.beside.values() if not one.prefilling)
 
     def _launch(
         self, shape: BatchShape, chunks: list[Chunk], records: list[Record], now_ns: int
     ) -> Batch:
-        batch = Batch(batch_id=self._next_batch_id, shape=shape, chunks=chunks, formed_ns=now_ns)
-        if self._cohort.in_flight == 0 or chunks:
-            batch.decodes = [seat.request for seat, _, _ in records if not seat.prefilling]
-        self._next_batch_id += 1
-        self._records[batch.batch_id] = records
+        batch = Batch(self.running.next_batch_id, shape, chunks, 1, now_ns)
+        if self.running.cohort.in_flight == 0 or chunks:
+            batch.decodes = [one.request for one, _, _ in records if not one.prefilling]
+        self.running.next_batch_id += 1
+        self.running.records[batch.batch_id] = records
         return batch
 
     def _leap_steps(self, now_ns: int) -> int:
         """Decoding frees nothing, so a head that does not fit now does not fit during the leap."""
-        if not self.limits.leap or self._side or now_ns != self._cohort_end_ns:
+        if not self.limits.leap or self.running.beside or now_ns != self.running.cohort_end_ns:
             return 1
         if self.limits.pipeline_stages > 1 or (self.is_shared and self.pulls and self.prompts):
             return 1  # another replica may take the head, and the next one may fit here
-        return self._cohort.steps_to_first_end()
+        return self.running.cohort.steps_to_first_end()
 
     def leap_holds(self, batch: Batch) -> bool:
         """Whether a leap in flight may go on to its promised end after a change."""
-        if self._handoff.arrived or batch is not self._leaping:
+        if self.ledger.arrived or batch is not self.running.leaping:
             return False
         if not self.pulls or not self.prompts:
             return True
         # Strictly first in, first out: a private head that does not fit blocks all newcomers.
-        return not self.is_shared and self.blocks_of(self.prompts.head()) > self.pool.blocks_free
+        return not self.is_shared and self.blocks_for(self.prompts.head()) > self.pool.blocks_free
+
+    # --- the running set --------------------------------------------------------------------
+    def settle(self, batch: Batch, steps: int) -> None:
+        """See `Scheduler.settle`."""
+        self.running.settle(batch, steps)
+
+    def split(self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
+        """See `Scheduler.split`."""
+        return self.running.split(batch, steps, now_ns, longest_step_ns)
+
+    def complete(self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
+        """`steps` iterations of the batch ended, the last one at `now_ns`."""
+        return self.running.complete(batch, steps, now_ns, longest_step_ns)
+
+    def cancel(self, request: Request) -> bool:
+        """Remove a waiting or running request and free its blocks. False if it is not here."""
+        return self.running.cancel(request)
+
+    def detach(self, request: Request) -> None:
+        """A running request leaves the running set but keeps its blocks."""
+        self.running.detach(request)
+
+    def evacuate(self) -> list[Request]:
+        """Everything leaves: waiting requests first, then running ones. The pool is empty."""
+        return self.ledger.evacuate(self.running.evacuate())
+
+    def residents(self) -> Iterable[Request]:
+        """Running requests in order of admission, then those that arrived and wait to be."""
+        return self.running.residents()
+
+    def token_receivers(self, batch: Batch) -> Iterable[Request]:
+        """Members of the batch that get an output token at the end of each of its steps."""
+        return self.running.token_receivers(batch)
+
+    def recount(self) -> list[str]:
+        """Full check of the counts; one line for each thing that is wrong."""
+        return self.running.recount()

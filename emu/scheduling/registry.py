@@ -1,4 +1,4 @@
-"""Schedulers by name."""
+"""Schedulers by name, and what a user's own class must be."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from emu.plugins import make_plugin
 from emu.scheduling.base import ReplicaLimits, Scheduler
 from emu.scheduling.fcfs import FcfsScheduler, PrefillQueue
 from emu.scheduling.vllm import VllmScheduler
-from emu.scheduling.vllm_async import AsyncVllmScheduler
 
 _VIDUR: Final = MappingProxyType(
     {
@@ -44,8 +43,9 @@ def make_scheduler(
     """
     made: Scheduler
     if table.policy == "vllm":
-        vllm = AsyncVllmScheduler if ahead else VllmScheduler
-        made = vllm(table, limits, preemptions_max=preemptions_max, tiers=tiers)
+        made = VllmScheduler(
+            table, limits, preemptions_max=preemptions_max, tiers=tiers, ahead=ahead
+        )
     elif table.policy == "fcfs":
         made = FcfsScheduler(table, limits, queue=queue)
     elif table.policy in _VIDUR:
@@ -53,6 +53,5 @@ def make_scheduler(
         vidur = getattr(module, _VIDUR[table.policy])
         made = vidur(table, limits, preemptions_max=preemptions_max)
     else:
-        needs = ("enqueue", "schedule", "complete", "cancel")
-        made = make_plugin(table.policy, "scheduler.policy", table, limits, needs=needs)
+        made = make_plugin(table.policy, "scheduler.policy", table, limits, base=Scheduler)
     return made

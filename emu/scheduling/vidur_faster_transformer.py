@@ -76,7 +76,7 @@ class FasterTransformerScheduler(MaxReservation):
         self._blocks_leaked = 0
         return super().evacuate()
 
-    # --- hooks of the books -----------------------------------------------------------------
+    # --- hooks -----------------------------------------------------------------
     def _return(self, members: list[Request]) -> None:
         # All members of a batch belong to one static batch.
         self._ready.append(self._static[members[0].request_id])
@@ -119,7 +119,7 @@ class FasterTransformerScheduler(MaxReservation):
     def _dissolve_if_over(self, group: StaticBatch) -> None:
         if group.members:
             return
-        self.blocks_used -= group.blocks_held
+        self.pool.put_back(group.blocks_held, [])
         group.blocks_held = 0
         if group in self._ready:
             self._ready.remove(group)

@@ -88,8 +88,8 @@ class LightLlmScheduler(SimpleScheduler):
         if not self.waiting_count:
             return
         held_left = [self._held_left(request) for request in self._residents.values()]
-        foreign = sum(self._reserved.values()) + sum(held for _, held in self._detached.values())
-        capacity = (self.blocks_total - foreign) * self.block_size
+        in_transit = self.ledger.blocks_in_transit
+        capacity = (self.blocks_total - in_transit) * self.block_size
         read = 0
         for request in self.candidates():
             if self.running_count >= self.table.batch_size_cap:
@@ -119,7 +119,7 @@ class LightLlmScheduler(SimpleScheduler):
             needy = [r for r in self.idle if r.reached_tokens > r.kv_blocks * block_size]
         for request in needy:
             request.kv_blocks += 1
-        self.blocks_used += len(needy)
+        self.pool.take(len(needy))
         for request in self.idle:
             if request.request_id in self._prefilling:
                 plan.read(request, request.reached_tokens - request.computed_tokens)
@@ -132,7 +132,7 @@ class LightLlmScheduler(SimpleScheduler):
         """Evict from the latest arrival on until every idle request gets its next block."""
         block_size = self.block_size
         lacking = sum(r.reached_tokens > r.kv_blocks * block_size for r in self.idle)
-        for victim in sorted(self.idle, key=self.rank, reverse=True):
+        for victim in sorted(self.idle, key=self.order_key, reverse=True):
             if lacking <= self.free_blocks:
                 return
             lacking -= victim.reached_tokens > victim.kv_blocks * block_size

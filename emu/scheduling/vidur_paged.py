@@ -53,11 +53,11 @@ class PagedScheduler(SimpleScheduler):
         """As at the end of an iteration: only a place and blocks count."""
         if not self.waiting_count or self.running_count >= self.table.batch_size_cap:
             return False
-        return self.table.skip_blocked or self.admissible(self._waiting.head())
+        return self.table.skip_blocked or self.admissible(self.ledger.queue.head())
 
     def stalls(self) -> bool:
         """With `evict_without_need`, a request that has just evicted itself stays where it is."""
-        return bool(self._waiting) and self._waiting.head() is self._self_evicted
+        return bool(self.ledger.queue.count) and self.ledger.queue.head() is self._self_evicted
 
     def spare_blocks(self) -> int:
         """With `evict_without_need` the last free block must stay free."""
@@ -69,7 +69,7 @@ class PagedScheduler(SimpleScheduler):
         Those whose prompt is unfinished are set aside (out of reach of eviction) and returned.
         What is left of `idle` are the requests that were not looked at.
         """
-        idle = self.idle
+        idle, pool = self.idle, self.pool
         prefilling = self._prefilling
         block_size = self.block_size
         aside: list[Request] = []
@@ -83,22 +83,22 @@ class PagedScheduler(SimpleScheduler):
             tokens = request.prompt_tokens + request.generated_tokens
             needs = tokens > request.kv_blocks * block_size
             if needs or self._block_always:
-                while self.blocks_used >= self.blocks_total and at < end:
+                while pool.blocks_free <= 0 and at < end:
                     end -= 1
                     self._restart(idle[end])
-                if self.blocks_used >= self.blocks_total:
+                if pool.blocks_free <= 0:
                     self._restart(request)
                     self._note_self_eviction(request)
                     break
             if needs:
                 request.kv_blocks += 1
-                self.blocks_used += 1
+                pool.blocks_free -= 1
             plan.decodes.append(request)
         self.idle = idle[at:end]
         return aside
 
     def admit(self, request: Request, blocks: int) -> None:
-        """See `ReplicaBooks.admit`."""
+        """See `SimpleScheduler.admit`."""
         if request is self._self_evicted:
             self._self_evicted = None
         super().admit(request, blocks)

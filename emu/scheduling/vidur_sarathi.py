@@ -30,7 +30,7 @@ class SarathiScheduler(PagedScheduler):
     def form_batch(self, plan: Plan, now_ns: int) -> None:
         """Decodes, then the prompts under way, then new ones."""
         if self._sorts_first:
-            self.idle.sort(key=self.rank)
+            self.idle.sort(key=self.order_key)
         aside = self.place_decodes(plan)
         budget = self.table.chunk_size - len(plan.decodes)
         skipped = []
@@ -42,7 +42,7 @@ class SarathiScheduler(PagedScheduler):
             plan.read(request, piece)
             budget -= piece
         self.idle = skipped + self.idle
-        self.idle.sort(key=self.rank)
+        self.idle.sort(key=self.order_key)
         self._admit(plan, budget)
 
     def _admit(self, plan: Plan, budget: int) -> None:

@@ -29,7 +29,7 @@ class VllmV0Scheduler(PagedScheduler):
         """Admit what fits; if nothing does, decode in order of arrival."""
         self._admit(plan)
         if not plan.chunks:
-            self.idle.sort(key=self.rank)
+            self.idle.sort(key=self.order_key)
             self.place_decodes(plan)
 
     def _admit(self, plan: Plan) -> None:

@@ -1,294 +1,389 @@
 """Continuous batching as in vLLM's current scheduler, exact and in constant time per decode step.
 
-Owns: the waiting queue, the running set, the KV pool and the batches in flight of one replica.
-Rules (LLMServingSim sections 5 and 6): phase A serves running requests in order of admission,
-one budget of tokens for all; a request whose blocks cannot be had preempts the most recently
-admitted one, itself in the end; phase B admits from the head of the queue only if phase A
-preempted nobody; computed tokens advance when a batch is formed, generated ones when it ends.
+**The rule** (LLMServingSim sections 5 and 6; `_walk_running`, then `_admit_waiting`). One budget of
+tokens for the iteration. First the running list, in order of admission: each request gets its next
+tokens while the budget lasts; where blocks lack, the request admitted last is preempted (in the end
+the request itself, and the walk is over). Then, if none was preempted, the waiting queue: the head
+is admitted while budget, places (`max_num_seqs`) and blocks last; one that does not fit blocks the
+rest. Computed tokens advance when a batch is formed, generated ones when it ends.
 
-Why an iteration costs O(prefill chunks + log n), not O(running):
+**Why an iteration costs O(prefill chunks + log n), not O(running).** Plain decodes advance together
+in the cohort: one counter moves for all. A prompt, a recomputation, a request that came with its KV
+run beside it. The running list is then served without a walk (`_serve_together`), with the same
+result, which tests compare:
 
-* Plain decodes advance together in the `Cohort`: one counter moves for all. Everybody else (a
-  prompt, a recomputation, a request that came with its KV) is in the short ordered `_side`.
-* Phase A needs no walk. If the tokens suffice, everybody is served whatever the order. If blocks
-  do not suffice, the walk of the rule ends with the largest prefix of the running set whose needs
-  fit into what is free after the rest was preempted from its tail: at each failing allocation
-  exactly one more of the tail goes, and nobody before the failing one is touched. So: while the
-  sum of needs exceeds what is free, preempt the last.
-* Only if the token budget runs out before a request that is older than some cohort member does
-  the order matter. Then the cohort is dissolved into the side list for that iteration.
-* A member's token counts are written to its request when it leaves or when somebody looks.
+* If the tokens suffice, every request is served whatever the order. If blocks do not suffice, the
+  walk ends with the largest prefix of the running list whose needs fit into what is free after
+  the rest was preempted from its tail: at each failing allocation exactly one more of the tail
+  goes, and none before the failing one is touched. So: while the sum of needs exceeds what is
+  free, preempt the last.
+* Only if the token budget runs out before a request that is older than some cohort member does the
+  order matter. Then the cohort is dissolved and the list is walked.
+* Within a step fresh blocks are interchangeable (emu/kv/blocks.py), so members take theirs
+  together; blocks are indexed in order of admission, because of equal keys the newest wins.
 
-Within a step, fresh blocks are interchangeable (see emu/kv/blocks.py), so members take theirs
-together; blocks are indexed in order of admission, because of equal keys the newest wins.
+With pipeline stages > 1, tokens of different members are pending in different batches: no request
+joins the cohort, and every iteration walks the running list.
 
-With pipeline stages > 1, tokens of different members are pending in different batches; nobody
-joins the cohort then and every iteration walks the running set.
+**Leaps.** A promise is the number of steps, the one in flight included, in which no request ends,
+none can be admitted and no block can be lacking. A caller that changes the counts asks whether it
+still holds (`leap_holds`). A batch that ends prompts while none waits *runs on*: the batches after
+it are a decode run of its members (`run_on`).
+
+**Ahead** (`ahead`, vLLM's default since 0.14). The engine forms batch n+1 when batch n starts. Seen
+from the end of batch n, where this emulator forms the next batch, that means: a request is seen one
+batch late; what ended with batch n keeps its place and its blocks while batch n+1 is formed (the
+engine knows that it ends, so it is no longer a member); an engine with nothing to run looks again
+at once. Leaps stay exact: requests not seen yet, and places and blocks about to be free, end a leap
+after one iteration unless they could change nothing. One stage only: a pipeline already keeps
+several batches in flight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Final, final
 
-from emu.kv.pool import NO_HIT, Hit
+from emu.config.schema import SchedulerTable
+from emu.kv.blocks import BlockPool
+from emu.kv.pool import NO_HIT, CountingPool, Hit
+from emu.kv.tiers import LowerTier
 from emu.latency.base import BatchShape
 from emu.request import Request
-from emu.scheduling.base import Batch, Chunk, Recall
-from emu.scheduling.cohort import Seat
-from emu.scheduling.seats import Record
-from emu.scheduling.shape import add_chunk
-from emu.scheduling.vllm_leaps import BLOCKED_BY_KV, BLOCKED_FOR_GOOD, FREE, VllmLeaps
+from emu.scheduling.base import (
+    Batch,
+    Chunk,
+    Progress,
+    Recall,
+    ReplicaLimits,
+    RunOn,
+    Scheduler,
+    add_chunk,
+)
+from emu.scheduling.cohort import RunningRequest
+from emu.scheduling.ledger import Ledger, forget_kv
+from emu.scheduling.running import Record, RunningSet
+from emu.scheduling.waiting import Unseen, arrival_order, make_queue
 from emu.units import ceil_div
 
+UNLIMITED: Final = 1 << 62
+_EVER: Final = 1 << 63
 
-class VllmScheduler(VllmLeaps):
+# Why the head of the waiting queue was not admitted.
+FREE: Final = 0
+"""None waits, or the queue was served as far as the budget goes."""
+BLOCKED_FOR_GOOD: Final = 1
+"""The head waits for a place or for budget: decoding alone cannot change that."""
+BLOCKED_BY_KV: Final = 2
+"""The head waits for blocks (or needs a shorter remainder): a longer prefix hit may help."""
+
+
+@final
+class Forming:
+    """An iteration while it is formed."""
+
+    now_ns: int
+    budget: int
+    """Tokens that are left of `max_num_batched_tokens`."""
+    shape: BatchShape
+    records: list[Record]
+    """Members outside the cohort."""
+    chunks: list[Chunk]
+    recalls: list[Recall]
+    preempted: list[Request]
+
+    __slots__ = ("budget", "chunks", "now_ns", "preempted", "recalls", "records", "shape")
+
+    def __init__(self, now_ns: int, budget: int) -> None:
+        self.now_ns = now_ns
+        self.budget = budget
+        self.shape = BatchShape()
+        self.records = []
+        self.chunks = []
+        self.recalls = []
+        self.preempted = []
+
+
+class VllmScheduler(Scheduler):
     """One replica's scheduler, for stepping and leaping alike."""
 
     policy = "vllm"
 
+    def __init__(
+        self,
+        table: SchedulerTable,
+        limits: ReplicaLimits,
+        *,
+        preemptions_max: int = 0,
+        tiers: Sequence[LowerTier] = (),
+        ahead: bool = False,
+        walks: bool = False,
+        running_set: type[RunningSet] = RunningSet,
+    ) -> None:
+        """`preemptions_max`: a request preempted more often fails (0 = no limit). `tiers`: KV
+        tiers below the GPU pool, used only with prefix caching. `ahead`: each batch is formed
+        while the one before it runs. `walks`: without a cohort, every iteration by the rule."""
+        assert not ahead or limits.pipeline_stages == 1
+        pool: BlockPool | CountingPool
+        if limits.prefix_caching and table.prefix_caching:
+            self.block_pool = pool = BlockPool(limits.num_blocks, limits.block_size, tiers)
+        else:
+            pool = CountingPool(limits.num_blocks, limits.block_size)
+        super().__init__(
+            table,
+            limits,
+            preemptions_max=preemptions_max,
+            ledger=Ledger(pool, make_queue(table.order)),
+            max_num_seqs=table.max_num_seqs,
+        )
+        self.running = running_set(self.ledger, limits, frees_late=ahead)
+        self.pool = pool
+        self._cohort = self.running.cohort
+        self._queue = self.ledger.queue
+        self._ahead = ahead
+        self._unseen = Unseen()
+        """Requests that the engine has not looked at yet (`ahead`)."""
+        self._stages = limits.pipeline_stages
+        self._joins = self._stages == 1 and not walks
+        self._budget = table.max_num_batched_tokens
+        self._threshold = table.long_prefill_token_threshold or UNLIMITED
+        # The KV of the last output token is never computed.
+        tokens = min(limits.max_model_tokens, limits.num_blocks * limits.block_size + 1)
+        self._holds_tokens = tokens if table.chunked_prefill else 0
+        """Prompt and output of a request that can be held, whatever else is to be asked."""
+        self._can_run_on = limits.leap and self.block_pool is None and self._joins
+        self._blocked = FREE
+
     # --- forming a batch --------------------------------------------------------------------
     def schedule(self, now_ns: int) -> Batch | None:
         """Form the next iteration; None if nothing can run or all stages are taken."""
-        return self._form(now_ns)
-
-    def _form(self, now_ns: int) -> Batch | None:
-        if len(self._records) >= self._stages:
-            return None
-        if self._handoff.arrived:
-            self._seat_arrived(self._seats_max)
-        seated = len(self._seats)  # to see afterwards whether anybody was preempted
-        is_awaited = self._queue.count > 0
-        if not seated and not is_awaited:
-            return None
-        cohort = self._cohort
-        if self._side:
-            if self._stages == 1 and seated <= self._budget:
-                self._join_ready(now_ns)
-        elif (
-            not is_awaited
-            and seated <= self._budget
-            and (seated <= self.pool.blocks_free or cohort.blocks_next() <= self.pool.blocks_free)
-        ):
-            return self._form_decodes(now_ns)
-        plan = self._plan_running() if self._side or cohort.count > self._budget else []
-        preempted: list[Request] = []
-        if plan or cohort.blocks_next() > self.pool.blocks_free:
-            preempted = self._make_room(plan)
-        shape = cohort.next_shape() if cohort.count else BatchShape()
-        records: list[Record] = []
-        chunks: list[Chunk] = []
-        fillers = self._start_cohort_step() if cohort.count else ()
-        if plan or fillers:
-            self._serve_side(plan, fillers, shape, records, chunks, now_ns)
-        self._blocked = FREE
-        recalls: list[Recall] = []
-        has_evicted = len(self._seats) < seated
-        if (is_awaited or preempted) and not (has_evicted and (self._seats or self._records)):
-            budget = self._budget - cohort.count
-            for _, new in plan:
-                budget -= new
-            recalls = self._admit(budget, shape, records, chunks, now_ns)
-        if not records and not cohort.count:
-            if not (has_evicted and self._handoff.arrived):
-                return None
-            batch = self._form(now_ns)  # who came with his KV finds a seat now
-            if batch is not None:
-                batch.preempted = [*preempted, *batch.preempted]
-            return batch
-        shape.sequences = cohort.count + len(records)
-        has_freed = (self._free_ended() if self._leaving else False) or has_evicted
-        batch = self._launch(shape, chunks, records, now_ns, has_freed)
-        if preempted:
-            batch.preempted = preempted
-        if recalls:
-            batch.recalls = recalls
+        if not self._ahead:
+            return self._form(now_ns)
+        if self._unseen.count:
+            self._see(self.running.last_start_ns)  # the last batch started: this one was formed
+        batch = self._form(now_ns)
+        if batch is None and not self.running.records:
+            self.running.free_ended()
+            self._see(now_ns)
+            batch = self._form(now_ns)
         return batch
 
-    def _form_decodes(self, now_ns: int) -> Batch:
-        """An iteration, or leap, of the cohort alone: nobody else is here."""
-        shape = self._cohort.next_shape()
-        for seat in self._start_cohort_step():
-            self._index_filled(seat)
+    def _form(self, now_ns: int) -> Batch | None:
+        running, cohort = self.running, self._cohort
+        if len(running.records) >= self._stages:
+            return None
+        if self.ledger.arrived:
+            running.admit_arrived(self.max_num_seqs)
+        count = len(running.requests)
+        if not count and not self._queue.count:
+            return None
+        if running.beside:
+            if self._joins and count <= self._budget:
+                running.join_ready(now_ns)
+        elif not self._queue.count and count <= self._budget:
+            blocks_free = self.pool.blocks_free
+            if count <= blocks_free or cohort.blocks_next() <= blocks_free:
+                return self._form_decodes(now_ns)
+        forming = Forming(now_ns, self._budget)
+        if not cohort.count or not self._serve_together(forming):
+            self._walk_running(forming)
+        has_evicted = len(running.requests) < count
         self._blocked = FREE
-        has_freed = self._free_ended() if self._leaving else False
-        batch_id = self._next_batch_id
-        self._next_batch_id = batch_id + 1
-        self._records[batch_id] = []
-        self._leaping = batch = Batch(
-            batch_id, shape, [], self._leap_steps(now_ns, has_freed), 1, now_ns
+        if self._queue.count and not (has_evicted and (running.requests or running.records)):
+            self._admit_waiting(forming)
+        if not forming.records and not cohort.count:
+            if not (has_evicted and self.ledger.arrived):
+                return None
+            batch = self._form(now_ns)  # requests that came with their KV find a place now
+            if batch is not None:
+                batch.preempted = [*forming.preempted, *batch.preempted]
+            return batch
+        return self._launch(forming, has_evicted)
+
+    def _form_decodes(self, now_ns: int) -> Batch:
+        """An iteration, or leap, of the cohort alone: nothing else is here."""
+        running = self.running
+        shape = self._cohort.next_shape()
+        for filler in running.start_cohort_step():
+            running.index_filled(filler)
+        self._blocked = FREE
+        has_freed = running.free_ended() if running.leaving else False
+        batch_id = running.next_batch_id
+        running.next_batch_id = batch_id + 1
+        running.records[batch_id] = []
+        running.leaping = batch = Batch(
+            batch_id, shape, [], self._leap_steps(now_ns, has_freed), now_ns
         )
         return batch
 
-    def _launch(
-        self,
-        shape: BatchShape,
-        chunks: list[Chunk],
-        records: list[Record],
-        now_ns: int,
-        has_freed: bool,
-    ) -> Batch:
+    def _launch(self, forming: Forming, has_evicted: bool) -> Batch:
         """The batch is formed; whether it is the first of a leap."""
-        batch_id = self._next_batch_id
-        self._next_batch_id = batch_id + 1
-        batch = Batch(batch_id, shape, chunks, formed_ns=now_ns)
+        running, records = self.running, forming.records
+        forming.shape.sequences = self._cohort.count + len(records)
+        has_freed = (running.free_ended() if running.leaving else False) or has_evicted
+        batch_id = running.next_batch_id
+        running.next_batch_id = batch_id + 1
+        batch = Batch(batch_id, forming.shape, forming.chunks, 1, forming.now_ns)
         if self._cohort.count:
-            self._leaping = batch
+            running.leaping = batch
             if not records:
-                batch.max_steps = self._leap_steps(now_ns, has_freed)
+                batch.max_steps = self._leap_steps(forming.now_ns, has_freed)
         else:
-            batch.decodes = [seat.request for seat, _, _ in records if not seat.prefilling]
-        self._records[batch_id] = records
+            batch.decodes = [r.request for r, _, _ in records if not r.prefilling]
+        batch.preempted = forming.preempted
+        batch.recalls = forming.recalls
+        running.records[batch_id] = records
         return batch
 
-    def _free_ended(self) -> bool:
-        """Free what ended with the last batch, if that has not been done; whether there was any."""
-        leaving, self._leaving = self._leaving, []
-        for request in leaving:
-            self.pool.release(request)
-        return bool(leaving)
-
-    def _plan_running(self) -> list[tuple[Seat, int]]:
-        """Phase A: new tokens of each side seat, as if all of the cohort had been served."""
-        cohort = self._cohort
-        left = self._budget - cohort.count
-        plan: list[tuple[Seat, int]] = []
-        if left < 0:
-            self._dissolve()
-            return self._plan_running()
-        for seat in self._side.values():
-            request = seat.request
+    # --- the running list -------------------------------------------------------------------
+    def _walk_running(self, forming: Forming) -> None:
+        """The rule: running requests in order of admission; blocks lack: preempt the last."""
+        pool = self.pool
+        for running in list(self.running.requests.values()):
+            if not running.is_alive:
+                return  # preempted, and all behind it
+            request = running.request
             new = request.prompt_tokens + request.generated_tokens - request.computed_tokens
             if new <= 0:
-                assert seat.pending, "a running request has nothing to compute"
+                assert running.pending, "a running request has nothing to compute"
+                continue
+            new = min(new, self._threshold, forming.budget)
+            if new == 0:
+                return
+            while pool.need(request, request.computed_tokens + new) > pool.blocks_free:
+                last = self.running.last()
+                self._preempt(last, forming)
+                if last is running:
+                    return
+            forming.budget -= new
+            self._serve(running, new, NO_HIT, forming)
+
+    def _serve_together(self, forming: Forming) -> bool:
+        """The cohort as a whole, and what runs beside it, as the walk would have it.
+
+        False, with the cohort dissolved, if the budget makes the order matter.
+        """
+        cohort, running = self._cohort, self.running
+        plan: list[tuple[RunningRequest, int]] = []
+        if running.beside or cohort.count > self._budget:
+            found = self._plan_beside()
+            if found is None:
+                running.dissolve()
+                return False
+            plan = found
+        if plan or cohort.blocks_next() > self.pool.blocks_free:
+            self._make_room(plan, forming)
+        fillers: Sequence[RunningRequest] = ()
+        if cohort.count:
+            forming.shape = cohort.next_shape()
+            fillers = running.start_cohort_step()
+        forming.budget -= cohort.count
+        at = 0
+        for one, new in plan:
+            while at < len(fillers) and fillers[at].admission < one.admission:
+                running.index_filled(fillers[at])
+                at += 1
+            forming.budget -= new
+            self._serve(one, new, NO_HIT, forming)
+        for filler in fillers[at:]:
+            running.index_filled(filler)
+        return True
+
+    def _plan_beside(self) -> list[tuple[RunningRequest, int]] | None:
+        """New tokens of each request beside the cohort once the whole cohort is served.
+
+        None if the budget ends before one that is older than some member: the order matters.
+        """
+        cohort = self._cohort
+        left = self._budget - cohort.count
+        if left < 0:
+            return None
+        plan: list[tuple[RunningRequest, int]] = []
+        for running in self.running.beside.values():
+            request = running.request
+            new = request.prompt_tokens + request.generated_tokens - request.computed_tokens
+            if new <= 0:
+                assert running.pending, "a running request has nothing to compute"
                 continue
             if new > self._threshold:
                 new = self._threshold
             if new > left:
-                if cohort.newest_admission > seat.admission:
-                    self._dissolve()
-                    return self._plan_running()
+                if cohort.newest_admission > running.admission:
+                    return None
                 new = left
                 if new == 0:
                     break
-            plan.append((seat, new))
+            plan.append((running, new))
             left -= new
         return plan
 
-    def _make_room(self, plan: list[tuple[Seat, int]]) -> list[Request]:
-        """Preempt from the tail until the blocks of all who remain can be had."""
+    def _make_room(self, plan: list[tuple[RunningRequest, int]], forming: Forming) -> None:
+        """Preempt from the tail until the blocks of all that remain can be had."""
         pool = self.pool
-        need = sum(
-            pool.need(seat.request, seat.request.computed_tokens + new) for seat, new in plan
-        )
-        preempted: list[Request] = []
+        need = sum(pool.need(r.request, r.request.computed_tokens + new) for r, new in plan)
         while need + self._cohort.blocks_next() > pool.blocks_free:
-            seat = self._seats[next(reversed(self._seats))]
-            if plan and plan[-1][0] is seat:
+            last = self.running.last()
+            if plan and plan[-1][0] is last:
                 _, new = plan.pop()
-                need -= pool.need(seat.request, seat.request.computed_tokens + new)
-            if self._preempt(seat):
-                preempted.append(seat.request)
-        return preempted
+                need -= pool.need(last.request, last.request.computed_tokens + new)
+            self._preempt(last, forming)
 
-    def _preempt(self, seat: Seat) -> bool:
-        """Recompute later: its blocks are free, the request waits at the front. False: it fails."""
-        request = seat.request
-        self._vacate(seat)
+    def _preempt(self, running: RunningRequest, forming: Forming) -> None:
+        """Recompute later: its blocks are free, the request waits at the front (or fails)."""
+        request = running.request
+        self.running.remove(running)
         self.pool.release(request)
         request.computed_tokens = 0
-        request.preemptions += 1
-        if self.preemptions_max and request.preemptions > self.preemptions_max:
-            self._failed.append((request, f"preempted {request.preemptions} times"))
-            return False
-        self._queue.push_front(request)
-        return True
+        if self.ledger.requeue(request):
+            forming.preempted.append(request)
 
-    def _serve_side(
-        self,
-        plan: list[tuple[Seat, int]],
-        fillers: Sequence[Seat],
-        shape: BatchShape,
-        records: list[Record],
-        chunks: list[Chunk],
-        now_ns: int,
-    ) -> None:
-        """Everybody beside the cohort; blocks are indexed in order of admission."""
-        at = 0
-        for seat, new in plan:
-            while at < len(fillers) and fillers[at].admission < seat.admission:
-                self._index_filled(fillers[at])
-                at += 1
-            self._serve(seat, new, NO_HIT, shape, records, chunks, now_ns)
-        for filler in fillers[at:]:
-            self._index_filled(filler)
-
-    def _serve(
-        self,
-        seat: Seat,
-        new: int,
-        hit: Hit,
-        shape: BatchShape,
-        records: list[Record],
-        chunks: list[Chunk],
-        now_ns: int,
-    ) -> None:
-        """Put `new` tokens of a seat outside the cohort into the batch."""
-        request = seat.request
+    def _serve(self, running: RunningRequest, new: int, hit: Hit, forming: Forming) -> None:
+        """Put `new` tokens of a request outside the cohort into the batch."""
+        request = running.request
         had = request.computed_tokens
         target = had + new
         self.pool.grow(request, had, target, hit)
         request.computed_tokens = target
-        seat.pending += new
-        records.append((seat, new, target))
-        if seat.prefilling:
-            chunks.append(Chunk(request, new, had))
+        running.pending += new
+        forming.records.append((running, new, target))
+        if running.prefilling:
+            forming.chunks.append(Chunk(request, new, had))
             if request.generated_tokens == 0 and target >= request.prompt_tokens:
-                request.prefill_scheduled_ns = now_ns
-        add_chunk(shape, new, had)
+                request.prefill_scheduled_ns = forming.now_ns
+        add_chunk(forming.shape, new, had)
 
-    def _admit(
-        self,
-        budget: int,
-        shape: BatchShape,
-        records: list[Record],
-        chunks: list[Chunk],
-        now_ns: int,
-    ) -> list[Recall]:
-        """Phase B. Admission never preempts; a head that does not fit blocks those behind it.
-
-        Returns what is to be recalled.
-        """
+    # --- the waiting queue ------------------------------------------------------------------
+    def _admit_waiting(self, forming: Forming) -> None:
+        """Admission never preempts; a head that does not fit blocks those behind it."""
         queue = self._queue
-        recalls: list[Recall] = []
         passed: Iterator[Request] | None = None
-        while queue.count and budget > 0:
-            if self._is_full():
-                break
+        while queue.count and forming.budget > 0 and not self._is_full():
             request = queue.head() if passed is None else next(passed, None)
             if request is None:
-                return recalls
+                return
             hit = self.pool.lookup(request)
-            new = self._fit(request, hit, budget)
+            new = self._fit(request, hit, forming.budget)
             if new == 0:
                 self._blocked = BLOCKED_BY_KV
                 if not self.table.skip_blocked:
-                    return recalls
+                    return
                 if passed is None:
                     passed = iter(list(queue)[1:])
                 continue
             queue.remove(request)
-            self._record_admission(request, hit, now_ns)
+            self._note_admission(request, hit, forming.now_ns)
             if hit is not NO_HIT:
                 request.computed_tokens = hit.tokens
-            self._serve(self._sit(request), new, hit, shape, records, chunks, now_ns)
+            self._serve(self.running.admit(request), new, hit, forming)
             if hit.recall_bytes:
-                recalls.append(Recall(hit.tier, hit.recall_bytes, request, hit.lower_tokens))
-            budget -= new
+                recall = Recall(hit.tier, hit.recall_bytes, request, hit.lower_tokens)
+                forming.recalls.append(recall)
+            forming.budget -= new
         if queue.count and self._blocked == FREE:
             self._blocked = BLOCKED_FOR_GOOD
-        return recalls
 
-    def _record_admission(self, request: Request, hit: Hit, now_ns: int) -> None:
+    def _note_admission(self, request: Request, hit: Hit, now_ns: int) -> None:
         if self._queue.counts_service:
             self._queue.charge(request.tenant, request.prompt_tokens)
         if request.preemptions:
@@ -300,38 +395,258 @@ class VllmScheduler(VllmLeaps):
                 request.npu_hit_tokens = hit.npu_tokens
                 request.storage_hit_tokens = hit.lower_tokens
 
+    def _is_full(self) -> bool:
+        """No place is free."""
+        running = self.running
+        return len(running.requests) + len(running.leaving) >= self.max_num_seqs
+
+    def _fit(self, request: Request, hit: Hit, budget: int) -> int:
+        """Tokens of a waiting request that can be computed now; 0 = it must wait."""
+        had = hit.tokens
+        reached = request.prompt_tokens + request.generated_tokens
+        new = min(reached - had, self._threshold)
+        if new > budget:
+            if not self.table.chunked_prefill:
+                return 0
+            new = budget
+        wanted = reached if self.table.reserve_full_sequence else had + new
+        return new if self.pool.need(request, wanted, hit) <= self.pool.blocks_free else 0
+
+    # --- leaps ------------------------------------------------------------------------------
+    def _leap_steps(self, now_ns: int, has_freed: bool) -> int:
+        """Iterations, this one included, that are certainly formed like this one."""
+        cohort, running = self._cohort, self.running
+        if not self.limits.leap or running.beside or now_ns != running.cohort_end_ns:
+            return 1
+        if self._unseen.count and (not self._queue.count or self._may_pass()):
+            return 1
+        if has_freed and (
+            self.ledger.arrived or (self._queue.count and not self._is_head_blocked())
+        ):
+            return 1  # this time the queue was not asked; the next iteration may admit its head
+        steps = cohort.steps_to_first_end()
+        if steps > 1:
+            steps = 1 + cohort.steps_that_fit(self.pool.blocks_free, steps - 1)
+        pool = self.block_pool
+        if pool is None or steps == 1:
+            return steps
+        if self._blocked == BLOCKED_BY_KV:
+            steps = self._steps_to_longer_hit(pool, steps)
+        if pool.tiers:
+            # Chunks are on their way, and seen by other replicas, from their own instant on.
+            steps = 1 + cohort.steps_before_chunk(steps - 1)
+        return steps
+
+    def _is_head_blocked(self) -> bool:
+        """Had the waiting queue been asked, no request would have been admitted."""
+        if self.table.skip_blocked:
+            return False
+        if self._is_full():
+            return True
+        head = self._queue.head()
+        self._blocked = BLOCKED_BY_KV
+        return not self._fit(head, self.pool.lookup(head), self._budget - self._cohort.count)
+
+    def _steps_to_longer_hit(self, pool: BlockPool, limit: int) -> int:
+        """Iterations before the blocked head may find a longer prefix than now."""
+        if not self.table.reserve_full_sequence:
+            return 1  # here even a shorter hit could let the head in
+        cohort = self._cohort
+        if self.table.skip_blocked or pool.tiers:
+            return 1 + cohort.steps_before_filled_block(limit - 1)
+        wanted = pool.keys_wanted(self._queue.head()) if cohort.has_indexers else {}
+        size = pool.block_size
+        if not wanted or max(wanted) < cohort.least_computed() // size:
+            return limit
+        for ahead in range(limit - 1):
+            for filler in cohort.fillers(ahead):
+                position = (cohort.step + ahead + filler.offset) // size - 1
+                keys = pool.keys_of(filler.request)
+                if position < len(keys) and wanted.get(position) == keys[position]:
+                    return ahead + 1
+        return limit
+
+    def leap_holds(self, batch: Batch) -> bool:
+        """Whether a settled leap in flight may go on to its promised end after a change."""
+        left = batch.max_steps - batch.steps_settled
+        if self._unseen.count and left and (not self._queue.count or self._may_pass()):
+            # The next batch does not see a request that comes now, the one after does; one that
+            # came just before the iteration in flight began is seen at its end already.
+            left = 0 if self._unseen.first_ns() <= batch.last_start_ns else 1
+            batch.max_steps = batch.steps_settled + left
+        if self.ledger.arrived or batch is not self.running.leaping or left == 0:
+            return False
+        if batch.run_on is not None and batch.steps_settled == 1:
+            return not self._queue.count and self._surely_fits(
+                batch.run_on.shape.decode_count, left
+            )
+        cohort, blocks_free = self._cohort, self.pool.blocks_free
+        if cohort.count * left > blocks_free and cohort.steps_that_fit(blocks_free, left) < left:
+            return False
+        if not self._queue.count or self._is_full():
+            return True
+        budget = self._budget - cohort.count
+        if budget == 0:
+            return True
+        if self.table.skip_blocked or self.block_pool is not None:
+            return False
+        return self._fit(self._queue.head(), NO_HIT, budget) == 0
+
+    def sees_in(self, batch: Batch, started: int, last_start_ns: int) -> int:
+        """See `Scheduler.sees_in`; certain only while nothing but unseen requests waits."""
+        if not self._ahead or self._queue.count or self.ledger.arrived:
+            return 0
+        if self.block_pool is not None or batch is not self.running.leaping:
+            return 0
+        if started >= batch.max_steps or self._unseen.first_ns() <= last_start_ns:
+            return 0
+        batch.max_steps = started + 1
+        return started + 1
+
+    def _may_pass(self) -> bool:
+        """Some unseen request could be admitted before the head of a queue that is not empty."""
+        if self.table.skip_blocked or self.table.order != "arrival":
+            return True
+        return self._unseen.first < arrival_order(self._queue.head())
+
+    def run_on(self, batch: Batch) -> RunOn | None:
+        """See `Scheduler.run_on`."""
+        running, cohort = self.running, self._cohort
+        records = running.records[batch.batch_id]
+        if not self._can_run_on:
+            return None
+        if self._queue.count or self._unseen.count or self.ledger.arrived or batch.preempted:
+            return None
+        if len(records) != len(running.beside):
+            return None
+        steps = UNLIMITED
+        if cohort.count:
+            if cohort.late or batch.formed_ns != running.cohort_end_ns:
+                return None
+            shape = cohort.next_shape()
+            steps = cohort.steps_to_first_end() - 1
+        else:
+            shape = BatchShape()
+        size = self.block_size
+        for one, _, target in records:
+            request = one.request
+            generated = request.generated_tokens
+            if target < request.prompt_tokens + generated or request.kv_blocks != -(
+                -target // size
+            ):
+                return None
+            left = request.output_tokens - generated - 1
+            if left < steps:
+                steps = left
+            add_chunk(shape, 1, target)
+        count = shape.sequences = shape.decode_count
+        if steps < 1 or count > self._budget or not self._surely_fits(count, steps):
+            return None
+        batch.max_steps = 1 + steps
+        batch.run_on = RunOn(shape)
+        running.leaping = batch
+        return batch.run_on
+
+    def _surely_fits(self, members: int, steps: int) -> bool:
+        """So many members have blocks for so many steps, wherever in their last block they are."""
+        return members * ceil_div(steps, self.block_size) <= self.pool.blocks_free
+
+    # --- the running set --------------------------------------------------------------------
+    @property
+    def running_count(self) -> int:
+        """Requests that hold KV and run or are about to."""
+        return len(self.running.requests) + len(self.ledger.arrived)
+
+    def settle(self, batch: Batch, steps: int) -> None:
+        """Take the blocks of the steps up to `steps` of a leap in flight (idempotent)."""
+        self.running.settle(batch, steps)
+
+    def split(self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
+        """See `Scheduler.split`."""
+        return self.running.split(batch, steps, now_ns, longest_step_ns)
+
+    def complete(self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
+        """`steps` iterations of the batch ended, the last one at `now_ns`."""
+        return self.running.complete(batch, steps, now_ns, longest_step_ns)
+
+    def detach(self, request: Request) -> None:
+        """A running request leaves the running set but keeps its blocks."""
+        self.running.detach(request)
+
+    def residents(self) -> Iterable[Request]:
+        """Running requests in order of admission, then those that arrived and wait to be."""
+        return self.running.residents()
+
+    def token_receivers(self, batch: Batch) -> Iterable[Request]:
+        """Members of the batch that get an output token at the end of each of its steps."""
+        return self.running.token_receivers(batch)
+
+    # --- coming and leaving -----------------------------------------------------------------
+    def enqueue(self, request: Request, now_ns: int) -> None:
+        """The request is here; ahead, the batch after the next one can have it."""
+        if not self._ahead:
+            self.ledger.enqueue(request, now_ns)
+            return
+        if request.queued_ns < 0:
+            request.queued_ns = now_ns
+        forget_kv(request)
+        self._unseen.add(request, now_ns)
+
+    def _see(self, until_ns: int) -> None:
+        """Requests that were here at that time join the waiting queue."""
+        for request in self._unseen.take(until_ns):
+            self._queue.append(request)
+
+    @property
+    def waiting_count(self) -> int:
+        """Requests that wait, unseen ones included."""
+        return self._queue.count + self._unseen.count
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens of waiting requests."""
+        return self._queue.prompt_tokens + self._unseen.prompt_tokens
+
+    def waiting(self) -> Iterable[Request]:
+        """Waiting requests, head first."""
+        return chain(self._queue, self._unseen)
+
+    def cancel(self, request: Request) -> bool:
+        """Remove a waiting or running request and free its blocks. False if it is not here."""
+        return self._unseen.remove(request) or self.running.cancel(request)
+
+    def evacuate(self) -> list[Request]:
+        """Everything leaves: waiting requests first, then running ones. The pool is empty."""
+        self._see(_EVER)
+        return self.ledger.evacuate(self.running.evacuate())
+
+    def recount(self) -> list[str]:
+        """Full check of the counts; one line for each thing that is wrong."""
+        return self.running.recount()
+
     # --- limits -----------------------------------------------------------------------------
     def can_ever_hold(self, request: Request) -> str:
         """Empty, or why this replica could never serve the request, even alone."""
-        longest = request.prompt_tokens + request.max_output_tokens
-        if longest <= self._holds_tokens:
+        if request.prompt_tokens + request.max_output_tokens <= self._holds_tokens:
             return ""
-        if longest > self.limits.max_model_tokens:
-            return f"longer than the model's {self.limits.max_model_tokens} tokens"
-        # The KV of the last output token is never computed.
-        blocks = ceil_div(longest - 1, self.limits.block_size)
-        if blocks > self.blocks_total:
-            return f"needs more than the replica's {self.blocks_total} KV blocks"
+        if reason := super().can_ever_hold(request):
+            return reason
         first_chunk = min(request.prompt_tokens, self._threshold)
         if not self.table.chunked_prefill and first_chunk > self._budget:
             return f"prompt longer than max_num_batched_tokens {self._budget}, and not chunked"
         return ""
 
-    def drop_hopeless(self, now_ns: int) -> list[tuple[Request, str]]:
+    def drop_unschedulable(self, now_ns: int) -> list[tuple[Request, str]]:
         """Heads that cannot be admitted although the replica is empty, removed."""
-        dropped, self._failed = self._failed, []
-        if self._seats or self._records or self._handoff.holds_blocks:
+        dropped = self.ledger.take_failed()
+        if self.running.requests or self.running.records or self.ledger.holds_blocks:
             return dropped
-        while self._queue:
+        while self._queue.count:
             request = self._queue.head()
             if self._fit(request, self.pool.lookup(request), self._budget):
                 break
             self._queue.remove(request)
-            blocks = ceil_div(request.reached_tokens, self.limits.block_size)
-            dropped.append(
-                (
-                    request,
-                    f"{request.reached_tokens} tokens ({blocks} KV blocks) can never be scheduled",
-                )
-            )
+            blocks = ceil_div(request.reached_tokens, self.block_size)
+            tokens = f"{request.reached_tokens} tokens ({blocks} KV blocks)"
+            dropped.append((request, f"{tokens} can never be scheduled"))
         return dropped

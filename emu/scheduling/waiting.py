@@ -1,4 +1,4 @@
-"""Waiting queues of a replica: who is admitted next.
+"""Waiting queues of a replica: which request is admitted next.
 
 Owns: the order of waiting requests and the sum of their prompt tokens. Does not decide admission.
 Orders:
@@ -18,11 +18,13 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Final, Protocol
 
 from emu.request import Request
 
-_NO_DEADLINE = 1 << 62
+_NO_DEADLINE: Final = 1 << 62
+NEVER: Final = (1 << 63, 0)
+"""An arrival order behind that of every request."""
 
 
 class WaitingQueue(Protocol):
@@ -30,7 +32,7 @@ class WaitingQueue(Protocol):
 
     prompt_tokens: int
     count: int
-    """As `len`, for those who ask at every iteration."""
+    """As `len`, without a call."""
     counts_service: bool
     """Its order depends on what tenants are charged."""
 
@@ -49,7 +51,7 @@ class WaitingQueue(Protocol):
         ...
 
     def head(self) -> Request:
-        """Who is next. The queue must not be empty."""
+        """Head of the queue; it must not be empty."""
         ...
 
     def remove(self, request: Request) -> bool:
@@ -247,3 +249,65 @@ def make_queue(order: str) -> WaitingQueue:
         return FairQueue()
     assert order in ("priority", "deadline")
     return SortedQueue(by_deadline=order == "deadline")
+
+
+class Unseen:
+    """Requests that are here, and that the engine has not looked at: it looks once a batch.
+
+    In order of arrival here, which is not the order of the queue (retries, late hand-overs).
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.prompt_tokens = 0
+        self.first = NEVER
+        """The least arrival order among them."""
+        self._requests: dict[int, tuple[int, Request]] = {}
+        """(arrival here, request) by id."""
+
+    def __iter__(self) -> Iterator[Request]:
+        return (request for _, request in self._requests.values())
+
+    def first_ns(self) -> int:
+        """When the first of them came; there must be one."""
+        arrived_ns, _ = next(iter(self._requests.values()))
+        return arrived_ns
+
+    def add(self, request: Request, now_ns: int) -> None:
+        """The request has come."""
+        self._requests[request.request_id] = (now_ns, request)
+        self.count += 1
+        self.prompt_tokens += request.prompt_tokens
+        order = (request.arrival_ns, request.request_id)
+        if order < self.first:
+            self.first = order
+
+    def take(self, until_ns: int) -> list[Request]:
+        """Requests that were here at that time; they are seen now."""
+        seen = []
+        for arrived_ns, request in self._requests.values():
+            if arrived_ns > until_ns:
+                break
+            seen.append(request)
+        if seen:
+            self._forget(seen)
+        return seen
+
+    def remove(self, request: Request) -> bool:
+        """The request leaves unseen. False if it is not here."""
+        if request.request_id not in self._requests:
+            return False
+        self._forget([request])
+        return True
+
+    def _forget(self, requests: list[Request]) -> None:
+        self.count -= len(requests)
+        if not self.count:
+            self._requests, self.first, self.prompt_tokens = {}, NEVER, 0
+            return
+        for request in requests:
+            del self._requests[request.request_id]
+            self.prompt_tokens -= request.prompt_tokens
+        # A dict keeps the places of what was deleted, and walks over them: a new one has none.
+        self._requests = dict(self._requests)
+        self.first = min(map(arrival_order, self))

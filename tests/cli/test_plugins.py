@@ -17,6 +17,20 @@ class Raises:
 class Beyond:
     def choose(self, request, signals):
         return len(signals)
+class Freest:
+    def choose(self, request, signals):
+        assert all(signal.max_num_seqs == 256 for signal in signals), signals
+        return max(range(len(signals)), key=lambda i: signals[i].max_num_seqs - signals[i].running)
+class Four:
+    def __init__(self, table, limits): pass
+    def enqueue(self, request, now_ns): pass
+    def schedule(self, now_ns): pass
+    def complete(self, batch, steps, now_ns, longest_step_ns): pass
+    def cancel(self, request): pass
+from emu.scheduling.base import Scheduler
+class Part(Scheduler):
+    def schedule(self, now_ns): pass
+    def complete(self, batch, steps, now_ns, longest_step_ns): pass
 class Fewest:
     def choose(self, request, signals):
         return min(range(len(signals)), key=lambda index: signals[index].waiting_tokens)
@@ -39,13 +53,18 @@ def path_of(config: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("setting", "problem"),
     [
-        ("router.policy=own:Empty", "router.policy: own:Empty has no 'choose'"),
+        ("router.policy=own:Empty", "lacks choose"),
         ("router.policy=own:Absent", "c.toml: router.policy: module 'own' has no 'Absent'"),
         ("latency.backend=absent:X", "c.toml: latency.backend: cannot import 'absent'"),
         (
             "scheduler.policy=own:Empty",
             "scheduler.policy: own:Empty cannot be made from (SchedulerTable, ReplicaLimits)",
         ),
+        (
+            "scheduler.policy=own:Part",
+            "own.py) lacks cancel, detach, evacuate, residents, running_count",
+        ),
+        ("scheduler.policy=own:Four", "derive it from emu.scheduling.base.Scheduler"),
         ("latency.backend=own:Empty", "latency.backend: own:Empty cannot be made from"),
     ],
 )
@@ -72,6 +91,7 @@ def test_a_choice_that_is_none_is_named(config: Path) -> None:
     assert "router.policy: own:Beyond chose 2 of 2 replicas; expected an index from 0 to 1" in last
 
 
-def test_a_router_of_ones_own_runs(config: Path) -> None:
-    done = emu(config, "-q", *TWO, "--set", "router.policy=own:Fewest", **path_of(config))
+@pytest.mark.parametrize("name", ["Fewest", "Freest"])
+def test_a_router_of_ones_own_runs(config: Path, name: str) -> None:
+    done = emu(config, "-q", *TWO, "--set", f"router.policy=own:{name}", **path_of(config))
     assert done.returncode == 0, done.stderr

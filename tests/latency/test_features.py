@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from emu.latency.features import (
+from tests.latency.features import (
     batch_flops,
     decode_attention_key,
     matmul_tokens,

@@ -41,10 +41,7 @@ def test_paths_nvlink_pcie_nic():
     assert names(topology, topology.nic_path(0, 1)) == ["gpu0.nic.out", "gpu1.nic.in"]
     assert names(topology, topology.host_to_gpu_path(3)) == ["machine1.host.read", "gpu3.pcie.down"]
     assert names(topology, topology.gpu_to_host_path(3)) == ["gpu3.pcie.up", "machine1.host.write"]
-    assert [names(topology, path) for path in topology.ssd_to_gpu(5)] == [
-        ["gpu5.ssd.read", "machine2.host.write"],
-        ["machine2.host.read", "gpu5.pcie.down"],
-    ]
+    assert names(topology, topology.ssd_to_host_path(5)) == ["gpu5.ssd.read", "machine2.host.write"]
 
 
 def test_rates_come_from_the_node_or_else_from_the_gpu():

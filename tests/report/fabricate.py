@@ -15,7 +15,8 @@ from emu.report.records import RequestLog
 from emu.report.summary import RunFacts, build_summary, write_summary
 from emu.report.timeseries import ReplicaSeries, Sample, TimeseriesWriter
 from emu.report.transitions import MarkLog, TransitionLog
-from emu.request import Request, Status
+from emu.request import Status
+from tests.made import request_with
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -39,7 +40,7 @@ def fabricate(
         migration = int(rng.exponential(30 * MS))
         gap = int(rng.lognormal(17.1, 0.3) * slowness)
         first = arrival + queue + prefill
-        request = Request(
+        request = request_with(
             request_id=index,
             arrival_ns=arrival,
             prompt_tokens=int(rng.integers(10, 3000)),

@@ -25,7 +25,8 @@ from emu.report.records import RequestLog
 from emu.report.rundata import read_run
 from emu.report.settings import differing
 from emu.report.summary import RunFacts, build_summary, write_summary
-from emu.request import Request, Status
+from emu.request import Status
+from tests.made import request_with
 from tests.report.fabricate import fabricate
 from tests.shared_data import SHARED, needs_shared
 
@@ -171,7 +172,7 @@ def run_of(directory: Path, rows: list[tuple[int, int, int, int, int]]) -> Path:
     directory.mkdir(exist_ok=True)
     log = RequestLog(directory / "requests.csv")
     for request_id, arrival, ttft, latency, tokens in rows:
-        request = Request(
+        request = request_with(
             request_id=request_id,
             arrival_ns=arrival,
             prompt_tokens=1,

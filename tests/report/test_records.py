@@ -15,6 +15,7 @@ from emu.errors import InvariantViolation
 from emu.report.records import COLUMNS, RequestLog
 from emu.request import Request, Status
 from tests.csvfile import csv_rows
+from tests.made import request_with
 
 CONTRACT = [
     "request_id",
@@ -42,7 +43,7 @@ CONTRACT = [
 
 
 def make(request_id: int, arrival_ns: int = 0, **fields) -> Request:
-    return Request(
+    return request_with(
         request_id=request_id,
         arrival_ns=arrival_ns,
         prompt_tokens=fields.pop("prompt_tokens", 10),

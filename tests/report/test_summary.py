@@ -18,6 +18,7 @@ from emu.report.records import RequestLog, RequestStats
 from emu.report.summary import RunFacts, build_summary, read_summary, write_summary
 from emu.report.table import figures, latency_cells, number, print_summary
 from emu.request import Request, Status
+from tests.made import request_with
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -36,7 +37,7 @@ def completed(
     index: int, arrival_ns: int, wait_ns: int, ttft_ns: int, gap_ns: int, tokens: int = 11
 ) -> Request:
     first = arrival_ns + ttft_ns
-    return Request(
+    return request_with(
         request_id=index,
         arrival_ns=arrival_ns,
         prompt_tokens=100,
@@ -58,7 +59,7 @@ def test_figures_of_a_small_run(tmp_path: Path) -> None:
         completed(0, 0, 0, 100 * MS, 10 * MS),
         completed(1, 1 * S, 0, 300 * MS, 20 * MS),
         completed(2, 2 * S, 0, 200 * MS, 40 * MS),
-        Request(
+        request_with(
             request_id=3,
             arrival_ns=2 * S,
             prompt_tokens=9,
@@ -67,7 +68,7 @@ def test_figures_of_a_small_run(tmp_path: Path) -> None:
             status=Status.REJECTED,
             reason="overloaded",
         ),
-        Request(
+        request_with(
             request_id=4,
             arrival_ns=2 * S,
             prompt_tokens=9,
@@ -156,7 +157,7 @@ def wave(waits: list[int], service_ns: int = 2 * S, rejected: int = 0) -> list[R
     ]
     last = made[-1].arrival_ns
     return made + [
-        Request(
+        request_with(
             request_id=9_000 + i,
             arrival_ns=last,
             prompt_tokens=1,

@@ -83,7 +83,7 @@ class Replica:
                 self.at += 1
             batch = s.schedule(now)
             if batch is None:
-                s.drop_hopeless(now)
+                s.drop_unschedulable(now)
                 if self.at == len(self.operations):
                     break
                 now = max(now, self.operations[self.at][0])

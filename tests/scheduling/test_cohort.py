@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from emu.request import Request
-from emu.scheduling.cohort import Cohort, Seat
+from emu.scheduling.cohort import Cohort, RunningRequest
 
 
 @pytest.mark.parametrize("prompts", [(8,), (8, 12), (8, 9, 10), (7, 11, 8, 6), (1,)])
@@ -25,7 +25,7 @@ def test_steps_that_do_something(prompts: tuple[int, ...], steps: int) -> None:
         request.computed_tokens, request.generated_tokens = prompt, 1
         if number % 2:
             request.block_keys = list(range(50))
-        cohort.join(Seat(request, admission=number))
+        cohort.join(RunningRequest(request, admission=number))
     found = list(cohort.busy_steps(steps))
     start = cohort.step
     busy = []

@@ -188,7 +188,7 @@ def test_impossible_requests_are_named_and_dropped():
     s.enqueue(request(1, 501, 10), 0)
     s.enqueue(request(2, 50, 10), 0)
     assert s.schedule(0) is None
-    assert ids(r for r, _ in s.drop_hopeless(0)) == [1]
+    assert ids(r for r, _ in s.drop_unschedulable(0)) == [1]
     assert ids(c.request for c in s.schedule(0).chunks) == [2]
 
 

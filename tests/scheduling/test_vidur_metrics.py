@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from emu.latency.features import batch_flops, mfu
-from emu.scheduling.times import request_times
+from tests.latency.features import batch_flops, mfu
 from tests.scheduling.test_vidur_golden import EXACT
+from tests.scheduling.times import request_times
 from tests.scheduling.vidur_drive import request
 from tests.scheduling.vidur_world import CASES, US, load, play
 

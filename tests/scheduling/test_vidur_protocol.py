@@ -174,7 +174,7 @@ def test_what_can_never_run_is_refused_and_dropped(cls):
     never = request(2, 70, 1)
     scheduler.enqueue(never, 0)
     assert scheduler.schedule(0) is None
-    ((dropped, why),) = scheduler.drop_hopeless(0)
+    ((dropped, why),) = scheduler.drop_unschedulable(0)
     assert dropped is never
     assert why == scheduler.never(never)
     assert scheduler.waiting_count == 0

@@ -12,14 +12,14 @@ from emu.request import Request
 from emu.runs.runner import execute
 from emu.scheduling.base import ReplicaLimits
 from emu.scheduling.registry import make_scheduler
-from emu.scheduling.vllm_async import AsyncVllmScheduler
+from emu.scheduling.vllm import VllmScheduler
 
 
-def scheduler(num_blocks=1000, **table) -> AsyncVllmScheduler:
+def scheduler(num_blocks=1000, **table) -> VllmScheduler:
     limits = ReplicaLimits(
         num_blocks=num_blocks, block_size=16, max_model_tokens=10_000, leap=False
     )
-    return AsyncVllmScheduler(SchedulerTable(**table), limits)
+    return VllmScheduler(SchedulerTable(**table), limits, ahead=True)
 
 
 def request(request_id: int, arrival_ns: int, prompt: int = 32, output: int = 5) -> Request:
@@ -32,7 +32,7 @@ def request(request_id: int, arrival_ns: int, prompt: int = 32, output: int = 5)
     )
 
 
-def step(of: AsyncVllmScheduler, now_ns: int, until_ns: int):
+def step(of: VllmScheduler, now_ns: int, until_ns: int):
     batch = of.schedule(now_ns)
     assert batch is not None
     members = batch.shape.sequences
@@ -106,7 +106,7 @@ def test_requests_that_nobody_has_seen_can_leave():
 def test_a_retried_request_may_pass_the_head_that_arrived_with_it(late_id, is_cut):
     """Ties of arrival go by id, in the queue and so in the question whether a leap may go on."""
     limits = ReplicaLimits(num_blocks=20, block_size=16, max_model_tokens=10_000, leap=True)
-    of = AsyncVllmScheduler(SchedulerTable(), limits)
+    of = VllmScheduler(SchedulerTable(), limits, ahead=True)
     of.enqueue(request(5, 0, output=90), 0)
     of.enqueue(request(7, 0, prompt=19 * 16), 0)  # never fits beside the other
     batch = of.schedule(0)
@@ -117,10 +117,18 @@ def test_a_retried_request_may_pass_the_head_that_arrived_with_it(late_id, is_cu
     assert (batch.max_steps == 1) is is_cut
 
 
-def test_the_registry_chooses_it():
+def test_the_registry_makes_one_that_looks_ahead():
+    """A request that comes during a batch is no member of the next one."""
     limits = ReplicaLimits(num_blocks=10, block_size=16, max_model_tokens=100)
-    assert isinstance(make_scheduler(SchedulerTable(), limits, ahead=True), AsyncVllmScheduler)
-    assert not isinstance(make_scheduler(SchedulerTable(), limits), AsyncVllmScheduler)
+    members = {}
+    for ahead in (True, False):
+        of = make_scheduler(SchedulerTable(), limits, ahead=ahead)
+        of.enqueue(request(0, 0), 0)
+        batch = of.schedule(0)
+        of.enqueue(request(1, 50), 50)
+        of.complete(batch, 1, 100, 100)
+        members[ahead] = of.schedule(100).shape.sequences
+    assert members == {True: 1, False: 2}
 
 
 CONFIG = """\

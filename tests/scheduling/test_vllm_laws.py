@@ -92,6 +92,13 @@ def test_leaping_is_stepping(program):
 
 
 @settings(max_examples=80, **COMMON)
+@given(programs(orders=("arrival", "priority", "deadline", "fair")))
+def test_the_cohort_gives_what_the_walk_over_the_running_list_gives(program):
+    walked = run_scheduler(program, leap=False, walks=True)
+    assert_same(walked, run_scheduler(program, leap=False, check_books=False))
+
+
+@settings(max_examples=80, **COMMON)
 @given(programs(), st.integers(2, 4))
 def test_pipeline_is_the_naive_model(program, stages):
     log, ends = run_pipeline(program, stages)

@@ -184,7 +184,7 @@ def test_a_request_preempted_too_often_fails():
         now += 10 * batch.max_steps
         failed += s.complete(batch, batch.max_steps, now, 10).failed
         assert s.recount() == []
-    failed += s.drop_hopeless(now)
+    failed += s.drop_unschedulable(now)
     assert [(r.request_id, why) for r, why in failed] == [(1, "preempted 2 times")]
     assert s.blocks_used == 0
 
@@ -380,9 +380,9 @@ def test_hopeless_head_is_dropped_only_from_an_empty_replica():
     s.enqueue(ok, 0)
     s.enqueue(request(1, 100, 1), 0)
     _, _, now = step(s, 0)
-    assert s.drop_hopeless(now) == []
+    assert s.drop_unschedulable(now) == []
     run_out(s, now)
-    assert ids(r for r, _ in s.drop_hopeless(now)) == [1]
+    assert ids(r for r, _ in s.drop_unschedulable(now)) == [1]
     assert s.waiting_count == 0
 
 

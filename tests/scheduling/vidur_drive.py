@@ -111,7 +111,7 @@ class Drive:
             self.at_boundary()
             batch = scheduler.schedule(self.now)
             if batch is None:
-                dropped = scheduler.drop_hopeless(self.now)
+                dropped = scheduler.drop_unschedulable(self.now)
                 self.failed += dropped
                 if dropped:
                     continue
@@ -202,7 +202,7 @@ class Drive:
                 self.apply(name, argument)
                 continue
             if not flying:
-                dropped = scheduler.drop_hopeless(self.now)
+                dropped = scheduler.drop_unschedulable(self.now)
                 self.failed += dropped
                 if dropped:
                     continue

@@ -127,7 +127,7 @@ class World:
                     assert scheduler.recount() == []
             if not fail_stuck:
                 return
-            dropped = [d for s in self.schedulers for d in s.drop_hopeless(self.now)]
+            dropped = [d for s in self.schedulers for d in s.drop_unschedulable(self.now)]
             if not dropped:
                 return
             self.failed += dropped

@@ -119,9 +119,9 @@ def make_requests(program):
     ]
 
 
-def run_scheduler(program, *, leap, check_books=True, max_iterations=100_000):
+def run_scheduler(program, *, leap, check_books=True, max_iterations=100_000, walks=False):
     """The log of a VllmScheduler that steps or leaps."""
-    scheduler = VllmScheduler(program.table, program.limits(leap))
+    scheduler = VllmScheduler(program.table, program.limits(leap), walks=walks)
     requests = make_requests(program)
     log, ends, leaps = [], [], 0
     events = _events(program)
@@ -139,7 +139,7 @@ def run_scheduler(program, *, leap, check_books=True, max_iterations=100_000):
         if check_books:
             assert scheduler.recount() == []
         if batch is None:
-            for request, _ in scheduler.drop_hopeless(now):
+            for request, _ in scheduler.drop_unschedulable(now):
                 ends.append(request_row(request, "hopeless", now))
             if at == len(events):
                 break
@@ -282,7 +282,7 @@ def run_pipeline(program, stages):
             log.append((now, shape_row(batch.shape), scheduler.blocks_used))
             pipe.push(now, batch, step_ns(batch.shape))
         if not pipe.flights and at == len(events):
-            scheduler.drop_hopeless(now)
+            scheduler.drop_unschedulable(now)
             break
         now = min(pipe.next_end(), events[at][0] if at < len(events) else 1 << 62)
         if pipe.next_end() == now:

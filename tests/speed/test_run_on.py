@@ -16,7 +16,7 @@ from emu.chaos.trial import run_world
 from emu.chaos.worlds import World, draw_world
 from emu.rng import rng_stream
 from emu.scheduling.base import Batch, Progress
-from emu.scheduling.steps import CohortScheduler
+from emu.scheduling.running import RunningSet
 
 SEEDS_MAX = 400
 ENDS_MIN = 100
@@ -48,10 +48,10 @@ def world_of(seed: int) -> World | None:
 @pytest.mark.slow
 def test_cuts_of_batches_that_ran_on_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: Counter[str] = Counter()
-    complete, split = CohortScheduler.complete, CohortScheduler.split
+    complete, split = RunningSet.complete, RunningSet.split
 
     def completed(
-        self: CohortScheduler, batch: Batch, steps: int, now_ns: int, longest_ns: int
+        self: RunningSet, batch: Batch, steps: int, now_ns: int, longest_ns: int
     ) -> Progress:
         if batch.run_on is not None:
             how = "all" if steps == batch.max_steps else "first only" if steps == 1 else "cut"
@@ -59,14 +59,14 @@ def test_cuts_of_batches_that_ran_on_change_nothing(monkeypatch: pytest.MonkeyPa
         return complete(self, batch, steps, now_ns, longest_ns)
 
     def was_split(
-        self: CohortScheduler, batch: Batch, steps: int, now_ns: int, longest_ns: int
+        self: RunningSet, batch: Batch, steps: int, now_ns: int, longest_ns: int
     ) -> Progress:
         if batch.run_on is not None:
             seen["split after the first" if steps == 1 else "split later"] += 1
         return split(self, batch, steps, now_ns, longest_ns)
 
-    monkeypatch.setattr(CohortScheduler, "complete", completed)
-    monkeypatch.setattr(CohortScheduler, "split", was_split)
+    monkeypatch.setattr(RunningSet, "complete", completed)
+    monkeypatch.setattr(RunningSet, "split", was_split)
     for seed in range(SEEDS_MAX):
         world = world_of(seed)
         if world is None:

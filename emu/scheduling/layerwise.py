@@ -3,7 +3,7 @@
 Live scaling (BlitzScale section 4) runs several prefill batches of one replica layer by layer,
 and lets another replica finish them. The scheduler that this works with is `fcfs` with the
 global queue: it forms batches of whole prompts and reserves their blocks at once. These functions
-are what it needs beyond its protocol: batches in flight that nobody waits for in order, and a
+are what it needs beyond its protocol: batches in flight whose order nothing depends on, and a
 batch that changes its replica in the middle.
 
 Blocks: a batch that leaves with layers done keeps its blocks here until its half of the KV has
@@ -33,24 +33,28 @@ def pull(scheduler: FcfsScheduler, now_ns: int) -> Batch | None:
         table.max_batch_prefill_tokens,
         table.request_token_budget,
         scheduler.pool.blocks_free,
-        scheduler.limits.block_size,
+        scheduler.block_size,
     )
-    return scheduler._form_prefill(prompts, now_ns) if prompts else None
+    return scheduler.form_prefill(prompts, now_ns) if prompts else None
 
 
 def members(scheduler: FcfsScheduler, batch: Batch) -> list[Request]:
     """Requests of a batch in flight that have not been cancelled."""
-    return [seat.request for seat, _, _ in scheduler._records[batch.batch_id] if seat.is_alive]
+    return [
+        running.request
+        for running, _, _ in scheduler.running.records[batch.batch_id]
+        if running.is_alive
+    ]
 
 
 def in_flight(scheduler: FcfsScheduler, batch: Batch) -> list[Request]:
     """The same, or nothing if the batch is not in flight here any more (a crash)."""
-    return members(scheduler, batch) if batch.batch_id in scheduler._records else []
+    return members(scheduler, batch) if batch.batch_id in scheduler.running.records else []
 
 
 def can_take_over(scheduler: FcfsScheduler, requests: Sequence[Request]) -> bool:
     """Whether the blocks of these requests are free here."""
-    return sum(map(scheduler.blocks_of, requests)) <= scheduler.pool.blocks_free
+    return sum(map(scheduler.blocks_for, requests)) <= scheduler.pool.blocks_free
 
 
 def hand_out(scheduler: FcfsScheduler, batch: Batch, *, hold: bool) -> list[Request]:
@@ -62,14 +66,14 @@ def hand_out(scheduler: FcfsScheduler, batch: Batch, *, hold: bool) -> list[Requ
         else:
             scheduler.cancel(request)
             request.computed_tokens = 0
-    del scheduler._records[batch.batch_id]
+    del scheduler.running.records[batch.batch_id]
     return leaving
 
 
 def take_over(scheduler: FcfsScheduler, requests: Sequence[Request], now_ns: int) -> Batch:
     """Requests of another replica are in flight here; `can_take_over` has been asked."""
     scheduled = [(r, r.prefill_scheduled_ns) for r in requests]
-    batch = scheduler._form_prefill(requests, now_ns)
+    batch = scheduler.form_prefill(requests, now_ns)
     for request, first_ns in scheduled:
         request.prefill_scheduled_ns = first_ns
     return batch
@@ -77,4 +81,4 @@ def take_over(scheduler: FcfsScheduler, requests: Sequence[Request], now_ns: int
 
 def drop(scheduler: FcfsScheduler, batch: Batch) -> None:
     """A batch in flight without members is no longer."""
-    scheduler._records.pop(batch.batch_id, None)
+    scheduler.running.records.pop(batch.batch_id, None)
