@@ -33,12 +33,6 @@ from emu.units import ceil_div
 NULL_BLOCK: Final = 0
 
 
-class GroupHit(Hit, frozen=True, gc=False):
-    """A hit with the blocks of each group: null before the window, ids from there."""
-
-    tables: tuple[tuple[int, ...], ...] = ()
-
-
 class _Block(msgspec.Struct, gc=False):
     references: int = 0
     key: tuple[int, int] | None = None
@@ -81,7 +75,7 @@ class GroupedPool:
             for number, group in enumerate(self.layout.groups)
         )
         ids = tuple(block for table in tables for block in table if block)
-        return GroupHit(tokens, tokens, 0, ids, tables=tables)
+        return Hit(tokens, tokens, 0, ids, tables=tables)
 
     def match(self, request: Request) -> int:
         """Prompt tokens of a request from outside that this pool holds now."""
@@ -182,7 +176,7 @@ class GroupedPool:
         missing = self._missing(request, target_tokens, hit)
         assert missing <= self.blocks_free
         tables = self._tables_of(request)
-        if isinstance(hit, GroupHit):
+        if hit.tables:
             for block in hit.block_ids:
                 self._touch(block)
             for table, found in zip(tables, hit.tables, strict=True):
@@ -226,6 +220,12 @@ class GroupedPool:
         """Return what `take` gave."""
         assert count == len(block_ids)
         self._drop(block_ids)
+
+    def put_back_held(self, request_id: int, count: int, block_ids: list[int]) -> None:
+        """Return the blocks of a request that left with its KV: its tables go."""
+        assert count == len(block_ids)
+        for table in self._tables.pop(request_id, []):
+            self._drop(table)
 
     def blocks_at(self, tokens: int) -> int:
         """Blocks that a sequence of so many computed tokens holds when it arrives."""
@@ -274,7 +274,7 @@ class GroupedPool:
         total = 0
         for number, group in enumerate(self.layout.groups):
             held = len(tables[number]) if tables is not None else 0
-            if isinstance(hit, GroupHit):
+            if hit.tables:
                 held += len(hit.tables[number])
             entries = max(0, self._entries(group, target_tokens) - held)
             total += min(entries, 1) if group.keeps == "state" else entries
@@ -317,8 +317,9 @@ class GroupedPool:
         self._count(request)
 
     def _count(self, request: Request) -> None:
-        tables = self._tables[request.request_id]
-        request.kv_blocks = sum(1 for table in tables for block in table if block)
+        held = [block for table in self._tables[request.request_id] for block in table if block]
+        request.block_ids = held
+        request.kv_blocks = len(held)
 
     def _pop(self) -> int:
         assert self.blocks_free > 0
