@@ -3,10 +3,11 @@
 PYTHON ?= python3
 VENV := .venv
 CLIENTS := .venv-clients
+SITE := .venv-site
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: clients fuzz-http help run test test-fast check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
+.PHONY: wheel wheel-check site charts clients fuzz-http help run test test-fast check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -100,8 +101,22 @@ fuzz-http: $(STAMP)  ## schemathesis against a live server (own virtual environm
 	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python tests/serve/clients/schemathesis_fuzz.py \
 		--speed 2000 --output-tokens 3 --set model.max_model_tokens=600
 
+wheel: $(STAMP)  ## a wheel in dist/
+	@rm -rf build dist && $(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w dist .
+	@rm -rf build && ls -l dist
+
+wheel-check: wheel  ## the wheel in an empty environment, away from the repository: init, run, sizes
+	@$(PY) -m benchmarks.wheel_check dist
+
+site: $(STAMP)  ## the documentation as a site in site/ (own virtual environment); broken links are errors
+	@test -x $(SITE)/bin/mkdocs || { $(PYTHON) -m venv $(SITE) && $(SITE)/bin/python -m pip install --quiet --disable-pip-version-check "mkdocs-material>=9.5"; }
+	@$(SITE)/bin/mkdocs build --strict --quiet && echo "site/index.html"
+
+charts: ## rebuild the chart library of the pages from the npm registry (needs node)
+	@emu/report/page/echarts/build.sh
+
 lock:  ## rewrite requirements.lock from what is installed
-	@$(PY) -m pip freeze --all --exclude-editable | grep -v -E "^(emu|pip)==" > requirements.lock
+	@$(PY) -m pip freeze --all --exclude-editable | grep -v -E "^(emu|emu-llm|pip)==" > requirements.lock
 
 clean:  ## remove what the above made
-	rm -rf $(VENV) $(CLIENTS) runs build dist *.egg-info .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CLIENTS) $(SITE) site runs build dist *.egg-info .hypothesis .mypy_cache .ruff_cache

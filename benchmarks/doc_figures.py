@@ -70,6 +70,7 @@ def autoscaling(directory: Path) -> str:
         run(directory, "mine", config, autoscale__planner="my_planner:Steps"),
     ]
     figures: list[tuple[str, Callable[[emu.Result], float | None]]] = [
+        ("TTFT p50, ms", lambda r: r.summary.median_ttft_ms),
         ("TTFT p99, ms", lambda r: r.summary.p99_ttft_ms),
         ("TPOT p99, ms", lambda r: r.summary.p99_tpot_ms),
         ("requests that met TTFT 1 s and TPOT 100 ms, %", attained),

@@ -9,11 +9,10 @@ of hit rates by capacity; the last row is a cache that never forgets.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
-
-import cyclopts
 
 from emu.config.load import config_from_dict
 from emu.runs.runner import execute
@@ -84,4 +83,8 @@ def picture(points: list[tuple[int, float]]) -> str:
 
 
 if __name__ == "__main__":
-    cyclopts.run(main)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("--plot", type=Path)
+    given = parser.parse_args()
+    main(given.trace, plot=given.plot)

@@ -17,6 +17,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Final
+
+DISTRIBUTION: Final = "emu-llm"
+"""Name in the package registry; `emu` is the name of the import and of the command."""
 
 
 class EmuError(Exception):
@@ -51,6 +55,24 @@ def naming(source: str) -> Iterator[None]:
         if error.source != "config":
             raise
         raise InputError(source, error.line, error.field, error.problem) from error
+
+
+def install_hint(extra: str) -> str:
+    """How an extra is installed."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+@contextlib.contextmanager
+def needs_extra(extra: str, source: str, field: str = "") -> Iterator[None]:
+    """Imports of this block need an extra: without it, one line says how it is installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "emu"):
+            raise
+        problem = f"needs the package {package}: {install_hint(extra)}"
+        raise InputError(source, None, field, problem) from None
 
 
 class RunError(EmuError):

@@ -171,13 +171,20 @@ def look_at(page: str, directory: Path, scheme: str = "light") -> dict[str, Any]
 
 _SEEN: Final = """(() => {
   const root = document.documentElement, charts = [...document.querySelectorAll(".chart")];
-  const plain = ".cartesianlayer path,.cartesianlayer image";
+  const painted = (chart) => {
+    const canvas = chart.querySelector("canvas");
+    if (!canvas || !canvas.width) return false;
+    const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+    const colours = new Set();
+    for (let i = 0; i < pixels.length; i += 4) if (pixels[i + 3]) colours.add(pixels[i] << 16 | pixels[i + 1] << 8 | pixels[i + 2]);
+    return colours.size > 3;
+  };
   return {
     drawn: root.dataset.drawn,
     wide: root.scrollWidth,
     back: getComputedStyle(document.body).backgroundColor,
     charts: charts.length,
-    svgs: charts.filter((chart) => chart.querySelector(plain)).map((chart) => chart.id),
+    painted: charts.filter(painted).map((chart) => chart.id),
     tabs: charts.filter((chart) => chart.tabIndex === 0).length,
   };
 })()"""

@@ -12,7 +12,10 @@ import re
 from importlib import resources
 from typing import Any, Final
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from emu.errors import needs_extra
+
+with needs_extra("astra", "config", "latency.backend"):
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 _FILE: Final = "chakra.proto"
 _SCALAR_NAMES: Final = (

@@ -4,6 +4,7 @@
     docs/reference/cli.md         commands and options, from the command line itself
     docs/reference/sweep.md       keys of a sweep file, from the Structs
     docs/reference/catalogue.md   models and GPUs
+    docs/reference/*.schema.json  JSON Schemas of configurations and sweep files, for editors
     docs/states.md                the diagram between its marks, from the table of transitions
     docs/faults.md                the kinds between their marks, from the catalogue of faults
 
@@ -13,6 +14,7 @@ with what is generated here.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -20,12 +22,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+import msgspec
 from msgspec import inspect
 
 from emu.catalogue import sizes
 from emu.catalogue.lookup import list_gpus, list_models, lookup_gpu, lookup_model
-from emu.cli import app
-from emu.config.docs import key_table, reference_markdown
+from emu.cli import every_command, groups
+from emu.cli.parser import parser_of
+from emu.config.docs import config_schema, key_table, reference_markdown
 from emu.config.faultkinds import KINDS
 from emu.replica.states import mermaid
 from emu.sweeps import schema
@@ -48,15 +52,15 @@ _KINDS = re.compile(r"(<!-- generated: kinds -->\n\n).*?(\n\n<!-- end of kinds -
 
 def cli_markdown() -> str:
     """Every command with its options."""
-    text = app.generate_docs(output_format="markdown")
-    # The list of commands right after the table of contents says the same once more.
-    text = re.sub(r"\*\*Commands\*\*:\n\n(?:\* .*\n)+\n?", "", text)
-    # Usage lines name how this very process was started.
-    text = re.sub(r"^(emu[a-z -]*?) -m [\w.]+", r"\1", text, flags=re.MULTILINE)
-    head, _, rest = text.partition("Emulate a cluster")
-    assert head.startswith("# emu")
-    body = f"Emulate a cluster{rest}".replace("## Table of Contents\n\n", "")
-    return _CLI_INTRO + body.rstrip() + "\n"
+    commands = every_command()
+    parts = [_CLI_INTRO]
+    for heading, group in groups().items():
+        names = [path for path in commands if path.partition(" ")[0] in group]
+        links = ", ".join(f"[`{path}`](#emu-{path.replace(' ', '-')})" for path in names)
+        parts.append(f"- {heading}: {links}\n")
+    for path, command in commands.items():
+        parts.append(f"\n## emu {path}\n\n```\n{parser_of(path, command).format_help()}```\n")
+    return "".join(parts)
 
 
 def sweep_markdown() -> str:
@@ -124,12 +128,26 @@ def catalogue_markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
+def schema_text(kind: str) -> str:
+    """The JSON Schema of one kind of file: cluster or sweep."""
+    if kind == "cluster":
+        return json.dumps(config_schema(), indent=2) + "\n"
+    document = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "emu sweep",
+        **msgspec.json.schema(schema.Sweep),
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
 PAGES: Final[Mapping[str, Callable[[], str]]] = MappingProxyType(
     {
         "reference/config.md": reference_markdown,
         "reference/cli.md": cli_markdown,
         "reference/sweep.md": sweep_markdown,
         "reference/catalogue.md": catalogue_markdown,
+        "reference/cluster.schema.json": lambda: schema_text("cluster"),
+        "reference/sweep.schema.json": lambda: schema_text("sweep"),
     }
 )
 

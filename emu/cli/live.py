@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
-from emu.cli.options import Count, Overrides, Port, Seconds, Seed
+from emu.cli.options import Count, Overrides, Parameter, Port, Quiet, Seconds, Seed
+from emu.errors import needs_extra
 
 
 def serve(
@@ -28,7 +27,7 @@ def serve(
     startup_s: float = -1.0,
     drain_s: Seconds = 30.0,
     set_: Overrides = (),
-    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
+    quiet: Quiet = False,
 ) -> int:
     """Live mode: an OpenAI-compatible server that answers like the emulated cluster.
 
@@ -67,8 +66,9 @@ def serve(
     quiet
         Print nothing.
     """
-    from emu.serve.house import ServeOptions
-    from emu.serve.server import serve_command
+    with needs_extra("serve", "serve"):
+        from emu.serve.house import ServeOptions
+        from emu.serve.server import serve_command
 
     options = ServeOptions(
         host=host,
@@ -102,7 +102,7 @@ def observe(
     concurrency: Count = 0,
     timeout_s: Seconds = 600.0,
     seed: Seed = 42,
-    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
+    quiet: Quiet = False,
 ) -> int:
     """Drive a real OpenAI-compatible server with a workload and write measurements.
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import Parameter
-
-from emu.cli.options import Overrides, Positive, Seconds
+from emu.cli.options import Overrides, Parameter, Positive, Seconds
 
 
 def import_cluster(

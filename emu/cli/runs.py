@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
-from emu.cli.options import Overrides, Seed
+from emu.cli.options import Jobs, Json, Overrides, Parameter, Quiet, Seed
 from emu.errors import InputError
 
 
@@ -17,10 +15,15 @@ def run(
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     seed: Seed | None = None,
     set_: Overrides = (),
-    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
+    quiet: Quiet = False,
+    json: Json = False,
+    force: Annotated[bool, Parameter(negative=())] = False,
     report: bool = True,
 ) -> int:
     """Run one experiment (also: `emu CONFIG.toml`).
+
+    A directory that holds a run of another configuration is kept: the new run goes to DIR-2, DIR-3
+    and so on.
 
     Parameters
     ----------
@@ -32,25 +35,46 @@ def run(
         Seed of every random stream, instead of the config's.
     quiet
         No progress and no table.
+    json
+        The summary as JSON on stdout, instead of the table.
+    force
+        Replace whatever run the directory holds.
     report
         Write report.html.
+
+    Examples
+    --------
+    emu run cluster.toml
+    emu run cluster.toml --seed 7 --set scheduler.max_num_seqs=64 -o runs/small-batches
+    emu run cluster.toml --set workload.path=/data/trace.jsonl
     """
     from emu.runs.runner import run_command
 
-    return run_command(config, output=output, seed=seed, overrides=set_, quiet=quiet, report=report)
+    return run_command(
+        config,
+        output=output,
+        seed=seed,
+        overrides=set_,
+        quiet=quiet,
+        report=report,
+        force=force,
+        as_json=json,
+    )
 
 
-def validate(config: Path, *, set_: Overrides = ()) -> int:
+def validate(config: Path, *, set_: Overrides = (), json: Json = False) -> int:
     """Read everything, run nothing: derived facts, or the first error.
 
     Parameters
     ----------
     config
         Configuration file.
+    json
+        The facts as JSON.
     """
     from emu.runs.validate import validate_command
 
-    return validate_command(config, set_)
+    return validate_command(config, set_, as_json=json)
 
 
 def report(run: Path) -> int:
@@ -74,6 +98,7 @@ def compare(
     measured: Path | None = None,
     html: Path | None = None,
     seed: Seed = 0,
+    json: Json = False,
 ) -> int:
     """Runs side by side, or one run against a measurement.
 
@@ -87,9 +112,18 @@ def compare(
         Also write a page with the distributions of all runs, or of run and measurement.
     seed
         Seed of the bootstrap that gives the intervals.
+    json
+        Figures and intervals as JSON.
+
+    Examples
+    --------
+    emu compare runs/static runs/live --html compare.html
+    emu compare runs/reproduced --measured requests.jsonl
     """
     from emu.process.terminal import open_console
 
+    if json:
+        return _compare_json(runs, measured, html, seed)
     console = open_console()
     if measured is not None:
         from emu.report.measured import compare_measured, print_measured
@@ -116,14 +150,32 @@ def compare(
     return 0
 
 
+def _compare_json(runs: list[Path], measured: Path | None, html: Path | None, seed: int) -> int:
+    import msgspec
+
+    from emu.report.compare import compare_runs
+    from emu.report.measured import compare_measured
+
+    if html is not None:
+        raise InputError("compare", None, "--json", "cannot be given together with --html")
+    if measured is not None and len(runs) != 1:
+        raise InputError("compare", None, "--measured", "takes one run")
+    found: object = (
+        compare_runs(runs, seed) if measured is None else compare_measured(runs[0], measured)
+    )
+    print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    return 0
+
+
 def sweep(
     sweep: Path,
     *,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
-    jobs: Annotated[int, Parameter(name=["--jobs", "-j"])] = 0,
+    jobs: Jobs = 0,
     ray: str | None = None,
     set_: Overrides = (),
-    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
+    quiet: Quiet = False,
+    json: Json = False,
     report: bool = True,
 ) -> int:
     """Many runs of one config: a grid, a list, random points or a search.
@@ -142,11 +194,24 @@ def sweep(
         Address of a Ray cluster to run on, or local (extra `ray`).
     quiet
         No progress and no table.
+    json
+        The content of sweep.json on stdout, instead of the table.
     report
         Write report.html.
+
+    Examples
+    --------
+    emu sweep capacity.toml -j 4
     """
     from emu.sweeps.command import sweep_command
 
     return sweep_command(
-        sweep, output=output, jobs=jobs, ray=ray, settings=set_, quiet=quiet, report=report
+        sweep,
+        output=output,
+        jobs=jobs,
+        ray=ray,
+        settings=set_,
+        quiet=quiet,
+        report=report,
+        as_json=json,
     )

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
 from rich import box
 from rich.table import Table
 
 from emu.catalogue import sizes
 from emu.catalogue.lookup import list_gpus, list_models, lookup_gpu, lookup_model
+from emu.config.suggest import did_you_mean
+from emu.errors import InputError
 from emu.latency.aiconfigurator import covered_pairs
 from emu.process.terminal import open_console
 
 
-def print_models() -> None:
-    """Every model with what follows from its architecture."""
+def print_models(pattern: str = "", *, as_json: bool = False) -> None:
+    """Every model whose name contains `pattern`, with what follows from its architecture."""
+    names = _matching(list_models(), pattern, "models")
+    if as_json:
+        _print_json([_model_figures(name) for name in names])
+        return
     table = _table("model", "params B", "active B", "layers", "GB", "KiB/token", "context")
-    for name in list_models():
-        model = lookup_model(name)
-        kv_dtype = sizes.kv_dtype(model, "auto", "auto")
+    for name in names:
+        figures = _model_figures(name)
         table.add_row(
             name,
-            f"{sizes.parameter_count(model) / 1e9:.2f}",
-            f"{sizes.active_parameter_count(model) / 1e9:.2f}",
-            str(model.layers),
-            f"{sizes.weight_bytes_per_rank(model) / 1e9:.1f}",
-            f"{sizes.kv_bytes_per_token(model, kv_dtype) / 1024:g}",
-            str(model.max_position),
+            f"{figures['parameters'] / 1e9:.2f}",
+            f"{figures['active_parameters'] / 1e9:.2f}",
+            str(figures["layers"]),
+            f"{figures['weight_bytes'] / 1e9:.1f}",
+            f"{figures['kv_bytes_per_token'] / 1024:g}",
+            str(figures["context_tokens"]),
         )
     console = open_console(100)
     console.print(table)
@@ -38,10 +47,42 @@ def print_models() -> None:
             console.print(f"  {name}: {gpus}", soft_wrap=True)
 
 
-def print_gpus() -> None:
-    """Every GPU with its published figures."""
+def _model_figures(name: str) -> dict[str, Any]:
+    model = lookup_model(name)
+    return {
+        "name": name,
+        "parameters": sizes.parameter_count(model),
+        "active_parameters": sizes.active_parameter_count(model),
+        "layers": model.layers,
+        "weight_bytes": sizes.weight_bytes_per_rank(model),
+        "kv_bytes_per_token": sizes.kv_bytes_per_token(
+            model, sizes.kv_dtype(model, "auto", "auto")
+        ),
+        "context_tokens": model.max_position,
+    }
+
+
+def _matching(names: Sequence[str], pattern: str, what: str) -> list[str]:
+    """Names that contain the pattern. Raises InputError if none does."""
+    found = [name for name in names if pattern.casefold() in name.casefold()]
+    if not found:
+        problem = f"no name contains it{did_you_mean(pattern, names)}"
+        raise InputError(what, None, pattern, problem)
+    return found
+
+
+def _print_json(rows: object) -> None:
+    print(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
+
+
+def print_gpus(pattern: str = "", *, as_json: bool = False) -> None:
+    """Every GPU whose name contains `pattern`, with its published figures."""
+    names = _matching(list_gpus(), pattern, "gpus")
+    if as_json:
+        _print_json([{"name": name, **msgspec.to_builtins(lookup_gpu(name))} for name in names])
+        return
     table = _table("GPU", "GiB", "GB/s", "fp16 TF/s", "fp8 TF/s", "NVLink", "PCIe", "W")
-    for name in list_gpus():
+    for name in names:
         gpu = lookup_gpu(name)
         table.add_row(
             name,

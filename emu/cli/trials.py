@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
-from emu.cli.options import Count, Overrides, Positive
+from emu.cli.options import Count, Jobs, Overrides, Parameter, Positive, Quiet
 
 
 def chaos(
@@ -18,10 +16,10 @@ def chaos(
     faults: Path | None = None,
     corpus: Path | None = None,
     every: Positive = 40,
-    jobs: Count = 0,
+    jobs: Jobs = 0,
     keep: Path = Path("chaos-failures"),
     at_least: Count = 1,
-    quiet: Annotated[bool, Parameter(negative="")] = False,
+    quiet: Quiet = False,
 ) -> int:
     """Many seeds of random faults, everything checked; exit status 4 if anything was wrong.
 
@@ -86,7 +84,7 @@ def experiment(
     clusters: str = "AB",
     seeds: Positive = 1,
     page: Path | None = None,
-    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
+    quiet: Quiet = False,
 ) -> int:
     """Run a set of scaling experiments, print its tables, draw its pictures (docs/experiments/).
 

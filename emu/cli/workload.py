@@ -10,9 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import App, Parameter
-
-from emu.cli.options import Count, Seconds, Seed, settings
+from emu.cli.options import Count, Parameter, Seconds, Seed, settings
 from emu.config.tables.workload import WorkloadFormat
 from emu.errors import InputError
 
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     from emu.config.schema import Config, WorkloadTable
     from emu.workload.tools import Written
 
-app = App(name="workload", help="Convert, generate, describe, scale and slice workloads.")
+SUMMARY = "Convert, generate, describe, scale and slice workloads"
 
 From = Annotated[
     WorkloadFormat, Parameter(name="--from", help="Format of the input; auto = by content.")
@@ -38,7 +36,6 @@ Set = Annotated[
 ]
 
 
-@app.command
 def convert(
     source: Path,
     output: Path,
@@ -70,7 +67,6 @@ def convert(
     return _tell(written, output, name)
 
 
-@app.command
 def generate(
     output: Path,
     *,
@@ -120,7 +116,6 @@ def generate(
     return _tell(write(table, output, seed=chosen, to_format=name), output, name)
 
 
-@app.command
 def describe(
     source: Path,
     *,
@@ -161,7 +156,6 @@ def describe(
     return 0
 
 
-@app.command
 def scale(
     source: Path,
     output: Path,
@@ -208,7 +202,6 @@ def scale(
     return _tell(written, output, name)
 
 
-@app.command(name="slice")
 def slice_(
     source: Path,
     output: Path,
@@ -305,3 +298,12 @@ def _write_svg(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(str(path), None, "--svg", error.strerror or str(error)) from None
+
+
+COMMANDS = {
+    "convert": convert,
+    "generate": generate,
+    "describe": describe,
+    "scale": scale,
+    "slice": slice_,
+}

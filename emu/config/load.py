@@ -92,6 +92,7 @@ class _Loading:
         self.overridden: list[Path] = []
 
     def config(self, overrides: Sequence[str]) -> Config:
+        self._displace_workload(overrides)
         for override in overrides:
             self.overridden.append(apply_override(self.raw, override))
         self._refuse(check_document(self.raw))
@@ -106,6 +107,15 @@ class _Loading:
             self.raw.setdefault("workload", {})["synthetic"] = {}
             config = msgspec.convert(self.raw, Config)
         return config
+
+    def _displace_workload(self, overrides: Sequence[str]) -> None:
+        """A workload file given by an override takes the place of the file's synthetic one."""
+        keys = [override.partition("=")[0].strip() for override in overrides]
+        workload = self.raw.get("workload")
+        if not isinstance(workload, dict) or "workload.path" not in keys:
+            return
+        if not any(key.startswith("workload.synthetic") for key in keys):
+            workload.pop("synthetic", None)
 
     def _resolve_paths(self) -> list[Problem]:
         """Join relative paths to the config file's directory, in place."""

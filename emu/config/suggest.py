@@ -12,7 +12,12 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     for candidate in words:
         if candidate.casefold().replace("-", "_") == folded:
             return candidate
-    import difflib  # for whoever made a mistake
+    # The same words in another order: ttft_p95_ms means p95_ttft_ms.
+    parts = sorted(folded.split("_"))
+    for candidate in words:
+        if sorted(candidate.casefold().replace("-", "_").split("_")) == parts:
+            return candidate
+    import difflib  # only after a mistake
 
     matches = difflib.get_close_matches(word, words, n=1, cutoff=cutoff)
     return matches[0] if matches else ""

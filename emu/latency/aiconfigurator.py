@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emu.config.files import read_input
-from emu.errors import InputError
+from emu.errors import InputError, install_hint
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
 from emu.latency.host import NO_OVERHEAD, HostCosts, host_ns
 from emu.latency.profile.attention import LayerAttention
@@ -210,7 +210,7 @@ def _sdk(source: str) -> Any:
     try:
         from aiconfigurator_core import sdk
     except ImportError:
-        problem = f"the database is not installed: pip install 'emu[aiconfigurator]' ({WHEEL})"
+        problem = f"the database is not installed: {install_hint('aiconfigurator')} ({WHEEL})"
         raise InputError(source, None, "latency.backend", problem) from None
     # It warns of every table of other kinds of attention that it loads and that nobody asks.
     logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)

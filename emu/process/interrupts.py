@@ -88,30 +88,43 @@ def strike_if_lost() -> None:
 
 @contextlib.contextmanager
 def sent_to(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> Iterator[None]:
-    """In this block a signal calls `call` in the loop; then it goes where it went before."""
+    """In this block a signal calls `call` in the loop; then it goes where it went before.
+
+    A loop that is busy to the end of the block never gets to the call: then the signal is a
+    KeyboardInterrupt at the end of the block. (Handlers of the loop itself would lose it there.)
+    """
     if not _is_main():  # no other thread gets signals
         yield
         return
     before = [signal.getsignal(number) for number in ENDING]
     struck: list[int] = []
 
-    def strike(number: int) -> None:
-        struck.append(number)
+    called: list[int] = []
+
+    def deliver(number: int) -> None:
+        called.append(number)
         call()
+
+    def strike(number: int, frame: FrameType | None) -> None:
+        if not _comes_again(number, frame):
+            struck.append(number)
+            loop.call_soon_threadsafe(deliver, number)
 
     with held():
         for number in ENDING:
-            loop.add_signal_handler(number, strike, number)
+            signal.signal(number, strike)
     try:
         yield
     finally:
         with held():
             for number, handler in zip(ENDING, before, strict=True):
-                loop.remove_signal_handler(number)
                 if handler is _exit and struck:
                     handler = signal.SIG_IGN  # once is enough
                 if handler is not None:  # None is not Python's to restore
                     signal.signal(number, handler)
+        if len(called) < len(struck):
+            _struck.extend(struck)
+            raise KeyboardInterrupt
 
 
 def ignore() -> None:

@@ -1,34 +1,35 @@
-"""The charts of a run as plotly figures in plain dicts, aggregated so that a page stays small.
+"""The charts of a run, aggregated so that a page stays small.
 
     charts = run_charts(read_run(directory))        # list[Chart], those that the files allow
 
 Every chart has a fixed upper size whatever the number of requests: distributions become 300
-quantiles, pictures over time at most 120 x 40 cells, time series at most 800 points. Colours and
-fonts that depend on light or dark come from the page's script.
+quantiles, pictures over time at most 120 x 40 cells, time series at most 800 points.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from emu.report.distributions import (
-    PALETTE,
-    TIME_CELLS,
-    Chart,
-    Floats,
-    distribution_charts,
-    heat_charts,
-    short,
-)
+from emu.report.chart import PALETTE, Axis, Chart, Floats, Heat, Series, short
+from emu.report.distributions import TIME_CELLS, distribution_charts, heat_charts
 from emu.report.rundata import RunData
-from emu.report.timeline import OTHER_COLOUR, ROLE_COLOURS, state_timeline
+from emu.report.timeline import (
+    OTHER_COLOUR,
+    ROLE_COLOURS,
+    gpus_over_time,
+    role_of,
+    run_segments,
+    state_timeline,
+)
 from emu.units import NS_PER_MS, NS_PER_S
 
 _POINTS_MAX: Final = 800
 _REPLICA_ROWS_MAX: Final = 200
 _SLOWEST: Final = 25
+STAGES: Final = ("queue", "prefill", "migration", "decode")
 
 _SERIES: Final[tuple[tuple[str, str, str, dict[str, str], str], ...]] = (
     ("queue", "Requests waiting", "", {"waiting": "waiting"}, "requests"),
@@ -54,7 +55,7 @@ _SERIES: Final[tuple[tuple[str, str, str, dict[str, str], str], ...]] = (
         "tokens/s",
     ),
     ("blocks", "KV blocks", "", {"used_blocks": "used", "total_blocks": "total"}, "blocks"),
-    ("preemptions", "Preemptions per interval", "", {"preemptions": "n"}, "preemptions"),
+    ("preemptions", "Preemptions per interval", "", {"preemptions": "preemptions"}, ""),
 )
 """Chart id, title, note, column -> label, unit."""
 
@@ -63,14 +64,13 @@ def run_charts(run: RunData) -> list[Chart]:
     """All charts of a report, in reading order."""
     if not run.summary.simulated_s:
         return []  # everything ended as it came
-    charts = [*distribution_charts(run), *heat_charts(run)]
-    timeline = state_timeline(run)
-    if timeline is not None:
-        charts.append(Chart("states", "replicas", *timeline))
     return [
-        *charts,
-        *_series_charts(run),
+        *distribution_charts(run),
+        *heat_charts(run),
+        *gpus_over_time(run),
+        *state_timeline(run),
         *_kv_by_replica(run),
+        *_series_charts(run),
         *_gpu_time(run),
         *_prefix_hits(run),
         *_slowest(run),
@@ -95,37 +95,36 @@ def _series_charts(run: RunData) -> list[Chart]:
     )
     charts = []
     for name, title, note, columns, unit in specs:
-        data = _lines(run.series, columns)
         # Curves and charts of nothing but zeros take room and say nothing.
-        data = [trace for trace in data if any(trace["y"])]
-        if not data:
-            continue
-        layout = {
-            "xaxis": {"title": {"text": "s"}, "rangemode": "tozero"},
-            "yaxis": {"title": {"text": unit}, "rangemode": "tozero"},
-            "showlegend": len(data) > 1,
-            "hovermode": "x unified",
-        }
-        charts.append(Chart(name, "load", title, note, data, layout))
+        curves = [curve for curve in series_lines(run.series, columns) if any(curve.y)]
+        if curves:
+            charts.append(
+                Chart(
+                    chart_id=name,
+                    section="load",
+                    title=title,
+                    note=note,
+                    x=run.time_axis("s"),
+                    y=Axis(title=unit, unit=unit, low=0),
+                    series=curves,
+                    time=True,
+                )
+            )
     return charts
 
 
-def _lines(series: dict[str, Floats], columns: dict[str, str]) -> list[dict[str, Any]]:
+def series_lines(series: dict[str, Floats], columns: dict[str, str]) -> list[Series]:
+    """Columns of timeseries.csv (column -> name) as curves of at most 800 points."""
     time = short(_thinned(series["time_ns"] / NS_PER_S), 8)
     return [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": label,
-            "x": time,
-            "y": short(_thinned(series[column]) / (1e9 if column.endswith("_bytes_per_s") else 1)),
-            "line": {
-                "color": PALETTE[index % len(PALETTE)],
-                "width": 1.5,
-                # A rate is that of the interval before its instant, a state lasts until the next.
-                "shape": "vh" if column.endswith("_per_s") else "hv",
-            },
-        }
+        Series(
+            name=label,
+            x=time,
+            y=short(_thinned(series[column]) / (1e9 if column.endswith("_bytes_per_s") else 1)),
+            color=PALETTE[index % len(PALETTE)],
+            # A rate is that of the interval before its instant, a state lasts until the next.
+            shape="before" if column.endswith("_per_s") else "after",
+        )
         for index, (column, label) in enumerate(columns.items())
         if column in series
     ]
@@ -145,68 +144,89 @@ def _thinned(values: Floats) -> Floats:
 
 # --- replicas, GPUs, caches ----------------------------------------------------------------------
 def _kv_by_replica(run: RunData) -> list[Chart]:
+    """KV blocks in use, where a replica holds any: a cell of an inactive replica stays empty."""
     rows = run.replicas
     if rows is None or not rows.used_blocks.any():
         return []
-    end_s = max(run.summary.simulated_s, float(rows.time_ns.max()) / NS_PER_S, 1e-3)
     replicas = np.unique(rows.replica)
-    shown = replicas[:_REPLICA_ROWS_MAX]
-    starts_s = np.arange(TIME_CELLS) * end_s / TIME_CELLS
+    shown = replicas[:_REPLICA_ROWS_MAX].tolist()
+    edges_s = np.linspace(0, run.end_s, TIME_CELLS + 1)
+    middles_s = (edges_s[1:] + edges_s[:-1]) / 2
     has_totals = bool(rows.total_blocks.any())
-    grid = []
-    for replica in shown.tolist():
+    is_off = _off(run, middles_s)
+    cells: list[tuple[int, int, float]] = []
+    for row, replica in enumerate(shown):
         mine = rows.replica == replica
-        times_s = rows.time_ns[mine] / NS_PER_S
         used = rows.used_blocks[mine].astype(np.float64)
         if has_totals:
             used = 100 * used / np.maximum(rows.total_blocks[mine], 1)
         # The last row at or before the middle of a cell still holds there.
-        at = np.searchsorted(times_s, starts_s + end_s / TIME_CELLS / 2, side="right") - 1
-        grid.append([None if i < 0 else float(f"{used[i]:.4g}") for i in at.tolist()])
+        at = np.searchsorted(rows.time_ns[mine] / NS_PER_S, middles_s, side="right") - 1
+        off = is_off.get(replica, np.zeros(TIME_CELLS, dtype=np.bool_))
+        cells += [
+            (cell, row, float(f"{used[i]:.4g}"))
+            for cell, i in enumerate(at.tolist())
+            if i >= 0 and not off[cell]
+        ]
     unit = "%" if has_totals else "blocks"
-    trace = {
-        "type": "heatmap",
-        "x": short(starts_s, 7),
-        "y": [int(replica) for replica in shown],
-        "z": grid,
-        "zmin": 0,
-        **({"zmax": 100} if has_totals else {}),
-        "colorbar": {"thickness": 8, "outlinewidth": 0},
-        "hovertemplate": "replica %{y}, %{x:.5g} s: %{z:.4g} " + unit + "<extra></extra>",
-    }
-    note = f"{'% of ' if has_totals else ''}KV blocks in use, sampled"
+    note = f"{'% of ' if has_totals else ''}KV blocks in use, sampled; grey: inactive"
     if len(replicas) > len(shown):
         note += f"; first {len(shown)} of {len(replicas)} replicas"
-    layout = {
-        "xaxis": {"title": {"text": "s"}},
-        "yaxis": {
-            "title": {"text": "replica"},
-            "autorange": "reversed",
-            "dtick": 1 if len(shown) <= 24 else None,
-        },
-    }
-    height = min(620, 160 + 14 * len(shown))
-    return [
-        Chart("kv-replicas", "replicas", "KV cache by replica", note, [trace], layout, height, True)
-    ]
+    top = 100.0 if has_totals else max((value for _, _, value in cells), default=1.0)
+    chart = Chart(
+        chart_id="kv-replicas",
+        section="replicas",
+        title="KV cache by replica",
+        note=note,
+        x=run.time_axis("s"),
+        y=Axis(title="replica", names=[str(replica) for replica in shown], inverse=True),
+        heat=Heat(x=short(edges_s, 7), y=[], cells=cells, unit=unit, top=top),
+        height=min(620, 130 + 14 * len(shown)),
+        is_wide=True,
+        time=True,
+        back=True,
+        row="replica",
+    )
+    return [chart]
+
+
+def _off(run: RunData, instants_s: Floats) -> dict[int, NDArray[np.bool_]]:
+    """For each replica with transitions: at which instants it holds no KV cache at all."""
+    found: dict[int, NDArray[np.bool_]] = {}
+    for part in run_segments(run):
+        off = found.setdefault(part.replica, np.zeros(len(instants_s), dtype=np.bool_))
+        if part.state in ("inactive", "failed"):
+            first, last = np.searchsorted(
+                instants_s, (part.start_ns / NS_PER_S, part.end_ns / NS_PER_S)
+            )
+            off[first:last] = True
+    return found
 
 
 def _gpu_time(run: RunData) -> list[Chart]:
     roles = {role: s for role, s in run.summary.gpu_seconds.by_role.items() if s}
     if not roles:
         return []
-    trace = {
-        "type": "bar",
-        "orientation": "h",
-        "y": list(roles),
-        "x": list(roles.values()),
-        "marker": {"color": [ROLE_COLOURS.get(role, OTHER_COLOUR) for role in roles]},
-        "hovertemplate": "%{y}: %{x:.5g} s<extra></extra>",
-    }
     idle = run.summary.gpu_seconds.idle
-    note = f"total {run.summary.gpu_seconds.total:,.1f} s; {idle:,.1f} s serving without a batch"
-    layout = {"xaxis": {"title": {"text": "GPU seconds"}}, "yaxis": {"autorange": "reversed"}}
-    return [Chart("gpu-time", "resources", "GPU time by role", note, [trace], layout)]
+    chart = Chart(
+        chart_id="gpu-time",
+        section="resources",
+        title="GPU time by role",
+        note=f"total {run.summary.gpu_seconds.total:,.1f} s; {idle:,.1f} s serving without a batch",
+        x=Axis(title="GPU seconds", unit="s", low=0),
+        y=Axis(names=list(roles), inverse=True),
+        series=[
+            Series(
+                name=role,
+                x=[s if other == role else 0.0 for other in roles],
+                y=[],
+                color=ROLE_COLOURS.get(role, OTHER_COLOUR),
+                shape="bar",
+            )
+            for role, s in roles.items()
+        ],
+    )
+    return [chart]
 
 
 def _prefix_hits(run: RunData) -> list[Chart]:
@@ -218,28 +238,63 @@ def _prefix_hits(run: RunData) -> list[Chart]:
     split = {names[tier]: hits.get(tier, 0) for tier in names}
     rest = hits["total"] - sum(split.values())
     bars = {name: tokens for name, tokens in {**split, "not split": rest}.items() if tokens > 0}
-    trace = {
-        "type": "bar",
-        "orientation": "h",
-        "y": list(bars),
-        "x": list(bars.values()),
-        "marker": {"color": PALETTE[2]},
-        "hovertemplate": "%{y}: %{x:,} tokens<extra></extra>",
-    }
-    note = f"{run.summary.prefix_hit_rate:.1%} of prompt tokens"
-    layout = {"xaxis": {"title": {"text": "tokens"}}, "yaxis": {"autorange": "reversed"}}
-    return [Chart("prefix-hits", "resources", "Prefix hits by tier", note, [trace], layout)]
+    chart = Chart(
+        chart_id="prefix-hits",
+        section="resources",
+        title="Prefix hits by tier",
+        note=f"{run.summary.prefix_hit_rate:.1%} of prompt tokens",
+        x=Axis(title="tokens", unit="tokens", low=0),
+        y=Axis(names=list(bars), inverse=True),
+        series=[Series(x=[float(v) for v in bars.values()], y=[], color=PALETTE[2], shape="bar")],
+    )
+    return [chart]
+
+
+# --- replicas as a table -------------------------------------------------------------------------
+def replica_rows(run: RunData) -> list[dict[str, float | int | str]]:
+    """For each replica: its GPUs, time by role, requests and their latency."""
+    seconds: dict[int, dict[str, float]] = {}
+    for part in run_segments(run):
+        mine = seconds.setdefault(part.replica, {})
+        role = role_of(part.state)
+        mine[role] = mine.get(role, 0.0) + (part.end_ns - part.start_ns) / NS_PER_S
+    first, last = run.completed("instance_id"), run.completed("decode_instance_id")
+    ttft_ms, tpot_ms = (run.completed(name) / NS_PER_MS for name in ("ttft_ns", "tpot_ns"))
+    tokens = run.completed("decode_toks")
+    names = sorted({*seconds, *np.unique(first[first >= 0]).tolist()})
+    rows: list[dict[str, float | int | str]] = []
+    for replica in names[:_REPLICA_ROWS_MAX]:
+        begun, ended = first == replica, last == replica
+        roles = {r: s for r, s in seconds.get(replica, {}).items() if s}
+        rows.append(
+            {
+                "replica": replica,
+                "GPUs": run.gpus_of(replica),
+                "role and seconds": ", ".join(f"{r} {s:,.1f}" for r, s in roles.items()) or "-",
+                "first tokens": int(begun.sum()),
+                "TTFT p50, ms": _percentile(ttft_ms[begun], 50),
+                "TTFT p99, ms": _percentile(ttft_ms[begun], 99),
+                "last tokens": int(ended.sum()),
+                "output tokens": int(tokens[ended].sum()),
+                "TPOT p50, ms": _percentile(tpot_ms[ended], 50),
+                "TPOT p99, ms": _percentile(tpot_ms[ended], 99),
+            }
+        )
+    return rows
+
+
+def _percentile(values: Floats, part: float) -> float | str:
+    return float(np.percentile(values, part)) if len(values) else "-"
 
 
 # --- slowest requests ----------------------------------------------------------------------------
-def slowest_rows(run: RunData) -> list[dict[str, float | int]]:
-    """The requests with the longest E2E, with the stages of their way in ms."""
+def slowest_rows(run: RunData, column: str = "latency_ns") -> list[dict[str, float | int]]:
+    """The requests with the longest E2E (or `ttft_ns`), with the stages of their way in ms."""
     columns = {name: run.completed(name) for name in run.requests}
-    e2e = columns["latency_ns"]
-    order = np.lexsort((columns["request_id"], -e2e))[:_SLOWEST]
+    order = np.lexsort((columns["request_id"], -columns[column]))[:_SLOWEST]
     rows = []
     for index in order.tolist():
-        row = {name: int(column[index]) for name, column in columns.items()}
+        row = {name: int(values[index]) for name, values in columns.items()}
         queue = max(row["queue_ns"], 0)
         migration = max(row["migration_ns"], 0)
         rows.append(
@@ -252,6 +307,7 @@ def slowest_rows(run: RunData) -> list[dict[str, float | int]]:
                 "prefill": (row["ttft_ns"] - queue) / NS_PER_MS,
                 "migration": migration / NS_PER_MS,
                 "decode": (row["latency_ns"] - row["ttft_ns"] - migration) / NS_PER_MS,
+                "ttft": row["ttft_ns"] / NS_PER_MS,
                 "e2e": row["latency_ns"] / NS_PER_MS,
             }
         )
@@ -259,31 +315,37 @@ def slowest_rows(run: RunData) -> list[dict[str, float | int]]:
 
 
 def _slowest(run: RunData) -> list[Chart]:
-    rows = slowest_rows(run)
-    if not rows:
-        return []
-    names = [str(row["request_id"]) for row in rows]
-    data = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": stage,
-            "y": names,
-            "x": short([row[stage] for row in rows]),
-            "marker": {"color": ROLE_COLOURS[stage]},
-            "hovertemplate": f"request %{{y}}, {stage}: %{{x:.4g}} ms<extra></extra>",
-        }
-        for stage in ("queue", "prefill", "migration", "decode")
-    ]
-    layout = {
-        "barmode": "stack",
-        "xaxis": {"title": {"text": "ms"}},
-        "yaxis": {
-            "type": "category",
-            "autorange": "reversed",
-            "title": {"text": "request", "standoff": 14},
-        },
-        "showlegend": True,
-    }
-    height = 120 + 18 * len(rows)
-    return [Chart("slowest", "slowest", "Slowest requests", "by stage", data, layout, height, True)]
+    """The TTFT tail with what it waited for, and the longest requests by stage."""
+    charts = []
+    for name, title, column, stages in (
+        ("slowest-ttft", "Slowest first tokens", "ttft_ns", STAGES[:2]),
+        ("slowest", "Longest requests", "latency_ns", STAGES),
+    ):
+        rows = slowest_rows(run, column)
+        if rows:
+            charts.append(
+                Chart(
+                    chart_id=name,
+                    section="slowest",
+                    title=title,
+                    note="by stage; queue is the time until first scheduled",
+                    x=Axis(title="ms", unit="ms", low=0),
+                    y=Axis(
+                        title="request",
+                        names=[str(row["request_id"]) for row in rows],
+                        inverse=True,
+                    ),
+                    series=[
+                        Series(
+                            name=stage,
+                            x=short([row[stage] for row in rows]),
+                            y=[],
+                            color=ROLE_COLOURS[stage],
+                            shape="bar",
+                        )
+                        for stage in stages
+                    ],
+                    height=100 + 18 * len(rows),
+                )
+            )
+    return charts

@@ -6,18 +6,26 @@ quantiles, a picture over time at most 120 x 40 cells.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from emu.report.chart import (
+    PALETTE,
+    Axis,
+    Chart,
+    Floats,
+    Heat,
+    Limit,
+    Series,
+    log_axis,
+    short,
+    spread_axis,
+)
 from emu.report.rundata import RunData
 from emu.units import NS_PER_MS, NS_PER_S
-
-Floats = NDArray[np.float64]
 
 LATENCY_NAMES: Final = {
     "ttft": ("TTFT", "ttft_ns", "time to first token"),
@@ -25,28 +33,12 @@ LATENCY_NAMES: Final = {
     "itl": ("ITL", "", "gap between tokens"),
     "e2e": ("E2E", "latency_ns", "arrival to last token"),
 }
-PALETTE: Final = ("#4c8dff", "#f28e2b", "#3ba272", "#e15759", "#9b6bd3", "#2bb3b1", "#e0a800")
+STATS: Final = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 TIME_CELLS: Final = 120
 _QUANTILES: Final = 300
 _VALUE_CELLS: Final = 40
-
-
-class Chart(msgspec.Struct):
-    """One figure: `data` and `layout` are plotly's."""
-
-    chart_id: str
-    section: str
-    title: str
-    note: str
-    data: list[dict[str, Any]]
-    layout: dict[str, Any]
-    height: int = 260
-    is_wide: bool = False
-
-
-def short(values: NDArray[Any] | Sequence[float], digits: int = 5) -> list[float]:
-    """Numbers for the page: five significant digits are more than a screen can show."""
-    return [float(f"{value:.{digits}g}") for value in np.asarray(values, dtype=np.float64).tolist()]
+_STAT_CELLS: Final = 60
+_STAT_COLOR: Final = "#d55e00"
 
 
 def cdf_points(values: Floats) -> tuple[Floats, Floats]:
@@ -77,120 +69,117 @@ def latency_cdf(run: RunData, name: str) -> tuple[Floats, Floats]:
     return cdf_points(values) if len(values) else (values, values)
 
 
+def cdf_chart(
+    name: str, curves: Sequence[tuple[str, Floats, Floats]], limit_ms: float | None, height: int
+) -> Chart | None:
+    """Distributions of one latency in one chart: (name, values in ms, parts); None without any."""
+    known = [curve for curve in curves if len(curve[1])]
+    if not known:
+        return None
+    label, _, meaning = LATENCY_NAMES[name]
+    low = min(float(values.min()) for _, values, _ in known)
+    high = max(float(values.max()) for _, values, _ in known)
+    series = [
+        Series(
+            name=curve,
+            x=short(values),
+            y=short(parts * 100),
+            color=PALETTE[index % len(PALETTE)],
+            width=2.0,
+        )
+        for index, (curve, values, parts) in enumerate(known)
+    ]
+    return Chart(
+        chart_id=f"cdf-{name}",
+        section="latency",
+        title=f"{label}: {meaning}",
+        x=spread_axis(low, high, "ms", "ms"),
+        y=Axis(
+            title="% of " + ("gaps" if name == "itl" else "requests"), unit="%", low=0, high=100
+        ),
+        series=series,
+        limits=[Limit(axis="x", value=limit_ms, text=f"objective {limit_ms:g}")]
+        if limit_ms
+        else [],
+        height=height,
+    )
+
+
+def limits_ms(run: RunData) -> dict[str, float | None]:
+    """Objectives by latency."""
+    slo = run.summary.slo
+    return {"ttft": slo.ttft_ms, "tpot": slo.tpot_ms, "e2e": slo.e2e_ms}
+
+
 def distribution_charts(run: RunData) -> list[Chart]:
-    charts = []
-    limits = {"ttft": run.summary.slo.ttft_ms, "tpot": run.summary.slo.tpot_ms}
-    limits["e2e"] = run.summary.slo.e2e_ms
-    for name, (label, _, meaning) in LATENCY_NAMES.items():
-        values, parts = latency_cdf(run, name)
-        if not len(values):
-            continue
-        trace = {
-            "type": "scatter",
-            "mode": "lines",
-            "name": label,
-            "x": short(values),
-            "y": short(parts * 100),
-            "line": {"color": PALETTE[0], "width": 2},
-            "hovertemplate": "%{y:.1f} % at most %{x:.4g} ms<extra></extra>",
-        }
-        layout: dict[str, Any] = {
-            "xaxis": {"title": {"text": "ms"}, **_axis_for(values)},
-            "yaxis": {"title": {"text": "%"}, "range": [0, 100.5]},
-            "showlegend": False,
-        }
-        limit = limits.get(name)
-        if limit:
-            layout["shapes"] = [_vertical(limit)]
-            layout["annotations"] = [_vertical_label(limit, values)]
-        charts.append(Chart(f"cdf-{name}", "latency", f"{label}: {meaning}", "", [trace], layout))
-    return charts
-
-
-def _axis_for(values: Floats) -> dict[str, Any]:
-    """Logarithmic when values span more than a factor of 20 and none is zero."""
-    low, high = float(values.min()), float(values.max())
-    if low <= 0 or high / low <= 20:
-        return {"type": "linear"}
-    return log_axis(low, high)
-
-
-def log_axis(low: float, high: float) -> dict[str, Any]:
-    """A logarithmic axis labelled at 1, 2, 5 of each decade, or at decades if there are many.
-
-    Plotly's own labels between decades are single digits, which nobody can read off.
-    """
-    steps = (1, 2, 5) if high / low < 3000 else (1,)
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    values = [step * 10.0**decade for decade in decades for step in steps]
-    shown = [value for value in values if low / 1.5 <= value <= high * 1.5]
-    return {
-        "type": "log",
-        "tickmode": "array",
-        "tickvals": short(shown),
-        "ticktext": [f"{value:,.0f}" if value >= 1 else f"{value:g}" for value in shown],
-    }
-
-
-def _vertical(limit_ms: float) -> dict[str, Any]:
-    return {
-        "type": "line",
-        "x0": limit_ms,
-        "x1": limit_ms,
-        "y0": 0,
-        "y1": 1,
-        "yref": "paper",
-        "line": {"color": "#e15759", "width": 1.5, "dash": "dash"},
-    }
-
-
-def _vertical_label(limit_ms: float, values: Floats) -> dict[str, Any]:
-    is_log = _axis_for(values)["type"] == "log"
-    return {
-        "x": float(np.log10(limit_ms)) if is_log else limit_ms,
-        "y": 0.04,
-        "yref": "paper",
-        "text": f"objective {limit_ms:g}",
-        "showarrow": False,
-        "xanchor": "left",
-    }
+    """One distribution for each latency."""
+    limits = limits_ms(run)
+    charts = [
+        cdf_chart(name, [(label, *latency_cdf(run, name))], limits.get(name), 260)
+        for name, (label, _, _) in LATENCY_NAMES.items()
+    ]
+    return [chart for chart in charts if chart is not None]
 
 
 # --- latencies over time -------------------------------------------------------------------------
 def heat_charts(run: RunData) -> list[Chart]:
+    """Latencies over time: how many requests, and the chosen percentile as a line."""
     charts = []
-    arrivals = run.completed("arrival_ns") / NS_PER_S
+    arrivals_s = run.completed("arrival_ns") / NS_PER_S
+    limits = limits_ms(run)
     for name, (label, column, _) in LATENCY_NAMES.items():
+        series: list[Series] = []
         if name == "itl":
             figure = _gap_heat(run)
-        elif len(arrivals):
-            figure = _heat(arrivals, run.completed(column) / NS_PER_MS)
+        elif len(arrivals_s):
+            values_ms = run.completed(column) / NS_PER_MS
+            figure = _heat(arrivals_s, values_ms)
+            series = [] if figure is None else _percentiles(arrivals_s, values_ms, run.end_s)
         else:
             figure = None
         if figure is None:
             continue
         x, y, z = figure
-        trace = {
-            "type": "heatmap",
-            "x": short(x, 7),
-            "y": short(y),
-            "z": [[int(v) if v else None for v in row] for row in z.tolist()],
-            "showscale": True,
-            "colorbar": {"thickness": 8, "outlinewidth": 0},
-            "hoverongaps": False,
-            "hovertemplate": "%{x:.5g} s, %{y:.4g} ms: %{z}<extra></extra>",
-        }
-        layout = {
-            "xaxis": {
-                "title": {"text": "token at, s" if name == "itl" else "arrival, s"},
-            },
-            "yaxis": {**log_axis(float(y[0]), float(y[-1])), "title": {"text": "ms"}},
-        }
-        note = "gaps per cell" if name == "itl" else "requests per cell"
+        places = np.argwhere(z > 0)
+        cells = [(int(i), int(j), float(z[j, i])) for j, i in places.tolist()]
+        unit = "gaps" if name == "itl" else "requests"
+        limit = limits.get(name)
         charts.append(
-            Chart(f"heat-{name}", "over-time", f"{label} over time", note, [trace], layout)
+            Chart(
+                chart_id=f"heat-{name}",
+                section="over-time",
+                title=f"{label} over time",
+                note=f"color: {unit} per cell" + ("; line: the chosen percentile" * bool(series)),
+                x=run.time_axis("token at, s" if name == "itl" else "arrival, s"),
+                y=log_axis(float(y[0]), float(y[-1]), "ms", "ms"),
+                heat=Heat(x=short(x, 7), y=short(y), cells=cells, unit=unit, top=float(z.max())),
+                series=series,
+                limits=[Limit(axis="y", value=limit, text=f"objective {limit:g}")] if limit else [],
+                time=True,
+            )
         )
     return charts
+
+
+def _percentiles(times_s: Floats, values_ms: Floats, end_s: float) -> list[Series]:
+    """Each percentile of what arrived in each of 60 stretches of the run."""
+    cells = np.minimum((times_s / end_s * _STAT_CELLS).astype(np.int64), _STAT_CELLS - 1)
+    order = np.argsort(cells, kind="stable")
+    cells, values = cells[order], values_ms[order]
+    starts = np.flatnonzero(np.r_[True, np.diff(cells) > 0])
+    groups = np.split(values, starts[1:])
+    middles = (cells[starts] + 0.5) * end_s / _STAT_CELLS
+    return [
+        Series(
+            name=stat,
+            x=short(middles),
+            y=short([max(float(np.percentile(group, part)), 1e-3) for group in groups]),
+            color=_STAT_COLOR,
+            width=2.0,
+            stat=stat,
+        )
+        for stat, part in STATS.items()
+    ]
 
 
 def _heat(times_s: Floats, values_ms: Floats) -> tuple[Floats, Floats, NDArray[Any]] | None:

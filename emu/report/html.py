@@ -2,30 +2,28 @@
 
     path = write_report(directory)      # from the files of the directory alone
 
-The page holds the tables as HTML (readable without scripts), the charts' data as JSON, plotly's
-script from the installed package and the files of `page/`. It says nothing that changes from one
-run of the same config and seed to the next: no date, no path, no wall time.
+The page holds the tables as HTML (readable without scripts) and the charts' data as JSON. It says
+nothing that changes from one run of the same config and seed to the next: no date, no output
+directory, no wall time.
 """
 
 from __future__ import annotations
 
-import html
-import importlib.util
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from emu.errors import RunError
 from emu.report.atomic import partial_name, write_text
-from emu.report.charts import run_charts, slowest_rows
-from emu.report.distributions import Chart
+from emu.report.charts import replica_rows, run_charts, slowest_rows
+from emu.report.distributions import STATS
+from emu.report.pages import page
 from emu.report.rundata import RunData, read_run
 from emu.report.summary import STATISTICS, Summary
 from emu.report.table import ends, latency_cells, number, remarks, wait_growth
 
-_PAGE: Final = Path(__file__).parent / "page"
 _METRIC_NAMES: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
 _SECTIONS: Final = {
     "latency": "Latency",
@@ -35,7 +33,33 @@ _SECTIONS: Final = {
     "resources": "Resources",
     "slowest": "Slowest requests",
 }
-_TRANSITIONS_MAX: Final = 200
+_SLOWEST_COLUMNS: Final = {
+    "request_id": "request",
+    "arrival_s": "arrival, s",
+    "prompt_toks": "prompt",
+    "decode_toks": "output",
+    "first": "first token at",
+    "last": "last token at",
+    "preemptions": "preemptions",
+    "queue": "queue, ms",
+    "prefill": "prefill, ms",
+    "migration": "migration, ms",
+    "decode": "decode, ms",
+    "ttft": "TTFT, ms",
+    "e2e": "E2E, ms",
+}
+_ROWS_MAX: Final = 200
+
+
+class Tile(msgspec.Struct):
+    """One figure at the top of the page; `stats` are its values by percentile, as JSON."""
+
+    name: str
+    value: str
+    below: str
+    mood: str = ""
+    stats: str = ""
+    stat_names: str = json.dumps({stat: stat for stat in STATS})
 
 
 def write_report(directory: Path) -> Path:
@@ -49,134 +73,135 @@ def write_report(directory: Path) -> Path:
 
 def report_html(run: RunData) -> str:
     """The page as text."""
+    summary = run.summary
     charts = run_charts(run)
-    main = [_header(run), _tiles(run.summary), _latency_table(run.summary)]
-    main += [_remarks_table(run.summary), _energy_table(run.summary)]
-    for section, title in _SECTIONS.items():
-        mine = [chart for chart in charts if chart.section == section]
-        if mine:
-            main.append(charts_section(section, title, mine, _below(section, run)))
-    main.append(_definitions(run.summary))
-    present = [s for s in _SECTIONS if any(chart.section == s for chart in charts)]
-    return fill(
-        "report.html",
-        {
-            "TITLE": html.escape(_title(run)),
-            "NAV": "".join(f'<a href="#{s}">{_SECTIONS[s]}</a>' for s in present),
-            "MAIN": "\n".join(main),
-            "DATA": json_in_script(payload(charts)),
-        },
+    present = {chart.section for chart in charts}
+    changes = [row for row in run.transitions if row.old]
+    plans = [mark for mark in run.marks if mark.kind == "plan"]
+    by_replica = replica_rows(run)
+    return page(
+        "run.html",
+        title=run_title(run),
+        charts=charts,
+        facts=facts(run),
+        partial=summary.partial_reason if summary.partial else "",
+        stats=list(STATS),
+        tiles=_tiles(summary),
+        latency_head=["", *("p50" if s == "median" else s for s in STATISTICS)],
+        latency_rows=[
+            [name, *latency_cells(summary, metric)] for metric, name in _METRIC_NAMES.items()
+        ],
+        remarks=[(name, text) for name, text, _ in remarks(summary)],
+        energy=_energy_rows(summary),
+        sections=[(key, name) for key, name in _SECTIONS.items() if key in present],
+        replica_head=list(by_replica[0]) if by_replica else [],
+        replica_rows=[list(row.values()) for row in by_replica],
+        transitions=[
+            (f"{row.time_ns / 1e9:.6f}", row.replica, row.old, row.new, row.writer, row.cause)
+            for row in changes[:_ROWS_MAX]
+        ],
+        transition_count=len(changes),
+        plans=[
+            (f"{mark.time_ns / 1e9:.6f}", *mark.text.partition("; ")[::2])
+            for mark in plans[:_ROWS_MAX]
+        ],
+        plan_count=len(plans),
+        slowest_head=list(_SLOWEST_COLUMNS.values()),
+        slowest_ttft=_slowest_table(run, "ttft_ns"),
+        slowest_e2e=_slowest_table(run, "latency_ns"),
+        origin=list(origin(run).items()),
+        config=list(flat_settings(run.config)),
+        definitions=list(summary.definitions.items()),
     )
 
 
-def payload(charts: Sequence[Chart]) -> list[dict[str, Any]]:
-    """What the page's script draws."""
-    return [
-        {"id": f"chart-{c.chart_id}", "data": c.data, "layout": c.layout, "height": c.height}
-        for c in charts
-    ]
+# --- what was run --------------------------------------------------------------------------------
+def run_title(run: RunData) -> str:
+    """Configuration and model: what tells one tab of a browser from the next."""
+    model = run.config.get("model", {}).get("name") or run.config.get("model", {}).get("hf_config")
+    file = Path(str(run.origin.get("config_file") or "")).name
+    return ": ".join(["emu", *([file] if file not in ("", "config") else []), model or "a run"])
 
 
-def fill(template: str, parts: dict[str, str]) -> str:
-    """A template of `page/` with its parts, the style, our script and plotly's."""
-    parts = {
-        **parts,
-        "STYLE": (_PAGE / "report.css").read_text(encoding="utf-8"),
-        "SCRIPT": (_PAGE / "report.js").read_text(encoding="utf-8"),
-        "PLOTLY": plotly_js(),
-    }
-    pieces = (_PAGE / template).read_text(encoding="utf-8").split("@@")
-    # Odd pieces are names of parts: a part's own text is never looked at for marks.
-    return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
-
-
-def plotly_js() -> str:
-    """plotly's script. Found without importing plotly, which takes longer than a short run."""
-    spec = importlib.util.find_spec("plotly")
-    if spec is None or spec.origin is None:
-        raise RunError("the report needs plotly's script; the plotly package is not installed")
-    path = Path(spec.origin).parent / "package_data" / "plotly.min.js"
-    # Inside a string or a comment, the only places where these can stand, a backslash is harmless.
-    return path.read_text(encoding="utf-8").replace("</script", "<\\/script")
-
-
-def json_in_script(value: object) -> str:
-    """JSON that cannot end the script element it stands in."""
-    return msgspec.json.encode(value).decode().replace("<", "\\u003c")
-
-
-def latency_page(title: str, tables: str, charts: Sequence[Chart]) -> str:
-    """A page of tables and one section of charts: what comparisons look like."""
-    latency = charts_section("latency", "Latency", charts, "")
-    return fill(
-        "report.html",
-        {
-            "TITLE": title,
-            "NAV": '<a href="#summary">Figures</a><a href="#latency">Latency</a>',
-            "MAIN": f"<header><h1>{title}</h1></header>{tables}{latency}",
-            "DATA": json_in_script(payload(charts)),
-        },
-    )
-
-
-# --- pieces of the page --------------------------------------------------------------------------
-def _title(run: RunData) -> str:
-    model = run.config.get("model", {}).get("name") or "a run"
-    return f"emu: {model}"
-
-
-def _header(run: RunData) -> str:
+def facts(run: RunData) -> list[str]:
+    """The cluster in a few words."""
     config = run.config
-    facts = []
+    if not config:
+        return []
+    found = []
     for node in config.get("nodes", []):
         gpu = node.get("gpu")
         name = gpu.get("name", "GPU") if isinstance(gpu, dict) else gpu
-        facts.append(f"{node.get('count', 1)} x {node.get('gpus', 1)} {name}")
+        found.append(f"{node.get('count', 1)} x {node.get('gpus', 1)} {name}")
     for group in config.get("replicas", []):
         shape = group.get("tensor_parallel", 1) * group.get("pipeline_parallel", 1)
-        facts.append(f"{group.get('count', 1)} {group.get('role')} (x {shape} GPU)")
-    if config:
-        scheduler = config.get("scheduler", {}).get("policy")
-        facts.append(f"scheduler {scheduler}")
-        facts.append(f"latency {config.get('latency', {}).get('backend')}")
-        if config.get("autoscale"):
-            facts.append(f"autoscale {config['autoscale'].get('executor')}")
-        facts.append(f"seed {config.get('seed')}")
-    items = "".join(f"<li>{html.escape(str(fact))}</li>" for fact in facts)
-    banner = ""
-    if run.summary.partial:
-        reason = html.escape(run.summary.partial_reason)
-        banner = f'<p class="banner" role="alert">Partial results: {reason}</p>'
-    return f"<header><h1>{html.escape(_title(run))}</h1><ul>{items}</ul>{banner}</header>"
+        found.append(f"{group.get('count', 1)} {group.get('role')} (x {shape} GPU)")
+    found.append(f"scheduler {config.get('scheduler', {}).get('policy')}")
+    found.append(f"latency {config.get('latency', {}).get('backend')}")
+    if config.get("autoscale"):
+        found.append(f"autoscale {config['autoscale'].get('executor')}")
+    return [*found, workload_text(config), f"seed {config.get('seed')}"]
 
 
-def _tiles(summary: Summary) -> str:
+def workload_text(config: dict[str, Any]) -> str:
+    """The workload in a few words: its file, or what is drawn."""
+    workload = config.get("workload", {})
+    if workload.get("path"):
+        limit = f", first {workload['limit']:,}" if workload.get("limit") else ""
+        return f"workload {Path(workload['path']).name}{limit}"
+    synthetic = workload.get("synthetic") or {}
+    arrivals = synthetic.get("arrivals") or {}
+    rate = arrivals.get("rate_per_s")
+    text = f"workload {arrivals.get('process', 'synthetic')}"
+    return f"{text}, {rate:g} requests/s" if isinstance(rate, (int, float)) else text
+
+
+def origin(run: RunData) -> dict[str, str]:
+    """What one needs to run it again; the output directory is left out."""
+    found = run.origin
+    versions = found.get("versions") or {}
+    rows = {
+        "configuration": str(found.get("config_file") or "-"),
+        "overrides": " ".join(found.get("overrides") or []) or "none",
+        "workload": workload_text(run.config).removeprefix("workload ") if run.config else "-",
+        "seed": str(run.config.get("seed", "-")),
+        "command": str(found.get("command") or "-"),
+        "again": "emu rerun on the directory of this run",
+    }
+    if versions:
+        revision = f" (revision {versions['revision']})" if versions.get("revision") else ""
+        rows["emu"] = f"{versions.get('emu', '-')}{revision}"
+    return rows
+
+
+def flat_settings(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted keys and values of a configuration; what is not set is left out."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if path or key != "output":
+                yield from flat_settings(inner, f"{path}.{key}" if path else key)
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for index, item in enumerate(value):
+            yield from flat_settings(item, f"{path}.{index}")
+    elif value not in (None, "", []):
+        yield path, value if isinstance(value, str) else json.dumps(value)
+
+
+# --- tiles and tables ----------------------------------------------------------------------------
+def _tiles(summary: Summary) -> list[Tile]:
     slo, load = summary.slo, summary.load
     tiles = [
-        ("Completed", f"{summary.completed:,}", ", ".join(ends(summary)[1:]) or "all", ""),
-        (
+        Tile("Completed", f"{summary.completed:,}", ", ".join(ends(summary)[1:]) or "all"),
+        Tile(
             "Throughput",
             f"{number(summary.request_throughput)} req/s",
             f"{number(summary.output_throughput)} output tokens/s",
-            "",
         ),
+        *_latency_tiles(summary),
     ]
-    for metric, name, limit, attained in (
-        ("ttft", "TTFT", slo.ttft_ms, slo.ttft_attainment),
-        ("tpot", "TPOT", slo.tpot_ms, slo.tpot_attainment),
-        ("itl", "ITL", None, None),
-        ("e2el", "E2E", slo.e2e_ms, slo.e2e_attainment),
-    ):
-        texts = dict(zip(STATISTICS, latency_cells(summary, metric), strict=True))
-        below = f"p50 {texts['median']}"
-        mood = ""
-        if limit is not None and attained is not None:
-            below += f"; {attained:.1%} within {limit:g} ms"
-            mood = _mood(attained)
-        tiles.append((f"{name} p99", f"{texts['p99']} ms", below, mood))
     if slo.joint_attainment is not None and summary.request_goodput is not None:
         tiles.append(
-            (
+            Tile(
                 "Objectives met",
                 f"{slo.joint_attainment:.1%}",
                 f"goodput {number(summary.request_goodput)} req/s",
@@ -185,172 +210,56 @@ def _tiles(summary: Summary) -> str:
         )
     moods = {"stable": "good", "backlogged": "fair", "overloaded": "poor", "unknown": "fair"}
     growth = wait_growth(summary) if summary.completed else "nothing completed"
-    tiles.append(("Load", load.verdict, growth, moods[load.verdict]))
+    tiles.append(Tile("Load", load.verdict, growth, moods[load.verdict]))
     if summary.gpu_seconds.total:
         idle = summary.gpu_seconds.idle / summary.gpu_seconds.total
         total = f"{number(summary.gpu_seconds.total)} s"
-        tiles.append(("GPU time", total, f"{idle:.0%} idle", ""))
+        tiles.append(Tile("GPU time", total, f"{idle:.0%} idle"))
     if summary.cost is not None:
-        tiles.append(("Cost", number(summary.cost), "of the GPU time", ""))
+        tiles.append(Tile("Cost", number(summary.cost), "of the GPU time"))
     if summary.kv_bytes_moved:
         moved = f"{summary.kv_bytes_moved / 1e9:,.2f} GB"
-        tiles.append(("KV moved", moved, f"{summary.migrations:,} migrations", ""))
-    cells = "".join(
-        f'<div class="tile {mood}"><dt>{html.escape(name)}</dt>'
-        f"<dd><b>{html.escape(value)}</b><span>{html.escape(below)}</span></dd></div>"
-        for name, value, below, mood in tiles
-    )
-    return f'<dl class="tiles" id="summary">{cells}</dl>'
+        tiles.append(Tile("KV moved", moved, f"{summary.migrations:,} migrations"))
+    return tiles
+
+
+def _latency_tiles(summary: Summary) -> Iterator[Tile]:
+    slo = summary.slo
+    for metric, name, limit, attained in (
+        ("ttft", "TTFT", slo.ttft_ms, slo.ttft_attainment),
+        ("tpot", "TPOT", slo.tpot_ms, slo.tpot_attainment),
+        ("itl", "ITL", None, None),
+        ("e2el", "E2E", slo.e2e_ms, slo.e2e_attainment),
+    ):
+        texts = dict(zip(STATISTICS, latency_cells(summary, metric), strict=True))
+        texts["p50"] = texts["median"]
+        below = f"mean {texts['mean']} ms"
+        if limit is not None and attained is not None:
+            below += f"; {attained:.1%} within {limit:g} ms"
+        mood = "" if attained is None or limit is None else _mood(attained)
+        stats = json.dumps({stat: f"{texts[stat]} ms" for stat in STATS})
+        yield Tile(name, f"{texts['p99']} ms", below, mood, stats)
 
 
 def _mood(attained: float) -> str:
     return "good" if attained >= 0.99 else "fair" if attained >= 0.9 else "poor"
 
 
-def _latency_table(summary: Summary) -> str:
-    head = "".join(f'<th scope="col">{"p50" if s == "median" else s}</th>' for s in STATISTICS)
-    rows = "".join(
-        f'<tr><th scope="row">{name}</th>'
-        + "".join(f"<td>{cell}</td>" for cell in latency_cells(summary, metric))
-        + "</tr>"
-        for metric, name in _METRIC_NAMES.items()
-    )
-    return html_table("Latency of completed requests, ms", f"<th></th>{head}", rows)
-
-
-def _remarks_table(summary: Summary) -> str:
-    """Loads, faults, requests that did not complete and why: what has no tile."""
-    lines = remarks(summary)
-    rows = "".join(
-        f'<tr><th scope="row">{html.escape(name)}</th><td>{html.escape(text)}</td></tr>'
-        for name, text, _ in lines
-    )
-    return html_table("What else happened", "", rows) if lines else ""
-
-
-def _energy_table(summary: Summary) -> str:
+def _energy_rows(summary: Summary) -> list[tuple[str, str, str, str]]:
     if summary.energy_j is None:
-        return ""
+        return []
     total = sum(summary.energy_j.values())
     seconds = summary.simulated_s
-    parts = {**summary.energy_j, "total": total}
-    rows = "".join(
-        f'<tr><th scope="row">{html.escape(part)}</th><td>{number(joule / 1e3)}</td>'
-        f"<td>{number(joule / seconds if seconds else 0.0)}</td>"
-        f"<td>{joule / total if total else 0:.1%}</td></tr>"
-        for part, joule in parts.items()
-    )
-    head = "<th></th>" + "".join(
-        f'<th scope="col">{name}</th>' for name in ("kJ", "mean W", "share")
-    )
-    return html_table("Energy by part of the machines", head, rows)
+    return [
+        (
+            part,
+            number(joule / 1e3),
+            number(joule / seconds if seconds else 0.0),
+            f"{joule / total if total else 0:.1%}",
+        )
+        for part, joule in {**summary.energy_j, "total": total}.items()
+    ]
 
 
-def html_table(caption: str, head: str, rows: str) -> str:
-    """A table that scrolls inside its own box, never the page."""
-    label = html.escape(caption, quote=True)
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table>'
-        f"<caption>{html.escape(caption)}</caption><thead><tr>{head}</tr></thead>"
-        f"<tbody>{rows}</tbody></table></div>"
-    )
-
-
-def charts_section(section: str, title: str, charts: Sequence[Chart], below: str) -> str:
-    """A section of the page: a figure for each chart, then what stands below."""
-    figures = "".join(
-        f'<figure class="{"wide" if chart.is_wide else ""}"><figcaption>{html.escape(chart.title)}'
-        f"{f' <span>{html.escape(chart.note)}</span>' if chart.note else ''}</figcaption>"
-        f'<div class="chart" id="chart-{chart.chart_id}" tabindex="0" role="img" '
-        f'aria-label="{html.escape(chart.title, quote=True)}" style="height:{chart.height}px">'
-        "</div></figure>"
-        for chart in charts
-    )
-    grid = f'<div class="grid">{figures}</div>'
-    return f'<section id="{section}"><h2>{title}</h2>{grid}{below}</section>'
-
-
-def _below(section: str, run: RunData) -> str:
-    if section == "replicas":
-        return _transition_table(run) + _plan_table(run)
-    return _slowest_table(run) if section == "slowest" else ""
-
-
-def _transition_table(run: RunData) -> str:
-    return _fold(
-        "Changes of state",
-        ("s", "replica", "from", "to", "by", "cause"),
-        [
-            (f"{row.time_ns / 1e9:.6f}", row.replica, row.old, row.new, row.writer, row.cause)
-            for row in run.transitions
-            if row.old
-        ],
-    )
-
-
-def _plan_table(run: RunData) -> str:
-    """What the planner wanted, the numbers behind it, and what was done."""
-    plans = [mark for mark in run.marks if mark.kind == "plan"]
-    return _fold(
-        "Decisions of the planner",
-        ("s", "wanted, and the numbers behind it", "done"),
-        [
-            (f"{mark.time_ns / 1e9:.6f}", *mark.text.partition("; ")[::2])
-            for mark in plans[:_TRANSITIONS_MAX]
-        ],
-        len(plans),
-    )
-
-
-def _fold(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], count: int = 0
-) -> str:
-    """A table behind a line that opens it; nothing without rows. `count`: of all rows."""
-    if not rows:
-        return ""
-    count = max(count, len(rows))
-    shown = rows[:_TRANSITIONS_MAX]
-    cells = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>"
-        for row in shown
-    )
-    head = "".join(f'<th scope="col">{name}</th>' for name in columns)
-    said = f"{count:,}" if count == len(shown) else f"first {len(shown)} of {count:,}"
-    body = html_table(title, head, cells)
-    return f"<details><summary>{title} ({said})</summary>{body}</details>"
-
-
-def _slowest_table(run: RunData) -> str:
-    columns = {
-        "request_id": "request",
-        "arrival_s": "arrival, s",
-        "prompt_toks": "prompt",
-        "decode_toks": "output",
-        "first": "first token at",
-        "last": "last token at",
-        "preemptions": "preemptions",
-        "queue": "queue, ms",
-        "prefill": "prefill, ms",
-        "migration": "migration, ms",
-        "decode": "decode, ms",
-        "e2e": "E2E, ms",
-    }
-    head = "".join(f'<th scope="col">{name}</th>' for name in columns.values())
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{_cell(row[key])}</td>" for key in columns) + "</tr>"
-        for row in slowest_rows(run)
-    )
-    body = html_table("Slowest requests", head, rows)
-    return f"<details><summary>As a table</summary>{body}</details>"
-
-
-def _cell(value: float | int) -> str:
-    return number(value) if isinstance(value, float) else str(value)
-
-
-def _definitions(summary: Summary) -> str:
-    items = "".join(
-        f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>"
-        for name, text in summary.definitions.items()
-    )
-    return f'<details id="definitions"><summary>Definitions</summary><dl>{items}</dl></details>'
+def _slowest_table(run: RunData, column: str) -> Sequence[Sequence[float | int]]:
+    return [[row[key] for key in _SLOWEST_COLUMNS] for row in slowest_rows(run, column)]

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from emu.errors import InputError
 from emu.report.atomic import partial_name
+from emu.report.chart import Axis
 from emu.report.gapfile import GapFile, read_gaps
 from emu.report.summary import Summary, read_summary
 
@@ -89,6 +90,25 @@ class RunData(msgspec.Struct):
     gaps: GapFile | None
     config: dict[str, Any]
     """The resolved configuration from run.json; empty if the file is missing."""
+    origin: dict[str, Any]
+    """The rest of run.json: file, command, versions; empty if the file is missing."""
+
+    @property
+    def end_s(self) -> float:
+        """End of the run in simulated seconds; never 0."""
+        return max(self.summary.simulated_s, 1e-3)
+
+    def time_axis(self, title: str) -> Axis:
+        """The axis that all charts over the time of the run share."""
+        return Axis(title=title, unit="s", low=0, high=round(self.end_s, 6))
+
+    def gpus_of(self, replica: int) -> int:
+        """GPUs of a replica; 1 if the configuration is not known."""
+        for group in self.config.get("replicas", []):
+            replica -= group.get("count", 1)
+            if replica < 0:
+                return int(group.get("tensor_parallel", 1) * group.get("pipeline_parallel", 1))
+        return 1
 
     def completed(self, column: str) -> Ints:
         """A column of the completed requests."""
@@ -103,6 +123,8 @@ def read_run(directory: Path) -> RunData:
         raise InputError(str(directory), None, "", problem)
     requests, is_completed = _read_requests(find(directory, "requests.csv"))
     gaps_path = find(directory, "itl.json")
+    origin = _read_origin(find(directory, "run.json"))
+    config = origin.pop("config", None)
     return RunData(
         directory=directory,
         summary=read_summary(summary_path),
@@ -113,7 +135,8 @@ def read_run(directory: Path) -> RunData:
         marks=_read_marks(find(directory, "marks.csv")),
         replicas=_read_replicas(find(directory, "replicas.csv")),
         gaps=None if gaps_path is None else read_gaps(gaps_path),
-        config=_read_config(find(directory, "run.json")),
+        config=config if isinstance(config, dict) else {},
+        origin=origin,
     )
 
 
@@ -230,12 +253,11 @@ def _read_replicas(path: Path | None) -> ReplicaRows | None:
     return ReplicaRows(*(np.frombuffer(column, dtype=np.int64) for column in columns))
 
 
-def _read_config(path: Path | None) -> dict[str, Any]:
+def _read_origin(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
         content = msgspec.json.decode(path.read_bytes())
     except msgspec.DecodeError as error:
         raise InputError(str(path), None, "", f"not valid JSON: {error}") from None
-    config = content.get("config") if isinstance(content, dict) else None
-    return config if isinstance(config, dict) else {}
+    return content if isinstance(content, dict) else {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import shlex
 import sys
 import threading
 import time
@@ -24,6 +25,7 @@ from emu.config.load import effective_dict, load_config
 from emu.config.schema import Config, SchedulerTable
 from emu.errors import InputError, naming
 from emu.process.interrupts import held, sent_to
+from emu.process.version import build, revision
 from emu.latency.base import LatencyBackend
 from emu.cluster.plan import Plan, make_plan
 from emu.cluster.recorder import Recorder
@@ -37,6 +39,14 @@ from emu.workload.opened import Workload, open_workload
 
 _WATCH_S: Final = 0.1
 """How often a progress bar, or who may interrupt a run from another thread, is looked at."""
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """How a configuration came about."""
+
+    command: str
+    """The command line, without where its results go."""
+    overrides: Sequence[str] = ()
 
 
 class RunResult(msgspec.Struct):
@@ -102,8 +112,11 @@ async def _emulate(cluster: Cluster, progress: Any, stop: threading.Event | None
     """Run the cluster; a signal, or `stop` set in another thread, ends it and keeps the rest."""
     loop = asyncio.get_running_loop()
 
+    interrupts: list[KeyboardInterrupt] = []
+
     def interrupt() -> None:
-        cluster.kernel.fail(KeyboardInterrupt())
+        interrupts.append(KeyboardInterrupt())
+        cluster.kernel.fail(interrupts[-1])
 
     async def watch() -> None:
         while stop is None or not stop.is_set():
@@ -115,7 +128,10 @@ async def _emulate(cluster: Cluster, progress: Any, stop: threading.Event | None
     watcher = loop.create_task(watch()) if progress is not None or stop is not None else None
     try:
         with sent_to(loop, interrupt):
-            return await cluster.run()
+            outcome = await cluster.run()
+        if interrupts and outcome.error is None:  # it came when the run had just ended
+            outcome.error = interrupts[0]
+        return outcome
     finally:
         if watcher is not None:
             watcher.cancel()
@@ -136,8 +152,11 @@ def execute(
     progress: bool = False,
     report: bool | None = None,
     stop: threading.Event | None = None,
+    origin: Origin | None = None,
 ) -> RunResult:
     """Run a configuration and write its directory. `stop` interrupts it from another thread.
+
+    `origin` is recorded: how the configuration came about.
 
     Raises InputError before anything is written. A run that cannot go on (RunError), violates
     an invariant or is interrupted keeps what was computed as partial files and raises.
@@ -166,10 +185,13 @@ def execute(
         summary = write_results(
             directory.staging, cluster, recorder, error, rows=workload.count, notes=workload.notes
         )
-        text = host_facts(config, source, outcome, wall, cpu)
+        text = host_facts(config, source, outcome, wall, cpu, origin)
         write_text(directory.staging / "run.json", text)
         if error is not None:
             directory.publish_partial()
+            if origin is not None:  # started by a user, who wants to find them
+                where = os.path.relpath(config.output.dir)
+                print(f"partial results are kept in {where} (*.partial.*)", file=sys.stderr)
             raise error
         directory.publish()
     except BaseException:
@@ -259,7 +281,14 @@ def _run_cluster(
     return outcome, clusters[0]
 
 
-def host_facts(config: Config, source: str, outcome: Outcome, wall: float, cpu: float) -> str:
+def host_facts(
+    config: Config,
+    source: str,
+    outcome: Outcome,
+    wall: float,
+    cpu: float,
+    origin: Origin | None = None,
+) -> str:
     """run.json: the only file that may hold wall-clock figures and facts of the host."""
     import numpy as np
 
@@ -267,9 +296,13 @@ def host_facts(config: Config, source: str, outcome: Outcome, wall: float, cpu: 
     wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
     content = {
         "config_file": source,
+        "command": origin.command if origin else None,
+        "overrides": list(origin.overrides) if origin else [],
         "config": effective_dict(config),
         "versions": {
             "emu": emu.__version__,
+            "revision": revision(),
+            "build": build(),
             "python": ".".join(map(str, sys.version_info[:3])),
             "numpy": np.__version__,
             "msgspec": msgspec.__version__,
@@ -299,6 +332,40 @@ def adjust(config: Config, *, seed: int | None, output: Path | None) -> Config:
     return config
 
 
+def kept_apart(config: Config) -> Config:
+    """The config with a directory of its own, if its directory holds a run of another one.
+
+    A run of the same configuration is replaced: it has the same results.
+    """
+    first = Path(config.output.dir)
+    if not first.exists():
+        return config
+    from emu.report.rundata import find
+
+    place, number = first, 1
+    while (found := find(place, "summary.json")) is not None and not _is_same(config, found):
+        number += 1
+        place = first.with_name(f"{first.name}-{number}")
+    if place == first:
+        return config
+    table = msgspec.structs.replace(config.output, dir=str(place))
+    print(f"{first} holds another run; this one goes to {place} (--force replaces)", file=sys.stderr)
+    return msgspec.structs.replace(config, output=table)
+
+
+def _is_same(config: Config, summary: Path) -> bool:
+    """True if a run in the directory of this summary had the same configuration, and ended."""
+    import json
+
+    try:
+        content = json.loads((summary.parent / "run.json").read_text(encoding="utf-8"))
+        old = dict(content["config"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ".partial" in summary.name  # nothing that one would want to keep
+    new = json.loads(msgspec.json.encode(effective_dict(config)))
+    return {**old, "output": None} == {**new, "output": None}
+
+
 def run_command(
     path: Path,
     *,
@@ -307,13 +374,27 @@ def run_command(
     overrides: Sequence[str],
     quiet: bool,
     report: bool,
+    force: bool = False,
+    as_json: bool = False,
 ) -> int:
     """`emu run`."""
     sys.path.insert(0, str(path.resolve().parent))  # plug-ins may stand beside the config
     config = adjust(load_config(path, overrides), seed=seed, output=output)
+    if not force:
+        config = kept_apart(config)
     progress = not quiet and sys.stderr.isatty()
-    result = execute(config, str(path), progress=progress, report=config.output.report and report)
-    if not quiet:
+    words = ["emu", "run", str(path), *(["--seed", str(seed)] if seed is not None else [])]
+    words += ["--set", *overrides] if overrides else []
+    result = execute(
+        config,
+        str(path),
+        progress=progress,
+        report=config.output.report and report,
+        origin=Origin(shlex.join(words), overrides),
+    )
+    if as_json:
+        print((result.directory / "summary.json").read_text(encoding="utf-8"), end="")
+    elif not quiet:
         from emu.report.table import print_summary
         from emu.process.terminal import open_console
 

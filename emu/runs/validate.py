@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,13 +21,24 @@ from emu.process.terminal import open_console
 from emu.units import NS_PER_S
 
 
-def validate_command(path: Path, overrides: Sequence[str]) -> int:
+def validate_command(path: Path, overrides: Sequence[str], *, as_json: bool = False) -> int:
     """Read everything, print the facts; InputError for the first mistake."""
     config = load_config(path, overrides)
     with naming(str(path)):
         plan, workload = prepare(config, str(path))
         latencies = _layer_times(plan)
     columns = facts(plan)
+    warnings = [*workload.notes.warnings, *range_warnings(latencies)]
+    if as_json:
+        last_s = workload.last_arrival_ns / NS_PER_S
+        found = {
+            "replicas": columns,
+            "requests": workload.count,
+            "last_arrival_s": last_s,
+            "warnings": warnings,
+        }
+        print(json.dumps(found, indent=2))
+        return 0
     table = Table(title=f"{path}: valid", show_lines=False)
     table.add_column("")
     for replicas in columns:
@@ -39,7 +51,7 @@ def validate_command(path: Path, overrides: Sequence[str]) -> int:
         f"workload: {workload.count:,} requests, last arrival at "
         f"{workload.last_arrival_ns / NS_PER_S:,.1f} s"
     )
-    for warning in (*workload.notes.warnings, *range_warnings(latencies)):
+    for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     return 0
 

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from emu.errors import InputError
+from emu.errors import InputError, install_hint
 
 Ids = NDArray[np.int64]
 
@@ -78,7 +78,7 @@ class FileTokenizer:
         try:
             from tokenizers import Tokenizer as Reader
         except ImportError:
-            problem = "needs the extra 'tokenizers' (pip install 'emu[tokenizers]')"
+            problem = f"needs the extra 'tokenizers' ({install_hint('tokenizers')})"
             raise InputError(str(path), None, "--tokenizer", problem) from None
         file = path / "tokenizer.json" if path.is_dir() else path
         if not file.is_file():

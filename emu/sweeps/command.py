@@ -43,6 +43,7 @@ def sweep_command(
     settings: Sequence[str],
     quiet: bool,
     report: bool,
+    as_json: bool = False,
 ) -> int:
     """Run a sweep, write its files, print its table."""
     if jobs < 0:
@@ -54,7 +55,7 @@ def sweep_command(
         return run_sweep(path, jobs=jobs, ray=ray, output=output, settings=overrides, watch=watch)
 
     try:
-        if quiet or not sys.stderr.isatty():
+        if quiet or as_json or not sys.stderr.isatty():
             result = go(None)
         else:
             with Progress(
@@ -79,7 +80,9 @@ def sweep_command(
     write_results(result)
     if report:
         write_page(result)
-    if not quiet:
+    if as_json:
+        print((result.directory / "sweep.json").read_text(encoding="utf-8"), end="")
+    elif not quiet:
         print_result(result, open_console())
     for row in result.rows:
         if row.result.error:

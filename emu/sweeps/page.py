@@ -1,15 +1,21 @@
-"""The page of a sweep: the trade-off, what each key does, and all points as a table."""
+"""The page of a sweep: a pivot, the trade-off, what each key does, and all points as a table.
+
+Limits come from the conditions of a search, or from the objectives (`[slo]`) of the runs. Points
+that differ in nothing but their seed are one, with the mean and its 95 % interval.
+"""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from emu.report.atomic import write_text
-from emu.report.distributions import PALETTE, Chart, short
-from emu.report.html import charts_section, fill, html_table, json_in_script, payload
+from emu.report.chart import PALETTE, Axis, Chart, Limit, Region, Series, short, spread_axis
+from emu.report.interval import Mean, mean_of
+from emu.report.pages import page
 from emu.report.table import number
 from emu.sweeps.conditions import parse_conditions
 from emu.sweeps.drive import Answer, SweepResult
@@ -29,32 +35,54 @@ SHOWN: Final = (
 _ROWS_MAX: Final = 500
 _KEYS_MAX: Final = 6
 _CURVES_MAX: Final = 10
+_LABELS_MAX: Final = 40
+_PIVOT_MAX: Final = 24
 _MORE_IS_BETTER: Final = ("throughput", "goodput", "attainment", "hit_rate", "completed", "rate")
+
+Columns = dict[str, list[Any]]
+
+
+class Cloud(msgspec.Struct):
+    """Points of a chart: place, mean over seeds, what is said about each."""
+
+    x: list[float] = []
+    y: list[Mean] = []
+    rows: list[int] = []
+
+
+class Pivot(msgspec.Struct):
+    """A table of one figure over two keys, or of several over one."""
+
+    caption: str
+    head: list[str]
+    rows: list[list[str]]
 
 
 def write_page(result: SweepResult) -> Path:
     """Write report.html; its path."""
     columns = columns_of(result)
-    charts = [*_trade_off(result, columns), *_by_key(result, columns)]
-    sections = charts_section("trade-off", "Trade-off", charts, "") if charts else ""
-    title = f"emu: sweep {Path(result.source).stem}"
-    facts = f"<li>{len(result.rows)} points</li><li>{html.escape(result.sweep.kind)}</li>"
-    main = (
-        f"<header><h1>{html.escape(title)}</h1><ul>{facts}</ul></header>"
-        f'<div id="summary">{_answer(result.answer)}</div>'
-        f'{sections}<section id="points"><h2>Points</h2>{_table(result, columns)}</section>'
-    )
-    page = fill(
-        "report.html",
-        {
-            "TITLE": html.escape(title),
-            "NAV": '<a href="#trade-off">Trade-off</a><a href="#points">Points</a>',
-            "MAIN": main,
-            "DATA": json_in_script(payload(charts)),
-        },
+    limits = limits_of(result, columns)
+    charts = [*_trade_off(result, columns, limits), *_by_key(result, columns, limits)]
+    head, rows = _table(result, columns)
+    caption = f"{len(result.rows)} points"
+    if len(result.rows) > _ROWS_MAX:
+        caption += f", the first {_ROWS_MAX}; results.csv has all"
+    sections = [("trade-off", "Trade-off"), ("keys", "By key")]
+    present = {chart.section for chart in charts}
+    text = page(
+        "sweep.html",
+        title=f"emu: sweep {Path(result.source).stem}",
+        charts=charts,
+        facts=[f"{len(result.rows)} points", result.sweep.kind, f"base {result.sweep.base}"],
+        answer="" if result.answer is None else answer_text(result.answer),
+        pivot=_pivot(result, columns),
+        sections=[(key, name) for key, name in sections if key in present],
+        caption=caption,
+        head=head,
+        rows=rows,
     )
     path = result.directory / "report.html"
-    write_text(path, page)
+    write_text(path, text)
     return path
 
 
@@ -73,8 +101,20 @@ def answer_text(answer: Answer) -> str:
     return text
 
 
-def _answer(answer: Answer | None) -> str:
-    return "" if answer is None else f"<p><strong>{html.escape(answer_text(answer))}</strong></p>"
+def limits_of(result: SweepResult, columns: Columns) -> dict[str, tuple[str, float]]:
+    """Figure -> (operator, limit): of the search, or the objectives that all runs share."""
+    found: dict[str, tuple[str, float]] = {}
+    if result.sweep.search is not None:
+        for one in parse_conditions(result.sweep.search.meet, result.source, "search.meet"):
+            if isinstance(one.limit, float):
+                found[one.name] = (one.operator[0], one.limit)
+    for metric, objective in (("ttft", "ttft"), ("tpot", "tpot"), ("e2el", "e2e")):
+        values = {v for v in columns.get(f"slo.{objective}_ms", []) if v is not None}
+        if len(values) == 1:
+            for name in columns:
+                if name.endswith(f"_{metric}_ms"):
+                    found.setdefault(name, ("<", float(next(iter(values)))))
+    return found
 
 
 def _numbers(values: Sequence[Any]) -> list[float | None]:
@@ -84,166 +124,261 @@ def _numbers(values: Sequence[Any]) -> list[float | None]:
     ]
 
 
-def _trade_off(result: SweepResult, columns: dict[str, list[Any]]) -> list[Chart]:
+def _groups(result: SweepResult, columns: Columns, x: str, y: str) -> Cloud:
+    """Points with both figures; those that differ in their seed only are one."""
+    xs, ys = _numbers(columns[x]), _numbers(columns[y])
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for index in range(len(result.rows)):
+        if xs[index] is not None and ys[index] is not None:
+            key = tuple(cell_text(columns[name][index]) for name in result.keys)
+            groups.setdefault(key, []).append(index)
+    cloud = Cloud()
+    for rows in groups.values():
+        cloud.x.append(mean_of([value for i in rows if (value := xs[i]) is not None]).mean)
+        cloud.y.append(mean_of([value for i in rows if (value := ys[i]) is not None]))
+        cloud.rows.append(rows[0])
+    return cloud
+
+
+# --- trade-off -----------------------------------------------------------------------------------
+def _trade_off(
+    result: SweepResult, columns: Columns, limits: dict[str, tuple[str, float]]
+) -> list[Chart]:
     names = [result.sweep.plot.x, result.sweep.plot.y]
     if result.sweep.pareto is not None and len(result.sweep.pareto.minimize) > 1:
         names = result.sweep.pareto.minimize[:2]
     if any(name not in columns for name in names):
         return []
-    pairs = zip(_numbers(columns[names[0]]), _numbers(columns[names[1]]), strict=True)
-    known = [(i, x, y) for i, (x, y) in enumerate(pairs) if x is not None and y is not None]
-    if not known:
+    cloud = _groups(result, columns, *names)
+    if not cloud.x:
         return []
-    xs, ys = [x for _, x, _ in known], [y for _, _, y in known]
-    rows = [result.rows[i] for i, _, _ in known]
-    labels = [_label(result, columns, i) for i, _, _ in known]
+    ys = [one.mean for one in cloud.y]
     low = not any(word in names[0] for word in _MORE_IS_BETTER)
-    best = front(rows, xs, ys, x_is_better_low=low)
-    data: list[dict[str, Any]] = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": "best trade-off",
-            "x": short([xs[i] for i in best]),
-            "y": short([ys[i] for i in best]),
-            "line": {"color": PALETTE[1], "width": 1.5, "shape": "linear"},
-            "hoverinfo": "skip",
-        },
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": "points",
-            "x": short(xs),
-            "y": short(ys),
-            "text": labels,
-            "marker": {"color": PALETTE[0], "size": 8},
-            "hovertemplate": "%{text}<br>%{x:.4g}, %{y:.4g}<extra></extra>",
-        },
+    rows = [result.rows[i] for i in cloud.rows]
+    best = front(rows, cloud.x, ys, x_is_better_low=low)
+    labels = [_label(result, columns, i) for i in cloud.rows]
+    series = [
+        Series(
+            name="best trade-off",
+            x=short([cloud.x[i] for i in best]),
+            y=short([ys[i] for i in best]),
+            color=PALETTE[1],
+        ),
+        Series(
+            name="points",
+            x=short(cloud.x),
+            y=short(ys),
+            color=PALETTE[0],
+            shape="points",
+            size=9,
+            text=[
+                f"{label}\n{names[1]} {mean_text(mean)}"
+                for label, mean in zip(labels, cloud.y, strict=True)
+            ],
+            labels=_beside(result, columns, cloud.rows),
+        ),
     ]
-    layout = {
-        "xaxis": {"title": {"text": names[0]}},
-        "yaxis": {"title": {"text": names[1]}, **_log(ys)},
-        "showlegend": True,
-    }
     better = "left" if low else "right"
-    note = f"each point is a run; better is lower and further {better}"
-    title = f"{names[1]} against {names[0]}"
-    return [Chart("trade-off", "trade-off", title, note, data, layout, 380, is_wide=True)]
-
-
-def _log(values: Sequence[float]) -> dict[str, Any]:
-    is_wide = min(values) > 0 and max(values) > 20 * min(values)
-    return {"type": "log"} if is_wide else {"rangemode": "tozero"}
-
-
-def _label(result: SweepResult, columns: dict[str, list[Any]], index: int) -> str:
-    keys = [*result.keys, *(["seed"] if "seed" in columns else [])]
-    return "<br>".join(
-        html.escape(f"{key} = {cell_text(columns[key][index])}") for key in keys if key in columns
+    keys = ", ".join(short_key(key, result.keys) for key in result.keys)
+    note = f"labels: {keys}; better is lower and further {better}"
+    chart = Chart(
+        chart_id="trade-off",
+        section="trade-off",
+        title=f"{names[1]} against {names[0]}",
+        note=note + ("; green: objectives met" if set(names) & set(limits) else ""),
+        x=Axis(title=names[0], low=None),
+        y=spread_axis(min(ys), max(ys), names[1]),
+        series=series,
+        limits=_limit_lines(names, limits),
+        regions=_region(names, limits),
+        height=420,
+        is_wide=True,
     )
+    return [chart]
 
 
-def _by_key(result: SweepResult, columns: dict[str, list[Any]]) -> list[Chart]:
+def _beside(result: SweepResult, columns: Columns, rows: Sequence[int]) -> list[str] | None:
+    """The settings of each point in short, if there are few enough to be read."""
+    if len(rows) > _LABELS_MAX:
+        return None
+    return [", ".join(_cell(columns[key][row]) for key in result.keys) for row in rows]
+
+
+def _limit_lines(names: Sequence[str], limits: dict[str, tuple[str, float]]) -> list[Limit]:
+    """Limits on the figures of the axes (x, y)."""
+    lines = []
+    for name, line in zip(names, ("x", "y"), strict=True):
+        if name in limits:
+            operator, value = limits[name]
+            text = f"{name} {operator} {value:g}"
+            lines.append(Limit(axis="x" if line == "x" else "y", value=value, text=text))
+    return lines
+
+
+def _region(names: Sequence[str], limits: dict[str, tuple[str, float]]) -> list[Region]:
+    """Where the limits on both axes are met."""
+    bounds: dict[str, float] = {}
+    for name, line in zip(names, ("x", "y"), strict=True):
+        if name in limits:
+            operator, value = limits[name]
+            bounds[f"{line}_{'high' if operator == '<' else 'low'}"] = value
+    return [Region(text="", **bounds)] if bounds else []
+
+
+def _label(result: SweepResult, columns: Columns, index: int) -> str:
+    """The settings of a point, one a line."""
+    keys = [key for key in result.keys if key in columns]
+    return "\n".join(f"{short_key(key, keys)} {cell_text(columns[key][index])}" for key in keys)
+
+
+# --- by key --------------------------------------------------------------------------------------
+def _by_key(
+    result: SweepResult, columns: Columns, limits: dict[str, tuple[str, float]]
+) -> list[Chart]:
     """For each numeric key: p99 TTFT and TPOT (the limited figures of a search) over it."""
-    limits: dict[str, float | str] = {}
-    if result.sweep.search is not None:
-        for condition in parse_conditions(result.sweep.search.meet, result.source, "search.meet"):
-            limits[condition.name] = condition.limit
+    searched = result.sweep.search is not None
+    names = [name for name in limits if name in columns] if searched else []
     charts = []
     for place, key in enumerate(result.keys[:_KEYS_MAX]):
         if len({x for x in _numbers(columns[key]) if x is not None}) < 2:
             continue
-        names = [name for name in limits if name in columns] or ["p99_ttft_ms", "p99_tpot_ms"]
-        for name in names:
-            curves = _curves(result, columns, key, name)
-            if curves:
-                charts.append(_key_chart(f"{place}-{name}", key, name, curves, limits.get(name)))
+        for name in names or ["p99_ttft_ms", "p99_tpot_ms"]:
+            if name in columns:
+                curves = _curves(result, columns, key, name)
+                charts += [_key_chart(f"{place}-{name}", key, name, curves, limits)] * bool(curves)
     return charts
 
 
 def _curves(
-    result: SweepResult, columns: dict[str, list[Any]], key: str, name: str
-) -> dict[str, list[tuple[float, float]]]:
+    result: SweepResult, columns: Columns, key: str, name: str
+) -> dict[str, list[tuple[float, Mean]]]:
     """Label -> points along the key; one curve for each choice of the other keys."""
-    others = [k for k in (*result.keys, "seed") if k != key and k in columns]
-    curves: dict[str, list[tuple[float, float]]] = {}
-    pairs = zip(_numbers(columns[key]), _numbers(columns.get(name, [])), strict=False)
-    for index, (x, y) in enumerate(pairs):
-        if x is not None and y is not None:
-            parts = (f"{_short(k, others)} {cell_text(columns[k][index])}" for k in others)
-            curves.setdefault(", ".join(parts), []).append((x, y))
+    others = [k for k in result.keys if k != key and k in columns]
+    curves: dict[str, list[tuple[float, Mean]]] = {}
+    cloud = _groups(result, columns, key, name)
+    for x, mean, row in zip(cloud.x, cloud.y, cloud.rows, strict=True):
+        label = ", ".join(f"{short_key(k, others)} {cell_text(columns[k][row])}" for k in others)
+        curves.setdefault(label, []).append((x, mean))
     if len(curves) > _CURVES_MAX:  # a cloud, not curves
-        return {"": sorted(point for curve in curves.values() for point in curve)}
-    return {label: sorted(curve) for label, curve in curves.items()}
+        curves = {"": [point for curve in curves.values() for point in curve]}
+    return {
+        label: sorted(curve, key=lambda point: (point[0], point[1].mean))
+        for label, curve in curves.items()
+    }
 
 
 def _key_chart(
     name: str,
     key: str,
     figure: str,
-    curves: dict[str, list[tuple[float, float]]],
-    limit: float | str | None,
+    curves: dict[str, list[tuple[float, Mean]]],
+    limits: dict[str, tuple[str, float]],
 ) -> Chart:
-    data: list[dict[str, Any]] = []
+    series = []
     for index, (label, points) in enumerate(curves.items()):
-        xs, ys = [x for x, _ in points], [y for _, y in points]
-        colour = PALETTE[index % len(PALETTE)]
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers" if len(set(xs)) == len(xs) else "markers",
-                "name": label,
-                "x": short(xs),
-                "y": short(ys),
-                "marker": {"color": colour, "size": 7},
-                "line": {"color": colour, "width": 1},
-                "hovertemplate": f"{html.escape(label)}<br>%{{x:.5g}}: %{{y:.5g}}<extra></extra>",
-            }
+        xs, means = [x for x, _ in points], [mean for _, mean in points]
+        has_band = any(mean.half is not None for mean in means)
+        series.append(
+            Series(
+                name=label or figure,
+                x=short(xs),
+                y=short([mean.mean for mean in means]),
+                color=PALETTE[index % len(PALETTE)],
+                shape="linepoints" if len(set(xs)) == len(xs) else "points",
+                low=short([m.mean - (m.half or 0) for m in means]) if has_band else None,
+                high=short([m.mean + (m.half or 0) for m in means]) if has_band else None,
+            )
         )
     xs = [x for points in curves.values() for x, _ in points]
-    ys = [y for points in curves.values() for _, y in points]
-    is_log = "type" in _log(xs)
-    layout: dict[str, Any] = {
-        "xaxis": {"title": {"text": key}, **({"type": "log"} if is_log else {})},
-        "yaxis": {"title": {"text": figure}, **_log(ys)},
-        "showlegend": len(curves) > 1,
-    }
-    note = ""
-    if isinstance(limit, float):
-        note = f"the line is the limit, {limit:g}"
-        line = {"color": PALETTE[1], "width": 1.5, "dash": "dash"}
-        ends = {"xref": "paper", "x0": 0, "x1": 1, "y0": limit, "y1": limit}
-        layout["shapes"] = [{"type": "line", **ends, "line": line}]
-    chart_id = "key-" + "".join(c if c.isalnum() else "-" for c in name)
-    title = f"{figure} over {_short(key, [key])}"
-    return Chart(chart_id, "trade-off", title, note, data, layout, 300)
+    ys = [mean.mean for points in curves.values() for _, mean in points]
+    lines = _limit_lines(["", figure], limits)
+    notes = [f"dashed: {lines[0].text}"] if lines else []
+    if any(one.low for one in series):
+        notes.append("bands: 95 % intervals over seeds")
+    return Chart(
+        chart_id="key-" + "".join(c if c.isalnum() else "-" for c in name),
+        section="keys",
+        title=f"{figure} over {key}",
+        note="; ".join(notes),
+        x=spread_axis(min(xs), max(xs), key),
+        y=spread_axis(min(ys), max(ys), figure),
+        series=series,
+        limits=lines,
+        regions=_region(["", figure], limits),
+        height=300,
+    )
 
 
-def _short(key: str, keys: Sequence[str]) -> str:
-    """The last part of a dotted key, if no other key ends like it."""
-    end = key.split(".")[-1]
-    return end if [other.split(".")[-1] for other in keys].count(end) <= 1 else key
+def short_key(key: str, keys: Sequence[str]) -> str:
+    """The last part of a dotted key, or as much of its end as tells it apart from the others."""
+    parts = key.split(".")
+    for count in range(1, len(parts)):
+        end = parts[-count:]
+        if sum(other.split(".")[-count:] == end for other in keys) <= 1:
+            return ".".join(end)
+    return key
 
 
-def _table(result: SweepResult, columns: dict[str, list[Any]]) -> str:
+# --- tables --------------------------------------------------------------------------------------
+def mean_text(mean: Mean) -> str:
+    """`12.3 ± 0.4 (5 seeds)`, or the figure alone."""
+    if mean.half is None:
+        return number(mean.mean)
+    return f"{number(mean.mean)} ± {number(mean.half)} ({mean.count} seeds)"
+
+
+def _pivot(result: SweepResult, columns: Columns) -> Pivot | None:
+    """The figure of the plot over the two keys of a grid; nothing for other sweeps."""
+    keys = [key for key in result.keys if len({cell_text(v) for v in columns[key]}) > 1]
+    figure = result.sweep.plot.y
+    if len(keys) != 2 or figure not in columns:
+        return None
+    values: dict[tuple[str, str], list[float]] = {}
+    for index, value in enumerate(_numbers(columns[figure])):
+        if value is not None:
+            place = (cell_text(columns[keys[0]][index]), cell_text(columns[keys[1]][index]))
+            values.setdefault(place, []).append(value)
+    rows = list(dict.fromkeys(row for row, _ in values))
+    across = list(dict.fromkeys(column for _, column in values))
+    if not 0 < len(across) <= _PIVOT_MAX or not 0 < len(rows) <= _PIVOT_MAX:
+        return None
+    return Pivot(
+        caption=f"{figure}: {keys[0]} down, {keys[1]} across",
+        head=[short_key(keys[0], keys), *(f"{short_key(keys[1], keys)} {c}" for c in across)],
+        rows=[
+            [
+                row,
+                *(
+                    mean_text(mean_of(values[row, column])) if (row, column) in values else "-"
+                    for column in across
+                ),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def shown_figures(result: SweepResult, columns: Columns) -> list[str]:
+    """Figures of the table: what the search asks for, then the usual ones."""
+    asked = []
+    if result.sweep.search is not None:
+        parsed = parse_conditions(result.sweep.search.meet, result.source, "search.meet")
+        asked = [one.name for one in parsed]
+    return [name for name in dict.fromkeys((*asked, *SHOWN)) if name in columns]
+
+
+def _table(result: SweepResult, columns: Columns) -> tuple[list[str], list[list[str]]]:
     names = [*result.keys, *(name for name in ("seed", "meets") if name in columns)]
     if any(row.result.status != "completed" for row in result.rows):
         names += ["status", "error"]
-    names += [name for name in SHOWN if name in columns]
+    names += shown_figures(result, columns)
     names = [name for name in names if any(value not in (None, "") for value in columns[name])]
-    head = "".join(
-        f'<th scope="col" title="{html.escape(name, quote=True)}">'
-        f"{html.escape(_short(name, names) if name in result.keys else name)}</th>"
-        for name in names
-    )
-    rows = ""
-    for index in range(min(len(result.rows), _ROWS_MAX)):
-        cells = "".join(f"<td>{html.escape(_cell(columns[n][index]))}</td>" for n in names)
-        rows += f"<tr>{cells}</tr>"
-    caption = f"{len(result.rows)} points"
-    if len(result.rows) > _ROWS_MAX:
-        caption += f", the first {_ROWS_MAX}; results.csv has all"
-    return html_table(caption, head, rows)
+    heads = [short_key(name, names) if name in result.keys else name for name in names]
+    order: list[int] = list(range(len(result.rows)))
+    if result.sweep.search is not None:  # in order of the key, not of the trials
+        values = _numbers(columns[result.sweep.search.key])
+        order.sort(key=lambda i: (values[i] is None, values[i] or 0.0))
+    return heads, [[_cell(columns[name][index]) for name in names] for index in order[:_ROWS_MAX]]
 
 
 def _cell(value: Any) -> str:

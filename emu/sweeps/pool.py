@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
-from emu.errors import InputError
+from emu.errors import InputError, install_hint
 from emu.process.workers import Workers
 from emu.sweeps.evaluate import PointResult, Task, run_point
 
@@ -79,5 +79,5 @@ class LocalPool(Workers[Task, PointResult]):
 
 def missing(package: str, extra: str, what: str) -> InputError:
     """The error for an extra that is not installed."""
-    problem = f"needs the package {package}: pip install 'emu[{extra}]'"
+    problem = f"needs the package {package}: {install_hint(extra)}"
     return InputError(what, None, "", problem)

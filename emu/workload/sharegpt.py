@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from emu.errors import InputError
+from emu.errors import InputError, install_hint
 from emu.units import ceil_div
 from emu.workload.chunks import LINE_MAX_BYTES, TextFile
 from emu.workload.items import Block, Notes
@@ -108,7 +108,7 @@ def _load_tokenizer(path: Path, source: str) -> Callable[[str], int]:
     try:
         from tokenizers import Tokenizer
     except ImportError:
-        problem = "needs the package 'tokenizers' (pip install 'emu[tokenizers]')"
+        problem = f"needs the package 'tokenizers' ({install_hint('tokenizers')})"
         raise InputError(source, None, "tokenizer", problem) from None
     try:
         text = path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The short way to a run does what the parser of all commands does."""
+"""One parser for all commands: what a line means, what it refuses, and what it does not load."""
 
 from __future__ import annotations
 
@@ -11,43 +11,50 @@ from typing import Any
 import pytest
 
 import emu.runs.runner
-from emu import cli, entry
+from emu import entry
+from emu.cli import COMMANDS, every_command, groups, overview
+from emu.cli.parser import parser_of, specs
 from tests.cli.helpers import ROOT, SMALL
 from tests.patience import PATIENCE_S
 
-PLAIN = [
-    ["c.toml"],
-    ["run", "c.toml"],
-    ["./a/c.toml", "-q"],
-    ["c.toml", "--output", "x", "--seed", "7"],
-    ["c.toml", "-o", "x y", "--no-report", "--quiet"],
-    ["c.toml", "--report", "--set", "a.b=1", "c=[1, 2]", "-q"],
-    ["c.toml", "--set", "a=b", "--seed", "0"],
-    ["run", "c.toml", "--seed", "007"],
+DEFAULTS: dict[str, Any] = {
+    "path": Path("c.toml"),
+    "output": None,
+    "seed": None,
+    "overrides": (),
+    "quiet": False,
+    "report": True,
+    "force": False,
+    "as_json": False,
+}
+LINES: list[tuple[str, dict[str, Any]]] = [
+    ("c.toml", {}),
+    ("run c.toml", {}),
+    ("./a/c.toml -q", {"path": Path("a/c.toml"), "quiet": True}),
+    ("c.toml --output x --seed 7", {"output": Path("x"), "seed": 7}),
+    ("c.toml -o x --no-report --quiet", {"output": Path("x"), "report": False, "quiet": True}),
+    ("c.toml --report --set a.b=1 c=[1,2] -q", {"overrides": ["a.b=1", "c=[1,2]"], "quiet": True}),
+    ("c.toml --set a=1 --set b=2", {"overrides": ["a=1", "b=2"]}),
+    ("c.toml --output=x", {"output": Path("x")}),
+    ("run c.toml --seed 007", {"seed": 7}),
+    ("-q c.toml", {"quiet": True}),
+    ("c.toml -qo x", {"quiet": True, "output": Path("x")}),
 ]
-ODD = [
-    [],
-    ["run"],
-    ["--help"],
-    ["validate", "c.toml"],
-    ["report", "r.toml"],
-    ["c.toml", "d.toml"],
-    ["c.toml", "--sed", "1"],
-    ["c.toml", "--seed"],
-    ["c.toml", "--seed", "x"],
-    ["c.toml", "--seed", "-1"],
-    ["c.toml", "--seed", "٣"],
-    ["c.toml", "--seed", "1", "--seed", "2"],
-    ["c.toml", "-q", "--quiet"],
-    ["c.toml", "-q", "true"],
-    ["c.toml", "--output"],
-    ["c.toml", "--output=x"],
-    ["c.toml", "--set"],
-    ["c.toml", "--set", "a=1", "--set", "b=2"],
-    ["c.toml", "-qo", "x"],
-    ["c.json"],
-    ["-q", "c.toml"],
-]
+WRONG = {
+    "c.toml d.toml": "unexpected 'd.toml'",
+    "c.toml --sed 1": "unknown option --sed; did you mean --seed?",
+    "c.toml --seed": "--seed: expected one argument",
+    "c.toml --seed x": "--seed: invalid whole number value: 'x'",
+    "c.toml --seed -1": "must be at least 0, not -1",
+    "c.toml --seed ٣": "invalid whole number value",
+    "c.toml --out x": "unknown option --out",
+    "c.toml --set": "--set: expected at least one argument",
+    "rum c.toml": "did you mean run?",
+    "workload convrt a b": "unknown command convrt; did you mean convert?",
+    "serve c.toml --port 65536": "must be at most 65535, not 65536",
+    "chaos --jobs -2": "must be at least 0, not -2",
+    "schema swep": "invalid choice: 'swep'",
+}
 
 
 @pytest.fixture
@@ -62,35 +69,77 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return made
 
 
-@pytest.mark.parametrize("tokens", PLAIN, ids=" ".join)
-def test_both_ways_make_the_same_call(tokens: list[str], calls: list[dict[str, Any]]) -> None:
-    assert entry.plain_run(tokens) is not None
-    assert entry.main(tokens) == cli.main(tokens) == 0
-    assert len(calls) == 2
-    assert calls[0] == calls[1]
-    assert [type(value) for value in calls[0].values()] == [
-        type(calls[1][name]) for name in calls[0]
-    ]
-
-
-@pytest.mark.parametrize("tokens", ODD, ids=" ".join)
-def test_the_parser_of_all_commands_gets_the_rest(tokens: list[str]) -> None:
-    assert entry.plain_run(tokens) is None
+@pytest.mark.parametrize(("line", "wanted"), LINES, ids=[line for line, _ in LINES])
+def test_a_line_makes_a_call(
+    line: str, wanted: dict[str, Any], calls: list[dict[str, Any]]
+) -> None:
+    assert entry.main(line.split()) == 0
+    assert {**calls[0], "overrides": list(calls[0]["overrides"])} == {
+        **DEFAULTS, **wanted, "overrides": wanted.get("overrides", []),
+    }  # fmt: skip
 
 
 def test_no_order_of_options_makes_a_difference(calls: list[dict[str, Any]]) -> None:
     options = [["-q"], ["--no-report"], ["--seed", "3"], ["--set", "a=1", "b=2"], ["-o", "out"]]
-    for chosen in itertools.permutations(options, 3):
-        tokens = ["c.toml", *itertools.chain(*chosen)]
-        assert entry.main(tokens) == cli.main(tokens) == 0
-        assert calls[-1] == calls[-2], tokens
+    seen = []
+    for chosen in itertools.permutations(options, 5):
+        assert entry.main(["c.toml", *itertools.chain(*chosen)]) == 0
+        seen.append(calls[-1])
+    assert all(call == seen[0] for call in seen)
 
 
-def test_a_plain_run_does_not_load_the_parser(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", WRONG)
+def test_a_wrong_line_is_refused_in_one(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.main(line.split()) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert WRONG[line] in said.err
+
+
+def test_run_alone_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.main(["run"]) == 2
+    assert "emu init" in capsys.readouterr().err
+
+
+def test_help_has_every_command_once_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.main([]) == entry.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert text == (overview() + "\n") * 2
+    for heading, group in groups().items():
+        assert f"\n{heading}:\n" in text
+        for name in group:
+            assert text.count(f"\n  {name} ") == 2
+    assert sum(len(group) for group in groups().values()) == len(COMMANDS)
+
+
+def test_options_that_commands_share_are_the_same_everywhere() -> None:
+    for path, command in every_command().items():
+        flags = {spec.name: spec.flags for spec in specs(command) if not spec.is_positional}
+        for name, wanted in (
+            ("quiet", ("--quiet", "-q")),
+            ("jobs", ("--jobs", "-j")),
+            ("output", ("--output", "-o")),
+            ("json", ("--json",)),
+            ("set_", ("--set",)),
+        ):
+            assert flags.get(name, wanted) == wanted or (path, name) == ("resilience", "output")
+        parser_of(path, command).format_help()
+
+
+def test_completion_names_commands_and_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.main(["completion", "bash"]) == 0
+    text = capsys.readouterr().out
+    for word in ("calibrate", "--max-outstanding", "describe"):
+        assert word in text
+
+
+def test_a_plain_run_loads_little(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(SMALL)
     code = (
-        "import sys; from emu.entry import main; status = main(['c.toml', '-q']);"
-        "print(sorted({'cyclopts', 'rich', 'plotly'} & set(sys.modules))); sys.exit(status)"
+        "import sys; from emu.entry import main; status = main(['c.toml', '-q', '--no-report']);"
+        "print(sorted({'rich', 'jinja2', 'shtab', 'anyio'} & set(sys.modules)));"
+        "sys.exit(status)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

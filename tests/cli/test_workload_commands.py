@@ -86,9 +86,9 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     line = refused(emu("workload", "convert", source, out, "--to", "parquet"))
     assert "cannot be written; formats to write are jsonl" in line
     line = refused(emu("workload", "convert", source, out, "--from", "jsnol"))
-    assert line.startswith('Invalid value "jsnol" for --from')
+    assert "argument --from: invalid choice: 'jsnol'" in line
     line = refused(emu("workload", "generate", out, "--set", "prompt.meadian=4"))
     assert line.startswith("--set: workload.synthetic.prompt.meadian: unknown key; did you mean")
     line = refused(emu("workload", "slice", source, out, "--limit", -1))
-    assert line == 'Invalid value "-1" for --limit. Must be >= 0.'
+    assert line == "emu workload slice: argument --limit: must be at least 0, not -1"
     assert not out.exists()

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from cyclopts import App
 
 from benchmarks.doc_figures import FIGURES
-from emu.cli import app
+from emu.cli import every_command
 from emu.cli.docs import DOCS, PAGES, PARTS, catalogue_markdown
+from emu.cli.parser import specs
 from emu.config.docs import tables
 from emu.sweeps import schema
 
@@ -36,33 +36,17 @@ def test_generated_parts_are_current(name: str, what: str) -> None:
     assert PARTS[name](text.replace(what, "")) == text
 
 
-def commands(one: App, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Paths of all commands, groups included."""
-    found: list[tuple[str, ...]] = []
-    for name in one:
-        if name.startswith("-"):
-            continue
-        found.append((*path, name))
-        found += commands(one[name], (*path, name))
-    return found
-
-
 def test_every_command_and_option_is_in_the_reference() -> None:
     page = (DOCS / "reference" / "cli.md").read_text(encoding="utf-8")
-    every = commands(app)
-    assert ("run",) in every
-    assert ("workload", "convert") in every
-    for path in every:
-        heading = f"# emu {' '.join(path)}\n"
+    every = every_command()
+    assert {"run", "workload convert"} <= set(every)
+    for path, command in every.items():
+        heading = f"# emu {path}\n"
         assert heading in page, f"{path} is not in docs/reference/cli.md; run: make docs"
         section = page.split(heading, 1)[1].split("\n#", 1)[0]
-        command = app
-        for part in path:
-            command = command[part]
-        if command.default_command is None:
-            continue
-        for argument in command.assemble_argument_collection():
-            for option in argument.names:
+        for spec in specs(command):
+            assert spec.text, f"{spec.name} of {path} is not explained"
+            for option in () if spec.is_positional else spec.flags:
                 assert option in section, f"{option} of {path} is not in docs/reference/cli.md"
 
 

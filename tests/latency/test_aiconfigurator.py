@@ -101,7 +101,7 @@ def test_a_saved_table_works_without_the_wheel(tmp_path: Path, monkeypatch):
     save_table(place, TABLE)
     assert load_table(place) == TABLE
     assert find_table(str(tmp_path), MODEL, GPU, tp=1, ep=1) == TABLE
-    with pytest.raises(InputError, match=rf"pip install 'emu.aiconfigurator.' .{WHEEL}"):
+    with pytest.raises(InputError, match=rf"pip install 'emu-llm.aiconfigurator.' .{WHEEL}"):
         find_table(str(tmp_path), MODEL, GPU, tp=2, ep=1)
 
 

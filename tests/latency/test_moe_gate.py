@@ -158,7 +158,7 @@ def test_a_gate_by_import_path():
         ("no_such_module:Gate", "cannot import 'no_such_module'"),
         (f"{__name__}:Absent", f"module '{__name__}' has no 'Absent'"),
         (":Gate", "cannot import ''"),
-        (f"{__name__}:Silent", "Silent has no 'draws'"),
+        (f"{__name__}:Silent", "lacks draws"),
         (f"{__name__}:Three", "Three.route gave 3 instead of a Routing"),
         (f"{__name__}:Small", "Small.route gave 4 expert_tokens instead of 128"),
     ],

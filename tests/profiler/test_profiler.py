@@ -328,7 +328,7 @@ def test_names_of_devices():
 def test_without_torch_the_extra_is_named(monkeypatch, capsys, tmp_path: Path):
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["profile", "--out", str(tmp_path)]) == 2
-    assert "pip install 'emu[profiler]'" in capsys.readouterr().err
+    assert "pip install 'emu-llm[profiler]'" in capsys.readouterr().err
     assert profiler_main(["--tp", "x"]) == 2
     assert "--tp: expected numbers" in capsys.readouterr().err
 

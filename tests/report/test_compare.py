@@ -16,11 +16,11 @@ from emu.config.schema import SloTable
 from emu.errors import InputError
 from emu.report.compare import compare_runs, difference_text, print_comparison, run_names
 from emu.report.comparepage import write_comparison
-from emu.report.html import plotly_js
 from emu.report.itl import GapLog
 from emu.report.measured import compare_measured, print_measured
 from emu.report.measuredpage import write_measured
 from emu.report.measurement import read_measurement
+from emu.report.pages import asset
 from emu.report.records import RequestLog
 from emu.report.rundata import read_run
 from emu.report.settings import differing
@@ -156,14 +156,17 @@ def test_names_tell_runs_apart(tmp_path: Path) -> None:
 
 def test_comparison_page_overlays_the_distributions(runs: list[Path], tmp_path: Path) -> None:
     comparison = write_comparison(tmp_path / "c.html", [runs[0], runs[1], runs[3]])
-    text = (tmp_path / "c.html").read_text().replace(plotly_js(), "")
+    text = (tmp_path / "c.html").read_text().replace(asset("echarts/echarts.min.js"), "")
     figures = json.loads(text.split('id="figures">')[1].split("</script>")[0])
-    assert [figure["id"] for figure in figures] == [
+    assert [figure["id"] for figure in figures][:4] == [
         "chart-cdf-ttft", "chart-cdf-tpot", "chart-cdf-itl", "chart-cdf-e2e",
     ]  # fmt: skip
-    assert [t["name"] for t in figures[0]["data"]] == ["base", "slow", "short"]
-    assert [t["name"] for t in figures[2]["data"]] == ["base", "slow"], "no itl.json in short"
-    assert difference_text(comparison.rows[0].differences[0]) in text
+    assert [one["name"] for one in figures[0]["series"]] == ["base", "slow", "short"]
+    assert [one["name"] for one in figures[2]["series"]] == ["base", "slow"], "no itl.json in short"
+    assert difference_text(comparison.rows[0].differences[0], has_interval=False) in text
+    clear = [d for row in comparison.rows for d in row.differences if d.is_clear]
+    marks = sum(text.count(f'<td class="{mark}">') for mark in ("better", "worse", "other"))
+    assert marks == len(clear) > 0
 
 
 # --- measurements --------------------------------------------------------------------------------

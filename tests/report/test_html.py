@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,9 +12,10 @@ import pytest
 from emu.errors import InputError
 from emu.report.atomic import partial_name
 from emu.report.charts import run_charts, slowest_rows
-from emu.report.html import plotly_js, report_html, write_report
+from emu.report.html import report_html, write_report
+from emu.report.pages import asset
 from emu.report.rundata import read_run
-from emu.report.timeline import segments
+from emu.report.timeline import gpu_steps, run_segments, segments
 from tests.browser import look_at
 from tests.report.fabricate import fabricate
 
@@ -29,7 +28,9 @@ ALL_CHARTS = [
     "heat-tpot",
     "heat-itl",
     "heat-e2e",
+    "gpus",
     "states",
+    "kv-replicas",
     "queue",
     "queue-tokens",
     "running",
@@ -38,9 +39,9 @@ ALL_CHARTS = [
     "preemptions",
     "flows",
     "flow-bytes",
-    "kv-replicas",
     "gpu-time",
     "prefix-hits",
+    "slowest-ttft",
     "slowest",
 ]
 
@@ -55,9 +56,9 @@ def test_page_holds_every_chart_and_is_self_contained(run: Path) -> None:
     path = write_report(run)
     assert path == run / "report.html"
     text = path.read_text()
-    own = text.replace(plotly_js(), "")
+    own = without_library(text)
     assert not re.search(r"""(src|href)=["'](https?:)?//""", own)
-    for words in ("TTFT p99", "Objectives met", "Load", "GPU time", "weights are here", "Skip to"):
+    for words in ("TTFT", "Objectives met", "Load", "GPU time", "weights are here", "Skip to"):
         assert words in own
     figures = json.loads(re.search(r'id="figures">(.*?)</script>', own, re.S).group(1))
     assert [figure["id"] for figure in figures] == [f"chart-{name}" for name in ALL_CHARTS]
@@ -65,6 +66,7 @@ def test_page_holds_every_chart_and_is_self_contained(run: Path) -> None:
     assert len(ids) == len(set(ids))
     # Data never becomes markup: neither in a table nor inside the script element.
     assert "prefill &lt;above&gt; bound" in own
+    assert len(text.encode()) < 1_500_000
     assert "replica_crash </script>" not in own
 
 
@@ -87,14 +89,72 @@ def test_states_are_stretches_with_writer_and_cause(run: Path) -> None:
         ("inactive", 210, 320),
     ]
     chart = next(chart for chart in run_charts(data) if chart.chart_id == "states")
-    names = [trace["name"] for trace in chart.data]
-    assert names == [
+    assert chart.spans is not None
+    kinds = [kind.name for kind in chart.spans.kinds]
+    assert kinds == [
         "inactive", "loading_prefill", "prefill", "decode", "shutting_prefill", "failed",
-        "fault", "recovery",
     ]  # fmt: skip
-    failed = next(trace for trace in chart.data if trace["name"] == "failed")
-    assert (failed["base"], failed["x"], failed["y"]) == ([90.0], [40.0], [3])
-    assert failed["customdata"] == [[130.0, "fault", "replica_crash"]]
+    names = chart.y.names
+    assert names is not None
+    failed = [row for row in chart.spans.rows if row[3] == kinds.index("failed")]
+    assert [row[:3] for row in failed] == [(90.0, 130.0, names.index("3"))]
+    assert chart.spans.texts[failed[0][4]] == "by fault: replica_crash"
+
+
+def test_each_kind_of_event_has_a_row_and_a_mark_of_its_own(run: Path) -> None:
+    chart = next(chart for chart in run_charts(read_run(run)) if chart.chart_id == "states")
+    assert chart.y.names is not None
+    kinds = [one.name for one in chart.series]
+    assert {"fault", "recovery"} <= set(kinds)
+    assert chart.y.names[: len(kinds)] == kinds
+    assert len({(one.symbol, one.color) for one in chart.series}) == len(kinds)
+    for row, one in enumerate(chart.series):
+        assert set(one.y) == {row}
+
+
+def test_gpus_by_role_add_up_to_those_in_use(run: Path) -> None:
+    data = read_run(run)
+    times, steps = gpu_steps(data)
+    parts = run_segments(data)
+    for index, time_s in enumerate(times):
+        at_ns = round(time_s * 10**9)
+        in_use = [
+            part for part in parts
+            if part.start_ns <= at_ns < part.end_ns and part.state != "inactive"
+        ]  # fmt: skip
+        assert sum(counts[index] for counts in steps.values()) == len(in_use), time_s
+
+
+def test_an_inactive_replica_has_no_cells_in_the_map_of_its_cache(run: Path) -> None:
+    chart = next(chart for chart in run_charts(read_run(run)) if chart.chart_id == "kv-replicas")
+    assert chart.heat is not None
+    assert chart.y.names is not None
+    row = chart.y.names.index("5")
+    for cell, _, _ in (one for one in chart.heat.cells if one[1] == row):
+        middle = (chart.heat.x[cell] + chart.heat.x[cell + 1]) / 2
+        assert 40 <= middle <= 210, "before and after, replica 5 is inactive"
+
+
+def test_the_page_says_what_was_run(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    content = json.loads((copy / "run.json").read_text())
+    content |= {
+        "config_file": "a/<cluster>.toml",
+        "command": "emu run a/<cluster>.toml --seed 7",
+        "overrides": ["router.policy=random"],
+    }
+    content["versions"] = {"emu": "9.9", "revision": "0123456789ab"}
+    (copy / "run.json").write_text(json.dumps(content))
+    text = without_library(report_html(read_run(copy)))
+    assert "<title>emu: &lt;cluster&gt;.toml: " in text
+    for words in (
+        "emu run a/&lt;cluster&gt;.toml --seed 7",
+        "router.policy=random",
+        "9.9 (revision",
+    ):
+        assert words in text
+    assert 'id="statistic"' in text
 
 
 def test_slowest_rows_add_up_to_their_latency(run: Path) -> None:
@@ -170,13 +230,14 @@ def test_what_has_no_tile_stands_in_a_table(run: Path, tmp_path: Path) -> None:
 def test_hundred_thousand_requests_stay_small(tmp_path: Path) -> None:
     fabricate(tmp_path, requests=100_000)
     path = write_report(tmp_path)
-    assert path.stat().st_size < 15 * 2**20
+    assert path.stat().st_size < 1_500_000
 
 
-def test_charts_are_imported_without_plotly() -> None:
-    code = "import sys, emu.report.html as h; h.plotly_js(); print('plotly' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+def without_library(text: str) -> str:
+    """A page without the chart library, which is not ours."""
+    library = asset("echarts/echarts.min.js")
+    assert library in text
+    return text.replace(library, "")
 
 
 @pytest.mark.slow
@@ -186,14 +247,7 @@ def test_a_browser_draws_every_chart_without_error(run: Path, tmp_path: Path, sc
     result = look_at(write_report(run).read_text(), tmp_path, scheme)
     assert result["problems"] == []
     assert result["drawn"] == str(len(ALL_CHARTS))
-    assert result["svgs"] == [f"chart-{name}" for name in sorted_by_page(ALL_CHARTS)]
+    assert result["painted"] == [f"chart-{name}" for name in ALL_CHARTS]
     assert result["wide"] <= 1280
     assert result["tabs"] == len(ALL_CHARTS)
     assert result["back"] == {"dark": "rgb(20, 23, 27)", "light": "rgb(255, 255, 255)"}[scheme]
-
-
-def sorted_by_page(names: list[str]) -> list[str]:
-    """Charts stand in their sections: the KV map belongs to the replicas, before the load."""
-    moved = [name for name in names if name != "kv-replicas"]
-    moved.insert(moved.index("states") + 1, "kv-replicas")
-    return moved

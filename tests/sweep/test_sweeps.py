@@ -278,7 +278,9 @@ def test_an_extra_that_is_missing_is_named(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(InputError, match=r"needs the package optuna: pip install 'emu\[search\]'"):
+    with pytest.raises(
+        InputError, match=r"needs the package optuna: pip install 'emu-llm\[search\]'"
+    ):
         swept(tmp_path, text)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r"needs the package ray"):

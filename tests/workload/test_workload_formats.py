@@ -147,7 +147,7 @@ def test_missing_tokenizer_is_an_error(tmp_path):
         import tokenizers  # noqa: F401
     except ImportError:
         expected = (
-            "t.json: tokenizer: needs the package 'tokenizers' (pip install 'emu[tokenizers]')"
+            "t.json: tokenizer: needs the package 'tokenizers' (pip install 'emu-llm[tokenizers]')"
         )
     else:
         expected = "t.json: tokenizer: no such file or directory"

@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
 
-import yaml
+from emu.errors import InputError, needs_extra
 
-from emu.errors import InputError
+with needs_extra("profiles", "config", "latency.backend"):
+    import yaml
 
 
 class Kind(NamedTuple):

@@ -19,7 +19,7 @@ import msgspec
 
 from emu.catalogue.lookup import device_words, gpu_of_device, lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
-from emu.errors import InputError
+from emu.errors import InputError, install_hint
 from emu.tools.profiler import bundle
 from emu.tools.profiler.grid import COARSE, AttentionPoint, Limits, in_levels
 from emu.tools.profiler.shapes import SEQUENCE_LAYERS, Shapes, architecture, dense_layers, shapes_of
@@ -162,7 +162,7 @@ def import_torch() -> Any:
     try:
         import torch
     except ImportError:
-        problem = "PyTorch is not installed: pip install 'emu[profiler]'"
+        problem = f"PyTorch is not installed: {install_hint('profiler')}"
         raise InputError("profile", None, "torch", problem) from None
     return torch
 

@@ -1,0 +1,98 @@
+"""Commands to begin with: a first configuration from the examples in the package, completion."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from emu.cli.options import Parameter, Quiet
+from emu.config.suggest import unknown_value
+from emu.errors import InputError
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+_DIRECTIVE = "#:schema "
+
+
+def init(
+    file: Path = Path("cluster.toml"),
+    /,
+    *,
+    example: str = "cluster",
+    force: Annotated[bool, Parameter(negative=())] = False,
+    schema: Annotated[bool, Parameter(negative=())] = False,
+    quiet: Quiet = False,
+) -> int:
+    """Write a commented cluster file to start from.
+
+    Parameters
+    ----------
+    file
+        File to write.
+    example
+        What it shows: cluster, colocated, disaggregated, autoscale, hpa, chaos or schedulers.
+    force
+        Replace a file that is there.
+    schema
+        Also write the JSON Schema beside it, for editors that check TOML files.
+    quiet
+        Print nothing.
+    """
+    text = example_text(example)
+    if file.exists() and not force:
+        raise InputError(str(file), None, "", "is there already; another name, or --force")
+    if not file.parent.is_dir():
+        raise InputError(str(file), None, "", f"no such directory: {file.parent}")
+    written = [file]
+    if schema:
+        from emu.config.docs import config_schema
+
+        beside = file.with_name("cluster.schema.json")
+        beside.write_text(json.dumps(config_schema(), indent=2) + "\n", encoding="utf-8")
+        text = f"{_DIRECTIVE}./{beside.name}\n{text}"
+        written.append(beside)
+    file.write_text(text, encoding="utf-8")
+    if not quiet:
+        for path in written:
+            print(f"{path} written")
+        print(f"next: emu validate {file}; emu run {file}; emu --help")
+    return 0
+
+
+def completion(shell: Literal["bash", "zsh", "tcsh"] = "bash", /) -> int:
+    """Completion of commands and options for a shell, on stdout.
+
+    Parameters
+    ----------
+    shell
+        Which shell.
+
+    Examples
+    --------
+    emu completion bash > ~/.local/share/bash-completion/completions/emu
+    """
+    import shtab
+
+    from emu.cli import root_parser
+
+    print(shtab.complete(root_parser(), shell=shell))
+    return 0
+
+
+def examples() -> list[str]:
+    """Names of the examples."""
+    return sorted(path.stem for path in EXAMPLES.glob("*.toml"))
+
+
+def example_text(name: str) -> str:
+    """An example as it stands in a user's own directory. Raises InputError for other names."""
+    if name not in examples():
+        raise InputError("init", None, "--example", unknown_value(name, examples()))
+    text = (EXAMPLES / f"{name}.toml").read_text(encoding="utf-8")
+    if text.startswith(_DIRECTIVE):
+        text = text.partition("\n")[2]
+    # In the repository examples lie in configs/ and write to runs/ beside it.
+    text = re.sub(r'^dir = "(?:\.\./)+', 'dir = "', text, flags=re.MULTILINE)
+    text = re.sub(r"(?:python -m )?emu (\w+ )?configs/[\w./-]+\.toml", r"emu \1cluster.toml", text)
+    return re.sub(r"configs/(?:experiments/)?([\w-]+)\.toml", r"\1.toml", text)
