@@ -28,6 +28,7 @@ _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "trials": ("chaos", "resilience", "experiment"),
         "catalogue": ("schema", "models", "gpus"),
         "workload": ("workload",),
+        "paper": ("plot", "rerun", "bundle", "log"),
     }
 )
 """Module -> its commands, each a function of the same name."""
@@ -37,6 +38,7 @@ _HEADINGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "Start": ("init", "validate", "run", "models", "gpus", "workload"),
         "Look at runs": ("report", "compare"),
         "Many runs": ("sweep", "experiment"),
+        "Publish": ("plot", "rerun", "bundle", "log"),
         "Faults": ("resilience", "chaos"),
         "Live": ("serve", "observe"),
         "Measurements and other systems": ("reproduce", "calibrate", "profile", "import-cluster"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from emu.cli.options import Jobs, Json, Overrides, Parameter, Quiet, Seed
+from emu.cli.options import Count, Jobs, Json, Overrides, Parameter, Quiet, Seed
 from emu.errors import InputError
 
 
@@ -14,6 +14,8 @@ def run(
     *,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     seed: Seed | None = None,
+    seeds: Count = 0,
+    jobs: Jobs = 0,
     set_: Overrides = (),
     quiet: Quiet = False,
     json: Json = False,
@@ -33,6 +35,10 @@ def run(
         Output directory, instead of the config's.
     seed
         Seed of every random stream, instead of the config's.
+    seeds
+        Run this many seeds, the first as above, and print means with 95 % intervals.
+    jobs
+        Processes for several seeds; 0 = one for each core.
     quiet
         No progress and no table.
     json
@@ -47,7 +53,23 @@ def run(
     emu run cluster.toml
     emu run cluster.toml --seed 7 --set scheduler.max_num_seqs=64 -o runs/small-batches
     emu run cluster.toml --set workload.path=/data/trace.jsonl
+    emu run cluster.toml --seeds 5 -o runs/five
     """
+    if seeds > 1:
+        from emu.sweeps.seeds import seeds_command
+
+        return seeds_command(
+            config,
+            seeds,
+            output=output,
+            seed=seed,
+            overrides=set_,
+            jobs=jobs,
+            quiet=quiet,
+            report=report,
+            as_json=json,
+            force=force,
+        )
     from emu.runs.runner import run_command
 
     return run_command(
@@ -105,7 +127,8 @@ def compare(
     Parameters
     ----------
     runs
-        Directories of two to ten runs; the first is the base. One with --measured.
+        Directories of two to ten runs (or of runs over equal seeds); the first is the base. One
+        with --measured.
     measured
         File of a real server's requests (docs/measured.md).
     html
@@ -122,6 +145,14 @@ def compare(
     """
     from emu.process.terminal import open_console
 
+    if measured is None and html is None and all((run / "seeds.json").exists() for run in runs):
+        from emu.sweeps.seeds import compare_seeds, print_seeds
+
+        if json:
+            print_json(compare_seeds(runs))
+        else:
+            print_seeds(runs)
+        return 0
     if json:
         return _compare_json(runs, measured, html, seed)
     console = open_console()
@@ -151,8 +182,6 @@ def compare(
 
 
 def _compare_json(runs: list[Path], measured: Path | None, html: Path | None, seed: int) -> int:
-    import msgspec
-
     from emu.report.compare import compare_runs
     from emu.report.measured import compare_measured
 
@@ -163,8 +192,15 @@ def _compare_json(runs: list[Path], measured: Path | None, html: Path | None, se
     found: object = (
         compare_runs(runs, seed) if measured is None else compare_measured(runs[0], measured)
     )
-    print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    print_json(found)
     return 0
+
+
+def print_json(value: object) -> None:
+    """A result as JSON on stdout."""
+    import msgspec
+
+    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
 def sweep(

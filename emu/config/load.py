@@ -133,7 +133,7 @@ class _Loading:
         for path, must_exist in (*_PATH_KEYS, *extra):
             holder: Any = self.raw
             for part in path[:-1]:
-                holder = holder[part] if isinstance(part, int) else holder.get(part, {})
+                holder = holder[part] if isinstance(part, int) else holder.get(part) or {}
             value = holder.get(path[-1], "")
             if not value or (path[-1] == "binary" and "/" not in value):
                 continue  # a bare program name is looked up on PATH

@@ -21,18 +21,19 @@ import msgspec
 import emu
 from emu.cluster.audit import expert_loads, final_error, run_facts
 from emu.cluster.cluster import Cluster, Outcome
+from emu.cluster.plan import Plan, make_plan
+from emu.cluster.recorder import Recorder
 from emu.config.load import effective_dict, load_config
 from emu.config.schema import Config, SchedulerTable
 from emu.errors import InputError, naming
+from emu.latency.base import LatencyBackend
 from emu.process.interrupts import held, sent_to
 from emu.process.version import build, revision
-from emu.latency.base import LatencyBackend
-from emu.cluster.plan import Plan, make_plan
-from emu.cluster.recorder import Recorder
 from emu.report.atomic import RunDirectory, write_text
 from emu.report.experts import write_experts
 from emu.report.gapfile import write_gaps
 from emu.report.summary import Summary, build_summary, write_summary
+from emu.runs.inputs import digests
 from emu.units import NS_PER_S
 from emu.workload.items import Notes
 from emu.workload.opened import Workload, open_workload
@@ -294,11 +295,13 @@ def host_facts(
 
     uvloop_version = getattr(sys.modules.get("uvloop"), "__version__", None)
     wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
+    plain = effective_dict(config)
     content = {
         "config_file": source,
         "command": origin.command if origin else None,
         "overrides": list(origin.overrides) if origin else [],
-        "config": effective_dict(config),
+        "config": plain,
+        "inputs": digests(plain),
         "versions": {
             "emu": emu.__version__,
             "revision": revision(),
@@ -349,7 +352,9 @@ def kept_apart(config: Config) -> Config:
     if place == first:
         return config
     table = msgspec.structs.replace(config.output, dir=str(place))
-    print(f"{first} holds another run; this one goes to {place} (--force replaces)", file=sys.stderr)
+    print(
+        f"{first} holds another run; this one goes to {place} (--force replaces)", file=sys.stderr
+    )
     return msgspec.structs.replace(config, output=table)
 
 
@@ -395,8 +400,8 @@ def run_command(
     if as_json:
         print((result.directory / "summary.json").read_text(encoding="utf-8"), end="")
     elif not quiet:
-        from emu.report.table import print_summary
         from emu.process.terminal import open_console
+        from emu.report.table import print_summary
 
         assert result.summary is not None
         console = open_console()

@@ -10,14 +10,14 @@ from pathlib import Path
 from rich.table import Table
 
 from emu.catalogue import sizes
+from emu.cluster.plan import Plan, ReplicaPlan
 from emu.config.load import load_config
 from emu.config.schema import SchedulerTable
 from emu.errors import naming
 from emu.latency.base import LatencyBackend
 from emu.latency.shared import SharedBackends
-from emu.cluster.plan import Plan, ReplicaPlan
-from emu.runs.runner import prepare, range_warnings
 from emu.process.terminal import open_console
+from emu.runs.runner import prepare, range_warnings
 from emu.units import NS_PER_S
 
 

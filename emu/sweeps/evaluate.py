@@ -19,6 +19,7 @@ from emu.config.schema import Config
 from emu.config.tables.output import OutputTable
 from emu.errors import InputError, InvariantViolation, RunError
 from emu.process.interrupts import scratch
+from emu.runs.inputs import tree_digest
 from emu.runs.runner import execute
 from emu.sweeps.conditions import figures_of
 from emu.sweeps.points import Point
@@ -62,7 +63,7 @@ class Base:
         self._directory = path.resolve().parent
         self._digests: dict[str, str] = {}
         # Results of other code are other results, whatever the version says.
-        self._code = _tree_digest(Path(emu.__file__).parent)
+        self._code = tree_digest(Path(emu.__file__).parent)
 
     def config(self, fixed: dict[str, Any], point: Point) -> Config:
         """The config of a point. Raises InputError."""
@@ -91,20 +92,8 @@ class Base:
     def _digest(self, path: str) -> str:
         known = self._digests.get(path)
         if known is None:
-            known = self._digests[path] = _tree_digest(Path(path))
+            known = self._digests[path] = tree_digest(Path(path))
         return known
-
-
-def _tree_digest(root: Path) -> str:
-    """Digest of a file, or of all files below a directory with their relative names."""
-    whole = hashlib.sha256()
-    files = sorted(path for path in root.rglob("*") if path.is_file()) if root.is_dir() else [root]
-    for file in files:
-        if "__pycache__" not in file.parts:
-            whole.update(f"{file.relative_to(root)}\0".encode())
-            with file.open("rb") as content:
-                whole.update(hashlib.file_digest(content, "sha256").digest())
-    return whole.hexdigest()
 
 
 def run_point(task: Task) -> PointResult:

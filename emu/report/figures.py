@@ -1,0 +1,271 @@
+"""Figures for papers: the charts of runs, drawn by matplotlib as PDF, SVG or PNG (extra `plots`).
+
+    write_figure(Path("ttft.pdf"), "ttft-cdf", [Path("runs/a"), Path("runs/b")], width="single")
+
+Widths are those of a column and of a page with two columns. Fonts are embedded as outlines of
+TrueType, colors are Okabe and Ito's, and curves differ in their dashes, too. Same runs, same bytes:
+a figure holds no date.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from emu.errors import InputError, needs_extra
+from emu.report.chart import PALETTE, Axis, Chart, Kind, Series, Spans, spread_axis
+from emu.report.compare import run_names
+from emu.report.comparepage import overlaid_cdfs, timelines
+from emu.report.rundata import RunData, read_run
+from emu.report.summary import Summary
+from emu.report.timeline import gpus_over_time, role_of, state_timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDTHS_IN: Final = {"single": 3.35, "double": 7.0}
+_PANEL_IN: Final = 1.75
+_ROW_IN: Final = 0.11
+_DASHES: Final = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+_ROLES: Final = {
+    "prefill": PALETTE[0],
+    "decode": PALETTE[1],
+    "colocated": PALETTE[2],
+    "failed": PALETTE[3],
+    "draining": PALETTE[4],
+    "loading": PALETTE[5],
+    "inactive": "#dddddd",
+}
+"""Colors that stay apart for colour-blind readers, by role."""
+_STYLE: Final[Any] = {
+    "font.size": 8,
+    "axes.labelsize": 8,
+    "axes.titlesize": 8,
+    "legend.fontsize": 7,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "axes.linewidth": 0.6,
+    "lines.linewidth": 1.2,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "pdf.fonttype": 42,
+    "ps.fonttype": 42,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "emu",
+    "savefig.dpi": 300,
+}
+
+
+def write_figure(
+    path: Path,
+    figure: str,
+    directories: Sequence[Path],
+    *,
+    width: str = "single",
+    x: str = "gpu_seconds.total",
+    y: str = "p99_ttft_ms",
+) -> None:
+    """Draw a figure (`emu plot --help` lists them); `x` and `y` are for a trade-off (`pareto`).
+
+    Raises InputError for a file type that matplotlib does not write, for directories that are no
+    runs (`pareto` takes directories of sweeps, too), and without matplotlib.
+    """
+    with needs_extra("plots", "plot"):
+        import matplotlib
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    charts = figure_charts(figure, directories, x, y)
+    if not charts:
+        raise InputError("plot", None, "--figure", f"the runs have nothing for {figure}")
+    kinds = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {"Software": None}}
+    if path.suffix[1:] not in kinds:
+        raise InputError(str(path), None, "--out", f"expected a name in {', '.join(kinds)}")
+    heights = [_height_in(chart) for chart in charts]
+    with matplotlib.rc_context(_STYLE):
+        made = Figure(figsize=(WIDTHS_IN[width], sum(heights)), layout="constrained")
+        FigureCanvasAgg(made)
+        places = made.subplots(
+            len(charts), 1, squeeze=False, gridspec_kw={"height_ratios": heights}
+        )
+        for chart, place in zip(charts, places[:, 0], strict=True):
+            draw(place, chart, has_title=len(charts) > 1)
+        try:
+            made.savefig(path, metadata=kinds[path.suffix[1:]])
+        except OSError as error:
+            raise InputError(str(path), None, "--out", error.strerror or str(error)) from None
+
+
+def figure_charts(figure: str, directories: Sequence[Path], x: str, y: str) -> list[Chart]:
+    """The charts that a figure is made of, one below the other."""
+    if figure == "pareto":
+        return [_pareto(directories, x, y)]
+    runs = [read_run(directory) for directory in directories]
+    if figure.endswith("-cdf"):
+        wanted = f"cdf-{figure.removesuffix('-cdf')}"
+        return [chart for chart in overlaid_cdfs(runs) if chart.chart_id == wanted]
+    if figure == "timeline":
+        return [chart for chart in timelines(runs) if chart.chart_id.startswith("over-")]
+    names = run_names(directories)
+    charts = []
+    for name, run in zip(names, runs, strict=True):
+        for chart in gpus_over_time(run) if figure == "gpus" else _gantt(run):
+            chart.title = name
+            charts.append(chart)
+    return charts
+
+
+def _gantt(run: RunData) -> list[Chart]:
+    """The state timeline with one color for each role: papers have fewer colors than states."""
+    charts = state_timeline(run)
+    for chart in charts:
+        assert chart.spans is not None
+        roles = list(dict.fromkeys(role_of(kind.name) for kind in chart.spans.kinds))
+        of = [roles.index(role_of(kind.name)) for kind in chart.spans.kinds]
+        rows = [(*span[:3], of[span[3]], span[4]) for span in chart.spans.rows]
+        kinds = [Kind(name=role, color=_ROLES.get(role, "#777777")) for role in roles]
+        chart.spans = Spans(kinds=kinds, rows=rows, texts=chart.spans.texts)
+    return charts
+
+
+def _pareto(directories: Sequence[Path], x: str, y: str) -> Chart:
+    """Runs, or the points of sweeps, as points of a trade-off; one series for each directory."""
+    series = []
+    lows, highs = [], []
+    for index, (name, directory) in enumerate(
+        zip(run_names(directories), directories, strict=True)
+    ):
+        xs, ys = _points(directory, x, y)
+        lows.append(min(ys))
+        highs.append(max(ys))
+        color = PALETTE[index % len(PALETTE)]
+        series.append(Series(name=name, x=xs, y=ys, color=color, shape="points", size=5))
+    return Chart(
+        chart_id="pareto",
+        section="",
+        title=f"{y} against {x}",
+        x=Axis(title=x),
+        y=spread_axis(min(lows), max(highs), y),
+        series=series,
+    )
+
+
+def _points(directory: Path, x: str, y: str) -> tuple[list[float], list[float]]:
+    """The two figures of a run, or of every point of a sweep."""
+    table = directory / "results.csv"
+    if table.is_file():
+        with table.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        for name in (x, y):
+            if rows and name not in rows[0]:
+                raise InputError(str(table), 1, name, "no such column")
+        found = [(float(row[x]), float(row[y])) for row in rows if row[x] and row[y]]
+    else:
+        summary = read_run(directory).summary
+        found = [(_figure(summary, x), _figure(summary, y))]
+    if not found:
+        raise InputError(str(table), None, "", "has no point with both figures")
+    return [a for a, _ in found], [b for _, b in found]
+
+
+def _figure(summary: Summary, name: str) -> float:
+    value: Any = msgspec.to_builtins(summary)
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise InputError("plot", None, name, "is no number in summary.json")
+    return float(value)
+
+
+# --- drawing -------------------------------------------------------------------------------------
+def draw(place: Axes, chart: Chart, *, has_title: bool) -> None:
+    """One chart into one panel."""
+    if chart.spans is not None:
+        _draw_spans(place, chart.spans)
+    right = place.twinx() if any(one.right for one in chart.series) else None
+    areas = [one for one in chart.series if one.area]
+    if areas:
+        colors = [_ROLES.get(one.name, one.color) for one in areas]
+        labels = [one.name for one in areas]
+        place.stackplot(
+            areas[0].x, *(one.y for one in areas), colors=colors, labels=labels, step="post", lw=0
+        )
+    for index, one in enumerate(one for one in chart.series if not one.area):
+        _draw_series(right if right is not None and one.right else place, one, index)
+    for limit in chart.limits:
+        line = place.axvline if limit.axis == "x" else place.axhline
+        line(limit.value, color="0.4", lw=0.8, ls=":", label=limit.text)
+    _set_axes(place, chart)
+    if right is not None and chart.y2 is not None:
+        right.set_ylabel(chart.y2.title)
+        right.set_ylim(bottom=0)
+        right.spines["right"].set_visible(True)
+    if has_title:
+        place.set_title(chart.title, loc="right")
+    _legend(place, right)
+
+
+def _draw_series(place: Axes, one: Series, index: int) -> None:
+    if one.shape == "points":
+        marker = "osD^vP*"[index % 7]
+        place.plot(one.x, one.y, marker, color=one.color, ms=(one.size or 8) * 0.4, label=one.name)
+        return
+    step: Any = {"after": "steps-post", "before": "steps-pre"}.get(one.shape, "default")
+    dash: Any = _DASHES[index % len(_DASHES)]
+    place.plot(one.x, one.y, color=one.color, ls=dash, drawstyle=step, label=one.name or None)
+    if one.low is not None and one.high is not None:
+        place.fill_between(one.x, one.low, one.high, color=one.color, alpha=0.2, lw=0)
+
+
+def _draw_spans(place: Axes, spans: Spans) -> None:
+    for index, kind in enumerate(spans.kinds):
+        rows = [row for row in spans.rows if row[3] == index]
+        place.barh(
+            [row[2] for row in rows],
+            [row[1] - row[0] for row in rows],
+            left=[row[0] for row in rows],
+            height=0.8,
+            color=kind.color,
+            label=kind.name,
+            lw=0,
+        )
+
+
+def _set_axes(place: Axes, chart: Chart) -> None:
+    place.set_xlabel(chart.x.title)
+    place.set_ylabel(chart.y.title)
+    for axis, scale, bounds in (
+        (chart.x, place.set_xscale, place.set_xlim),
+        (chart.y, place.set_yscale, place.set_ylim),
+    ):
+        if axis.log:
+            scale("log")
+        if axis.low is not None or axis.high is not None:
+            bounds(axis.low, axis.high)
+    if chart.y.names is not None:
+        every = max(1, len(chart.y.names) // 16)
+        places = list(range(0, len(chart.y.names), every))
+        place.set_yticks(places, [chart.y.names[i] for i in places])
+    if chart.y.inverse:
+        place.invert_yaxis()
+
+
+def _legend(place: Axes, right: Axes | None) -> None:
+    handles, labels = place.get_legend_handles_labels()
+    if right is not None:
+        more, names = right.get_legend_handles_labels()
+        handles, labels = [*handles, *more], [*labels, *names]
+    if len(labels) > 1:
+        place.legend(
+            handles, labels, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, borderaxespad=0.2,
+            handlelength=1.6, columnspacing=1.0,
+        )  # fmt: skip
+
+
+def _height_in(chart: Chart) -> float:
+    rows = len(chart.y.names or ())
+    return max(_PANEL_IN, 0.8 + _ROW_IN * rows) + 0.2

@@ -1,0 +1,237 @@
+"""Publishing: figures, the same run again, artefacts, trackers."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import statistics
+import sys
+import tarfile
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emu.cli import main
+from emu.errors import InputError, RunError
+from emu.report.figures import write_figure
+from emu.report.html import flat_settings
+from emu.report.interval import Mean, mean_of
+from emu.runs.again import bundle, rerun_command, run_again
+from tests.cli.helpers import SMALL
+from tests.report.fabricate import fabricate
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a configuration that replays a small trace."""
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{0.2 * i:.1f},{100 + i},{4 + i % 3}\n" for i in range(30)]
+    Path("t.csv").write_text("arrival_s,input_toks,output_toks\n" + "".join(rows))
+    Path("c.toml").write_text(SMALL)
+    return tmp_path
+
+
+def run(output: str, *more: str) -> Path:
+    line = ["run", "c.toml", "-q", "--no-report", "-o", output, "--set", "workload.path=t.csv"]
+    assert main([*line, *more]) == 0
+    return Path(output)
+
+
+# --- the same run again --------------------------------------------------------------------------
+@pytest.mark.usefixtures("place")
+def test_a_run_again_has_the_same_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    directory = run("runs/a")
+    again = run_again(directory)
+    assert again.different == again.reasons == []
+    assert {"requests.csv", "summary.json", "itl.json"} <= set(again.identical)
+    assert main(["rerun", str(directory), "-o", "runs/kept"]) == 0
+    assert "identical" in capsys.readouterr().out
+    kept = Path("runs/kept/requests.csv").read_bytes()
+    assert kept == (directory / "requests.csv").read_bytes()
+
+
+@pytest.mark.usefixtures("place")
+def test_what_differs_is_told_with_its_reason() -> None:
+    directory = run("runs/a")
+    content = json.loads((directory / "run.json").read_text())
+    content["versions"]["emu"] = "0.0.9"
+    (directory / "run.json").write_text(json.dumps(content))
+    Path("t.csv").write_text("arrival_s,input_toks,output_toks\n0.0,100,4\n")
+    with pytest.raises(RunError) as raised:
+        rerun_command(directory, None, quiet=True)
+    text = str(raised.value)
+    assert "\n  requests.csv: " in text
+    assert "because emu: 0.0.9 then" in text
+    assert "t.csv has changed since the run" in text
+    Path("t.csv").unlink()
+    with pytest.raises(InputError, match="its input is gone"):
+        run_again(directory)
+
+
+@pytest.mark.usefixtures("place")
+def test_only_complete_runs_are_run_again() -> None:
+    directory = run("runs/a")
+    (directory / "summary.json").rename(directory / "summary.partial.json")
+    with pytest.raises(InputError, match="not the directory of a complete run"):
+        run_again(directory)
+
+
+# --- an artefact ---------------------------------------------------------------------------------
+@pytest.mark.usefixtures("place")
+def test_a_bundle_is_enough_to_run_again() -> None:
+    runs = [run("runs/a"), run("runs/b", "--seed", "7")]
+    names = bundle(runs, Path("x.tar.gz"))
+    assert "runs/b/run.json" in names
+    first = Path("x.tar.gz").read_bytes()
+    assert bundle(runs, Path("x.tar.gz")) == names
+    assert Path("x.tar.gz").read_bytes() == first
+    shutil.rmtree("runs")
+    Path("t.csv").unlink()
+    with tarfile.open("x.tar.gz") as archive:
+        archive.extractall("out", filter="data")
+    assert "emu rerun runs/NAME" in Path("out/x/README.md").read_text()
+    for name in ("a", "b"):
+        assert run_again(Path("out/x/runs") / name).different == []
+
+
+@pytest.mark.usefixtures("place")
+def test_a_bundle_without_its_inputs_is_refused() -> None:
+    directory = run("runs/a")
+    with pytest.raises(InputError, match=r"ends in \.tar\.gz"):
+        bundle([directory], Path("x.zip"))
+    Path("t.csv").write_text("arrival_s,input_toks,output_toks\n0.0,100,4\n")
+    with pytest.raises(InputError, match="has changed since"):
+        bundle([directory], Path("x.tar.gz"))
+    assert not Path("x.tar.gz").exists()
+
+
+# --- runs that are kept --------------------------------------------------------------------------
+@pytest.mark.usefixtures("place")
+def test_a_run_of_another_configuration_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    directory = run("runs/a")
+    before = (directory / "requests.csv").read_bytes()
+    run("runs/a", "--seed", "7")
+    assert "runs/a holds another run; this one goes to runs/a-2" in capsys.readouterr().err
+    assert (directory / "requests.csv").read_bytes() == before
+    run("runs/a")
+    assert capsys.readouterr().err == ""
+    run("runs/a", "--seed", "7")
+    assert "runs/a-2" in capsys.readouterr().err
+    run("runs/a", "--seed", "8", "--force")
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["a", "a-2"]
+    assert json.loads(Path("runs/a/run.json").read_text())["config"]["seed"] == 8
+
+
+# --- several seeds -------------------------------------------------------------------------------
+@pytest.mark.slow
+@pytest.mark.usefixtures("place")
+def test_seeds_give_means_with_intervals(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, batch in (("a", 64), ("b", 1)):
+        line = f"run c.toml --seeds 3 -j 2 --no-report -q -o {name} --set"
+        assert main([*line.split(), f"scheduler.max_num_seqs={batch}"]) == 0
+    found = json.loads(Path("a/seeds.json").read_text())
+    assert found["seeds"] == [42, 43, 44]
+    figure = found["figures"]["mean_ttft_ms"]
+    single = [
+        json.loads(Path(f"a/seed-{seed}/summary.json").read_text())["mean_ttft_ms"]
+        for seed in found["seeds"]
+    ]
+    assert figure["values"] == single
+    assert figure["mean"] == pytest.approx(sum(single) / 3)
+    spread = statistics.stdev(single) / 3**0.5
+    assert figure["half"] == pytest.approx(4.303 * spread)
+    assert main(["compare", "a", "b", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["TTFT mean, ms"]["percent"][0] > rows["TTFT mean, ms"]["half"][0]
+    assert main(["run", "c.toml", "--seeds", "2", "-o", "a"]) == 2
+    assert "holds results already" in capsys.readouterr().err
+
+
+def test_the_interval_of_a_mean_covers_it_as_often_as_it_says() -> None:
+    rng = random.Random(1)
+    for count in (3, 8, 40):
+        hits = 0
+        for _ in range(2000):
+            mean = mean_of([rng.gauss(5.0, 2.0) for _ in range(count)])
+            assert mean.half is not None
+            hits += abs(mean.mean - 5.0) <= mean.half
+        assert hits / 2000 == pytest.approx(0.95, abs=0.015), count
+    assert mean_of([7.0]) == Mean(7.0, None, 1)
+
+
+# --- figures -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("figure", ["ttft-cdf", "timeline", "gpus", "gantt", "pareto"])
+def test_a_figure_is_the_same_each_time(tmp_path: Path, figure: str) -> None:
+    pytest.importorskip("matplotlib")
+    runs = [fabricate(tmp_path / "a"), fabricate(tmp_path / "b")]
+    write_figure(tmp_path / "x.svg", figure, runs, width="double")
+    first = (tmp_path / "x.svg").read_bytes()
+    write_figure(tmp_path / "x.svg", figure, runs, width="double")
+    assert (tmp_path / "x.svg").read_bytes() == first
+    assert first.count(b"<path") > 10
+
+
+def test_a_pdf_embeds_its_fonts_and_has_no_date(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    directory = fabricate(tmp_path / "a")
+    assert main(["plot", str(directory), "-o", str(tmp_path / "x.pdf"), "-q"]) == 0
+    data = (tmp_path / "x.pdf").read_bytes()
+    assert data.startswith(b"%PDF")
+    assert b"/FontFile2" in data
+    assert b"/CreationDate" not in data
+
+
+def test_figures_that_cannot_be_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    directory = str(fabricate(tmp_path / "a"))
+    for words, problem in (
+        (["--out", "x.bmp"], "expected a name in pdf, svg, png"),
+        (["--figure", "pareto", "--x", "nope"], "is no number in summary.json"),
+        (["--figure", "ttft"], "invalid choice"),
+        (["--out", str(tmp_path / "no" / "x.pdf")], "No such file"),
+    ):
+        assert main(["plot", directory, *words]) == 2
+        assert problem in capsys.readouterr().err
+
+
+# --- trackers ------------------------------------------------------------------------------------
+@pytest.mark.usefixtures("place")
+def test_a_run_goes_to_mlflow(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: dict[str, Any] = {"files": []}
+    fake = types.ModuleType("mlflow")
+
+    class Active:
+        def __enter__(self) -> None: ...
+        def __exit__(self, *_: object) -> None: ...
+
+    def start_run(run_name: str) -> Active:
+        seen["name"] = run_name
+        return Active()
+
+    fake.set_experiment = lambda name: seen.update(project=name)  # type: ignore[attr-defined]
+    fake.start_run = start_run  # type: ignore[attr-defined]
+    fake.log_params = lambda values: seen.update(params=values)  # type: ignore[attr-defined]
+    fake.log_metrics = lambda values: seen.update(metrics=values)  # type: ignore[attr-defined]
+    fake.log_artifact = seen["files"].append  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mlflow", fake)
+    directory = run("runs/a")
+    assert main(["log", str(directory), "--to", "mlflow", "--project", "p"]) == 0
+    assert (seen["project"], seen["name"]) == ("p", "a")
+    assert seen["metrics"]["completed"] == 30
+    assert seen["params"]["workload.path"] == "t.csv"
+    assert [Path(file).name for file in seen["files"]] == ["summary.json", "run.json"]
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert main(["log", str(directory), "--to", "wandb"]) == 2
+    assert "pip install 'emu-llm[wandb]'" in capsys.readouterr().err
+
+
+def test_settings_are_flat_and_without_what_is_not_set() -> None:
+    config = {"seed": 1, "a": {"b": None, "c": [1, 2]}, "r": [{"n": 3}], "output": {"dir": "x"}}
+    assert dict(flat_settings(config)) == {"seed": "1", "a.c": "[1, 2]", "r.0.n": "3"}
