@@ -57,8 +57,9 @@ bench-compare: $(STAMP)  ## make bench-compare BASE=REV [ONLY=azure]: two revisi
 bench-docs: $(STAMP)  ## the results of make bench into docs/speed.md
 	@$(PY) -m benchmarks.write_speed --write
 
-fidelity: $(STAMP)  ## emulated runs against real vLLM (needs ../shared/data)
-	@$(PY) -m benchmarks.fidelity
+DATA ?= ../shared/data
+fidelity: $(STAMP)  ## the fidelity board: every measured run below DATA beside its emulation
+	@$(PY) -m emu fidelity $(DATA)
 
 soak: $(STAMP)  ## long property tests
 	@EMU_SOAK=1 $(PY) -m pytest -n 2 -m "soak" --timeout 3600

@@ -99,6 +99,9 @@ class Request:
     """When the chunk that completed its first prefill was scheduled."""
     first_token_ns: int
     last_token_ns: int
+    first_out_ns: int
+    """How much later than the engine its client has the first token (the front end)."""
+    last_out_ns: int
     execution_ns: int
     preemptions: int
     recomputed_tokens: int
@@ -124,11 +127,13 @@ class Request:
         "deadline_ns",
         "decode_replica_id",
         "execution_ns",
+        "first_out_ns",
         "first_scheduled_ns",
         "first_token_ns",
         "generated_tokens",
         "holder_id",
         "kv_blocks",
+        "last_out_ns",
         "last_token_ns",
         "max_gap_ns",
         "max_output_tokens",
@@ -203,6 +208,8 @@ class Request:
         self.prefill_scheduled_ns = -1
         self.first_token_ns = -1
         self.last_token_ns = -1
+        self.first_out_ns = 0
+        self.last_out_ns = 0
         self.execution_ns = 0
         self.preemptions = 0
         self.recomputed_tokens = 0

@@ -14,6 +14,7 @@ import numpy as np
 from emu.catalogue import sizes
 from emu.cluster.plan import Plan, ReplicaPlan, groups_of
 from emu.latency.base import LatencyBackend
+from emu.latency.frontend import Intake, OutputStream
 from emu.migration.watcher import Watcher
 from emu.network.placement import Grid
 from emu.replica.replica import Replica
@@ -63,6 +64,8 @@ def build_replica(
         machine=plan.machine,
         stages=plan.pipeline_parallel,
     )
+    if plan.has_front_end and plan.engine is not None and not cluster.streams:
+        replica.stream = OutputStream(plan.engine)
     experts, gate = plan.model.experts, plan.latency.expert_routing
     if experts is not None and plan.latency.backend == "profile" and gate != "balanced":
         replica.expert_tokens = np.zeros(experts.count, dtype=np.int64)
@@ -78,6 +81,14 @@ def build_replica(
         1, sizes.activation_dtype(plan.model, plan.dtype)
     )
     return replica
+
+
+def build_intake(cluster: Cluster) -> Intake | None:
+    """The front ends that requests pass before they are routed; live mode has a real one."""
+    replicas = [] if cluster.streams else cluster.plan.replicas
+    takers = [r for r in replicas if r.role in ("colocated", "prefill")] or replicas
+    models = [r.engine for r in takers if r.has_front_end and r.engine is not None]
+    return Intake(models) if models and len(models) == len(takers) else None
 
 
 def _scheduler(

@@ -14,6 +14,7 @@ import msgspec
 
 from emu.cluster.audit import story
 from emu.cluster.build import (
+    build_intake,
     build_live,
     build_queue,
     build_rejecter,
@@ -112,6 +113,7 @@ class Cluster:
             on_release=self._released,
             on_terminal=self._ended,
             cancel=self.cancel,
+            intake=build_intake(self),
         )
         check_commands(config.commands, len(self.replicas), plan.source)
         self.commander = Commander(self.kernel, self.replicas, config.commands)
@@ -332,7 +334,9 @@ class Cluster:
         """The client has left, at whatever stage the request is."""
         reason = "client_left"
         if request.holder_id < 0:
-            if self.queue is not None and self.queue.cancel(request):
+            if request in self.gateway.taking or (
+                self.queue is not None and self.queue.cancel(request)
+            ):
                 self.terminal(request, Status.CANCELLED, reason)
             elif request in self.gateway.held:
                 self.gateway.held.remove(request)

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 from emu.config.schema import RecoveryTable, RouterTable
 from emu.kernel.clock import RANK_WORLD, Kernel, Mailbox
+from emu.latency.frontend import Intake
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.request import Request, Status
@@ -64,6 +65,7 @@ class Gateway:
         on_release: Callable[[Request], None],
         on_terminal: Callable[[Request], None],
         cancel: Callable[[Request], None],
+        intake: Intake | None = None,
     ) -> None:
         self.kernel = kernel
         self.source = source
@@ -72,6 +74,9 @@ class Gateway:
         self.queue = queue
         """The global FIFO that prefill replicas pull from, if the policy is fcfs."""
         self.held: deque[Request] = deque()
+        self.taking: deque[Request] = deque()
+        """Requests in the front end, in order of arrival."""
+        self._intake = intake
         self.outstanding = 0
         self.released = 0
         self.pending_clients = 0
@@ -148,16 +153,30 @@ class Gateway:
             now_ns = self.kernel.now_ns
             for echo in self.echoes:
                 self.kernel.call_at(now_ns, RANK_WORLD, partial(echo, request))
-        reason = self._refusal(request)
-        if reason:
-            self.terminal(request, Status.REJECTED, reason)
-            return
         if request.cancel_after_ns >= 0:
             self.kernel.call_at(
                 request.arrival_ns + request.cancel_after_ns,
                 RANK_WORLD,
                 lambda: None if request.status.is_terminal else self._cancel(request),
             )
+        if self._intake is None:
+            self._admit(request)
+            return
+        ready_ns = self._intake.ready_ns(self.kernel.now_ns, request.prompt_tokens)
+        self.taking.append(request)
+        self.kernel.call_at(ready_ns, RANK_WORLD, self._take)
+
+    def _take(self) -> None:
+        """The front end has done with its oldest request."""
+        request = self.taking.popleft()
+        if not request.status.is_terminal:  # else its client has left
+            self._admit(request)
+
+    def _admit(self, request: Request) -> None:
+        reason = self._refusal(request)
+        if reason:
+            self.terminal(request, Status.REJECTED, reason)
+            return
         self.route(request)
 
     def _refusal(self, request: Request) -> str:
@@ -301,7 +320,7 @@ class Gateway:
     def _go_on_with_session(self, request: Request, now_ns: int) -> None:
         """The next turn arrives after its tool; if a turn did not complete, none follows."""
         if request.status is Status.COMPLETED:
-            following = self.source.next_in_session(request, now_ns)
+            following = self.source.next_in_session(request, now_ns + request.last_out_ns)
             if following is not None:
                 self._arrive_at(following, following.arrival_ns)
             return

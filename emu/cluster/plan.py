@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from emu.autoscale.presets import apply_preset
+from emu.catalogue import sizes
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.lookup import lookup_gpu, lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
@@ -29,9 +30,11 @@ from emu.config.schema import (
     SchedulerTable,
 )
 from emu.errors import InputError
+from emu.kv.engine_memory import NULL_BLOCKS, MemoryRule, engine_memory
 from emu.kv.memory import MemoryPlan, engine_plan
+from emu.latency.engine import EngineModel
 from emu.latency.placement import Placement, bytes_by_device
-from emu.latency.registry import LatencyContext
+from emu.latency.registry import LatencyContext, engine_of
 from emu.network.placement import place
 from emu.network.topology import Topology, build_topology
 from emu.plugins import load_plugin
@@ -76,8 +79,27 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
         wanted = self.scheduler.async_scheduling
         if self.scheduler.policy != "vllm" or wanted == "off" or self.pipeline_parallel > 1:
             return False
-        known = self.latency.host_overhead and self.latency.backend in _KERNEL_TIMES
-        return wanted == "on" or (known and self.role == "colocated")
+        return wanted == "on" or (self.is_overlapped and self.role == "colocated")
+
+    @property
+    def engine(self) -> EngineModel | None:
+        """What happens between kernels; None = nothing, or the backend knows whole steps."""
+        is_known = self.latency.backend in _KERNEL_TIMES
+        return engine_of(self.latency) if is_known else None
+
+    @property
+    def has_front_end(self) -> bool:
+        """Clients reach the engine through its API server."""
+        wants = self.latency.front_end and self.scheduler.policy == "vllm"
+        return wants and self.engine is not None
+
+    @property
+    def is_overlapped(self) -> bool:
+        """Host and GPU work at the same time."""
+        wanted = self.scheduler.async_scheduling
+        if wanted == "auto":
+            return self.engine is not None and self.engine.async_scheduling
+        return wanted == "on"
 
     @property
     def shape(self) -> tuple[object, ...]:
@@ -112,7 +134,9 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
             hands_off=self.role == "prefill",
             placement=self.placement,
             key=f"replicas.{self.group}",
-            overlapped=self.scheduler.async_scheduling != "off",
+            overlapped=self.is_overlapped,
+            max_num_seqs=self.scheduler.max_num_seqs,
+            max_num_batched_tokens=self.scheduler.max_num_batched_tokens,
         )
 
 
@@ -170,9 +194,23 @@ def _plan_group(
     for replica_id, gpus in enumerate(places, start=first_id):
         machine = topology.machines[topology.gpus[gpus[0]].machine]
         gpu = gpu_specs[machine.table]
+        engine = _counted_engine(scheduler, latency)
+        reserve = 0
+        if engine is not None:
+            kept = engine_memory(
+                model,
+                _memory_rule(engine),
+                tp=table.tensor_parallel,
+                element_bytes=sizes.weight_bytes(
+                    1, sizes.activation_dtype(model, model_table.dtype)
+                ),
+                max_num_seqs=scheduler.max_num_seqs,
+                max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            )
+            reserve = kept.total_bytes
         memory = engine_plan(
             model,
-            gpu.memory_gib,
+            gpu.memory_gib if engine is None else gpu.reported_gib,
             tp=table.tensor_parallel,
             pp=table.pipeline_parallel,
             ep=table.expert_parallel,
@@ -180,6 +218,8 @@ def _plan_group(
             kv_cache_dtype=model_table.kv_cache_dtype,
             block_size=scheduler.block_size,
             utilization=scheduler.gpu_memory_utilization,
+            reserve_bytes=reserve,
+            exact_weights=engine is not None,
             outside_bytes=_outside_bytes(model, table, model_table.dtype, source, key),
             source=f"{source}: {key}",
         )
@@ -202,9 +242,27 @@ def _plan_group(
             scheduler=scheduler,
             latency=latency,
             memory=memory,
-            num_blocks=scheduler.num_blocks or memory.num_blocks,
+            num_blocks=scheduler.num_blocks
+            or memory.num_blocks - (0 if engine is None else NULL_BLOCKS),
             max_model_tokens=model_table.max_model_tokens or model.max_position,
         )
+
+
+def _counted_engine(scheduler: SchedulerTable, latency: LatencyTable) -> EngineModel | None:
+    """The engine by whose start the memory is divided; None = by the plain rule."""
+    if scheduler.policy != "vllm" or latency.backend not in _KERNEL_TIMES:
+        return None
+    return engine_of(latency)
+
+
+def _memory_rule(engine: EngineModel) -> MemoryRule:
+    return MemoryRule(
+        context_bytes=engine.context_bytes,
+        parallel_bytes=engine.parallel_bytes,
+        logit_bytes=engine.logit_bytes,
+        logit_bytes_many=engine.logit_bytes_many,
+        expert_chunk_tokens=engine.expert_chunk_tokens,
+    )
 
 
 def _gpu(node: NodeTable, index: int, source: str) -> GpuSpec:

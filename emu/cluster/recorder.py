@@ -84,6 +84,8 @@ class Recorder:
                 row=request.row,
                 status=request.status.name.lower(),
                 reason=request.reason,
+                first_out=request.first_out_ns,
+                last_out=request.last_out_ns,
             )
         if request.status is _COMPLETED:
             self.completed += 1

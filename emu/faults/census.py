@@ -30,6 +30,7 @@ def census(cluster: Cluster) -> list[Place]:
     """Every request in the system, by owner, in a fixed order. Terminal ones are left out."""
     gateway = cluster.gateway
     places = [Place(r, "queued", "gateway") for r in gateway.held]
+    places += [Place(r, "queued", "front end") for r in gateway.taking]
     if cluster.queue is not None:
         places += [Place(r, "queued", "global queue") for r in cluster.queue]
     for replica in cluster.replicas:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emu.latency.base import BatchShape, next_decode_shape
+from emu.latency.frontend import OutputStream, note_first, note_last
 from emu.migration.transfer import SplitBatch
 from emu.replica.states import PREFILL_TYPE, ReplicaState
 from emu.replica.wave import DUMMY_ID
@@ -53,6 +54,8 @@ def complete(
         replica.touch()
     replica.prefill_tokens += progress.prefill_tokens
     replica.decode_tokens += progress.decode_tokens
+    if replica.stream is not None:
+        _stream(replica.stream, batch, progress, start_ns, ends, now_ns)
     if ends is None:
         if progress.cohort_size:
             world.gaps.add_gap(longest_ns, progress.cohort_size, now_ns)
@@ -68,6 +71,31 @@ def complete(
         _hand_out(replica, progress, now_ns - start_ns)
     if replica.signals is not None:
         note_signal(replica)
+
+
+def _stream(
+    stream: OutputStream,
+    batch: Batch,
+    progress: Progress,
+    start_ns: int,
+    ends: NDArray[np.int64] | None,
+    now_ns: int,
+) -> None:
+    """Output events of one step, or of the steps of a leap, pass the front end."""
+    opening = progress.opening
+    if ends is not None and opening is not None:
+        delay_ns = stream.step(batch.first_end_ns, opening.decode_tokens)
+        note_first(opening.first_tokens, delay_ns)
+        if len(ends) > 1 and batch.run_on is not None:
+            delay_ns = stream.run(start_ns, ends[1:], batch.run_on.shape.decode_count)
+    elif ends is not None and len(ends) > 1:
+        delay_ns = stream.run(start_ns, ends, batch.shape.decode_count)
+    else:
+        delay_ns = stream.step(now_ns, progress.decode_tokens)
+    if progress.first_tokens:
+        note_first(progress.first_tokens, delay_ns)
+    if progress.finished:
+        note_last(progress.finished, delay_ns)
 
 
 def _add_run(
@@ -152,6 +180,8 @@ def end_leap_part(replica: Replica, batch: Batch, ends: NDArray[np.int64]) -> No
     replica.iterations += steps
     replica.busy_ns += end_ns - start_ns
     replica.decode_tokens += progress.decode_tokens
+    if replica.stream is not None:
+        _stream(replica.stream, batch, progress, start_ns, ends, end_ns)
     _add_run(replica, batch, progress, ends, start_ns)
     if progress.gaps_ns:
         world.gaps.add_gaps(progress.gaps_ns, end_ns)
@@ -199,6 +229,8 @@ def end_part(
     world = replica.world
     receivers = list(replica.scheduler.token_receivers(batch)) if replica.tells else []
     progress = replica.scheduler.complete(batch, 1, replica.kernel.now_ns, step_ns)
+    if replica.stream is not None:
+        _stream(replica.stream, batch, progress, start_ns, None, replica.kernel.now_ns)
     replica.touch()
     replica.iterations += 1
     replica.prefill_tokens += progress.prefill_tokens

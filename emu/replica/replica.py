@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from emu.kernel.clock import PARK, RANK_REPLICA, WAKE
 from emu.latency.base import BatchShape, LatencyBackend
+from emu.latency.frontend import OutputStream
 from emu.network.placement import Grid
 from emu.replica import doors
 from emu.replica.inflight import InFlight
@@ -119,6 +120,8 @@ class Replica(InFlight):
         self.pipeline = Pipeline(stages)
         self.tier_traffic: TierTraffic | None = None
         self.obstacles = Obstacles(self)
+        self.stream: OutputStream | None = None
+        """The front end of its engine; None = a token is with its client at once."""
         self.tells = world.streams or world.history is not None
         """Somebody follows single tokens."""
         self.is_metered = False

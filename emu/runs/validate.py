@@ -15,6 +15,7 @@ from emu.config.load import load_config
 from emu.config.schema import SchedulerTable
 from emu.errors import naming
 from emu.latency.base import LatencyBackend
+from emu.latency.roofline.coefficients import kernels_of
 from emu.latency.shared import SharedBackends
 from emu.process.terminal import open_console
 from emu.runs.runner import prepare, range_warnings
@@ -90,16 +91,27 @@ def _facts_of(replica: ReplicaPlan) -> dict[str, str]:
         "gpus": f"{len(replica.gpus)} x {replica.gpu.name}"
         f" (TP {replica.tensor_parallel}, PP {replica.pipeline_parallel})",
         "weights per GPU": f"{weight / 1e9:.2f} GB",
+        "engine keeps per GPU": f"{memory.reserve_bytes / 2**30:.2f} GiB",
         "KV per token": f"{memory.kv_bytes_token / 1024:.0f} KiB",
         "KV blocks": f"{replica.num_blocks:,} x {replica.scheduler.block_size} tokens",
         "KV tokens": f"{kv_tokens:,}",
         "longest request": f"{min(replica.max_model_tokens, kv_tokens):,}",
         "scheduler": replica.scheduler.policy,
-        "latency": replica.latency.backend,
+        "latency": _latency_fact(replica),
         "load from SSD": f"{weight * 8 / (node.ssd_gbps * 1e9):.2f} s",
         "load from host": f"{_host_load_s(replica, weight):.2f} s",
         "load over NIC": f"{weight * 8 / (node.nic_gbps * 1e9):.2f} s",
     }
+
+
+def _latency_fact(replica: ReplicaPlan) -> str:
+    """The backend; of the roofline also how far its GPU time may be off."""
+    backend = replica.latency.backend
+    if backend != "roofline":
+        return backend
+    kernels = kernels_of(replica.gpu)
+    source = f"measured on {kernels.measured}" if kernels.measured else "no kernels measured"
+    return f"{backend} (GPU time +- {kernels.spread:g} %: {source})"
 
 
 def _ranges(ids: Sequence[int]) -> str:

@@ -32,7 +32,10 @@ def tokens(at_ns: int, replica: int = 0) -> dict[str, Any]:
     return {"at_ns": at_ns, "event": "tokens", "replica": replica, "rows": [0], "ends": [at_ns]}
 
 
-ENDED = {"at_ns": 9, "event": "ended", "row": 0, "status": "completed", "reason": ""}
+ENDED = {"at_ns": 9, "event": "ended", "row": 0, "status": "completed", "reason": ""} | {
+    "first_out": 0,
+    "last_out": 0,
+}
 
 
 def test_a_proper_history_has_no_problem() -> None:
