@@ -202,6 +202,7 @@ def _plan_group(
     latency = _override(config.latency, table.latency, f"{key}.latency", source)
     model = _model(model_table, source)
     _check_parallel(model, table, key, source)
+    _check_layers(model, table, latency.backend, source)
     layout = None
     if model.is_hybrid:
         keeps_groups = (
@@ -348,23 +349,19 @@ def _model(table: ModelTable, source: str) -> ModelSpec:
         if table.assume:
             raise InputError(source, None, "model.assume", "needs model.hf_config")
         spec = lookup_model(table.name, source, "model.name")
-    _refuse_unmodeled(spec, source)
     return spec
 
 
-def _refuse_unmodeled(spec: ModelSpec, source: str) -> None:
-    """Models whose size is known but whose cost is not: a wrong latency would look right."""
-    for layer in spec.special_layers:
-        mixed = layer.state is not None or layer.indexer is not None
-        mixed = mixed or (layer.attention is None and layer.latent is None)
-        mixed = mixed or (layer.mlp is not None and layer.experts is not None)
-        other = layer.attention is not None and (
-            layer.attention.kv_heads,
-            layer.attention.head_dim,
-        ) != (spec.kv_heads, spec.head_dim)
-        if mixed or other:
-            problem = f"{spec.model_type!r}: emu knows its size, but not yet the cost of its layers"
-            raise InputError(source, None, "model.hf_config", problem)
+def _check_layers(model: ModelSpec, table: ReplicaTable, backend: str, source: str) -> None:
+    """A model whose layers differ has a cost with the roofline on one stage, or a linear one."""
+    if not model.special_layers:
+        return
+    if backend not in ("roofline", "linear"):
+        problem = f"{backend!r} does not know the unlike layers of {model.name}; roofline does"
+        raise InputError(source, None, "latency.backend", problem)
+    if table.pipeline_parallel > 1:
+        problem = f"{model.name} has unlike layers, which emu does not split over stages"
+        raise InputError(source, None, "replicas.pipeline_parallel", problem)
 
 
 def _override(table: Any, keys: dict[str, Any], where: str, source: str) -> Any:
