@@ -3,11 +3,12 @@
 PYTHON ?= python3
 VENV := .venv
 CLIENTS := .venv-clients
+ROUTERS := .venv-routers
 SITE := .venv-site
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: wheel wheel-check site charts clients fuzz-http help run test test-fast check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
+.PHONY: clients-all wheel wheel-check site charts clients fuzz-http help run test test-fast check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -91,10 +92,16 @@ docs: $(STAMP)  ## regenerate the generated pages
 doc-figures: $(STAMP)  ## recompute the figures that the documentation quotes
 	@$(PY) -m benchmarks.doc_figures --write
 
-clients: $(STAMP)  ## the openai client against a live server (own virtual environment)
+clients: $(STAMP)  ## openai, anthropic, instructor, litellm and prometheus-client against a live server (own environment)
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
-	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check openai==3.54.0
+	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check openai==3.54.0 anthropic instructor litellm prometheus-client
 	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python tests/serve/clients/openai_client.py
+	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python tests/serve/clients/contract_clients.py
+
+clients-all: clients  ## other projects' routers in front of a fleet, with crashes and replay (own environment)
+	@test -x $(ROUTERS)/bin/python || $(PYTHON) -m venv $(ROUTERS)
+	@$(ROUTERS)/bin/python -m pip install --quiet --disable-pip-version-check litellm sglang-router vllm-router
+	@$(PY) tests/serve/clients/fleet_routers.py $(ROUTERS)/bin
 
 fuzz-http: $(STAMP)  ## schemathesis against a live server (own virtual environment)
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
@@ -120,4 +127,4 @@ lock:  ## rewrite requirements.lock from what is installed
 	@$(PY) -m pip freeze --all --exclude-editable | grep -v -E "^(emu|emu-llm|pip)==" > requirements.lock
 
 clean:  ## remove what the above made
-	rm -rf $(VENV) $(CLIENTS) $(SITE) site runs build dist *.egg-info .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CLIENTS) $(ROUTERS) $(SITE) site runs build dist *.egg-info .hypothesis .mypy_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/fidelity.md that come from `benchmarks.fidelity`.
+"""Writes the tables of docs/fidelity-details.md that come from `benchmarks.fidelity`.
 
     python -m benchmarks.fidelity_docs --write     # all of them; a minute or two
     python -m benchmarks.fidelity_docs             # says which are out of date

@@ -43,6 +43,8 @@ def reproduce(
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     set_: Overrides = (),
     only_config: Annotated[bool, Parameter(negative=())] = False,
+    dataset: Path | None = None,
+    no_tokens: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Emulate a measured run of vLLM from its own record, and compare the two.
 
@@ -58,6 +60,10 @@ def reproduce(
         Where configuration and run go, instead of runs/NAME.
     only_config
         Write the configuration, run nothing.
+    dataset
+        The dataset of meta.json, where it does not lie in the directory or above it.
+    no_tokens
+        Go on without the dataset's tokens: no prompt hits another one's prefix.
     """
     from emu.tools.reproduce import reproduce_command
 
@@ -68,6 +74,8 @@ def reproduce(
         output=output,
         overrides=set_,
         only_config=only_config,
+        dataset=dataset,
+        no_tokens=no_tokens,
     )
 
 

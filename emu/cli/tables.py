@@ -76,11 +76,18 @@ def _print_json(rows: object) -> None:
     print(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
 
 
+def _gpu_figures(name: str) -> dict[str, Any]:
+    gpu = lookup_gpu(name)
+    kernels = kernels_of(gpu)
+    figures: dict[str, Any] = msgspec.to_builtins(gpu)
+    return figures | {"uncertainty_percent": kernels.spread, "measured_on": kernels.measured}
+
+
 def print_gpus(pattern: str = "", *, as_json: bool = False) -> None:
     """Every GPU whose name contains `pattern`, with its published figures."""
     names = _matching(list_gpus(), pattern, "gpus")
     if as_json:
-        _print_json([{"name": name, **msgspec.to_builtins(lookup_gpu(name))} for name in names])
+        _print_json([_gpu_figures(name) for name in names])
         return
     table = _table("GPU", "GiB", "GB/s", "fp16 TF/s", "fp8 TF/s", "NVLink", "PCIe", "W", "+-%")
     for name in names:

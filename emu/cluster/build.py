@@ -158,6 +158,10 @@ def build_watchers(cluster: Cluster) -> dict[int, Watcher]:
             layerwise=config.network.kv_transfer == "layerwise",
             lease_ns=ms_to_ns(config.recovery.lease_ms),
             are_alike=len(tables) == 1,
+            connector_ns=(
+                round(config.network.connector_us * 1000),
+                round(config.network.connector_block_us * 1000),
+            ),
         )
         replica.handoff = watcher
         watchers[replica.replica_id] = watcher

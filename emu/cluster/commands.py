@@ -49,6 +49,10 @@ def check_commands(commands: Sequence[CommandTable], replicas: int, source: str)
             raise InputError(source, None, f"commands.{index}.replica", problem)
 
 
+RESET: Final = "reset_prefix_cache"
+"""Applies in every state, while nothing uses the replica's KV."""
+
+
 class Commander:
     """Issues the commands at their times. `refused` counts those that did not apply."""
 
@@ -68,16 +72,32 @@ class Commander:
 
     def issue(self, replica: Replica, command: CommandTable) -> bool:
         """Carry a command out now. False, and a line in `refused`, if it does not apply."""
+        if command.command == RESET:
+            return self._reset(replica, command)
         target = TARGETS.get((command.command, replica.state))
         if target is None:
-            self.refused.append(
-                f"{command.at_s:g} s: replica {replica.replica_id} is {replica.state.value}, "
-                f"{command.command} does not apply"
-            )
-            return False
+            return self._refuse(replica, command, f"is {replica.state.value}")
         if target is S.INACTIVE:
             replica.model_loaded = False
         elif replica.state is S.INACTIVE and target is not S.NEW_PREFILL:
             replica.model_loaded = True
         replica.move(target, writer="command", cause=command.command)
         return True
+
+    def _reset(self, replica: Replica, command: CommandTable) -> bool:
+        """Forget cached prefixes; as in vLLM, not while a request holds a block."""
+        replica.settle()
+        if replica.scheduler.blocks_used:
+            return self._refuse(replica, command, "has requests")
+        pool = getattr(replica.scheduler, "pool", None)
+        if pool is None:  # Vidur's schedulers only count
+            return self._refuse(replica, command, "has no prefix cache")
+        pool.clear()
+        return True
+
+    def _refuse(self, replica: Replica, command: CommandTable, why: str) -> bool:
+        self.refused.append(
+            f"{command.at_s:g} s: replica {replica.replica_id} {why}, "
+            f"{command.command} does not apply"
+        )
+        return False

@@ -77,6 +77,8 @@ class Gateway:
         self.taking: deque[Request] = deque()
         """Requests in the front end, in order of arrival."""
         self._intake = intake
+        self._delivered_ns = 0
+        """When the last token so far is with its client."""
         self.outstanding = 0
         self.released = 0
         self.pending_clients = 0
@@ -195,6 +197,9 @@ class Gateway:
     def route(self, request: Request) -> None:
         """Give the request to a replica (or the global queue), or hold it until one can take it."""
         request.queued_ns = self.kernel.now_ns
+        if request.pin >= 0:
+            self._route_pinned(request)
+            return
         if self.queue is not None:
             request.status = Status.QUEUED
             request.holder_id = -1
@@ -217,6 +222,15 @@ class Gateway:
             return
         signals = [self._signal(r) for r in candidates]
         candidates[self.router.choose(request, signals)].submit(request)
+
+    def _route_pinned(self, request: Request) -> None:
+        """An outside router has chosen; what its choice cannot serve is refused to it."""
+        replica = self.replicas[request.pin] if request.pin < len(self.replicas) else None
+        if replica is None or replica.state not in TAKES_PROMPTS:
+            request.holder_id = -1
+            self.terminal(request, Status.FAILED, "endpoint_not_serving")
+            return
+        replica.submit(request)
 
     def _call_pullers(self, queue: PrefillQueue, request: Request) -> None:
         """Wake who may take something from the global queue, now that this request is in it."""
@@ -309,6 +323,9 @@ class Gateway:
         request.status = status
         request.reason = reason
         self.outstanding -= 1
+        if request.last_out_ns:
+            delivered_ns = self.kernel.now_ns + request.last_out_ns
+            self._delivered_ns = max(self._delivered_ns, delivered_ns)
         self._on_terminal(request)
         if status is _REJECTED and request.retries < self._recovery.client_retries:
             self._retry_later(request)
@@ -358,4 +375,7 @@ class Gateway:
 
     def _check_end(self) -> None:
         if self.is_exhausted and self.outstanding == 0 and self.pending_clients == 0:
+            if self._delivered_ns > self.kernel.now_ns:  # a token is on its way to its client
+                self.kernel.call_at(self._delivered_ns, RANK_WORLD, self._check_end)
+                return
             self.kernel.stop()

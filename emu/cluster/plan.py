@@ -40,7 +40,7 @@ from emu.network.placement import place
 from emu.network.topology import Topology, build_topology
 from emu.plugins import load_plugin
 
-_KERNEL_TIMES = frozenset({"roofline", "profile", "aiconfigurator"})
+_KERNEL_TIMES = frozenset({"roofline", "profile", "vidur", "aiconfigurator"})
 """Backends that know the GPU's time only."""
 
 

@@ -246,6 +246,8 @@ def _others(config: Config) -> Iterator[Problem]:
     )
     if config.latency.backend == "profile" and not config.latency.path:
         yield ("latency", "path"), 'missing; backend = "profile" reads its bundles there'
+    if config.latency.backend == "vidur" and not config.latency.path:
+        yield ("latency", "path"), 'missing; backend = "vidur" reads compute/ and network/ there'
     tiers = config.network.tiers
     for index, tier in enumerate(tiers):
         if tier in tiers[:index]:

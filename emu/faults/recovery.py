@@ -136,7 +136,8 @@ class Recovery:
             has_begun = request.first_scheduled_ns >= 0
             self.requests_lost += has_begun
             self.cluster.recorder.lost(request, reason, self.cluster.kernel.now_ns)
-            if has_begun and (table.on_crash == "fail" or request.retries >= table.max_retries):
+            is_given_up = table.on_crash == "fail" or request.retries >= table.max_retries
+            if request.pin >= 0 or (has_begun and is_given_up):  # an outside router tries again
                 self.cluster.terminal(request, Status.FAILED, reason)
                 continue
             request.retries += has_begun

@@ -36,6 +36,8 @@ class BatchShape:
     group_tokens: int
     """Mean tokens of the members of a group that is not padded: those of a rank's experts and of
     the exchange before and after them. 0 = as the other layers."""
+    group_tokens_max: int
+    """Largest member's tokens where `group_tokens` is not 0: what the busiest link carries."""
     start_layer: int
     """First transformer layer to run (0 unless a relayed batch enters in the middle)."""
     layers: int
@@ -47,6 +49,7 @@ class BatchShape:
         "decode_context_sum",
         "decode_count",
         "group_tokens",
+        "group_tokens_max",
         "layers",
         "padded_tokens",
         "prefill_context",
@@ -68,6 +71,7 @@ class BatchShape:
         group_tokens: int = 0,
         start_layer: int = 0,
         layers: int = -1,
+        group_tokens_max: int = 0,
     ) -> None:
         self.prefill_new = [] if prefill_new is None else prefill_new
         self.prefill_context = [] if prefill_context is None else prefill_context
@@ -78,6 +82,7 @@ class BatchShape:
         self.sequences = sequences
         self.padded_tokens = padded_tokens
         self.group_tokens = group_tokens
+        self.group_tokens_max = group_tokens_max
         self.start_layer = start_layer
         self.layers = layers
 
@@ -146,6 +151,7 @@ def next_decode_shape(shape: BatchShape, step: int) -> BatchShape:
         sequences=shape.sequences,
         padded_tokens=shape.padded_tokens,
         group_tokens=shape.group_tokens,
+        group_tokens_max=shape.group_tokens_max,
         start_layer=shape.start_layer,
         layers=shape.layers,
     )

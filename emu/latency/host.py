@@ -49,6 +49,8 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Pauses of the GPU in a layer that is replayed from a graph."""
     launched_layer_ns: int = 0
     """Waits of the GPU for the host in a layer that is launched piece by piece."""
+    prompt_step_ns: int = 0
+    """Exposed in an iteration with a prompt, whatever its size."""
     compiled_permille: int = 1000
     """What compiled token-wise layers take of the sum of the profiled ones."""
     first_use_ns: tuple[int, ...] = FIRST_USE_NS
@@ -90,7 +92,8 @@ def step_overhead_ns(
 ) -> int:
     """Host time exposed in one iteration of a batch of `sequences` members over so many layers."""
     layer_ns = costs.launched_layer_ns if has_prompt else costs.graph_layer_ns
-    return costs.step_ns + sequences * costs.sequence_ns + layers * layer_ns
+    step_ns = costs.step_ns + (costs.prompt_step_ns if has_prompt else 0)
+    return step_ns + sequences * costs.sequence_ns + layers * layer_ns
 
 
 def host_ns(costs: HostCosts, shape: BatchShape, layers: int) -> int:

@@ -7,6 +7,7 @@ filled once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -199,7 +200,11 @@ def _named(context: LatencyContext) -> LatencyBackend:
     host = host_costs(has_engine, table.step_overhead_us, overlapped=context.overlapped)
     if table.backend == "roofline":
         return _roofline(context)
-    if table.expert_routing != "balanced" and table.backend in ("linear", "aiconfigurator"):
+    if table.expert_routing != "balanced" and table.backend in (
+        "linear",
+        "aiconfigurator",
+        "vidur",
+    ):
         problem = f"the {table.backend} backend knows no experts one by one"
         raise InputError(context.source, None, "latency.expert_routing", problem)
     if table.backend == "linear":
@@ -213,6 +218,8 @@ def _named(context: LatencyContext) -> LatencyBackend:
         )
     if table.backend == "profile":
         return _profile(context, host)
+    if table.backend == "vidur":
+        return _vidur(context, _roofline(context))
     if table.backend == "aiconfigurator":
         steps = engine_steps(context)
         return _aiconfigurator(context, host if steps is None else steps.host_costs())
@@ -313,6 +320,22 @@ def _roofline(context: LatencyContext) -> RooflineBackend:
         collective_ns=engine_collectives(context),
         round_tokens_to=table.round_tokens_to,
     )
+
+
+def _vidur(context: LatencyContext, inner: LatencyBackend) -> LatencyBackend:
+    from emu.latency.vidur import VidurBackend, VidurLayers, device_name
+
+    table, model = context.table, context.model
+    if context.pipeline_parallel > 1:
+        problem = "the vidur backend has no pipeline stages"
+        raise InputError(context.source, None, "replicas.pipeline_parallel", problem)
+    dtype = sizes.activation_dtype(model, context.dtype)
+    if dtype not in ("float16", "bfloat16") or context.dtype not in ("auto", dtype):
+        problem = f"Vidur measured 16-bit weights, not {context.dtype}"
+        raise InputError(context.source, None, "model.dtype", problem)
+    device = device_name(context.gpu.name, table.hardware, context.source)
+    layers = VidurLayers(Path(table.path), device, model, context.tensor_parallel)
+    return VidurBackend(layers, inner, model.layers)
 
 
 def _aiconfigurator(context: LatencyContext, host: HostCosts) -> LatencyBackend:

@@ -47,7 +47,10 @@ class Destinations:
         candidates: Iterable[Replica] = self._in_order(requests)
         if self.failures:
             candidates = sorted(candidates, key=lambda r: self.failures.get(r.replica_id, 0))
+        pin = requests[0].decode_pin
         for replica in candidates:
+            if pin >= 0 and replica.replica_id != pin:
+                continue
             if not replica.lock.try_acquire(self._holder):
                 continue
             if world.refuses(source, replica, requests):

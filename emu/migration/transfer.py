@@ -34,6 +34,11 @@ class MigratingBatch(msgspec.Struct, eq=False):
     attempts: int = 0
     """Transfers of it that have failed."""
 
+    def is_ready(self, now_ns: int) -> bool:
+        """It may leave: a decode replica that an outside router names has been named."""
+        first = self.requests[0]
+        return first.handoff_after_ns < 0 or first.arrival_ns + first.handoff_after_ns <= now_ns
+
 
 class SplitBatch(msgspec.Struct, eq=False):
     """A batch whose first layers one replica computed and another the rest (live scaling).
@@ -87,6 +92,7 @@ class Network(Protocol):
         pieces: int = 1,
         pair: tuple[int, int] | None = None,
         on_failed: Callable[[str], None] | None = None,
+        setup_ns: int = 0,
     ) -> Transfer:
         """Move `size_bytes` in all, GPU by GPU in parallel; `on_done` when the last byte is there.
 
@@ -94,7 +100,7 @@ class Network(Protocol):
 
         `overlapped_ns` > 0: the sender produced the data in `pieces` equal parts over so long,
         and sent each as it became ready; only what is left is still to be moved. `pair` names the
-        two replicas, for partitions between them.
+        two replicas, for partitions between them. `setup_ns`: what the connector takes besides.
         """
         ...
 

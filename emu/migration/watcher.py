@@ -14,15 +14,22 @@ from collections import deque
 from functools import partial
 from typing import Final, Literal
 
-from emu.kernel.clock import RANK_WATCHER
+from emu.kernel.clock import RANK_WATCHER, RANK_WORLD
 from emu.migration.destinations import Destinations
 from emu.migration.lease import Leases
 from emu.migration.partial import Partials
-from emu.migration.transfer import MigratingBatch, SplitBatch, Transfer, kv_bytes, prompt_tokens
+from emu.migration.transfer import (
+    MigratingBatch,
+    SplitBatch,
+    Transfer,
+    kv_blocks,
+    kv_bytes,
+    prompt_tokens,
+)
 from emu.migration.world import MigrationWorld
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
-from emu.request import Request, Status
+from emu.request import HANDOFF_NEVER_NS, Request, Status
 
 S = ReplicaState
 _RUNNING: Final = Status.RUNNING
@@ -45,8 +52,11 @@ class Watcher:
         layerwise: bool,
         lease_ns: int = 0,
         are_alike: bool = False,
+        connector_ns: tuple[int, int] = (0, 0),
     ) -> None:
-        """`are_alike`: every replica reserves the same number of blocks for a request."""
+        """`are_alike`: every replica reserves the same number of blocks for a request.
+        `connector_ns`: what a handover costs beside its bytes, and each of its blocks.
+        """
         self.source = source
         self.world = world
         self.queue: deque[MigratingBatch] = deque()
@@ -64,21 +74,51 @@ class Watcher:
         self.is_pausing = False
         """Refused everywhere: nothing is offered for a while, whatever changes."""
         self._is_stuck = False
+        self._has_handoffs = False
+        """Some of its batches wait for an outside router."""
         self._layers = layers
         self._layerwise = layerwise
+        self._connector_ns = connector_ns
         self.leases = Leases(self, lease_ns)
 
     # --- the replica's side -------------------------------------------------------------------
     def append(self, requests: list[Request], prefill_ns: int) -> None:
         """Queue a batch; its KV stays at the source until the transfer has ended."""
         world = self.world
-        self.queue.append(
-            MigratingBatch(world.next_batch_id(), requests, prefill_ns, world.kernel.now_ns)
-        )
-        self.source.unfinished_migrations += 1
+        for request in requests:
+            if request.handoff_after_ns >= 0:
+                self._append_apart(requests, prefill_ns)
+                break
+        else:
+            self.queue.append(
+                MigratingBatch(world.next_batch_id(), requests, prefill_ns, world.kernel.now_ns)
+            )
+            self.source.unfinished_migrations += 1
         world.tokens_in_migration += prompt_tokens(requests)
         self._pump()
         self.leases.watch()
+
+    def _append_apart(self, requests: list[Request], prefill_ns: int) -> None:
+        """Those whose decode replica an outside router names leave alone, when it has."""
+        self._has_handoffs = True
+        world = self.world
+        waiting = [r for r in requests if r.handoff_after_ns >= 0]
+        together = [r for r in requests if r.handoff_after_ns < 0]
+        for group in [*([together] if together else []), *([r] for r in waiting)]:
+            overlapped_ns = prefill_ns if group is together else 0
+            self.queue.append(
+                MigratingBatch(world.next_batch_id(), group, overlapped_ns, world.kernel.now_ns)
+            )
+            self.source.unfinished_migrations += 1
+        for request in waiting:
+            self._await_handoff(request)
+
+    def _await_handoff(self, request: Request) -> None:
+        """Look again when an outside router has named the request's decode replica."""
+        due_ns = request.arrival_ns + request.handoff_after_ns
+        kernel = self.world.kernel
+        if kernel.now_ns < due_ns < HANDOFF_NEVER_NS:
+            kernel.call_at(due_ns, RANK_WORLD, self.inbox.poke)
 
     def append_first(self, split: SplitBatch) -> None:
         """The first layers' KV of a batch that another replica goes on with."""
@@ -160,21 +200,44 @@ class Watcher:
             partials.pump()
         if not self.queue or self.in_flight is not None:
             return
-        batch = self.queue[0]
-        destination = self.destinations.take(batch.requests)
+        if self._has_handoffs:
+            batch, destination = self._choose()
+            if batch is None:
+                return
+        else:
+            batch = self.queue[0]
+            destination = self.destinations.take(batch.requests)
         self.note_search(destination is not None)
         if destination is not None:
-            self._start(self.queue.popleft(), destination)
+            self.queue.remove(batch)
+            self._start(batch, destination)
         elif self.destinations.none_could_hold(batch.requests):
             self._divide(batch)
         elif self.destinations.was_refused:
             batch.attempts += 1
             if batch.attempts > self.world.attempts_max:
-                self.queue.popleft()
+                self.queue.remove(batch)
                 self.source.release(batch.requests)
                 self._forget(batch)
                 self.world.lost(batch.requests, "destination_refused")
             self.world.offer_later(self, batch.attempts)
+
+    def _choose(self) -> tuple[MigratingBatch | None, Replica | None]:
+        """The first batch that may leave and has a destination, or the first that may leave.
+
+        Full batches leave in order, but for those whose place is given.
+        """
+        now_ns = self.world.kernel.now_ns
+        first: MigratingBatch | None = None
+        for batch in self.queue:
+            if batch.is_ready(now_ns):
+                first = first or batch
+                destination = self.destinations.take(batch.requests)
+                if destination is not None:
+                    return batch, destination
+                if batch.requests[0].decode_pin < 0:
+                    break
+        return first, None
 
     def _divide(self, batch: MigratingBatch) -> None:
         """The first request goes alone, the others after it; one that fits nowhere fails."""
@@ -184,10 +247,10 @@ class Watcher:
             tail = MigratingBatch(
                 self.world.next_batch_id(), rest, batch.prefill_ns, batch.queued_ns
             )
-            self.queue.insert(1, tail)
+            self.queue.insert(self.queue.index(batch) + 1, tail)
             self.source.unfinished_migrations += 1
         else:
-            self.queue.popleft()
+            self.queue.remove(batch)
             self.source.release([first])
             self._forget(batch)
             if not first.status.is_terminal:
@@ -206,6 +269,9 @@ class Watcher:
         world = self.world
         batch.started_ns = world.kernel.now_ns
         batch.kv_bytes = kv_bytes(batch.requests, self.block_size, self.kv_bytes_per_token)
+        fixed_ns, block_ns = self._connector_ns
+        if block_ns:
+            fixed_ns += block_ns * sum([kv_blocks(r, self.block_size) for r in batch.requests])
         transfer = world.network.send(
             self.source.grid,
             destination.grid,
@@ -216,6 +282,7 @@ class Watcher:
             overlapped_ns=batch.prefill_ns if self._layerwise else 0,
             pieces=self._layers,
             pair=(self.source.replica_id, destination.replica_id),
+            setup_ns=fixed_ns,
         )
         self.in_flight = (batch, destination, transfer)
 

@@ -107,6 +107,7 @@ class Carrier:
         pieces: int = 1,
         pair: tuple[int, int] | None = None,
         on_failed: Callable[[str], None] | None = None,
+        setup_ns: int = 0,
     ) -> Carried:
         """Move a replica's data to another, GPU by GPU in parallel (see `Network.send`).
 
@@ -133,7 +134,7 @@ class Carrier:
             parts,
             kind=kind,
             on_done=on_done,
-            latency_ns=lane.latency_ns,
+            latency_ns=lane.latency_ns + setup_ns,
             pair=pair,
             on_failed=on_failed,
         )

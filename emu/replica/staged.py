@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from emu.replica.outcome import complete
 from emu.scheduling.base import Batch
-from emu.scheduling.stages import bubble_ns, discount_bubbles
+from emu.scheduling.stages import discount_bubbles
 
 if TYPE_CHECKING:
     from emu.replica.replica import Replica
@@ -40,9 +40,7 @@ async def wait_for_stage(replica: Replica) -> None:
         and replica._on_stages[0][0][-1].end_ns <= replica.kernel.now_ns
     ):
         spans, batch = replica._on_stages.popleft()
-        waited_ns = bubble_ns(spans, batch.formed_ns)
-        if waited_ns:
-            discount_bubbles(batch, waited_ns)
+        discount_bubbles(batch, spans)
         start_ns = spans[0].start_ns
         gap_ns = spans[-1].end_ns - batch.formed_ns  # it may have waited for the first stage
         complete(replica, batch, 1, start_ns, None, gap_ns, spans)

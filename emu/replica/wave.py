@@ -116,6 +116,7 @@ class WaveGroup:
         if 0 < self.padded_tokens_max < max(sizes):
             for entry in entries:
                 entry.shape.group_tokens = -(-sum(sizes) // len(sizes))
+                entry.shape.group_tokens_max = max(sizes)
             _end_together(entries)
         else:
             for entry in entries:

@@ -59,15 +59,15 @@ def validate_command(path: Path, overrides: Sequence[str], *, as_json: bool = Fa
 
 
 def _layer_times(plan: Plan) -> list[tuple[LatencyBackend, SchedulerTable]]:
-    """Backends that read profile bundles, with the schedulers that ask them.
+    """Backends that read measured layer times, with the schedulers that ask them.
 
-    Raises InputError for what a bundle lacks. Other backends read no such files.
+    Raises InputError for what the files lack. Other backends read no such files.
     """
     backends = SharedBackends()
     return [
         (backends.of(context), replica.scheduler)
         for replica in plan.replicas
-        if (context := replica.latency_context(plan.config)).table.backend == "profile"
+        if (context := replica.latency_context(plan.config)).table.backend in ("profile", "vidur")
     ]
 
 

@@ -53,14 +53,21 @@ def bubble_ns(spans: Sequence[StageSpan], formed_ns: int) -> int:
     return spans[-1].end_ns - formed_ns - sum(span.end_ns - span.start_ns for span in spans)
 
 
-def discount_bubbles(batch: Batch, wait_ns: int) -> None:
-    """Take time spent between stages out of the members' execution time.
+def discount_bubbles(batch: Batch, spans: Sequence[StageSpan]) -> None:
+    """Take time spent between stages out of the members' execution time, and note how long a
+    member's first batch waited for the first stage.
 
     `Scheduler.complete` counts a batch from its formation to its end, the only two instants that
-    it knows. To be called before it, by whoever knows the stages.
+    it knows. To be called before it, with where the batch was when.
     """
+    wait_ns = bubble_ns(spans, batch.formed_ns)
+    if not wait_ns:
+        return
+    queued_ns = spans[0].start_ns - batch.formed_ns
     for request in members_of(batch):
         request.execution_ns -= wait_ns
+        if request.first_scheduled_ns == batch.formed_ns:
+            request.stage_wait_ns = queued_ns
 
 
 def members_of(batch: Batch) -> Iterator[Request]:

@@ -12,8 +12,10 @@ the constants as configured are what is recommended.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -39,7 +41,7 @@ from emu.latency.fit import (
     polish,
     settle,
 )
-from emu.process.interrupts import scratch
+from emu.process.interrupts import scratch, strike_if_lost
 from emu.process.terminal import open_console
 from emu.report.measured import run_values
 from emu.report.measurement import Measurement, read_measurement
@@ -76,19 +78,27 @@ class Calibration(msgspec.Struct):
         return self.off[0] - self.off[1] > _GAIN_ERRORS * self.gain_error
 
 
-def calibrate(config: Config, measured: Path, source: str) -> Calibration:
-    """Fit, and judge on the other half. Raises InputError for what does not match."""
+Report = Callable[[str, int], None]
+"""What is being done, and how many runs there have been."""
+
+
+def calibrate(
+    config: Config, measured: Path, source: str, report: Report | None = None
+) -> Calibration:
+    """Fit, and judge on the other half. Raises InputError for what does not match.
+
+    `report` hears of every run before it begins.
+    """
     measurement = read_measurement(measured)
     if len(measurement.request_ids) < 8:
         problem = f"{len(measurement.request_ids)} single requests; a fit needs 8 or more"
         raise InputError(str(measured), None, "", problem)
-    backends = {
-        config.latency.backend,
-        *(g.latency.get("backend", "roofline") for g in config.replicas),
-    }
+    inherited = config.latency.backend
+    backends = {inherited, *(g.latency.get("backend", inherited) for g in config.replicas)}
     if backends != {"roofline"}:
-        names = ", ".join(sorted(backends))
-        raise InputError(source, None, "latency.backend", f"fits the roofline, not {names}")
+        names = ", ".join(sorted(backends - {"roofline"}))
+        problem = f"only the roofline's constants can be fitted, and replicas use {names}"
+        raise InputError(source, None, "latency.backend", problem)
     own = {key for g in config.replicas for key in g.latency} & set(Constants.__struct_fields__)
     if own:
         problem = "replicas have constants of their own; one set is fitted for all"
@@ -100,14 +110,25 @@ def calibrate(config: Config, measured: Path, source: str) -> Calibration:
         "E2E": measurement.e2e_ms[order],
     }
 
+    runs, phase = 0, ""
+
     def emulate(constants: Constants | None) -> Values:
+        nonlocal runs
+        if report is not None:
+            report(phase, runs)
+        runs += 1
         return _emulate(config, source, constants, measurement)
 
     halves = [np.arange(len(order)) % 2 == half for half in (0, 1)]
-    fits = [least_squares(emulate, base, halves[0], start) for start in STARTS]
+    fits = []
+    for number, start in enumerate(STARTS, 1):
+        phase = f"descent {number} of {len(STARTS)}"
+        fits.append(least_squares(emulate, base, halves[0], start))
     best = min(fits, key=lambda fit: fit.deviation)
+    phase = "settling"
     fit = settle(emulate, base, halves[0], best)
     fit.runs += sum(each.runs for each in fits) - best.runs
+    phase = "the other half"
     other = polish(emulate, base, halves[1], fit)
     between = np.abs(fit.constants.logarithms() - other.constants.logarithms()) / 2
     errors = {}
@@ -150,6 +171,10 @@ def _emulate(
             msgspec.structs.replace(config, latency=latency, output=output), source, report=False
         )
         run = read_run(directory / "run")
+    # A finished world is a web of cycles with megabytes of arrays, in too few objects for the
+    # collector to come by itself: hundreds of them would stay.
+    gc.collect()
+    strike_if_lost()
     ids = run.completed("request_id")
     order = np.argsort(ids, kind="stable")
     wanted = np.sort(measurement.request_ids)
@@ -164,9 +189,30 @@ def _emulate(
 # --- printing ------------------------------------------------------------------------------------
 def calibrate_command(config: Path, measured: Path, overrides: Sequence[str] = ()) -> int:
     """The command: fit, print."""
-    found = calibrate(load_config(config, overrides=overrides), measured, str(config))
+    with _progress() as report:
+        found = calibrate(load_config(config, overrides=overrides), measured, str(config), report)
     print_calibration(found, open_console())
     return 0
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Report]:
+    """A line on stderr: rewritten with every run on a terminal, else one for each phase."""
+    is_terminal, before = sys.stderr.isatty(), ""
+
+    def report(phase: str, runs: int) -> None:
+        nonlocal before
+        if is_terminal:
+            print(f"\r\033[K{phase}: run {runs + 1}", end="", file=sys.stderr, flush=True)
+        elif phase != before:
+            print(f"{phase}, after {runs} runs", file=sys.stderr, flush=True)
+        before = phase
+
+    try:
+        yield report
+    finally:
+        if is_terminal and before:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def print_calibration(found: Calibration, console: Console) -> None:

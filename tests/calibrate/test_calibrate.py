@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from emu.cli import main
+from emu.cluster.cluster import Cluster
 from emu.config.load import load_config
 from emu.errors import InputError
 from emu.latency.fit import Constants, Fit, ends_apart, gain_of, least_squares
@@ -149,14 +151,38 @@ def test_constants_stay_within_bounds():
 
 def test_what_does_not_fit_is_said(tmp_path: Path):
     file, measured = measure(tmp_path, Constants())
-    with pytest.raises(InputError, match="fits the roofline, not linear"):
+    with pytest.raises(InputError, match=r"replicas use linear$"):
         calibrate(load_config(file, overrides=["latency.backend=linear"]), measured, str(file))
+    # A replica that names no backend has that of [latency].
+    file.write_text(CONFIG.replace("[[replicas]]", "[[replicas]]\nlatency = { base_us = 5.0 }"))
+    with pytest.raises(InputError, match=r"replicas use linear$"):
+        calibrate(load_config(file, overrides=["latency.backend=linear"]), measured, str(file))
+    file.write_text(CONFIG)
     with pytest.raises(InputError, match="is it the same workload"):
         settings = ["workload.synthetic.requests=20"]
         calibrate(load_config(file, overrides=settings), measured, str(file))
     measured.write_text(measured.read_text().splitlines()[0])
     with pytest.raises(InputError, match="a fit needs 8 or more"):
         calibrate(load_config(file), measured, str(file))
+
+
+def test_finished_worlds_do_not_pile_up(tmp_path: Path) -> None:
+    """A fit takes hundreds of runs; each must leave nothing but its figures."""
+    file, measured = measure(tmp_path, Constants())
+    said: list[tuple[str, int]] = []
+
+    class Enough(Exception):
+        pass
+
+    def report(phase: str, runs: int) -> None:
+        said.append((phase, runs))
+        if runs == 3:
+            assert not any(isinstance(found, Cluster) for found in gc.get_objects())
+            raise Enough
+
+    with pytest.raises(Enough):
+        calibrate(load_config(file), measured, str(file), report)
+    assert said == [("descent 1 of 3", runs) for runs in range(4)]
 
 
 @pytest.mark.parametrize(("configured", "is_gain"), [(TRUTH, False), (Constants(), True)])

@@ -111,6 +111,7 @@ def test_batches_beyond_the_graphs_are_not_padded() -> None:
         assert gone == [0, 1]
         for shape in shapes:
             assert (shape.padded_tokens, shape.group_tokens) == (padded, of_group)
+            assert shape.group_tokens_max == (257 if of_group else 0)
         assert [each.wave_wait_ns for each in members] == [0, wait_ns]
 
 

@@ -113,6 +113,34 @@ def test_parallel_degrees_are_inferred(convert, given, tp, pp):
     assert config.nodes[0].gpus == tp * pp
 
 
+@pytest.mark.parametrize(
+    ("given", "tp", "pp"),
+    [
+        ({"npu_num": 1, "npu_group": 1}, 1, 1),
+        ({"npu_num": 2}, 2, 1),
+        ({"npu_num": 4, "npu_group": 2}, 2, 2),
+    ],
+)
+def test_the_first_format_groups_gpus_into_stages(convert, given, tp, pp):
+    config, text = convert(cluster(given))
+    (replica,) = config.replicas
+    assert (replica.tensor_parallel, replica.pipeline_parallel) == (tp, pp)
+    assert "not carried over" not in text
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"npu_num": 2, "num_npus": 2}, "npu_num: the first format's key beside num_npus"),
+        ({"npu_num": 2, "npu_group": 1, "pp_size": 1}, "npu_group: the first format's key beside"),
+        ({"npu_num": 3, "npu_group": 2}, "npu_group: 3 GPUs cannot be cut into 2 equal groups"),
+        ({"npu_group": 2}, "npu_group: needs npu_num"),
+    ],
+)
+def test_the_first_format_is_not_mixed_with_the_later_one(refused, given, said):
+    assert said in refused(cluster(given))
+
+
 def test_expert_ranks_default_to_the_tensor_degree_of_an_expert_model(convert):
     config, _ = convert(cluster({"model_name": MOE, "tp_size": 2}))
     assert config.replicas[0].expert_parallel == 2

@@ -245,6 +245,43 @@ def test_reproduce_without_the_gpu_is_one_line(
     assert not (tmp_path / "out").exists()
 
 
+def test_without_its_dataset_a_run_is_refused_or_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefix hits that the measured run had are never dropped in silence."""
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {"arrival_time_ns": 0, "input_toks": 100 + i, "input_tok_ids": [7] * (100 + i)}
+        for i in range(6)
+    ]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    cached = META["kv_cache"] | {"enable_prefix_caching": True}
+    meta = META | {"dataset_path": "w.jsonl", "dataset_hash": digest, "kv_cache": cached}
+    case = write_case(tmp_path / "case", meta)
+    command = ["reproduce", str(case), "--set", "output.report=false"]
+    assert main(command) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert "dataset_path" in error
+    assert "--no-tokens" in error
+    assert not (tmp_path / "runs").exists()
+
+    assert main([*command, "--no-tokens"]) == 0
+    assert "no prefix hits where tokens are unknown: w.jsonl" in capsys.readouterr().out
+    assert "no prefix hits" in (tmp_path / "runs" / "case" / "cluster.toml").read_text()
+
+    elsewhere = tmp_path / "elsewhere" / "set.jsonl"
+    elsewhere.parent.mkdir()
+    elsewhere.write_text(text)
+    assert main([*command, "--dataset", str(elsewhere)]) == 0
+    assert "no prefix hits" not in capsys.readouterr().out
+    hits = [row.split(",")[9] for row in Path("runs/case/run/requests.csv").read_text().split()]
+    assert sum(map(int, hits[1:])) > 0
+    elsewhere.write_text(text + "\n")
+    assert main([*command, "--dataset", str(elsewhere)]) == 2
+    assert "is not the dataset of the run" in capsys.readouterr().err
+
+
 @needs_shared
 @pytest.mark.shared
 @pytest.mark.parametrize("name", ["RTX4090-Llama-3.1-8B", "RTXPRO6000-Llama-3.1-8B"])

@@ -172,6 +172,40 @@ def test_experts_of_a_group_that_is_not_padded_see_all_members():
     assert of.iteration_ns(own) == sum(parts.values())
 
 
+def test_the_exchange_of_a_group_lasts_as_long_as_its_largest_members():
+    """Its link is the last to be done; experts see the mean of the members' tokens."""
+    shape = BatchShape(prefill_new=[16], prefill_context=[0], sequences=1, group_tokens=64)
+    uneven = BatchShape([16], [0], sequences=1, group_tokens=64, group_tokens_max=112)
+    largest = BatchShape(prefill_new=[112], prefill_context=[0], sequences=1)
+    of = backend(ep=2, moe=True)
+    even, parts = of.components_ns(shape), of.components_ns(uneven)
+    assert parts["collectives"] == of.components_ns(largest)["collectives"] > even["collectives"]
+    for component in ("moe", "dense", "attention_prefill"):
+        assert parts[component] == even[component], component
+    for each in (shape, uneven):
+        assert of.iteration_ns(each) == sum(of.components_ns(each).values())
+        assert of.iteration_ns(each) == sum(of.stage_ns(each))
+
+
+@pytest.mark.parametrize(("mixed", "dense"), [(False, 0), (True, 2)])
+def test_layers_of_experts_get_nothing_back_in_an_iteration_with_a_prompt(mixed, dense):
+    """What compiled layers are taken to save is given back to dense ones; a step pays once."""
+    prompt = BatchShape(prefill_new=[64], prefill_context=[0], sequences=1)
+    small = {"step_ns": 0, "first_use_ns": (0,)}
+    without = backend(moe=True, mixed=mixed, host=HostCosts(**small))
+    launched = backend(moe=True, mixed=mixed, host=HostCosts(**small, launched_layer_ns=1))
+    more_ns = launched.iteration_ns(prompt) - without.iteration_ns(prompt)
+    assert more_ns == 2_560_000 + dense * 160_000
+    decode = BatchShape(
+        decode_count=1,
+        decode_context_sum=40,
+        decode_context_max=40,
+        decode_context_min=40,
+        sequences=1,
+    )
+    assert launched.iteration_ns(decode) == without.iteration_ns(decode)
+
+
 def test_experts_wait_for_the_slowest_rank_and_leave_out_idle_ones():
     shape = BatchShape(prefill_new=[64], prefill_context=[0], sequences=1)
     balanced = backend(ep=2, moe=True).components_ns(shape)
@@ -231,6 +265,7 @@ def shapes(draw):
         sequences=len(prompts) + len(contexts),
         padded_tokens=draw(st.sampled_from([0, 0, 150])),
         group_tokens=draw(st.sampled_from([0, 0, 90])),
+        group_tokens_max=draw(st.sampled_from([0, 0, 130])),
     )
 
 

@@ -4,6 +4,9 @@ import itertools
 
 import pytest
 
+from emu.latency.base import BatchShape
+from emu.scheduling.base import Batch, Chunk
+from emu.scheduling.stages import Pipeline, discount_bubbles
 from tests.latency.features import batch_flops, mfu
 from tests.scheduling.test_vidur_golden import EXACT
 from tests.scheduling.times import request_times
@@ -153,3 +156,35 @@ def test_memory_and_mfu(name):
         assert weighted_mean(mfus[index]) == pytest.approx(
             metrics[f"{stage}_weighted_mean"], rel=1e-9
         )
+
+
+PIPELINED = ["pp2_vllm", "pp2_sarathi", "pp2_orca", "pp2_ft"]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=shared) for name in PIPELINED])
+def test_preempted_time_leaves_out_the_wait_for_the_first_stage(name):
+    case = load(name)
+    _, requests = play(case, EXACT[name])
+    times = [request_times(item) for item in requests]
+    assert any(time.stage_wait_ns for time in times)
+    for time, row in zip(times, case["expected"], strict=True):
+        assert time.preempted_ns == row["preempted_time_us"] * US
+        assert time.execution_ns == row["execution_time_us"] * US
+        parts = time.scheduling_delay_ns + time.stage_wait_ns
+        assert parts + time.execution_ns + time.preempted_ns == time.e2e_ns
+
+
+def test_wait_for_the_first_stage_is_noted_once():
+    pipeline, item = Pipeline(2), request(0, 20, 5, at=0)
+    pipeline.enter(0, [100, 50])  # another batch holds the first stage until 100
+    item.first_scheduled_ns = 40
+    for formed_ns in (40, 500):
+        batch = Batch(0, BatchShape(), [Chunk(item, 20, 0)], formed_ns=formed_ns)
+        spans = pipeline.enter(formed_ns, [100, 50])
+        item.execution_ns += spans[-1].end_ns - formed_ns
+        discount_bubbles(batch, spans)
+    item.first_token_ns = item.last_token_ns = 650
+    item.generated_tokens = 1
+    times = request_times(item)
+    assert (times.stage_wait_ns, times.execution_ns) == (60, 300)
+    assert times.preempted_ns == 650 - 40 - 60 - 300

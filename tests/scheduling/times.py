@@ -17,10 +17,13 @@ class RequestTimes(msgspec.Struct, frozen=True):
     e2e_ns: int
     scheduling_delay_ns: int
     """Arrival to first batch."""
+    stage_wait_ns: int
+    """First batch to that batch's start on the first pipeline stage, which earlier ones held."""
     execution_ns: int
-    """In batches: the full duration of each one that it was a member of."""
+    """On stages: the full duration of each batch that it was a member of."""
     preempted_ns: int
-    """Between its first batch and its end, but in none: other batches, evictions, bubbles."""
+    """Between its first stage's start and its end, but on no stage: other batches, evictions, and
+    the wait between the stages of a pipeline. The four times add up to `e2e_ns`."""
     ttft_ns: int
     prefill_ns: int
     """First batch to first token."""
@@ -41,8 +44,9 @@ def request_times(request: Request) -> RequestTimes:
     return RequestTimes(
         e2e_ns=request.last_token_ns - request.arrival_ns,
         scheduling_delay_ns=request.first_scheduled_ns - request.arrival_ns,
+        stage_wait_ns=request.stage_wait_ns,
         execution_ns=request.execution_ns,
-        preempted_ns=in_service_ns - request.execution_ns,
+        preempted_ns=in_service_ns - request.stage_wait_ns - request.execution_ns,
         ttft_ns=request.first_token_ns - request.arrival_ns,
         prefill_ns=prefill_ns,
         prefill_ns_per_token=prefill_ns / request.prompt_tokens,

@@ -14,7 +14,7 @@ from collections import deque
 from emu.config.schema import SchedulerTable
 from emu.request import Request
 from emu.scheduling.base import ReplicaLimits
-from emu.scheduling.stages import Pipeline, bubble_ns, discount_bubbles, members_of
+from emu.scheduling.stages import Pipeline, discount_bubbles, members_of
 from emu.scheduling.vidur_faster_transformer import FasterTransformerScheduler
 from emu.scheduling.vidur_lightllm import LightLlmScheduler
 from emu.scheduling.vidur_orca import OrcaScheduler
@@ -221,7 +221,7 @@ class World:
 
     def on_batch_end(self, index, item):
         batch, _, spans = item
-        discount_bubbles(batch, bubble_ns(spans, batch.formed_ns))
+        discount_bubbles(batch, spans)
         step = self.now - batch.formed_ns
         progress = self.schedulers[index].complete(batch, 1, self.now, step)
         self.failed += progress.failed

@@ -170,6 +170,12 @@ class NetworkTable(Table, kw_only=True, frozen=True):
     kv_transfer: Annotated[
         Literal["layerwise", "blocking"], doc("Overlap KV transfer with prefill layers, or not.")
     ] = "layerwise"
+    connector_us: Annotated[
+        NonNegative, doc("Fixed cost of a handover from prefill to decode: its handshake.")
+    ] = 0.0
+    connector_block_us: Annotated[
+        NonNegative, doc("Cost of each KV block of a handover: its descriptors.")
+    ] = 0.0
     collective_algorithm: Annotated[
         Literal[
             "ring",

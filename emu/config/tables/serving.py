@@ -102,16 +102,22 @@ class LatencyTable(Table, kw_only=True, frozen=True):
     """What an iteration costs."""
 
     backend: Annotated[
-        str, doc("roofline, profile, linear, astra-sim, aiconfigurator, or package.module:Class")
+        str,
+        doc("roofline, profile, vidur, linear, astra-sim, aiconfigurator, or package.module:Class"),
     ] = "roofline"
     path: Annotated[
-        str, doc("profile: root of the bundles, or one bundle. aiconfigurator: saved table.")
+        str,
+        doc(
+            "profile: root of the bundles, or one bundle. vidur: folder with compute/ and network/. aiconfigurator: saved table."
+        ),
+    ] = ""
+    hardware: Annotated[
+        str, doc("profile, vidur: name of the hardware folder; empty = the GPU's.")
     ] = ""
     tables: Annotated[
         str,
         doc("aiconfigurator: engine whose kernels were measured (vllm, sglang, trtllm), /VERSION."),
     ] = "vllm"
-    hardware: Annotated[str, doc("profile: name of the hardware folder; empty = the GPU's.")] = ""
     base_us: Annotated[NonNegative, doc("linear: each iteration.")] = 5000.0
     per_token_us: Annotated[NonNegative, doc("linear: per token of the iteration.")] = 50.0
     per_context_token_us: Annotated[NonNegative, doc("linear: per token processed before.")] = 1.0

@@ -36,6 +36,11 @@ from emu.latency.profile.rows import (
 _VECTOR_FROM: Final = 6
 """Runs shorter than this are stepped: numpy's fixed cost exceeds a few look-ups."""
 
+_UNSCALED_LAYER_NS: Final = 160_000
+_PROMPT_STEP_NS: Final = 2_560_000
+"""Iterations with a prompt are 1 to 4 ms longer than their kernels, whatever their size (the
+measured run of Llama-3.1-8B on an RTX PRO 6000, `benchmarks.fidelity_steps`)."""
+
 _ONE_GPU: Final = Parallel()
 
 
@@ -68,8 +73,7 @@ class ProfileBackend:
             raise InputError("config", None, "replicas.pipeline_parallel", problem)
         is_engine = host != NO_OVERHEAD
         if is_engine:
-            # A profiled time has the start and the end of its kernel in it: no pauses on top.
-            host = msgspec.structs.replace(host, graph_layer_ns=0)
+            host = _around_profiles(host)
         self._attention = LayerAttention(
             bundle.attention,
             bundle.skew,
@@ -88,6 +92,7 @@ class ProfileBackend:
             compiled_permille=host.compiled_permille,
         )
         self._moe_before = self._rows.moe_before
+        self._dense_layers = model.layers - self._moe_before[-1]
         self._gate = gate
         self._draws = gate is not None and gate.draws
         self._profiled = (bundle.directory, bundle.max_num_batched_tokens, bundle.max_num_seqs)
@@ -103,21 +108,20 @@ class ProfileBackend:
         costs = self._rows.of_tokens(tokens)
         total = costs.whole + self._rows.of_logits(logits)
         if shape.group_tokens:
-            of_group = self._rows.of_tokens(shape.group_tokens)
-            total += self._moe_before[-1] * (of_group.expert_mlp - costs.expert_mlp)
+            total += self._moe_before[-1] * (self._expert_mlp_ns(shape) - costs.expert_mlp)
         if self._draws:
             total += self._moe_before[-1] * self._rows.experts_ns(self._route(shape))
         total += self._layers * self._attention.at(shape)
         if self.host is NO_OVERHEAD:
             return total
-        return total + host_ns(self.host, shape, self._layers)
+        return total + host_ns(self.host, shape, self._dense_layers)
 
     def stage_ns(self, shape: BatchShape) -> tuple[int, ...]:
         """Duration on each stage in ns; the hop to the next stage counts in the sender."""
         tokens, logits = _counts(shape)
         costs = self._rows.of_tokens(tokens)
         begin, end = self._layer_range(shape)
-        expert_mlp = self._rows.of_tokens(_expert_tokens(shape)).expert_mlp
+        expert_mlp = self._expert_mlp_ns(shape)
         if self._draws:
             expert_mlp += self._rows.experts_ns(self._route(shape))
         attention = self._attention.at(shape)
@@ -134,7 +138,8 @@ class ProfileBackend:
             if begin < end_layer < end:
                 ns += costs.hop
             stages.append(ns + count * attention)
-        stages[0] += host_ns(self.host, shape, end - begin)
+        dense = end - begin - (self._moe_before[end] - self._moe_before[begin])
+        stages[0] += host_ns(self.host, shape, dense)
         return tuple(stages)
 
     def decode_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
@@ -147,7 +152,7 @@ class ProfileBackend:
         tokens, logits = _counts(shape)
         constant = self._rows.of_tokens(tokens).whole + self._rows.of_logits(logits)
         if self.host is not NO_OVERHEAD:
-            constant += host_ns(self.host, shape, self._layers)
+            constant += host_ns(self.host, shape, self._dense_layers)
         costs = constant + self._layers * self._attention.of_decode_run(shape, steps)
         return np.cumsum(costs)
 
@@ -165,7 +170,7 @@ class ProfileBackend:
         self._rows.add_rows(parts, "mlp_dense", layers - moe, tokens)
         if moe:
             parts["moe"] += moe * self._rows.experts_ns(self._route(shape))
-            parts["collectives"] += moe * self._rows.exchange_ns(_expert_tokens(shape))
+            parts["collectives"] += moe * self._rows.exchange_ns(_exchange_tokens(shape))
         attention = self._attention.at(shape)
         prompts = min(attention, self._attention.of_prompts(shape))
         if begin == 0:
@@ -185,7 +190,7 @@ class ProfileBackend:
     def rows_ns(self, shape: BatchShape) -> list[tuple[str, int, int]]:
         """(name, layer or -1, ns) of every row of a whole iteration on one stage, in order."""
         tokens, logits = _counts(shape)
-        experts_ns = self._rows.of_tokens(_expert_tokens(shape)).expert_mlp
+        experts_ns = self._expert_mlp_ns(shape)
         if self._draws:
             experts_ns += self._rows.experts_ns(self._route(shape))
         return self._rows.one_by_one(tokens, logits, self._attention.at(shape), experts_ns)
@@ -206,6 +211,19 @@ class ProfileBackend:
         """Tokens of each expert and rank in this iteration; None for a dense model."""
         return None if self._gate is None else self._route(shape)
 
+    def _expert_mlp_ns(self, shape: BatchShape) -> int:
+        """Exchange and experts of one layer (without the experts if the gate draws).
+
+        A member of a group that is not padded shares the group's experts, so its rank computes
+        the mean of their tokens; the exchange lasts as long as the largest member's.
+        """
+        tokens, exchanged = _expert_tokens(shape), _exchange_tokens(shape)
+        expert_mlp = self._rows.of_tokens(tokens).expert_mlp
+        if exchanged == tokens:
+            return expert_mlp
+        rows = self._rows
+        return expert_mlp + rows.exchange_ns(exchanged) - rows.exchange_ns(tokens)
+
     def _is_cut(self, shape: BatchShape) -> bool:
         """Layers are counted one stage at a time."""
         return bool(shape.start_layer) or shape.layers >= 0 or len(self._bounds) > 2
@@ -218,6 +236,21 @@ class ProfileBackend:
     def _route(self, shape: BatchShape) -> Routing:
         assert self._gate is not None
         return self._gate.route(max(1, _expert_tokens(shape)), _batch_key(shape))
+
+
+def _around_profiles(host: HostCosts) -> HostCosts:
+    """The engine's time where layer times are profiled ones.
+
+    They have the start and the end of a kernel in them: no pauses in graphs on top. In a step
+    with a prompt, large products take what was profiled, so a dense layer gets back what
+    `compiled_permille` takes off; layers of experts are not scaled, and get nothing back.
+    """
+    host = msgspec.structs.replace(host, graph_layer_ns=0)
+    if not host.launched_layer_ns:
+        return host
+    return msgspec.structs.replace(
+        host, launched_layer_ns=_UNSCALED_LAYER_NS, prompt_step_ns=_PROMPT_STEP_NS
+    )
 
 
 def stage_bounds(layers: int, stages: int) -> list[int]:
@@ -246,6 +279,10 @@ def _counts(shape: BatchShape) -> tuple[int, int]:
 
 def _expert_tokens(shape: BatchShape) -> int:
     return shape.group_tokens or _counts(shape)[0]
+
+
+def _exchange_tokens(shape: BatchShape) -> int:
+    return max(_expert_tokens(shape), shape.group_tokens_max if shape.group_tokens else 0)
 
 
 def _batch_key(shape: BatchShape) -> int:

@@ -87,6 +87,10 @@ class Instance(msgspec.Struct, kw_only=True):
     npu_mem: GpuMemory
     pd_type: Literal["prefill", "decode"] | None
     num_npus: _Count | None = None
+    npu_num: _Count | None = None
+    """`num_npus` in the simulator's first format."""
+    npu_group: _Count | None = None
+    """First format: into how many pipeline stages the GPUs are grouped; tensor parallel within."""
     tp_size: _Count | None = None
     pp_size: _Count | None = None
     ep_size: _Count | None = None
@@ -228,7 +232,7 @@ def read_cluster_file(path: Path, types: Mapping[str, str]) -> ClusterFile:
         for i, instance in enumerate(node.instances):
             field = f"{where}.instances[{i}]"
             model = lookup_model(instance.model_name, source, f"{field}.model_name")
-            instance = _typed(instance, model, types)
+            instance = _typed(_of_first_format(source, field, instance), model, types)
             shape = _infer_shape(source, field, instance, model)
             instances.append(Placed(n, field, instance, model, shape))
     _check_groups(source, instances)
@@ -239,6 +243,28 @@ def read_cluster_file(path: Path, types: Mapping[str, str]) -> ClusterFile:
             problem = f"{len(value)} values for {len(dims)} network dimensions {list(dims)}"
             raise InputError(source, None, key, problem)
     return ClusterFile(source, cluster, instances, dims, unknown)
+
+
+def _of_first_format(source: str, field: str, instance: Instance) -> Instance:
+    """With `npu_num` and `npu_group` said in the later format's keys.
+
+    Raises InputError where one degree is said in both formats, or where groups are unequal.
+    """
+    pairs = (("npu_num", ("num_npus", "tp_size")), ("npu_group", ("pp_size",)))
+    for old, later in pairs:
+        both = [key for key in later if getattr(instance, key) is not None]
+        if getattr(instance, old) is not None and both:
+            problem = f"the first format's key beside {both[0]} of the later one"
+            raise InputError(source, None, f"{field}.{old}", problem)
+    npus, groups = instance.npu_num, instance.npu_group
+    if npus is None:
+        if groups is not None:
+            raise InputError(source, None, f"{field}.npu_group", "needs npu_num")
+        return instance
+    if groups is not None and npus % groups:
+        problem = f"{npus} GPUs cannot be cut into {groups} equal groups"
+        raise InputError(source, None, f"{field}.npu_group", problem)
+    return msgspec.structs.replace(instance, num_npus=npus, pp_size=groups)
 
 
 def _typed(instance: Instance, model: ModelSpec, types: Mapping[str, str]) -> Instance:

@@ -70,8 +70,12 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     dataset: Path | None
 
 
-def read_case(directory: Path) -> Case:
-    """Find and read the files. Raises InputError for what is needed and lacking."""
+def read_case(directory: Path, dataset: Path | None = None) -> Case:
+    """Find and read the files. Raises InputError for what is needed and lacking.
+
+    `dataset` is the file that meta.json's `dataset_path` names, where it is not found from the
+    directory; its sha256 must be the recorded one.
+    """
     if not directory.is_dir():
         raise InputError(str(directory), None, "", "not a directory")
     requests = _find(directory, "requests.jsonl")
@@ -87,8 +91,37 @@ def read_case(directory: Path) -> Case:
         meta=meta,
         meta_path=meta_path,
         cluster=_find(directory, "config.json"),
-        dataset=_dataset(directory, meta),
+        dataset=_dataset(directory, meta) if dataset is None else _given_dataset(dataset, meta),
     )
+
+
+def _given_dataset(path: Path, meta: dict[str, Any]) -> Path:
+    if not path.is_file():
+        raise InputError("reproduce", None, "--dataset", f"{path} is not a file")
+    wanted = meta.get("dataset_hash")
+    if wanted and _sha256(path) != wanted:
+        problem = f"{path} is not the dataset of the run: its sha256 is not meta.json's"
+        raise InputError("reproduce", None, "--dataset", problem)
+    return path
+
+
+def unknown_tokens(case: Case, workload: str) -> str:
+    """Why the emulated run cannot have the measured one's prefix hits; empty if it can.
+
+    `workload`: as `case_config` made it.
+    """
+    if _scheduler(case).get("prefix_caching") is False:
+        return ""
+    lines = workload.splitlines()
+    unknown = sum('"input_tok_ids"' not in line for line in lines)
+    if not unknown:
+        return ""
+    stated = case.meta.get("dataset_path")
+    if case.dataset is not None:
+        return f"{case.dataset} lacks the tokens of {unknown} of {len(lines)} prompts"
+    if isinstance(stated, str) and stated:
+        return f"{stated} (or one with its sha256) is not in {case.directory} nor above it"
+    return "the record names no dataset"
 
 
 def _find(directory: Path, name: str) -> Path | None:
