@@ -114,6 +114,7 @@ def _scheduler(
         pipeline_stages=plan.pipeline_parallel,
         prefix_caching=table.prefix_caching and has_prefixes,
         leap=not must_step and (table.leap if leap is None else leap),
+        kv_layout=plan.kv_layout,
     )
     return make_scheduler(
         table,

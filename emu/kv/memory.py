@@ -75,11 +75,13 @@ def engine_plan(
     reserve_bytes: int = 0,
     outside_bytes: int = 0,
     exact_weights: bool = False,
+    block_bytes: int = 0,
     source: str = "memory",
 ) -> MemoryPlan:
     """KV blocks of one replica of `tp` x `pp` ranks. `ep` 0 = `tp`. `outside_bytes`: weights of
     a rank that are kept somewhere else. `reserve_bytes`: what the engine keeps beside them.
-    `exact_weights`: a rank is charged what it really holds.
+    `exact_weights`: a rank is charged what it really holds. `block_bytes`: of one block where the
+    layers of a hybrid model share them (`KvLayout`); 0 = every layer keeps every token.
 
     InputError (at `source`): the weights do not fit, or not one block is left.
     """
@@ -99,7 +101,8 @@ def engine_plan(
             f"{memory_gib:g} GiB; raise tensor_parallel or pipeline_parallel",
         )
     left = usable_bytes - weights - reserve_bytes
-    num_blocks = left // (per_token * block_size)
+    block_bytes = block_bytes or per_token * block_size
+    num_blocks = left // block_bytes
     if num_blocks < 1:
         raise InputError(
             source,
@@ -107,7 +110,7 @@ def engine_plan(
             "KV cache",
             f"no block fits: {usable_bytes / GIB:.1f} GiB usable on each GPU, {weights / GIB:.1f} "
             f"GiB of weights, {reserve_bytes / GIB:.1f} GiB kept by the engine, "
-            f"{per_token * block_size} bytes for a block of {block_size} tokens; "
+            f"{block_bytes} bytes for a block of {block_size} tokens; "
             "raise scheduler.gpu_memory_utilization or the parallel degrees",
         )
     return MemoryPlan(
@@ -119,7 +122,7 @@ def engine_plan(
         kv_dtype=kv_dtype,
         kv_bytes_token_rank=per_token,
         kv_bytes_token=sizes.kv_bytes_per_token(spec, kv_dtype),
-        kv_bytes_block_rank=per_token * block_size,
+        kv_bytes_block_rank=block_bytes,
         kv_bytes_rank=left,
         reserve_bytes=reserve_bytes,
         block_size=block_size,

@@ -300,7 +300,12 @@ def expert_gate(context: LatencyContext, ranks: int) -> Gate | None:
 
 def _roofline(context: LatencyContext) -> RooflineBackend:
     table = context.table
-    return RooflineBackend(
+    made: type[RooflineBackend] = RooflineBackend
+    if context.model.special_layers:
+        from emu.latency.roofline.mixed import MixedRooflineBackend
+
+        made = MixedRooflineBackend
+    return made(
         context.model,
         context.gpu,
         tp=context.tensor_parallel,

@@ -96,14 +96,18 @@ def holds_for(plan: Plan, *, is_clipped: bool = False) -> Any:
     engine refuses it, and does not make the workload invalid. Where such requests are to be
     clipped (`is_clipped`), it is too long like any other.
     """
-    tokens = max(r.num_blocks * r.scheduler.block_size for r in plan.replicas)
+    plain = [r for r in plan.replicas if r.kv_layout is None]
+    hybrid = [r for r in plan.replicas if r.kv_layout is not None]
+    tokens = max((r.num_blocks * r.scheduler.block_size for r in plain), default=0)
     longest = max(r.max_model_tokens for r in plan.replicas)
 
     def holds(prompt_tokens: int, output_tokens: int) -> str:
         size = prompt_tokens + output_tokens
         if size > longest and not is_clipped:
             return ""
-        if size > tokens:
+        if size > tokens and not any(replica.can_hold(size) for replica in hybrid):
+            if hybrid:
+                return "no replica has KV blocks enough for all groups of layers"
             return f"the largest replica holds {tokens} tokens of KV cache"
         return f"the model reads {longest} tokens at most" if size > longest else ""
 
