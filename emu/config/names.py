@@ -10,6 +10,7 @@ import re
 from typing import Final
 
 ROUTERS: Final = ("load", "round_robin", "random", "least_outstanding", "prefix_aware")
+ENGINES: Final = ("vllm-0.11", "vllm-0.15", "vllm-0.19", "none")
 EXPERT_ROUTING: Final = ("balanced", "round_robin", "random", "skewed")
 PLANNERS: Final = ("blitz", "paper", "hpa")
 

@@ -15,7 +15,6 @@ from emu.config.locate import Path
 from emu.config.presets import PRESETS
 from emu.config.schema import (
     Config,
-    HostTable,
     LengthsTable,
     ProfileTable,
     ReplicaTable,
@@ -44,11 +43,20 @@ def _word(path: Path, value: str, known: tuple[str, ...]) -> Iterator[Problem]:
     yield path, unknown_value(value, [*known, "package.module:Class"])
 
 
+def _engine(path: Path, value: object) -> Iterator[Problem]:
+    if isinstance(value, str) and value not in names.ENGINES and not value.endswith(".toml"):
+        yield path, unknown_value(value, [*names.ENGINES, "FILE.toml"])
+
+
 def _words(config: Config) -> Iterator[Problem]:
     yield from _word(("router", "policy"), config.router.policy, names.ROUTERS)
+    yield from _engine(("latency", "engine"), config.latency.engine)
     yield from _word(
         ("latency", "expert_routing"), config.latency.expert_routing, names.EXPERT_ROUTING
     )
+    for index, group in enumerate(config.replicas):
+        if "engine" in group.latency:
+            yield from _engine(("replicas", index, "latency", "engine"), group.latency["engine"])
     if config.autoscale is not None:
         yield from _word(("autoscale", "planner"), config.autoscale.planner, names.PLANNERS)
         preset = config.autoscale.preset
@@ -227,10 +235,7 @@ def _targets(config: Config) -> Iterator[Problem]:
 
 def _others(config: Config) -> Iterator[Problem]:
     latency = config.latency
-    if isinstance(latency, HostTable):
-        yield from _minus_one_or(
-            ("latency", "step_overhead_us"), latency.step_overhead_us, zero=True
-        )
+    yield from _minus_one_or(("latency", "step_overhead_us"), latency.step_overhead_us, zero=True)
     yield from _minus_one_or(
         ("network", "link_latency_ns"), config.network.link_latency_ns, zero=True
     )

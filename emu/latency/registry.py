@@ -18,7 +18,6 @@ from emu.catalogue.lookup import lookup_gpu
 from emu.catalogue.model import ModelSpec
 from emu.config.schema import (
     AiconfiguratorTable,
-    HostTable,
     LatencyTable,
     LinearTable,
     NetworkTable,
@@ -30,11 +29,20 @@ from emu.config.schema import (
 )
 from emu.errors import InputError
 from emu.latency.base import LatencyBackend
+from emu.latency.engine import (
+    NO_ENGINE,
+    EngineModel,
+    engine_model,
+    fused_bytes_max,
+    with_step_overhead,
+)
+from emu.latency.engine_steps import EngineSteps
 from emu.latency.host import HostCosts, host_costs
 from emu.latency.linear import LinearBackend
 from emu.latency.roofline.backend import RooflineBackend
 from emu.latency.roofline.coefficients import kernels_of, scaled
 from emu.latency.roofline.ops import machine_collective
+from emu.latency.sampler import resolve_sampling
 from emu.network.collectives import Collectives, CollectiveSystem
 from emu.network.dims import NetworkDim
 from emu.plugins import make_plugin
@@ -76,6 +84,8 @@ class LatencyContext(msgspec.Struct, frozen=True, kw_only=True):
     """Where the replica's table stands, for errors."""
     overlapped: bool = True
     """The engine schedules the next step while one runs."""
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
 
 
 def link_dims(context: LatencyContext) -> tuple[NetworkDim, NetworkDim]:
@@ -196,8 +206,8 @@ def pim_attention(context: LatencyContext) -> PimAttention | None:
 
 def _named(context: LatencyContext) -> LatencyBackend:
     table = context.table
-    step_us = table.step_overhead_us if isinstance(table, HostTable) else -1.0
-    host = host_costs(table.host_overhead, step_us, overlapped=context.overlapped)
+    has_engine = engine_of(table, context.source) is not None
+    host = host_costs(has_engine, table.step_overhead_us, overlapped=context.overlapped)
     if table.expert_routing != "balanced" and table.backend in (
         "linear",
         "aiconfigurator",
@@ -206,9 +216,9 @@ def _named(context: LatencyContext) -> LatencyBackend:
         problem = f"the {table.backend} backend knows no experts one by one"
         raise InputError(context.source, None, "latency.expert_routing", problem)
     if isinstance(table, VidurLayersTable):  # before the roofline, which it derives from
-        return _vidur(context, table, _roofline(context, table, host))
+        return _vidur(context, table, _roofline(context, table))
     if isinstance(table, RooflineTable):
-        return _roofline(context, table, host)
+        return _roofline(context, table)
     if isinstance(table, LinearTable):
         return LinearBackend(
             table.base_us,
@@ -221,7 +231,9 @@ def _named(context: LatencyContext) -> LatencyBackend:
     if isinstance(table, ProfileTable):
         return _profile(context, table, host)
     if isinstance(table, AiconfiguratorTable):
-        return _aiconfigurator(context, table, host)
+        steps = engine_steps(context)
+        costs = host if steps is None else steps.host_costs()
+        return _aiconfigurator(context, table, costs)
     if table.backend == "astra-sim":
         from emu.astra.factory import make_astra
 
@@ -229,6 +241,34 @@ def _named(context: LatencyContext) -> LatencyBackend:
     needs = ("foreign", "iteration_ns", "stage_ns", "decode_run_ns", "components_ns")
     made: LatencyBackend = make_plugin(table.backend, "latency.backend", context, needs=needs)
     return made
+
+
+def engine_of(table: LatencyTable, source: str = "config") -> EngineModel | None:
+    """The engine that a latency table names; None = kernels alone."""
+    if not table.host_overhead or table.engine == NO_ENGINE:
+        return None
+    model = engine_model(table.engine, source)
+    if table.step_overhead_us >= 0:
+        model = with_step_overhead(model, table.step_overhead_us)
+    return model
+
+
+def engine_steps(context: LatencyContext) -> EngineSteps | None:
+    """The engine's part of a replica's steps; None = kernels alone."""
+    table, model = context.table, engine_of(context.table, context.source)
+    if model is None:
+        return None
+    return EngineSteps(
+        model,
+        resolve_sampling(table.sampling, table.penalties, context.model.name),
+        layers=context.model.layers,
+        vocab=context.model.vocab,
+        gbytes_per_s=context.gpu.memory_gbytes_per_s,
+        max_num_seqs=context.max_num_seqs,
+        max_num_batched_tokens=context.max_num_batched_tokens,
+        overlapped=context.overlapped,
+        fused_bytes_max=fused_bytes_max(model, context.gpu.architecture, context.tensor_parallel),
+    )
 
 
 def engine_collectives(context: LatencyContext) -> CollectiveCost:
@@ -269,8 +309,13 @@ def expert_gate(context: LatencyContext, ranks: int) -> Gate | None:
     return make_gate(context.table.expert_routing, shape)
 
 
-def _roofline(context: LatencyContext, table: RooflineTable, host: HostCosts) -> RooflineBackend:
-    return RooflineBackend(
+def _roofline(context: LatencyContext, table: RooflineTable) -> RooflineBackend:
+    made: type[RooflineBackend] = RooflineBackend
+    if context.model.special_layers:
+        from emu.latency.roofline.mixed import MixedRooflineBackend
+
+        made = MixedRooflineBackend
+    return made(
         context.model,
         context.gpu,
         tp=context.tensor_parallel,
@@ -280,7 +325,8 @@ def _roofline(context: LatencyContext, table: RooflineTable, host: HostCosts) ->
         kv_cache_dtype=context.kv_cache_dtype,
         kernels=scaled(kernels_of(context.gpu), table.compute_efficiency, table.memory_efficiency),
         gate=expert_gate(context, max(1, context.expert_parallel)),
-        host=host,
+        engine=engine_steps(context),
+        is_warm=table.warm_up,
         collective_ns=engine_collectives(context),
         round_tokens_to=table.round_tokens_to,
     )

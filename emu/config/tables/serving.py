@@ -52,7 +52,7 @@ class SchedulerTable(Table, kw_only=True, frozen=True):
     async_scheduling: Annotated[
         Literal["auto", "on", "off"],
         doc(
-            "Host work overlaps with the GPU's (off: not). vllm also forms each batch while the one before it runs; auto = on for colocated replicas of one stage if latency.host_overhead."
+            "vllm: form each batch while the one before it runs; auto = as latency.engine does, for colocated replicas of one stage."
         ),
     ] = "auto"
     leap: Annotated[
@@ -234,7 +234,6 @@ Bundles = Annotated[str, doc("Root of the bundles, or one bundle.")]
 Hardware = Annotated[str, doc("Name of the hardware folder; empty = the GPU's.")]
 ComputeEfficiency = Annotated[Fraction, doc("Part of peak FLOP/s; 0 = default.")]
 MemoryEfficiency = Annotated[Fraction, doc("Part of peak bandwidth; 0 = default.")]
-StepOverhead = Annotated[float, doc("Host time per iteration; -1 = the default of host_overhead.")]
 RoundTokens = Annotated[Count, doc("Token counts are rounded up to a multiple of this.")]
 
 
@@ -245,12 +244,44 @@ class LatencyTable(Table, kw_only=True, frozen=True):
         str,
         doc("roofline, profile, vidur, linear, astra-sim, aiconfigurator, or package.module:Class"),
     ] = "roofline"
+    engine: Annotated[
+        str,
+        doc(
+            "What happens between kernels: vllm-0.11, vllm-0.15, vllm-0.19, none, or a FILE.toml that changes one (docs/model.md)."
+        ),
+    ] = "vllm-0.15"
     host_overhead: Annotated[
         bool,
         doc(
-            "Model the engine around the kernels: host time per step, first use, asynchronous scheduling; profile: compiled kernels, separate prompts."
+            "Model the engine around the kernels; false = engine none: no host, graphs, front end or asynchronous scheduling; profile: eager kernels, merged prompts."
         ),
     ] = True
+    sampling: Annotated[
+        Literal["auto", "greedy", "random", "top_p"],
+        doc(
+            "How tokens are chosen; auto = as the model's published generation config says (emu/catalogue/sampling.toml)."
+        ),
+    ] = "auto"
+    penalties: Annotated[
+        Literal["auto", "on", "off"],
+        doc("Penalties on repeated tokens; auto = with the generation config's sampling."),
+    ] = "auto"
+    front_end: Annotated[
+        bool,
+        doc(
+            "Times are a client's, through HTTP, tokenizer, detokenizer and streaming (policy vllm, with an engine); false: the engine's."
+        ),
+    ] = True
+    warm_up: Annotated[
+        bool,
+        doc("The server uses its kernels before it is ready; false: first iterations pay."),
+    ] = True
+    step_overhead_us: Annotated[
+        float,
+        doc(
+            "All that an iteration adds to its kernels, in us, instead of the engine's; -1 = default."
+        ),
+    ] = -1.0
     expert_routing: Annotated[
         str,
         doc(
@@ -265,13 +296,7 @@ class LatencyTable(Table, kw_only=True, frozen=True):
     ] = False
 
 
-class HostTable(LatencyTable, kw_only=True, frozen=True):
-    """Kernel times, and the host's time beside them."""
-
-    step_overhead_us: StepOverhead = -1.0
-
-
-class RooflineTable(HostTable, kw_only=True, frozen=True):
+class RooflineTable(LatencyTable, kw_only=True, frozen=True):
     """Any model on any GPU, from the figures of both."""
 
     backend: Literal["roofline"] = "roofline"
@@ -280,7 +305,7 @@ class RooflineTable(HostTable, kw_only=True, frozen=True):
     round_tokens_to: RoundTokens = 1
 
 
-class ProfileTable(HostTable, kw_only=True, frozen=True):
+class ProfileTable(LatencyTable, kw_only=True, frozen=True):
     """Measured layer profiles."""
 
     backend: Literal["profile"] = "profile"
@@ -308,7 +333,7 @@ class LinearTable(LatencyTable, kw_only=True, frozen=True):
     ] = 0.0
 
 
-class AiconfiguratorTable(HostTable, kw_only=True, frozen=True):
+class AiconfiguratorTable(LatencyTable, kw_only=True, frozen=True):
     """NVIDIA's measured kernels."""
 
     backend: Literal["aiconfigurator"] = "aiconfigurator"
@@ -318,7 +343,7 @@ class AiconfiguratorTable(HostTable, kw_only=True, frozen=True):
     ] = "vllm"
 
 
-class AstraTable(HostTable, kw_only=True, frozen=True):
+class AstraTable(LatencyTable, kw_only=True, frozen=True):
     """ASTRA-Sim: the embedded executor, or the program itself."""
 
     backend: Literal["astra-sim"] = "astra-sim"
