@@ -16,7 +16,7 @@ ORDER = (
     *("errors", "units", "rng", "plugins", "request", "process"),
     *("kernel", "config", "catalogue", "workload", "network", "kv", "routing", "latency", "astra"),
     *("scheduling", "replica", "migration", "autoscale", "faults", "cluster", "report", "runs"),
-    *("api", "serve", "chaos", "sweeps", "tools", "cli", "entry", "__init__", "__main__"),
+    *("api", "serve", "chaos", "sweeps", "sizing", "tools", "cli", "entry", "__init__", "__main__"),
 )
 EXCEPTIONS = {
     ("astra", "scheduling"),
