@@ -5,7 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from emu.cli.options import Count, Jobs, Json, Number, Overrides, Parameter, Positive, Quiet, Seconds
+from emu.cli.options import (
+    Count,
+    Jobs,
+    Json,
+    Number,
+    Overrides,
+    Parameter,
+    Positive,
+    Quiet,
+    Seconds,
+)
 
 Duration = Annotated[str, Parameter(metavar="TIME")]
 
@@ -114,7 +124,7 @@ def plan(
 
     Examples
     --------
-    emu plan --model meta-llama/Llama-3.1-8B --gpu H100=2.5 --rate 20 --preset conversation --ttft-p95 500ms --tpot-p95 50ms
+    emu plan --model Llama-3.1-8B --gpu H100=2.5 --rate 20 --preset code --ttft-p95 1s
     """
     from emu.sizing.plan import plan_command
 

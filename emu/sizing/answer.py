@@ -25,6 +25,7 @@ from emu.config.schema import Config
 from emu.errors import InputError, RunError
 from emu.report.atomic import write_text
 from emu.report.interval import mean_of
+from emu.sizing.interval import intervals_of
 from emu.sizing.layouts import Candidate, Layout, Prompts, layouts_of
 from emu.sizing.question import SOURCE, Question
 from emu.sizing.search import Search, search_of
@@ -42,12 +43,17 @@ LAYOUTS_AT_ONCE: Final = 4
 HEADROOM_MAX: Final = 4.0
 HEADROOM_TOLERANCE: Final = 0.05
 _EPSILON: Final = 1e-9
+NOT_AS_CHEAP: Final = "nothing that costs as little as the best meets the objectives"
 
 Watch = Callable[[int, int, str], None]
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """A figure over seeds: mean, and its 95 % interval where there are several."""
+    """A figure: its mean over seeds and 95 % interval.
+
+    Of one seed, the best cluster's interval comes from a bootstrap over blocks of requests, and
+    the others have none.
+    """
 
     label: str
     limit_ms: float
@@ -143,6 +149,15 @@ def find_cluster(
             raise _no_cluster(trials, question)
         headroom = _headroom(driver, question, best, plain, rate)
     tables = _checked_tables(plain, question, best)
+    if len(question.seeds) == 1:
+        bounds = intervals_of(tables, question.objectives, question.seeds[0])
+        rows[0] = msgspec.structs.replace(
+            rows[0],
+            readings=[
+                msgspec.structs.replace(reading, low_ms=low, high_ms=high)
+                for reading, (low, high) in zip(rows[0].readings, bounds, strict=True)
+            ],
+        )
     return Answer(
         model=spec.name,
         rate_per_s=rate,
@@ -199,7 +214,9 @@ def _set_rate(plain: dict[str, Any], question: Question, workload: Workload) -> 
             raise InputError(SOURCE, None, "--rate", "the workload has no rate of its own")
         return own
     if not own:
-        raise InputError(SOURCE, None, "--workload", "all requests arrive at once: no rate to scale")
+        raise InputError(
+            SOURCE, None, "--workload", "all requests arrive at once: no rate to scale"
+        )
     plain["workload"]["time_scale"] = own / question.rate_per_s
     return question.rate_per_s
 
@@ -257,7 +274,7 @@ class _Trials:
         return [one.layout for one in self.met]
 
     def limit(self, layout: Layout) -> int:
-        """Most replicas of a layout: there are as many GPUs, and they cost no more than the best."""
+        """Most replicas of a layout: so many GPUs there are, at no more than the best's cost."""
         most = min(layout.gpu.count_max or self._question.gpus_max, self._question.gpus_max)
         replicas = most // layout.tensor_parallel
         if self.best_cost < float("inf"):
@@ -269,7 +286,7 @@ class _Trials:
         for candidate, rows in self.rows.items():
             if candidate.layout == layout and rows[0].result.error:
                 return rows[0].result.error
-        return "no cluster of this kind that is as cheap as the best meets the objectives"
+        return NOT_AS_CHEAP
 
 
 def _search_all(trials: _Trials, layouts: Sequence[Layout], question: Question) -> None:
@@ -329,7 +346,7 @@ def _row(rows: Sequence[Row], candidate: Candidate, question: Question) -> Ranke
                 objective.label,
                 objective.limit_ms,
                 mean.mean,
-                None if half is None else mean.mean - half,
+                None if half is None else max(0.0, mean.mean - half),
                 None if half is None else mean.mean + half,
             )
         )
@@ -353,7 +370,8 @@ def _row(rows: Sequence[Row], candidate: Candidate, question: Question) -> Ranke
 
 def _no_cluster(trials: _Trials, question: Question) -> Exception:
     """The error that names the nearest try, or the configuration's mistake."""
-    invalid = [rows[0].result for rows in trials.rows.values() if rows[0].result.status == "invalid"]
+    first = [rows[0].result for rows in trials.rows.values()]
+    invalid = [result for result in first if result.status == "invalid"]
     if invalid and len(invalid) == len(trials.rows):
         return InputError(SOURCE, None, "", invalid[0].error)
     tried = [

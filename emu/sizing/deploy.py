@@ -43,7 +43,9 @@ def write_answer(answer: Answer, directory: Path) -> list[Path]:
     config = config_from_dict(answer.config)
     if config.scheduler.policy == "vllm":
         roles = _roles(config)
-        lines = [f"# {role}, {count} of them\n{shlex.join(flags)}\n" for role, count, flags in roles]
+        lines = [
+            f"# {role}, {count} of them\n{shlex.join(flags)}\n" for role, count, flags in roles
+        ]
         files["vllm.txt"] = "\n".join(lines)
         files["kubernetes.yaml"] = manifests(config, answer.model)
     for name, text in files.items():

@@ -181,9 +181,8 @@ def replicas_min(
     least = 1
     if prompts.is_shared:
         return least
-    per_token = _FLOP_PER_PARAMETER * (
-        sizes.active_parameter_count(model) - sizes.embedding_params(model) - sizes.head_params(model)
-    )
+    tables = sizes.embedding_params(model) + sizes.head_params(model)
+    per_token = _FLOP_PER_PARAMETER * (sizes.active_parameter_count(model) - tables)
     peak = tensor_parallel * max(gpu.spec.peak_flops(dtype) for dtype in _FASTEST)
     for objective in objectives:
         if objective.metric != "ttft":

@@ -15,7 +15,6 @@ from emu.sizing.deploy import write_answer
 from emu.sizing.layouts import MODES
 from emu.sizing.question import (
     OBJECTIVES,
-    SOURCE,
     Question,
     gpu_kinds,
     objective,
@@ -64,7 +63,9 @@ def plan(
     if not model and not hf_config:
         raise wrong("--model", "give a model of the catalogue, or --hf-config FILE")
     given = [
-        objective(name, text) for name, text in objectives.items() if text is not None and text != ""
+        objective(name, text)
+        for name, text in objectives.items()
+        if text is not None and text != ""
     ]
     if not given:
         first = ", ".join(f"--{name.replace('_', '-')}" for name in OBJECTIVES[:3])
@@ -172,7 +173,10 @@ def lines_of(answer: Answer) -> list[str]:
             f"headroom: {more:.0f} % more traffic; at {100 * (room.breaks_at - 1):.0f} % more "
             f"{' and '.join(room.breaks)} breaks"
         )
-    lines += [f"not: {layout}: {reason}" for layout, reason in answer.refused.items()]
+    kinds: dict[str, list[str]] = {}
+    for layout, reason in answer.refused.items():
+        kinds.setdefault(reason, []).append(layout)
+    lines += [f"not: {', '.join(layouts)}: {reason}" for reason, layouts in kinds.items()]
     return lines
 
 
@@ -185,6 +189,3 @@ def _row_text(row: Ranked, answer: Answer) -> str:
         readings.append(text)
     cost = f", {row.cost_per_h:,.2f} $/h" if answer.has_prices else ""
     return f"{row.label}; {', '.join(readings)}{cost}"
-
-
-__all__ = ["SOURCE", "plan", "plan_command"]

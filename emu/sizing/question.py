@@ -120,8 +120,7 @@ def gpu_kinds(texts: Sequence[str]) -> tuple[tuple[GpuKind, ...], bool]:
         without = names[priced.index(False)]
         raise wrong("--gpu", f"{without} has no price, others have; prices compare only if all do")
     kinds = tuple(
-        GpuKind(spec, 1.0 if price is None else price, count_max)
-        for spec, price, count_max in read
+        GpuKind(spec, 1.0 if price is None else price, count_max) for spec, price, count_max in read
     )
     return kinds, all(priced)
 

@@ -65,7 +65,7 @@ def _splits(layout: Layout, limit: Limit) -> Search:
         brackets = [b for b in (prefill, decode) if b[1] - b[0] > 1]
         middles = [sum(bracket) // 2 for bracket in brackets]
         asked = [
-            Candidate(layout, middle, most) if bracket is prefill else Candidate(layout, most, middle)
+            Candidate(layout, *((middle, most) if bracket is prefill else (most, middle)))
             for bracket, middle in zip(brackets, middles, strict=True)
         ]
         told = yield asked
