@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from emu.config.tables.base import Dtype
 from emu.errors import InputError
 from emu.process.terminal import open_console
 from emu.report.table import number
@@ -96,7 +97,7 @@ def plan(
         objectives=tuple(given),
         tensor_parallel=_degrees(tensor_parallel),
         modes=_words(mode, MODES, MODES, "--mode"),
-        dtypes=tuple(dict.fromkeys(dtype)) or ("auto",),
+        dtypes=_words(dtype, get_args(Dtype), ("auto",), "--dtype"),
         seeds=_seeds(seeds, is_trace="path" in table),
         gpus_max=max_gpus,
         gpus_per_node=gpus_per_node,
