@@ -258,6 +258,17 @@ class _Trials:
         """Whether every seed meets all objectives and serves every request."""
         return all(meets(row.result, self._conditions, 0.0) for row in self.rows[candidate])
 
+    def worst(self, candidate: Candidate) -> float:
+        """Largest figure / limit over objectives and seeds; infinite if not all was served."""
+        rows = self.rows[candidate]
+        if not all(meets(row.result, [], 0.0) for row in rows):
+            return float("inf")
+        return max(
+            float(row.result.figures[objective.figure] or 0.0) / objective.limit_ms
+            for objective in self._question.objectives
+            for row in rows
+        )
+
     def is_allowed(self, candidate: Candidate) -> bool:
         """Whether there are so many GPUs (the search also asks about more)."""
         most = candidate.layout.gpu.count_max or self._question.gpus_max
@@ -309,11 +320,11 @@ def _search_all(trials: _Trials, layouts: Sequence[Layout], question: Question) 
             trials.run([candidate for _, asked in active for candidate in asked])
             running, active = active, []
             for search, asked in running:
-                _advance(search, [trials.is_met(one) for one in asked], active)
+                _advance(search, [trials.worst(one) for one in asked], active)
 
 
 def _advance(
-    search: Search, told: list[bool] | None, active: list[tuple[Search, list[Candidate]]]
+    search: Search, told: list[float] | None, active: list[tuple[Search, list[Candidate]]]
 ) -> None:
     """Take a search one step on, and keep it if it asks for more."""
     try:

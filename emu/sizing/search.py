@@ -1,24 +1,28 @@
-"""The search over one layout: a generator that asks for candidates and is told which meet. Pure.
+"""The search over one layout: a generator that asks for candidates and is told how they do. Pure.
 
     search = search_of(layout, limit)
     asked = next(search)
-    asked = search.send([meets(candidate) for candidate in asked])     # until StopIteration
+    asked = search.send([worst(candidate) for candidate in asked])     # until StopIteration
 
-It takes the objectives to be monotone: a cluster that meets them still does with a replica more
+`worst` is the largest figure / limit of a run: up to 1 it meets. The search takes the objectives to be monotone: a cluster that meets them still does with a replica more
 of either role. Then a number of colocated replicas is found by bisection; and what fails with as
 many replicas of one role as the limit allows gives the least number of the other. `limit()` is
 the largest number of replicas that could still be as cheap as the best cluster known; it may
-fall between two steps. Clusters at the limit itself are tried, so that ties are found.
+fall between two steps. More prefill replicas send requests to decode in denser bursts, so that
+TPOT may rise a little with them: such a bound counts only where it misses by SLACK. Clusters at the limit itself are tried, so that ties are found.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from typing import Final
 
 from emu.sizing.layouts import Candidate, Layout
 
-Search = Generator[list[Candidate], list[bool], None]
+Search = Generator[list[Candidate], list[float], None]
 Limit = Callable[[], int]
+SLACK: Final = 1.1
+"""A split is ruled out by a run that misses a limit by more than this factor."""
 
 
 def search_of(layout: Layout, limit: Limit, *, is_bounded: bool) -> Search:
@@ -39,13 +43,13 @@ def _colocated(layout: Layout, limit: Limit, *, is_bounded: bool) -> Search:
         tried = min(tried, limit())
         if tried <= low:
             return
-        if (yield [Candidate(layout, tried, 0)])[0]:
+        if (yield [Candidate(layout, tried, 0)])[0] <= 1:
             high = tried
         else:
             low, tried = tried, 2 * tried
     while high - low > 1:
         middle = (low + high) // 2
-        if (yield [Candidate(layout, middle, 0)])[0]:
+        if (yield [Candidate(layout, middle, 0)])[0] <= 1:
             high = middle
         else:
             low = middle
@@ -58,7 +62,7 @@ def _splits(layout: Layout, limit: Limit) -> Search:
     least_prefill = layout.replicas_min
     if most < least_prefill:
         return
-    if not (yield [Candidate(layout, most, most)])[0]:
+    if (yield [Candidate(layout, most, most)])[0] > SLACK:
         return
     prefill, decode = [least_prefill - 1, most], [0, most]
     while prefill[1] - prefill[0] > 1 or decode[1] - decode[0] > 1:
@@ -69,12 +73,12 @@ def _splits(layout: Layout, limit: Limit) -> Search:
             for bracket, middle in zip(brackets, middles, strict=True)
         ]
         told = yield asked
-        for bracket, middle, is_met in zip(brackets, middles, told, strict=True):
-            bracket[1 if is_met else 0] = middle
+        for bracket, middle, worst in zip(brackets, middles, told, strict=True):
+            bracket[1 if worst <= SLACK else 0] = middle
     total = prefill[1] + decode[1]
     while total <= limit():
         splits = range(prefill[1], total - decode[1] + 1)
         told = yield [Candidate(layout, count, total - count) for count in splits]
-        if any(told):
+        if min(told, default=SLACK) <= 1:
             return
         total += 1
