@@ -29,6 +29,7 @@ from emu.config.schema import CommandTable, FaultTable
 from emu.errors import InputError
 from emu.replica.replica import Replica
 from emu.replica.states import GPU_ROLE
+from emu.report.pages import asset
 from emu.serve.failures import FailureRule, FailureSchedule
 from emu.serve.house import House, Listener
 from emu.serve.protocol import ApiError, decode_body, whole
@@ -211,7 +212,8 @@ class Control:
         """The live page."""
         html = files("emu.serve").joinpath("page/live.html").read_text(encoding="utf-8")
         kinds = msgspec.json.encode(_fault_forms()).decode().replace("<", "\\u003c")
-        return HTMLResponse(html.replace("/*FAULTS*/[]", kinds))
+        charts = asset("echarts/echarts.min.js") + asset("charts.js")
+        return HTMLResponse(html.replace("/*FAULTS*/[]", kinds).replace("/*CHARTS*/", charts))
 
     async def state(self, request: HttpRequest) -> Response:
         """One snapshot."""
