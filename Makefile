@@ -8,7 +8,9 @@ SITE := .venv-site
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: clients-all wheel wheel-check site charts clients fuzz-http help run test test-fast check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
+FILE ?= /tmp/emu-freeze.json
+
+.PHONY: clients-all wheel wheel-check site charts clients freeze planted fuzz-http help run test test-fast check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -58,8 +60,9 @@ bench-compare: $(STAMP)  ## make bench-compare BASE=REV [ONLY=azure]: two revisi
 bench-docs: $(STAMP)  ## the results of make bench into docs/speed.md
 	@$(PY) -m benchmarks.write_speed --write
 
-fidelity: $(STAMP)  ## emulated runs against real vLLM (needs ../shared/data)
-	@$(PY) -m benchmarks.fidelity
+DATA ?= ../shared/data
+fidelity: $(STAMP)  ## the fidelity board: every measured run below DATA beside its emulation
+	@$(PY) -m emu fidelity $(DATA)
 
 soak: $(STAMP)  ## long property tests
 	@EMU_SOAK=1 $(PY) -m pytest -n 2 -m "soak" --timeout 3600
@@ -73,6 +76,9 @@ soak-chaos: $(STAMP)  ## one world of 10 million events under all kinds of fault
 soak-wide: $(STAMP)  ## the same with 1,000 replicas: what grows with their number (a CPU-minute)
 	@$(PY) -m tests.chaos.soak --replicas 1000 --requests 6000 --growth 0.3
 
+freeze: $(STAMP)  ## make freeze FILE=digests.json: what 3,000 random worlds and every config write, to compare revisions
+	@$(PY) -m tests.chaos.freeze record $(FILE) --seeds 3000
+
 determinism: $(STAMP)  ## same inputs, same bytes: 200 seeds in processes that differ
 	@$(PY) -m tests.chaos.determinism --seeds 200
 
@@ -81,6 +87,9 @@ fuzz: $(STAMP)  ## 200,000 broken configurations and workloads
 
 kill: $(STAMP)  ## stop 50 runs at random moments: no half result looks whole
 	@$(PY) -m tests.chaos.interrupt --runs 50
+
+planted: $(STAMP)  ## planted faults that the unit tests of a replica must catch, each in ten seconds
+	@$(PY) -m tests.replica.planted
 
 mutants: $(STAMP)  ## planted bugs that the campaign must catch, and a canary
 	@$(PY) -m tests.chaos.mutants --seeds 1000

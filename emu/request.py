@@ -111,6 +111,9 @@ class Request:
     """When the chunk that completed its first prefill was scheduled."""
     first_token_ns: int
     last_token_ns: int
+    first_out_ns: int
+    """How much later than the engine its client has the first token (the front end)."""
+    last_out_ns: int
     execution_ns: int
     stage_wait_ns: int
     """From the forming of its first batch to that batch\'s start on the first pipeline stage."""
@@ -139,12 +142,14 @@ class Request:
         "decode_pin",
         "decode_replica_id",
         "execution_ns",
+        "first_out_ns",
         "first_scheduled_ns",
         "first_token_ns",
         "generated_tokens",
         "handoff_after_ns",
         "holder_id",
         "kv_blocks",
+        "last_out_ns",
         "last_token_ns",
         "max_gap_ns",
         "max_output_tokens",
@@ -224,6 +229,8 @@ class Request:
         self.prefill_scheduled_ns = -1
         self.first_token_ns = -1
         self.last_token_ns = -1
+        self.first_out_ns = 0
+        self.last_out_ns = 0
         self.execution_ns = 0
         self.stage_wait_ns = 0
         self.preemptions = 0

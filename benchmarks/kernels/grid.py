@@ -17,7 +17,6 @@ import msgspec
 from benchmarks.kernels.tables import SYSTEMS
 from emu.catalogue import lookup_gpu, lookup_model
 from emu.latency.base import BatchShape
-from emu.latency.host import NO_OVERHEAD
 from emu.latency.roofline.backend import RooflineBackend
 from emu.latency.roofline.coefficients import Kernels
 
@@ -102,9 +101,7 @@ def rows(
                         )
                 except (RuntimeError, ValueError, KeyError, OSError):
                     continue  # not in the tables
-                backend = RooflineBackend(
-                    lookup_model(ours), lookup_gpu(gpu), tp=tp, host=NO_OVERHEAD, kernels=own
-                )
+                backend = RooflineBackend(lookup_model(ours), lookup_gpu(gpu), tp=tp, kernels=own)
                 yield from _of_model(handle, backend, (gpu, ours, tp))
 
 

@@ -13,7 +13,6 @@ from typing import Final
 
 from benchmarks.kernels.grid import Row
 from emu.catalogue import lookup_gpu, lookup_model
-from emu.latency.host import NO_OVERHEAD
 from emu.latency.roofline.backend import RooflineBackend
 
 GPUS: Final = {"a100": "A100-SXM4-80GB", "h100": "H100-SXM5-80GB", "a40": "A40"}
@@ -45,8 +44,6 @@ def rows(folder: Path) -> Iterator[Row]:
                     measured[tp, tokens] = sum(float(value) for value in values if value)
         spec = lookup_model(model)
         for (tp, tokens), measured_ms in sorted(measured.items()):
-            backend = RooflineBackend(
-                spec, lookup_gpu(gpu), tp=tp, host=NO_OVERHEAD, collective_ns=lambda *_: 0
-            )
+            backend = RooflineBackend(spec, lookup_gpu(gpu), tp=tp, collective_ns=lambda *_: 0)
             cost = backend.costs.layer(tokens, is_moe=False)
             yield Row(gpu, model, tp, f"{tokens} tokens", measured_ms, sum(cost) / 1e6)

@@ -24,7 +24,7 @@ from emu.astra.rows import TraceGenerator, TraceModel, TraceSetup
 from emu.catalogue import sizes
 from emu.errors import InputError
 from emu.latency.base import BatchShape
-from emu.latency.host import NO_OVERHEAD, host_costs, step_overhead_ns
+from emu.latency.host import host_costs, step_overhead_ns
 from emu.latency.moe_gate import GateShape, make_gate
 from emu.latency.profile.bundle import find_bundle, read_bundle, variant_name
 from emu.latency.registry import LatencyContext, link_dims
@@ -169,7 +169,6 @@ def _times(context: LatencyContext) -> LayerTimes:
         dtype=context.dtype,
         kv_cache_dtype=context.kv_cache_dtype,
         kernels=scaled(kernels_of(context.gpu), table.compute_efficiency, table.memory_efficiency),
-        host=NO_OVERHEAD,
         collective_ns=_no_collectives,
         round_tokens_to=table.round_tokens_to,
     )

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from emu.cli.options import Count, Overrides, Parameter, Port, Quiet, Seconds, Seed
 from emu.errors import needs_extra
+from emu.log import Format, Level
 
 
 def serve(
@@ -42,6 +43,8 @@ def serve(
     drain_s: Seconds = 30.0,
     set_: Overrides = (),
     quiet: Quiet = False,
+    log_level: Level | None = None,
+    log_format: Format = "text",
 ) -> int:
     """Live mode: an OpenAI-compatible server that answers like the emulated cluster.
 
@@ -107,6 +110,10 @@ def serve(
         Seconds that answers under way have after SIGTERM.
     quiet
         Print nothing.
+    log_level
+        Log to standard error from this level on; off without it (info with --log-format json).
+    log_format
+        One event a line, as text or as JSON.
     """
     with needs_extra("serve", "serve"):
         from emu.serve.house import ServeOptions
@@ -141,6 +148,8 @@ def serve(
         slow_down=slow_down,
         startup_s=startup_s,
         drain_s=drain_s,
+        log_level=log_level or ("off" if log_format == "text" else "info"),
+        log_format=log_format,
     )
     return serve_command(config, options, output=output, overrides=set_, quiet=quiet)
 

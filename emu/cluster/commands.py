@@ -12,7 +12,9 @@ from typing import Final
 
 from emu.config.schema import CommandTable
 from emu.errors import InputError
-from emu.kernel.clock import RANK_WORLD, Kernel
+from emu.kernel.clock import Kernel
+from emu.kernel.priorities import PRIORITY_WORLD
+from emu.replica.events import Commanded
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.units import s_to_ns
@@ -63,7 +65,7 @@ class Commander:
         for command in commands:
             kernel.call_at(
                 s_to_ns(command.at_s),
-                RANK_WORLD,
+                PRIORITY_WORLD,
                 partial(self._timed, replicas[command.replica], command),
             )
 
@@ -77,11 +79,13 @@ class Commander:
         target = TARGETS.get((command.command, replica.state))
         if target is None:
             return self._refuse(replica, command, f"is {replica.state.value}")
+        weights: bool | None = None
         if target is S.INACTIVE:
-            replica.model_loaded = False
+            weights = False
         elif replica.state is S.INACTIVE and target is not S.NEW_PREFILL:
-            replica.model_loaded = True
-        replica.move(target, writer="command", cause=command.command)
+            weights = True
+        order = Commanded(to=target, writer="command", cause=command.command, weights=weights)
+        replica.actor.tell(order)
         return True
 
     def _reset(self, replica: Replica, command: CommandTable) -> bool:

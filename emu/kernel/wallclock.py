@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from emu.kernel.clock import Kernel
-from emu.kernel.mailbox import Mailbox, Target
-from emu.kernel.priorities import RANK_WORLD
+from emu.kernel.priorities import PRIORITY_WORLD
 
 _FREE_NS: Final = 2**62
 _TURN_NS: Final = 2_000_000
@@ -19,7 +18,7 @@ _TIMERS_PER_LOOK: Final = 16
 
 
 class WallKernel(Kernel):
-    """The same primitives on the wall clock, `speed` simulated seconds per real second.
+    """The same actors on the wall clock, `speed` simulated seconds per real second.
 
     Timers keep their own due times (logical time), so lateness of the machine never adds up;
     `lag_ns` says how late the last timer was. What comes from outside enters through `enter`,
@@ -66,7 +65,7 @@ class WallKernel(Kernel):
         self._offset_ns = self.wall_ns()
         self._origin_ns = self._clock_ns()
         self.speed = speed
-        if self._runnable == 0:
+        if self._running == 0:
             self._advance()
 
     @property
@@ -78,18 +77,18 @@ class WallKernel(Kernel):
     def hold(self, at_ns: int | None) -> None:
         """Let nothing happen at this instant or later; None lets time go on."""
         before, self._held_ns = self._held_ns, _FREE_NS if at_ns is None else at_ns
-        if self._held_ns > before and self._runnable == 0 and not self._is_advancing:
+        if self._held_ns > before and self._running == 0 and not self._is_advancing:
             self._loop.call_soon(self._advance)
 
     def enter(self, call: Callable[[], None], at_ns: int | None = None) -> int:
         """Something has happened in the real world: run `call` in its place in time.
 
         `at_ns` says when; None means now. Returns the time that it got: one that no other entry
-        has, and never an instant at which something of a higher rank has already happened, so that
-        a replay at these times gives the same order.
+        has, and never an instant at which something of a higher priority has already happened, so
+        that a replay at these times gives the same order.
         """
         at_ns = max(self.wall_ns() if at_ns is None else at_ns, self.now_ns)
-        if at_ns == self.now_ns and self.rank_reached >= RANK_WORLD:
+        if at_ns == self.now_ns and self.priority_reached >= PRIORITY_WORLD:
             at_ns += 1
         entries = self._entries
         while at_ns in entries:
@@ -100,8 +99,8 @@ class WallKernel(Kernel):
             entries.discard(at_ns)
             call()
 
-        self.call_at(at_ns, RANK_WORLD, happen)
-        if self._runnable == 0 and not self._is_advancing:
+        self.call_at(at_ns, PRIORITY_WORLD, happen)
+        if self._running == 0 and not self._is_advancing:
             self._advance()
         return at_ns
 
@@ -109,22 +108,22 @@ class WallKernel(Kernel):
         heap, ready = self._heap, self._ready
         begin_ns = self._clock_ns()
         fired = 0
-        while self._runnable == 0 and not self._is_over:
+        while self._running == 0 and not self._is_over:
             if ready:
-                self._fire_ready()
+                self._take_ready()
                 continue
             if self._is_stopping:
                 self._stop_at_rest()
                 return
-            while heap and _is_void(heap[0][3], heap[0][0]):
-                heapq.heappop(heap)
+            while heap and heap[0][3] is not None and heap[0][3].armed != heap[0][2]:
+                heapq.heappop(heap)  # void: put off or cut
             if self._alarm is not None:
                 self._alarm.cancel()
                 self._alarm = None
             if not heap:
                 return  # idle until something enters
             wall_ns = self.wall_ns()
-            due_ns, rank, _, target = heap[0]
+            due_ns, priority, _, actor, target = heap[0]
             if due_ns > wall_ns:
                 delay_s = (due_ns - wall_ns) / (self.speed * 1e9)
                 self._alarm = self._loop.call_later(delay_s, self._advance)
@@ -138,12 +137,10 @@ class WallKernel(Kernel):
             self.lag_ns = wall_ns - due_ns
             self.lag_max_ns = max(self.lag_max_ns, self.lag_ns)
             heapq.heappop(heap)
-            if not self._move_to(due_ns, rank):
+            if not self._move_to(due_ns, priority):
                 return
-            self._fire(target)
-
-
-def _is_void(target: Target, due_ns: int) -> bool:
-    if target.__class__ is Mailbox:
-        return target._turn_ns != due_ns
-    return isinstance(target, asyncio.Future) and target.done()
+            self.events += 1
+            if actor is not None:
+                self._deliver(actor)
+            elif target is not None:
+                target()

@@ -254,6 +254,14 @@ class BlockPool:
         assert count == len(block_ids)
         self._unreference(block_ids)
 
+    def put_back_held(self, request_id: int, count: int, block_ids: list[int]) -> None:
+        """Return the blocks of a request that left with its KV."""
+        self.put_back(count, block_ids)
+
+    def blocks_at(self, tokens: int) -> int:
+        """Full blocks and the one begun."""
+        return -(-tokens // self.block_size)
+
     def hand_over(self, request: Request, count: int, block_ids: list[int]) -> None:
         """The request owns the blocks; those full at its computed length are indexed."""
         assert count == len(block_ids)

@@ -19,11 +19,20 @@ from emu.catalogue.model import ModelSpec
 from emu.config.schema import LatencyTable, NetworkTable, NodeTable, PlacementTable
 from emu.errors import InputError
 from emu.latency.base import LatencyBackend
+from emu.latency.engine import (
+    NO_ENGINE,
+    EngineModel,
+    engine_model,
+    fused_bytes_max,
+    with_step_overhead,
+)
+from emu.latency.engine_steps import EngineSteps
 from emu.latency.host import HostCosts, host_costs
 from emu.latency.linear import LinearBackend
 from emu.latency.roofline.backend import RooflineBackend
 from emu.latency.roofline.coefficients import kernels_of, scaled
 from emu.latency.roofline.ops import machine_collective
+from emu.latency.sampler import resolve_sampling
 from emu.network.collectives import Collectives, CollectiveSystem
 from emu.network.dims import NetworkDim
 from emu.plugins import make_plugin
@@ -65,6 +74,8 @@ class LatencyContext(msgspec.Struct, frozen=True, kw_only=True):
     """Where the replica's table stands, for errors."""
     overlapped: bool = True
     """The engine schedules the next step while one runs."""
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
 
 
 def link_dims(context: LatencyContext) -> tuple[NetworkDim, NetworkDim]:
@@ -185,9 +196,10 @@ def pim_attention(context: LatencyContext) -> PimAttention | None:
 
 def _named(context: LatencyContext) -> LatencyBackend:
     table = context.table
-    host = host_costs(table.host_overhead, table.step_overhead_us, overlapped=context.overlapped)
+    has_engine = engine_of(table, context.source) is not None
+    host = host_costs(has_engine, table.step_overhead_us, overlapped=context.overlapped)
     if table.backend == "roofline":
-        return _roofline(context, host)
+        return _roofline(context)
     if table.expert_routing != "balanced" and table.backend in (
         "linear",
         "aiconfigurator",
@@ -207,9 +219,10 @@ def _named(context: LatencyContext) -> LatencyBackend:
     if table.backend == "profile":
         return _profile(context, host)
     if table.backend == "vidur":
-        return _vidur(context, _roofline(context, host))
+        return _vidur(context, _roofline(context))
     if table.backend == "aiconfigurator":
-        return _aiconfigurator(context, host)
+        steps = engine_steps(context)
+        return _aiconfigurator(context, host if steps is None else steps.host_costs())
     if table.backend == "astra-sim":
         from emu.astra.factory import make_astra
 
@@ -217,6 +230,34 @@ def _named(context: LatencyContext) -> LatencyBackend:
     needs = ("foreign", "iteration_ns", "stage_ns", "decode_run_ns", "components_ns")
     made: LatencyBackend = make_plugin(table.backend, "latency.backend", context, needs=needs)
     return made
+
+
+def engine_of(table: LatencyTable, source: str = "config") -> EngineModel | None:
+    """The engine that a latency table names; None = kernels alone."""
+    if not table.host_overhead or table.engine == NO_ENGINE:
+        return None
+    model = engine_model(table.engine, source)
+    if table.step_overhead_us >= 0:
+        model = with_step_overhead(model, table.step_overhead_us)
+    return model
+
+
+def engine_steps(context: LatencyContext) -> EngineSteps | None:
+    """The engine's part of a replica's steps; None = kernels alone."""
+    table, model = context.table, engine_of(context.table, context.source)
+    if model is None:
+        return None
+    return EngineSteps(
+        model,
+        resolve_sampling(table.sampling, table.penalties, context.model.name),
+        layers=context.model.layers,
+        vocab=context.model.vocab,
+        gbytes_per_s=context.gpu.memory_gbytes_per_s,
+        max_num_seqs=context.max_num_seqs,
+        max_num_batched_tokens=context.max_num_batched_tokens,
+        overlapped=context.overlapped,
+        fused_bytes_max=fused_bytes_max(model, context.gpu.architecture, context.tensor_parallel),
+    )
 
 
 def engine_collectives(context: LatencyContext) -> CollectiveCost:
@@ -257,9 +298,14 @@ def expert_gate(context: LatencyContext, ranks: int) -> Gate | None:
     return make_gate(context.table.expert_routing, shape)
 
 
-def _roofline(context: LatencyContext, host: HostCosts) -> RooflineBackend:
+def _roofline(context: LatencyContext) -> RooflineBackend:
     table = context.table
-    return RooflineBackend(
+    made: type[RooflineBackend] = RooflineBackend
+    if context.model.special_layers:
+        from emu.latency.roofline.mixed import MixedRooflineBackend
+
+        made = MixedRooflineBackend
+    return made(
         context.model,
         context.gpu,
         tp=context.tensor_parallel,
@@ -269,7 +315,8 @@ def _roofline(context: LatencyContext, host: HostCosts) -> RooflineBackend:
         kv_cache_dtype=context.kv_cache_dtype,
         kernels=scaled(kernels_of(context.gpu), table.compute_efficiency, table.memory_efficiency),
         gate=expert_gate(context, max(1, context.expert_parallel)),
-        host=host,
+        engine=engine_steps(context),
+        is_warm=table.warm_up,
         collective_ns=engine_collectives(context),
         round_tokens_to=table.round_tokens_to,
     )

@@ -55,7 +55,7 @@ class Destinations:
                 continue
             if world.refuses(source, replica, requests):
                 self.was_refused = True
-            elif replica.reserve(requests):
+            elif replica.actor.reserve(requests):
                 return replica
             replica.lock.release(self._holder)
         return None

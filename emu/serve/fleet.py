@@ -209,7 +209,7 @@ class Handoffs:
             cluster.adopt(given, parked.choice)
             watcher = cluster.watchers.get(parked.endpoint.replica.replica_id)
             if watcher is not None:
-                watcher.inbox.poke()
+                watcher.look()
 
         entered_ns = house.cluster.kernel.enter(happen, came_ns)
         exchange.came_ns = entered_ns if came_ns is None else came_ns

@@ -17,6 +17,7 @@ import msgspec
 
 from emu.cluster.plan import Plan
 from emu.config.schema import Config, LengthsTable, SyntheticTable
+from emu.log import Format, Level
 from emu.replica.states import ReplicaState
 from emu.runs.runner import holds_for
 from emu.serve.failures import FailureSchedule
@@ -81,6 +82,8 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     startup_s: float = -1.0
     """Emulated start-up; -1 = loading the weights from host memory."""
     drain_s: float = 30.0
+    log_level: Level = "off"
+    log_format: Format = "text"
 
 
 class OutputLengths:

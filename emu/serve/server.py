@@ -36,6 +36,7 @@ from emu.config.load import load_config
 from emu.config.schema import Config
 from emu.errors import InputError, PaceLost, naming
 from emu.kernel.wallclock import WallKernel
+from emu.log import make_log
 from emu.process.interrupts import sent_to
 from emu.report.atomic import RunDirectory, write_text
 from emu.report.summary import write_summary
@@ -132,6 +133,7 @@ class LiveServer:
                 ),
                 ReplayFile(self.directory / "replay.toml", self.config),
             )
+            recorder.log = make_log(self.options.log_level, self.options.log_format)
             outcome, cluster = await self._serve(listening, recorder, announce)
             self._publish(files, recorder, cluster, outcome)
         except BaseException:

@@ -24,8 +24,8 @@ from emu.cluster.plan import Plan
 from emu.config.schema import Config
 from emu.kernel.wallclock import WallKernel
 from emu.migration.transfer import MigratingBatch, kv_blocks, kv_bytes
+from emu.replica.ports import BatchSink
 from emu.replica.replica import Replica
-from emu.replica.world import BatchSink
 from emu.request import Request, Status
 from emu.scheduling.base import Batch
 from emu.scheduling.stages import StageSpan

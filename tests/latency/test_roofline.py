@@ -7,19 +7,37 @@ from hypothesis import strategies as st
 
 from emu.catalogue import GpuSpec, list_gpus, list_models, lookup_gpu, lookup_model, sizes
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
-from emu.latency.host import ASYNC_SCHEDULING, NO_OVERHEAD
+from emu.latency.engine import ENGINES
+from emu.latency.engine_steps import EngineSteps
 from emu.latency.moe_gate import GateShape, make_gate
 from emu.latency.roofline.attention import window_pairs
 from emu.latency.roofline.backend import RooflineBackend
 from emu.latency.roofline.coefficients import all_kernels, kernels_of, scaled
 from emu.latency.roofline.ops import Ops, machine_collective
+from emu.latency.sampler import Sampling
 from tests.latency.shapes import decodes
 
 LLAMA = "Llama-3.1-8B"
 
 
+SORTED = Sampling("top_p", True)
+
+
+def engine(model=LLAMA, name="vllm-0.15", sampling=SORTED, overlapped=True, seqs=256):
+    spec = lookup_model(model)
+    return EngineSteps(
+        ENGINES[name],
+        sampling,
+        layers=spec.layers,
+        vocab=spec.vocab,
+        gbytes_per_s=3350,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=2048,
+        overlapped=overlapped,
+    )
+
+
 def make(model=LLAMA, gpu="H100", **options):
-    options.setdefault("host", NO_OVERHEAD)
     return RooflineBackend(lookup_model(model), lookup_gpu(gpu), **options)
 
 
@@ -34,7 +52,9 @@ def prefill(*chunks):
 BACKENDS = [
     make(),
     make("Qwen3-30B-A3B", "RTXPRO6000", tp=2, pp=3),
-    make("gpt-oss-20b", "H100", host=ASYNC_SCHEDULING),
+    make("gpt-oss-20b", "H100", engine=engine("gpt-oss-20b")),
+    make("Qwen2.5-0.5B", engine=engine("Qwen2.5-0.5B", overlapped=False, seqs=8)),
+    make("Llama-3.2-1B", "B200", pp=2, engine=engine("Llama-3.2-1B", "vllm-0.19")),
     make("DeepSeek-V3", "H200", tp=8, pp=2),
     make("Mistral-7B-v0.1", "L4", pp=2, round_tokens_to=8),
 ]
@@ -217,14 +237,14 @@ def test_window_pairs_count_what_each_query_sees(new, context, window):
 
 def test_windows_bound_attention():
     spec = lookup_model("Mistral-7B-v0.1")  # window of 4,096 in every layer
-    backend = RooflineBackend(spec, lookup_gpu("H100"), host=NO_OVERHEAD)
+    backend = RooflineBackend(spec, lookup_gpu("H100"))
     assert backend.iteration_ns(decodes(4, 4095)) == backend.iteration_ns(decodes(4, 30_000))
     assert backend.iteration_ns(decodes(4, 4095)) > backend.iteration_ns(decodes(4, 4000))
 
 
 def test_a_slow_custom_gpu_does_not_overflow():
     gpu = GpuSpec(name="slow", memory_gib=80, memory_gbytes_per_s=0.001, tflops_fp16=0.01)
-    backend = RooflineBackend(lookup_model("Llama-2-70b"), gpu, host=NO_OVERHEAD)
+    backend = RooflineBackend(lookup_model("Llama-2-70b"), gpu)
     shape = decodes(256, 100_000)
     assert (
         backend.decode_run_ns(shape, 20).tolist() == stepped_decode_run(backend, shape, 20).tolist()
@@ -232,11 +252,13 @@ def test_a_slow_custom_gpu_does_not_overflow():
 
 
 def test_host_time_is_added_once_for_an_iteration():
-    with_host, without = make(pp=2, host=ASYNC_SCHEDULING), make(pp=2)
-    shape = decodes(10, 100)
-    difference = with_host.iteration_ns(shape) - without.iteration_ns(shape)
-    assert difference == 300_000 + with_host.spec.layers * 15_000
-    assert with_host.components_ns(shape)["cpu_overhead"] == difference
+    plain = engine(sampling=Sampling("greedy", False))
+    with_engine, without = make(pp=2, engine=plain), make(pp=2)
+    shape = decodes(16, 100)
+    parts, before = with_engine.components_ns(shape), without.components_ns(shape)
+    assert parts["cpu_overhead"] == plain.step_ns(32)
+    changed = {name for name in parts if parts[name] != before[name]}
+    assert changed == {"cpu_overhead", "sampler"}
 
 
 def test_efficiencies_may_be_given():

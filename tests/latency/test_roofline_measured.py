@@ -11,7 +11,6 @@ import pytest
 
 from emu.catalogue import lookup_gpu, lookup_model
 from emu.latency.base import BatchShape
-from emu.latency.host import NO_OVERHEAD
 from emu.latency.roofline.backend import RooflineBackend
 from tests.csvfile import csv_rows
 
@@ -48,7 +47,7 @@ def shape(decodes=0, context=0, new=0, cached=0):
     ],
 )
 def test_h100_within_fifteen_percent_of_nvidias_measurements(batch, measured_ms):
-    backend = RooflineBackend(lookup_model("Llama-3.1-8B"), lookup_gpu("H100"), host=NO_OVERHEAD)
+    backend = RooflineBackend(lookup_model("Llama-3.1-8B"), lookup_gpu("H100"))
     assert backend.iteration_ns(batch) / 1e6 == pytest.approx(measured_ms, rel=0.15)
 
 
@@ -114,7 +113,7 @@ def test_profiled_gpus(gpu, model, tp, decode_mean, decode_worst, prefill_mean, 
     spec = lookup_model(model)
     profile = Profile(PROFILES / gpu / model / "bf16" / f"tp{tp}")
     backend = RooflineBackend(
-        spec, lookup_gpu(gpu), tp=tp, host=NO_OVERHEAD, collective_ns=lambda kind, size, ranks: 0
+        spec, lookup_gpu(gpu), tp=tp, collective_ns=lambda kind, size, ranks: 0
     )
 
     def error(tokens, rows, key, batch):

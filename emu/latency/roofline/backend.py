@@ -25,7 +25,8 @@ from emu.catalogue import sizes
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.latency.base import BatchShape
-from emu.latency.host import ASYNC_SCHEDULING, HostCosts, host_ns
+from emu.latency.engine_steps import EngineSteps
+from emu.latency.host import FIRST_USE_NS
 from emu.latency.roofline.attention import AttentionCost
 from emu.latency.roofline.coefficients import Kernels, kernels_of
 from emu.latency.roofline.layers import HeadCost, LayerCosts, Part, TokenCost
@@ -63,7 +64,8 @@ class RooflineBackend:
         kv_cache_dtype: str = "auto",
         kernels: Kernels | None = None,
         gate: Gate | None = None,
-        host: HostCosts = ASYNC_SCHEDULING,
+        engine: EngineSteps | None = None,
+        is_warm: bool = True,
         collective_ns: CollectiveNs | None = None,
         round_tokens_to: int = 1,
     ) -> None:
@@ -72,11 +74,13 @@ class RooflineBackend:
 
         `kernels` None = those of the GPU's architecture. `gate` None = experts are chosen evenly.
         `collective_ns` answers (kind, bytes, ranks), see `ops.py`; None = over the GPU's own links.
+        `engine`: what happens between kernels; None = nothing. `is_warm`: the process has used its
+        kernels before it serves.
         """
         self.spec = spec
         self.kernels = kernels or kernels_of(gpu)
-        self.host = host
-        self.first_use_ns = host.first_use_ns
+        self.engine = engine
+        self.first_use_ns = () if engine is None or is_warm else FIRST_USE_NS
         self.round_tokens_to = round_tokens_to
         plain = sizes.activation_dtype(spec, dtype)
         ops = Ops(gpu, self.kernels, sizes.weight_bytes(1, plain))
@@ -90,7 +94,7 @@ class RooflineBackend:
         self._cut_tokens: dict[tuple[int, int, int], tuple[tuple[TokenCost, int], ...]] = {}
         self._heads: dict[int, tuple[HeadCost, int]] = {}
         # A pass over all layers on one stage: what tokens cost, and what rows of logits do
-        # (with the host's part), in batches without and with prompts.
+        # (with the engine's part of a step), in batches without and with prompts.
         self._is_one_stage = len(self.parts) == 1
         self._of_tokens: dict[int, int] = {}
         self._of_rows: tuple[dict[int, int], dict[int, int]] = ({}, {})
@@ -140,9 +144,9 @@ class RooflineBackend:
         costs = self.costs
         terms = []
         if part.dense:
-            terms.append((part.dense, costs.layer(tokens, False)))
+            terms.append((part.dense, self._layer(tokens, is_moe=False)))
         if part.moe:
-            terms.append((part.moe, costs.layer(tokens, True)))
+            terms.append((part.moe, self._layer(tokens, is_moe=True)))
         if part.has_embedding:
             terms.append((1, costs.embedding(tokens)))
         if part.has_head:
@@ -150,6 +154,15 @@ class RooflineBackend:
         if part.sends:
             terms.append((1, costs.send(tokens)))
         return terms
+
+    def _layer(self, tokens: int, *, is_moe: bool) -> TokenCost:
+        cost = self.costs.layer(tokens, is_moe)
+        stream_bytes = tokens * self.spec.hidden * self.costs.element
+        if self.engine is not None and stream_bytes <= self.engine.fused_bytes_max:
+            # The norms behind the all-reduces are in their kernels.
+            norms_ns = self.spec.norms_per_layer * self.costs.final_norm(tokens).norm
+            cost = cost._replace(norm=max(0, cost.norm - norms_ns))
+        return cost
 
     def _token_cost(self, tokens: int, part: Part) -> tuple[TokenCost, int]:
         cost = TokenCost()
@@ -167,6 +180,8 @@ class RooflineBackend:
     def _tokens_of(self, shape: BatchShape) -> int:
         """Tokens that all products of an iteration are computed for."""
         tokens = max(1, sum(shape.prefill_new) + shape.decode_count, shape.padded_tokens)
+        if self.engine is not None:
+            tokens = self.engine.tokens(tokens)
         step = self.round_tokens_to
         return ceil_div(tokens, step) * step if step > 1 else tokens
 
@@ -200,6 +215,8 @@ class RooflineBackend:
         found = self._heads.get(rows)
         if found is None:
             cost = self.costs.head(max(1, rows))
+            if self.engine is not None:
+                cost = cost._replace(sampler=self.engine.sampler.gpu_ns(max(1, rows)))
             found = self._heads[rows] = (cost, sum(cost))
         return found
 
@@ -256,6 +273,11 @@ class RooflineBackend:
             seconds += part.window * prompt_s(new, context, self.spec.window)
         return round(seconds * NS_PER_S)
 
+    @staticmethod
+    def _is_cut(shape: BatchShape) -> bool:
+        """A part of the layers runs."""
+        return shape.layers >= 0 or bool(shape.start_layer)
+
     def _layer_count(self, shape: BatchShape) -> int:
         left = self.spec.layers - shape.start_layer
         return min(shape.layers, left) if shape.layers >= 0 else left
@@ -266,6 +288,7 @@ class RooflineBackend:
         """Duration on each stage; host time is counted on the first, the head on the last."""
         stages = []
         parts = self._parts(shape)
+        engine = self.engine
         for part, (_, total) in zip(parts, self._token_costs(shape), strict=True):
             total += self._launches_ns(shape, part)
             if shape.decode_count:
@@ -275,13 +298,18 @@ class RooflineBackend:
             if part.has_head:
                 total += self._head(shape.sequences)[1]
             stages.append(total)
-        stages[0] += host_ns(self.host, shape, self._layer_count(shape))
+        if engine is not None:
+            stages[0] += engine.step_ns(self._layer_count(shape))
+            if not self._is_cut(shape):
+                least_ns, exposed_ns = engine.host_bounds_ns(shape)
+                stages[0] = max(stages[0], least_ns)
+                stages[-1] += exposed_ns
         stages[-1] = max(stages[-1], 1)
         return tuple(stages)
 
     def iteration_ns(self, shape: BatchShape) -> int:
         """Duration over all stages."""
-        if not self._is_one_stage or shape.start_layer or shape.layers >= 0:
+        if not self._is_one_stage or self._is_cut(shape):
             return sum(self.stage_ns(shape))
         total = self._fixed_ns(shape)
         count = shape.decode_count
@@ -297,10 +325,13 @@ class RooflineBackend:
                 total += self._decode_attention_ns(shape, self.parts[0])
         if shape.prefill_new:
             total += self._prefill_attention_ns(shape, self.parts[0])
+        if self.engine is not None:
+            least_ns, exposed_ns = self.engine.host_bounds_ns(shape)
+            total = (total if total > least_ns else least_ns) + exposed_ns
         return total if total > 0 else 1
 
     def _fixed_ns(self, shape: BatchShape) -> int:
-        """All of an iteration on one stage that does not depend on context."""
+        """GPU time of an iteration on one stage that does not depend on context."""
         prompts = shape.prefill_new
         tokens = shape.decode_count
         if prompts:
@@ -312,8 +343,9 @@ class RooflineBackend:
             return self._of_tokens[tokens] + by_rows[shape.sequences]
         except KeyError:
             self._of_tokens[tokens] = self._token_ns(self._tokens_of(shape))
-            rows_ns = host_ns(self.host, shape, self._layer_count(shape))
-            rows_ns += self._launches_ns(shape, self.parts[0])
+            rows_ns = self._launches_ns(shape, self.parts[0])
+            if self.engine is not None:
+                rows_ns += self.engine.step_ns(self.spec.layers)
             by_rows[shape.sequences] = rows_ns + self._head(shape.sequences)[1]
         return self._of_tokens[tokens] + by_rows[shape.sequences]
 
@@ -345,6 +377,12 @@ class RooflineBackend:
                 far += far_slope * seen + base
                 costs = _series(near, near_slope * count, far, far_slope * count, steps, before)
                 _right_shift(costs, self._shift_array, costs)
+                if self.engine is not None:
+                    least_ns, exposed_ns = self.engine.host_bounds_ns(shape)
+                    if costs.item(before) < least_ns:  # the others are longer than the first
+                        np.maximum(costs, least_ns, out=costs)
+                    if exposed_ns:
+                        costs += exposed_ns
                 return costs
         costs = self._added_costs_ns(shape, steps)
         return np.concatenate((np.zeros(before, dtype=np.int64), costs))
@@ -352,13 +390,10 @@ class RooflineBackend:
     def _added_costs_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
         """The same, stage by stage and window by window."""
         count, window = shape.decode_count, self.spec.window
-        parts = self._parts(shape)
-        if self._is_one_stage and parts is self.parts:
-            base = self._fixed_ns(shape)
-        else:
-            base = sum(self.stage_ns(shape))
-            for part in parts:
-                base -= self._decode_attention_ns(shape, part)
+        parts, engine = self._parts(shape), self.engine
+        least_ns = exposed_ns = 0
+        if engine is not None and not self._is_cut(shape):
+            least_ns, exposed_ns = engine.host_bounds_ns(shape)
         seen = np.arange(steps, dtype=np.int64)
         seen *= count
         seen += shape.decode_context_sum + count
@@ -368,9 +403,23 @@ class RooflineBackend:
         if window:
             np.minimum(seen, count * window, out=seen)
             inside = np.maximum(near + near_slope * seen, far + far_slope * seen)
-        costs = np.full(steps, base, dtype=np.int64)
-        for part in parts:
-            costs += (part.full * full + part.window * inside) >> self._shift
+        costs = np.zeros(steps, dtype=np.int64)
+        for index, (part, (_, base)) in enumerate(
+            zip(parts, self._token_costs(shape), strict=True)
+        ):
+            base += self._launches_ns(shape, part)
+            if part.has_head:
+                base += self._head(shape.sequences)[1]
+            if index == 0 and engine is not None:
+                base += engine.step_ns(self._layer_count(shape))
+            stage = (part.full * full + part.window * inside) >> self._shift
+            stage += base
+            if index == 0 and least_ns:
+                np.maximum(stage, least_ns, out=stage)
+            if index == len(parts) - 1:
+                stage += exposed_ns
+                np.maximum(stage, 1, out=stage)
+            costs += stage
         return costs
 
     def components_ns(self, shape: BatchShape) -> dict[str, int]:
@@ -402,9 +451,10 @@ class RooflineBackend:
             "sampler": head.sampler,
             "collectives": total.collectives + head.collectives,
             "pipeline": total.pipeline,
-            "cpu_overhead": host_ns(self.host, shape, self._layer_count(shape)),
+            "cpu_overhead": 0,
         }
-        found["cpu_overhead"] += self.iteration_ns(shape) - sum(found.values())  # the least 1 ns
+        # What a step adds to its kernels, and what the GPU waits for the host.
+        found["cpu_overhead"] = self.iteration_ns(shape) - sum(found.values())
         return found
 
 
