@@ -3,11 +3,14 @@
 PYTHON ?= python3
 VENV := .venv
 CLIENTS := .venv-clients
+ROUTERS := .venv-routers
 SITE := .venv-site
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: wheel wheel-check site charts clients fuzz-http help run test test-fast check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
+FILE ?= /tmp/emu-freeze.json
+
+.PHONY: clients-all wheel wheel-check site charts clients freeze planted fuzz-http help run test test-fast check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -57,8 +60,9 @@ bench-compare: $(STAMP)  ## make bench-compare BASE=REV [ONLY=azure]: two revisi
 bench-docs: $(STAMP)  ## the results of make bench into docs/speed.md
 	@$(PY) -m benchmarks.write_speed --write
 
-fidelity: $(STAMP)  ## emulated runs against real vLLM (needs ../shared/data)
-	@$(PY) -m benchmarks.fidelity
+DATA ?= ../shared/data
+fidelity: $(STAMP)  ## the fidelity board: every measured run below DATA beside its emulation
+	@$(PY) -m emu fidelity $(DATA)
 
 soak: $(STAMP)  ## long property tests
 	@EMU_SOAK=1 $(PY) -m pytest -n 2 -m "soak" --timeout 3600
@@ -72,6 +76,9 @@ soak-chaos: $(STAMP)  ## one world of 10 million events under all kinds of fault
 soak-wide: $(STAMP)  ## the same with 1,000 replicas: what grows with their number (a CPU-minute)
 	@$(PY) -m tests.chaos.soak --replicas 1000 --requests 6000 --growth 0.3
 
+freeze: $(STAMP)  ## make freeze FILE=digests.json: what 3,000 random worlds and every config write, to compare revisions
+	@$(PY) -m tests.chaos.freeze record $(FILE) --seeds 3000
+
 determinism: $(STAMP)  ## same inputs, same bytes: 200 seeds in processes that differ
 	@$(PY) -m tests.chaos.determinism --seeds 200
 
@@ -80,6 +87,9 @@ fuzz: $(STAMP)  ## 200,000 broken configurations and workloads
 
 kill: $(STAMP)  ## stop 50 runs at random moments: no half result looks whole
 	@$(PY) -m tests.chaos.interrupt --runs 50
+
+planted: $(STAMP)  ## planted faults that the unit tests of a replica must catch, each in ten seconds
+	@$(PY) -m tests.replica.planted
 
 mutants: $(STAMP)  ## planted bugs that the campaign must catch, and a canary
 	@$(PY) -m tests.chaos.mutants --seeds 1000
@@ -90,10 +100,18 @@ docs: $(STAMP)  ## regenerate the generated pages
 doc-figures: $(STAMP)  ## recompute the figures that the documentation quotes
 	@$(PY) -m benchmarks.doc_figures --write
 
-clients: $(STAMP)  ## the openai client against a live server (own virtual environment)
+clients: $(STAMP)  ## openai, anthropic and prometheus-client against a live server (own environment)
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
-	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check openai==3.54.0
+	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check openai==3.54.0 anthropic==2.10.0 prometheus-client
 	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python tests/serve/clients/openai_client.py
+	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python "tests/serve/clients/contract_clients.py openai,anthropic,prometheus"
+
+clients-all: clients  ## also instructor, litellm, and routers of other projects before a fleet (own environment)
+	@test -x $(ROUTERS)/bin/python || $(PYTHON) -m venv $(ROUTERS)
+	@$(ROUTERS)/bin/python -m pip install --quiet --disable-pip-version-check litellm==1.106.2 openai==2.54.0 instructor==1.17.0 sglang-router==0.3.2 vllm-router==0.1.17
+	@HF_HUB_OFFLINE=1 LITELLM_LOCAL_MODEL_COST_MAP=True $(PY) tests/serve/clients/run.py $(ROUTERS)/bin/python \
+		"tests/serve/clients/contract_clients.py openai,instructor,litellm" --model-name served
+	@$(PY) tests/serve/clients/fleet_routers.py $(ROUTERS)/bin
 
 fuzz-http: $(STAMP)  ## schemathesis against a live server (own virtual environment)
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
@@ -119,4 +137,4 @@ lock:  ## rewrite requirements.lock from what is installed
 	@$(PY) -m pip freeze --all --exclude-editable | grep -v -E "^(emu|emu-llm|pip)==" > requirements.lock
 
 clean:  ## remove what the above made
-	rm -rf $(VENV) $(CLIENTS) $(SITE) site runs build dist *.egg-info .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CLIENTS) $(ROUTERS) $(SITE) site runs build dist *.egg-info .hypothesis .mypy_cache .ruff_cache

@@ -26,7 +26,7 @@ from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.config.load import load_config
 from emu.latency import registry
 from emu.latency.base import BatchShape
-from emu.latency.host import ASYNC_SCHEDULING, NO_OVERHEAD, HostCosts
+from emu.latency.host import ASYNC_SCHEDULING, HostCosts
 from emu.latency.moe_gate import GateShape, make_gate
 from emu.latency.profile.backend import ProfileBackend
 from emu.latency.profile.bundle import find_bundle, read_bundle
@@ -311,7 +311,7 @@ def backends(gpu: str, name: str) -> tuple[RooflineBackend, ProfileBackend]:
     )
     directory = find_bundle(str(PROFILES), hardware=gpu, model=name, variant="bf16")
     profile = ProfileBackend(read_bundle(directory, 1), model, Parallel(), gate=gate)
-    return RooflineBackend(spec, lookup_gpu(gpu), host=NO_OVERHEAD), profile
+    return RooflineBackend(spec, lookup_gpu(gpu)), profile
 
 
 def roofline_errors() -> dict[str, list[float]]:

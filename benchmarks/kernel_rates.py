@@ -1,9 +1,8 @@
 """Events of the kernel alone, without any serving: `python kernel_rates.py ACTORS KIND`.
 
-`actors`: each sleeps for a random time, sends a message to another and waits for its own: a timer
-and a message for each round. `turns`: each takes turns as a replica does, a call at a time that the
-actor itself says. Prints events for each CPU-second of the loop. A script and not a module, so that
-`bench-compare` can run it with the code of another revision.
+`turns`: each actor steps as a replica does, when its own timer comes. `actors`: each step also
+posts a message to another actor, which steps for it. `tasks`: the same through asyncio tasks.
+Prints events for each CPU-second of the loop.
 """
 
 from __future__ import annotations
@@ -14,47 +13,54 @@ import time
 
 import anyio
 
-from emu.kernel.clock import RANK_REPLICA, Kernel
+from emu.kernel.actor import PARK, Actor
+from emu.kernel.clock import Kernel
+from emu.kernel.priorities import PRIORITY_REPLICA
 
 MS = 1_000_000
 EVENTS = 200_000
 
 
+class Stepping(Actor):
+    """Steps at random times of its own, so many times."""
+
+    def __init__(self, kernel: Kernel, index: int, rounds: int, others: list[Stepping]) -> None:
+        super().__init__(kernel, f"actor {index}", PRIORITY_REPLICA + index)
+        self.left = rounds
+        self.others = others
+        self.index = index
+        self.sends = False
+        self.due_at_ns = 0
+        self.rng = random.Random(index)
+
+    def tick(self) -> int:
+        """Take messages; when the timer has come, set the next one, and write to another."""
+        self.inbox.clear()
+        if self.kernel.now_ns >= self.due_at_ns:
+            self.left -= 1
+            if self.left <= 0:
+                if not any(other.left > 0 for other in self.others):
+                    self.kernel.stop()
+                return PARK
+            self.due_at_ns = self.kernel.now_ns + self.rng.randrange(1, 50) * MS
+            if self.sends:
+                self.others[(self.index * 7 + 1) % len(self.others)].post(1)
+        return self.due_at_ns
+
+
 async def main(actors: int, kind: str) -> None:
-    """Spawn the actors, run, print."""
-    kernel = Kernel()
-    rounds = EVENTS // 2 // actors
-    boxes = [kernel.mailbox(str(i), RANK_REPLICA + i) for i in range(actors)]
-    left = [actors]
-
-    def done() -> None:
-        left[0] -= 1
-        if not left[0]:
-            kernel.stop()
-
-    async def actor(i: int) -> None:
-        rng = random.Random(i)
-        for _ in range(rounds):
-            await kernel.sleep_until(kernel.now_ns + rng.randrange(1, 50) * MS, RANK_REPLICA + i)
-            boxes[(i * 7 + 1) % actors].put(1)
-            await boxes[i].get()
-        done()
-
-    async def serving(i: int) -> None:
-        rng, turns = random.Random(i), [2 * rounds]
-
-        def turn() -> int:
-            turns[0] -= 1
-            return kernel.now_ns + rng.randrange(1, 50) * MS if turns[0] else -1
-
-        await boxes[i].take_turns(turn, MS, lambda now_ns: -1)
-        done()
-
-    for i in range(actors):
-        kernel.spawn((actor if kind == "actors" else serving)(i), name=str(i))
+    """Start the actors, run, print."""
+    kernel = Kernel(is_inline=kind != "tasks")
+    rounds = EVENTS // 2 // actors * (2 if kind == "turns" else 1)
+    others: list[Stepping] = []
+    for index in range(actors):
+        others.append(Stepping(kernel, index, rounds, others))
+    for actor in others:
+        actor.sends = kind != "turns"
+        kernel.start(actor)
     started = time.process_time()
     await kernel.run()
-    print(2 * rounds * actors / (time.process_time() - started))
+    print(EVENTS / (time.process_time() - started))
 
 
 if __name__ == "__main__":

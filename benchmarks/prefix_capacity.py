@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 
 from emu.config.load import config_from_dict
+from emu.report.panels import Line, Panel, svg
 from emu.runs.runner import execute
-from emu.tools.experiments.svg import Line, Panel, svg
 
 BLOCK_TOKENS = 512
 CAPACITIES = (250, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 1_000_000)

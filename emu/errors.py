@@ -93,6 +93,10 @@ class LimitReached(RunError):
     """A limit that the user set (simulated time, events) was reached."""
 
 
+class PaceLost(RunError):
+    """Live mode: the machine was too slow for the emulation, and `--strict-pace` was given."""
+
+
 class InvariantViolation(EmuError):
     """One of emu's own invariants does not hold."""
 

@@ -41,6 +41,10 @@ _CREATED: Final = Status.CREATED
 _COMPLETED: Final = Status.COMPLETED
 
 
+HANDOFF_NEVER_NS: Final = 2**62
+"""A handoff that never comes (`Request.handoff_after_ns`)."""
+
+
 class Prefix(msgspec.Struct, frozen=True, gc=False):
     """What the prefix cache may know of a request's tokens: ids, or hashes of long blocks.
 
@@ -69,6 +73,14 @@ class Request:
     priority: int
     deadline_ns: int
     cancel_after_ns: int
+    pin: int
+    """Replica that an outside router has chosen; -1 = the gateway routes it. It is served there or
+    not at all."""
+    decode_pin: int
+    """The same for the replica that decodes it."""
+    handoff_after_ns: int
+    """After arrival: its prefill's KV waits until then for the decode replica to be named (-1 = it
+    does not wait; from `HANDOFF_NEVER_NS` on no time is known)."""
 
     row: int
     """Position among all released requests in order of arrival: its row in requests.csv."""
@@ -99,6 +111,9 @@ class Request:
     """When the chunk that completed its first prefill was scheduled."""
     first_token_ns: int
     last_token_ns: int
+    first_out_ns: int
+    """How much later than the engine its client has the first token (the front end)."""
+    last_out_ns: int
     execution_ns: int
     stage_wait_ns: int
     """From the forming of its first batch to that batch\'s start on the first pipeline stage."""
@@ -124,13 +139,17 @@ class Request:
         "cancel_after_ns",
         "computed_tokens",
         "deadline_ns",
+        "decode_pin",
         "decode_replica_id",
         "execution_ns",
+        "first_out_ns",
         "first_scheduled_ns",
         "first_token_ns",
         "generated_tokens",
+        "handoff_after_ns",
         "holder_id",
         "kv_blocks",
+        "last_out_ns",
         "last_token_ns",
         "max_gap_ns",
         "max_output_tokens",
@@ -138,6 +157,7 @@ class Request:
         "migrations",
         "npu_hit_tokens",
         "output_tokens",
+        "pin",
         "preemptions",
         "prefill_scheduled_ns",
         "prefix",
@@ -189,6 +209,9 @@ class Request:
         self.priority = priority
         self.deadline_ns = deadline_ns
         self.cancel_after_ns = cancel_after_ns
+        self.pin = -1
+        self.decode_pin = -1
+        self.handoff_after_ns = -1
         self.row = row
         self.status = _CREATED
         self.holder_id = -1
@@ -206,6 +229,8 @@ class Request:
         self.prefill_scheduled_ns = -1
         self.first_token_ns = -1
         self.last_token_ns = -1
+        self.first_out_ns = 0
+        self.last_out_ns = 0
         self.execution_ns = 0
         self.stage_wait_ns = 0
         self.preemptions = 0

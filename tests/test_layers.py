@@ -13,17 +13,27 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1] / "emu"
 
 ORDER = (
-    *("errors", "units", "rng", "plugins", "request", "process"),
+    *("errors", "log", "units", "rng", "plugins", "request", "process"),
     *("kernel", "config", "catalogue", "workload", "network", "kv", "routing", "latency", "astra"),
     *("scheduling", "replica", "migration", "autoscale", "faults", "cluster", "report", "runs"),
-    *("api", "serve", "chaos", "sweeps", "sizing", "tools", "cli", "entry", "__init__", "__main__"),
+    *(
+        "api",
+        "serve",
+        "chaos",
+        "sweeps",
+        "sizing",
+        "tools",
+        "fidelity",
+        "cli",
+        "entry",
+        "__init__",
+        "__main__",
+    ),
 )
 EXCEPTIONS = {
     ("astra", "scheduling"),
     ("cluster", "report"),
-    ("faults", "cluster"),
     ("latency", "astra"),
-    ("replica", "migration"),
 }
 TOP_LEVEL_MODULES_MAX = 10
 

@@ -24,12 +24,12 @@ from emu.astra.rows import TraceGenerator, TraceModel, TraceSetup
 from emu.catalogue import sizes
 from emu.errors import InputError
 from emu.latency.base import BatchShape
-from emu.latency.host import NO_OVERHEAD, host_costs, step_overhead_ns
+from emu.latency.host import host_costs, step_overhead_ns
 from emu.latency.moe_gate import GateShape, make_gate
 from emu.latency.profile.bundle import find_bundle, read_bundle, variant_name
 from emu.latency.registry import LatencyContext, link_dims
 from emu.latency.roofline.backend import RooflineBackend
-from emu.latency.roofline.ops import efficiency
+from emu.latency.roofline.coefficients import kernels_of, scaled
 from emu.network.collectives import CollectiveSystem
 from emu.network.dims import NetworkDim
 
@@ -168,8 +168,7 @@ def _times(context: LatencyContext) -> LayerTimes:
         ep=context.expert_parallel,
         dtype=context.dtype,
         kv_cache_dtype=context.kv_cache_dtype,
-        efficiency=efficiency(table.compute_efficiency, table.memory_efficiency),
-        host=NO_OVERHEAD,
+        kernels=scaled(kernels_of(context.gpu), table.compute_efficiency, table.memory_efficiency),
         collective_ns=_no_collectives,
         round_tokens_to=table.round_tokens_to,
     )

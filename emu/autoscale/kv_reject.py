@@ -11,11 +11,13 @@ The loop wakes at most once a period, and only while something that it reads has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from emu.config.schema import KvRejectTable
-from emu.kernel.clock import RANK_REJECTER, Event, Kernel
+from emu.kernel.actor import PARK, Actor
+from emu.kernel.clock import Kernel
+from emu.kernel.priorities import PRIORITY_REJECTER
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.units import ms_to_ns
@@ -52,27 +54,46 @@ def hot_replicas(uses: Sequence[Use], factor: float, min_use: float) -> list[int
     return hot
 
 
-class KvRejecter:
+class KvRejecter(Actor):
     """The actor that applies the rule."""
 
-    def __init__(self, kernel: Kernel, replicas: Sequence[Replica], table: KvRejectTable) -> None:
-        self.changed: Event = kernel.event("a change that the kv rejecter reads")
-        """Notified whenever a decode replica's use or state changes."""
+    def __init__(
+        self,
+        kernel: Kernel,
+        replicas: Sequence[Replica],
+        table: KvRejectTable,
+        *,
+        on_capacity: Callable[[Replica], None],
+        on_changed: Callable[[Replica, bool], None],
+    ) -> None:
+        """`on_changed`: told of each replica that is rejected (True) or open again."""
+        super().__init__(kernel, "kv rejecter", PRIORITY_REJECTER)
         self.locked: list[Replica] = []
         self.rejections = 0
-        self._kernel = kernel
         self._replicas = replicas
         self._table = table
         self._period_ns = ms_to_ns(table.period_ms)
+        self._on_capacity = on_capacity
+        self._on_changed = on_changed
+        self._has_started = False
+        self._is_due = False
+        """The rule is to be applied when the timer comes."""
 
-    async def run(self) -> None:
+    def look(self) -> None:
+        """A decode replica's use or state has changed."""
+        if not self._is_due:
+            self.kernel.wake(self)
+
+    def tick(self) -> int:
         """After a change, apply the rule at the next multiple of the period."""
-        kernel, period_ns = self._kernel, self._period_ns
-        while True:
-            await self.changed.wait()
-            next_ns = (kernel.now_ns // period_ns + 1) * period_ns
-            await kernel.sleep_until(next_ns, RANK_REJECTER)
+        if self._is_due:
             self.apply()
+            self._is_due = False
+        elif self._has_started:
+            self._is_due = True
+            return (self.kernel.now_ns // self._period_ns + 1) * self._period_ns
+        self._has_started = True
+        return PARK
 
     def apply(self) -> None:
         """One pass of the rule over the present state."""
@@ -87,7 +108,8 @@ class KvRejecter:
             if replica.replica_id not in hot:
                 self.locked.remove(replica)
                 replica.lock.release(HOLDER)
-                replica.world.on_capacity(replica)
+                self._on_changed(replica, False)
+                self._on_capacity(replica)
         held = [replica.replica_id for replica in self.locked]
         for replica in decoding:
             if (
@@ -97,3 +119,4 @@ class KvRejecter:
             ):
                 self.locked.append(replica)
                 self.rejections += 1
+                self._on_changed(replica, True)

@@ -17,9 +17,11 @@ from emu.autoscale.hostcache import HostCache
 from emu.autoscale.loads import ActiveLoad, Loader, LoadWorld, Weights
 from emu.autoscale.snapshot import Site
 from emu.config.schema import AutoscaleTable
-from emu.kernel.clock import RANK_PLANNER, Kernel
+from emu.kernel.clock import Kernel
+from emu.kernel.priorities import PRIORITY_PLANNER
 from emu.network.carrier import Carrier
 from emu.network.topology import Topology
+from emu.replica.events import Commanded, LoadGivenUp, SegmentArrived, WeightsArrived
 from emu.replica.replica import Replica
 from emu.replica.states import LOADING, Marker, ReplicaState, Writer
 from emu.units import s_to_ns
@@ -73,7 +75,7 @@ class ScalerWorld(Protocol):
         ...
 
     def give_up(self, replica: Replica) -> None:
-        """A replica whose load failed holds requests: they go elsewhere."""
+        """A live load has failed: KV that waits there, and batches handed over, are lost."""
         ...
 
 
@@ -144,7 +146,6 @@ class Launches:
 
     def load_by_hand(self, replica: Replica) -> None:
         """A manual `to_new_prefill`: the weights come from the machine's memory, layer by layer."""
-        replica.segments_ready = 0
         self.loader.start(Load("host", (Target(replica.replica_id, "new_prefill"),)))
 
     def sending(self) -> list[int]:
@@ -159,10 +160,10 @@ class Launches:
                 load = msgspec.structs.replace(load, method="disk")
         for target in load.targets:
             replica = world.replicas[target.replica]
-            replica.segments_ready = 0
             to = _LOADING_STATE[target.role]
             cause = f"weights come by {load.method}"
-            replica.try_move(S.INACTIVE, to, writer=writer, cause=cause)
+            if replica.state is S.INACTIVE:
+                replica.actor.tell(Commanded(to=to, writer=writer, cause=cause))
             self.scale_ups += writer == "planner"  # who comes back is no order of it
         self._mark(load)
         cold_ns = s_to_ns(self.table.cold_start_s) if load.method in _LOCAL else 0
@@ -173,7 +174,7 @@ class Launches:
         if self._deadline_ns:
             world.kernel.call_at(
                 world.kernel.now_ns + self._deadline_ns,
-                RANK_PLANNER,
+                PRIORITY_PLANNER,
                 lambda: self._on_deadline(active),
             )
 
@@ -220,11 +221,9 @@ class Launches:
 
     def _on_segments(self, replica_id: int, segments: int) -> None:
         replica = self._world.replicas[replica_id]
-        replica.segments_ready = segments
         if self.table.note_layers:
             self._world.note("layers", f"replica {replica_id}", f"{segments} segments are there")
-        if replica.state is S.NEW_PREFILL:
-            replica.inbox.poke()
+        replica.actor.tell(SegmentArrived(count=segments))
 
     def _on_loaded(self, active: ActiveLoad, target: Target) -> None:
         """All weights are there."""
@@ -233,7 +232,6 @@ class Launches:
         state = replica.state
         if state not in LOADING and state is not S.NEW_PREFILL:
             return  # crashed meanwhile
-        replica.model_loaded = True
         now_ns = world.kernel.now_ns
         self.cache.loaded(replica.machine, replica.replica_id, now_ns)
         method = active.load.method
@@ -243,13 +241,13 @@ class Launches:
         if not active.open_targets:
             self._end_of_sending(active)
         if state is S.NEW_PREFILL:
-            replica.inbox.poke()
+            replica.actor.tell(WeightsArrived(to=None))
             return
         self._unmark(replica.replica_id)
         to = _READY[target.role]
         if target.role == "decode" and self.table.executor == "serverless":
             to = S.MUTATING_TO_DECODE
-        replica.move(to, writer="transfer", cause="weights complete")
+        replica.actor.tell(WeightsArrived(to=to))
 
     def _end_of_sending(self, active: ActiveLoad) -> None:
         for entry in list(self._sending):
@@ -279,6 +277,10 @@ class Launches:
             replica = self._world.replicas[replica_id]
             self._unmark(replica_id)
             if replica.state in LOADING or replica.state is S.NEW_PREFILL:
-                if replica.state is S.NEW_PREFILL:
+                is_live = replica.state is S.NEW_PREFILL
+                why = f"load given up: {cause}"
+                replica.actor.tell(LoadGivenUp(cause=why))
+                if is_live:
                     self._world.give_up(replica)
-                replica.move(S.INACTIVE, writer="transfer", cause=f"load given up: {cause}")
+                    order = Commanded(to=S.INACTIVE, writer="transfer", cause=why)
+                    replica.actor.tell(order)

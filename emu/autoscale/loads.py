@@ -22,7 +22,8 @@ from typing import Final
 import msgspec
 
 from emu.autoscale.actions import Load, Target
-from emu.kernel.clock import RANK_NETWORK, Kernel
+from emu.kernel.clock import Kernel
+from emu.kernel.priorities import PRIORITY_NETWORK
 from emu.network.carrier import Carried, Carrier
 from emu.network.placement import Grid, shard_paths
 from emu.network.topology import LinkPath, Topology
@@ -113,7 +114,7 @@ class Loader:
         active = ActiveLoad(load, now_ns, [target.replica for target in load.targets])
         self.active.append(active)
         if after_ns:
-            world.kernel.call_at(now_ns + after_ns, RANK_NETWORK, lambda: self._begin(active))
+            world.kernel.call_at(now_ns + after_ns, PRIORITY_NETWORK, lambda: self._begin(active))
         else:
             self._begin(active)
         return active
@@ -133,7 +134,7 @@ class Loader:
             for target in active.load.targets:
                 kernel.call_at(
                     kernel.now_ns + self._delay_ns,
-                    RANK_NETWORK,
+                    PRIORITY_NETWORK,
                     lambda t=target: self._complete(active, t),  # type: ignore[misc]
                 )
         else:

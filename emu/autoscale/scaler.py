@@ -37,10 +37,12 @@ from emu.autoscale.sight import Sight
 from emu.autoscale.snapshot import ReplicaView, Site, Snapshot
 from emu.config.schema import AutoscaleTable
 from emu.errors import InputError, InvariantViolation
-from emu.kernel.clock import RANK_PLANNER
+from emu.kernel.actor import PARK, Actor
+from emu.kernel.priorities import PRIORITY_CONTROL, PRIORITY_PLANNER
 from emu.network.topology import Topology
+from emu.replica.events import Commanded
 from emu.replica.replica import Replica
-from emu.replica.states import Marker, ReplicaState
+from emu.replica.states import Marker, ReplicaState, Writer
 from emu.units import ceil_div, ms_to_ns
 
 S = ReplicaState
@@ -67,7 +69,7 @@ _REVIVE: Final = {
 }
 
 
-class Scaler(Launches):
+class Scaler(Launches, Actor):
     """The actor: looks, asks the planner, plans, acts."""
 
     def __init__(
@@ -87,7 +89,9 @@ class Scaler(Launches):
             if name not in FAITHFUL:
                 problem = f"unknown name {name!r}; there are {', '.join(FAITHFUL)}"
                 raise InputError("config", None, "autoscale.faithful", problem)
-        super().__init__(
+        Actor.__init__(self, world.kernel, "planner", PRIORITY_PLANNER)
+        Launches.__init__(
+            self,
             world,
             table,
             sites=sites,
@@ -97,7 +101,11 @@ class Scaler(Launches):
         )
         self.rates = rates
         self.planner = make_planner(table, rates)
-        self.changed = world.kernel.event("a change that the planner reads")
+        self._wake_at_ns = 0
+        """When it looks again without a change; -1 = not."""
+        self._is_due = False
+        """It looks when the timer comes."""
+        self._has_started = False
         self.ticks = 0
         self.scale_downs = 0
         self._block_tokens = block_tokens
@@ -122,25 +130,32 @@ class Scaler(Launches):
         """Some replica has changed its state since `_present` was made."""
 
     # --- the loop ---------------------------------------------------------------------------------
-    async def run(self) -> None:
-        """After a change, tick at the next multiple of the period."""
-        kernel, tick_ns = self._world.kernel, self._tick_ns
-        wake_ns = 0
-        while True:
-            if wake_ns < 0:
-                await self.changed.wait()
-                wake_ns = kernel.now_ns + 1
-            elif wake_ns > kernel.now_ns:
-                await self.changed.wait(deadline_ns=wake_ns)
-                wake_ns = kernel.now_ns + 1 if kernel.now_ns != wake_ns else wake_ns
-            await kernel.sleep_until(ceil_div(wake_ns, tick_ns) * tick_ns, RANK_PLANNER)
-            wake_ns = self.tick()
+    def look(self) -> None:
+        """Something that the planner reads has changed."""
+        if self.is_active and not self._is_due:
+            self.kernel.wake(self)
 
     def tick(self) -> int:
+        """After a change, or when it said so, look at the next multiple of the period."""
+        now_ns = self.kernel.now_ns
+        if self._is_due:
+            self._wake_at_ns = self.look_and_plan()
+            self._is_due = False
+            if self._wake_at_ns < 0:
+                return PARK
+            if self._wake_at_ns > now_ns:  # unless something changes before
+                self.kernel.arm(self, self._wake_at_ns, PRIORITY_CONTROL)
+                return PARK
+        elif self._has_started and now_ns != self._wake_at_ns:
+            self._wake_at_ns = now_ns + 1
+        self._has_started = self._is_due = True
+        return max(now_ns, ceil_div(self._wake_at_ns, self._tick_ns) * self._tick_ns)
+
+    def look_and_plan(self) -> int:
         """One look; when to look again without a change (-1 = not)."""
         self.ticks += 1
         self._acted = False
-        if self._world.kernel.now_ns < self._down_until_ns:
+        if self.kernel.now_ns < self._down_until_ns:
             return self._down_until_ns
         now = self.snapshot()
         snapshot = self.sight.see(now)
@@ -302,7 +317,10 @@ class Scaler(Launches):
         self.scale_downs += 1
 
     def _move(self, replica: Replica, expected: S, to: S, cause: str) -> bool:
-        return replica.try_move(expected, to, writer="planner", cause=cause)
+        if replica.state is not expected:
+            return False
+        replica.actor.tell(Commanded(to=to, writer="planner", cause=cause))
+        return True
 
     # --- faults -----------------------------------------------------------------------------------
 
@@ -334,10 +352,10 @@ class Scaler(Launches):
         self._sending, self._awaited = [], []
         for active in self.loader.active:
             self._take_up(active)
-        kernel.call_at(until_ns, RANK_PLANNER, self.changed.notify)
+        kernel.call_at(until_ns, PRIORITY_PLANNER, self.look)
 
     # --- told by the cluster -------------------------------------------------------------------
-    def on_moved(self, replica: Replica, before: ReplicaState) -> None:
+    def on_moved(self, replica: Replica, before: ReplicaState, writer: Writer) -> None:
         """A replica changed its state."""
         self._has_moved = True
         after = replica.state
@@ -345,11 +363,9 @@ class Scaler(Launches):
         if before is S.NEW_PREFILL:
             self._unmark(replica_id)
         if after in (S.INACTIVE, S.FAILED):
-            replica.model_loaded = False
-            replica.segments_ready = 0
             self._shut_ns.pop(replica_id, None)
             self.cache.unloaded(replica.machine, replica_id, self._world.kernel.now_ns)
-        elif after is S.NEW_PREFILL and self._is_by_hand(replica):
+        elif after is S.NEW_PREFILL and writer == "command":
             self.load_by_hand(replica)
         if after is S.FAILED:
             for active in list(self.loader.active):
@@ -357,10 +373,7 @@ class Scaler(Launches):
                 if replica_id in involved:
                     self._abort(active, f"replica {replica_id} crashed")
             self._unmark(replica_id)
-        self.changed.notify()
-
-    def _is_by_hand(self, replica: Replica) -> bool:
-        return "by command" in replica.story[-1]
+        self.look()
 
 
 _PERFORM: Final[dict[type, Callable[..., None]]] = {

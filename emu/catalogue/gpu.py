@@ -10,6 +10,8 @@ import msgspec
 
 from emu.catalogue.model import BITS_PER_1024
 
+_REPORTED = 0.99
+
 
 class GpuSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of GPU. Links are per GPU and per direction, in 1e9 bit/s."""
@@ -32,14 +34,25 @@ class GpuSpec(msgspec.Struct, frozen=True, kw_only=True):
     nvlink_gbps: float = 0.0
     """0 = none: peers are reached over PCIe."""
     pcie_gbps: float = 256.0
+    driver_gib: float = 0.0
+    """Memory that the driver reports (cudaMemGetInfo), of which an engine takes its share; it
+    holds back some, with ECC more. 0 = unknown."""
     tdp_w: float = 0.0
     idle_w: float = 0.0
+    architecture: str = ""
+    """Whose kernels it runs: the set of measured efficiencies that the roofline takes. Empty, or
+    one that was not measured: the median of those that were."""
     source: str = ""
 
     @property
     def memory_bytes(self) -> int:
         """Size of the memory."""
         return int(self.memory_gib * (1 << 30))
+
+    @property
+    def reported_gib(self) -> float:
+        """What the driver reports: `driver_gib`, else what data centre GPUs have of their size."""
+        return self.driver_gib or _REPORTED * self.memory_gib
 
     def peak_flops(self, dtype: str) -> float:
         """Peak FLOP/s of a product whose weights have a type.

@@ -52,8 +52,10 @@ def activation_dtype(spec: ModelSpec, dtype: str) -> str:
 
 
 def kv_dtype(spec: ModelSpec, dtype: str, kv_cache_dtype: str) -> str:
-    """Type of the KV cache: "auto" follows the activations (as vLLM does)."""
-    return activation_dtype(spec, dtype) if kv_cache_dtype == "auto" else kv_cache_dtype
+    """Type of the KV cache: "auto" follows the checkpoint, else the activations (as vLLM does)."""
+    if kv_cache_dtype != "auto":
+        return kv_cache_dtype
+    return spec.published_kv_dtype or activation_dtype(spec, dtype)
 
 
 def kv_heads_per_rank(spec: ModelSpec, tp: int) -> int:

@@ -36,6 +36,9 @@ class Life(msgspec.Struct):
     status: str = ""
     reason: str = ""
     ended_ns: int = -1
+    first_out_ns: int = 0
+    """How much later than the engine its client had the first token."""
+    last_out_ns: int = 0
 
 
 class Judge:
@@ -150,6 +153,7 @@ class Judge:
         if life is None:
             return
         life.status, life.reason, life.ended_ns = record["status"], record["reason"], at_ns
+        life.first_out_ns, life.last_out_ns = record["first_out"], record["last_out"]
         tokens = len(life.ends)
         if life.status == "completed" and tokens != life.output:
             self.say(f"I3: row {life.row} completed with {tokens} of {life.output} tokens")
@@ -184,7 +188,8 @@ class Judge:
                 "reason": life.reason,
             }
             if tokens:
-                first_ns, last_ns = life.ends[0], life.ends[-1]
+                first_ns = life.ends[0] + life.first_out_ns
+                last_ns = life.ends[-1] + life.last_out_ns
                 gaps = [b - a for a, b in zip(life.ends, life.ends[1:], strict=False)]
                 said |= {
                     "first_token_ns": first_ns,
@@ -210,8 +215,8 @@ class Judge:
             if sorted(said) != said or summary[f"mean_{metric}_ms"] > said[-1]:
                 self.say(f"I17: {metric} is not in order: {said}")
         of_requests = {
-            "ttft": [life.ends[0] - life.arrived_ns for life in done],
-            "e2el": [life.ends[-1] - life.arrived_ns for life in done],
+            "ttft": [life.ends[0] + life.first_out_ns - life.arrived_ns for life in done],
+            "e2el": [life.ends[-1] + life.last_out_ns - life.arrived_ns for life in done],
         }
         for metric, values_ns in of_requests.items():
             for part, share in _ASCENDING.items():

@@ -68,7 +68,7 @@ def _replica(cluster: Cluster, replica: Replica) -> list[str]:
             f"I4: {name} uses {scheduler.blocks_used} of {scheduler.blocks_total} blocks"
         )
     holds_own = replica.lock.holder == replica.name
-    if state in CLOSED and not holds_own and not replica._is_closing and state is not S.AUS_PREFILL:
+    if state in CLOSED and not holds_own and not replica.is_closing and state is not S.AUS_PREFILL:
         problems.append(f"I8: {name} is {state.value} but does not hold its lock")
     if state in _OPEN and holds_own:
         problems.append(f"I8: {name} is {state.value} but holds its own lock")
@@ -81,7 +81,7 @@ def _replica(cluster: Cluster, replica: Replica) -> list[str]:
             )
         if replica.unfinished_migrations:
             problems.append(f"I7: {name} is {state.value} with migrations")
-    stale = replica.obstacles.stale_recalls()
+    stale = replica.prerequisites.stale_recalls()
     problems += [f"I5: {name} reads KV from tier {tier}, which has lost it" for tier in stale]
     if replica.unfinished_migrations < 0:
         problems.append(f"I7: {name}: {replica.unfinished_migrations} unfinished migrations")
@@ -96,7 +96,7 @@ def _work(cluster: Cluster) -> list[str]:
         scheduler = replica.scheduler
         if replica.state not in (S.PREFILL, S.COLOCATED) or replica.is_paused:
             continue
-        if replica._batch is not None or replica.has_batches_in_flight or scheduler.blocks_used:
+        if replica.batch is not None or replica.has_batches_in_flight or scheduler.blocks_used:
             continue
         own = scheduler.waiting_count
         shared = [head for head in heads if scheduler.pulls and not scheduler.can_ever_hold(head)]
@@ -120,7 +120,7 @@ def _migrations(cluster: Cluster) -> list[str]:
                     f"{destination.lock.holder or 'nobody'} holds"
                 )
         tokens += sum(r.prompt_tokens for b in batches for r in b.requests)
-        count = len(batches) + len(watcher.partials.own())
+        count = len(batches) + len(watcher.halves.own())
         if count != watcher.source.unfinished_migrations:
             problems.append(
                 f"I6: {watcher.name} has {count} batches, its source counts "

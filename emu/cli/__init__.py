@@ -24,7 +24,7 @@ _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "start": ("init", "completion"),
         "runs": ("run", "validate", "report", "compare", "sweep"),
         "live": ("serve", "observe"),
-        "measured": ("import-cluster", "reproduce", "calibrate", "trace", "profile"),
+        "measured": ("import-cluster", "reproduce", "calibrate", "trace", "profile", "fidelity"),
         "trials": ("chaos", "resilience", "experiment"),
         "catalogue": ("schema", "models", "gpus"),
         "workload": ("workload",),
@@ -42,7 +42,9 @@ _HEADINGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "Publish": ("plot", "rerun", "bundle", "log"),
         "Faults": ("resilience", "chaos"),
         "Live": ("serve", "observe"),
-        "Measurements and other systems": ("reproduce", "calibrate", "profile", "import-cluster"),
+        "Measurements and other systems": (
+            *("fidelity", "reproduce", "calibrate", "profile", "import-cluster"),
+        ),
         "Tools": ("trace", "schema", "completion"),
     }
 )

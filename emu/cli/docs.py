@@ -31,6 +31,7 @@ from emu.cli import every_command, groups
 from emu.cli.parser import parser_of
 from emu.config.docs import config_schema, key_table, reference_markdown
 from emu.config.faultkinds import KINDS
+from emu.latency.roofline.coefficients import kernels_of
 from emu.replica.states import mermaid
 from emu.sweeps import schema
 
@@ -115,15 +116,17 @@ def catalogue_markdown() -> str:
         "## GPUs",
         "",
         "| name | memory, GiB | bandwidth, GB/s | fp16, TFLOP/s | fp8, TFLOP/s "
-        "| NVLink, Gbit/s | PCIe, Gbit/s |",
-        "|---|---|---|---|---|---|---|",
+        "| NVLink, Gbit/s | PCIe, Gbit/s | uncertainty, % | kernels measured on |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name in list_gpus():
         gpu = lookup_gpu(name)
+        kernels = kernels_of(gpu)
         lines.append(
             f"| `{name}` | {gpu.memory_gib:g} | {gpu.memory_gbytes_per_s:g} "
             f"| {gpu.tflops_fp16:g} | {gpu.tflops_fp8 or '-':{'g' if gpu.tflops_fp8 else ''}} "
-            f"| {gpu.nvlink_gbps or '-':{'g' if gpu.nvlink_gbps else ''}} | {gpu.pcie_gbps:g} |"
+            f"| {gpu.nvlink_gbps or '-':{'g' if gpu.nvlink_gbps else ''}} | {gpu.pcie_gbps:g} "
+            f"| {kernels.spread:g} | {kernels.measured or '-'} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from emu.cli.options import Count, Overrides, Parameter, Port, Quiet, Seconds, Seed
 from emu.errors import needs_extra
+from emu.log import Format, Level
 
 
 def serve(
@@ -18,16 +19,32 @@ def serve(
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runs/live"),
     api_key: str = "",
     control_token: str = "",
-    model_name: str = "",
+    model_name: tuple[str, ...] = (),
     tokenizer: str = "",
     output_tokens: Count = 0,
     early_stop: Annotated[bool, Parameter(negative=())] = False,
     max_outstanding: Count = 8192,
     max_body_mib: float = 16.0,
+    max_recording_mib: float = 1024.0,
+    header_timeout_s: Seconds = 10.0,
+    allowed_host: tuple[str, ...] = (),
+    cors_origin: tuple[str, ...] = (),
+    tls_cert: str = "",
+    tls_key: str = "",
+    fleet: Annotated[bool, Parameter(negative=())] = False,
+    ports: Port = 0,
+    face: Literal["vllm", "sglang"] = "vllm",
+    kv_lease_s: Seconds = 480.0,
+    kv_events: Port = 0,
+    wire: str = "vllm-0.19",
+    strict_pace: Annotated[bool, Parameter(negative=())] = False,
+    slow_down: str = "off",
     startup_s: float = -1.0,
     drain_s: Seconds = 30.0,
     set_: Overrides = (),
     quiet: Quiet = False,
+    log_level: Level | None = None,
+    log_format: Format = "text",
 ) -> int:
     """Live mode: an OpenAI-compatible server that answers like the emulated cluster.
 
@@ -48,7 +65,7 @@ def serve(
     control_token
         Needed for /emu on other than loopback addresses; empty = a random one is printed.
     model_name
-        Name that clients use; empty = the model's own.
+        Name that clients use, the first one in answers without a name; none = the model's own.
     tokenizer
         A Hugging Face tokenizer.json or its directory; empty = one token per byte.
     output_tokens
@@ -58,13 +75,45 @@ def serve(
     max_outstanding
         More answers under way than this are refused with 429.
     max_body_mib
-        Longer request bodies are refused with 413.
+        Longer request bodies are refused with 413, on every path.
+    max_recording_mib
+        No more calls are taken (503) once the recorded traffic is so long.
+    header_timeout_s
+        A head that is not whole after so long is answered with 408, a body after six times that.
+    allowed_host
+        A further name under which clients may address a server on a loopback address.
+    cors_origin
+        Pages of this site may call the server, as https://HOST; * = any.
+    tls_cert
+        Certificate, as PEM: the server and its ports speak https.
+    tls_key
+        Its key.
+    fleet
+        Each replica answers on a port of its own, for routers and autoscalers outside.
+    ports
+        The first of these ports; 0 = the one after --port.
+    face
+        Whose metrics and figures these ports have.
+    kv_lease_s
+        Emulated seconds for which a prefill port keeps KV that no decode port fetches.
+    kv_events
+        First port of the endpoints' KV events (ZMQ), with as many replay ports behind; 0 = none.
+    wire
+        Whose form these events have: vllm-0.16 to vllm-0.33.
+    strict_pace
+        End with status 3 when the machine does not keep up with the emulation.
+    slow_down
+        auto = lower the speed while the machine does not keep up; off = never.
     startup_s
         Emulated start-up; -1 = the time to load the weights.
     drain_s
         Seconds that answers under way have after SIGTERM.
     quiet
         Print nothing.
+    log_level
+        Log to standard error from this level on; off without it (info with --log-format json).
+    log_format
+        One event a line, as text or as JSON.
     """
     with needs_extra("serve", "serve"):
         from emu.serve.house import ServeOptions
@@ -76,14 +125,31 @@ def serve(
         speed=speed,
         api_key=api_key,
         control_token=control_token,
-        model_name=model_name,
+        model_name=model_name[0] if model_name else "",
+        model_aliases=model_name[1:],
         tokenizer=tokenizer,
         output_tokens=output_tokens,
         early_stop=early_stop,
         max_outstanding=max_outstanding,
         max_body_mib=max_body_mib,
+        max_recording_mib=max_recording_mib,
+        header_timeout_s=header_timeout_s,
+        allowed_hosts=allowed_host,
+        cors_origins=cors_origin,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        fleet=fleet or ports > 0,
+        ports=ports,
+        face=face,
+        kv_lease_s=kv_lease_s,
+        kv_events_port=kv_events,
+        wire=wire,
+        strict_pace=strict_pace,
+        slow_down=slow_down,
         startup_s=startup_s,
         drain_s=drain_s,
+        log_level=log_level or ("off" if log_format == "text" else "info"),
+        log_format=log_format,
     )
     return serve_command(config, options, output=output, overrides=set_, quiet=quiet)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from emu.cli.options import Overrides, Parameter, Positive, Seconds
+from emu.cli.options import Count, Jobs, Json, Overrides, Parameter, Positive, Seconds
 
 
 def import_cluster(
@@ -201,3 +201,51 @@ def profile(
     )
     print(measure(options))
     return 0
+
+
+def fidelity(
+    directory: Path,
+    *,
+    only: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = (),
+    leave_out: Literal["", "model", "gpu", "run"] = "",
+    fit: Path | None = None,
+    rounds: Count = 1,
+    seeds: Positive = 2,
+    jobs: Jobs = 0,
+    json: Json = False,
+    set_: Overrides = (),
+) -> int:
+    """Emulate every measured run found below a directory, and compare.
+
+    Parameters
+    ----------
+    directory
+        Where measured runs are (docs/fidelity.md).
+    only
+        Only runs with one of these words in their names.
+    leave_out
+        Fit the engine's constants without each model, GPU or run in turn; judge them on it.
+    fit
+        Fit the engine's constants to all runs and write them to this file (latency.engine).
+    rounds
+        Further rounds of a fit.
+    seeds
+        Draws of arrivals that were not recorded.
+    jobs
+        Processes; 0 = one a core.
+    json
+        Everything as JSON.
+    """
+    from emu.fidelity.command import fidelity_command
+
+    return fidelity_command(
+        directory,
+        only=only,
+        overrides=set_,
+        seeds=seeds,
+        left_out=leave_out,
+        fit_to=fit,
+        rounds=rounds,
+        processes=jobs,
+        as_json=json,
+    )

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from emu.cli.options import Count, Jobs, Json, Overrides, Parameter, Quiet, Seed
 from emu.errors import InputError
+from emu.log import Format, Level
 
 
 def run(
@@ -21,6 +22,8 @@ def run(
     json: Json = False,
     force: Annotated[bool, Parameter(negative=())] = False,
     report: bool = True,
+    log_level: Level | None = None,
+    log_format: Format = "text",
 ) -> int:
     """Run one experiment (also: `emu CONFIG.toml`).
 
@@ -47,6 +50,10 @@ def run(
         Replace whatever run the directory holds.
     report
         Write report.html.
+    log_level
+        Log to standard error from this level on; off without it (info with --log-format json).
+    log_format
+        One event a line, as text or as JSON.
 
     Examples
     --------
@@ -79,6 +86,8 @@ def run(
         overrides=set_,
         quiet=quiet,
         report=report,
+        log_level=log_level or ("off" if log_format == "text" else "info"),
+        log_format=log_format,
         force=force,
         as_json=json,
     )

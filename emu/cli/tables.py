@@ -14,6 +14,7 @@ from emu.catalogue.lookup import list_gpus, list_models, lookup_gpu, lookup_mode
 from emu.config.suggest import did_you_mean
 from emu.errors import InputError
 from emu.latency.aiconfigurator import covered_pairs
+from emu.latency.roofline.coefficients import kernels_of
 from emu.process.terminal import open_console
 
 
@@ -75,13 +76,20 @@ def _print_json(rows: object) -> None:
     print(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
 
 
+def _gpu_figures(name: str) -> dict[str, Any]:
+    gpu = lookup_gpu(name)
+    kernels = kernels_of(gpu)
+    figures: dict[str, Any] = msgspec.to_builtins(gpu)
+    return figures | {"uncertainty_percent": kernels.spread, "measured_on": kernels.measured}
+
+
 def print_gpus(pattern: str = "", *, as_json: bool = False) -> None:
     """Every GPU whose name contains `pattern`, with its published figures."""
     names = _matching(list_gpus(), pattern, "gpus")
     if as_json:
-        _print_json([{"name": name, **msgspec.to_builtins(lookup_gpu(name))} for name in names])
+        _print_json([_gpu_figures(name) for name in names])
         return
-    table = _table("GPU", "GiB", "GB/s", "fp16 TF/s", "fp8 TF/s", "NVLink", "PCIe", "W")
+    table = _table("GPU", "GiB", "GB/s", "fp16 TF/s", "fp8 TF/s", "NVLink", "PCIe", "W", "+-%")
     for name in names:
         gpu = lookup_gpu(name)
         table.add_row(
@@ -93,10 +101,12 @@ def print_gpus(pattern: str = "", *, as_json: bool = False) -> None:
             f"{gpu.nvlink_gbps:g}" if gpu.nvlink_gbps else "-",
             f"{gpu.pcie_gbps:g}",
             f"{gpu.tdp_w:g}" if gpu.tdp_w else "-",
+            f"{kernels_of(gpu).spread:g}",
         )
     console = open_console(100)
     console.print(table)
     console.print("fp16, fp8: dense TFLOP/s. NVLink, PCIe: Gbit/s each way.")
+    console.print("+-%: uncertainty of a step's GPU time; 25 where no kernels were measured.")
     for name, models in covered_pairs().items():
         console.print(f"latency.backend = aiconfigurator covers {len(models)} models on {name}")
 

@@ -16,6 +16,7 @@ from emu.errors import InputError
 
 if TYPE_CHECKING:
     from emu.config.schema import Config, WorkloadTable
+    from emu.workload.describe import Description
     from emu.workload.tools import Written
 
 SUMMARY = "Convert, generate, describe, scale and slice workloads"
@@ -142,13 +143,13 @@ def describe(
 
     from emu.workload.describe import describe as look
     from emu.workload.opened import open_workload
-    from emu.workload.picture import picture, picture_svg
+    from emu.workload.picture import picture
 
     table, source_seed = _table(source, from_, tokenizer, seed)
     workload = open_workload(table, base_dir=Path(), seed=source_seed, config_source=str(source))
     description = look(workload)
     if svg is not None:
-        _write_svg(svg, picture_svg(description))
+        _write_svg(svg, _picture_svg(description))
     if json:
         print(msgspec.json.format(msgspec.json.encode(description), indent=2).decode())
     else:
@@ -291,6 +292,25 @@ def _tell(written: Written, output: Path, format: str) -> int:
         print(f"warning: {warning}", file=sys.stderr)
     print(f"{output}: {written.requests:,} requests in {written.lines:,} lines ({format})")
     return 0
+
+
+def _picture_svg(d: Description) -> str:
+    """Rate over time, and the lengths of prompts and outputs."""
+    from emu.report.panels import Bars, Line, Panel, svg
+
+    starts_s = [d.first_s + index * d.rate_bin_s for index in range(len(d.rates_per_s))]
+    panels = [
+        Panel("arrivals", "s", "1/s", lines=[Line("arrivals", starts_s, d.rates_per_s, True)])
+    ]
+    for name, lengths in (("prompt", d.prompt), ("output", d.output)):
+        bars = [Bars(name, [float(count) for _, count in lengths.histogram])]
+        title = f"{name} tokens (bins double), p50 {lengths.p50:.0f}, p99 {lengths.p99:.0f}"
+        names = [f"{low:,}+" for low, _ in lengths.histogram]
+        every = -(-len(names) // 6)
+        shown = [text if index % every == 0 else "" for index, text in enumerate(names)]
+        panels.append(Panel(title, "tokens", "requests", bars=bars, names=shown))
+    title = f"{d.source}: {d.requests:,} requests, {d.rate_per_s:.2f}/s"
+    return svg(title, [panels], ["arrivals", "prompt", "output"])
 
 
 def _write_svg(path: Path, text: str) -> None:

@@ -120,10 +120,10 @@ def story(cluster: Cluster) -> list[str]:
         lines.append(
             f"{replica.name}: {replica.state.value}, {scheduler.waiting_count} waiting, "
             f"{scheduler.running_count} running, {scheduler.blocks_used}/"
-            f"{scheduler.blocks_total} blocks, lock held by {replica.lock.holder or 'nobody'}"
+            f"{scheduler.blocks_total} blocks, lock held by {replica.lock.holder or 'none'}"
         )
-        lines += [f"  {line}" for line in replica.story[-5:]]
+        lines += [f"  {line}" for line in replica.history[-5:]]
     for watcher in cluster.watchers.values():
-        if watcher.queue or watcher.in_flight is not None or watcher.partials.own():
+        if watcher.queue or watcher.in_flight is not None or watcher.halves.own():
             lines.append(watcher.describe())
     return lines

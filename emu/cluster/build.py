@@ -14,10 +14,12 @@ import numpy as np
 from emu.catalogue import sizes
 from emu.cluster.plan import Plan, ReplicaPlan, groups_of
 from emu.latency.base import LatencyBackend
+from emu.latency.frontend import Intake, OutputStream
 from emu.migration.watcher import Watcher
 from emu.network.placement import Grid
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
+from emu.replica.table import HANDLERS
 from emu.replica.tiering import TierTraffic
 from emu.replica.wave import GRAPH_TOKENS_MAX, WaveGroup
 from emu.scheduling.base import ReplicaLimits, Scheduler
@@ -53,16 +55,24 @@ def build_replica(
     """A replica with its scheduler and latency backend. `leap` overrides the configuration."""
     latency = cluster.backends.of(plan.latency_context(cluster.config))
     scheduler = _scheduler(cluster, plan, latency, has_prefixes=has_prefixes, leap=leap)
+    name = f"replica {plan.replica_id}"
     replica = Replica(
         plan.replica_id,
+        cluster.kernel,
         cluster,
         scheduler,
         latency,
+        HANDLERS,
+        cluster.kernel.lock(f"kv lock of {name}"),
         state=_START[plan.role],
         grid=Grid(plan.gpus, plan.tensor_parallel),
         machine=plan.machine,
         stages=plan.pipeline_parallel,
+        layers=plan.model.layers,
     )
+    replica.board = cluster.relay
+    if plan.has_front_end and plan.engine is not None and not cluster.streams:
+        replica.stream = OutputStream(plan.engine)
     experts, gate = plan.model.experts, plan.latency.expert_routing
     if experts is not None and plan.latency.backend == "profile" and gate != "balanced":
         replica.expert_tokens = np.zeros(experts.count, dtype=np.int64)
@@ -73,11 +83,18 @@ def build_replica(
     if cluster.config.power is not None:
         replica.is_metered = True
         replica.standby_limit_ns = s_to_ns(cluster.config.power.gpu_standby_s)
-    replica.layers = plan.model.layers
     replica.activation_token_bytes = plan.model.hidden * sizes.weight_bytes(
         1, sizes.activation_dtype(plan.model, plan.dtype)
     )
     return replica
+
+
+def build_intake(cluster: Cluster) -> Intake | None:
+    """The front ends that requests pass before they are routed; live mode has a real one."""
+    replicas = [] if cluster.streams else cluster.plan.replicas
+    takers = [r for r in replicas if r.role in ("colocated", "prefill")] or replicas
+    models = [r.engine for r in takers if r.has_front_end and r.engine is not None]
+    return Intake(models) if models and len(models) == len(takers) else None
 
 
 def _scheduler(
@@ -97,6 +114,7 @@ def _scheduler(
         pipeline_stages=plan.pipeline_parallel,
         prefix_caching=table.prefix_caching and has_prefixes,
         leap=not must_step and (table.leap if leap is None else leap),
+        kv_layout=plan.kv_layout,
     )
     return make_scheduler(
         table,
@@ -151,7 +169,7 @@ def build_watchers(cluster: Cluster) -> dict[int, Watcher]:
                 round(config.network.connector_block_us * 1000),
             ),
         )
-        replica.handoff = watcher
+        replica.outbox = watcher
         watchers[replica.replica_id] = watcher
     return watchers
 
@@ -180,4 +198,10 @@ def build_rejecter(cluster: Cluster) -> KvRejecter | None:
         return None
     from emu.autoscale.kv_reject import KvRejecter
 
-    return KvRejecter(cluster.kernel, cluster.replicas, table)
+    return KvRejecter(
+        cluster.kernel,
+        cluster.replicas,
+        table,
+        on_capacity=cluster.on_capacity,
+        on_changed=cluster.on_rejected,
+    )

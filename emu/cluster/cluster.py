@@ -14,6 +14,7 @@ import msgspec
 
 from emu.cluster.audit import story
 from emu.cluster.build import (
+    build_intake,
     build_live,
     build_queue,
     build_rejecter,
@@ -30,17 +31,19 @@ from emu.cluster.scaling import make_scaler
 from emu.config.schema import FaultTable
 from emu.faults.injector import Injector
 from emu.faults.recovery import Recovery
+from emu.kernel.actor import Actor
 from emu.kernel.clock import Kernel
 from emu.latency.shared import SharedBackends
-from emu.migration.relay import RelayBoard
 from emu.migration.transfer import MigratingBatch
 from emu.migration.watcher import Watcher
 from emu.network.carrier import Carrier
+from emu.network.topology import Topology
+from emu.replica.actor import ReplicaActor
+from emu.replica.events import Cancelled
+from emu.replica.ports import BatchSink
+from emu.replica.relay_board import RelayBoard
 from emu.replica.replica import Replica
 from emu.replica.states import RECEIVING, ReplicaState, Writer
-from emu.replica.turns import run_replica
-from emu.replica.world import BatchSink
-from emu.replica.zigzag import abandon
 from emu.request import Request, Status
 from emu.routing.policies import make_router
 from emu.units import s_to_ns
@@ -76,12 +79,14 @@ class Cluster:
         self.plan = plan
         self.config = config
         self.kernel = kernel or Kernel(events_per_instant_max=config.limits.events_per_instant)
+        if recorder.log is not None:
+            recorder.log.use_clock(lambda: self.kernel.now_ns)
         self.recorder = recorder
         self.gaps = recorder.gaps
         self.batches: BatchSink | None = recorder.trace
         self.history = recorder.history
         self.network = Carrier(self.kernel, plan.topology)
-        self.relay = RelayBoard(self.network, lambda: self.replicas)
+        self.relay = RelayBoard(lambda: self.replicas, self.next_batch_id)
         self.scarce_decode = False
         self.tokens_in_migration = 0
         self._stuck: dict[int, Watcher] = {}
@@ -96,6 +101,7 @@ class Cluster:
         self.replicas: list[Replica] = [
             build_replica(self, r, has_prefixes=has_prefixes, leap=leap) for r in plan.replicas
         ]
+        self.actors = [ReplicaActor(replica, self) for replica in self.replicas]
         join_waves(plan, self.replicas)
         self.watchers = build_watchers(self)
         self.gateway = Gateway(
@@ -105,6 +111,7 @@ class Cluster:
                 config.router.policy, seed=config.seed, pool="prefill", match=self._prefix_match
             ),
             self.replicas,
+            self.actors,
             config.router,
             config.recovery,
             max_model_tokens=max(r.max_model_tokens for r in plan.replicas),
@@ -112,6 +119,7 @@ class Cluster:
             on_release=self._released,
             on_terminal=self._ended,
             cancel=self.cancel,
+            intake=build_intake(self),
         )
         check_commands(config.commands, len(self.replicas), plan.source)
         self.commander = Commander(self.kernel, self.replicas, config.commands)
@@ -130,18 +138,8 @@ class Cluster:
     async def run(self) -> Outcome:
         """Run to the end of the workload (or an error, which is returned, not raised)."""
         kernel = self.kernel
-        for replica in self.replicas:
-            kernel.spawn(run_replica(replica), name=replica.name)
-        for replica_id, watcher in self.watchers.items():
-            kernel.spawn(watcher.run(), name=f"watcher {replica_id}")
-        if self.rejecter is not None:
-            kernel.spawn(self.rejecter.run(), name="kv rejecter")
-        if self.live is not None and self.config.migration.rebalance:
-            kernel.spawn(self.live.rebalance(), name="rebalancer")
-        if self.scaler.is_active:
-            kernel.spawn(self.scaler.run(), name="planner")
-            self.scaler.changed.notify()
-        kernel.spawn(self.gateway.run(), name="gateway")
+        for actor in self._actors():
+            kernel.start(actor)
         interval_ms = self.config.output.timeseries_interval_ms
         if interval_ms > 0:
             kernel.sample_every(max(1, round(interval_ms * 1e6)), self._sample)
@@ -161,13 +159,22 @@ class Cluster:
         self._close_books()
         return Outcome(error, kernel.now_ns, kernel.events, f"{kernel.digest:016x}")
 
+    def _actors(self) -> list[Actor]:
+        """All actors, in the order of their first steps."""
+        actors: list[Actor] = [*self.actors, *self.watchers.values()]
+        if self.rejecter is not None:
+            actors.append(self.rejecter)
+        if self.live is not None and self.config.migration.rebalance:
+            actors.append(self.live)
+        if self.scaler.is_active:
+            actors.append(self.scaler)
+        return [*actors, self.gateway]
+
     def _close_books(self) -> None:
         self.scaler.close()
         now_ns = self.kernel.now_ns
         for replica in self.replicas:
-            spent = replica.state_ns.get(replica.state, 0) + now_ns - replica.state_since_ns
-            replica.state_ns[replica.state] = spent
-            replica.state_since_ns = now_ns
+            replica.note_time(replica.state, now_ns)
 
     def _sample(self, at_ns: int) -> None:
         self.recorder.sample(at_ns, self)
@@ -175,7 +182,7 @@ class Cluster:
     # --- World --------------------------------------------------------------------------------
     def terminal(self, request: Request, status: Status, reason: str = "") -> None:
         """A request's one terminal event."""
-        if self.live is not None and self.live.moving:
+        if self.live is not None and self.live.moves:
             self.live.forget(request)
         self.gateway.terminal(request, status, reason)
 
@@ -203,17 +210,27 @@ class Cluster:
             return False
         return transfers.refuses(source.replica_id, destination.replica_id)
 
-    def offer_later(self, watcher: Watcher, attempts: int) -> None:
-        """A batch that was refused everywhere is offered again."""
-        if watcher.is_pausing:
-            return
-        watcher.is_pausing = True
+    def retry_pause_ns(self, attempts: int) -> int:
+        """How long a batch that is refused everywhere waits."""
+        return self.faults.transfers.retry_pause_ns(attempts)
 
-        def offer() -> None:
-            watcher.is_pausing = False
-            watcher.inbox.poke()
+    def drain_expired(self, replica: Replica, requests: list[Request]) -> None:
+        """A draining replica's time is over: what it held, and its outbound KV, is lost."""
+        self.recovery.drain_expired(replica, requests)
 
-        self.faults.transfers.offer_later(offer, attempts)
+    @property
+    def topology(self) -> Topology:
+        """Machines, GPUs and links."""
+        return self.plan.topology
+
+    def is_spare(self, replica: Replica) -> bool:
+        """The plan gives it no role."""
+        return self.plan.replicas[replica.replica_id].role == "inactive"
+
+    def are_equal(self, one: Replica, other: Replica) -> bool:
+        """Both have the same shape: one can take the other's role."""
+        plans = self.plan.replicas
+        return plans[one.replica_id].shape == plans[other.replica_id].shape
 
     def inject(self, fault: FaultTable) -> None:
         """A fault strikes at its time, or now. Raises InputError if it cannot."""
@@ -224,19 +241,23 @@ class Cluster:
         if not replica.is_touched:
             replica.touch()
         if self.rejecter is not None:
-            self.rejecter.changed.notify()
+            self.rejecter.look()
         if self.live is not None:
-            self.live.changed.notify()
+            self.live.look()
             if self.config.migration.drain:
                 if self._draining is None:
                     self._draining = [r for r in self.replicas if r.state is S.SHUTTING_DECODE]
                 for other in self._draining:
                     self.live.drain(other)
         if self._is_scaled:
-            self.scaler.changed.notify()
+            self.scaler.look()
         if self._stuck:
-            for source_id in sorted(self._stuck):  # who got stuck first must not matter
-                self._stuck[source_id].inbox.poke()
+            for source_id in sorted(self._stuck):  # the order of getting stuck must not matter
+                self._stuck[source_id].look()
+
+    def on_rejected(self, replica: Replica, is_rejected: bool) -> None:
+        """A replica stops receiving KV because it is far fuller than the rest, or no longer."""
+        self.recorder.rejected(replica, is_rejected=is_rejected, at_ns=self.kernel.now_ns)
 
     def on_draining(self, replica: Replica) -> None:
         """Move a decode away from a replica that shuts down, if so configured."""
@@ -259,7 +280,7 @@ class Cluster:
         self._receivers = self._draining = None
         self.recorder.moved(replica, before, writer, cause, at_ns)
         self.relay.on_moved(replica, before)
-        self.scaler.on_moved(replica, before)
+        self.scaler.on_moved(replica, before, writer)
         self.faults.on_moved(replica, before)
         self.gateway.replica_moved()
         self.on_capacity(replica)
@@ -274,7 +295,7 @@ class Cluster:
     def _released(self, request: Request) -> None:
         self.recorder.released(request)
         if self._is_scaled:
-            self.scaler.changed.notify()
+            self.scaler.look()
 
     def _ended(self, request: Request) -> None:
         self.recorder.terminal(request, self.kernel.now_ns)
@@ -297,8 +318,7 @@ class Cluster:
         self.recorder.noted(self.kernel.now_ns, kind, target, text)
 
     def give_up(self, replica: Replica) -> None:
-        """A live load failed: what it has begun is queued again, KV that waits there is lost."""
-        abandon(replica)
+        """A live load has failed: KV that waits there, and batches handed over, are lost."""
         self.recovery.give_up(replica)
 
     # --- MigrationWorld -----------------------------------------------------------------------
@@ -332,7 +352,9 @@ class Cluster:
         """The client has left, at whatever stage the request is."""
         reason = "client_left"
         if request.holder_id < 0:
-            if self.queue is not None and self.queue.cancel(request):
+            if request in self.gateway.taking or (
+                self.queue is not None and self.queue.cancel(request)
+            ):
                 self.terminal(request, Status.CANCELLED, reason)
             elif request in self.gateway.held:
                 self.gateway.held.remove(request)
@@ -350,7 +372,8 @@ class Cluster:
         ):
             self.terminal(request, Status.CANCELLED, reason)
             return
-        self.replicas[request.holder_id].cancel(request, Status.CANCELLED, reason)
+        leave = Cancelled(request=request, status=Status.CANCELLED, reason=reason)
+        self.actors[request.holder_id].post(leave)
 
     # --- seeing -------------------------------------------------------------------------------
     def _prefix_match(self, replica_id: int, request: Request) -> int:

@@ -12,7 +12,9 @@ from typing import Final
 
 from emu.config.schema import CommandTable
 from emu.errors import InputError
-from emu.kernel.clock import RANK_WORLD, Kernel
+from emu.kernel.clock import Kernel
+from emu.kernel.priorities import PRIORITY_WORLD
+from emu.replica.events import Commanded
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.units import s_to_ns
@@ -49,6 +51,10 @@ def check_commands(commands: Sequence[CommandTable], replicas: int, source: str)
             raise InputError(source, None, f"commands.{index}.replica", problem)
 
 
+RESET: Final = "reset_prefix_cache"
+"""Applies in every state, while nothing uses the replica's KV."""
+
+
 class Commander:
     """Issues the commands at their times. `refused` counts those that did not apply."""
 
@@ -59,7 +65,7 @@ class Commander:
         for command in commands:
             kernel.call_at(
                 s_to_ns(command.at_s),
-                RANK_WORLD,
+                PRIORITY_WORLD,
                 partial(self._timed, replicas[command.replica], command),
             )
 
@@ -68,16 +74,34 @@ class Commander:
 
     def issue(self, replica: Replica, command: CommandTable) -> bool:
         """Carry a command out now. False, and a line in `refused`, if it does not apply."""
+        if command.command == RESET:
+            return self._reset(replica, command)
         target = TARGETS.get((command.command, replica.state))
         if target is None:
-            self.refused.append(
-                f"{command.at_s:g} s: replica {replica.replica_id} is {replica.state.value}, "
-                f"{command.command} does not apply"
-            )
-            return False
+            return self._refuse(replica, command, f"is {replica.state.value}")
+        weights: bool | None = None
         if target is S.INACTIVE:
-            replica.model_loaded = False
+            weights = False
         elif replica.state is S.INACTIVE and target is not S.NEW_PREFILL:
-            replica.model_loaded = True
-        replica.move(target, writer="command", cause=command.command)
+            weights = True
+        order = Commanded(to=target, writer="command", cause=command.command, weights=weights)
+        replica.actor.tell(order)
         return True
+
+    def _reset(self, replica: Replica, command: CommandTable) -> bool:
+        """Forget cached prefixes; as in vLLM, not while a request holds a block."""
+        replica.settle()
+        if replica.scheduler.blocks_used:
+            return self._refuse(replica, command, "has requests")
+        pool = getattr(replica.scheduler, "pool", None)
+        if pool is None:  # Vidur's schedulers only count
+            return self._refuse(replica, command, "has no prefix cache")
+        pool.clear()
+        return True
+
+    def _refuse(self, replica: Replica, command: CommandTable, why: str) -> bool:
+        self.refused.append(
+            f"{command.at_s:g} s: replica {replica.replica_id} {why}, "
+            f"{command.command} does not apply"
+        )
+        return False

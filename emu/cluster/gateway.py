@@ -11,10 +11,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import takewhile
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from emu.config.schema import RecoveryTable, RouterTable
-from emu.kernel.clock import RANK_WORLD, Kernel, Mailbox
+from emu.kernel.actor import AT_DUE, PARK, Actor
+from emu.kernel.clock import Kernel
+from emu.kernel.priorities import PRIORITY_WORLD
+from emu.latency.frontend import Intake
+from emu.replica.events import Submitted
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.request import Request, Status
@@ -47,7 +51,7 @@ class Source(Protocol):
         ...
 
 
-class Gateway:
+class Gateway(Actor):
     """Admission and routing."""
 
     def __init__(
@@ -56,6 +60,7 @@ class Gateway:
         source: Source,
         router: Router,
         replicas: Sequence[Replica],
+        actors: Sequence[Actor],
         table: RouterTable,
         recovery: RecoveryTable,
         *,
@@ -64,14 +69,21 @@ class Gateway:
         on_release: Callable[[Request], None],
         on_terminal: Callable[[Request], None],
         cancel: Callable[[Request], None],
+        intake: Intake | None = None,
     ) -> None:
-        self.kernel = kernel
+        super().__init__(kernel, "gateway", PRIORITY_WORLD)
         self.source = source
         self.router = router
         self.replicas = replicas
+        self._actors = actors
         self.queue = queue
         """The global FIFO that prefill replicas pull from, if the policy is fcfs."""
         self.held: deque[Request] = deque()
+        self.taking: deque[Request] = deque()
+        """Requests in the front end, in order of arrival."""
+        self._intake = intake
+        self._delivered_ns = 0
+        """When the last token so far is with its client."""
         self.outstanding = 0
         self.released = 0
         self.pending_clients = 0
@@ -79,9 +91,9 @@ class Gateway:
         self.is_exhausted = False
         self.echoes: list[Callable[[Request], None]] = []
         """Told of each arrival (an overload that adds to it)."""
-        self._releases: Iterator[Request] = iter(())
+        self._releases: Iterator[Request] | None = None
         self._next: Request | None = None
-        """Who arrives next."""
+        """The request that arrives next."""
         self._table = table
         self._recovery = recovery
         self._max_prompt_tokens = table.max_prompt_tokens or max_model_tokens
@@ -90,9 +102,9 @@ class Gateway:
         self._on_terminal = on_terminal
         self._cancel = cancel
         self._delay_ns = ms_to_ns(table.signal_delay_ms)
-        self._pullers: list[Mailbox[Any]] | None = None
-        """Inboxes of replicas that take from the queue; None = to be found again."""
-        self._new: list[Mailbox[Any]] = []
+        self._pullers: list[Actor] | None = None
+        """Actors of replicas that take from the queue; None = to be found again."""
+        self._new: list[Actor] = []
         """Those of replicas that take from it while their weights arrive."""
         self._offered: Request | None = None
         """The head of the queue when they were last woken."""
@@ -117,26 +129,27 @@ class Gateway:
             for replica in replicas:
                 replica.signals = deque([(-1, 0, 0, 0, 0)])
 
-    async def run(self) -> None:
-        """The actor: release requests at their arrival times (it need not be woken for each)."""
-        self._releases = iter(self.source.releases())
-        self._release()
-
-    def _release(self) -> None:
-        """Let everybody in who arrives by now, and come back for the next."""
-        kernel = self.kernel
+    def tick(self) -> int:
+        """Let in all requests that arrive by now, and come back for the next."""
+        if self._releases is None:
+            self._releases = iter(self.source.releases())
+        now_ns = self.kernel.now_ns
         request = self._next
         if request is not None:
             self.arrive(request)
         for request in self._releases:
-            if request.arrival_ns > kernel.now_ns:
+            if request.arrival_ns > now_ns:
                 self._next = request
-                kernel.call_at(request.arrival_ns, RANK_WORLD, self._release)
-                return
+                return request.arrival_ns
             self.arrive(request)
         self._next = None
         self.is_exhausted = True
         self._check_end()
+        return PARK
+
+    def align(self, now_ns: int) -> int:
+        """No message makes a request arrive earlier."""
+        return AT_DUE
 
     # --- arriving -----------------------------------------------------------------------------
     def arrive(self, request: Request) -> None:
@@ -147,17 +160,31 @@ class Gateway:
         if self.echoes:
             now_ns = self.kernel.now_ns
             for echo in self.echoes:
-                self.kernel.call_at(now_ns, RANK_WORLD, partial(echo, request))
+                self.kernel.call_at(now_ns, PRIORITY_WORLD, partial(echo, request))
+        if request.cancel_after_ns >= 0:
+            self.kernel.call_at(
+                request.arrival_ns + request.cancel_after_ns,
+                PRIORITY_WORLD,
+                lambda: None if request.status.is_terminal else self._cancel(request),
+            )
+        if self._intake is None:
+            self._admit(request)
+            return
+        ready_ns = self._intake.ready_ns(self.kernel.now_ns, request.prompt_tokens)
+        self.taking.append(request)
+        self.kernel.call_at(ready_ns, PRIORITY_WORLD, self._take)
+
+    def _take(self) -> None:
+        """The front end has done with its oldest request."""
+        request = self.taking.popleft()
+        if not request.status.is_terminal:  # else its client has left
+            self._admit(request)
+
+    def _admit(self, request: Request) -> None:
         reason = self._refusal(request)
         if reason:
             self.terminal(request, Status.REJECTED, reason)
             return
-        if request.cancel_after_ns >= 0:
-            self.kernel.call_at(
-                request.arrival_ns + request.cancel_after_ns,
-                RANK_WORLD,
-                lambda: None if request.status.is_terminal else self._cancel(request),
-            )
         self.route(request)
 
     def _refusal(self, request: Request) -> str:
@@ -176,6 +203,9 @@ class Gateway:
     def route(self, request: Request) -> None:
         """Give the request to a replica (or the global queue), or hold it until one can take it."""
         request.queued_ns = self.kernel.now_ns
+        if request.pin >= 0:
+            self._route_pinned(request)
+            return
         if self.queue is not None:
             request.status = Status.QUEUED
             request.holder_id = -1
@@ -191,27 +221,40 @@ class Gateway:
             self.held.append(request)
             return
         if len(candidates) == 1:
-            candidates[0].submit(request)
+            candidates[0].actor.tell(Submitted(request))
             return
         if self._linear_load is not None:
-            self._least_loaded(candidates, *self._linear_load).submit(request)
+            self._least_loaded(candidates, *self._linear_load).actor.tell(Submitted(request))
             return
         signals = [self._signal(r) for r in candidates]
-        candidates[self.router.choose(request, signals)].submit(request)
+        candidates[self.router.choose(request, signals)].actor.tell(Submitted(request))
+
+    def _route_pinned(self, request: Request) -> None:
+        """An outside router has chosen; what its choice cannot serve is refused to it."""
+        replica = self.replicas[request.pin] if request.pin < len(self.replicas) else None
+        if replica is None or replica.state not in TAKES_PROMPTS:
+            request.holder_id = -1
+            self.terminal(request, Status.FAILED, "endpoint_not_serving")
+            return
+        replica.actor.tell(Submitted(request))
 
     def _call_pullers(self, queue: PrefillQueue, request: Request) -> None:
         """Wake who may take something from the global queue, now that this request is in it."""
         if self._pullers is None:
-            self._pullers = [r.inbox for r in self.replicas if r.state is S.PREFILL]
-            self._new = [r.inbox for r in self.replicas if r.state is S.NEW_PREFILL]
-        for inbox in self._new:  # what they may take grows with time
-            inbox.poke()
+            self._pullers = [
+                self._actors[r.replica_id] for r in self.replicas if r.state is S.PREFILL
+            ]
+            self._new = [
+                self._actors[r.replica_id] for r in self.replicas if r.state is S.NEW_PREFILL
+            ]
+        for actor in self._new:  # what they may take grows with time
+            self.kernel.wake(actor)
         head = queue.head()
         if head is self._offered and head is not request:
-            return  # who could not take it when he was asked still cannot, and nobody overtakes
+            return  # replicas that could not take it still cannot, and no request overtakes
         self._offered = head
-        # The first who can takes it, and then there is often nothing left for others to look at.
-        self.kernel.poke_in_turn(takewhile(lambda _: queue.count > 0, self._pullers))
+        # The first that can takes it, and then there is often nothing left for others.
+        self.kernel.wake_in_turn(takewhile(lambda _: queue.count > 0, self._pullers))
 
     def _least_loaded(self, candidates: list[Replica], waiting: int, running: int) -> Replica:
         """What a router with `linear_load` would choose from fresh signals."""
@@ -290,6 +333,9 @@ class Gateway:
         request.status = status
         request.reason = reason
         self.outstanding -= 1
+        if request.last_out_ns:
+            delivered_ns = self.kernel.now_ns + request.last_out_ns
+            self._delivered_ns = max(self._delivered_ns, delivered_ns)
         self._on_terminal(request)
         if status is _REJECTED and request.retries < self._recovery.client_retries:
             self._retry_later(request)
@@ -301,7 +347,7 @@ class Gateway:
     def _go_on_with_session(self, request: Request, now_ns: int) -> None:
         """The next turn arrives after its tool; if a turn did not complete, none follows."""
         if request.status is Status.COMPLETED:
-            following = self.source.next_in_session(request, now_ns)
+            following = self.source.next_in_session(request, now_ns + request.last_out_ns)
             if following is not None:
                 self._arrive_at(following, following.arrival_ns)
             return
@@ -335,8 +381,11 @@ class Gateway:
             self.pending_clients -= 1
             self.arrive(request)
 
-        self.kernel.call_at(at_ns, RANK_WORLD, arrive)
+        self.kernel.call_at(at_ns, PRIORITY_WORLD, arrive)
 
     def _check_end(self) -> None:
         if self.is_exhausted and self.outstanding == 0 and self.pending_clients == 0:
+            if self._delivered_ns > self.kernel.now_ns:  # a token is on its way to its client
+                self.kernel.call_at(self._delivered_ns, PRIORITY_WORLD, self._check_end)
+                return
             self.kernel.stop()

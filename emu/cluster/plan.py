@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from emu.autoscale.presets import apply_preset
+from emu.catalogue import sizes
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.lookup import lookup_gpu, lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
@@ -29,9 +30,12 @@ from emu.config.schema import (
     SchedulerTable,
 )
 from emu.errors import InputError
+from emu.kv.engine_memory import NULL_BLOCKS, MemoryRule, engine_memory
+from emu.kv.groups import KvLayout, kv_layout
 from emu.kv.memory import MemoryPlan, engine_plan
+from emu.latency.engine import EngineModel
 from emu.latency.placement import Placement, bytes_by_device
-from emu.latency.registry import LatencyContext
+from emu.latency.registry import LatencyContext, engine_of
 from emu.network.placement import place
 from emu.network.topology import Topology, build_topology
 from emu.plugins import load_plugin
@@ -64,6 +68,8 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryPlan
     num_blocks: int
     max_model_tokens: int
+    kv_layout: KvLayout | None = None
+    """How the layers of a hybrid model share KV blocks; None = all keep all tokens."""
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -76,8 +82,35 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
         wanted = self.scheduler.async_scheduling
         if self.scheduler.policy != "vllm" or wanted == "off" or self.pipeline_parallel > 1:
             return False
-        known = self.latency.host_overhead and self.latency.backend in _KERNEL_TIMES
-        return wanted == "on" or (known and self.role == "colocated")
+        return wanted == "on" or (self.is_overlapped and self.role == "colocated")
+
+    @property
+    def engine(self) -> EngineModel | None:
+        """What happens between kernels; None = nothing, or the backend knows whole steps."""
+        is_known = self.latency.backend in _KERNEL_TIMES
+        return engine_of(self.latency) if is_known else None
+
+    @property
+    def has_front_end(self) -> bool:
+        """Clients reach the engine through its API server."""
+        wants = self.latency.front_end and self.scheduler.policy == "vllm"
+        return wants and self.engine is not None
+
+    def can_hold(self, tokens: int) -> bool:
+        """Whether the KV of one sequence of so many tokens fits."""
+        if self.kv_layout is None:
+            return tokens <= self.num_blocks * self.scheduler.block_size
+        in_flight_tokens = self.scheduler.max_num_batched_tokens
+        blocks = self.kv_layout.blocks_for(tokens, in_flight_tokens=in_flight_tokens)
+        return blocks <= self.num_blocks
+
+    @property
+    def is_overlapped(self) -> bool:
+        """Host and GPU work at the same time."""
+        wanted = self.scheduler.async_scheduling
+        if wanted == "auto":
+            return self.engine is not None and self.engine.async_scheduling
+        return wanted == "on"
 
     @property
     def shape(self) -> tuple[object, ...]:
@@ -112,7 +145,9 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
             hands_off=self.role == "prefill",
             placement=self.placement,
             key=f"replicas.{self.group}",
-            overlapped=self.scheduler.async_scheduling != "off",
+            overlapped=self.is_overlapped,
+            max_num_seqs=self.scheduler.max_num_seqs,
+            max_num_batched_tokens=self.scheduler.max_num_batched_tokens,
         )
 
 
@@ -167,12 +202,39 @@ def _plan_group(
     latency = _override(config.latency, table.latency, f"{key}.latency", source)
     model = _model(model_table, source)
     _check_parallel(model, table, key, source)
+    _check_layers(model, table, latency.backend, source)
+    layout = None
+    if model.is_hybrid:
+        keeps_groups = (
+            scheduler.policy == "vllm"
+            and table.role == "colocated"
+            and table.pipeline_parallel == 1
+            and not table.data_parallel_group
+            and not config.network.tiers
+        )
+        layout = _hybrid_layout(
+            model, table, model_table, scheduler, keeps_groups, f"{source}: {key}"
+        )
     for replica_id, gpus in enumerate(places, start=first_id):
         machine = topology.machines[topology.gpus[gpus[0]].machine]
         gpu = gpu_specs[machine.table]
+        engine = _counted_engine(scheduler, latency)
+        reserve = 0
+        if engine is not None:
+            kept = engine_memory(
+                model,
+                _memory_rule(engine),
+                tp=table.tensor_parallel,
+                element_bytes=sizes.weight_bytes(
+                    1, sizes.activation_dtype(model, model_table.dtype)
+                ),
+                max_num_seqs=scheduler.max_num_seqs,
+                max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            )
+            reserve = kept.total_bytes
         memory = engine_plan(
             model,
-            gpu.memory_gib,
+            gpu.memory_gib if engine is None else gpu.reported_gib,
             tp=table.tensor_parallel,
             pp=table.pipeline_parallel,
             ep=table.expert_parallel,
@@ -180,7 +242,10 @@ def _plan_group(
             kv_cache_dtype=model_table.kv_cache_dtype,
             block_size=scheduler.block_size,
             utilization=scheduler.gpu_memory_utilization,
+            reserve_bytes=reserve,
+            exact_weights=engine is not None,
             outside_bytes=_outside_bytes(model, table, model_table.dtype, source, key),
+            block_bytes=0 if layout is None else layout.block_bytes,
             source=f"{source}: {key}",
         )
         yield ReplicaPlan(
@@ -202,9 +267,61 @@ def _plan_group(
             scheduler=scheduler,
             latency=latency,
             memory=memory,
-            num_blocks=scheduler.num_blocks or memory.num_blocks,
+            num_blocks=scheduler.num_blocks
+            or memory.num_blocks - (0 if engine is None else NULL_BLOCKS),
             max_model_tokens=model_table.max_model_tokens or model.max_position,
+            kv_layout=layout,
         )
+
+
+def _hybrid_layout(
+    model: ModelSpec,
+    table: ReplicaTable,
+    model_table: ModelTable,
+    scheduler: SchedulerTable,
+    keeps_groups: bool,
+    source: str,
+) -> KvLayout | None:
+    """How layers that keep different things share blocks; None = every layer keeps every token.
+
+    As in vLLM, the hybrid manager is off for Llama 4 and where KV leaves the GPU's pool: windows
+    and chunks then take memory like full attention. Layers with states cannot do without it.
+    """
+    has_states = any(layer.state is not None for layer in model.special_layers)
+    if has_states and not keeps_groups:
+        problem = (
+            f"{model.name} has layers with states: it needs policy vllm, role colocated, one "
+            "pipeline stage, no data-parallel group and no KV tiers"
+        )
+        raise InputError(source, None, "model", problem)
+    if not keeps_groups or model.model_type.startswith("llama4"):
+        return None
+    layout = kv_layout(
+        model,
+        sizes.kv_dtype(model, model_table.dtype, model_table.kv_cache_dtype),
+        dtype=model_table.dtype,
+        tp=table.tensor_parallel,
+        block_size=scheduler.block_size,
+        source=source,
+    )
+    return None if layout.is_uniform else layout
+
+
+def _counted_engine(scheduler: SchedulerTable, latency: LatencyTable) -> EngineModel | None:
+    """The engine by whose start the memory is divided; None = by the plain rule."""
+    if scheduler.policy != "vllm" or latency.backend not in _KERNEL_TIMES:
+        return None
+    return engine_of(latency)
+
+
+def _memory_rule(engine: EngineModel) -> MemoryRule:
+    return MemoryRule(
+        context_bytes=engine.context_bytes,
+        parallel_bytes=engine.parallel_bytes,
+        logit_bytes=engine.logit_bytes,
+        logit_bytes_many=engine.logit_bytes_many,
+        expert_chunk_tokens=engine.expert_chunk_tokens,
+    )
 
 
 def _gpu(node: NodeTable, index: int, source: str) -> GpuSpec:
@@ -232,23 +349,19 @@ def _model(table: ModelTable, source: str) -> ModelSpec:
         if table.assume:
             raise InputError(source, None, "model.assume", "needs model.hf_config")
         spec = lookup_model(table.name, source, "model.name")
-    _refuse_unmodeled(spec, source)
     return spec
 
 
-def _refuse_unmodeled(spec: ModelSpec, source: str) -> None:
-    """Models whose size is known but whose cost is not: a wrong latency would look right."""
-    for layer in spec.special_layers:
-        mixed = layer.state is not None or layer.indexer is not None
-        mixed = mixed or (layer.attention is None and layer.latent is None)
-        mixed = mixed or (layer.mlp is not None and layer.experts is not None)
-        other = layer.attention is not None and (
-            layer.attention.kv_heads,
-            layer.attention.head_dim,
-        ) != (spec.kv_heads, spec.head_dim)
-        if mixed or other:
-            problem = f"{spec.model_type!r}: emu knows its size, but not yet the cost of its layers"
-            raise InputError(source, None, "model.hf_config", problem)
+def _check_layers(model: ModelSpec, table: ReplicaTable, backend: str, source: str) -> None:
+    """A model whose layers differ has a cost with the roofline on one stage, or a linear one."""
+    if not model.special_layers:
+        return
+    if backend not in ("roofline", "linear"):
+        problem = f"{backend!r} does not know the unlike layers of {model.name}; roofline does"
+        raise InputError(source, None, "latency.backend", problem)
+    if table.pipeline_parallel > 1:
+        problem = f"{model.name} has unlike layers, which emu does not split over stages"
+        raise InputError(source, None, "replicas.pipeline_parallel", problem)
 
 
 def _override(table: Any, keys: dict[str, Any], where: str, source: str) -> Any:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from emu.config.schema import OutputTable
+from emu.log import Log
 from emu.migration.transfer import MigratingBatch
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState, Writer
@@ -26,12 +27,24 @@ if TYPE_CHECKING:
 
 _COMPLETED = Status.COMPLETED
 FLOW_KINDS = ("kv", "weights", "activation")
+_EVENTS: Final = {
+    "plan": "plan.made",
+    "loaded": "load.completed",
+    "layers": "load.advanced",
+    "kv_rejected": "kv.rejected",
+    "kv_accepted": "kv.accepted",
+    "fault missed": "fault.missed",
+    "host_cache": "host_cache.summed",
+    "recall lost": "recall.lost",
+}
+"""Names of log events, by kind of mark; what is over is told by `fault.ended`."""
 
 
 class Recorder:
     """The files of one run in its staging directory."""
 
-    def __init__(self, directory: Path, table: OutputTable) -> None:
+    def __init__(self, directory: Path, table: OutputTable, log: Log | None = None) -> None:
+        self.log = log
         self.gaps = GapLog(over_time=table.report)
         self.requests = RequestLog(directory / "requests.csv")
         self.transitions = TransitionLog(directory / "transitions.csv")
@@ -74,6 +87,12 @@ class Recorder:
             )
         if self.trace is not None:
             self.trace.arrived(request, request.arrival_ns)
+        if self.log is not None:
+            self.log.event(
+                "request.arrived",
+                request_id=request.request_id,
+                prompt_tokens=request.prompt_tokens,
+            )
 
     def terminal(self, request: Request, at_ns: int) -> None:
         """A request has ended."""
@@ -84,9 +103,23 @@ class Recorder:
                 row=request.row,
                 status=request.status.name.lower(),
                 reason=request.reason,
+                first_out=request.first_out_ns,
+                last_out=request.last_out_ns,
             )
         if request.status is _COMPLETED:
             self.completed += 1
+        if self.log is not None:
+            self.log.event(
+                "request.ended",
+                request_id=request.request_id,
+                status=request.status.name.lower(),
+                reason=request.reason,
+                replica_id=request.replica_id,
+                decode_replica_id=request.decode_replica_id,
+                ttft_ns=request.first_token_ns - request.arrival_ns
+                if request.first_token_ns >= 0
+                else None,
+            )
         self.preemptions += request.preemptions
         if self.trace is not None:
             self.trace.ended(request, self._stages)
@@ -118,6 +151,14 @@ class Recorder:
             )
         if self.trace is not None:
             self.trace.mark(at_ns, replica.replica_id, f"{before.value} -> {after}", cause)
+        if self.log is not None:
+            self.log.event(
+                "replica.moved",
+                replica_id=replica.replica_id,
+                **{"from": before.value, "to": after},
+                writer=writer,
+                cause=cause,
+            )
 
     def transferred(
         self, batch: MigratingBatch, source: Replica, destination: Replica, ended_ns: int
@@ -127,6 +168,15 @@ class Recorder:
             self._note_move([r.row for r in batch.requests], source, destination, ended_ns)
         if self.trace is not None:
             self.trace.transfer(batch, source, destination, ended_ns)
+        if self.log is not None:
+            self.log.event(
+                "migration.finished",
+                request_ids=[request.request_id for request in batch.requests],
+                source_id=source.replica_id,
+                destination_id=destination.replica_id,
+                kv_bytes=batch.kv_bytes,
+                took_ns=ended_ns - batch.started_ns,
+            )
 
     def moved_live(
         self, request: Request, source: Replica, destination: Replica, started_ns: int, stop_ns: int
@@ -134,13 +184,23 @@ class Recorder:
         """A running request went from one replica to another."""
         self.live_migrations += 1
         if self.history is not None:
-            self._note_move([request.row], source, destination, source.kernel.now_ns)
+            self._note_move([request.row], source, destination, source.clock.now_ns)
+        if self.log is not None:
+            self.log.event(
+                "request.moved_live",
+                request_id=request.request_id,
+                source_id=source.replica_id,
+                destination_id=destination.replica_id,
+                stop_ns=stop_ns,
+            )
         if self.trace is not None:
             self.trace.moved_live(request, source, destination, started_ns, stop_ns)
 
     def noted(self, at_ns: int, kind: str, target: str, text: str) -> None:
         """A plan, a load that is complete: what explains the timeline."""
         self.marks.record(at_ns, kind, target, text)
+        if self.log is not None:
+            self.log.event(_EVENTS.get(kind, "timeline.noted"), kind=kind, target=target, text=text)
         if self.history is not None and kind == "plan":
             self.history.add(at_ns, "plan", text=text)
         if self.trace is not None:
@@ -163,6 +223,8 @@ class Recorder:
         """A fault has struck."""
         self.faults[kind] = self.faults.get(kind, 0) + 1
         self.marks.record(at_ns, "fault", target, f"{kind} ({text})")
+        if self.log is not None:
+            self.log.warn("fault.struck", kind=kind, target=target, figures=text)
         if self.trace is not None:
             self.trace.mark(at_ns, max(0, replica_id), f"fault: {kind}", target)
 
@@ -173,16 +235,22 @@ class Recorder:
         """A fault that lasted is over."""
         if self.history is not None:
             self.history.add(at_ns, "fault_over", kind=kind, target=target)
+        if self.log is not None:
+            self.log.event("fault.ended", kind=kind, target=target)
 
     def lost(self, request: Request, reason: str, at_ns: int) -> None:
         """A request's KV is gone."""
         if self.history is not None:
             self.history.add(at_ns, "lost", row=request.row, reason=reason)
+        if self.log is not None:
+            self.log.warn("request.lost", request_id=request.request_id, reason=reason)
 
     def rerouted(self, request: Request, at_ns: int) -> None:
         """A request leaves a replica that has not begun it, or will not go on with it."""
         if self.history is not None:
             self.history.add(at_ns, "routed", row=request.row)
+        if self.log is not None:
+            self.log.event("request.requeued", request_id=request.request_id)
 
     def relayed(
         self,
@@ -198,6 +266,13 @@ class Recorder:
         self.marks.record(at_ns, "relay", f"replica {source.replica_id}", text)
         if self.trace is not None:
             self.trace.mark(at_ns, source.replica_id, "relay", text)
+
+    def rejected(self, replica: Replica, *, is_rejected: bool, at_ns: int) -> None:
+        """A decode replica stops receiving KV because it is far fuller than the rest, or no longer.
+
+        In marks.csv, the trace and the log: results of requests do not depend on being told.
+        """
+        self.noted(at_ns, "kv_rejected" if is_rejected else "kv_accepted", replica.name, "")
 
     def sample(self, at_ns: int, cluster: Cluster) -> None:
         """A row of the time series."""

@@ -100,7 +100,7 @@ class TraceSink:
     ) -> None:
         """A running request has moved to another replica."""
         link = f"replica {source.replica_id} -> replica {destination.replica_id}"
-        ended_ns = source.kernel.now_ns
+        ended_ns = source.clock.now_ns
         self.writer.transfer(
             link,
             started_ns,

@@ -40,6 +40,7 @@ _PATH_KEYS: Final[tuple[tuple[Path, bool], ...]] = (
     (("workload", "synthetic", "prompt", "path"), True),
     (("workload", "synthetic", "output", "path"), True),
     (("latency", "path"), True),
+    (("latency", "engine"), True),
     (("latency", "replay"), True),
     (("latency", "cache"), False),
     (("latency", "binary"), False),
@@ -125,6 +126,7 @@ class _Loading:
         for index in range(len(groups)):
             extra += [
                 (("replicas", index, "latency", "path"), True),
+                (("replicas", index, "latency", "engine"), True),
                 (("replicas", index, "latency", "replay"), True),
                 (("replicas", index, "latency", "cache"), False),
                 (("replicas", index, "latency", "binary"), False),
@@ -137,6 +139,8 @@ class _Loading:
             value = holder.get(path[-1], "")
             if not value or (path[-1] == "binary" and "/" not in value):
                 continue  # a bare program name is looked up on PATH
+            if path[-1] == "engine" and not str(value).endswith(".toml"):
+                continue  # one that emu knows by name
             joined = self.base_dir / FilePath(value)
             holder[path[-1]] = str(joined)
             # The table of aiconfigurator is written there if it does not exist.

@@ -20,6 +20,7 @@ SCHEDULERS: Final = (
 )
 ROUTERS: Final = ("load", "round_robin", "random", "least_outstanding", "prefix_aware")
 BACKENDS: Final = ("roofline", "profile", "linear", "astra-sim", "aiconfigurator", "vidur")
+ENGINES: Final = ("vllm-0.11", "vllm-0.15", "vllm-0.19", "none")
 EXPERT_ROUTING: Final = ("balanced", "round_robin", "random", "skewed")
 PLANNERS: Final = ("blitz", "paper", "hpa")
 PRESETS: Final = (

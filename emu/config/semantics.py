@@ -36,10 +36,16 @@ def _word(path: Path, value: str, known: tuple[str, ...]) -> Iterator[Problem]:
     yield path, unknown_value(value, [*known, "package.module:Class"])
 
 
+def _engine(path: Path, value: object) -> Iterator[Problem]:
+    if isinstance(value, str) and value not in names.ENGINES and not value.endswith(".toml"):
+        yield path, unknown_value(value, [*names.ENGINES, "FILE.toml"])
+
+
 def _words(config: Config) -> Iterator[Problem]:
     yield from _word(("scheduler", "policy"), config.scheduler.policy, names.SCHEDULERS)
     yield from _word(("router", "policy"), config.router.policy, names.ROUTERS)
     yield from _word(("latency", "backend"), config.latency.backend, names.BACKENDS)
+    yield from _engine(("latency", "engine"), config.latency.engine)
     yield from _word(
         ("latency", "expert_routing"), config.latency.expert_routing, names.EXPERT_ROUTING
     )
@@ -49,6 +55,8 @@ def _words(config: Config) -> Iterator[Problem]:
             yield from _word(
                 (*here, "scheduler", "policy"), group.scheduler["policy"], names.SCHEDULERS
             )
+        if "engine" in group.latency:
+            yield from _engine((*here, "latency", "engine"), group.latency["engine"])
         if "backend" in group.latency:
             yield from _word(
                 (*here, "latency", "backend"), group.latency["backend"], names.BACKENDS

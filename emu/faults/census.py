@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from emu.request import Request, Status
 
 if TYPE_CHECKING:
-    from emu.cluster.cluster import Cluster
-    from emu.migration.transfer import SplitBatch
+    from emu.faults.ports import FaultWorld
     from emu.replica.replica import Replica
+    from emu.replica.split_batch import SplitBatch
 
 
 class Place(NamedTuple):
@@ -26,10 +26,11 @@ class Place(NamedTuple):
     """For people."""
 
 
-def census(cluster: Cluster) -> list[Place]:
+def census(cluster: FaultWorld) -> list[Place]:
     """Every request in the system, by owner, in a fixed order. Terminal ones are left out."""
     gateway = cluster.gateway
     places = [Place(r, "queued", "gateway") for r in gateway.held]
+    places += [Place(r, "queued", "front end") for r in gateway.taking]
     if cluster.queue is not None:
         places += [Place(r, "queued", "global queue") for r in cluster.queue]
     for replica in cluster.replicas:
@@ -50,11 +51,11 @@ def census(cluster: Cluster) -> list[Place]:
     return [place for place in places if not place.request.status.is_terminal]
 
 
-def splits(cluster: Cluster) -> list[SplitBatch]:
+def splits(cluster: FaultWorld) -> list[SplitBatch]:
     """Batches whose KV is, or is to be, in two halves, by id."""
     found: dict[int, SplitBatch] = {}
     for watcher in cluster.watchers.values():
-        for split in watcher.partials.own():
+        for split in watcher.halves.own():
             found[split.batch_id] = split
     return [found[batch_id] for batch_id in sorted(found)]
 
@@ -69,6 +70,6 @@ def _at_replica(replica: Replica) -> list[Place]:
             request.reached_tokens - 1
         )
         places.append(Place(request, "decode" if is_decode else "prefill", replica.name))
-    for requests in replica.arrived:
-        places += [Place(r, "decode", f"{replica.name} (arrived)") for r in requests]
+    for event in replica.arrived:
+        places += [Place(r, "decode", f"{replica.name} (arrived)") for r in event.requests]
     return places

@@ -2,7 +2,7 @@
 
 `inject` is the single entry: a configuration's list goes through it, and so does a live server.
 A fault enters as a timestamped call to whoever owns the thing that breaks. What each kind does is
-in `emu/faults/strikes.py`, which is loaded when the first one strikes. Every strike is counted,
+in `emu/faults/handlers.py`, which is loaded when the first one strikes. Every strike is counted,
 marked in the timeline and drawn into the trace; a fault that finds nothing to strike is marked as
 missed.
 """
@@ -15,25 +15,25 @@ from typing import TYPE_CHECKING
 from emu.config.faultkinds import KINDS, fault_problems
 from emu.config.schema import FaultTable
 from emu.errors import InputError
-from emu.faults.links import LinkFaults
-from emu.faults.recovery import DRAINING, Recovery
+from emu.faults.link_factors import LinkFaults
+from emu.faults.recovery import Recovery
 from emu.faults.transfers import TransferFaults
-from emu.kernel.clock import RANK_WORLD
+from emu.kernel.priorities import PRIORITY_WORLD
 from emu.replica.replica import Replica
-from emu.replica.states import ReplicaState
+from emu.replica.states import DRAINING, ReplicaState
 from emu.rng import rng_stream
 from emu.units import ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from emu.cluster.cluster import Cluster
+    from emu.faults.ports import FaultWorld
 
 
 class Injector:
     """Faults of one run."""
 
-    def __init__(self, cluster: Cluster, recovery: Recovery) -> None:
+    def __init__(self, cluster: FaultWorld, recovery: Recovery) -> None:
         self.cluster = cluster
         self.kernel = cluster.kernel
         self.recovery = recovery
@@ -62,7 +62,7 @@ class Injector:
         number = self._injected
         self._injected += 1
         at_ns = max(self.kernel.now_ns, s_to_ns(fault.at_s))
-        self.kernel.call_at(at_ns, RANK_WORLD, partial(self._strike, fault, number))
+        self.kernel.call_at(at_ns, PRIORITY_WORLD, partial(self._strike, fault, number))
 
     def _check(self, fault: FaultTable) -> None:
         for path, problem in fault_problems(self._injected, fault):
@@ -72,8 +72,8 @@ class Injector:
             "replica": len(cluster.replicas),
             "source": len(cluster.replicas),
             "destination": len(cluster.replicas),
-            "node": len(cluster.plan.topology.machines),
-            "gpu": len(cluster.plan.topology.gpus),
+            "node": len(cluster.topology.machines),
+            "gpu": len(cluster.topology.gpus),
         }
         for key, count in limits.items():
             value = getattr(fault, key)
@@ -82,9 +82,9 @@ class Injector:
                 raise InputError("faults", None, f"faults.{self._injected}.{key}", problem)
 
     def _strike(self, fault: FaultTable, number: int) -> None:
-        from emu.faults.strikes import STRIKES
+        from emu.faults.handlers import HANDLERS
 
-        STRIKES[fault.kind](self, fault, self.rng(number))
+        HANDLERS[fault.kind](self, fault, self.rng(number))
 
     def rng(self, number: int) -> np.random.Generator:
         """The random stream of a fault."""
@@ -94,7 +94,7 @@ class Injector:
     def later(self, delay_ns: int, call: object) -> None:
         """Run a call so much later."""
         assert callable(call)
-        self.kernel.call_at(self.kernel.now_ns + delay_ns, RANK_WORLD, call)
+        self.kernel.call_at(self.kernel.now_ns + delay_ns, PRIORITY_WORLD, call)
 
     def note(self, fault: FaultTable, target: str) -> None:
         """The fault has struck this."""
@@ -131,11 +131,11 @@ class Injector:
                 self.expire_drain(fault, replica)
         if not self.waiting:
             return
-        from emu.faults.onreplicas import states_of
-        from emu.faults.strikes import STRIKES
+        from emu.faults.handlers import HANDLERS
+        from emu.faults.replicas import states_of
 
         for entry in list(self.waiting):
             fault, stage = entry
             if replica.state in states_of(stage):
                 self.waiting.remove(entry)
-                self.later(0, partial(STRIKES[fault.kind], self, fault, self.rng(0)))
+                self.later(0, partial(HANDLERS[fault.kind], self, fault, self.rng(0)))

@@ -1,73 +1,120 @@
-"""Links that are down, slow or partitioned.
-
-Owns what is in force on each link; several faults on one link multiply (a link that is down stays
-down whatever else). Ends of faults are told by whoever began them.
-"""
+"""Faults of the network: links that break, slow down or lag, transfers that go wrong."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from emu.network.carrier import Carrier
-from emu.network.topology import Topology
+from emu.config.schema import FaultTable
+from emu.faults.link_factors import network_links
+from emu.units import ms_to_ns, s_to_ns
 
+if TYPE_CHECKING:
+    import numpy as np
 
-class LinkFaults:
-    """Factors, delays and cuts in force."""
-
-    def __init__(self, carrier: Carrier) -> None:
-        self._carrier = carrier
-        self._rates = carrier.topology.link_rates
-        self._factors: dict[int, list[float]] = {}
-        self._delays: dict[int, list[int]] = {}
-        self._cuts: dict[tuple[int, int], int] = {}
-
-    def slow(self, links: Sequence[int], factor: float) -> None:
-        """From now on these links carry `factor` times their rate (0 = nothing)."""
-        for link in links:
-            self._factors.setdefault(link, []).append(factor)
-            self._apply(link)
-        self._carrier.links_changed(1 if factor == 0 else 0)
-
-    def heal(self, links: Sequence[int], factor: float) -> None:
-        """The end of a `slow` of the same factor."""
-        for link in links:
-            self._factors[link].remove(factor)
-            self._apply(link)
-        self._carrier.links_changed(-1 if factor == 0 else 0)
-
-    def delay(self, links: Sequence[int], delay_ns: int) -> None:
-        """Reports over these links come so much later; negative: the end of that."""
-        for link in links:
-            delays = self._delays.setdefault(link, [])
-            if delay_ns < 0:
-                delays.remove(-delay_ns)
-            else:
-                delays.append(delay_ns)
-            now_ns = self._carrier.kernel.now_ns
-            self._carrier.table.set_extra_latency(link, sum(delays), now_ns)
-        self._carrier.links_changed()
-
-    def cut(self, pair: tuple[int, int], is_cut: bool) -> None:
-        """Partition or join an ordered pair of replicas."""
-        count = self._cuts.get(pair, 0) + (1 if is_cut else -1)
-        self._cuts[pair] = count
-        if count == int(is_cut):
-            self._carrier.table.set_partition(pair, is_cut, self._carrier.kernel.now_ns)
-        self._carrier.links_changed(1 if is_cut else -1)
-
-    def _apply(self, link: int) -> None:
-        rate: float = self._rates[link]
-        for factor in self._factors[link]:
-            rate *= factor
-        whole = max(1, int(rate)) if rate else 0
-        self._carrier.table.set_rate(link, whole, self._carrier.kernel.now_ns)
+    from emu.faults.injector import Injector
 
 
-def network_links(topology: Topology, gpus: Sequence[int]) -> list[int]:
-    """The links by which these GPUs reach others: NIC and NVLink, both directions."""
-    links: list[int] = []
-    for index in gpus:
-        gpu = topology.gpus[index]
-        links += [gpu.nic_out, gpu.nic_in, gpu.nvlink_out, gpu.nvlink_in]
-    return [link for link in links if link >= 0]
+def _links(injector: Injector, fault: FaultTable) -> tuple[list[int], str]:
+    topology = injector.cluster.topology
+    if fault.node >= 0:
+        gpus: Sequence[int] = topology.machines[fault.node].gpus
+        return network_links(topology, gpus), f"machine {fault.node}"
+    if fault.gpu >= 0:
+        return network_links(topology, [fault.gpu]), f"GPU {fault.gpu}"
+    replica = injector.cluster.replicas[fault.replica]
+    return network_links(topology, replica.gpus), replica.name
+
+
+def slow_links(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
+    """Links lose bandwidth, all of it or a part, once or several times."""
+    links, name = _links(injector, fault)
+    factor = 0.0 if fault.kind == "link_down" else fault.magnitude
+    times = fault.times if fault.duration_s else 1
+    period_ns = s_to_ns(fault.duration_s)
+
+    def down(left: int) -> None:
+        injector.note(fault, name)
+        injector.links.slow(links, factor)
+        if period_ns:
+            injector.later(period_ns, lambda: up(left - 1))
+
+    def up(left: int) -> None:
+        injector.links.heal(links, factor)
+        injector.end(fault, name)
+        if left:
+            injector.later(period_ns, lambda: down(left))
+
+    down(times)
+
+
+def delay_links(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
+    """The latency of links grows."""
+    links, name = _links(injector, fault)
+    delay_ns = max(1, ms_to_ns(fault.magnitude))
+    injector.note(fault, name)
+    injector.links.delay(links, delay_ns)
+
+    def over() -> None:
+        injector.links.delay(links, -delay_ns)
+        injector.end(fault, name)
+
+    if fault.duration_s:
+        injector.later(s_to_ns(fault.duration_s), over)
+
+
+def partition(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
+    """Nothing gets from one replica to another."""
+    pair = (fault.source, fault.destination)
+    name = f"{fault.source} -> {fault.destination}"
+    injector.note(fault, name)
+    injector.links.cut(pair, True)
+
+    def over() -> None:
+        injector.links.cut(pair, False)
+        injector.end(fault, name)
+
+    if fault.duration_s:
+        injector.later(s_to_ns(fault.duration_s), over)
+
+
+def swizzle(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
+    """Stop the links of some machines one by one, bring them back in another order."""
+    machines = injector.cluster.topology.machines
+    chosen = [m for m in machines if fault.probability >= 1 or rng.random() < fault.probability]
+    if not chosen:
+        injector.miss(fault, "no machine was drawn")
+        return
+    injector.note(fault, f"{len(chosen)} machines")
+    duration_ns = s_to_ns(fault.duration_s)
+    topology = injector.cluster.topology
+    back = list(rng.permutation(len(chosen)))
+    for order, at in enumerate(rng.permutation(len(chosen))):
+        links = network_links(topology, chosen[int(at)].gpus)
+        down_ns = duration_ns * order // len(chosen)
+        up_ns = duration_ns + duration_ns * (back.index(at) + 1) // len(chosen)
+        injector.later(down_ns, lambda links=links: injector.links.slow(links, 0.0))
+        injector.later(up_ns, lambda links=links: injector.links.heal(links, 0.0))
+
+
+def window(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
+    """In force for a time; each strike is noted when it happens."""
+    window = injector.transfers.open(fault, rng)
+
+    def over() -> None:
+        injector.transfers.close(window)
+        injector.end(fault, fault.kind)
+
+    if fault.duration_s:
+        injector.later(s_to_ns(fault.duration_s), over)
+
+
+def expire_lease(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
+    """KV that waits to be fetched is given up by its source."""
+    watcher = injector.cluster.watchers.get(fault.replica)
+    lost = [] if watcher is None else watcher.lose_source()
+    if not lost:
+        injector.miss(fault, "no KV waits there")
+        return
+    injector.note(fault, f"replica {fault.replica}: {len(lost)} requests")
+    injector.recovery.lost(lost, "lease_expired")

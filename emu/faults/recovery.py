@@ -1,4 +1,4 @@
-"""What follows a loss: crash of a replica, requests that start again, restarts, hopeless cases.
+"""What follows a loss: crash of a replica, requests that start again, restarts, unservable cases.
 
 Owns the order in which the owners of a crashed replica's things hear of it (replica, watchers,
 live migrations, relay), so that no block, lock or request is left behind, and the policy of
@@ -15,16 +15,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from emu.kernel.clock import RANK_WORLD
-from emu.replica import life
+from emu.kernel.priorities import PRIORITY_WORLD
+from emu.replica.events import Commanded, Crashed, DrainExpired, Restarted
 from emu.replica.replica import Replica
-from emu.replica.states import LOADING, ReplicaState
+from emu.replica.states import DRAINING, LOADING, ReplicaState
 from emu.request import Request, Status
 from emu.units import s_to_ns
 
 if TYPE_CHECKING:
     from emu.autoscale.actions import Role
-    from emu.cluster.cluster import Cluster
+    from emu.faults.ports import FaultWorld
 
 S = ReplicaState
 _ROLE_OF: Final[dict[ReplicaState, Role]] = {
@@ -51,7 +51,7 @@ LOADS_MAX: Final = 3
 class Recovery:
     """Losses and what is done about them."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: FaultWorld) -> None:
         self.cluster = cluster
         self.table = cluster.config.recovery
         self.crashes = 0
@@ -82,15 +82,15 @@ class Recovery:
             self._role_at_crash.pop(replica.replica_id, None)
         else:
             self._role_at_crash[replica.replica_id] = role
-        lost = life.crash(replica)
+        lost: list[Request] = []
+        replica.actor.tell(Crashed(lost=lost))
         lost += self._lose_relay(replica)
         watcher = cluster.watchers.get(replica.replica_id)
         if watcher is not None:
             lost += watcher.lose_source()
         if cluster.live is not None:
             lost += cluster.live.lose(replica)
-        replica.move(S.FAILED, writer="fault", cause=cause)
-        replica.start_closing()
+        replica.actor.tell(Commanded(to=S.FAILED, writer="fault", cause=cause))
         for other in cluster.watchers.values():
             if other is not watcher:
                 other.lose_destination(replica)
@@ -119,10 +119,10 @@ class Recovery:
             is_giver = relayed.source_id == replica.replica_id and not relayed.is_here
             if is_helper or is_giver:
                 lost += board.abandon(old)
-            if split is None or split.first_watcher is None:
+            if split is None or split.first_half is None:
                 continue
-            if is_helper or is_giver or split.destination is replica:
-                split.first_watcher.partials.drop_lost(split)
+            if is_helper or is_giver or split.destination_id == replica.replica_id:
+                split.first_half.drop_lost(split)
         return lost
 
     def lost(self, requests: Sequence[Request], reason: str) -> None:
@@ -136,7 +136,8 @@ class Recovery:
             has_begun = request.first_scheduled_ns >= 0
             self.requests_lost += has_begun
             self.cluster.recorder.lost(request, reason, self.cluster.kernel.now_ns)
-            if has_begun and (table.on_crash == "fail" or request.retries >= table.max_retries):
+            is_given_up = table.on_crash == "fail" or request.retries >= table.max_retries
+            if request.pin >= 0 or (has_begun and is_given_up):  # an outside router tries again
                 self.cluster.terminal(request, Status.FAILED, reason)
                 continue
             request.retries += has_begun
@@ -158,11 +159,11 @@ class Recovery:
                 if not self._has_gpus(replica):
                     self._grounded[replica.replica_id] = back
                     return
-                replica.move(S.INACTIVE, writer="recovery", cause="restarted")
+                replica.actor.tell(Restarted(life=incarnation))
                 self._loads.pop(replica.replica_id, None)
                 self._load(replica)
 
-        kernel.call_at(kernel.now_ns + back_ns, RANK_WORLD, back)
+        kernel.call_at(kernel.now_ns + back_ns, PRIORITY_WORLD, back)
 
     def _has_gpus(self, replica: Replica) -> bool:
         """All of its GPUs can be used."""
@@ -181,7 +182,6 @@ class Recovery:
         Where a planner decides, that is its business; members of a group are not replaced.
         """
         cluster, incarnation = self.cluster, replica.incarnation
-        plans = cluster.plan.replicas
         if not self.table.replace or cluster.scaler.is_active or replica.wave is not None:
             return
 
@@ -191,9 +191,8 @@ class Recovery:
                 return
             for spare in cluster.replicas:
                 if spare.state is S.INACTIVE and spare.replica_id not in self._role_at_crash:
-                    mine, its = plans[replica.replica_id], plans[spare.replica_id]
-                    is_free = its.role == "inactive" or spare.replica_id in self._replaced
-                    if is_free and its.shape == mine.shape:
+                    is_free = cluster.is_spare(spare) or spare.replica_id in self._replaced
+                    if is_free and cluster.are_equal(spare, replica):
                         del self._role_at_crash[replica.replica_id]
                         self._replaced.add(replica.replica_id)
                         self._replaced.discard(spare.replica_id)
@@ -202,7 +201,7 @@ class Recovery:
                         return
 
         kernel = cluster.kernel
-        kernel.call_at(kernel.now_ns + s_to_ns(self.table.restart_s), RANK_WORLD, take_over)
+        kernel.call_at(kernel.now_ns + s_to_ns(self.table.restart_s), PRIORITY_WORLD, take_over)
 
     def _load(self, replica: Replica) -> None:
         """Bring the weights back, if no planner does."""
@@ -227,7 +226,7 @@ class Recovery:
         if before in LOADING and replica.state is S.INACTIVE:
             kernel = self.cluster.kernel
             later_ns = kernel.now_ns + max(1, s_to_ns(self.table.restart_s))
-            kernel.call_at(later_ns, RANK_WORLD, lambda: self._load(replica))
+            kernel.call_at(later_ns, PRIORITY_WORLD, lambda: self._load(replica))
         elif self.table.drain_grace_s and replica.state in DRAINING:
             kernel, since_ns = self.cluster.kernel, replica.state_since_ns
             state = replica.state
@@ -237,54 +236,45 @@ class Recovery:
                     self.expire_drain(replica)
 
             kernel.call_at(
-                kernel.now_ns + s_to_ns(self.table.drain_grace_s), RANK_WORLD, end_of_grace
+                kernel.now_ns + s_to_ns(self.table.drain_grace_s), PRIORITY_WORLD, end_of_grace
             )
 
     def expire_drain(self, replica: Replica) -> None:
         """After the iteration in flight, what a draining replica still holds is lost."""
+        replica.actor.post(DrainExpired())
 
-        def evict() -> None:
-            if replica.state not in DRAINING:
-                return
-            scheduler = replica.scheduler
-            lost = [*scheduler.waiting(), *scheduler.residents()]
-            for request in lost:
-                request.recomputed_tokens += request.computed_tokens
-                scheduler.cancel(request)
-            watcher = self.cluster.watchers.get(replica.replica_id)
-            if watcher is not None:
-                lost += watcher.lose_source()
-            self.lost(lost, "drain_expired")
-            self.cluster.on_capacity(replica)
+    def drain_expired(self, replica: Replica, requests: list[Request]) -> None:
+        """These were on it; what waits to leave it is lost too."""
+        watcher = self.cluster.watchers.get(replica.replica_id)
+        if watcher is not None:
+            requests = requests + watcher.lose_source()
+        self.lost(requests, "drain_expired")
 
-        replica.jobs.append(evict)
-        replica.inbox.poke()
-
-    # --- nobody left --------------------------------------------------------------------------
+    # --- no replica left --------------------------------------------------------------------------
     def fail_unservable(self) -> bool:
         """Nothing is scheduled any more: fail what no replica can ever serve. True if any."""
         if not self.has_lost_capacity:
             return False
         cluster = self.cluster
-        hopeless: list[Request] = []
+        unservable: list[Request] = []
         if not any(r.state in _PROMPTS for r in cluster.replicas):
-            hopeless += cluster.gateway.take_held()
+            unservable += cluster.gateway.take_held()
             if cluster.queue is not None:
                 waiting = list(cluster.queue)
                 for request in waiting:
                     cluster.queue.cancel(request)
-                hopeless += waiting
+                unservable += waiting
         for watcher in cluster.watchers.values():
             heads = [*watcher.queue][:1]
             wanted = heads[0].requests if heads else []
-            firsts = watcher.partials.firsts
+            firsts = watcher.halves.firsts
             if not heads and firsts:
                 wanted = firsts[0].requests
             if wanted and not any(self._could_take(r, wanted) for r in cluster.replicas):
-                hopeless += watcher.lose_source()
-        for request in hopeless:
+                unservable += watcher.lose_source()
+        for request in unservable:
             cluster.terminal(request, Status.FAILED, "no_replica_left")
-        return bool(hopeless)
+        return bool(unservable)
 
     @staticmethod
     def _could_take(replica: Replica, requests: list[Request]) -> bool:
@@ -293,7 +283,3 @@ class Recovery:
             replica.state in _RECEIVES
             and scheduler.blocks_to_reserve(requests) <= scheduler.blocks_total
         )
-
-
-DRAINING: Final = (S.SHUTTING_PREFILL, S.SHUTTING_DECODE, S.SHUTTING_COLOCATED)
-"""States in which a replica waits for the end of its work."""

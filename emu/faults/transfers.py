@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 
 from emu.config.schema import FaultTable
-from emu.kernel.clock import RANK_WORLD
 from emu.network.carrier import Carrier, Fate
 from emu.units import ms_to_ns
 
@@ -102,11 +101,10 @@ class TransferFaults:
                 return True
         return False
 
-    def offer_later(self, offer: Callable[[], None], attempts: int) -> None:
-        """Call `offer` after a pause that doubles."""
-        kernel = self._carrier.kernel
-        pause_ns = _RETRY_NS << min(attempts, 10)
-        kernel.call_at(kernel.now_ns + pause_ns, RANK_WORLD, offer)
+    @staticmethod
+    def retry_pause_ns(attempts: int) -> int:
+        """How long a batch that is refused everywhere waits; it doubles with each attempt."""
+        return _RETRY_NS << min(attempts, 10)
 
 
 def _name(kind: str, pair: tuple[int, int] | None) -> str:

@@ -6,18 +6,26 @@ import asyncio
 import heapq
 import time
 from collections.abc import Callable
+from typing import Final
 
 from emu.kernel.clock import Kernel
-from emu.kernel.mailbox import Mailbox, Target
-from emu.kernel.priorities import RANK_WORLD
+from emu.kernel.priorities import PRIORITY_WORLD
+
+_FREE_NS: Final = 2**62
+_TURN_NS: Final = 2_000_000
+"""Wall time after which timers that are due let the event loop look at its sockets."""
+_TIMERS_PER_LOOK: Final = 16
 
 
 class WallKernel(Kernel):
-    """The same primitives on the wall clock, `speed` simulated seconds per real second.
+    """The same actors on the wall clock, `speed` simulated seconds per real second.
 
     Timers keep their own due times (logical time), so lateness of the machine never adds up;
     `lag_ns` says how late the last timer was. What comes from outside enters through `enter`,
-    which stamps it with the present wall time and puts it in order with the timers.
+    at the instant at which it reached the machine, and in order with the timers.
+
+    `hold(at_ns)` keeps emulated time before an instant: something that came then is still being
+    read. A machine that is too slow so delays the emulation, and never the arrivals in it.
     """
 
     def __init__(
@@ -31,9 +39,14 @@ class WallKernel(Kernel):
         self.speed = speed
         self.lag_ns = 0
         self.lag_max_ns = 0
+        self.has_real_clock = clock_ns is time.monotonic_ns
         self._clock_ns = clock_ns  # a loop's own clock may count milliseconds only
         self._origin_ns = clock_ns()
-        self._entered_ns = -1
+        self._offset_ns = 0
+        """Simulated time at the origin."""
+        self._held_ns = _FREE_NS
+        self._entries: set[int] = set()
+        """Instants at which something from outside is going to happen."""
         self._alarm: asyncio.TimerHandle | None = None
 
     def stop(self) -> None:
@@ -42,56 +55,92 @@ class WallKernel(Kernel):
             self._is_over = True
             self._done.set_result(None)
 
-    def wall_ns(self) -> int:
-        """Simulated time that the wall clock shows."""
-        return int((self._clock_ns() - self._origin_ns) * self.speed)
+    def wall_ns(self, ago_ns: int = 0) -> int:
+        """Simulated time that the wall clock shows, or showed so much wall time ago."""
+        elapsed_ns = self._clock_ns() - ago_ns - self._origin_ns
+        return max(0, int(elapsed_ns * self.speed) + self._offset_ns)
 
-    def enter(self, call: Callable[[], None]) -> int:
-        """Something happens in the real world now: run `call` in its place in time.
+    def set_speed(self, speed: float) -> None:
+        """From now on, so many simulated seconds per real second. Time does not jump."""
+        self._offset_ns = self.wall_ns()
+        self._origin_ns = self._clock_ns()
+        self.speed = speed
+        if self._running == 0:
+            self._advance()
 
-        Returns its time: later than every earlier entry's, and never an instant at which something
-        of a higher rank has already happened, so that a replay at these times gives the same order.
+    @property
+    def behind_ns(self) -> int:
+        """How far the emulation is behind the wall clock: the age of the oldest timer due."""
+        heap = self._heap
+        return max(0, self.wall_ns() - heap[0][0]) if heap else 0
+
+    def hold(self, at_ns: int | None) -> None:
+        """Let nothing happen at this instant or later; None lets time go on."""
+        before, self._held_ns = self._held_ns, _FREE_NS if at_ns is None else at_ns
+        if self._held_ns > before and self._running == 0 and not self._is_advancing:
+            self._loop.call_soon(self._advance)
+
+    def enter(self, call: Callable[[], None], at_ns: int | None = None) -> int:
+        """Something has happened in the real world: run `call` in its place in time.
+
+        `at_ns` says when; None means now. Returns the time that it got: one that no other entry
+        has, and never an instant at which something of a higher priority has already happened, so
+        that a replay at these times gives the same order.
         """
-        at_ns = max(self.wall_ns(), self.now_ns, self._entered_ns + 1)
-        if at_ns == self.now_ns and self.rank_reached > RANK_WORLD:
+        at_ns = max(self.wall_ns() if at_ns is None else at_ns, self.now_ns)
+        if at_ns == self.now_ns and self.priority_reached >= PRIORITY_WORLD:
             at_ns += 1
-        self._entered_ns = at_ns
-        self.call_at(at_ns, RANK_WORLD, call)
-        if self._runnable == 0:
+        entries = self._entries
+        while at_ns in entries:
+            at_ns += 1
+        entries.add(at_ns)
+
+        def happen() -> None:
+            entries.discard(at_ns)
+            call()
+
+        self.call_at(at_ns, PRIORITY_WORLD, happen)
+        if self._running == 0 and not self._is_advancing:
             self._advance()
         return at_ns
 
     def _move_on(self) -> None:
         heap, ready = self._heap, self._ready
-        while self._runnable == 0 and not self._is_over:
+        begin_ns = self._clock_ns()
+        fired = 0
+        while self._running == 0 and not self._is_over:
             if ready:
-                self._fire_ready()
+                self._take_ready()
                 continue
             if self._is_stopping:
                 self._stop_at_rest()
                 return
-            while heap and _is_void(heap[0][3], heap[0][0]):
-                heapq.heappop(heap)
+            while heap and heap[0][3] is not None and heap[0][3].armed != heap[0][2]:
+                heapq.heappop(heap)  # void: put off or cut
             if self._alarm is not None:
                 self._alarm.cancel()
                 self._alarm = None
             if not heap:
-                return  # idle until somebody enters
+                return  # idle until something enters
             wall_ns = self.wall_ns()
-            due_ns, rank, _, target = heap[0]
+            due_ns, priority, _, actor, target = heap[0]
             if due_ns > wall_ns:
                 delay_s = (due_ns - wall_ns) / (self.speed * 1e9)
                 self._alarm = self._loop.call_later(delay_s, self._advance)
                 return
+            if due_ns >= self._held_ns:
+                return  # until the hold is lifted
+            fired += 1
+            if fired % _TIMERS_PER_LOOK == 0 and self._clock_ns() - begin_ns > _TURN_NS:
+                self._loop.call_soon(self._advance)
+                return
             self.lag_ns = wall_ns - due_ns
             self.lag_max_ns = max(self.lag_max_ns, self.lag_ns)
             heapq.heappop(heap)
-            if not self._move_to(due_ns, rank):
+            if not self._move_to(due_ns, priority):
                 return
-            self._fire(target)
-
-
-def _is_void(target: Target, due_ns: int) -> bool:
-    if target.__class__ is Mailbox:
-        return target._turn_ns != due_ns
-    return isinstance(target, asyncio.Future) and target.done()
+            self.events += 1
+            if actor is not None:
+                self._deliver(actor)
+            elif target is not None:
+                target()

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain, repeat
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -31,6 +31,25 @@ from emu.kv.tiers import LowerTier, chunks_resident
 from emu.request import Request
 
 NO_KEY: Final = -1
+
+
+class PoolWatcher(Protocol):
+    """Told of what can be found in a pool, at the moment at which it changes."""
+
+    def stored(self, request: Request, keys: Sequence[int], first: int, blocks: list[int]) -> None:
+        """`blocks` hold the request's blocks from `first` on, and can be found by their keys.
+
+        `keys` are those of all full blocks of the request.
+        """
+        ...
+
+    def taken(self, blocks: Sequence[int]) -> None:
+        """These blocks will hold something else: their content is gone."""
+        ...
+
+    def cleared(self) -> None:
+        """Nothing can be found any more."""
+        ...
 
 
 class BlockPool:
@@ -55,6 +74,7 @@ class BlockPool:
         """The key that a block carries, or has carried before it was taken again."""
         self._free = FreeList()
         self._index: dict[int, int] = {}
+        self.watcher: PoolWatcher | None = None
 
     # --- finding ----------------------------------------------------------------------------
     def lookup(self, request: Request) -> Hit:
@@ -178,6 +198,8 @@ class BlockPool:
         key_of = self._keys
         for block, key in zip(blocks, new_keys, strict=True):
             key_of[block] = key
+        if self.watcher is not None:
+            self.watcher.stored(request, keys, first, blocks)
         for number in range(len(self.tiers)):
             self._write_through(number, keys, first, last)
 
@@ -192,6 +214,8 @@ class BlockPool:
         block = held[position]
         self._keys[block] = key
         self._index[key] = block
+        if self.watcher is not None:
+            self.watcher.stored(request, keys, position, [block])
         for number in range(len(self.tiers)):
             self._write_through(number, keys, position, position + 1)
 
@@ -230,6 +254,14 @@ class BlockPool:
         assert count == len(block_ids)
         self._unreference(block_ids)
 
+    def put_back_held(self, request_id: int, count: int, block_ids: list[int]) -> None:
+        """Return the blocks of a request that left with its KV."""
+        self.put_back(count, block_ids)
+
+    def blocks_at(self, tokens: int) -> int:
+        """Full blocks and the one begun."""
+        return -(-tokens // self.block_size)
+
     def hand_over(self, request: Request, count: int, block_ids: list[int]) -> None:
         """The request owns the blocks; those full at its computed length are indexed."""
         assert count == len(block_ids)
@@ -245,6 +277,8 @@ class BlockPool:
         self._keys.clear()
         self._free.clear()
         self._index.clear()
+        if self.watcher is not None:
+            self.watcher.cleared()
 
     # --- inside -----------------------------------------------------------------------------
     def _take_fresh(self, count: int) -> list[int]:
@@ -264,6 +298,8 @@ class BlockPool:
 
     def _evict(self, taken: list[int]) -> None:
         """Blocks that are taken again can no longer be found."""
+        if self.watcher is not None:
+            self.watcher.taken(taken)
         index = self._index
         if not index:
             return
@@ -286,6 +322,8 @@ class BlockPool:
             return self._take_fresh(1)[0]
         self.blocks_free -= 1
         block = self._free.pop()
+        if self.watcher is not None:
+            self.watcher.taken((block,))
         key = self._keys[block]
         if self._index.get(key) == block:
             del self._index[key]
@@ -311,6 +349,10 @@ class BlockPool:
         self.blocks_free += len(free)
 
     # --- seeing -----------------------------------------------------------------------------
+    def findable(self) -> frozenset[int]:
+        """Keys that can be found."""
+        return frozenset(self._index)
+
     def free_order(self) -> list[int]:
         """The free list from its head (fresh blocks first)."""
         return [*range(self._used, self.blocks_total), *self._free.order().tolist()]

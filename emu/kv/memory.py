@@ -12,8 +12,8 @@ Owns two rules, both pure functions of a model, a GPU and the parallel degrees:
   only. It serves the schedulers that come from there, on request.
 
 The charge is an upper bound of the physical weights, which `emu/catalogue/sizes.py` computes
-exactly; a plan carries both. Neither rule models activations, CUDA graphs or the context; use a
-smaller utilization or `reserve_bytes` for them.
+exactly; a plan carries both. Neither rule models activations or the context; `reserve_bytes` is
+for them, and `emu/kv/engine_memory.py` says what a vLLM of a given version keeps.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Left for KV on one rank."""
     block_size: int
     num_blocks: int
+    reserve_bytes: int = 0
+    """Kept by the engine on one rank: activations, caches, libraries."""
     request_slots: int = 0
     """Vidur's rule only."""
 
@@ -72,16 +74,22 @@ def engine_plan(
     utilization: float = 0.9,
     reserve_bytes: int = 0,
     outside_bytes: int = 0,
+    exact_weights: bool = False,
+    block_bytes: int = 0,
     source: str = "memory",
 ) -> MemoryPlan:
     """KV blocks of one replica of `tp` x `pp` ranks. `ep` 0 = `tp`. `outside_bytes`: weights of
-    a rank that are kept somewhere else.
+    a rank that are kept somewhere else. `reserve_bytes`: what the engine keeps beside them.
+    `exact_weights`: a rank is charged what it really holds. `block_bytes`: of one block where the
+    layers of a hybrid model share them (`KvLayout`); 0 = every layer keeps every token.
 
     InputError (at `source`): the weights do not fit, or not one block is left.
     """
     memory_bytes = int(memory_gib * GIB)
     usable_bytes = int(memory_gib * GIB * utilization)
-    weights = max(0, engine_weight_bytes(spec, tp, pp, ep, dtype) - outside_bytes)
+    physical = sizes.stage_weight_bytes(spec, tp, pp, ep, dtype)
+    charged = max(physical) if exact_weights else engine_weight_bytes(spec, tp, pp, ep, dtype)
+    weights = max(0, charged - outside_bytes)
     kv_dtype = sizes.kv_dtype(spec, dtype, kv_cache_dtype)
     per_token = sizes.kv_bytes_per_token_rank(spec, kv_dtype, tp, pp)
     if weights > memory_bytes:
@@ -93,14 +101,16 @@ def engine_plan(
             f"{memory_gib:g} GiB; raise tensor_parallel or pipeline_parallel",
         )
     left = usable_bytes - weights - reserve_bytes
-    num_blocks = left // (per_token * block_size)
+    block_bytes = block_bytes or per_token * block_size
+    num_blocks = left // block_bytes
     if num_blocks < 1:
         raise InputError(
             source,
             None,
             "KV cache",
             f"no block fits: {usable_bytes / GIB:.1f} GiB usable on each GPU, {weights / GIB:.1f} "
-            f"GiB of weights, {per_token * block_size} bytes for a block of {block_size} tokens; "
+            f"GiB of weights, {reserve_bytes / GIB:.1f} GiB kept by the engine, "
+            f"{block_bytes} bytes for a block of {block_size} tokens; "
             "raise scheduler.gpu_memory_utilization or the parallel degrees",
         )
     return MemoryPlan(
@@ -108,12 +118,13 @@ def engine_plan(
         memory_bytes=memory_bytes,
         usable_bytes=usable_bytes,
         weight_bytes_rank=weights,
-        physical_weight_bytes=sizes.stage_weight_bytes(spec, tp, pp, ep, dtype),
+        physical_weight_bytes=physical,
         kv_dtype=kv_dtype,
         kv_bytes_token_rank=per_token,
         kv_bytes_token=sizes.kv_bytes_per_token(spec, kv_dtype),
-        kv_bytes_block_rank=per_token * block_size,
+        kv_bytes_block_rank=block_bytes,
         kv_bytes_rank=left,
+        reserve_bytes=reserve_bytes,
         block_size=block_size,
         num_blocks=num_blocks,
     )

@@ -38,12 +38,15 @@ class Hit:
     """Bytes to bring up from the tier, whole chunks."""
     tier: int
     """Index of the tier that holds the lower tokens; -1 = none."""
+    tables: tuple[tuple[int, ...], ...]
+    """Of a hybrid model: the block table of each group, 0 for the null block."""
 
     __slots__ = (
         "block_ids",
         "lower_tokens",
         "npu_tokens",
         "recall_bytes",
+        "tables",
         "tier",
         "tokens",
     )
@@ -56,6 +59,7 @@ class Hit:
         block_ids: tuple[int, ...] = (),
         recall_bytes: int = 0,
         tier: int = -1,
+        tables: tuple[tuple[int, ...], ...] = (),
     ) -> None:
         self.tokens = tokens
         self.npu_tokens = npu_tokens
@@ -63,6 +67,7 @@ class Hit:
         self.block_ids = block_ids
         self.recall_bytes = recall_bytes
         self.tier = tier
+        self.tables = tables
 
 
 NO_HIT: Final = Hit()
@@ -106,8 +111,16 @@ class KvPool(Protocol):
         """Return what `take` gave."""
         ...
 
+    def put_back_held(self, request_id: int, count: int, block_ids: list[int]) -> None:
+        """Return the blocks of a request that left with its KV."""
+        ...
+
     def hand_over(self, request: Request, count: int, block_ids: list[int]) -> None:
         """Blocks from `take` now belong to the request; its full ones are indexed."""
+        ...
+
+    def blocks_at(self, tokens: int) -> int:
+        """Blocks that a request holds with KV for so many tokens when it comes from elsewhere."""
         ...
 
     def clear(self) -> None:
@@ -160,6 +173,14 @@ class CountingPool:
         """Count blocks as free."""
         self.blocks_free += count
         assert self.blocks_free <= self.blocks_total
+
+    def put_back_held(self, request_id: int, count: int, block_ids: list[int]) -> None:
+        """Count blocks as free."""
+        self.put_back(count, block_ids)
+
+    def blocks_at(self, tokens: int) -> int:
+        """Full blocks and the one begun."""
+        return -(-tokens // self.block_size)
 
     def hand_over(self, request: Request, count: int, block_ids: list[int]) -> None:
         """The blocks were counted when taken."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import logging
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from emu.catalogue import sizes
+from emu.catalogue.model import ModelSpec
 from emu.config.files import read_input
 from emu.errors import InputError, install_hint
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
@@ -30,7 +33,8 @@ from emu.latency.profile.attention import LayerAttention
 from emu.latency.profile.tables import AttentionTable
 
 WHEEL: Final = "aiconfigurator-core==0.12.0"
-FORMAT: Final = "emu aiconfigurator table 1"
+FORMAT: Final = "emu aiconfigurator table 2"
+ENGINES: Final = ("vllm", "sglang", "trtllm")
 
 SYSTEMS: Final = {
     "A100-SXM4-80GB": "a100_sxm",
@@ -71,9 +75,86 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     """Name in the database."""
     system: str
     engine: str
-    """Engine whose kernels were measured, and the version that was asked for."""
+    """Engine whose kernels were measured."""
+    version: str = "current"
+    """Version that was asked for: the database's slots current, previous, next, or a literal."""
     tensor_parallel: int
     expert_parallel: int = 1
+    weight_dtype: str = "bfloat16"
+    expert_dtype: str = ""
+    """Empty without experts."""
+    kv_cache_dtype: str = "bfloat16"
+
+    def told(self) -> str:
+        """What tells tables apart, in words."""
+        return (
+            f"{self.system}, TP {self.tensor_parallel}, EP {self.expert_parallel}, "
+            f"{self.engine}/{self.version}, weights {self.weight_dtype}, "
+            f"experts {self.expert_dtype or 'none'}, KV {self.kv_cache_dtype}"
+        )
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a table is asked for."""
+
+    spec: ModelSpec
+    gpu: str
+    tensor_parallel: int = 1
+    expert_parallel: int = 1
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    engine: str = "vllm"
+    """ENGINE or ENGINE/VERSION."""
+    source: str = "config"
+
+    def provenance(self, name: str = "") -> Provenance:
+        """As the table will say. Raises InputError for a type or an engine it never has."""
+        engine, _, version = self.engine.partition("/")
+        if engine not in ENGINES:
+            problem = f"{engine!r} is none of {', '.join(ENGINES)} (or ENGINE/VERSION)"
+            raise InputError(self.source, None, "latency.tables", problem)
+        if self.gpu not in SYSTEMS:
+            problem = f"aiconfigurator has no data for {self.gpu}; it has {', '.join(SYSTEMS)}"
+            raise InputError(self.source, None, "nodes.gpu", problem)
+        spec, dtype = self.spec, self.dtype
+        kv_dtype = sizes.kv_dtype(spec, dtype, self.kv_cache_dtype)
+        experts = sizes.expert_dtype(spec, dtype) if spec.experts is not None else ""
+        is_published = dtype == "auto"
+        linear = sizes.linear_dtype(spec, dtype)
+        if "mixer" in spec.layer(spec.layers - 1).unquantized:
+            linear = sizes.activation_dtype(spec, dtype)
+        return Provenance(
+            wheel=WHEEL,
+            model=name,
+            system=SYSTEMS[self.gpu],
+            engine=engine,
+            version=version or "current",
+            tensor_parallel=self.tensor_parallel,
+            expert_parallel=self.expert_parallel,
+            weight_dtype=self._type(linear, is_published),
+            expert_dtype=self._type(experts, is_published) if experts else "",
+            kv_cache_dtype=self._type(kv_dtype, False),
+        )
+
+    def _type(self, dtype: str, is_published: bool) -> str:
+        """The database's word. Released 8-bit checkpoints are scaled by blocks."""
+        if dtype == "fp8" and is_published:
+            return "fp8_block"
+        known = {
+            "bfloat16": "bfloat16",
+            "float16": "bfloat16",
+            "fp8": "fp8",
+            "fp8_block": "fp8_block",
+            "nvfp4": "nvfp4",
+            "int4_g32": "int4",
+            "int8": "int8",
+            "int4": "int4",
+            "mxfp4": "w4a16_mxfp4",
+        }
+        if dtype not in known:
+            problem = f"aiconfigurator has no tables of {dtype}"
+            raise InputError(self.source, None, "model.dtype", problem)
+        return known[dtype]
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,32 +235,48 @@ def sample(forward: Forward, provenance: Provenance, our_model: str) -> Table:
     return Table(our_model=our_model, provenance=provenance, points=points)
 
 
-def sample_database(
-    model: str, gpu: str, *, tp: int, ep: int, engine: str = "vllm", source: str = "config"
-) -> Table:
+def sample_database(wanted: Wanted) -> Table:
     """Sample the installed database. Raises InputError for what it lacks, or if it is absent."""
-    if gpu not in SYSTEMS:
-        problem = f"aiconfigurator has no data for {gpu}; it has {', '.join(SYSTEMS)}"
-        raise InputError(source, None, "nodes.gpu", problem)
-    sdk = _sdk(source)
-    name = _database_name(model, source)
+    asked = wanted.provenance()
+    sdk = _sdk(wanted.source)
+    known = _database_name(wanted.spec.name)
+    name = known or f"{wanted.spec.name} (from its architecture)"
+    provenance = msgspec.structs.replace(asked, model=name)
+    with tempfile.TemporaryDirectory() as folder:
+        if not known:
+            config = hf_config(wanted.spec, wanted.source)
+            (Path(folder) / "config.json").write_bytes(msgspec.json.encode(config))
+        config = _engine_config(provenance, known or folder)
+        try:
+            database = sdk.RustForwardPassPerfModel.from_native(config)
+            return sample(_forward(database), provenance, wanted.spec.name)
+        except (RuntimeError, ValueError, KeyError, OSError) as error:  # not in its data
+            reason = str(error).strip().splitlines()[-1].replace(folder, "config.json")[:300]
+    problem = f"aiconfigurator does not cover {name} on {provenance.told()}: {reason}"
+    raise InputError(wanted.source, None, "latency.backend", problem)
+
+
+def _engine_config(asked: Provenance, name: str) -> dict[str, Any]:
+    """What the database compiles. It ignores keys that it does not know: mind the spelling."""
     config = {
         "schema_version": 1,
         "model_name": name,
-        "system_name": SYSTEMS[gpu],
-        "backend": engine,
-        "tp_size": tp,
+        "system_name": asked.system,
+        "backend": asked.engine,
+        "backend_version": asked.version,
+        "tp_size": asked.tensor_parallel,
         "pp_size": 1,
-        "moe_tp_size": max(1, tp // ep),
-        "moe_ep_size": ep,
+        "moe_tp_size": max(1, asked.tensor_parallel // asked.expert_parallel),
+        "moe_ep_size": asked.expert_parallel,
+        "weight_dtype": asked.weight_dtype,
+        "kv_cache_dtype": asked.kv_cache_dtype,
     }
-    try:
-        database = sdk.RustForwardPassPerfModel.from_native(config)
-    except (RuntimeError, ValueError, KeyError, OSError) as error:  # not in its data
-        reason = str(error).strip().splitlines()[-1][:300]
-        problem = f"aiconfigurator does not cover {name} on {SYSTEMS[gpu]}, TP {tp}: {reason}"
-        raise InputError(source, None, "latency.backend", problem) from None
+    if asked.expert_dtype:
+        config["moe_dtype"] = asked.expert_dtype
+    return config
 
+
+def _forward(database: Any) -> Forward:
     def forward(point: Point) -> float:
         chunk, history, decodes, context = point
         answer = database.estimate_forward_pass_time_ms(
@@ -195,15 +292,51 @@ def sample_database(
         )
         return float(answer)
 
-    provenance = Provenance(
-        wheel=WHEEL,
-        model=name,
-        system=SYSTEMS[gpu],
-        engine=engine,
-        tensor_parallel=tp,
-        expert_parallel=ep,
-    )
-    return sample(forward, provenance, model)
+    return forward
+
+
+def hf_config(spec: ModelSpec, source: str = "config") -> dict[str, Any]:
+    """A `config.json` from which the database builds a model's operations.
+
+    Raises InputError for architectures whose operations would not be those of the model.
+    """
+    moe = spec.experts
+    strange = {
+        "latent attention": spec.latent is not None,
+        "sliding windows": spec.window > 0,
+        "an MLP without a gate": not spec.gated_mlp,
+        "shared experts": moe is not None and moe.shared_ffn > 0,
+        "dense layers among those with experts": moe is not None
+        and spec.moe_layer_count < spec.layers,
+    }
+    for what, has in strange.items():
+        if has:
+            problem = (
+                f"aiconfigurator has no model {spec.name!r}, and its tables price only plain "
+                f"architectures otherwise; this one has {what}"
+            )
+            raise InputError(source, None, "model.name", problem)
+    config: dict[str, Any] = {
+        "architectures": ["Qwen3ForCausalLM" if spec.qk_norm else "LlamaForCausalLM"],
+        "hidden_size": spec.hidden,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads,
+        "num_key_value_heads": spec.kv_heads,
+        "head_dim": spec.head_dim,
+        "intermediate_size": spec.ffn or (moe.ffn if moe is not None else 0),
+        "vocab_size": spec.vocab,
+        "max_position_embeddings": spec.max_position,
+        "torch_dtype": "bfloat16",
+    }
+    if moe is not None:
+        config["architectures"] = ["Qwen3MoeForCausalLM" if spec.qk_norm else "MixtralForCausalLM"]
+        config |= {
+            "num_experts": moe.count,
+            "num_local_experts": moe.count,
+            "num_experts_per_tok": moe.per_token,
+            "moe_intermediate_size": moe.ffn,
+        }
+    return config
 
 
 def _sdk(source: str) -> Any:
@@ -217,14 +350,10 @@ def _sdk(source: str) -> Any:
     return sdk
 
 
-def _database_name(model: str, source: str) -> str:
+def _database_name(model: str) -> str:
     """The database's name of our model: the same but for case and Meta's former prefix."""
-    known = sorted(covered_models())
-    plain = {_plain(name): name for name in reversed(known)}
-    if _plain(model) not in plain:
-        problem = f"aiconfigurator has no model {model!r}; it has {', '.join(known)}"
-        raise InputError(source, None, "model.name", problem)
-    return plain[_plain(model)]
+    plain = {_plain(name): name for name in sorted(covered_models(), reverse=True)}
+    return plain.get(_plain(model), "")
 
 
 def _plain(name: str) -> str:
@@ -263,13 +392,22 @@ def covered_pairs(engine: str = "vllm") -> dict[str, list[str]]:
 
 
 # --- saving --------------------------------------------------------------------------------------
-def table_path(path: str, model: str, gpu: str, tp: int, ep: int) -> Path:
+def table_path(path: str, wanted: Wanted) -> Path:
     """Where a table is saved: the file itself, or one by its content in a directory."""
     place = Path(path)
     if place.suffix == ".json":
         return place
-    name = f"{model.rpartition('/')[2]}-{SYSTEMS.get(gpu, gpu)}-tp{tp}"
-    return place / (f"{name}-ep{ep}.json" if ep > 1 else f"{name}.json")
+    asked = wanted.provenance()
+    parts = [
+        wanted.spec.name.rpartition("/")[2],
+        asked.system,
+        f"tp{asked.tensor_parallel}",
+        *([f"ep{asked.expert_parallel}"] if asked.expert_parallel > 1 else []),
+        asked.engine + ("" if asked.version == "current" else f"-{asked.version}"),
+        "-".join(dict.fromkeys(filter(None, (asked.weight_dtype, asked.expert_dtype)))),
+        f"kv-{asked.kv_cache_dtype}",
+    ]
+    return place / f"{'-'.join(parts)}.json"
 
 
 def save_table(path: Path, table: Table) -> None:
@@ -291,24 +429,20 @@ def load_table(path: Path) -> Table:
     return table
 
 
-def find_table(
-    path: str, model: str, gpu: str, *, tp: int, ep: int, source: str = "config"
-) -> Table:
+def find_table(path: str, wanted: Wanted) -> Table:
     """The saved table for these, else a fresh one, which is saved if there is a `path`."""
     if not path:
-        return sample_database(model, gpu, tp=tp, ep=ep, source=source)
-    place = table_path(path, model, gpu, tp, ep)
+        return sample_database(wanted)
+    place = table_path(path, wanted)
     if not place.exists():
-        table = sample_database(model, gpu, tp=tp, ep=ep, source=source)
+        table = sample_database(wanted)
         save_table(place, table)
         return table
     table = load_table(place)
-    known = table.provenance
-    found = (table.our_model, known.system, known.tensor_parallel, known.expert_parallel)
-    if found != (model, SYSTEMS.get(gpu, gpu), tp, ep):
+    found, asked = table.provenance.told(), wanted.provenance().told()
+    if (table.our_model, found) != (wanted.spec.name, asked):
         problem = (
-            f"the table is for {found[0]} on {found[1]}, TP {found[2]}, EP {found[3]}; "
-            f"wanted {model} on {SYSTEMS.get(gpu, gpu)}, TP {tp}, EP {ep}"
+            f"the table is for {table.our_model} on {found}; wanted {wanted.spec.name} on {asked}"
         )
         raise InputError(str(place), None, "latency.path", problem)
     return table

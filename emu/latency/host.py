@@ -34,6 +34,9 @@ import msgspec
 
 from emu.latency.base import BatchShape
 
+FIRST_USE_NS: Final = (180_000_000, 60_000_000, 20_000_000)
+"""Added to the first iterations of a process that has not warmed up."""
+
 
 class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Constants of an engine's host side."""
@@ -50,7 +53,7 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Exposed in an iteration with a prompt, whatever its size."""
     compiled_permille: int = 1000
     """What compiled token-wise layers take of the sum of the profiled ones."""
-    first_use_ns: tuple[int, ...] = (180_000_000, 60_000_000, 20_000_000)
+    first_use_ns: tuple[int, ...] = FIRST_USE_NS
     """Added to the first iterations of a fresh process, in order."""
 
 

@@ -19,15 +19,26 @@ from emu.catalogue.model import ModelSpec
 from emu.config.schema import LatencyTable, NetworkTable, NodeTable, PlacementTable
 from emu.errors import InputError
 from emu.latency.base import LatencyBackend
+from emu.latency.engine import (
+    NO_ENGINE,
+    EngineModel,
+    engine_model,
+    fused_bytes_max,
+    with_step_overhead,
+)
+from emu.latency.engine_steps import EngineSteps
 from emu.latency.host import HostCosts, host_costs
 from emu.latency.linear import LinearBackend
 from emu.latency.roofline.backend import RooflineBackend
-from emu.latency.roofline.ops import efficiency
+from emu.latency.roofline.coefficients import kernels_of, scaled
+from emu.latency.roofline.ops import machine_collective
+from emu.latency.sampler import resolve_sampling
 from emu.network.collectives import Collectives, CollectiveSystem
 from emu.network.dims import NetworkDim
 from emu.plugins import make_plugin
 
 if TYPE_CHECKING:
+    from emu.latency.moe_gate import Gate
     from emu.latency.pim import PimAttention
     from emu.latency.placement import WeightLoads
     from emu.latency.profile.attention import BlockGrid
@@ -63,6 +74,8 @@ class LatencyContext(msgspec.Struct, frozen=True, kw_only=True):
     """Where the replica's table stands, for errors."""
     overlapped: bool = True
     """The engine schedules the next step while one runs."""
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
 
 
 def link_dims(context: LatencyContext) -> tuple[NetworkDim, NetworkDim]:
@@ -183,9 +196,17 @@ def pim_attention(context: LatencyContext) -> PimAttention | None:
 
 def _named(context: LatencyContext) -> LatencyBackend:
     table = context.table
-    host = host_costs(table.host_overhead, table.step_overhead_us, overlapped=context.overlapped)
+    has_engine = engine_of(table, context.source) is not None
+    host = host_costs(has_engine, table.step_overhead_us, overlapped=context.overlapped)
     if table.backend == "roofline":
-        return _roofline(context, host)
+        return _roofline(context)
+    if table.expert_routing != "balanced" and table.backend in (
+        "linear",
+        "aiconfigurator",
+        "vidur",
+    ):
+        problem = f"the {table.backend} backend knows no experts one by one"
+        raise InputError(context.source, None, "latency.expert_routing", problem)
     if table.backend == "linear":
         return LinearBackend(
             table.base_us,
@@ -198,9 +219,10 @@ def _named(context: LatencyContext) -> LatencyBackend:
     if table.backend == "profile":
         return _profile(context, host)
     if table.backend == "vidur":
-        return _vidur(context, _roofline(context, host))
+        return _vidur(context, _roofline(context))
     if table.backend == "aiconfigurator":
-        return _aiconfigurator(context, host)
+        steps = engine_steps(context)
+        return _aiconfigurator(context, host if steps is None else steps.host_costs())
     if table.backend == "astra-sim":
         from emu.astra.factory import make_astra
 
@@ -210,9 +232,80 @@ def _named(context: LatencyContext) -> LatencyBackend:
     return made
 
 
-def _roofline(context: LatencyContext, host: HostCosts) -> RooflineBackend:
+def engine_of(table: LatencyTable, source: str = "config") -> EngineModel | None:
+    """The engine that a latency table names; None = kernels alone."""
+    if not table.host_overhead or table.engine == NO_ENGINE:
+        return None
+    model = engine_model(table.engine, source)
+    if table.step_overhead_us >= 0:
+        model = with_step_overhead(model, table.step_overhead_us)
+    return model
+
+
+def engine_steps(context: LatencyContext) -> EngineSteps | None:
+    """The engine's part of a replica's steps; None = kernels alone."""
+    table, model = context.table, engine_of(context.table, context.source)
+    if model is None:
+        return None
+    return EngineSteps(
+        model,
+        resolve_sampling(table.sampling, table.penalties, context.model.name),
+        layers=context.model.layers,
+        vocab=context.model.vocab,
+        gbytes_per_s=context.gpu.memory_gbytes_per_s,
+        max_num_seqs=context.max_num_seqs,
+        max_num_batched_tokens=context.max_num_batched_tokens,
+        overlapped=context.overlapped,
+        fused_bytes_max=fused_bytes_max(model, context.gpu.architecture, context.tensor_parallel),
+    )
+
+
+def engine_collectives(context: LatencyContext) -> CollectiveCost:
+    """Cost of collectives as an engine's kernels run them on measured kinds of machines.
+
+    The analytic network answers instead for ranks on several machines, and wherever the
+    configuration gives its parameters.
+    """
+    analytic = collectives(context)
+    node, gpu, network = context.node, context.gpu, context.network
+    ranks = max(context.tensor_parallel, context.expert_parallel, 1) * context.pipeline_parallel
+    default = NetworkTable()
+    is_given = (
+        network.collective_algorithm != default.collective_algorithm
+        or network.endpoint_delay_ns != default.endpoint_delay_ns
+        or network.link_latency_ns >= 0
+        or node.nvlink_latency_ns >= 0
+    )
+    if is_given or ranks > context.gpus_per_machine:
+        return analytic
+    return machine_collective(
+        gpu,
+        kernels_of(gpu),
+        nvlink_gbps=node.nvlink_gbps if node.nvlink_gbps >= 0 else None,
+        pcie_gbps=node.pcie_gbps if node.pcie_gbps > 0 else None,
+        send_ns=analytic,
+    )
+
+
+def expert_gate(context: LatencyContext, ranks: int) -> Gate | None:
+    """The gate that `latency.expert_routing` names; None if experts are chosen evenly."""
+    experts = context.model.experts
+    if experts is None or context.table.expert_routing == "balanced":
+        return None
+    from emu.latency.moe_gate import GateShape, make_gate
+
+    shape = GateShape(experts.count, experts.per_token, ranks, context.seed)
+    return make_gate(context.table.expert_routing, shape)
+
+
+def _roofline(context: LatencyContext) -> RooflineBackend:
     table = context.table
-    return RooflineBackend(
+    made: type[RooflineBackend] = RooflineBackend
+    if context.model.special_layers:
+        from emu.latency.roofline.mixed import MixedRooflineBackend
+
+        made = MixedRooflineBackend
+    return made(
         context.model,
         context.gpu,
         tp=context.tensor_parallel,
@@ -220,9 +313,11 @@ def _roofline(context: LatencyContext, host: HostCosts) -> RooflineBackend:
         ep=context.expert_parallel,
         dtype=context.dtype,
         kv_cache_dtype=context.kv_cache_dtype,
-        efficiency=efficiency(table.compute_efficiency, table.memory_efficiency),
-        host=host,
-        collective_ns=collectives(context),
+        kernels=scaled(kernels_of(context.gpu), table.compute_efficiency, table.memory_efficiency),
+        gate=expert_gate(context, max(1, context.expert_parallel)),
+        engine=engine_steps(context),
+        is_warm=table.warm_up,
+        collective_ns=engine_collectives(context),
         round_tokens_to=table.round_tokens_to,
     )
 
@@ -244,19 +339,22 @@ def _vidur(context: LatencyContext, inner: LatencyBackend) -> LatencyBackend:
 
 
 def _aiconfigurator(context: LatencyContext, host: HostCosts) -> LatencyBackend:
-    from emu.latency.aiconfigurator import AiconfiguratorBackend, find_table
+    from emu.latency.aiconfigurator import AiconfiguratorBackend, Wanted, find_table
 
     if context.pipeline_parallel > 1:
         problem = "the aiconfigurator backend has no pipeline stages"
         raise InputError(context.source, None, "replicas.pipeline_parallel", problem)
-    table = find_table(
-        context.table.path,
-        context.model.name,
-        context.gpu.name,
-        tp=context.tensor_parallel,
-        ep=max(1, context.expert_parallel) if context.model.experts is not None else 1,
+    wanted = Wanted(
+        spec=context.model,
+        gpu=context.gpu.name,
+        tensor_parallel=context.tensor_parallel,
+        expert_parallel=max(1, context.expert_parallel) if context.model.experts else 1,
+        dtype=context.dtype,
+        kv_cache_dtype=context.kv_cache_dtype,
+        engine=context.table.tables,
         source=context.source,
     )
+    table = find_table(context.table.path, wanted)
     return AiconfiguratorBackend(table, context.model.layers, host)
 
 

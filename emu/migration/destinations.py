@@ -47,12 +47,15 @@ class Destinations:
         candidates: Iterable[Replica] = self._in_order(requests)
         if self.failures:
             candidates = sorted(candidates, key=lambda r: self.failures.get(r.replica_id, 0))
+        pin = requests[0].decode_pin
         for replica in candidates:
+            if pin >= 0 and replica.replica_id != pin:
+                continue
             if not replica.lock.try_acquire(self._holder):
                 continue
             if world.refuses(source, replica, requests):
                 self.was_refused = True
-            elif replica.reserve(requests):
+            elif replica.actor.reserve(requests):
                 return replica
             replica.lock.release(self._holder)
         return None

@@ -16,12 +16,16 @@ crashes after the stop, the request is lost with it.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 from emu.config.schema import MigrationTable
-from emu.kernel.clock import RANK_REBALANCER, Event, Kernel
-from emu.migration.transfer import Network, Transfer
+from emu.kernel.actor import PARK, Actor
+from emu.kernel.clock import Kernel
+from emu.kernel.priorities import PRIORITY_REBALANCER
+from emu.network.base import Network, Transfer
+from emu.replica.events import KvDelivered, LiveMoves, Released, StopAsked, StopUndone, Unreserved
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.request import Request, Status
@@ -76,8 +80,18 @@ def choose_pair(uses: Sequence[Use], gap: float) -> tuple[int, int] | None:
     return fullest.replica_id, emptiest.replica_id
 
 
-class LiveMigrator:
-    """Runs live migrations, one at a time for each source."""
+class Phase(enum.Enum):
+    """How far a live migration has come."""
+
+    ASKED = "asked"
+    COPYING = "copying"
+    STOPPING = "stopping"
+    LAST_TRANSFER = "last_transfer"
+    OVER = "over"
+
+
+class LiveMigrator(Actor):
+    """Runs live migrations, one at a time for each source; the actor of the rebalancing policy."""
 
     def __init__(
         self,
@@ -87,45 +101,58 @@ class LiveMigrator:
         block_size: int,
         kv_bytes_per_token: int,
     ) -> None:
-        self.moving: dict[int, Request] = {}
-        """The request on its way, by source."""
-        self.changed: Event = world.kernel.event("a change that the rebalancer reads")
+        super().__init__(world.kernel, "rebalancer", PRIORITY_REBALANCER)
+        self.moves: dict[int, LiveMove] = {}
+        """The migration under way, by source."""
         self.finished = 0
         self.given_up = 0
+        self.world = world
+        self.block_size = block_size
+        self.token_bytes = kv_bytes_per_token
         self._not_before: dict[int, int] = {}
-        self._destinations: dict[int, _Lives] = {}
-        """By source: where blocks are reserved."""
-        self._under_way: dict[int, tuple[Replica, Event, Transfer]] = {}
-        """By source: the destination and the transfer that is waited for."""
-        self._world = world
         self._table = table
-        self._block_size = block_size
-        self._token_bytes = kv_bytes_per_token
+        self._period_ns = ms_to_ns(table.rebalance_period_ms)
+        self._has_started = False
+        self._is_due = False
+        """The rule is to be applied when the timer comes."""
 
-    async def rebalance(self) -> None:
-        """The actor of the rebalancing policy: looks once a period, while something changes."""
-        kernel, period_ns = self._world.kernel, ms_to_ns(self._table.rebalance_period_ms)
-        while True:
-            await self.changed.wait()
-            await kernel.sleep_until((kernel.now_ns // period_ns + 1) * period_ns, RANK_REBALANCER)
-            decoding = [r for r in self._world.replicas if r.state is S.DECODE]
-            for replica in decoding:
-                replica.settle()
-            pair = choose_pair(
-                [
-                    Use(r.replica_id, r.scheduler.blocks_used / r.scheduler.blocks_total)
-                    for r in decoding
-                ],
-                self._table.rebalance_gap,
-            )
-            if pair is not None:
-                self.start(self._world.replicas[pair[0]], self._world.replicas[pair[1]])
+    @property
+    def moving(self) -> dict[int, Request]:
+        """The request on its way, by source."""
+        return {source_id: move.request for source_id, move in self.moves.items()}
+
+    def look(self) -> None:
+        """Something that the rebalancing rule reads has changed."""
+        if not self._is_due and self._table.rebalance:
+            self.kernel.wake(self)
+
+    def tick(self) -> int:
+        """After a change, apply the rule at the next multiple of the period."""
+        if self._is_due:
+            self._rebalance()
+            self._is_due = False
+        elif self._has_started:
+            self._is_due = True
+            return (self.kernel.now_ns // self._period_ns + 1) * self._period_ns
+        self._has_started = True
+        return PARK
+
+    def _rebalance(self) -> None:
+        decoding = [r for r in self.world.replicas if r.state is S.DECODE]
+        for replica in decoding:
+            replica.settle()
+        uses = [
+            Use(r.replica_id, r.scheduler.blocks_used / r.scheduler.blocks_total) for r in decoding
+        ]
+        pair = choose_pair(uses, self._table.rebalance_gap)
+        if pair is not None:
+            self.start(self.world.replicas[pair[0]], self.world.replicas[pair[1]])
 
     def drain(self, source: Replica) -> None:
         """Move a decode of a replica that shuts down to the emptiest open one, if there is one."""
         if self._is_waiting(source):
             return
-        open_ = [r for r in self._world.replicas if r.state is S.DECODE and r is not source]
+        open_ = [r for r in self.world.replicas if r.state is S.DECODE and r is not source]
         if open_:
             for replica in open_:
                 replica.settle()
@@ -134,8 +161,8 @@ class LiveMigrator:
 
     def _is_waiting(self, source: Replica) -> bool:
         """One is on its way, or was refused a moment ago."""
-        now_ns, source_id = self._world.kernel.now_ns, source.replica_id
-        return source_id in self.moving or now_ns < self._not_before.get(source_id, 0)
+        now_ns, source_id = self.kernel.now_ns, source.replica_id
+        return source_id in self.moves or now_ns < self._not_before.get(source_id, 0)
 
     def start(self, source: Replica, destination: Replica) -> None:
         """Move the request that was admitted last, unless one is already on its way."""
@@ -145,200 +172,236 @@ class LiveMigrator:
         candidates = [r for r in source.scheduler.residents() if r.generated_tokens > 0]
         if not candidates:
             return
-        request = candidates[-1]
-        lives = _Lives(source, destination)
-        self.moving[source.replica_id] = request
-        self._destinations[source.replica_id] = lives
-        self._world.kernel.spawn(
-            self._migrate(request, lives),
-            name=f"live migration of request {request.request_id}",
-        )
+        move = self.moves[source.replica_id] = LiveMove(self, candidates[-1], source, destination)
+        self.kernel.soon(move.begin)
 
-    # --- one migration ------------------------------------------------------------------------
-    async def _migrate(self, request: Request, lives: _Lives) -> None:
-        started_ns = self._world.kernel.now_ns
-        is_done = False
-        if not lives.is_forgotten and lives.destination.reserve([request]):
-            is_done = await self._move(request, lives, started_ns)
-        else:
-            self._end(lives)
-            if lives.source.stages == 1:
-                lives.source.inbox.poke()  # a drain tries again after the iteration in flight
+    def ended(self, move: LiveMove, *, is_done: bool) -> None:
+        """A migration is over: the source may move its next request."""
         self.finished += is_done
         self.given_up += not is_done
+        self.leave(move)
 
-    async def _move(self, request: Request, lives: _Lives, started_ns: int) -> bool:
-        """The whole way, with blocks reserved at the destination; True if it went over."""
-        source, destination = lives.source, lives.destination
-        source.live_moves += 1
-        destination.live_moves += 1
-        copied = await self._copy_rounds(request, lives)
-        is_done = copied >= 0 and await self._stop_and_move(request, lives, copied, started_ns)
-        if not is_done and lives.has_destination() and not lives.is_forgotten:
-            destination.unreserve([request])
-        self._end(lives)
-        if not is_done and lives.has_source():
-            self._pause(source)
-        for replica, is_alive in (
-            (source, lives.has_source()),
-            (destination, lives.has_destination()),
-        ):
-            if is_alive:
-                replica.live_moves -= 1
-                replica.inbox.poke()
-                self._world.on_capacity(replica)
-        self.changed.notify()
-        return is_done
+    def leave(self, move: LiveMove) -> None:
+        """The migration holds nothing of its source any more."""
+        if self.moves.get(move.source.replica_id) is move:
+            del self.moves[move.source.replica_id]
 
-    def _end(self, lives: _Lives) -> None:
-        """The source may move its next request."""
-        source_id = lives.source.replica_id
-        if self._destinations.get(source_id) is lives:
-            del self._destinations[source_id]
-            self.moving.pop(source_id, None)
-
-    def _pause(self, source: Replica) -> None:
-        """After a migration that failed, the source waits a while before the next."""
-        kernel = self._world.kernel
-        self._not_before[source.replica_id] = kernel.now_ns + RETRY_NS
-        kernel.call_at(kernel.now_ns + RETRY_NS, RANK_REBALANCER, source.inbox.poke)
-
-    async def _copy_rounds(self, request: Request, lives: _Lives) -> int:
-        """Copy while it decodes; tokens copied, or -1 if it no longer runs at the source."""
-        source = lives.source
-        copied = 0
-        for _ in range(ROUNDS_MAX):
-            tokens = self._tokens(request, source)
-            if tokens < 0:
-                return -1
-            left = self._bytes(copied, tokens)
-            if ceil_div(tokens, self._block_size) - copied // self._block_size <= STOP_BLOCKS:
-                return copied
-            if not await self._transfer(lives, left):
-                return -1
-            copied = tokens // self._block_size * self._block_size
-        return copied
-
-    async def _stop_and_move(
-        self, request: Request, lives: _Lives, copied: int, started_ns: int
-    ) -> bool:
-        kernel = self._world.kernel
-        source, destination = lives.source, lives.destination
-        stopped = Event(kernel, f"the stop of request {request.request_id}")
-        source.stop(request, stopped.set)
-        await stopped.wait()
-        if lives.is_forgotten:
-            return False
-        if not (request.status is Status.MIGRATING and lives.has_source()):
-            return False  # ended, was preempted, cancelled or lost before it could stop
-        stop_began_ns = kernel.now_ns
-        # The reservation was for fewer tokens: take what it needs now, or stay.
-        if lives.has_destination():
-            destination.unreserve([request])
-        if (
-            not lives.has_destination()
-            or destination.state not in (S.DECODE, S.SHUTTING_DECODE)
-            or not destination.reserve([request])
-        ):
-            source.resume(request)
-            return False
-        has_moved = await self._transfer(lives, self._bytes(copied, request.reached_tokens))
-        if not lives.has_source() or lives.is_forgotten:
-            return False  # lost with it, or ended
-        if not has_moved and not request.status.is_terminal:
-            source.resume(request)
-            return False
-        source.release([request])
-        if request.status.is_terminal:
-            return False
-        stop_ns = kernel.now_ns - stop_began_ns
-        request.migrations += 1
-        request.migration_ns += stop_ns
-        destination.deliver([request])
-        self._world.on_live_migration(request, source, destination, started_ns, stop_ns)
-        return True
-
-    def _tokens(self, request: Request, source: Replica) -> int:
-        source.settle()
-        for resident in source.scheduler.residents():
-            if resident is request:
-                return request.reached_tokens
-        return -1
-
-    def _bytes(self, copied: int, tokens: int) -> int:
-        blocks = ceil_div(tokens, self._block_size) - copied // self._block_size
-        return blocks * self._block_size * self._token_bytes
-
-    async def _transfer(self, lives: _Lives, size_bytes: int) -> bool:
-        """Until the bytes are there; False if they never will be."""
-        kernel = self._world.kernel
-        source, destination = lives.source, lives.destination
-        ended = Event(kernel, "the end of a live migration's transfer")
-        arrived: list[bool] = []
-
-        def on_done() -> None:
-            arrived.append(True)
-            ended.set()
-
-        transfer = self._world.network.send(
-            source.grid,
-            destination.grid,
-            size_bytes,
-            kind="kv",
-            on_done=on_done,
-            pair=(source.replica_id, destination.replica_id),
-            on_failed=lambda _: ended.set(),
-        )
-        self._under_way[source.replica_id] = (destination, ended, transfer)
-        await ended.wait()
-        if self._under_way.get(source.replica_id, (None, None))[1] is ended:
-            del self._under_way[source.replica_id]
-        return bool(arrived) and lives.has_source() and lives.has_destination()
+    def wait_a_while(self, source: Replica) -> None:
+        """After a migration that failed, the source waits before the next."""
+        later_ns = self._not_before[source.replica_id] = self.kernel.now_ns + RETRY_NS
+        self.kernel.call_at(later_ns, PRIORITY_REBALANCER, source.actor.look)
 
     def forget(self, request: Request) -> None:
         """A request has ended, or starts anew elsewhere: it does not move any more."""
-        for source_id, moving in self.moving.items():
-            lives = self._destinations.get(source_id)
-            if moving is not request or lives is None or lives.is_forgotten:
-                continue
-            lives.is_forgotten = True
-            if lives.has_destination():
-                lives.destination.unreserve([request])
-            if request.status is Status.MIGRATING and lives.has_source():
-                lives.source.release([request])
-            if source_id in self._under_way:
-                _, ended, transfer = self._under_way[source_id]
-                transfer.cancel()
-                ended.set()
+        for move in self.moves.values():
+            if move.request is request and not move.is_forgotten:
+                move.forget()
 
     def lose(self, replica: Replica) -> list[Request]:
         """A replica has crashed: its transfers end; the request that it had stopped to move."""
-        for source_id, (destination, ended, transfer) in list(self._under_way.items()):
-            if source_id == replica.replica_id or destination is replica:
-                transfer.cancel()
-                ended.set()
-        request = self.moving.pop(replica.replica_id, None)
-        self._destinations.pop(replica.replica_id, None)
-        if request is None or request.status is not Status.MIGRATING:
+        for move in list(self.moves.values()):
+            if move.source is replica or move.destination is replica:
+                move.stop_transfer()
+        own = self.moves.pop(replica.replica_id, None)
+        if own is None or own.request.status is not Status.MIGRATING:
             return []
-        return [request]
+        return [own.request]
 
 
-class _Lives:
-    """Two replicas, and whether both are still in the life in which a migration began."""
+class LiveMove:
+    """One live migration: its phase, and what follows on each event.
 
-    def __init__(self, source: Replica, destination: Replica) -> None:
+    asked: the destination reserves, or it is given up. copying: up to `ROUNDS_MAX` transfers of
+    what has been produced meanwhile. stopping: the source detaches the request at the end of its
+    iteration. last transfer: the rest moves; then the request goes on at the destination, or, if
+    anything has failed, at the source.
+    """
+
+    def __init__(
+        self, migrator: LiveMigrator, request: Request, source: Replica, destination: Replica
+    ) -> None:
+        self.request = request
         self.source = source
         self.destination = destination
+        self.phase = Phase.ASKED
         self.is_forgotten = False
         """The request has ended or gone elsewhere."""
+        self._migrator = migrator
+        self._world = migrator.world
         self._source_life = source.incarnation
         self._destination_life = destination.incarnation
+        self._transfer: Transfer | None = None
+        self._number = 0
+        """Counts transfers: a notice with another number is late, or the second one."""
+        self._has_arrived = False
+        self._rounds = 0
+        self._copied = 0
+        self._tokens = 0
+        self._started_ns = self._stopped_ns = -1
 
     def has_source(self) -> bool:
-        """The source has not crashed since."""
+        """The source is in the life in which the migration began."""
         return self.source.incarnation == self._source_life
 
     def has_destination(self) -> bool:
-        """The destination has not crashed since."""
+        """The destination is in the life in which the migration began."""
         return self.destination.incarnation == self._destination_life
+
+    # --- events -------------------------------------------------------------------------------
+    def begin(self) -> None:
+        """Reserve at the destination, and copy; or give up."""
+        request, source = self.request, self.source
+        self._started_ns = self._world.kernel.now_ns
+        if self.is_forgotten or not self.destination.actor.reserve([request]):
+            self.phase = Phase.OVER
+            self._migrator.ended(self, is_done=False)
+            if source.stages == 1:
+                source.actor.look()  # a drain tries again after the iteration in flight
+            return
+        source.actor.tell(LiveMoves(change=1))
+        self.destination.actor.tell(LiveMoves(change=1))
+        self.phase = Phase.COPYING
+        self._copy_round()
+
+    def transfer_ended(self) -> None:
+        """A transfer is over, well or not."""
+        self._transfer = None
+        has_moved = self._has_arrived and self.has_source() and self.has_destination()
+        if self.phase is Phase.COPYING:
+            if not has_moved:
+                self._finish(is_done=False)
+                return
+            self._copied = self._tokens // self._migrator.block_size * self._migrator.block_size
+            self._copy_round()
+        elif self.phase is Phase.LAST_TRANSFER:
+            self._finish(is_done=self._hand_over(has_moved=has_moved))
+
+    def stopped(self) -> None:
+        """The source has answered: the request stands still there, or has ended or gone."""
+        request, source, destination = self.request, self.source, self.destination
+        if (
+            self.is_forgotten
+            or request.status is not Status.MIGRATING
+            or not self.has_source()  # ended, was preempted, cancelled or lost before it could stop
+        ):
+            self._finish(is_done=False)
+            return
+        self._stopped_ns = self._world.kernel.now_ns
+        # The reservation was for fewer tokens: take what it needs now, or stay.
+        if self.has_destination():
+            destination.actor.tell(Unreserved(requests=[request]))
+        if (
+            not self.has_destination()
+            or destination.state not in (S.DECODE, S.SHUTTING_DECODE)
+            or not destination.actor.reserve([request])
+        ):
+            source.actor.tell(StopUndone(request=request))
+            self._finish(is_done=False)
+            return
+        self.phase = Phase.LAST_TRANSFER
+        self._send(self._bytes(request.reached_tokens))
+
+    def forget(self) -> None:
+        """The request has ended, or starts anew elsewhere: both sides are free at once."""
+        self.is_forgotten = True
+        if self.has_destination():
+            self.destination.actor.tell(Unreserved(requests=[self.request]))
+        if self.request.status is Status.MIGRATING and self.has_source():
+            self.source.actor.tell(Released(requests=[self.request]))
+        self.stop_transfer()
+
+    def stop_transfer(self) -> None:
+        """What is on its way will not arrive."""
+        if self._transfer is not None:
+            self._transfer.cancel()
+            self._notice(self._number, has_arrived=False)
+
+    # --- what follows ---------------------------------------------------------------------------
+    def _copy_round(self) -> None:
+        """Copy what is there while it decodes; ask it to stop when little is left."""
+        block_size = self._migrator.block_size
+        if self._rounds < ROUNDS_MAX:
+            self._rounds += 1
+            self._tokens = self._tokens_reached()
+            if self._tokens < 0:
+                self._finish(is_done=False)
+                return
+            if ceil_div(self._tokens, block_size) - self._copied // block_size > STOP_BLOCKS:
+                self._send(self._bytes(self._tokens))
+                return
+        self.phase = Phase.STOPPING
+        kernel = self._world.kernel
+        reply = StopAsked(request=self.request, reply=lambda: kernel.soon(self.stopped))
+        self.source.actor.post(reply)
+
+    def _hand_over(self, *, has_moved: bool) -> bool:
+        """The last part is there, or will never be. True if the request goes on over there."""
+        request, source, destination = self.request, self.source, self.destination
+        if not self.has_source() or self.is_forgotten:
+            return False  # lost with it, or ended
+        if not has_moved and not request.status.is_terminal:
+            source.actor.tell(StopUndone(request=request))
+            return False
+        source.actor.tell(Released(requests=[request]))
+        if request.status.is_terminal:
+            return False
+        stop_ns = self._world.kernel.now_ns - self._stopped_ns
+        request.migrations += 1
+        request.migration_ns += stop_ns
+        destination.actor.post(KvDelivered(requests=[request]))
+        self._world.on_live_migration(request, source, destination, self._started_ns, stop_ns)
+        return True
+
+    def _finish(self, *, is_done: bool) -> None:
+        self.phase = Phase.OVER
+        source, destination = self.source, self.destination
+        if not is_done and self.has_destination() and not self.is_forgotten:
+            destination.actor.tell(Unreserved(requests=[self.request]))
+        self._migrator.leave(self)
+        if not is_done and self.has_source():
+            self._migrator.wait_a_while(source)
+        for replica, is_alive in (
+            (source, self.has_source()),
+            (destination, self.has_destination()),
+        ):
+            if is_alive:
+                replica.actor.tell(LiveMoves(change=-1))
+                self._world.on_capacity(replica)
+        self._migrator.look()
+        self._migrator.ended(self, is_done=is_done)
+
+    def _tokens_reached(self) -> int:
+        """Tokens whose KV the source has, or -1 if the request does not run there any more."""
+        self.source.settle()
+        for resident in self.source.scheduler.residents():
+            if resident is self.request:
+                return self.request.reached_tokens
+        return -1
+
+    def _bytes(self, tokens: int) -> int:
+        """KV of the blocks that are not copied yet."""
+        block_size = self._migrator.block_size
+        blocks = ceil_div(tokens, block_size) - self._copied // block_size
+        return blocks * block_size * self._migrator.token_bytes
+
+    def _send(self, size_bytes: int) -> None:
+        self._number += 1
+        number = self._number
+        self._has_arrived = False
+        self._transfer = self._world.network.send(
+            self.source.grid,
+            self.destination.grid,
+            size_bytes,
+            kind="kv",
+            on_done=lambda: self._notice(number, has_arrived=True),
+            pair=(self.source.replica_id, self.destination.replica_id),
+            on_failed=lambda _: self._notice(number, has_arrived=False),
+        )
+
+    def _notice(self, number: int, *, has_arrived: bool) -> None:
+        """The network reports an end; the first notice counts."""
+        if number != self._number or self._transfer is None:
+            return
+        self._transfer = None
+        self._has_arrived = has_arrived
+        self._world.kernel.soon(self.transfer_ended)

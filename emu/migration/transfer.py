@@ -7,18 +7,10 @@ destination charges them), *transfer* (bytes on the links), *activate* (the dest
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
-
 import msgspec
 
-from emu.network.placement import Grid
 from emu.request import Request
 from emu.units import ceil_div
-
-if TYPE_CHECKING:
-    from emu.migration.watcher import Watcher
-    from emu.replica.replica import Replica
 
 
 class MigratingBatch(msgspec.Struct, eq=False):
@@ -34,70 +26,10 @@ class MigratingBatch(msgspec.Struct, eq=False):
     attempts: int = 0
     """Transfers of it that have failed."""
 
-
-class SplitBatch(msgspec.Struct, eq=False):
-    """A batch whose first layers one replica computed and another the rest (live scaling).
-
-    Its KV travels in two halves to one destination; see `emu/migration/partial.py`.
-    """
-
-    batch_id: int
-    requests: list[Request]
-    """As handed over."""
-    start_layer: int
-    """The first replica computed layers [0, start_layer)."""
-    layers: int
-    queued_ns: int
-    first_watcher: Watcher | None = None
-    second_watcher: Watcher | None = None
-    destination: Replica | None = None
-    destination_incarnation: int = 0
-    reserved: list[Request] = msgspec.field(default_factory=list)
-    """Requests with blocks at the destination."""
-    survivors: list[Request] | None = None
-    """Those that go on after their first token; None = not computed yet."""
-    is_first_done: bool = False
-    is_second_done: bool = False
-    attempts: int = 0
-    """How often all destinations refused it."""
-    is_dropped: bool = False
-    """Nobody goes on, or a part of its KV is lost."""
-
-
-class Transfer(Protocol):
-    """Bytes on their way."""
-
-    def cancel(self) -> None:
-        """Stop; `on_done` will not be called."""
-        ...
-
-
-class Network(Protocol):
-    """The links, as a migration sees them."""
-
-    def send(
-        self,
-        source: Grid,
-        destination: Grid,
-        size_bytes: int,
-        *,
-        kind: str,
-        on_done: Callable[[], None],
-        overlapped_ns: int = 0,
-        pieces: int = 1,
-        pair: tuple[int, int] | None = None,
-        on_failed: Callable[[str], None] | None = None,
-        setup_ns: int = 0,
-    ) -> Transfer:
-        """Move `size_bytes` in all, GPU by GPU in parallel; `on_done` when the last byte is there.
-
-        Or `on_failed(reason)`, never both; a fault may call `on_done` a second time.
-
-        `overlapped_ns` > 0: the sender produced the data in `pieces` equal parts over so long,
-        and sent each as it became ready; only what is left is still to be moved. `pair` names the
-        two replicas, for partitions between them. `setup_ns`: what the connector takes besides.
-        """
-        ...
+    def is_ready(self, now_ns: int) -> bool:
+        """It may leave: a decode replica that an outside router names has been named."""
+        first = self.requests[0]
+        return first.handoff_after_ns < 0 or first.arrival_ns + first.handoff_after_ns <= now_ns
 
 
 def kv_bytes(requests: list[Request], block_size: int, kv_bytes_per_token: int) -> int:
@@ -115,7 +47,7 @@ def kv_blocks(request: Request, block_size: int) -> int:
 
 
 def prompt_tokens(requests: list[Request]) -> int:
-    """Of all of them (mostly one: a loop is shorter than a list)."""
+    """Sum of prompt tokens. A loop: mostly there is one request."""
     tokens = 0
     for request in requests:
         tokens += request.prompt_tokens

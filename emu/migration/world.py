@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from emu.kernel.clock import Kernel
-from emu.migration.transfer import MigratingBatch, Network
+from emu.migration.transfer import MigratingBatch
+from emu.network.base import Network
 from emu.replica.replica import Replica
-from emu.request import Request
+from emu.request import Request, Status
 
 if TYPE_CHECKING:
     from emu.migration.watcher import Watcher
@@ -58,8 +59,16 @@ class MigrationWorld(Protocol):
         """A fault makes this destination refuse what it has room for."""
         ...
 
-    def offer_later(self, watcher: Watcher, attempts: int) -> None:
-        """Poke the watcher after a pause that doubles with each attempt."""
+    def retry_pause_ns(self, attempts: int) -> int:
+        """How long a batch that is refused everywhere waits; it doubles with each attempt."""
+        ...
+
+    def terminal(self, request: Request, status: Status, reason: str = "") -> None:
+        """The request's one terminal event."""
+        ...
+
+    def on_capacity(self, replica: Replica) -> None:
+        """Blocks or the lock of a replica have become free."""
         ...
 
     def lost(self, requests: Sequence[Request], reason: str) -> None:

@@ -17,7 +17,8 @@ from typing import Literal
 
 import msgspec
 
-from emu.kernel.clock import RANK_NETWORK, Kernel
+from emu.kernel.clock import Kernel
+from emu.kernel.priorities import PRIORITY_NETWORK
 from emu.network.flows import END, FlowTable, Parts
 from emu.network.placement import Grid, shard_paths
 from emu.network.topology import LinkPath, Topology
@@ -202,11 +203,11 @@ class Carrier:
         """The transfer never begins: its owner hears of it at once, or after the timeout."""
         now_ns = self.kernel.now_ns
         if fate.kind == "refused":
-            self.kernel.call_at(now_ns, RANK_NETWORK, lambda: self.fail(carried, "refused"))
+            self.kernel.call_at(now_ns, PRIORITY_NETWORK, lambda: self.fail(carried, "refused"))
         elif fate.kind == "silent":
             self.kernel.call_at(
                 now_ns + self.timeout_ns,
-                RANK_NETWORK,
+                PRIORITY_NETWORK,
                 lambda: self.fail(carried, "handshake_timeout"),
             )
         else:
@@ -256,7 +257,7 @@ class Carrier:
         )
         if self._is_watching:
             later_ns = max(1, self.timeout_ns // 4)
-            self.kernel.call_at(now_ns + later_ns, RANK_NETWORK, self._look)
+            self.kernel.call_at(now_ns + later_ns, PRIORITY_NETWORK, self._look)
 
     def _end(self, carried: Carried) -> None:
         """The last byte is there: the owner hears of it, as the transfer's fate will have it."""
@@ -267,21 +268,21 @@ class Carrier:
         elif fate.kind == "hang":
             self.kernel.call_at(
                 now_ns + self.timeout_ns,
-                RANK_NETWORK,
+                PRIORITY_NETWORK,
                 lambda: self.fail(carried, "transfer_timeout"),
             )
         elif fate.kind == "stuck":
             return  # never: whoever waits has a deadline of its own
         elif fate.kind == "late":
             self.kernel.call_at(
-                now_ns + fate.delay_ns, RANK_NETWORK, lambda: self._end_late(carried)
+                now_ns + fate.delay_ns, PRIORITY_NETWORK, lambda: self._end_late(carried)
             )
         else:
             carried.is_over = True
             carried.on_done()
             for copy in range(fate.copies):
                 again_ns = now_ns + fate.delay_ns * (copy + 1)
-                self.kernel.call_at(again_ns, RANK_NETWORK, carried.on_done)
+                self.kernel.call_at(again_ns, PRIORITY_NETWORK, carried.on_done)
 
     def _end_late(self, carried: Carried) -> None:
         if not carried.is_over:
@@ -308,7 +309,7 @@ class Carrier:
             at_ns = self.kernel.now_ns
         if self._armed_ns < 0 or at_ns < self._armed_ns:
             self._armed_ns = at_ns
-            self.kernel.call_at(at_ns, RANK_NETWORK, self._fire)
+            self.kernel.call_at(at_ns, PRIORITY_NETWORK, self._fire)
 
     def _fire(self) -> None:
         now_ns = self.kernel.now_ns

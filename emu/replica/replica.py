@@ -1,126 +1,178 @@
-"""One replica: a copy of the model on some GPUs, driven by an actor.
+"""One replica: a copy of the model on some GPUs, as a machine: events in, actions out.
 
-Owns the replica's state, its scheduler (and through it the KV books), its lock against inbound
-KV, and the iteration in flight. The loop takes one turn after another; which turn is a table by
-state (`emu/replica/turns.py`). Others talk to it through short methods, most of them in
-`emu/replica/doors.py`.
+Owns the replica's state, its scheduler (and through it the accounting of KV), and the iteration in
+flight. Waits for nothing and acts on nothing: an event calls the handler that the table
+(`table.py`) names for (state, event); the handler changes the replica and adds actions to `out`.
+The actor (`actor.py`) hands in events and applies actions.
 
-Iterations. `_execute` sleeps through one iteration, or through a leap of many equal decode
-iterations. A poke in the middle of a leap wakes the replica at the end of the iteration in
-flight, so leaping and stepping give the same results.
+Iterations. `go_on` is the step between two instants: what has ended is completed, posted events are
+applied, and the state's boundary handler begins the next thing. A run of equal decode iterations
+is one leap; a change in the middle of a leap cuts it at the end of the iteration in flight, so
+leaping and stepping give the same results.
+
+Handlers stand by family of states: `serving.py`, `live_scaling.py`; by what happens: `inbound.py`,
+`completion.py`, `prerequisites.py`, `pipelined.py`, `crash.py`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from emu.kernel.clock import PARK, RANK_REPLICA, WAKE
+from emu.errors import UnexpectedEvent
+from emu.kernel.actor import AGAIN, AT_DUE, NOW, PARK
+from emu.kernel.lock import Lock
+from emu.kernel.priorities import PRIORITY_REPLICA
 from emu.latency.base import BatchShape, LatencyBackend
+from emu.latency.frontend import OutputStream
 from emu.network.placement import Grid
-from emu.replica import doors
-from emu.replica.inflight import InFlight
-from emu.replica.obstacles import Obstacles, never
-from emu.replica.outcome import complete, end_part, longest_of, note_signal
-from emu.replica.staged import launch
-from emu.replica.states import (
-    CLOSED,
-    ReplicaState,
-    Writer,
-    move,
-    try_move,
-)
+from emu.replica.actions import Action
+from emu.replica.events import CANCELS_APPLIED, LOOK, Event, Kind, KvDelivered
+from emu.replica.layer_scheduler import LayerScheduler
+from emu.replica.ports import Clock, GroupWave, Observers, Outbox, ReplicaActorPort
+from emu.replica.prerequisites import Prerequisites
+from emu.replica.relay_board import RelayBoard, Relayed
+from emu.replica.states import CLOSED, LOADING, ReplicaState
 from emu.replica.tiering import TierTraffic
-from emu.replica.wave import SERVES, WaveGroup
-from emu.replica.world import Handoff, World
-from emu.replica.zag import Zag
-from emu.request import Request, Status
-from emu.scheduling.base import Batch, Scheduler
+from emu.scheduling.base import Batch, RunOn, Scheduler
 from emu.scheduling.stages import Pipeline, StageSpan
 
 S = ReplicaState
+Handler = Callable[["Replica", Event], int]
+Table = dict[ReplicaState, list[Handler | None]]
+UNTIL_END_OF_INSTANT: Final = -6
+"""A handler returns this: the next step comes when all else of this instant has happened."""
+LOOP: Final = -5
+"""A handler returns this: go on at once, when its actions have been applied."""
+
+# What the replica is in the middle of (`Replica.activity`).
+RESTING: Final = 0
+RUNNING: Final = int(Kind.ITERATION_ENDED)
+WAITING: Final = int(Kind.PREREQUISITES_LOOK)
+STAGED: Final = int(Kind.STAGE_LEFT)
+END_OF_INSTANT: Final = int(Kind.INSTANT_ENDED)
+LAYER: Final = int(Kind.LAYER_ENDED)
+RELAYED: Final = int(Kind.RELAYED_ENDED)
+MEASURING: Final = int(Kind.COST_KNOWN)
+_BOUNDARY: Final = int(Kind.BOUNDARY)
+_CANCELLED: Final = int(Kind.CANCELLED)
 _SERVES: Final = frozenset({S.COLOCATED, S.PREFILL, S.DECODE})
-"""States whose turn is one iteration after another (`serve` in `emu/replica/turns.py`)."""
+"""States that do one iteration after another and nothing else."""
+_LOADS: Final = LOADING | {S.NEW_PREFILL}
+_WITHOUT_WEIGHTS: Final = _LOADS | {S.INACTIVE, S.FAILED}
+"""States in which a replica begins without any weights."""
+_APPLIES_LATER: Final = frozenset(
+    {S.NEW_PREFILL, S.REFRACTORY_PREFILL, S.AUS_PREFILL, S.AUS_DECODE}
+)
+"""States whose boundary does not begin with what was posted (applied later, or never)."""
 
 
-class Replica(InFlight):
-    """State and actor of one replica."""
+class Replica:
+    """State and rules of one replica."""
 
     def __init__(
         self,
         replica_id: int,
-        world: World,
+        clock: Clock,
+        observers: Observers,
         scheduler: Scheduler,
         latency: LatencyBackend,
+        table: Table,
+        lock: Lock,
         *,
         state: ReplicaState,
         grid: Grid,
         machine: int,
         stages: int = 1,
+        layers: int = 1,
     ) -> None:
         self.replica_id = replica_id
         self.name = f"replica {replica_id}"
-        self.world = world
-        self.kernel = world.kernel
+        self.priority = PRIORITY_REPLICA + replica_id
+        self.clock = clock
+        self.observers = observers
         self.scheduler = scheduler
-        super().__init__(latency, RANK_REPLICA + replica_id)
-        self._is_monotone = bool(getattr(latency, "monotone_decode", False))
+        self.latency = latency
+        self.table = table
         self.state = state
+        self.handlers = table[state]
+        """Row of the table for the state."""
         self.grid = grid
         self.gpus = grid.gpus
         self.machine = machine
         self.stages = stages
-        self.story: list[str] = []
+        self.history: list[str] = []
+        self.actor: ReplicaActorPort = NO_ACTOR
+        """Where messages for this replica go; set by the actor."""
+        self.out: list[Action] = []
+        """Actions of the handler that has just run."""
+        self.look = 0
+        """The handler wants the replica to look up: `LOOK`; `INTERRUPT`: whatever is in flight."""
+        self.cut_ns = -1
+        """The handler has cut the leap in flight: its new end."""
+        self.activity = RESTING
+        self.applying: list[Event] = []
+        """Posted events of this boundary that are not applied yet, last first."""
+        self.has_applied = False
+        self.posted: deque[Event] = deque()
+        """The actor's mailbox."""
+        self.recall_tokens_lost = 0
+        """Tokens that are computed since a tier has lost them, at its last loss."""
         self.incarnation = 0
         """Grows at each crash: what was meant for an earlier life is dropped."""
         self.is_paused = False
-        """Stopped, or frozen without anybody knowing (`emu/replica/life.py`)."""
+        """The process stands still (`crash.py`), and no other actor need know."""
         self.paused_ns = -1
-        self.start_process()
         self.model_loaded = state is not S.INACTIVE
         self.segments_ready = 0
         """Weights that have arrived, while they do: embedding, each layer, head."""
-        self.layers = 1
+        self.layers = layers
         self.activation_token_bytes = 0
-        self.zag: Zag | None = None
+        self.layer_scheduler: LayerScheduler | None = None
         """Batches that are computed layer by layer (live scaling)."""
-        self.inbox = self.kernel.mailbox(self.name, self.rank)
-        self.lock = self.kernel.lock(f"kv lock of {self.name}")
+        self.phase = 0
+        """How far a pass of live scaling has come (`live_scaling.py`)."""
+        self.relayed: Relayed | None = None
+        """What a helper computes now."""
+        self.relayed_cost_ns = 0
+        self.board: RelayBoard | None = None
+        self.outbox: Outbox | None = None
+        self.lock = lock
         if state in CLOSED:
             self.lock.try_acquire(self.name)
-        self.handoff: Handoff | None = None
-        self.arrived: deque[list[Request]] = deque()
-        """Migrated batches, KV complete, that wait to join the running set."""
-        self.cancels: list[tuple[Request, Status, str]] = []
-        self.stops: list[tuple[Request, Callable[[], None]]] = []
+        self.is_closing = False
+        """It waits for its own lock."""
         self.live_moves = 0
         """Live migrations from and to here that hold blocks."""
-        self.jobs: list[Callable[[], None]] = []
-        """What else is to be done after the iteration in flight (faults)."""
-        self.unfinished_migrations = 0
         self.signals: deque[tuple[int, int, int, int, int]] | None = None
         """History of (time, waiting, running, waiting tokens, blocks) if the router's are stale."""
         self.touch_log: list[Replica] | None = None
         """Where to say that the queues have changed, if a router keeps an order of loads."""
         self.is_touched = True
-        """It is in that log already, or nobody keeps one."""
+        """It is in that log already, or there is none."""
+        self.state_since_ns = clock.now_ns
+        self.state_ns: dict[ReplicaState, int] = {}
+        self.tier_traffic: TierTraffic | None = None
+        self.wave: GroupWave | None = None
+        self._set_up_counters()
+        self._set_up_iteration()
+        self.prerequisites = Prerequisites(self)
+        self.note_state()
+
+    def _set_up_counters(self) -> None:
+        self.prefill_tokens = 0
+        self.decode_tokens = 0
         self.busy_ns = 0
         self.iterations = 0
-        self.state_since_ns = self.kernel.now_ns
-        self.state_ns: dict[ReplicaState, int] = {}
-        self._note_state()
-        self._is_closing = False
-        self._on_stages: deque[tuple[list[StageSpan], Batch]] = deque()
-        """Batches in flight on several stages, in order, with their spans."""
-        self.pipeline = Pipeline(stages)
-        self.tier_traffic: TierTraffic | None = None
-        self.obstacles = Obstacles(self)
-        self.tells = world.streams or world.history is not None
-        """Somebody follows single tokens."""
+        observers = self.observers
+        self.tells = observers.streams or observers.history is not None
+        """Some observer follows single tokens."""
+        self.stream: OutputStream | None = None
+        """The front end of its engine; None = a token is with its client at once."""
         self.is_metered = False
         """The next figures are asked for (a model of power), and counted."""
         self.prompts_run = 0
@@ -133,49 +185,156 @@ class Replica(InFlight):
         """A GPU that rests is on standby for so long, then idle."""
         self._standby_ns = 0
         """Time on standby, in rests that have ended."""
-        self._rest_since_ns = -1
-        self.wave: WaveGroup | None = None
+        self.rest_since_ns = -1
 
-    # --- what others may do (first, what is in `emu/replica/doors.py`) --------------------------
-    submit = doors.submit
-    cancel = doors.cancel
-    stop = doors.stop
-    resume = doors.resume
-    deliver = doors.deliver
-    reserve = doors.reserve
-    unreserve = doors.unreserve
-    release = doors.release
-    take_waiting = doors.take_waiting
-    apply_requests = doors.apply_requests
-    start_closing = doors.start_closing
-    open = doors.open
+    def _set_up_iteration(self) -> None:
+        self.slowdown = 1.0
+        """Iterations take so many times longer (a straggler)."""
+        self.wave_wait_ns = 0
+        """What the batch in flight waits for other members of the group inside its layers."""
+        latency = self.latency
+        self._runs_opened = getattr(latency, "decode_run_ns_after", None)
+        """A short cut of backends: ends of a decode run that follows a step of a given length."""
+        self.is_monotone = bool(getattr(latency, "monotone_decode", False))
+        self.first_uses = deque[int]()
+        """What the next iterations take longer because their process is new."""
+        self.start_process()
+        self.to_measure: BatchShape | None = None
+        """What a backend outside simulated time is asked for."""
+        self.measured_ns = -1
+        """Its answer."""
+        self.then: Callable[[Replica, int], int] | None = None
+        """What goes on with the answer."""
+        self.is_resuming = False
+        """A pause has just ended: the rest of the iteration in flight is to be waited for."""
+        self.is_cruising = False
+        """One plain iteration follows another, or would if there were work. Whatever ends that
+        takes its place in the queue of the instant before the replica goes on with it."""
+        self.batch: Batch | None = None
+        self.start_ns = 0
+        self.end_ns = 0
+        self.ends: NDArray[np.int64] | None = None
+        """Of a leap: when each of its iterations ends, from `start_ns` on."""
+        self.on_stages: deque[tuple[list[StageSpan], Batch]] = deque()
+        """Batches in flight on several stages, in order, with their spans."""
+        self.pipeline = Pipeline(self.stages)
+        self.is_serving = False
+        self.waits_here_only = False
+        """Freed blocks matter to no request but those that wait here."""
+        self._runs_on = False
 
-    def move(self, to: ReplicaState, *, writer: Writer, cause: str) -> None:
-        """Change the state from what it is now (`states.move`)."""
-        move(self, self.state, to, writer=writer, cause=cause, at_ns=self.kernel.now_ns)
+    # --- the machine --------------------------------------------------------------------------
+    def step(self, event: Event) -> list[Action]:
+        """An event happens: the actions that follow, in order."""
+        self.handle(event)
+        return self.take_out()
 
-    def try_move(self, expected: S, to: S, *, writer: Writer, cause: str) -> bool:
-        """Change the state if it still is what the writer believes."""
-        return try_move(self, expected, to, writer=writer, cause=cause, at_ns=self.kernel.now_ns)
+    def handle(self, event: Event) -> None:
+        """Call the handler of the table; its actions are in `out`."""
+        handler = self.handlers[event.kind]
+        if handler is None:
+            raise self.unexpected(event.kind, event)
+        handler(self, event)
 
-    def on_moved(self, before: ReplicaState, writer: Writer, cause: str, at_ns: int) -> None:
-        """Books of time by state; wake the loop and everybody who watches."""
+    def take_out(self) -> list[Action]:
+        """The actions that wait, to be applied now."""
+        actions = self.out
+        if actions:
+            self.out = []
+        return actions
+
+    def unexpected(self, kind: int, event: Event | None) -> UnexpectedEvent:
+        what = Kind(kind).name.lower() if event is None else repr(event)
+        problem = f"{self.name} is {self.state.value} and does not expect {what}"
+        return UnexpectedEvent(problem, at_ns=self.clock.now_ns, story=self.history)
+
+    def go_on(self) -> int:
+        """Take the step as far as the next actions: to be called until it is not `LOOP`.
+
+        When the next step is due, `PARK`, `AGAIN`, or `LOOP` once the actions in `out` are applied.
+        """
+        while True:
+            if self.applying:
+                self.handle(self.applying.pop())
+                due_ns = LOOP
+            elif self.activity != RESTING:
+                handler = self.handlers[self.activity]
+                if handler is None:
+                    raise self.unexpected(self.activity, None)
+                due_ns = handler(self, CANCELS_APPLIED)
+            elif self.is_cruising and (not self.is_serving or self.is_paused):
+                self.is_cruising = False
+                return AGAIN
+            elif self.is_paused and not self.has_applied:
+                return PARK
+            elif self.posted and not self.has_applied and self.state not in _APPLIES_LATER:
+                self.begin_applying()
+                continue
+            else:
+                self.has_applied = False
+                handler = self.handlers[_BOUNDARY]
+                assert handler is not None
+                due_ns = handler(self, CANCELS_APPLIED)
+            if due_ns != LOOP or self.out:
+                return due_ns
+
+    def begin_applying(self) -> None:
+        """All that is posted now is applied at this boundary; what comes meanwhile at the next."""
+        posted = list(self.posted)
+        if len(posted) > 1:
+            posted.sort(key=_order)
+        self.posted.clear()
+        cancels = [index for index, event in enumerate(posted) if event.kind == _CANCELLED]
+        if cancels:
+            posted.insert(cancels[-1] + 1, CANCELS_APPLIED)
+        posted.reverse()
+        self.applying = posted
+        self.has_applied = True
+
+    def rest(self) -> int:
+        """Nothing is in flight, and there is nothing to do."""
+        self.activity = RESTING
+        return PARK
+
+    def align(self, now_ns: int) -> int:
+        """When the replica looks at what comes now (see `Actor.align`)."""
+        activity = self.activity
+        if activity == RUNNING:
+            ends = self.ends
+            if ends is None or self.is_paused:
+                return AT_DUE
+            return self.iteration_end_ns(self.steps_ended(ends))
+        if activity == RESTING:
+            return AT_DUE if self.is_paused else NOW
+        return NOW if activity in (STAGED, LAYER) else AT_DUE
+
+    # --- its state ----------------------------------------------------------------------------
+    def note_state(self) -> None:
+        """The state has changed: which row of the table counts, and what follows for iterations."""
+        state, scheduler = self.state, self.scheduler
+        self.handlers = self.table[state]
+        self.is_serving = state in _SERVES
+        if state in _WITHOUT_WEIGHTS:
+            self.segments_ready = 0
+            if state not in _LOADS:
+                self.model_loaded = False
+        # Where no observer follows prompts beyond their end, a batch that ends some may run on.
+        is_watched = self.observers.streams or self.observers.batches is not None
+        self._runs_on = state is S.COLOCATED and not is_watched
+        self.waits_here_only = self.is_serving
+        # Only a replica that prefills takes from the global queue (fcfs).
+        if scheduler.is_shared:
+            scheduler.pulls = state is S.PREFILL
+            self.waits_here_only = self.is_serving and not scheduler.pulls
+
+    def note_time(self, before: ReplicaState, at_ns: int) -> None:
+        """Add the time since the last change to the account of a state."""
         self.state_ns[before] = self.state_ns.get(before, 0) + at_ns - self.state_since_ns
         self.state_since_ns = at_ns
-        self._note_state()
-        if self.wave is not None and self.state not in SERVES:
-            self.wave.withdraw(self)
-        self.world.on_moved(self, before, writer, cause, at_ns)
-        self.inbox.poke()
 
     def start_process(self) -> None:
         """A fresh process: its first iterations pay for first uses."""
         self.first_uses = deque(getattr(self.latency, "first_use_ns", ()))
-
-    def set_slowdown(self, slowdown: float) -> None:
-        """From the next iteration on, each takes so many times longer."""
-        self.slowdown = slowdown
-        self.inbox.poke()
 
     def touch(self) -> None:
         """The numbers of waiting and running requests may have changed: a router looks again."""
@@ -183,17 +342,20 @@ class Replica(InFlight):
             self.is_touched = True
             self.touch_log.append(self)
 
-    def _note_state(self) -> None:
-        """Only a replica that prefills takes from the global queue (fcfs)."""
-        self._is_serving = self.state in _SERVES
-        # Where nobody follows prompts beyond their end, a batch that ends some may run on.
-        is_watched = self.world.streams or self.world.batches is not None
-        self._runs_on = self.state is S.COLOCATED and not is_watched
-        # Freed blocks then matter to nobody but requests that wait here.
-        self._waits_here_only = self._is_serving
-        if self.scheduler.is_shared:
-            self.scheduler.pulls = self.state is S.PREFILL
-            self._waits_here_only = self._is_serving and not self.scheduler.pulls
+    def note_signal(self) -> None:
+        """Write down what a router with late signals will see."""
+        if self.signals is None:
+            return
+        scheduler = self.scheduler
+        self.signals.append(
+            (
+                self.clock.now_ns,
+                scheduler.waiting_count,
+                scheduler.running_count,
+                scheduler.waiting_tokens,
+                scheduler.blocks_used,
+            )
+        )
 
     # --- what others may see ------------------------------------------------------------------
     @property
@@ -204,14 +366,28 @@ class Replica(InFlight):
     @property
     def has_batches_in_flight(self) -> bool:
         """Some batch is on the pipeline's stages, or about to be."""
-        return bool(self._on_stages) or self.obstacles.held is not None
+        return bool(self.on_stages) or self.prerequisites.held is not None
+
+    @property
+    def arrived(self) -> list[KvDelivered]:
+        """Deliveries of KV that wait for the boundary."""
+        return [event for event in self.pending() if isinstance(event, KvDelivered)]
+
+    def pending(self) -> Sequence[Event]:
+        """Posted events that are not applied yet."""
+        return [*reversed(self.applying), *self.posted] if self.applying else self.posted
+
+    @property
+    def unfinished_migrations(self) -> int:
+        """Batches whose KV waits here or leaves from here; its outbound side counts them."""
+        return 0 if self.outbox is None else self.outbox.unfinished
 
     @property
     def is_idle(self) -> bool:
         """Nothing runs, waits or arrives here."""
         scheduler = self.scheduler
         return (
-            self._batch is None
+            self.batch is None
             and not self.has_batches_in_flight
             and not self.arrived
             and not self.live_moves
@@ -219,179 +395,186 @@ class Replica(InFlight):
             and scheduler.waiting_count == 0
         )
 
-    # --- iterations ---------------------------------------------------------------------------
-    async def iterate(self) -> bool:
-        """Form and execute one batch (or leap). False if there was nothing to run."""
-        batch = self.obstacles.held
-        if batch is not None:
-            if self.obstacles.left:
-                return False
-            self.obstacles.held = None
-            await launch(self, batch)
-            return True
-        batch = self.scheduler.schedule(self.kernel.now_ns)
-        self.touch()
-        if self.signals is not None:
-            note_signal(self)  # it may have admitted or preempted
-        if self.tier_traffic is not None:
-            self.tier_traffic.write_through()
-        if batch is None:
-            wave = self.wave
-            if wave is None or not wave.wants(self) or len(self._on_stages) >= self.stages:
-                if self._rest_since_ns < 0 and self.iterations and not self._on_stages:
-                    self._rest_since_ns = self.kernel.now_ns
-                return False
-            batch = wave.dummy(self.kernel.now_ns)
-        if self._rest_since_ns >= 0:
-            self._note_rest(self.kernel.now_ns)
-        if self.first_uses or (self.scheduler.waiting_count and not self._is_serving):
-            batch.max_steps = 1  # who shuts down gives back what it has just preempted
-        if self.stages == 1:
-            await self._execute(batch)
-        elif self.obstacles.meets(batch):
-            self.obstacles.held = batch
-        else:
-            await launch(self, batch)
-        return True
+    @property
+    def tokens_produced(self) -> tuple[int, int]:
+        """(prefill, decode) tokens computed so far, finished iterations of a leap included."""
+        done = self.settle()
+        prefill, decode = self.prefill_tokens, self.decode_tokens
+        batch = self.batch
+        if done == 0 or batch is None:
+            return prefill, decode
+        run_on = batch.run_on
+        if run_on is None:
+            return prefill, decode + done * batch.shape.decode_count
+        opening = run_on.opening
+        assert opening is not None
+        decode += opening.decode_tokens + (done - 1) * run_on.shape.decode_count
+        return prefill + opening.prefill_tokens, decode
 
-    def _note_rest(self, now_ns: int) -> None:
-        self._standby_ns += min(now_ns - self._rest_since_ns, self.standby_limit_ns)
-        self._rest_since_ns = -1
+    # --- rests, for the model of power ----------------------------------------------------------
+    def note_rest(self, now_ns: int) -> None:
+        """A rest ends now."""
+        self._standby_ns += min(now_ns - self.rest_since_ns, self.standby_limit_ns)
+        self.rest_since_ns = -1
 
     def standby_time_ns(self, end_ns: int) -> int:
         """Time up to `end_ns` in which nothing ran, each rest counted up to the limit."""
         total = self._standby_ns
-        if self._rest_since_ns >= 0:
-            total += min(end_ns - self._rest_since_ns, self.standby_limit_ns)
+        if self.rest_since_ns >= 0:
+            total += min(end_ns - self.rest_since_ns, self.standby_limit_ns)
         return total
 
-    async def _execute(self, batch: Batch) -> None:
-        incarnation = self.incarnation
-        # Its end is not known yet; that of the leap before, if it was cut, may still lie ahead.
-        self._start_ns = self._end_ns = self.kernel.now_ns
-        self._batch = batch
-        if batch.max_steps == 1 and self.obstacles.meets(batch):
-            await self.obstacles.wait(incarnation)
-            if self.incarnation != incarnation:
-                return
-            self.busy_ns -= self.kernel.now_ns - self._start_ns
-        measured_ns = 0
-        if self.latency.foreign:
-            measured_ns = await self.latency.measure(batch.shape)  # type: ignore[attr-defined]
-            if self.incarnation != incarnation:
-                return
-        self._begin(batch, measured_ns)
-        if self._takes_turns():
-            await self.inbox.take_turns(self._turn, self._end_ns, self._boundary)
-        else:
-            await self.inbox.wait(self._end_ns, self._boundary)
-        if self.is_paused:
-            await self._sit_out()
-        if self.incarnation == incarnation and self._batch is not None:
-            self._end()
+    # --- the iteration in flight: how far it is -------------------------------------------------
+    def settle(self) -> int:
+        """Bring the books up to now in the middle of a leap; iterations of it that have ended."""
+        ends, batch = self.ends, self.batch
+        if ends is None or batch is None:
+            return 0
+        done = self.steps_ended(ends)
+        steps = done + 1 if done < batch.max_steps else done
+        if steps > batch.steps_settled:
+            self.scheduler.settle(batch, steps)
+        return done
 
-    def _takes_turns(self) -> bool:
-        """One iteration after another needs nothing but the scheduler and the latency backend."""
-        waits = self.latency.foreign or self.first_uses
-        return not waits and self.tier_traffic is None and self.wave is None
+    def steps_ended(self, ends: NDArray[np.int64]) -> int:
+        """Iterations of the leap in flight that have ended by now.
 
-    def _turn(self) -> int:
-        """End the batch and begin the next as `serve` does, without waking the actor.
-
-        When that ends, or that there is nothing to do (`PARK`), or more than this (`WAKE`).
+        At the very end of one the order of priorities says whether it has been handled: stepping,
+        the next one would be under way if our turn of this instant has passed.
         """
-        if self._batch is not None:
-            self._end()
-        if self._is_serving and (self.arrived or self.cancels or self.stops or self.jobs):
-            self.apply_requests()
-        if not self._is_serving or self.is_paused:
-            return WAKE
-        now_ns = self.kernel.now_ns
-        batch = self.scheduler.schedule(now_ns)
-        if not self.is_touched:
-            self.touch()
-        if self.signals is not None:
-            note_signal(self)  # it may have admitted or preempted
-        if batch is None:
-            if self._rest_since_ns < 0:
-                self._rest_since_ns = now_ns
-            hopeless = self.scheduler.drop_unschedulable(now_ns)
-            self.touch()
-            for request, reason in hopeless:
-                self.world.terminal(request, Status.FAILED, reason)
-            if hopeless:
-                self.world.on_capacity(self)
-            return WAKE if hopeless else PARK
-        if self._rest_since_ns >= 0:
-            self._note_rest(now_ns)
-        self._start_ns = now_ns
-        self._batch = batch
-        self._begin(batch)
-        if self._runs_on and batch.chunks and self.signals is None:
-            batch.first_end_ns = self._end_ns
-            run_on = self.scheduler.run_on(batch)
-            if run_on is not None:
-                self._run_on(batch, run_on)
-        return self._end_ns
+        clock = self.clock
+        elapsed_ns = clock.now_ns - self.start_ns
+        if clock.priority_reached > self.priority:
+            elapsed_ns += 1
+        return int(ends.searchsorted(elapsed_ns))
 
-    def _end(self) -> None:
-        """The batch in flight ends now, or the part of its leap that was not cut off."""
-        batch, ends, start_ns = self._batch, self._ends, self._start_ns
-        assert batch is not None
-        now_ns = self.kernel.now_ns
-        self._ends = self._batch = None
-        if ends is None:  # a single iteration, or what a pause has left of a leap
-            complete(self, batch, 1, start_ns, None, now_ns - start_ns)
-            return
-        if now_ns != self._end_ns:
-            ends = ends[: int(ends.searchsorted(now_ns - start_ns, "right"))]
-        steps = len(ends)
-        if steps == 1:
-            longest_ns = now_ns - start_ns
-        else:
-            before_ns = ends.item(-2)
-            if batch.run_on is None:  # else it has been known since the beginning
-                batch.first_end_ns = start_ns + ends.item(0)
-            batch.last_start_ns = start_ns + before_ns
-            is_last = self._is_monotone
-            longest_ns = now_ns - start_ns - before_ns if is_last else longest_of(ends, batch)
-        complete(self, batch, steps, start_ns, ends, longest_ns)
+    def iteration_end_ns(self, done: int) -> int:
+        """When the iteration in flight ends, now if none is; `done` of a leap have ended."""
+        if self.batch is None:
+            return self.clock.now_ns
+        ends = self.ends
+        if ends is None:
+            return max(self.clock.now_ns, self.end_ns)
+        if done >= len(ends):
+            return self.end_ns
+        return self.start_ns + ends.item(done)
 
-    async def _sit_out(self) -> None:
-        """Through a pause in the middle of an iteration, and the rest of the iteration.
+    # --- the iteration in flight: its beginning and its end --------------------------------------
+    @property
+    def is_simple(self) -> bool:
+        """An iteration needs nothing but the scheduler and the latency backend."""
+        return not (
+            self.latency.foreign
+            or self.first_uses
+            or self.stages > 1
+            or self.tier_traffic is not None
+            or self.wave is not None
+        )
 
-        Who was parked in `take_turns` has no iteration in flight, and nothing to wait for.
-        """
-        incarnation = self.incarnation
-        while self.is_paused:
-            await self.stand_still()
-            if self.incarnation == incarnation and self._batch is not None:
-                await self.inbox.wait(self._end_ns, self._boundary)
+    def begin(self, batch: Batch, measured_ns: int = 0) -> int:
+        """The iteration, or leap, starts to run: when it ends."""
+        now_ns = self.clock.now_ns
+        self.activity = RUNNING
+        if batch.max_steps > 1:
+            if self.slowdown == 1.0:
+                ends = self.latency.decode_run_ns(batch.shape, batch.max_steps)
+            else:
+                ends = self._decode_run_ns(batch.shape, batch.max_steps)
+            self.ends = ends
+            if not self.is_cruising:
+                self.is_cruising = self.is_simple
+            end_ns = self.end_ns = now_ns + ends.item(-1)
+            return end_ns
+        cost_ns = measured_ns or self.latency.iteration_ns(batch.shape)
+        if self.slowdown != 1.0:
+            cost_ns = int(cost_ns * self.slowdown)
+        if self.first_uses:
+            cost_ns += self.first_uses.popleft()
+        if not self.is_cruising:
+            self.is_cruising = self.is_simple
+        end_ns = self.end_ns = now_ns + cost_ns + self.wave_wait_ns
+        return end_ns
 
-    async def stand_still(self) -> None:
-        """Until the end of a pause (or a crash), whatever happens meanwhile."""
-        while self.is_paused:
-            await self.inbox.wait(None, never)
+    def run_on(self, batch: Batch) -> int:
+        """What is certain to follow the end of the batch's prompts is appended to it: its end."""
+        if not self._runs_on or self.signals is not None:
+            return self.end_ns
+        batch.first_end_ns = self.end_ns
+        run_on: RunOn | None = self.scheduler.run_on(batch)
+        if run_on is not None:
+            first_ns, steps = self.end_ns - self.start_ns, batch.max_steps - 1
+            if self._runs_opened is not None and self.slowdown == 1.0:
+                ends = self._runs_opened(run_on.shape, steps, first_ns)
+            else:
+                ends = np.empty(1 + steps, dtype=np.int64)
+                ends[0] = first_ns
+                np.add(self._decode_run_ns(run_on.shape, steps), first_ns, out=ends[1:])
+            self.ends = ends
+            self.end_ns = self.start_ns + ends.item(-1)
+        return self.end_ns
 
-    async def cost_ns(self, shape: BatchShape) -> int:
-        """Duration of an iteration here and now."""
-        if self.latency.foreign:
-            cost_ns = await self.latency.measure(shape)  # type: ignore[attr-defined]
-        else:
-            cost_ns = self.latency.iteration_ns(shape)
+    def _decode_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
+        """Ends of a decode run here and now, from its start."""
+        ends = self.latency.decode_run_ns(shape, steps)
+        if self.slowdown != 1.0:
+            ends = np.cumsum((np.diff(ends, prepend=0) * self.slowdown).astype(np.int64))
+        return ends
+
+    def cost_ns(self, shape: BatchShape) -> int:
+        """Duration of an iteration here and now, from a backend inside simulated time."""
+        cost_ns = self.latency.iteration_ns(shape)
         return cost_ns if self.slowdown == 1.0 else int(cost_ns * self.slowdown)
 
-    end_part = end_part  # what its part of a batch brought about (`emu/replica/outcome.py`)
+    # --- the iteration in flight: changes in the middle of it ------------------------------------
+    def puts_off(self, done: int) -> bool:
+        """A leap ends before it would see the request that has just come.
 
-    async def run_alone(self, batch: Batch, cost_ns: int) -> bool:
-        """Sleep through one iteration of a known cost. False: the replica crashed meanwhile."""
-        self._batch, incarnation = batch, self.incarnation
-        self._start_ns = self.kernel.now_ns
-        self._end_ns = self._start_ns + cost_ns
-        await self.inbox.wait(self._end_ns, self._boundary)
-        if self.is_paused:
-            await self._sit_out()
-        if self.incarnation != incarnation:
+        False if that is not known without settled books.
+        """
+        batch, ends = self.batch, self.ends
+        if batch is None or ends is None:
             return False
-        self._batch = None
+        start_ns = self.start_ns
+        steps = self.scheduler.sees_in(
+            batch, done + 1, start_ns + (ends.item(done - 1) if done else 0)
+        )
+        if steps == 0:
+            return False
+        self._cut(ends, steps)
         return True
+
+    def _cut(self, ends: NDArray[np.int64], steps: int) -> None:
+        """The leap in flight takes so many steps and no more."""
+        if steps < len(ends):
+            self.ends = ends[:steps]
+            self.end_ns = self.cut_ns = self.start_ns + ends.item(steps - 1)
+
+    def changed(self, done: int) -> None:
+        """The settled books have changed: cut a leap that no longer holds, look up if idle."""
+        batch, ends = self.batch, self.ends
+        if ends is not None and batch is not None:
+            batch.last_start_ns = self.start_ns + (ends.item(done - 1) if done else 0)
+            if self.scheduler.leap_holds(batch):
+                self._cut(ends, batch.max_steps)  # it may hold, but not so long
+                return
+        self.look = self.look or LOOK
+
+
+def _order(event: Event) -> int:
+    return event.order
+
+
+class _NoActor:
+    """A replica without an actor, as tests of the machine have it: messages go nowhere."""
+
+    def tell(self, event: Event) -> None:
+        raise AssertionError(f"the replica has no actor: {event}")
+
+    def post(self, event: object) -> None:
+        raise AssertionError(f"the replica has no actor: {event}")
+
+    def reserve(self, requests: Sequence[object]) -> bool:
+        raise AssertionError("the replica has no actor")
+
+
+NO_ACTOR: Final[ReplicaActorPort] = _NoActor()  # type: ignore[assignment]

@@ -168,6 +168,8 @@ DECODING: Final = frozenset({S.DECODE, S.SHUTTING_DECODE, S.AUS_DECODE})
 """States in which a replica decodes what it holds."""
 RECEIVING: Final = frozenset({S.DECODE, S.SHUTTING_DECODE})
 """States in which inbound KV may begin to come, if the lock can be had."""
+DRAINING: Final = (S.SHUTTING_PREFILL, S.SHUTTING_DECODE, S.SHUTTING_COLOCATED)
+"""States in which a replica waits for the end of its work."""
 LOADING: Final = frozenset({S.LOADING_PREFILL, S.LOADING_DECODE, S.LOADING_COLOCATED})
 """Weights are on the way and nothing is served."""
 GPU_ROLE: Final[Mapping[ReplicaState, str]] = MappingProxyType(
@@ -200,11 +202,7 @@ class HasState(Protocol):
 
     replica_id: int
     state: ReplicaState
-    story: list[str]
-
-    def on_moved(self, before: ReplicaState, writer: Writer, cause: str, at_ns: int) -> None:
-        """Called after each change (books, transitions.csv, waking the loop)."""
-        ...
+    history: list[str]
 
 
 def move(replica: HasState, expected: S, to: S, *, writer: Writer, cause: str, at_ns: int) -> None:
@@ -219,21 +217,10 @@ def move(replica: HasState, expected: S, to: S, *, writer: Writer, cause: str, a
             f"replica {replica.replica_id}: {writer} may not move {expected.value} -> {to.value}"
             f" ({cause}); it is {replica.state.value}"
         )
-        raise InvalidTransition(problem, at_ns=at_ns, story=replica.story)
-    replica.story.append(f"{at_ns} {expected.value} -> {to.value} by {writer}: {cause}")
-    del replica.story[:-64]
+        raise InvalidTransition(problem, at_ns=at_ns, story=replica.history)
+    replica.history.append(f"{at_ns} {expected.value} -> {to.value} by {writer}: {cause}")
+    del replica.history[:-64]
     replica.state = to
-    replica.on_moved(expected, writer, cause, at_ns)
-
-
-def try_move(
-    replica: HasState, expected: S, to: S, *, writer: Writer, cause: str, at_ns: int
-) -> bool:
-    """Like `move`, but False if somebody else changed the state in the meantime."""
-    if replica.state is not expected:
-        return False
-    move(replica, expected, to, writer=writer, cause=cause, at_ns=at_ns)
-    return True
 
 
 def mermaid() -> str:

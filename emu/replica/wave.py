@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from emu.latency.base import BatchShape
+from emu.replica.completion import DUMMY_ID
 from emu.replica.states import ReplicaState
 from emu.scheduling.base import Batch
 
@@ -42,8 +43,6 @@ SERVES: Final = frozenset(
     }
 )
 """States in which a member takes part in waves."""
-DUMMY_ID: Final = -1
-"""`batch_id` of a batch of one token that only keeps pace."""
 GRAPH_TOKENS_MAX: Final = 512
 """vLLM captures graphs for up to twice `max_num_seqs` tokens, and not beyond this."""
 
@@ -51,7 +50,8 @@ GRAPH_TOKENS_MAX: Final = 512
 class _Entry(NamedTuple):
     replica: Replica
     shape: BatchShape
-    go: Callable[[], None]
+    go: Callable[[int], None]
+    """Called when the wave leaves, with what the member waits for others inside its layers."""
 
 
 class WaveGroup:
@@ -88,14 +88,14 @@ class WaveGroup:
         )
         return Batch(DUMMY_ID, shape, [], formed_ns=now_ns)
 
-    def enter(self, replica: Replica, shape: BatchShape, go: Callable[[], None]) -> None:
+    def enter(self, replica: Replica, shape: BatchShape, go: Callable[[int], None]) -> None:
         """A member's batch is formed; `go` is called when all members are there."""
         assert replica.replica_id not in self._entered
         self._entered[replica.replica_id] = _Entry(replica, shape, go)
         if not self._leave():
             for member in self.members:
                 if member.replica_id not in self._entered:
-                    member.inbox.poke()
+                    member.actor.look()
 
     def withdraw(self, replica: Replica) -> None:
         """A member no longer serves, or lost the batch that it had brought."""
@@ -113,32 +113,32 @@ class WaveGroup:
         self._entered = {}
         self.waves += 1
         sizes = [entry.shape.new_tokens for entry in entries]
+        waits_ns = [-1] * len(entries)
         if 0 < self.padded_tokens_max < max(sizes):
             for entry in entries:
                 entry.shape.group_tokens = -(-sum(sizes) // len(sizes))
                 entry.shape.group_tokens_max = max(sizes)
-            _end_together(entries)
+            waits_ns = _end_together(entries)
         else:
             for entry in entries:
                 entry.shape.padded_tokens = max(sizes)
             if self.shares_experts:
-                _wait_in_every_layer(entries)
-        for entry in entries:
-            entry.go()
+                waits_ns = _wait_in_every_layer(entries)
+        for entry, wait_ns in zip(entries, waits_ns, strict=True):
+            entry.go(wait_ns)
         return True
 
 
-def _end_together(entries: list[_Entry]) -> None:
+def _end_together(entries: list[_Entry]) -> list[int]:
+    """What each member waits for the slowest one."""
     costs_ns = [entry.replica.latency.iteration_ns(entry.shape) for entry in entries]
-    for entry, own_ns in zip(entries, costs_ns, strict=True):
-        entry.replica.wave_wait_ns = max(costs_ns) - own_ns
+    return [max(costs_ns) - own_ns for own_ns in costs_ns]
 
 
-def _wait_in_every_layer(entries: list[_Entry]) -> None:
+def _wait_in_every_layer(entries: list[_Entry]) -> list[int]:
+    """What each member waits for the slowest attention, over all layers."""
     attention_ns = []
     for replica, shape, _ in entries:
         parts = replica.latency.components_ns(shape)
         attention_ns.append(parts["attention_prefill"] + parts["attention_decode"])
-    slowest_ns = max(attention_ns)
-    for entry, own_ns in zip(entries, attention_ns, strict=True):
-        entry.replica.wave_wait_ns = slowest_ns - own_ns
+    return [max(attention_ns) - own_ns for own_ns in attention_ns]

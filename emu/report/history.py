@@ -11,7 +11,8 @@ One record is one JSON object with `at_ns` and `event`:
     migrated   source, destination, rows        KV (or a half of it) has arrived elsewhere
     routed     row                              it starts anew somewhere else (nothing was lost)
     lost       row, reason                      its KV is gone
-    ended      row, status, reason              its one terminal event
+    ended      row, status, reason, first_out,  its one terminal event; how much later than the
+               last_out                         engine its client had first and last token, ns
     state      replica, from, to, writer        a replica changed its state
     fault      kind, target                     a fault struck
     fault_over kind, target                     one that lasted is over

@@ -10,7 +10,7 @@ directory, no wall time.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -85,6 +85,7 @@ def report_html(run: RunData) -> str:
         charts=charts,
         facts=facts(run),
         partial=summary.partial_reason if summary.partial else "",
+        pace=_pace(summary),
         stats=list(STATS),
         tiles=_tiles(summary),
         latency_head=["", *("p50" if s == "median" else s for s in STATISTICS)],
@@ -121,6 +122,18 @@ def run_title(run: RunData) -> str:
     model = run.config.get("model", {}).get("name") or run.config.get("model", {}).get("hf_config")
     file = Path(str(run.origin.get("config_file") or "")).name
     return ": ".join(["emu", *([file] if file not in ("", "config") else []), model or "a run"])
+
+
+def _pace(summary: Summary) -> str:
+    """What a live server's machine did to its clients' figures; empty if nothing."""
+    pace = summary.pace
+    if not isinstance(pace, Mapping) or pace["verdict"] != "late":
+        return ""
+    share = f"{100 * pace['late_share']:.1f} % of the answers were late"
+    return (
+        f"The machine did not keep the pace: {share}, first at {pace['first_late_s']:.1f} s, at "
+        f"worst by {pace['worst_lateness_s']:.3f} s. What clients measured is not this run."
+    )
 
 
 def facts(run: RunData) -> list[str]:

@@ -288,7 +288,7 @@ class RequestLog:
                 hits[1] += request.npu_hit_tokens
                 hits[2] += request.storage_hit_tokens
         latencies = None
-        first_ns, last_ns = request.first_token_ns, request.last_token_ns
+        first_ns, last_ns = _client_times(request)
         if first_ns >= 0:
             arrival_ns = request.arrival_ns
             tpot_ns = (last_ns - first_ns) // (tokens - 1) if tokens > 1 else 0
@@ -341,6 +341,14 @@ class RequestLog:
         return stats
 
 
+def _client_times(request: Request) -> tuple[int, int]:
+    """When its client had the first and the last token, ns; -1 = never."""
+    first_ns, last_ns = request.first_token_ns, request.last_token_ns
+    if first_ns < 0:
+        return first_ns, last_ns
+    return first_ns + request.first_out_ns, last_ns + request.last_out_ns
+
+
 class _Columns(Mapping[str, NDArray[np.int64]]):
     """LATENCIES in a file of rows, read one column at a time and anew at each access.
 
@@ -373,14 +381,15 @@ def _line(request: Request, latencies: tuple[Field, Field, Field]) -> bytes:
     """The row of a request that has ended; the same order as COLUMNS."""
     arrival_ns = request.arrival_ns
     scheduled_ns, taken_ns = request.first_scheduled_ns, request.taken_ns
-    has_token = request.first_token_ns >= 0
+    first_ns, last_ns = _client_times(request)
+    has_token = first_ns >= 0
     ttft_ns, tpot_ns, e2e_ns = latencies
     return numbers(
         (
             request.request_id,
             arrival_ns,
-            request.first_token_ns if has_token else EMPTY,
-            request.last_token_ns if has_token else EMPTY,
+            first_ns if has_token else EMPTY,
+            last_ns if has_token else EMPTY,
             request.prompt_tokens,
             request.generated_tokens,
             ttft_ns,

@@ -189,6 +189,8 @@ class Summary(msgspec.Struct, kw_only=True):
     rows_skipped: dict[str, int]
     rows_clipped: dict[str, int]
     digest: str
+    pace: Any = msgspec.UNSET
+    """Live mode only: whether the machine kept up (docs/live.md)."""
     definitions: dict[str, str]
 
     def statistic(self, statistic: str, metric: str) -> float:

@@ -27,6 +27,7 @@ from emu.config.load import effective_dict, load_config
 from emu.config.schema import Config, SchedulerTable
 from emu.errors import InputError, naming
 from emu.latency.base import LatencyBackend
+from emu.log import Format, Level, Log, make_log
 from emu.process.interrupts import held, sent_to
 from emu.process.version import build, revision
 from emu.report.atomic import RunDirectory, write_text
@@ -95,14 +96,18 @@ def holds_for(plan: Plan, *, is_clipped: bool = False) -> Any:
     engine refuses it, and does not make the workload invalid. Where such requests are to be
     clipped (`is_clipped`), it is too long like any other.
     """
-    tokens = max(r.num_blocks * r.scheduler.block_size for r in plan.replicas)
+    plain = [r for r in plan.replicas if r.kv_layout is None]
+    hybrid = [r for r in plan.replicas if r.kv_layout is not None]
+    tokens = max((r.num_blocks * r.scheduler.block_size for r in plain), default=0)
     longest = max(r.max_model_tokens for r in plan.replicas)
 
     def holds(prompt_tokens: int, output_tokens: int) -> str:
         size = prompt_tokens + output_tokens
         if size > longest and not is_clipped:
             return ""
-        if size > tokens:
+        if size > tokens and not any(replica.can_hold(size) for replica in hybrid):
+            if hybrid:
+                return "no replica has KV blocks enough for all groups of layers"
             return f"the largest replica holds {tokens} tokens of KV cache"
         return f"the model reads {longest} tokens at most" if size > longest else ""
 
@@ -153,6 +158,7 @@ def execute(
     progress: bool = False,
     report: bool | None = None,
     stop: threading.Event | None = None,
+    log: Log | None = None,
     origin: Origin | None = None,
 ) -> RunResult:
     """Run a configuration and write its directory. `stop` interrupts it from another thread.
@@ -173,7 +179,7 @@ def execute(
         directory = RunDirectory(Path(config.output.dir))
         wants_report = config.output.report if report is None else report
         table = msgspec.structs.replace(config.output, report=wants_report)
-        recorder = Recorder(directory.staging, table)
+        recorder = Recorder(directory.staging, table, log)
         with naming(source):  # backends and plug-ins are built there
             outcome, cluster = _run_cluster(plan, workload, recorder, progress, stop)
         for warning in range_warnings(
@@ -379,6 +385,8 @@ def run_command(
     overrides: Sequence[str],
     quiet: bool,
     report: bool,
+    log_level: Level = "off",
+    log_format: Format = "text",
     force: bool = False,
     as_json: bool = False,
 ) -> int:
@@ -387,7 +395,8 @@ def run_command(
     config = adjust(load_config(path, overrides), seed=seed, output=output)
     if not force:
         config = kept_apart(config)
-    progress = not quiet and sys.stderr.isatty()
+    log = make_log(log_level, log_format)
+    progress = not quiet and log is None and sys.stderr.isatty()
     words = ["emu", "run", str(path), *(["--seed", str(seed)] if seed is not None else [])]
     words += ["--set", *overrides] if overrides else []
     result = execute(
@@ -396,6 +405,7 @@ def run_command(
         progress=progress,
         report=config.output.report and report,
         origin=Origin(shlex.join(words), overrides),
+        log=log,
     )
     if as_json:
         print((result.directory / "summary.json").read_text(encoding="utf-8"), end="")

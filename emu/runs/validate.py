@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from emu.config.load import load_config
 from emu.config.schema import SchedulerTable
 from emu.errors import naming
 from emu.latency.base import LatencyBackend
+from emu.latency.roofline.coefficients import kernels_of
 from emu.latency.shared import SharedBackends
 from emu.process.terminal import open_console
 from emu.runs.runner import prepare, range_warnings
@@ -83,23 +85,71 @@ def facts(plan: Plan) -> dict[str, dict[str, str]]:
 def _facts_of(replica: ReplicaPlan) -> dict[str, str]:
     memory, model, node = replica.memory, replica.model, replica.node
     weight = max(memory.physical_weight_bytes)
-    kv_tokens = replica.num_blocks * replica.scheduler.block_size
     return {
         "role": replica.role,
         "model": f"{model.name} ({sizes.parameter_count(model) / 1e9:.2f} B parameters)",
         "gpus": f"{len(replica.gpus)} x {replica.gpu.name}"
         f" (TP {replica.tensor_parallel}, PP {replica.pipeline_parallel})",
         "weights per GPU": f"{weight / 1e9:.2f} GB",
+        "engine keeps per GPU": f"{memory.reserve_bytes / 2**30:.2f} GiB",
         "KV per token": f"{memory.kv_bytes_token / 1024:.0f} KiB",
-        "KV blocks": f"{replica.num_blocks:,} x {replica.scheduler.block_size} tokens",
-        "KV tokens": f"{kv_tokens:,}",
-        "longest request": f"{min(replica.max_model_tokens, kv_tokens):,}",
+        **_kv_facts(replica),
         "scheduler": replica.scheduler.policy,
-        "latency": replica.latency.backend,
+        "latency": _latency_fact(replica),
         "load from SSD": f"{weight * 8 / (node.ssd_gbps * 1e9):.2f} s",
         "load from host": f"{_host_load_s(replica, weight):.2f} s",
         "load over NIC": f"{weight * 8 / (node.nic_gbps * 1e9):.2f} s",
     }
+
+
+def _latency_fact(replica: ReplicaPlan) -> str:
+    """The backend; of the roofline also how far its GPU time may be off."""
+    backend = replica.latency.backend
+    if backend != "roofline":
+        return backend
+    kernels = kernels_of(replica.gpu)
+    source = f"measured on {kernels.measured}" if kernels.measured else "no kernels measured"
+    return f"{backend} (GPU time +- {kernels.spread:g} %: {source})"
+
+
+def _kv_facts(replica: ReplicaPlan) -> dict[str, str]:
+    """Blocks and what they hold; for a hybrid model by kind of layer."""
+    layout = replica.kv_layout
+    if layout is None:
+        tokens = replica.num_blocks * replica.scheduler.block_size
+        return {
+            "KV blocks": f"{replica.num_blocks:,} x {replica.scheduler.block_size} tokens",
+            "KV tokens": f"{tokens:,}",
+            "longest request": f"{min(replica.max_model_tokens, tokens):,}",
+        }
+    longest = bisect.bisect_left(
+        range(replica.max_model_tokens), True, key=lambda tokens: not replica.can_hold(tokens + 1)
+    )
+    return {
+        "KV by layers": _kv_by_layers(replica),
+        "KV blocks": f"{replica.num_blocks:,} x {layout.block_bytes / 2**20:.2f} MiB, shared by "
+        f"{len(layout.groups)} groups of layers",
+        "prefix unit": f"{layout.block_tokens} tokens",
+        "longest request": f"{longest:,}",
+    }
+
+
+def _kv_by_layers(replica: ReplicaPlan) -> str:
+    """What each kind of layer keeps, all ranks together."""
+    kinds: dict[str, list[int]] = {}
+    for layer in map(replica.model.layer, range(replica.model.layers)):
+        token = sizes.layer_kv_bytes_per_token(layer, replica.kv_dtype)
+        state = sizes.layer_state_bytes(replica.model, layer, replica.dtype)
+        entry = kinds.setdefault(layer.kind, [0, 0, 0])
+        entry[0] += 1
+        entry[1] += token
+        entry[2] += state
+    parts = []
+    for kind, (count, token_bytes, state_bytes) in kinds.items():
+        kept = [f"{token_bytes / 1024:g} KiB a token"] if token_bytes else []
+        kept += [f"{state_bytes / 2**20:.1f} MiB a sequence"] if state_bytes else []
+        parts.append(f"{count} {kind}: {', '.join(kept) or 'nothing'}")
+    return "; ".join(parts)
 
 
 def _ranges(ids: Sequence[int]) -> str:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
 import msgspec
 
 from emu.kv.blocks import BlockPool
+from emu.kv.groups import KvLayout
 from emu.kv.pool import CountingPool
 from emu.latency.base import BatchShape
 from emu.request import Request
@@ -226,6 +227,8 @@ class ReplicaLimits(msgspec.Struct, frozen=True):
     prefix_caching: bool = False
     """True only if the workload has token ids or hashes at all; else blocks are just counted."""
     leap: bool = True
+    kv_layout: KvLayout | None = None
+    """How the layers of a hybrid model share KV blocks; None = all keep all tokens."""
 
 
 class Scheduler(ABC):
@@ -413,7 +416,7 @@ class Scheduler(ABC):
     # --- KV on its way out or in ------------------------------------------------------------
     def blocks_for(self, request: Request) -> int:
         """Blocks to reserve for an inbound request: those of prompt and output so far."""
-        return ceil_div(request.reached_tokens, self.block_size)
+        return self.ledger.pool.blocks_at(request.reached_tokens)
 
     def release(self, request: Request) -> None:
         """Free the blocks of a detached request (no-op after an evacuation)."""

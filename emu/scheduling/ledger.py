@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import final
 
 from emu.kv.blocks import BlockPool
+from emu.kv.grouped import GroupedPool
 from emu.kv.pool import CountingPool
 from emu.request import Request
 from emu.scheduling.waiting import WaitingQueue
@@ -48,7 +49,7 @@ class Reservation:
 class Ledger:
     """Waiting requests, the KV pool, and requests on their way in or out."""
 
-    def __init__(self, pool: BlockPool | CountingPool, queue: WaitingQueue) -> None:
+    def __init__(self, pool: BlockPool | CountingPool | GroupedPool, queue: WaitingQueue) -> None:
         self.pool = pool
         self.queue = queue
         self.preemptions_max = 0
@@ -114,7 +115,7 @@ class Ledger:
         """Free the blocks held for it, if there are any (the replica may have been evacuated)."""
         held = self.detached.pop(request.request_id, None)
         if held is not None:
-            self.pool.put_back(held.blocks, held.block_ids)
+            self.pool.put_back_held(request.request_id, held.blocks, held.block_ids)
 
     # --- incoming KV ------------------------------------------------------------------------
     def reserve(self, requests: Sequence[Request], blocks: Sequence[int]) -> bool:
@@ -201,7 +202,8 @@ class Ledger:
         problems = [
             f"request {r.request_id}: {r.computed_tokens} tokens in {r.kv_blocks} blocks"
             for r in holders
-            if r.kv_blocks < ceil_div(r.computed_tokens, pool.block_size)
+            if not isinstance(pool, GroupedPool)
+            and r.kv_blocks < ceil_div(r.computed_tokens, pool.block_size)
         ]
         problems += [f"request {r.request_id} waits with blocks" for r in queue if r.kv_blocks]
         if queue.count != len(list(queue)):
@@ -209,6 +211,9 @@ class Ledger:
         if sum(r.prompt_tokens for r in queue) != queue.prompt_tokens:
             problems.append("waiting tokens do not add up")
         entries = [*self.detached.values(), *self.reserved.values()]
+        if isinstance(pool, GroupedPool):
+            outside = [entry.block_ids for entry in self.reserved.values()]
+            return problems + pool.recount(outside + [lost for _, lost in self._lost])
         if isinstance(pool, BlockPool):
             ids = [r.block_ids or [] for r in holders]
             ids += [entry.block_ids for entry in entries]

@@ -47,6 +47,7 @@ from typing import Final, final
 
 from emu.config.schema import SchedulerTable
 from emu.kv.blocks import BlockPool
+from emu.kv.grouped import GroupedPool
 from emu.kv.pool import NO_HIT, CountingPool, Hit
 from emu.kv.tiers import LowerTier
 from emu.latency.base import BatchShape
@@ -125,8 +126,14 @@ class VllmScheduler(Scheduler):
         tiers below the GPU pool, used only with prefix caching. `ahead`: each batch is formed
         while the one before it runs. `walks`: without a cohort, every iteration by the rule."""
         assert not ahead or limits.pipeline_stages == 1
-        pool: BlockPool | CountingPool
-        if limits.prefix_caching and table.prefix_caching:
+        pool: BlockPool | CountingPool | GroupedPool
+        self._clips = False
+        if limits.kv_layout is not None:
+            walks = True
+            caches = limits.prefix_caching and table.prefix_caching
+            pool = GroupedPool(limits.num_blocks, limits.kv_layout, prefix_caching=caches)
+            self._clips = caches and limits.kv_layout.has_states
+        elif limits.prefix_caching and table.prefix_caching:
             self.block_pool = pool = BlockPool(limits.num_blocks, limits.block_size, tiers)
         else:
             pool = CountingPool(limits.num_blocks, limits.block_size)
@@ -150,7 +157,7 @@ class VllmScheduler(Scheduler):
         self._threshold = table.long_prefill_token_threshold or UNLIMITED
         # The KV of the last output token is never computed.
         tokens = min(limits.max_model_tokens, limits.num_blocks * limits.block_size + 1)
-        self._holds_tokens = tokens if table.chunked_prefill else 0
+        self._holds_tokens = tokens if table.chunked_prefill and limits.kv_layout is None else 0
         """Prompt and output of a request that can be held, whatever else is to be asked."""
         self._can_run_on = limits.leap and self.block_pool is None and self._joins
         self._blocked = FREE
@@ -251,6 +258,8 @@ class VllmScheduler(Scheduler):
             new = min(new, self._threshold, forming.budget)
             if new == 0:
                 return
+            if self._clips:
+                new = self._clipped(request, request.computed_tokens, new)
             while pool.need(request, request.computed_tokens + new) > pool.blocks_free:
                 last = self.running.last()
                 self._preempt(last, forming)
@@ -409,8 +418,29 @@ class VllmScheduler(Scheduler):
             if not self.table.chunked_prefill:
                 return 0
             new = budget
+        if self._clips:
+            new = self._clipped(request, had, new)
         wanted = reached if self.table.reserve_full_sequence else had + new
         return new if self.pool.need(request, wanted, hit) <= self.pool.blocks_free else 0
+
+    def _clipped(self, request: Request, had: int, new: int) -> int:
+        """New tokens of a prompt so that its steps end where a state can be found again.
+
+        A state exists only where a step ends. So a chunk stops at a block boundary: at the next
+        one if it starts inside a block, else at the last one that it reaches, and the last
+        boundary of the prompt is always a stop. A budget below one block is used as it is.
+        """
+        layout = self.limits.kv_layout
+        assert layout is not None
+        size, reached = layout.block_tokens, request.prompt_tokens + request.generated_tokens
+        target = had + new
+        if new <= 1:
+            return new
+        if had % size:
+            return min(target, ceil_div(had, size) * size) - had
+        last = reached // size * size
+        boundary = min(target // size * size, last) if target < reached else last
+        return boundary - had if boundary > had else new
 
     # --- leaps ------------------------------------------------------------------------------
     def _leap_steps(self, now_ns: int, has_freed: bool) -> int:
@@ -573,6 +603,11 @@ class VllmScheduler(Scheduler):
         """A running request leaves the running set but keeps its blocks."""
         self.running.detach(request)
 
+    def prefix_match(self, request: Request) -> int:
+        """Prompt tokens of a request that the GPU pool holds (what a router may ask)."""
+        pool = self.pool
+        return 0 if isinstance(pool, CountingPool) else pool.match(request)
+
     def residents(self) -> Iterable[Request]:
         """Running requests in order of admission, then those that arrived and wait to be."""
         return self.running.residents()
@@ -627,7 +662,15 @@ class VllmScheduler(Scheduler):
     # --- limits -----------------------------------------------------------------------------
     def can_ever_hold(self, request: Request) -> str:
         """Empty, or why this replica could never serve the request, even alone."""
-        if request.prompt_tokens + request.max_output_tokens <= self._holds_tokens:
+        longest = request.prompt_tokens + request.max_output_tokens
+        if longest <= self._holds_tokens:
+            return ""
+        layout = self.limits.kv_layout
+        if layout is not None:
+            if longest > self.limits.max_model_tokens:
+                return f"longer than the model's {self.limits.max_model_tokens} tokens"
+            if layout.blocks_for(longest - 1, in_flight_tokens=self._budget) > self.blocks_total:
+                return f"needs more than the replica's {self.blocks_total} KV blocks"
             return ""
         if reason := super().can_ever_hold(request):
             return reason

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hmac
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from prometheus_client import generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -23,11 +25,27 @@ from starlette.types import Message as AsgiMessage
 import emu
 from emu.serve.completions import Reply, failure_error, make_exchange
 from emu.serve.control import Control
+from emu.serve.engine import EngineControl
+from emu.serve.exposition import METRICS_TYPE
+from emu.serve.faces import Face, OpenAiFace
 from emu.serve.failures import Failure, failure_from_header
+from emu.serve.guard import Guard
 from emu.serve.house import House
-from emu.serve.metrics import make_registry
+from emu.serve.messages import MessagesFace, anthropic_error, count_tokens, read_messages
+from emu.serve.metrics import MetricsPage
 from emu.serve.openapi import openapi
+from emu.serve.pooling import (
+    RERANK_PATHS,
+    SCORE_PATHS,
+    EmbeddingFace,
+    RerankFace,
+    ScoreFace,
+    read_embedding,
+    read_rerank,
+    read_score,
+)
 from emu.serve.protocol import (
+    NAME_MAX,
     ApiError,
     Call,
     DetokenizeBody,
@@ -38,8 +56,10 @@ from emu.serve.protocol import (
     read_chat,
     read_completion,
 )
-
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+from emu.serve.responses import ResponsesFace, read_responses
+from emu.serve.scale import Scale
+from emu.serve.tokens import Tokenizer
+from emu.serve.world import Exchange
 
 
 class Api:
@@ -47,7 +67,7 @@ class Api:
 
     def __init__(self, house: House) -> None:
         self._house = house
-        self._registry = make_registry(house)
+        self._metrics = MetricsPage(house)
         self._created = int(time.time())
 
     def routes(self) -> list[Route]:
@@ -55,6 +75,14 @@ class Api:
         return [
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/completions/render", self.render_completion, methods=["POST"]),
+            Route("/v1/chat/completions/render", self.render_chat, methods=["POST"]),
+            Route("/v1/responses", self.responses, methods=["POST"]),
+            Route("/v1/messages", self.messages, methods=["POST"]),
+            Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
+            Route("/v1/embeddings", self.embeddings, methods=["POST"]),
+            *(Route(path, self.rerank, methods=["POST"]) for path in RERANK_PATHS),
+            *(Route(path, self.score, methods=["POST"]) for path in SCORE_PATHS),
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.model),
             Route("/tokenize", self.tokenize, methods=["POST"]),
@@ -69,18 +97,71 @@ class Api:
             Route("/openapi.json", self.document),
         ]
 
-    # --- completions --------------------------------------------------------------------------
+    # --- generation ---------------------------------------------------------------------------
     async def completions(self, request: HttpRequest) -> Any:
         """`/v1/completions`."""
-        failure = self._admit(request)
-        model, call = read_completion(await self._body(request), self._house.tokenizer)
-        return self._reply(request, model, call, failure)
+        return await self._generate(request, read_completion, OpenAiFace)
 
     async def chat(self, request: HttpRequest) -> Any:
         """`/v1/chat/completions`."""
+        return await self._generate(request, read_chat, OpenAiFace)
+
+    async def responses(self, request: HttpRequest) -> Any:
+        """`/v1/responses`."""
+        return await self._generate(request, read_responses, ResponsesFace)
+
+    async def messages(self, request: HttpRequest) -> Any:
+        """`/v1/messages`."""
+        return await self._generate(request, read_messages, MessagesFace)
+
+    async def _generate(
+        self,
+        request: HttpRequest,
+        read: Callable[[bytes, Tokenizer], Call],
+        face: Callable[[House, Call, Exchange], Face],
+    ) -> Any:
         failure = self._admit(request)
-        model, call = read_chat(await self._body(request), self._house.tokenizer)
-        return self._reply(request, model, call, failure)
+        call = read(await self._body(request), self._house.tokenizer)
+        return await self._reply(request, call, failure, face)
+
+    async def embeddings(self, request: HttpRequest) -> Any:
+        """`/v1/embeddings`."""
+        failure = self._admit(request)
+        call, body = read_embedding(await self._body(request), self._house)
+        return await self._reply(request, call, failure, partial(EmbeddingFace, body=body))
+
+    async def rerank(self, request: HttpRequest) -> Any:
+        """`/rerank`."""
+        failure = self._admit(request)
+        call, body, query = read_rerank(await self._body(request), self._house)
+        return await self._reply(
+            request, call, failure, partial(RerankFace, body=body, query=query)
+        )
+
+    async def score(self, request: HttpRequest) -> Any:
+        """`/score`."""
+        failure = self._admit(request)
+        call, pairs = read_score(await self._body(request), self._house)
+        return await self._reply(request, call, failure, partial(ScoreFace, pairs=pairs))
+
+    async def count_tokens(self, request: HttpRequest) -> Response:
+        """`/v1/messages/count_tokens`."""
+        self._check_key(request)
+        model, tokens = count_tokens(await self._body(request), self._house.tokenizer)
+        self._check_model(model)
+        return JSONResponse({"input_tokens": tokens})
+
+    async def render_completion(self, request: HttpRequest) -> Response:
+        """`/v1/completions/render`: token ids of the prompts."""
+        self._check_key(request)
+        call = read_completion(await self._body(request), self._house.tokenizer)
+        return JSONResponse([{"token_ids": ids.tolist()} for ids in call.prompts])
+
+    async def render_chat(self, request: HttpRequest) -> Response:
+        """`/v1/chat/completions/render`: token ids of the prompt."""
+        self._check_key(request)
+        call = read_chat(await self._body(request), self._house.tokenizer)
+        return JSONResponse({"token_ids": call.prompts[0].tolist()})
 
     def _admit(self, request: HttpRequest) -> Failure | None:
         """Key, readiness, failures on purpose. Raises ApiError."""
@@ -93,6 +174,8 @@ class Api:
             raise ApiError(
                 503, "the model is still loading", code="not_ready", retry_after_s=left_s
             )
+        if house.sleep_level:
+            raise ApiError(503, "the engine sleeps", code="sleeping", retry_after_s=1)
         wanted = request.headers.get("x-return-error")
         if wanted is not None:
             failure = failure_from_header(wanted)
@@ -106,11 +189,36 @@ class Api:
                 raise failure_error(failure)
         return failure
 
-    def _reply(
-        self, request: HttpRequest, model: str | None, call: Call, failure: Failure | None
-    ) -> Reply:
+    async def _reply(
+        self,
+        request: HttpRequest,
+        call: Call,
+        failure: Failure | None,
+        face: Callable[[House, Call, Exchange], Face],
+    ) -> Any:
+        """An answer that serves itself. Raises ApiError."""
         house = self._house
-        self._check_model(model)
+        if call.kv is not None or call.room >= 0:
+            problem = "this server chooses replicas itself; see --fleet for endpoints of replicas"
+            raise ApiError(400, problem, param="kv_transfer_params")
+        self._check_serving()
+        self._check_room(request, call)
+        exchange = make_exchange(house, call)
+        rank = request.headers.get("x-data-parallel-rank")
+        if rank is not None:
+            self._pin(exchange, rank)
+        return Reply(house, call, exchange, face(house, call, exchange), failure)
+
+    def _check_serving(self) -> None:
+        """Raises ApiError where no replica could take a prompt."""
+        if not self._house.has_capacity:
+            problem = "no replica serves prompts, and none is on its way"
+            raise ApiError(503, problem, code="no_replica", retry_after_s=5)
+
+    def _check_room(self, request: HttpRequest, call: Call) -> None:
+        """Model, number of answers, recording, names that are kept. Raises ApiError."""
+        house = self._house
+        self._check_model(call.model)
         wanted = len(call.prompts) * call.n
         if house.cluster.open_choices + wanted > house.options.max_outstanding:
             raise ApiError(
@@ -119,9 +227,19 @@ class Api:
                 code="server_full",
                 retry_after_s=1,
             )
-        call.session_id = request.headers.get("x-session-affinity", "")[:256]
-        call.request_id = request.headers.get("x-request-id", "")[:256]
-        return Reply(house, call, make_exchange(house, call), failure)
+        if house.cluster.tape.traffic.is_full:
+            problem = "the recording has reached --max-recording-mib, no more calls are taken"
+            raise ApiError(503, problem, code="recording_full")
+        call.session_id = _header(request, "x-session-affinity")
+        call.request_id = _header(request, "x-request-id")
+
+    def _pin(self, exchange: Exchange, rank: str) -> None:
+        """The caller says which replica serves it."""
+        count = len(self._house.cluster.replicas)
+        if not (rank.isascii() and rank.isdigit() and int(rank) < count):
+            raise ApiError(400, f"X-data-parallel-rank is 0 to {count - 1}")
+        for choice in exchange.choices:
+            choice.request.pin = int(rank)
 
     def _check_key(self, request: HttpRequest) -> None:
         key = self._house.options.api_key
@@ -132,7 +250,7 @@ class Api:
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
 
     def _check_model(self, name: str | None) -> None:
-        if name and name != self._house.model:
+        if name and name not in self._house.model_names and name not in self._house.adapters:
             raise ApiError(
                 404,
                 f"the model `{name}` does not exist; this server has `{self._house.model}`",
@@ -141,38 +259,33 @@ class Api:
             )
 
     async def _body(self, request: HttpRequest) -> bytes:
-        """The body, or ApiError 413 as soon as it is too long."""
-        limit = int(self._house.options.max_body_mib * 2**20)
-        parts = []
-        size = 0
-        async for part in request.stream():
-            size += len(part)
-            if size > limit:
-                raise ApiError(413, f"the body is longer than {limit} bytes")
-            parts.append(part)
-        return b"".join(parts)
+        """The body. Raises ApiError 413 as soon as it is too long."""
+        return await request.body()  # the guard counts it
 
     # --- models and tokens --------------------------------------------------------------------
     async def models(self, request: HttpRequest) -> Response:
         """`/v1/models`."""
         self._check_key(request)
-        return JSONResponse({"object": "list", "data": [self._card()]})
+        names = [*self._house.model_names, *self._house.adapters]
+        return JSONResponse({"object": "list", "data": [self._card(name) for name in names]})
 
     async def model(self, request: HttpRequest) -> Response:
         """`/v1/models/NAME`."""
         self._check_key(request)
-        self._check_model(request.path_params["name"])
-        return JSONResponse(self._card())
+        name = request.path_params["name"]
+        self._check_model(name)
+        return JSONResponse(self._card(name))
 
-    def _card(self) -> dict[str, Any]:
+    def _card(self, name: str) -> dict[str, Any]:
         house = self._house
+        adapter = house.adapters.get(name)
         return {
-            "id": house.model,
+            "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "emu",
-            "root": house.model,
-            "parent": None,
+            "root": house.model if adapter is None else adapter,
+            "parent": None if adapter is None else house.model,
             "max_model_len": house.max_model_tokens,
             "permission": [],
         }
@@ -209,9 +322,11 @@ class Api:
     async def health(self, request: HttpRequest) -> Response:
         """200 once the emulated start-up is over, 503 before and while draining."""
         house = self._house
-        if house.is_ready:
+        if house.is_ready and house.has_capacity:
             return JSONResponse({"status": "ready"})
         status = "draining" if house.is_draining else "starting"
+        if house.is_ready:
+            status = "no_replica"
         return JSONResponse({"status": status}, status_code=503, headers={"retry-after": "1"})
 
     async def alive(self, request: HttpRequest) -> Response:
@@ -228,11 +343,19 @@ class Api:
 
     async def metrics(self, request: HttpRequest) -> Response:
         """Prometheus text."""
-        return Response(generate_latest(self._registry), media_type=METRICS_TYPE)
+        return Response(self._metrics.render(), media_type=METRICS_TYPE)
 
     async def document(self, request: HttpRequest) -> Response:
         """The OpenAPI document."""
         return JSONResponse(openapi(self._house))
+
+
+def _header(request: HttpRequest, name: str) -> str:
+    """A header that is kept. Raises ApiError if it is too long for that."""
+    value = request.headers.get(name, "")
+    if len(value) > NAME_MAX:
+        raise ApiError(400, f"{name} is longer than {NAME_MAX} characters")
+    return value
 
 
 class _Headers:
@@ -241,7 +364,6 @@ class _Headers:
     def __init__(self, app: ASGIApp, house: House) -> None:
         self._app = app
         self._house = house
-        self._speed = (b"x-emu-speed", f"{house.speed:g}".encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -251,7 +373,8 @@ class _Headers:
 
         async def sending(message: AsgiMessage) -> None:
             if message["type"] == "http.response.start":
-                headers = [*message["headers"], self._speed]
+                speed = f"{self._house.speed:g}".encode()
+                headers = [*message["headers"], (b"x-emu-speed", speed)]
                 if request_id is not None:
                     headers.append((b"x-request-id", request_id))
                 message["headers"] = headers
@@ -261,12 +384,20 @@ class _Headers:
                     refused[status] = refused.get(status, 0) + 1
             await send(message)
 
-        await self._app(scope, receive, sending)
+        try:
+            await self._app(scope, receive, sending)
+        finally:
+            ticket = scope.get("state", {}).get("ticket")
+            if ticket is not None:
+                self._house.intake.end(ticket)
 
 
 async def _on_api_error(request: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return JSONResponse(error.body, status_code=error.status, headers=error.headers)
+    body = error.body
+    if request.url.path.startswith("/v1/messages"):
+        body = anthropic_error(error.status, body)
+    return JSONResponse(body, status_code=error.status, headers=error.headers)
 
 
 async def _on_http_error(request: HttpRequest, error: Exception) -> Response:
@@ -279,11 +410,51 @@ async def _on_disconnect(request: HttpRequest, error: Exception) -> Response:
     return JSONResponse(error_body(499, "the client has left"), status_code=499)
 
 
+def _cors(house: House) -> list[Middleware]:
+    """Answers for pages of the sites that are allowed."""
+    origins = house.options.cors_origins
+    if not origins:
+        return []
+    shown = ["x-emu-request-id", "x-emu-speed", "x-emu-pace", "x-request-id", "retry-after"]
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=list(origins),
+            allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=shown,
+        )
+    ]
+
+
 def make_app(house: House) -> Starlette:
     """The application over a house."""
+    return assemble(
+        house,
+        [
+            *Api(house).routes(),
+            *EngineControl(house).routes(),
+            *Control(house).routes(),
+            *Scale(house).routes(),
+        ],
+    )
+
+
+def assemble(house: House, routes: list[Route]) -> Starlette:
+    """An application of these routes, with guard, headers and envelopes of errors."""
     return Starlette(
-        routes=[*Api(house).routes(), *Control(house).routes()],
-        middleware=[Middleware(_Headers, house=house)],
+        routes=routes,
+        middleware=[
+            Middleware(_Headers, house=house),
+            *_cors(house),
+            Middleware(
+                Guard,
+                host=house.options.host,
+                allowed_hosts=house.options.allowed_hosts,
+                allowed_origins=house.options.cors_origins,
+                body_bytes_max=int(house.options.max_body_mib * 2**20),
+            ),
+        ],
         exception_handlers={
             ApiError: _on_api_error,
             HTTPException: _on_http_error,

@@ -1,38 +1,47 @@
-"""The two completion endpoints: from a call to requests, and from tokens to chunks.
+"""From a call to requests, and from tokens to an answer.
 
 A call becomes one request for each prompt and choice. The head of the answer waits for the first
 token (or the end), so that a refusal or a lost replica has its HTTP status; after the first token
 it is an `error` event in the stream. One chunk carries one token, and the first chunk is the first
 token, because clients take their times from chunks. A client that leaves cancels its requests.
+
+`Reply` waits and sends; what is sent is the business of a `Face` (emu/serve/faces.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import time
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 from starlette.types import Message, Receive, Scope, Send
 
 from emu.request import Prefix, Request, Status
+from emu.serve.faces import Face
 from emu.serve.failures import Failure
 from emu.serve.house import House
-from emu.serve.protocol import ApiError, Call, error_body
-from emu.serve.tokens import Ids, filler_ids, filler_start, filler_text
+from emu.serve.intake import Ticket
+from emu.serve.pace import ALLOWED_NS
+from emu.serve.protocol import ApiError, Call
+from emu.serve.schema_filler import CannotFill
+from emu.serve.script import Script, apply_stops, make_script
+from emu.serve.tokens import Ids, filler_ids, filler_start
 from emu.serve.world import Choice, Exchange
 
-_SSE_HEADERS: Final = ((b"content-type", b"text/event-stream; charset=utf-8"),)
+_SSE_HEADERS: Final = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+)
 _JSON_HEADERS: Final = ((b"content-type", b"application/json"),)
-_DONE: Final = b"data: [DONE]\n\n"
 _LOST: Final = "the request was lost in the emulated cluster"
 
 
 def make_exchange(house: House, call: Call) -> Exchange:
     """The requests of a call. Raises ApiError for what no replica could ever serve."""
     exchange = Exchange()
+    if call.model in house.adapters:
+        exchange.adapter = call.model
     for prompt_index, prompt in enumerate(call.prompts):
         prompt_tokens = len(prompt)
         room = house.max_model_tokens - prompt_tokens
@@ -47,56 +56,95 @@ def make_exchange(house: House, call: Call) -> Exchange:
             )
         for n in range(call.n):
             index = prompt_index * call.n + n
-            output, limit = house.lengths.draw(call, room)
+            start = filler_start(prompt, index, len(house.tokenizer.pieces))
+            script, output, limit = _script(house, call, start, index, room)
             refusal = house.holds(prompt_tokens, output)
             if refusal:
                 raise ApiError(422, f"no replica could serve this: {refusal}", code="too_large")
-            start = filler_start(prompt, index, len(house.tokenizer.pieces))
             request = Request(
                 request_id=-1,
                 arrival_ns=-1,
                 prompt_tokens=prompt_tokens,
                 output_tokens=output,
                 max_output_tokens=limit,
-                prefix=_prefix(house, prompt, start, output),
+                prefix=_prefix(house, prompt, start, output, script),
                 session_id=call.session_id,
                 tenant=call.tenant,
                 priority=call.priority,
             )
-            exchange.choices.append(Choice(exchange, index, request, start))
+            exchange.choices.append(Choice(exchange, index, request, start, script))
     return exchange
 
 
-def _prefix(house: House, prompt: Ids, start: int, output: int) -> Prefix | None:
+def _script(
+    house: House, call: Call, start: int, index: int, room: int
+) -> tuple[Script | None, int, int]:
+    """(script if the answer is not plain filler, output tokens, limit)."""
+    if call.max_tokens == 0:  # the prompt is scored: one token is sampled and thrown away
+        return None, 1, 1
+    output, limit = house.lengths.draw(call, room)
+    if call.is_plain:
+        return None, output, limit
+    budget = room if call.max_tokens is None else call.max_tokens
+    seed = start + 31 * index
+    try:
+        script = make_script(
+            house.tokenizer,
+            call.constraint,
+            start=start,
+            seed=seed,
+            length=output,
+            budget=budget,
+            call_id=f"chatcmpl-tool-{house.session}{house.next_call():08x}",
+        )
+    except CannotFill as error:
+        raise ApiError(400, f"no answer can be written: {error}", param="response_format") from None
+    if call.stops or call.stop_ids:
+        apply_stops(
+            script,
+            call.stops,
+            keeps_stop=call.keeps_stop,
+            stop_ids=call.stop_ids,
+            least=call.min_tokens,
+        )
+    return script, len(script.pieces), max(limit, len(script.pieces))
+
+
+def _prefix(
+    house: House, prompt: Ids, start: int, output: int, script: Script | None
+) -> Prefix | None:
     if not house.cluster.has_prefixes:
         return None
-    return Prefix(np.concatenate((prompt, filler_ids(house.tokenizer, start, output))))
+    ids = filler_ids(house.tokenizer, start, output)
+    if script is not None:
+        ids = np.array(script.ids, dtype=np.int64)
+    return Prefix(np.concatenate((prompt, ids)))
 
 
 class Reply:
     """The ASGI answer to a call."""
 
     def __init__(
-        self, house: House, call: Call, exchange: Exchange, failure: Failure | None
+        self, house: House, call: Call, exchange: Exchange, face: Face, failure: Failure | None
     ) -> None:
         self.house = house
         self.call = call
         self.exchange = exchange
+        self.face = face
         self.failure = failure
         """How the answer breaks off in its middle, if a schedule says so."""
-        self._created = int(time.time())
-        kind = "chatcmpl" if call.is_chat else "cmpl"
-        number = house.next_call()
-        self._id = f"{kind}-{call.request_id or f'{house.session}-{number}'}"
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._chunk_ends: dict[str, bytes] = {}
+        self.enter: Callable[[int | None], None] = self._submit
+        """Brings the requests into the emulation, at the instant at which the call came."""
+        self._was_late = False
+        self._is_slow_reader = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer; cancel what is left of the requests if the client leaves."""
         exchange = self.exchange
-        self.house.cluster.submit(exchange)
-        first = exchange.choices[0].request.request_id
-        self._headers = [(b"x-emu-request-id", str(first).encode())]
+        ticket: Ticket | None = scope.get("state", {}).get("ticket")
+        self.enter(ticket.at_ns if ticket is not None else None)
+        if ticket is not None:
+            self.house.intake.end(ticket)
         watcher = asyncio.create_task(self._watch(receive))
         try:
             if self.call.stream:
@@ -107,6 +155,9 @@ class Reply:
             watcher.cancel()
             if not exchange.is_ended:
                 self.house.cluster.leave(exchange)
+
+    def _submit(self, came_ns: int | None) -> None:
+        self.house.cluster.submit(self.exchange, came_ns)
 
     async def _watch(self, receive: Receive) -> None:
         while True:
@@ -124,7 +175,6 @@ class Reply:
             raise ApiError(500, "the emulation has ended with an error", code="emulator_fault")
         return not exchange.has_left
 
-    # --- whole answers ------------------------------------------------------------------------
     async def _whole(self, send: Send) -> None:
         exchange = self.exchange
         while not exchange.is_ended and exchange.failure() is None and not self._breaks():
@@ -135,62 +185,36 @@ class Reply:
             raise failure_error(self.failure)
         failed = exchange.failure()
         if failed is not None:
-            raise _ended_badly(failed)
-        call = self.call
-        body = {
-            "id": self._id,
-            "object": "chat.completion" if call.is_chat else "text_completion",
-            "created": self._created,
-            "model": self.house.model,
-            "choices": [self._whole_choice(choice) for choice in exchange.choices],
-            "usage": self._usage(),
-            "system_fingerprint": "emu",
-        }
-        data = json.dumps(body, separators=(",", ":")).encode()
-        length = (b"content-length", str(len(data)).encode())
-        await _start(send, 200, [*_JSON_HEADERS, length, *self._headers])
-        await send({"type": "http.response.body", "body": data})
+            raise ended_badly(failed)
+        self._note_first(max(c.last_ns for c in exchange.choices))
+        data = self.face.whole()
+        await send_json(send, data, self._headers())
 
-    def _whole_choice(self, choice: Choice) -> dict[str, Any]:
-        text = filler_text(self.house.tokenizer, choice.start, choice.request.output_tokens)
-        answer: dict[str, Any] = {"index": choice.index}
-        if self.call.is_chat:
-            answer["message"] = {"role": "assistant", "content": text, "refusal": None}
-        else:
-            answer["text"] = text
-        return {**answer, "logprobs": None, "finish_reason": choice.finish_reason}
-
-    def _usage(self) -> dict[str, Any]:
-        call = self.call
-        choices = self.exchange.choices
-        prompt = sum(len(p) for p in call.prompts)
-        produced = sum(c.produced for c in choices)
-        cached = sum(c.request.prefix_hit_tokens for c in choices[:: call.n])
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": produced,
-            "total_tokens": prompt + produced,
-            "prompt_tokens_details": {"cached_tokens": cached},
-        }
-
-    # --- streams ------------------------------------------------------------------------------
     async def _stream(self, send: Send) -> None:
-        exchange = self.exchange
+        exchange, face = self.exchange, self.face
         while not any(c.produced or c.is_ended for c in exchange.choices):
             if not await self._change():
                 return
         failed = exchange.failure()
         if failed is not None:
-            raise _ended_badly(failed)
-        self._prepare()
-        await _start(send, 200, [*_SSE_HEADERS, (b"cache-control", b"no-cache"), *self._headers])
+            raise ended_badly(failed)
+        self._note_first(min(c.first_ns for c in exchange.choices if c.first_ns >= 0))
+        await _start(send, 200, [*_SSE_HEADERS, *self._headers()])
+        kernel = self.house.cluster.kernel
+        after = self.failure.after_tokens if self.failure is not None else 0
+        opening = face.opening()
         while True:
-            data = b"".join(self._news())
+            data = opening + face.news(after)
+            opening = b""
             if data:
+                before_ns = kernel.wall_ns()
                 await send({"type": "http.response.body", "body": data, "more_body": True})
+                if kernel.wall_ns() - before_ns > ALLOWED_NS:
+                    self._is_slow_reader = True  # the socket was full: no fault of this machine
             failed = exchange.failure()
             if failed is not None or self._breaks():
-                await send({"type": "http.response.body", "body": self._break_off(failed)})
+                body = face.broken(self._break_off(failed))
+                await send({"type": "http.response.body", "body": body})
                 return
             if exchange.is_ended and all(c.sent >= c.produced for c in exchange.choices):
                 break
@@ -198,85 +222,53 @@ class Reply:
                 if not await self._change():
                     return
             except ApiError as error:
-                await send({"type": "http.response.body", "body": _event(error.body)})
+                await send({"type": "http.response.body", "body": face.broken(error)})
                 return
-        last = _DONE
-        if self.call.include_usage:
-            last = _event({**self._frame(), "choices": [], "usage": self._usage()}) + _DONE
-        await send({"type": "http.response.body", "body": last})
+        self._note_last()
+        await send({"type": "http.response.body", "body": face.closing()})
 
+    # --- pace ---------------------------------------------------------------------------------
+    def _headers(self) -> list[tuple[bytes, bytes]]:
+        """Once the first token is there."""
+        first = self.exchange.choices[0].request.request_id
+        return [
+            (b"x-emu-request-id", str(first).encode()),
+            (b"x-emu-pace", self.house.cluster.pace.header),
+        ]
+
+    def _note_first(self, due_ns: int) -> None:
+        cluster, exchange = self.house.cluster, self.exchange
+        now_ns = cluster.kernel.wall_ns()
+        self._was_late = cluster.pace.first(exchange.came_ns, due_ns, now_ns)
+
+    def _note_last(self) -> None:
+        cluster, exchange = self.house.cluster, self.exchange
+        if not self._is_slow_reader:
+            due_ns = max(choice.last_ns for choice in exchange.choices)
+            now_ns, was_late = cluster.kernel.wall_ns(), self._was_late
+            cluster.pace.last(exchange.came_ns, due_ns, now_ns, was_late=was_late)
+
+    # --- breaking off -------------------------------------------------------------------------
     def _breaks(self) -> bool:
         after = self.failure.after_tokens if self.failure is not None else 0
         return after > 0 and any(c.produced >= after for c in self.exchange.choices)
 
-    def _break_off(self, failed: Request | None) -> bytes:
+    def _break_off(self, failed: Request | None) -> ApiError:
         if failed is not None:
-            return _event(_ended_badly(failed).body)
+            return ended_badly(failed)
         assert self.failure is not None
-        return _event(failure_error(self.failure).body)
+        return failure_error(self.failure)
 
-    def _frame(self) -> dict[str, Any]:
-        kind = "chat.completion.chunk" if self.call.is_chat else "text_completion"
-        return {
-            "id": self._id,
-            "object": kind,
-            "created": self._created,
-            "model": self.house.model,
-        }
 
-    def _prepare(self) -> None:
-        """The parts of a chunk that are the same for all tokens."""
-        frame = json.dumps(self._frame(), separators=(",", ":"))[:-1]
-        self._chunk_start = f'data: {frame},"choices":[{{"index":'.encode()
-        self._chunk_text = b',"delta":{"content":"' if self.call.is_chat else b',"text":"'
-        self._chunk_first = (
-            b',"delta":{"role":"assistant","content":"' if self.call.is_chat else b',"text":"'
-        )
-        close = '"}' if self.call.is_chat else '"'
-        usage = ',"usage":null' if self.call.include_usage else ""
-        for reason in ("", "length", "stop"):
-            text = f'"{reason}"' if reason else "null"
-            self._chunk_ends[reason] = (
-                f'{close},"logprobs":null,"finish_reason":{text}}}]{usage}}}\n\n'.encode()
-            )
-
-    def _news(self) -> Iterator[bytes]:
-        """One chunk for each token that has not been sent."""
-        pieces = self.house.piece_bytes
-        after = self.failure.after_tokens if self.failure is not None else 0
-        for choice in self.exchange.choices:
-            index = b"%d" % choice.index
-            last = choice.request.output_tokens - 1
-            end = choice.produced if after == 0 else min(choice.produced, after)
-            while choice.sent < end:
-                position = choice.sent
-                choice.sent += 1
-                yield self._chunk_start
-                yield index
-                yield self._chunk_text if position else self._chunk_first
-                yield pieces[(choice.start + position) % len(pieces)]
-                tail = self._chunk_ends[choice.finish_reason if position >= last else ""]
-                if self.call.continuous_usage:
-                    tail = self._with_usage(tail, choice)
-                yield tail
-
-    def _with_usage(self, end: bytes, choice: Choice) -> bytes:
-        prompt = choice.request.prompt_tokens
-        usage = {
-            "prompt_tokens": prompt,
-            "completion_tokens": choice.sent,
-            "total_tokens": prompt + choice.sent,
-        }
-        head = end.rpartition(b"]")[0]
-        return head + b'],"usage":' + json.dumps(usage).encode() + b"}\n\n"
+async def send_json(send: Send, data: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    """A whole answer."""
+    length = (b"content-length", str(len(data)).encode())
+    await _start(send, 200, [*_JSON_HEADERS, length, *headers])
+    await send({"type": "http.response.body", "body": data})
 
 
 async def _start(send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
     await send({"type": "http.response.start", "status": status, "headers": headers})
-
-
-def _event(content: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
 
 
 def failure_error(failure: Failure) -> ApiError:
@@ -290,7 +282,7 @@ def failure_error(failure: Failure) -> ApiError:
     )
 
 
-def _ended_badly(request: Request) -> ApiError:
+def ended_badly(request: Request) -> ApiError:
     """The HTTP answer to a request that the emulated cluster did not complete."""
     reason = request.reason
     if request.status is Status.REJECTED:
@@ -303,6 +295,3 @@ def _ended_badly(request: Request) -> ApiError:
     if request.status is Status.CANCELLED:
         return ApiError(408, f"the request was cancelled ({reason})", code=reason or None)
     return ApiError(503, f"{_LOST} ({reason})", code=reason or None, retry_after_s=1)
-
-
-__all__ = ["Reply", "error_body", "failure_error", "make_exchange"]

@@ -5,17 +5,16 @@ live page. Writes: `faults`, `scale`, `commands`, `failures`; each takes effect 
 enters, and is written into the recording, so that a replay does the same.
 
 On a loopback address everybody may use it; elsewhere every call needs the control token, as
-`Authorization: Bearer`, `X-Emu-Token` or `?token=`. Writes must be JSON by content type, which
-keeps other sites' pages in a browser on this machine from sending them.
+`Authorization: Bearer`, `X-Emu-Token` or `?token=`. Writes must be JSON by content type; that no
+page of another site gets here is what `emu.serve.guard` sees to.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 from collections.abc import AsyncIterator, Callable
 from importlib.resources import files
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -24,19 +23,20 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from emu.cluster.commands import TARGETS
+from emu.cluster.commands import RESET, TARGETS
 from emu.config.faultkinds import KINDS
 from emu.config.schema import CommandTable, FaultTable
 from emu.errors import InputError
 from emu.replica.replica import Replica
 from emu.replica.states import GPU_ROLE
+from emu.report.pages import asset
 from emu.serve.failures import FailureRule, FailureSchedule
 from emu.serve.house import House, Listener
 from emu.serve.protocol import ApiError, decode_body, whole
 from emu.units import NS_PER_S
 
 RULES_MAX: Final = 64
-T = TypeVar("T")
+SCRIPTED: Final = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
 
 class ScaleBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -51,6 +51,14 @@ class CommandBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
     replica: Annotated[int, Meta(ge=0)]
     command: str
+
+
+class KnobsBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What can be turned while the server runs; what is left out stays."""
+
+    speed: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    scripted_metrics: dict[str, float] | None = None
+    """Gauges that show these figures instead of their own; {} = none."""
 
 
 class FailuresBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -102,6 +110,14 @@ def snapshot(house: House) -> dict[str, Any]:
         "decode_tokens": decode_tokens,
         "ended": cluster.stats.by_status,
         "latencies": _latencies(house),
+        "pace": {
+            "verdict": cluster.pace.verdict,
+            "requests": cluster.pace.requests,
+            "late": cluster.pace.late,
+            "worst_s": round(cluster.pace.worst_s, 4),
+            "first_late_s": round(cluster.pace.first_late_s, 3),
+            "is_late_now": cluster.pace.late_since_s >= 0,
+        },
         "drift_s": round(house.drift_s, 6),
         "loop_lag_s": round(house.loop_lag_s, 6),
         "failures_returned": house.failures_returned,
@@ -123,7 +139,37 @@ def _latencies(house: House) -> dict[str, dict[str, float]]:
     }
 
 
+def check_control(house: House, request: HttpRequest) -> None:
+    """Raises ApiError without the token, where one is needed."""
+    token = house.control_token
+    if not token:
+        return
+    given = request.headers.get("x-emu-token") or request.query_params.get("token") or ""
+    scheme, _, value = request.headers.get("authorization", "").partition(" ")
+    if not given and scheme.lower() == "bearer":
+        given = value
+    if not hmac.compare_digest(given.encode(), token.encode()):
+        raise ApiError(401, "the control token is missing or wrong")
+
+
 # --- writes -------------------------------------------------------------------------------------
+def command_now(house: House, replica: Replica, command: str) -> str:
+    """Issue a command now, inside the emulation, and write it down: "done" or "refused"."""
+    cluster = house.cluster
+    now_s = cluster.kernel.now_ns / NS_PER_S
+    table = msgspec.convert(
+        {"at_s": now_s, "replica": replica.replica_id, "command": command}, CommandTable
+    )
+    is_done = cluster.commander.issue(replica, table)
+    outcome = "done" if is_done else "refused"
+    count = house.commands_given.get((command, outcome), 0)
+    house.commands_given[command, outcome] = count + 1
+    if is_done:
+        cluster.tape.replay.add("commands", table)
+        cluster.note("command", f"replica {replica.replica_id}", command)
+    return outcome
+
+
 class Control:
     """The endpoints over one house."""
 
@@ -142,48 +188,32 @@ class Control:
             Route("/emu/faults", self._guard(self.faults), methods=["POST"]),
             Route("/emu/scale", self._guard(self.scale), methods=["POST"]),
             Route("/emu/commands", self._guard(self.commands), methods=["POST"]),
+            Route("/emu/knobs", self._guard(self.knobs), methods=["GET", "POST"]),
             Route("/emu/failures", self._guard(self.failures), methods=["GET", "POST"]),
         ]
 
     def _guard(self, endpoint: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
         async def guarded(request: HttpRequest) -> Response:
-            self._check(request)
+            if request.method == "POST":
+                kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+                if kind != "application/json":
+                    raise ApiError(400, "control calls need content-type: application/json")
+            check_control(self._house, request)
             response: Response = await endpoint(request)
             return response
 
         return guarded
 
-    def _check(self, request: HttpRequest) -> None:
-        token = self._house.control_token
-        if token:
-            given = request.headers.get("x-emu-token") or request.query_params.get("token") or ""
-            scheme, _, value = request.headers.get("authorization", "").partition(" ")
-            if not given and scheme.lower() == "bearer":
-                given = value
-            if not hmac.compare_digest(given.encode(), token.encode()):
-                raise ApiError(401, "the control token is missing or wrong")
-        if request.method == "POST":
-            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if kind != "application/json":
-                raise ApiError(400, "control calls need content-type: application/json")
-
-    async def _enter(self, call: Callable[[], T]) -> T:
-        """The result of something that happens in the emulation now."""
-        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-
-        def happen() -> None:
-            value = call()
-            if not result.cancelled():
-                result.set_result(value)
-
-        self._house.cluster.kernel.enter(happen)
-        return await result
+    def _check_room(self) -> None:
+        if self._house.cluster.tape.replay.is_full:
+            raise ApiError(429, "the recording holds no more commands and faults")
 
     async def page(self, request: HttpRequest) -> Response:
         """The live page."""
         html = files("emu.serve").joinpath("page/live.html").read_text(encoding="utf-8")
         kinds = msgspec.json.encode(_fault_forms()).decode().replace("<", "\\u003c")
-        return HTMLResponse(html.replace("/*FAULTS*/[]", kinds))
+        charts = asset("echarts/echarts.min.js") + asset("charts.js")
+        return HTMLResponse(html.replace("/*FAULTS*/[]", kinds).replace("/*CHARTS*/", charts))
 
     async def state(self, request: HttpRequest) -> Response:
         """One snapshot."""
@@ -215,47 +245,38 @@ class Control:
     async def commands(self, request: HttpRequest) -> Response:
         """One command to one replica."""
         body = decode_body(await request.body(), CommandBody)
-        known = {name for name, _ in TARGETS}
+        self._check_room()
+        known = {RESET, *(name for name, _ in TARGETS)}
         if body.command not in known:
             raise ApiError(400, f"commands are {', '.join(sorted(known))}", param="command")
-        replicas = self._house.cluster.replicas
+        house = self._house
+        replicas = house.cluster.replicas
         if body.replica >= len(replicas):
             problem = f"there is no replica {body.replica}, the last one is {len(replicas) - 1}"
             raise ApiError(404, problem, param="replica")
-        outcome = await self._enter(lambda: self._command(replicas[body.replica], body.command))
-        if outcome == "refused":
-            state = replicas[body.replica].state.value
-            raise ApiError(409, f"replica {body.replica} is {state}: {body.command} does not apply")
-        return JSONResponse({"replica": body.replica, "command": body.command, "outcome": outcome})
-
-    def _command(self, replica: Replica, command: str) -> str:
-        """Issue a command now, and write it down."""
-        house = self._house
-        cluster = house.cluster
-        now_s = cluster.kernel.now_ns / NS_PER_S
-        table = msgspec.convert(
-            {"at_s": now_s, "replica": replica.replica_id, "command": command}, CommandTable
+        outcome = await house.enter(
+            lambda: command_now(house, replicas[body.replica], body.command)
         )
-        is_done = (command, replica.state) in TARGETS and cluster.commander.issue(replica, table)
-        outcome = "done" if is_done else "refused"
-        count = house.commands_given.get((command, outcome), 0)
-        house.commands_given[command, outcome] = count + 1
-        if is_done:
-            cluster.tape.replay.add("commands", table)
-            cluster.note("command", f"replica {replica.replica_id}", command)
-        return outcome
+        if outcome == "refused":
+            raise ApiError(409, self._house.cluster.commander.refused[-1].partition(": ")[2])
+        return JSONResponse({"replica": body.replica, "command": body.command, "outcome": outcome})
 
     async def scale(self, request: HttpRequest) -> Response:
         """Give so many replicas a role, by commands: idle ones first, highest ids leave first."""
         body = decode_body(await request.body(), ScaleBody)
-        done = await self._enter(lambda: self._scale(body))
+        self._check_room()
+        done = await self._house.enter(lambda: self._scale(body))
+        if done is None:
+            problem = f"there are not {body.replicas} replicas that can be {body.role} now"
+            raise ApiError(409, problem, param="replicas")
         serving = sum(
             GPU_ROLE[r.state] == body.role and not r.state.value.startswith("shutting")
             for r in self._house.cluster.replicas
         )
         return JSONResponse({"role": body.role, "replicas": serving, "commands": done})
 
-    def _scale(self, body: ScaleBody) -> list[dict[str, Any]]:
+    def _scale(self, body: ScaleBody) -> list[dict[str, Any]] | None:
+        """What was commanded; None, and nothing is, if there are not so many replicas."""
         cluster = self._house.cluster
         serving = [
             r
@@ -270,6 +291,8 @@ class Control:
             candidates = [
                 r for r in ready if (command, r.state) in TARGETS and r.state.value != "prefill"
             ]
+            if len(serving) + len(candidates) < body.replicas:
+                return None
             candidates.sort(key=lambda r: (r.state.value == "inactive", r.replica_id))
             candidates = candidates[: body.replicas - len(serving)]
         elif len(serving) > body.replicas:
@@ -277,7 +300,11 @@ class Control:
             candidates = [r for r in reversed(serving) if (command, r.state) in TARGETS]
             candidates = candidates[: len(serving) - body.replicas]
         return [
-            {"replica": r.replica_id, "command": command, "outcome": self._command(r, command)}
+            {
+                "replica": r.replica_id,
+                "command": command,
+                "outcome": command_now(self._house, r, command),
+            }
             for r in candidates
         ]
 
@@ -286,6 +313,9 @@ class Control:
         house = self._house
         cluster = house.cluster
         raw = decode_body(await request.body(), dict[str, Any])
+        if "at_s" in raw:
+            raise ApiError(400, "at_s: a fault from here strikes now, leave it out", param="at_s")
+        self._check_room()
         try:
             fault = msgspec.convert(
                 {**{k: whole(v) for k, v in raw.items()}, "at_s": 0.0}, FaultTable
@@ -303,10 +333,27 @@ class Control:
             cluster.tape.replay.add("faults", table)
             return ""
 
-        problem = await self._enter(strike)
+        problem = await house.enter(strike)
         if problem:
             raise ApiError(400, problem)
         return JSONResponse({"kind": fault.kind, "outcome": "injected"})
+
+    async def knobs(self, request: HttpRequest) -> Response:
+        """Speed and scripted metrics: read them, or turn them."""
+        house = self._house
+        if request.method == "POST":
+            body = decode_body(await request.body(), KnobsBody)
+            for name, value in (body.scripted_metrics or {}).items():
+                if name not in SCRIPTED:
+                    problem = f"metrics that can be scripted are {', '.join(SCRIPTED)}"
+                    raise ApiError(400, problem, param="scripted_metrics")
+                if not 0 <= value <= (1 if name == "kv_cache_usage_perc" else 1e9):
+                    raise ApiError(400, f"{name} is out of range", param="scripted_metrics")
+            if body.scripted_metrics is not None:
+                house.scripted = body.scripted_metrics
+            if body.speed is not None and body.speed != house.speed:
+                house.set_speed(body.speed, "asked for")
+        return JSONResponse({"speed": house.speed, "scripted_metrics": house.scripted})
 
     async def failures(self, request: HttpRequest) -> Response:
         """The failure schedule of the HTTP layer: read it, or replace it."""

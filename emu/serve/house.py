@@ -9,25 +9,39 @@ import asyncio
 import json
 import secrets
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from emu.cluster.plan import Plan
 from emu.config.schema import Config, LengthsTable, SyntheticTable
-from emu.rng import rng_stream
+from emu.log import Format, Level
+from emu.replica.states import ReplicaState
 from emu.runs.runner import holds_for
 from emu.serve.failures import FailureSchedule
+from emu.serve.guard import is_loopback
+from emu.serve.intake import Intake
 from emu.serve.protocol import Call
 from emu.serve.tokens import Tokenizer
 from emu.serve.world import LiveCluster
 from emu.units import NS_PER_S
 from emu.workload.lengths import length_sampler
 
+T = TypeVar("T")
+ADAPTERS_MAX: Final = 256
+
+S = ReplicaState
+_USELESS: Final = frozenset(
+    {S.INACTIVE, S.DECODE, S.SHUTTING_COLOCATED, S.SHUTTING_PREFILL, S.SHUTTING_DECODE}
+    | {S.SHUTTING_NULL, S.MUTATING_TO_DECODE, S.AUS_DECODE}
+)
+"""States in which a replica takes no prompts, and from which only a command leads away."""
 _BLOCK: Final = 256
 _EVENTS_KEPT: Final = 512
 _EVENTS_SHOWN: Final = 100
+_SPEEDS_KEPT: Final = 10_000
 
 
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +53,8 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str = ""
     control_token: str = ""
     model_name: str = ""
+    model_aliases: tuple[str, ...] = ()
+    """Further names under which clients may ask for the model."""
     tokenizer: str = ""
     output_tokens: int = 0
     """Output length when the client gives no limit; 0 = the config's distribution."""
@@ -46,9 +62,28 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Answers end by themselves before the client's limit, as drawn from the distribution."""
     max_outstanding: int = 8192
     max_body_mib: float = 16.0
+    max_recording_mib: float = 1024.0
+    header_timeout_s: float = 10.0
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    strict_pace: bool = False
+    tls_cert: str = ""
+    tls_key: str = ""
+    fleet: bool = False
+    """Each replica answers on a port of its own."""
+    ports: int = 0
+    """The first of these ports; 0 = the port after the server's own."""
+    face: str = "vllm"
+    kv_lease_s: float = 480.0
+    kv_events_port: int = 0
+    wire: str = "vllm-0.19"
+    slow_down: str = "off"
+    """"auto" lowers the speed while the machine does not keep up."""
     startup_s: float = -1.0
     """Emulated start-up; -1 = loading the weights from host memory."""
     drain_s: float = 30.0
+    log_level: Level = "off"
+    log_format: Format = "text"
 
 
 class OutputLengths:
@@ -79,6 +114,30 @@ class OutputLengths:
             self._drawn = self._sampler.take(_BLOCK).tolist()
             self._drawn.reverse()
         return int(self._drawn.pop())
+
+
+def weights_from_host_s(plan: Plan) -> float:
+    """Longest time, emulated, in which a replica's weights cross from host memory to its GPUs."""
+    longest_s = 0.0
+    for replica in plan.replicas:
+        if replica.role != "inactive":
+            node = replica.node
+            gbps = node.pcie_gbps if node.pcie_gbps > 0 else replica.gpu.pcie_gbps
+            weights = max(replica.memory.physical_weight_bytes)
+            longest_s = max(longest_s, weights * 8 / (gbps * 1e9))
+    return longest_s
+
+
+def weights_from_disk_s(plan: Plan) -> float:
+    """The same from the disk."""
+    return max(
+        (
+            max(replica.memory.physical_weight_bytes) * 8 / (replica.node.ssd_gbps * 1e9)
+            for replica in plan.replicas
+            if replica.role != "inactive"
+        ),
+        default=0.0,
+    )
 
 
 class EventHub:
@@ -130,7 +189,9 @@ class House:
         self.plan = plan
         self.tokenizer = tokenizer
         self.options = options
-        self.speed = options.speed
+        self.intake = Intake(cluster.kernel)
+        self.speed_changes: list[tuple[float, float]] = []
+        """(emulated time, s; speed from then on)."""
         self.model = options.model_name or plan.replicas[0].model.name
         self.max_model_tokens = max(r.max_model_tokens for r in plan.replicas)
         self.holds = holds_for(plan)
@@ -138,13 +199,22 @@ class House:
         self.failures = FailureSchedule([], seed=plan.config.seed)
         self.failures_returned = 0
         self.piece_bytes = [json.dumps(piece)[1:-1].encode() for piece in tokenizer.pieces]
-        rng = rng_stream(plan.config.seed, "serve.session")
-        self.session = f"{int(rng.integers(0, 2**32)):08x}"
+        self.session = secrets.token_hex(6)
+        """Of the ids of answers: no two servers give the same."""
         self.control_token = options.control_token
         if not self.control_token and not is_loopback(options.host):
             self.control_token = secrets.token_urlsafe(16)
         self.startup_ns = startup_ns
         self.is_draining = False
+        self.sleep_level = 0
+        """As vLLM counts: 1 = weights in host memory, 2 = weights gone, 0 = awake."""
+        self.weights_to_host_s = weights_from_host_s(plan)
+        self.weights_disk_s = weights_from_disk_s(plan)
+        self.model_names = (self.model, *options.model_aliases)
+        self.scripted: dict[str, float] = {}
+        """Gauges of engines that show a given figure instead of their own, without `vllm:`."""
+        self.adapters: dict[str, str] = {}
+        """Names of LoRA adapters that are loaded, and where they came from."""
         self.http_refused: dict[int, int] = {}
         """Answers with an error status, by status."""
         self.faults_injected: dict[str, int] = {}
@@ -155,6 +225,35 @@ class House:
         self.drift_max_s = 0.0
         self.hub = EventHub()
         self._calls = 0
+
+    @property
+    def speed(self) -> float:
+        """Emulated seconds per second, now."""
+        return self.cluster.kernel.speed
+
+    def set_speed(self, speed: float, why: str) -> None:
+        """Change it from now on, and say so."""
+        kernel = self.cluster.kernel
+        before = kernel.speed
+        kernel.set_speed(speed)
+        at_s = kernel.wall_ns() / NS_PER_S
+        if len(self.speed_changes) < _SPEEDS_KEPT:
+            self.speed_changes.append((at_s, speed))
+        text = f"{before:.4g} to {speed:.4g}: {why}"
+        self.hub.publish({"event": "speed", "at_s": at_s, "speed": speed, "why": why})
+        kernel.enter(lambda: self.cluster.note("speed", "server", text))
+
+    async def enter(self, call: Callable[[], T]) -> T:
+        """The result of something that happens in the emulation now."""
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def happen() -> None:
+            value = call()
+            if not result.cancelled():
+                result.set_result(value)
+
+        self.cluster.kernel.enter(happen)
+        return await result
 
     def next_call(self) -> int:
         """Counts calls."""
@@ -168,12 +267,15 @@ class House:
         return kernel.wall_ns() >= self.startup_ns and not self.is_draining
 
     @property
+    def has_capacity(self) -> bool:
+        """Some replica takes prompts, or will without anyone's doing (a fault heals, a planner)."""
+        cluster = self.cluster
+        if self.plan.config.autoscale is not None:
+            return True
+        return any(replica.state not in _USELESS for replica in cluster.replicas)
+
+    @property
     def startup_left_s(self) -> float:
         """Wall time until the start-up ends."""
         left_ns = self.startup_ns - self.cluster.kernel.wall_ns()
         return max(0.0, left_ns / NS_PER_S / self.speed)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
-    return host in ("localhost", "::1") or host.startswith("127.")

@@ -1,28 +1,23 @@
-"""`/metrics`: Prometheus text under vLLM's names, and the emulator's own under `emu:`.
+"""`/metrics`: vLLM's names under `vllm:`, and the emulator's own under `emu:`.
 
-Gauges and counters of engines carry `engine` = replica id; request histograms cover the cluster
-(`engine="all"`), so that a scrape of a hundred replicas stays short. Times are emulated seconds:
-at `--speed 10` a TTFT of 0.5 s took 0.05 s on the wall. Everything is read at the time of the
-scrape; nothing is paid between scrapes.
+Gauges and token counters of engines carry `engine` = replica id. On the page of the whole cluster
+the histograms and counters of requests cover all replicas (`engine="all"`), so that a scrape of a
+hundred replicas stays short; the page of one replica of a fleet has its own. Times are emulated
+seconds: at `--speed 10` a TTFT of 0.5 s took 0.05 s on the wall. Everything is read at the time of
+the scrape; nothing is paid between scrapes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
-from prometheus_client.registry import Collector
-
+from emu.cluster.plan import ReplicaPlan
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
-from emu.serve.house import House
+from emu.serve.exposition import Page, labels_text
+from emu.serve.house import ADAPTERS_MAX, House
 from emu.serve.world import Histogram, Statistics
 from emu.units import NS_PER_S
 
@@ -52,185 +47,180 @@ _TRANSFERS: Final[tuple[tuple[str, str, Callable[[Statistics], Histogram]], ...]
 )
 
 
-class HouseCollector(Collector):
-    """Reads the cluster when it is scraped."""
+def kv_use(replica: Replica) -> float:
+    """Part of the KV blocks in use, 0 to 1."""
+    scheduler = replica.scheduler
+    return scheduler.blocks_used / scheduler.blocks_total if scheduler.blocks_total else 0.0
+
+
+def engine_families(
+    page: Page,
+    model: str,
+    engines: Sequence[tuple[Replica, ReplicaPlan, Statistics]],
+    name: str = "",
+    scripted: Mapping[str, float] | None = None,
+) -> None:
+    """What vLLM says of each engine.
+
+    `name`: what it is called, if not by its replica's id. `scripted`: gauges that show a given
+    figure instead of their own (`SCRIPTED`).
+    """
+    rows = []
+    for replica, plan, stats in engines:
+        replica.settle()
+        label = labels_text({"model_name": model, "engine": name or str(replica.replica_id)})
+        rows.append((label, replica, plan, stats))
+    gauges: tuple[tuple[str, str, Callable[[Replica], float]], ...] = (
+        ("num_requests_running", "Running requests.", lambda r: r.scheduler.running_count),
+        ("num_requests_waiting", "Waiting requests.", lambda r: r.scheduler.waiting_count),
+        ("kv_cache_usage_perc", "Part of KV blocks in use.", kv_use),
+    )
+    for family, text, read in gauges:
+        given = scripted.get(family) if scripted else None
+        values = [(label, read(r) if given is None else given) for label, r, _, _ in rows]
+        page.gauge(f"vllm:{family}", text if given is None else f"{text} (scripted)", values)
+    page.gauge(
+        "vllm:num_requests_waiting_by_reason",
+        "Waiting requests by reason.",
+        [(f'{label},reason="capacity"', r.scheduler.waiting_count) for label, r, _, _ in rows],
+    )
+    states = ("awake", "weights_offloaded", "discard_all")
+    page.gauge(
+        "vllm:engine_sleep_state",
+        "1 for the state it is in.",
+        [
+            (f'{label},sleep_state="{state}"', float(state == _sleep_state(r)))
+            for label, r, _, _ in rows
+            for state in states
+        ],
+    )
+    info = []
+    for label, _, plan, _ in rows:
+        size = plan.scheduler.block_size
+        info.append((f'block_size="{size}",{label},num_gpu_blocks="{plan.num_blocks}"', 1.0))
+    page.gauge("vllm:cache_config_info", "KV cache.", info)
+    for family, pick in _TOKENS:
+        page.counter(f"vllm:{family}", "Tokens.", [(label, pick(s)) for label, _, _, s in rows])
+
+
+_TOKENS: Final[tuple[tuple[str, Callable[[Statistics], int]], ...]] = (
+    ("prompt_tokens", lambda s: s.prompt_sum),
+    ("generation_tokens", lambda s: s.generated_sum),
+)
+
+
+def adapter_family(page: Page, house: House, replica_id: int = -1) -> None:
+    """Adapters of the requests of a replica (-1 = of all); absent as long as none is loaded."""
+    if not house.adapters:
+        return
+    running: set[str] = set()
+    waiting: set[str] = set()
+    for adapter, request in house.cluster.adapters_in_use():
+        if replica_id in (-1, request.holder_id):
+            (running if request.first_scheduled_ns >= 0 else waiting).add(adapter)
+    label = labels_text(
+        {
+            "max_lora": str(ADAPTERS_MAX),
+            "running_lora_adapters": ",".join(sorted(running)),
+            "waiting_lora_adapters": ",".join(sorted(waiting)),
+        }
+    )
+    page.gauge("vllm:lora_requests_info", "Adapters in use.", [(label, time.time())])
+
+
+def _sleep_state(replica: Replica) -> str:
+    return "awake" if replica.model_loaded else "discard_all"
+
+
+def request_families(page: Page, label: str, stats: Statistics) -> None:
+    """What vLLM says of requests, of one engine or of all."""
+    counters = (
+        ("prefix_cache_queries", "Prompt tokens looked up.", stats.queried_sum),
+        ("prefix_cache_hits", "Prompt tokens found.", stats.cached_sum - stats.external_hit_sum),
+        ("external_prefix_cache_queries", "Not on the GPU.", stats.external_queried_sum),
+        ("external_prefix_cache_hits", "Found in lower tiers.", stats.external_hit_sum),
+        ("prompt_tokens_cached", "Prompt tokens from the cache.", stats.cached_sum),
+        ("num_preemptions", "Preemptions.", stats.preemptions),
+    )
+    for name, text, value in counters:
+        page.counter(f"vllm:{name}", text, [(label, value)])
+    moved = stats.transferred_sum
+    sources = {
+        "local_compute": stats.prompt_sum - stats.cached_sum - moved,
+        "local_cache_hit": stats.cached_sum - stats.external_hit_sum,
+        "external_kv_transfer": stats.external_hit_sum + moved,
+    }
+    page.counter(
+        "vllm:prompt_tokens_by_source",
+        "Prompt tokens by origin.",
+        [(f'{label},source="{source}"', count) for source, count in sources.items()],
+    )
+    engine, _, model = label.partition(",")
+    page.counter(
+        "vllm:request_success",
+        "Ended requests.",
+        [
+            (f'{engine},finished_reason="{reason}",{model}', count)
+            for reason, count in stats.success.items()
+        ],
+    )
+    for name, text, pick in _HISTOGRAMS:
+        page.histogram(f"vllm:{name}", text, label, pick(stats))
+
+
+class MetricsPage:
+    """The page of the whole cluster; reads it when it is scraped."""
 
     def __init__(self, house: House) -> None:
         self._house = house
+        self._page = Page()
 
-    def collect(self) -> Iterator[Metric]:
+    def render(self) -> bytes:
         """All families."""
-        yield from self._engine_gauges()
-        yield from self._request_counters()
-        for name, text, pick in _HISTOGRAMS:
-            yield self._histogram(f"vllm:{name}", text, pick(self._house.cluster.stats))
-        if self._house.cluster.watchers:
-            yield from self._transfer_families()
-        yield from self._cluster_families()
-        yield from self._server_families()
+        house, page = self._house, self._page
+        cluster = house.cluster
+        engines = list(zip(cluster.replicas, house.plan.replicas, cluster.engines, strict=True))
+        engine_families(page, house.model, engines, scripted=house.scripted)
+        everywhere = labels_text({"model_name": house.model, "engine": "all"})
+        request_families(page, everywhere, cluster.stats)
+        adapter_family(page, house)
+        if cluster.watchers:
+            transfer_families(page, everywhere, cluster.stats, house)
+        self._cluster_families()
+        self._server_families()
+        self._control_families()
+        return page.take()
 
-    def _engine_gauges(self) -> Iterator[Metric]:
-        replicas = self._house.cluster.replicas
-        for replica in replicas:
-            replica.settle()
-        gauges: tuple[tuple[str, str, Callable[[Replica], float]], ...] = (
-            ("num_requests_running", "Running requests.", lambda r: r.scheduler.running_count),
-            ("num_requests_waiting", "Waiting requests.", lambda r: r.scheduler.waiting_count),
-            ("kv_cache_usage_perc", "Part of KV blocks in use.", _kv_use),
-            ("engine_sleep_state", "1 if no model is loaded.", lambda r: float(not r.model_loaded)),
-        )
-        for name, text, read in gauges:
-            family = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name", "engine"])
-            for replica in replicas:
-                family.add_metric(self._engine(replica), read(replica))
-            yield family
-        labels = ["model_name", "engine", "reason"]
-        why = GaugeMetricFamily(
-            "vllm:num_requests_waiting_by_reason", "Waiting requests by reason.", labels=labels
-        )
-        for replica in replicas:
-            why.add_metric([*self._engine(replica), "capacity"], replica.scheduler.waiting_count)
-        yield why
-        labels = ["model_name", "engine", "block_size", "num_gpu_blocks"]
-        info = GaugeMetricFamily("vllm:cache_config_info", "KV cache.", labels=labels)
-        for replica, plan in zip(replicas, self._house.plan.replicas, strict=True):
-            blocks = [str(plan.scheduler.block_size), str(plan.num_blocks)]
-            info.add_metric([*self._engine(replica), *blocks], 1)
-        yield info
-        labels = ["max_lora", "waiting_lora_adapters", "running_lora_adapters"]
-        lora = GaugeMetricFamily("vllm:lora_requests_info", "No adapters.", labels=labels)
-        lora.add_metric(["0", "", ""], 1)
-        yield lora
-        for name, place in (("prompt_tokens", 0), ("generation_tokens", 1)):
-            counter = CounterMetricFamily(
-                f"vllm:{name}", "Tokens computed.", labels=["model_name", "engine"]
-            )
-            for replica in replicas:
-                counter.add_metric(self._engine(replica), replica.tokens_produced[place])
-            yield counter
-
-    def _engine(self, replica: Replica) -> list[str]:
-        return [self._house.model, str(replica.replica_id)]
-
-    def _request_counters(self) -> Iterator[Metric]:
-        stats = self._house.cluster.stats
-        everywhere = [self._house.model, "all"]
-        counters = (
-            ("prefix_cache_queries", "Prompt tokens looked up.", stats.queried_sum),
-            (
-                "prefix_cache_hits",
-                "Prompt tokens found.",
-                stats.cached_sum - stats.external_hit_sum,
-            ),
-            ("external_prefix_cache_queries", "Not on the GPU.", stats.external_queried_sum),
-            ("external_prefix_cache_hits", "Found in lower tiers.", stats.external_hit_sum),
-            ("prompt_tokens_cached", "Prompt tokens from the cache.", stats.cached_sum),
-            ("num_preemptions", "Preemptions.", stats.preemptions),
-        )
-        for name, text, value in counters:
-            family = CounterMetricFamily(f"vllm:{name}", text, labels=["model_name", "engine"])
-            family.add_metric(everywhere, value)
-            yield family
-        labels = ["model_name", "engine", "source"]
-        sources = CounterMetricFamily(
-            "vllm:prompt_tokens_by_source", "Prompt tokens by origin.", labels=labels
-        )
-        computed = stats.prompt_sum - stats.cached_sum
-        sources.add_metric([*everywhere, "local_compute"], computed)
-        local = stats.cached_sum - stats.external_hit_sum
-        sources.add_metric([*everywhere, "local_cache_hit"], local)
-        sources.add_metric([*everywhere, "external_kv_transfer"], stats.external_hit_sum)
-        yield sources
-        labels = ["model_name", "engine", "finished_reason"]
-        success = CounterMetricFamily("vllm:request_success", "Ended requests.", labels=labels)
-        for reason, count in stats.success.items():
-            success.add_metric([*everywhere, reason], count)
-        yield success
-
-    def _histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
-        family = HistogramMetricFamily(name, text, labels=["model_name", "engine"])
-        reached = 0
-        buckets: list[tuple[str, float]] = []
-        bounds = [
-            f"{bound:g}" if bound != int(bound) else f"{bound:.1f}" for bound in histogram.bounds
-        ]
-        for bound, count in zip([*bounds, "+Inf"], histogram.counts, strict=True):
-            reached += count
-            buckets.append((bound, reached))
-        family.add_metric([self._house.model, "all"], buckets=buckets, sum_value=histogram.total)
-        return family
-
-    def _transfer_families(self) -> Iterator[Metric]:
-        """vLLM's connector between prefill and decode (NIXL)."""
-        cluster = self._house.cluster
-        for name, text, pick in _TRANSFERS:
-            yield self._histogram(f"vllm:nixl_{name}", text, pick(cluster.stats))
-        counters = (
-            ("failed_transfers", "Failed KV transfers.", sum(cluster.network.failures.values())),
-            ("failed_notifications", "Ends that a source never heard of.", 0),
-            (
-                "kv_expired_reqs",
-                "Requests whose KV was given up before it was fetched.",
-                cluster.tape.lost_counts.get("lease_expired", 0),
-            ),
-            ("notifications_after_expiry", "Ends of transfers whose KV was given up.", 0),
-        )
-        for name, text, value in counters:
-            family = CounterMetricFamily(
-                f"vllm:nixl_num_{name}", text, labels=["model_name", "engine"]
-            )
-            family.add_metric([self._house.model, "all"], value)
-            yield family
-
-    def _cluster_families(self) -> Iterator[Metric]:
-        cluster = self._house.cluster
-        states = GaugeMetricFamily("emu:replicas", "Replicas in each state.", labels=["state"])
+    def _cluster_families(self) -> None:
+        page, cluster = self._page, self._house.cluster
         counts = dict.fromkeys(ReplicaState, 0)
         for replica in cluster.replicas:
             counts[replica.state] += 1
-        for state, count in counts.items():
-            states.add_metric([state.value], count)
-        yield states
-        queue = 0 if cluster.gateway.queue is None else len(cluster.gateway.queue)
-        yield GaugeMetricFamily(
-            "emu:gateway_queue",
-            "Requests that no replica holds yet.",
-            value=len(cluster.gateway.held) + queue,
-        )
-        yield GaugeMetricFamily(
-            "emu:outstanding_requests", "Requests in the system.", value=cluster.gateway.outstanding
-        )
-        flows = GaugeMetricFamily("emu:network_flows", "Transfers under way.", labels=["kind"])
-        moved = CounterMetricFamily("emu:network_bytes", "Bytes of transfers.", labels=["kind"])
-        for kind, number in cluster.network.active.items():
-            flows.add_metric([kind], number)
-        for kind, size in cluster.network.moved_bytes.items():
-            moved.add_metric([kind], size)
-        yield flows
-        yield moved
+        states = [(f'state="{state.value}"', float(n)) for state, n in counts.items()]
+        page.gauge("emu:replicas", "Replicas in each state.", states)
+        gateway, network = cluster.gateway, cluster.network
+        held = len(gateway.held) + (0 if gateway.queue is None else len(gateway.queue))
+        page.gauge("emu:gateway_queue", "Requests that no replica holds yet.", [("", held)])
+        page.gauge("emu:outstanding_requests", "In the system.", [("", gateway.outstanding)])
+        flows = [(f'kind="{kind}"', float(n)) for kind, n in network.active.items()]
+        page.gauge("emu:network_flows", "Transfers under way.", flows)
+        moved = [(f'kind="{kind}"', float(n)) for kind, n in network.moved_bytes.items()]
+        page.counter("emu:network_bytes", "Bytes of transfers.", moved)
         stats = cluster.stats
-        yield CounterMetricFamily(
-            "emu:migrations", "Moves of ended requests between replicas.", value=stats.migrations
-        )
-        ended = CounterMetricFamily("emu:requests", "Ended requests.", labels=["status"])
-        for status, count in stats.by_status.items():
-            ended.add_metric([status], count)
-        yield ended
-        moves = CounterMetricFamily(
-            "emu:transitions", "Changes of replicas' states.", labels=["from", "to"]
-        )
-        for (before, after), count in cluster.tape.transition_counts.items():
-            moves.add_metric([before, after], count)
-        yield moves
+        page.counter("emu:migrations", "Moves of ended requests.", [("", stats.migrations)])
+        ended = [(f'status="{status}"', float(n)) for status, n in stats.by_status.items()]
+        page.counter("emu:requests", "Ended requests.", ended)
+        moves = [
+            (f'from="{before}",to="{after}"', float(n))
+            for (before, after), n in cluster.tape.transition_counts.items()
+        ]
+        page.counter("emu:transitions", "Changes of replicas' states.", moves)
 
-    def _server_families(self) -> Iterator[Metric]:
-        house = self._house
-        kernel = house.cluster.kernel
-        emulated = GaugeMetricFamily(
-            "emu:time_seconds", "Emulated time since the start.", value=kernel.wall_ns() / NS_PER_S
-        )
-        yield emulated
+    def _server_families(self) -> None:
+        page, house = self._page, self._house
+        kernel, pace = house.cluster.kernel, house.cluster.pace
         gauges = (
+            ("time_seconds", "Emulated time since the start.", kernel.wall_ns() / NS_PER_S),
             ("speed", "Emulated seconds per second.", house.speed),
             ("ready", "1 after the start-up.", float(house.is_ready)),
             ("open_streams", "Answers under way.", float(house.cluster.open_choices)),
@@ -240,43 +230,47 @@ class HouseCollector(Collector):
             ("drift_max_seconds", "Largest so far.", house.drift_max_s),
             ("event_loop_lag_seconds", "Wall time: last wake-up too late by.", house.loop_lag_s),
             ("event_loop_lag_max_seconds", "Largest so far.", house.loop_lag_max_s),
+            ("pace_late", "1 if the machine does not keep up.", float(pace.is_late)),
+            ("pace_lateness_seconds", "Lateness of the last answer.", pace.last_s),
+            ("pace_lateness_max_seconds", "Largest so far.", pace.worst_s),
+            ("pace_first_late_seconds", "Time of the first, -1 = none.", pace.first_late_s),
         )
         for name, text, value in gauges:
-            yield GaugeMetricFamily(f"emu:{name}", text, value=value)
-        refused = CounterMetricFamily(
-            "emu:http_errors", "Answers with an error status.", labels=["status"]
-        )
-        for status, count in house.http_refused.items():
-            refused.add_metric([str(status)], count)
-        yield refused
-        yield CounterMetricFamily(
-            "emu:failures_returned", "Scheduled failures.", value=house.failures_returned
-        )
-        injected = CounterMetricFamily(
-            "emu:faults_injected", "Faults from the control interface.", labels=["kind"]
-        )
-        for kind, count in house.faults_injected.items():
-            injected.add_metric([kind], count)
-        yield injected
-        struck = CounterMetricFamily("emu:faults", "Faults that struck.", labels=["kind"])
-        for kind, count in house.cluster.faults.struck.items():
-            struck.add_metric([kind], count)
-        yield struck
-        commands = CounterMetricFamily(
-            "emu:commands", "Commands to replicas.", labels=["command", "outcome"]
-        )
-        for (command, outcome), count in house.commands_given.items():
-            commands.add_metric([command, outcome], count)
-        yield commands
+            page.gauge(f"emu:{name}", text, [("", value)])
+        page.counter("emu:pace_requests", "Answers whose pace is known.", [("", pace.requests)])
+        page.counter("emu:pace_late_requests", "Answers that were late.", [("", pace.late)])
+
+    def _control_families(self) -> None:
+        page, house = self._page, self._house
+        refused = [(f'status="{status}"', float(n)) for status, n in house.http_refused.items()]
+        page.counter("emu:http_errors", "Answers with an error status.", refused)
+        returned = [("", float(house.failures_returned))]
+        page.counter("emu:failures_returned", "Scheduled failures.", returned)
+        injected = [(f'kind="{kind}"', float(n)) for kind, n in house.faults_injected.items()]
+        page.counter("emu:faults_injected", "Faults from the control interface.", injected)
+        struck = [(f'kind="{kind}"', float(n)) for kind, n in house.cluster.faults.struck.items()]
+        page.counter("emu:faults", "Faults that struck.", struck)
+        commands = [
+            (f'command="{command}",outcome="{outcome}"', float(n))
+            for (command, outcome), n in house.commands_given.items()
+        ]
+        page.counter("emu:commands", "Commands to replicas.", commands)
 
 
-def _kv_use(replica: Replica) -> float:
-    scheduler = replica.scheduler
-    return scheduler.blocks_used / scheduler.blocks_total if scheduler.blocks_total else 0.0
-
-
-def make_registry(house: House) -> CollectorRegistry:
-    """A registry of one house (nothing global)."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(HouseCollector(house))
-    return registry
+def transfer_families(page: Page, label: str, stats: Statistics, house: House) -> None:
+    """vLLM's connector between prefill and decode (NIXL)."""
+    cluster = house.cluster
+    for name, text, pick in _TRANSFERS:
+        page.histogram(f"vllm:nixl_{name}", text, label, pick(stats))
+    counters = (
+        ("failed_transfers", "Failed KV transfers.", sum(cluster.network.failures.values())),
+        ("failed_notifications", "Ends that a source never heard of.", 0),
+        (
+            "kv_expired_reqs",
+            "Requests whose KV was given up before it was fetched.",
+            cluster.tape.lost_counts.get("lease_expired", 0),
+        ),
+        ("notifications_after_expiry", "Ends of transfers whose KV was given up.", 0),
+    )
+    for name, text, value in counters:
+        page.counter(f"vllm:nixl_num_{name}", text, [(label, value)])

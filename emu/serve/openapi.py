@@ -14,10 +14,19 @@ from typing import Any, Final
 import msgspec
 
 import emu
-from emu.cluster.commands import TARGETS
+from emu.cluster.commands import RESET, TARGETS
 from emu.config.faultkinds import KINDS
-from emu.serve.control import CommandBody, FailuresBody, ScaleBody
+from emu.serve.control import CommandBody, FailuresBody, KnobsBody, ScaleBody
+from emu.serve.engine import AdapterBody
 from emu.serve.house import House
+from emu.serve.messages import CountBody, MessagesBody
+from emu.serve.pooling import (
+    RERANK_PATHS,
+    SCORE_PATHS,
+    EmbeddingBody,
+    RerankBody,
+    ScoreBody,
+)
 from emu.serve.protocol import (
     CHOICES_MAX,
     TOKEN_ID_MAX,
@@ -26,12 +35,15 @@ from emu.serve.protocol import (
     DetokenizeBody,
     TokenizeBody,
 )
+from emu.serve.responses import ResponsesBody
+from emu.serve.scale import SCALE_PATH
 
 _JSON: Final = "application/json"
 _EVENTS: Final = "text/event-stream"
 _STRING: Final = {"type": "string"}
 _NUMBER: Final = {"type": "number"}
 _COUNT: Final = {"type": "integer", "minimum": 0}
+_NOT_READY: Final = ("starting", "draining", "no_replica")
 _FLAG: Final = {"type": "boolean"}
 
 _DESCRIPTIONS: Final[Mapping[int, str]] = MappingProxyType(
@@ -61,9 +73,12 @@ def _list(items: Any) -> dict[str, Any]:
 
 def _bodies() -> dict[str, dict[str, Any]]:
     """Schemas of what is sent, by name; sharper than the structs where types cannot say it."""
+    kinds: tuple[type, ...]
     kinds = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody, CommandBody, ScaleBody)
+    kinds = (*kinds, ResponsesBody, MessagesBody, CountBody, EmbeddingBody, RerankBody, ScoreBody)
+    kinds = (*kinds, AdapterBody)
     _, schemas = msgspec.json.schema_components(
-        [*kinds, FailuresBody], ref_template="#/components/schemas/{name}"
+        [*kinds, FailuresBody, KnobsBody], ref_template="#/components/schemas/{name}"
     )
     text = {"type": "string", "minLength": 1}
     ids = {
@@ -75,7 +90,6 @@ def _bodies() -> dict[str, dict[str, Any]]:
     choices = [text, ids, {**several, "items": text}, {**several, "items": ids}]
     completion = schemas["CompletionBody"]["properties"]
     completion["prompt"] = {"anyOf": choices}
-    completion["echo"] = {"enum": [False, None], "default": False}
     completion["suffix"] = {"enum": ["", None], "default": None}
     part = {
         "type": "object",
@@ -86,7 +100,7 @@ def _bodies() -> dict[str, dict[str, Any]]:
         "anyOf": [_STRING, {"type": "null"}, _list({"anyOf": [_STRING, part]})],
         "default": None,
     }
-    commands = sorted({name for name, _ in TARGETS})
+    commands = sorted({RESET, *(name for name, _ in TARGETS)})
     schemas["CommandBody"]["properties"]["command"] = {"enum": commands}
     schemas["FaultBody"] = _object(kind={"enum": list(KINDS)})
     return schemas
@@ -95,8 +109,8 @@ def _bodies() -> dict[str, dict[str, Any]]:
 def _answers() -> dict[str, dict[str, Any]]:
     """Schemas of what comes back, by name."""
     usage = _object(prompt_tokens=_COUNT, completion_tokens=_COUNT, total_tokens=_COUNT)
-    reason = {"enum": ["length", "stop"]}
-    message = _object(role={"const": "assistant"}, content=_STRING)
+    reason = {"enum": ["length", "stop", "tool_calls"]}
+    message = _object(role={"const": "assistant"}, content={"type": ["string", "null"]})
     frame = {"id": _STRING, "created": _COUNT, "model": _STRING, "usage": usage}
     card = _object(id=_STRING, object={"const": "model"}, root=_STRING, max_model_len=_COUNT)
     error = _object(
@@ -117,11 +131,16 @@ def _answers() -> dict[str, dict[str, Any]]:
             choices=_list(_object(index=_COUNT, message=message, finish_reason=reason)),
             **frame,
         ),
+        "Answer": {"type": "object"},
+        "Scale": _object(spec=_object(replicas={"type": "integer"})),
+        "Rendered": _list({"type": "object"}),
         "Model": card,
         "Models": _object(object={"const": "list"}, data=_list(card)),
         "Tokens": _object(count=_COUNT, max_model_len=_COUNT, tokens=_list(_COUNT)),
         "Prompt": _object(prompt=_STRING),
-        "Status": _object(status={"enum": ["ready", "starting", "draining", "alive"]}),
+        "Status": _object(
+            status={"enum": ["ready", "starting", "draining", "no_replica", "alive"]}
+        ),
         "Version": _object(version=_STRING),
         "Load": _object(server_load=_COUNT),
         "State": _object(
@@ -160,12 +179,36 @@ def _operation(
     return operation
 
 
+def _scale_operation(summary: str, body: str) -> dict[str, Any]:
+    """Kubernetes' own forms: a Scale, or a Status."""
+    statuses = (400, 403, 404, 409, 422) if body else (404,)
+    operation = _operation(summary, {_JSON: "Scale"}, (401,), body)
+    for status in statuses:
+        operation["responses"][str(status)] = {
+            "description": "A Status that says why.",
+            "content": {_JSON: {"schema": _ref("Answer")}},
+        }
+    operation["parameters"] = [
+        {"name": name, "in": "path", "required": True, "schema": _STRING, "example": example}
+        for name, example in (("namespace", "default"), ("name", "decode"))
+    ]
+    return operation
+
+
 def _paths(served: str) -> dict[str, dict[str, Any]]:
+    tokens = (400, 401, 404, 413)
     refusals = (400, 401, 404, 408, 413, 422, 429, 500, 503)
     writes = (400, 401, 404, 409)
 
     def answer(name: str) -> dict[str, Any]:
         return {_JSON: name}
+
+    def generating(summary: str, body: str, *, streams: bool = False) -> dict[str, Any]:
+        content = {_JSON: "Answer", _EVENTS: ""} if streams else answer("Answer")
+        return {"post": _operation(summary, content, refusals, body)}
+
+    def plain(summary: str, *statuses: int, body: str = "") -> dict[str, Any]:
+        return {"post": _operation(summary, {"text/plain": ""}, (400, 401, *statuses), body)}
 
     completion = _operation("Text", {_JSON: "Completion", _EVENTS: ""}, refusals, "CompletionBody")
     chat = _operation("Chat", {_JSON: "ChatCompletion", _EVENTS: ""}, refusals, "ChatBody")
@@ -177,10 +220,39 @@ def _paths(served: str) -> dict[str, dict[str, Any]]:
     page = _operation("The live page", {"text/html": ""}, (401,))
     failures = _operation("Failure schedule in force", answer("Failures"), (401,))
     replace = _operation("Replace it", answer("Failures"), (400, 401), "FailuresBody")
-    tokens = (400, 401, 404, 413)
     return {
         "/v1/completions": {"post": completion},
         "/v1/chat/completions": {"post": chat},
+        "/v1/responses": generating("A response", "ResponsesBody", streams=True),
+        "/v1/messages": generating("A message", "MessagesBody", streams=True),
+        "/v1/messages/count_tokens": {
+            "post": _operation("Length of a prompt", answer("Answer"), tokens, "CountBody")
+        },
+        "/v1/embeddings": generating("Vectors", "EmbeddingBody"),
+        **{path: generating("Documents by likeness", "RerankBody") for path in RERANK_PATHS},
+        **{path: generating("Likeness of pairs", "ScoreBody") for path in SCORE_PATHS},
+        "/v1/completions/render": {
+            "post": _operation("Ids of prompts", answer("Rendered"), tokens, "CompletionBody")
+        },
+        "/v1/chat/completions/render": {
+            "post": _operation("Ids of a prompt", answer("Answer"), tokens, "ChatBody")
+        },
+        "/sleep": plain("Go to sleep"),
+        "/wake_up": plain("Wake up"),
+        "/is_sleeping": {"get": _operation("Whether it sleeps", answer("Answer"), ())},
+        "/reset_prefix_cache": {
+            "post": _operation("Forget cached prefixes", answer("Answer"), (400, 401))
+        },
+        "/v1/load_lora_adapter": plain("Add an adapter", body="AdapterBody"),
+        "/v1/unload_lora_adapter": plain("Remove an adapter", 404, body="AdapterBody"),
+        SCALE_PATH: {
+            method: _scale_operation(summary, body)
+            for method, summary, body in (
+                ("get", "Replicas of a role", ""),
+                ("put", "Scale a role", "Scale"),
+                ("patch", "Scale a role", "Scale"),
+            )
+        },
         "/v1/models": {"get": _operation("All models", answer("Models"), (401,))},
         "/v1/models/{name}": {"get": model},
         "/tokenize": {"post": _operation("Ids", answer("Tokens"), tokens, "TokenizeBody")},
@@ -199,6 +271,10 @@ def _paths(served: str) -> dict[str, dict[str, Any]]:
         "/emu/faults": {"post": _operation("Inject", answer("Outcome"), writes, "FaultBody")},
         "/emu/commands": {"post": _operation("Command", answer("Outcome"), writes, "CommandBody")},
         "/emu/scale": {"post": _operation("Scale a role", answer("Scaled"), writes, "ScaleBody")},
+        "/emu/knobs": {
+            "get": _operation("Knobs", answer("Answer"), (401,)),
+            "post": _operation("Turn them", answer("Answer"), (400, 401), "KnobsBody"),
+        },
         "/emu/failures": {"get": failures, "post": replace},
     }
 

@@ -1,8 +1,9 @@
 """What clients send and what they get when it is wrong: bodies, checks, OpenAI's error envelope.
 
 Pure: bytes in, a `Call` or an `ApiError` out. Fields that have no meaning for an emulated model
-(temperature, top_p, penalties, seed, tools, response_format, logit_bias, ...) are accepted and
-have no effect; so are fields that are not known. `docs/live.md` lists what has an effect.
+(temperature, top_p, penalties, seed, logit_bias, ...) are accepted and have no effect; so are
+fields that are not known, as in vLLM. What would change the answer and cannot be honored is
+refused with 400. `docs/live.md` lists what has an effect.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
+from emu.serve.script import FREE, LOGPROBS_MAX, Constraint
 from emu.serve.tokens import Ids, Tokenizer
 
 CHOICES_MAX: Final = 128
 """Prompts times `n` of one call."""
 TOKEN_ID_MAX: Final = 2**31 - 1
+NAME_MAX: Final = 256
+"""Characters of a name that a client gives and the recording keeps."""
+STOPS_MAX: Final = 64
 
 _TYPES: Final[Mapping[int, str]] = {
     400: "invalid_request_error",
@@ -77,28 +82,100 @@ class StreamOptions(Struct):
     continuous_usage_stats: bool | None = False
 
 
+class JsonSchema(Struct):
+    """`response_format.json_schema`."""
+
+    name: str = ""
+    schema: Any = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct):
+    """`response_format`."""
+
+    type: str
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Struct):
+    """vLLM's `structured_outputs`: exactly one of these."""
+
+    json: Any = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class Function(Struct):
+    """What a tool is."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Struct):
+    """One of `tools`."""
+
+    function: Function
+    type: str = "function"
+
+
+class KvTransfer(Struct):
+    """vLLM's `kv_transfer_params`."""
+
+    do_remote_prefill: bool | None = False
+    do_remote_decode: bool | None = False
+    remote_engine_id: str | None = None
+    remote_request_id: str | None = None
+    remote_block_ids: list[Any] | None = None
+    remote_host: str | None = None
+    remote_port: int | None = None
+    tp_size: int | None = None
+
+
 class Body(Struct, kw_only=True):
     """What both completion endpoints share."""
 
     model: str | None = None
-    max_tokens: Positive | None = None
+    max_tokens: NonNegative | None = None
     min_tokens: NonNegative | None = 0
     ignore_eos: bool | None = False
     n: Annotated[int, Meta(ge=1, le=CHOICES_MAX)] | None = 1
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = False
     temperature: Annotated[float, Meta(ge=0)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    user: str | None = None
+    user: Annotated[str, Meta(max_length=NAME_MAX)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31)] | None = 0
+    echo: bool | None = False
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = False
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = False
+    cache_hit_threshold: float | None = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    kv_transfer_params: KvTransfer | None = None
+    bootstrap_host: str | list[str] | None = None
+    bootstrap_port: int | list[Any] | None = None
+    bootstrap_room: int | list[int] | None = None
 
 
 class CompletionBody(Body, kw_only=True):
     """`/v1/completions`."""
 
     prompt: str | list[Any]
-    echo: bool | None = False
+    logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
     suffix: str | None = None
 
 
@@ -107,13 +184,21 @@ class Message(Struct):
 
     role: str
     content: str | list[Any] | None = None
+    tool_calls: list[Any] | None = None
 
 
 class ChatBody(Body, kw_only=True):
     """`/v1/chat/completions`."""
 
     messages: Annotated[list[Message], Meta(min_length=1)]
-    max_completion_tokens: Positive | None = None
+    max_completion_tokens: NonNegative | None = None
+    logprobs: bool | None = False
+    top_logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    audio: Any = None
+    modalities: list[str] | None = None
 
 
 class TokenizeBody(Struct, kw_only=True):
@@ -146,9 +231,33 @@ class Call(Struct, kw_only=True):
     ignore_eos: bool
     tenant: str
     priority: int
+    model: str = ""
+    """As the client named it."""
     session_id: str = ""
     request_id: str = ""
     """The caller's own; empty = none given."""
+    constraint: Constraint = FREE
+    is_named_tool: bool = False
+    stops: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    keeps_stop: bool = False
+    logprobs: int = -1
+    """Alternatives shown for each token; -1 = no log-probabilities."""
+    echo: bool = False
+    kv: KvTransfer | None = None
+    room: int = -1
+    """SGLang's `bootstrap_room`; -1 = none."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Filler of a given length, nothing to obey and nothing to show beside it."""
+        return (
+            self.constraint is FREE
+            and not self.stops
+            and not self.stop_ids
+            and self.logprobs < 0
+            and not self.echo
+        )
 
 
 def decode_body(data: bytes, kind: type[T]) -> T:
@@ -182,25 +291,91 @@ def _whole_numbers(value: Any) -> Any:
     return whole(value)
 
 
-def read_completion(data: bytes, tokenizer: Tokenizer) -> tuple[str | None, Call]:
-    """Model name and call of a body of `/v1/completions`. Raises ApiError."""
+def read_completion(data: bytes, tokenizer: Tokenizer) -> Call:
+    """The call of a body of `/v1/completions`. Raises ApiError."""
     body = decode_body(data, CompletionBody)
-    if body.echo:
-        raise ApiError(400, "echo is not supported", param="echo")
     if body.suffix:
         raise ApiError(400, "suffix is not supported", param="suffix")
-    prompts = _prompts(body.prompt, tokenizer)
-    return body.model, _call(body, prompts, body.max_tokens, is_chat=False)
+    prompts = read_prompts(body.prompt, tokenizer)
+    call = _call(body, prompts, body.max_tokens, is_chat=False)
+    call.logprobs = -1 if body.logprobs is None else body.logprobs
+    call.echo = bool(body.echo)
+    if body.max_tokens == 0 and not call.echo:
+        raise ApiError(400, "max_tokens must be at least 1 without echo", param="max_tokens")
+    return call
 
 
-def read_chat(data: bytes, tokenizer: Tokenizer) -> tuple[str | None, Call]:
-    """Model name and call of a body of `/v1/chat/completions`. Raises ApiError."""
-    body = decode_body(data, ChatBody)
-    limit = body.max_completion_tokens or body.max_tokens
-    prompt = tokenizer.encode(chat_text(body.messages))
+def generate_call(body: Body, prompts: list[Ids]) -> Call:
+    """The call of a body whose prompts have been read. Raises ApiError."""
+    return _call(body, prompts, body.max_tokens, is_chat=False)
+
+
+def read_chat(data: bytes, tokenizer: Tokenizer) -> Call:
+    """The call of a body of `/v1/chat/completions`. Raises ApiError."""
+    return chat_call(decode_body(data, ChatBody), tokenizer)
+
+
+def chat_call(body: ChatBody, tokenizer: Tokenizer) -> Call:
+    """The call of a chat, whatever its form was. Raises ApiError."""
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if limit == 0:
+        raise ApiError(400, "max_tokens must be at least 1", param="max_tokens")
+    if body.echo:
+        raise ApiError(400, "echo is for completions", param="echo")
+    if body.audio is not None or "audio" in (body.modalities or []):
+        raise ApiError(400, "audio is not supported", param="modalities")
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs", param="top_logprobs")
+    text = chat_text(body.messages)
+    if body.tools:  # a chat template puts them in front
+        text = f"{msgspec.json.encode(body.tools).decode()}\n{text}"
+    prompt = tokenizer.encode(text)
     if len(prompt) == 0:  # an empty chat still has what a template adds
         prompt = np.zeros(1, dtype=np.int64)
-    return body.model, _call(body, [prompt], limit, is_chat=True)
+    call = _call(body, [prompt], limit, is_chat=True)
+    call.logprobs = (body.top_logprobs or 0) if body.logprobs else -1
+    tool = _chosen_tool(body, int(prompt.sum()))
+    if tool is not None:
+        if call.constraint is not FREE:
+            raise ApiError(400, "tools beside a format are not supported", param="tools")
+        schema = tool.parameters or {"type": "object", "properties": {}}
+        if schema.get("type", "object") != "object":
+            problem = f"the parameters of {tool.name!r} must be an object"
+            raise ApiError(400, problem, param="tools")
+        call.constraint = Constraint(schema={"type": "object", **schema}, tool=tool.name)
+        call.is_named_tool = isinstance(body.tool_choice, dict)
+    return call
+
+
+def _chosen_tool(body: ChatBody, seed: int) -> Function | None:
+    """The function that this answer calls, if it calls one.
+
+    An emulated model has no judgement: with "auto" it calls a tool exactly if the last message is
+    not the result of one.
+    """
+    choice = body.tool_choice
+    tools = body.tools or []
+    if any(tool.type != "function" for tool in tools):
+        raise ApiError(400, "tools are functions", param="tools")
+    if not tools:
+        if choice not in (None, "none", "auto"):
+            raise ApiError(400, "tool_choice needs tools", param="tool_choice")
+        return None
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        for tool in tools:
+            if tool.function.name == name:
+                return tool.function
+        raise ApiError(400, f"there is no tool {name!r}", param="tool_choice")
+    if choice not in (None, "auto", "none", "required"):
+        raise ApiError(400, "tool_choice is none, auto, required or a tool", param="tool_choice")
+    if choice == "none":
+        return None
+    is_answered = body.messages[-1].role in ("tool", "function")
+    if choice != "required" and is_answered:
+        return None
+    return tools[seed % len(tools)].function
 
 
 def chat_text(messages: list[Message]) -> str:
@@ -209,22 +384,23 @@ def chat_text(messages: list[Message]) -> str:
 
 
 def _content(message: Message, index: int) -> str:
+    calls = msgspec.json.encode(message.tool_calls).decode() if message.tool_calls else ""
     content = message.content
     if content is None:
-        return ""
+        return calls
     if isinstance(content, str):
-        return content
+        return content + calls
     texts = []
     for part in content:
         text = part.get("text") if isinstance(part, dict) else part
         kind = part.get("type", "text") if isinstance(part, dict) else "text"
-        if kind != "text" or not isinstance(text, str):
+        if kind not in ("text", "input_text", "output_text") or not isinstance(text, str):
             raise ApiError(400, "only text parts are supported", param=f"messages.{index}.content")
         texts.append(text)
-    return "".join(texts)
+    return "".join(texts) + calls
 
 
-def _prompts(prompt: str | list[Any], tokenizer: Tokenizer) -> list[Ids]:
+def read_prompts(prompt: str | list[Any], tokenizer: Tokenizer) -> list[Ids]:
     """A text, a list of texts, a list of ids, or a list of lists of ids."""
     if isinstance(prompt, str):
         items: list[Any] = [prompt]
@@ -252,10 +428,27 @@ def _prompts(prompt: str | list[Any], tokenizer: Tokenizer) -> list[Ids]:
     return found
 
 
+_REFUSED: Final = (
+    ("use_beam_search", "beam search is not emulated"),
+    ("prompt_logprobs", "log-probabilities of prompts are shown with echo and logprobs only"),
+    ("return_token_ids", "token ids are not returned; /tokenize gives them"),
+    ("cache_hit_threshold", "answers do not end by cache hits"),
+    ("guided_json", "guided_json is gone from vLLM; use structured_outputs"),
+    ("guided_regex", "guided_regex is gone from vLLM; use structured_outputs"),
+    ("guided_choice", "guided_choice is gone from vLLM; use structured_outputs"),
+    ("guided_grammar", "grammars are not supported"),
+)
+
+
 def _call(body: Body, prompts: list[Ids], max_tokens: int | None, *, is_chat: bool) -> Call:
     n = body.n or 1
     if len(prompts) * n > CHOICES_MAX:
         raise ApiError(400, f"prompts times n must be at most {CHOICES_MAX}", param="n")
+    for name, problem in _REFUSED:
+        if getattr(body, name):
+            raise ApiError(400, problem, param=name)
+    if body.best_of not in (None, n):
+        raise ApiError(400, "best_of other than n is not supported", param="best_of")
     options = body.stream_options
     stream = bool(body.stream)
     if options is not None and not stream:
@@ -263,6 +456,11 @@ def _call(body: Body, prompts: list[Ids], max_tokens: int | None, *, is_chat: bo
     min_tokens = body.min_tokens or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise ApiError(400, "min_tokens must be at most max_tokens", param="min_tokens")
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    if len(stops) > STOPS_MAX or any(not 0 < len(stop) <= NAME_MAX for stop in stops):
+        problem = f"stop has at most {STOPS_MAX} texts of 1 to {NAME_MAX} characters"
+        raise ApiError(400, problem, param="stop")
+    room = body.bootstrap_room
     return Call(
         is_chat=is_chat,
         prompts=prompts,
@@ -275,4 +473,57 @@ def _call(body: Body, prompts: list[Ids], max_tokens: int | None, *, is_chat: bo
         ignore_eos=bool(body.ignore_eos),
         tenant=body.user or "",
         priority=body.priority or 0,
+        model=body.model or "",
+        constraint=_constraint(body),
+        stops=tuple(stops),
+        stop_ids=tuple(body.stop_token_ids or ()),
+        keeps_stop=bool(body.include_stop_str_in_output),
+        kv=body.kv_transfer_params,
+        room=room[0] if isinstance(room, list) and room else room if isinstance(room, int) else -1,
     )
+
+
+def _constraint(body: Body) -> Constraint:
+    form, outputs = body.response_format, body.structured_outputs
+    found: list[Constraint] = []
+    if form is not None and form.type != "text":
+        if form.type == "json_object":
+            found.append(Constraint(schema=True))
+        elif form.type != "json_schema":
+            problem = "response_format is text, json_object or json_schema"
+            raise ApiError(400, problem, param="response_format.type")
+        elif form.json_schema is None or form.json_schema.schema is None:
+            problem = "json_schema needs a schema"
+            raise ApiError(400, problem, param="response_format.json_schema")
+        else:
+            found.append(Constraint(schema=form.json_schema.schema))
+    if outputs is not None:
+        if outputs.grammar:
+            problem = "grammars are not supported"
+            raise ApiError(400, problem, param="structured_outputs.grammar")
+        given = []
+        if outputs.json is not None:
+            given.append(Constraint(schema=_schema_of(outputs.json)))
+        if outputs.json_object:
+            given.append(Constraint(schema=True))
+        if outputs.regex is not None:
+            given.append(Constraint(regex=outputs.regex))
+        if outputs.choice is not None:
+            if not outputs.choice:
+                raise ApiError(400, "choice is empty", param="structured_outputs.choice")
+            given.append(Constraint(options=tuple(outputs.choice)))
+        if len(given) != 1:
+            raise ApiError(400, "give exactly one kind of output", param="structured_outputs")
+        found += given
+    if len(found) > 1:
+        raise ApiError(400, "give response_format or structured_outputs", param="response_format")
+    return found[0] if found else FREE
+
+
+def _schema_of(given: Any) -> Any:
+    if not isinstance(given, str):
+        return given
+    try:
+        return msgspec.json.decode(given)
+    except msgspec.DecodeError:
+        raise ApiError(400, "json is not a schema", param="structured_outputs.json") from None

@@ -27,15 +27,20 @@ from emu.request import Request
 from emu.units import NS_PER_S
 from emu.workload.items import Line
 
+TABLES_MAX: Final = 100_000
+"""Commands and faults of one recording."""
 _FLUSH_LINES: Final = 256
 _PATHS: Final = (("model", "hf_config"), ("latency", "path"), ("latency", "replay"))
 
 
 class TrafficLog:
-    """workload.jsonl, in order of `request.row`."""
+    """workload.jsonl, in order of `request.row`, of a bounded size."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, bytes_max: int = 2**30) -> None:
         self.lines = 0
+        self.bytes = 0
+        """Of all lines, also of those that wait for earlier ones."""
+        self._bytes_max = bytes_max
         self._file = path.open("wb")
         self._json = msgspec.json.Encoder()
         self._early: dict[int, bytes] = {}
@@ -51,6 +56,9 @@ class TrafficLog:
             session_id=request.session_id,
             tenant=request.tenant,
             priority=request.priority,
+            replica=request.pin,
+            decode_replica=request.decode_pin,
+            handoff_ns=request.handoff_after_ns,
         )
         if request.max_output_tokens != request.output_tokens:
             line.max_output_toks = request.max_output_tokens
@@ -58,13 +66,20 @@ class TrafficLog:
             ids: list[int] = request.prefix.token_ids.tolist()
             line.input_tok_ids = ids[: request.prompt_tokens]
             line.output_tok_ids = ids[request.prompt_tokens :]
-        self._early[request.row] = self._json.encode(line) + b"\n"
+        text = self._json.encode(line) + b"\n"
+        self.bytes += len(text)
+        self._early[request.row] = text
         while self._next_row in self._early:
             self._file.write(self._early.pop(self._next_row))
             self._next_row += 1
             self.lines += 1
             if self.lines % _FLUSH_LINES == 0:
                 self._file.flush()
+
+    @property
+    def is_full(self) -> bool:
+        """No more requests can be recorded: the server takes none."""
+        return self.bytes >= self._bytes_max
 
     def flush(self) -> None:
         """Hand what is buffered to the system."""
@@ -78,17 +93,24 @@ class TrafficLog:
 
 
 class ReplayFile:
-    """replay.toml; grows by what the control interface does."""
+    """replay.toml; grows by what the control interface does, up to `TABLES_MAX` tables."""
 
     def __init__(self, path: Path, config: Config) -> None:
         self._path = path
+        self._tables = 0
         path.write_text(_REPLAY_HEAD + to_toml(_replayable(config)), encoding="utf-8")
 
     def add(self, kind: str, table: CommandTable | FaultTable) -> None:
         """Append a `[[commands]]` or `[[faults]]` table."""
+        self._tables += 1
         given = {k: v for k, v in msgspec.to_builtins(table).items() if v is not None}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(f"\n[[{kind}]]\n" + _scalars(given))
+
+    @property
+    def is_full(self) -> bool:
+        """Nothing more can be done to the cluster that a replay would know of."""
+        return self._tables >= TABLES_MAX
 
 
 _REPLAY_HEAD: Final = (

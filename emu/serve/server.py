@@ -21,6 +21,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,22 +34,31 @@ from emu.cluster.cluster import Outcome
 from emu.cluster.plan import Plan, make_plan
 from emu.config.load import load_config
 from emu.config.schema import Config
-from emu.errors import InputError, naming
+from emu.errors import InputError, PaceLost, naming
 from emu.kernel.wallclock import WallKernel
+from emu.log import make_log
 from emu.process.interrupts import sent_to
 from emu.report.atomic import RunDirectory, write_text
+from emu.report.summary import write_summary
 from emu.runs.runner import host_facts, write_results
 from emu.serve.app import make_app
 from emu.serve.control import snapshot
-from emu.serve.house import House, ServeOptions, is_loopback
+from emu.serve.endpoint import endpoint_app
+from emu.serve.fleet import Fleet, KvEvents, check_fleet
+from emu.serve.guard import is_loopback
+from emu.serve.house import House, ServeOptions, weights_from_host_s
+from emu.serve.intake import Intake, LiveProtocol
+from emu.serve.kv_events import wire_of
+from emu.serve.pace import STRICT_REQUESTS_MIN, Adapter
+from emu.serve.ports import BACKLOG, Dispatch, Doors, bind, port_of
 from emu.serve.recording import LiveRecorder, ReplayFile, TrafficLog
 from emu.serve.tokens import make_tokenizer, write_tokenizer
 from emu.serve.world import LiveCluster, live_config
 from emu.units import NS_PER_S, s_to_ns
 
-_BACKLOG: Final = 4096
 _TICK_S: Final = 0.1
 _TICKS_PER_SNAPSHOT: Final = 5
+_DOORS_S: Final = 0.05
 _TICKS_PER_FLUSH: Final = 10
 _CLOSE_S: Final = 5.0
 """Wall time that clients have to take the last bytes."""
@@ -63,6 +73,10 @@ class _Server(uvicorn.Server):
         yield
 
 
+def _Protocol(intake: Intake, head_timeout_s: float) -> Any:
+    return partial(LiveProtocol, intake=intake, head_timeout_s=head_timeout_s)
+
+
 class LiveServer:
     """A server from its configuration to its results."""
 
@@ -73,12 +87,19 @@ class LiveServer:
         self.options = options
         self.directory = directory
         self.plan = make_plan(self.config, source)
+        if options.fleet:
+            policy = self.config.scheduler.policy
+            check_fleet(len(self.plan.replicas), policy, options.ports, source)
         self.tokenizer = make_tokenizer(Path(options.tokenizer) if options.tokenizer else None)
         self.house: House | None = None
         self.port = options.port
         self._started = (time.perf_counter(), time.process_time())
         self._server: _Server | None = None
         self._group: TaskGroup | None = None
+        self._has_told = False
+        self.fleet: Fleet | None = None
+        self.doors: Doors | None = None
+        self._endpoint_sockets: list[socket.socket] = []
 
     # --- running ------------------------------------------------------------------------------
     async def run(self, *, announce: Any = None, handle_signals: bool = True) -> None:
@@ -94,19 +115,25 @@ class LiveServer:
             await self._run(announce)
 
     async def _run(self, announce: Any) -> None:
-        listening = self._bind()
+        listening = bind(self.options.host, self.options.port, "--host, --port")
+        self.port = port_of(listening)
         recorder: LiveRecorder | None = None
         files: RunDirectory | None = None
         try:
+            if self.options.fleet:
+                self._bind_endpoints()
             self.directory.mkdir(parents=True, exist_ok=True)
             write_tokenizer(self.directory / "tokenizer", _longest(self.plan))
             files = RunDirectory(self.directory / "run")
             recorder = LiveRecorder(
                 files.staging,
                 self.config.output,
-                TrafficLog(self.directory / "workload.jsonl"),
+                TrafficLog(
+                    self.directory / "workload.jsonl", int(self.options.max_recording_mib * 2**20)
+                ),
                 ReplayFile(self.directory / "replay.toml", self.config),
             )
+            recorder.log = make_log(self.options.log_level, self.options.log_format)
             outcome, cluster = await self._serve(listening, recorder, announce)
             self._publish(files, recorder, cluster, outcome)
         except BaseException:
@@ -118,6 +145,8 @@ class LiveServer:
             raise
         finally:
             listening.close()
+            for endpoint in self._endpoint_sockets:
+                endpoint.close()
 
     async def _serve(
         self, listening: socket.socket, recorder: LiveRecorder, announce: Any
@@ -131,13 +160,19 @@ class LiveServer:
         house = self.house = House(
             cluster, self.plan, self.tokenizer, self.options, startup_ns=self._startup_ns()
         )
+        dispatch = Dispatch(make_app(house))
+        doors = self._make_fleet(house, dispatch) if self.options.fleet else None
         server = self._server = _Server(
             uvicorn.Config(
-                make_app(house),
+                dispatch,
+                http=_Protocol(house.intake, self.options.header_timeout_s),
+                ws="none",
+                ssl_certfile=self.options.tls_cert or None,
+                ssl_keyfile=self.options.tls_key or None,
                 lifespan="off",
                 log_level="warning",
                 access_log=False,
-                backlog=_BACKLOG,
+                backlog=BACKLOG,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=int(_CLOSE_S),
             )
@@ -158,6 +193,8 @@ class LiveServer:
 
             group.start_soon(emulate)
             group.start_soon(self._tick, house)
+            if doors is not None:
+                group.start_soon(self._keep_doors, doors, server)
             self._group = group
             if announce is not None:
                 announce(self)
@@ -167,46 +204,93 @@ class LiveServer:
                 await server.serve(sockets=[listening])
             finally:
                 _drop_connections(server)
+                if doors is not None:
+                    doors.close()
+                if self.fleet is not None and self.fleet.events is not None:
+                    self.fleet.events.close()
             cluster.close()
             await ended.wait()
             group.cancel_scope.cancel()
         return kept[0], cluster
 
+    def _make_fleet(self, house: House, dispatch: Dispatch) -> Doors:
+        """Endpoints, and their ports."""
+        options = self.options
+        ports = [port_of(s) for s in self._endpoint_sockets]
+        fleet = Fleet(house, ports, face=options.face, lease_s=options.kv_lease_s)
+        self.fleet = fleet
+        if options.kv_events_port:
+            wire = wire_of(options.wire)
+            fleet.events = KvEvents(house, fleet.endpoints, options.kv_events_port, wire)
+        for endpoint in fleet.endpoints:
+            dispatch.by_port[endpoint.port] = endpoint_app(house, fleet, endpoint)
+        self.doors = Doors(options.host, fleet.endpoints, self._endpoint_sockets)
+        return self.doors
+
+    async def _keep_doors(self, doors: Doors, server: _Server) -> None:
+        """Ports follow the states of their replicas."""
+        while True:
+            if server.started:
+                await doors.update(server)
+                for problem in doors.problems:
+                    print(f"warning: {problem}", file=sys.stderr, flush=True)
+                doors.problems.clear()
+            if self.fleet is not None:
+                self.fleet.handoffs.sweep()
+                if self.fleet.events is not None:
+                    self.fleet.events.update()
+            await asyncio.sleep(_DOORS_S)
+
     def _startup_ns(self) -> int:
         """Emulated start-up: given, or the time to load the weights from host memory."""
         if self.options.startup_s >= 0:
             return s_to_ns(self.options.startup_s)
-        longest_s = 0.0
-        for replica in self.plan.replicas:
-            if replica.role != "inactive":
-                node = replica.node
-                gbps = node.pcie_gbps if node.pcie_gbps > 0 else replica.gpu.pcie_gbps
-                weights = max(replica.memory.physical_weight_bytes)
-                longest_s = max(longest_s, weights * 8 / (gbps * 1e9))
-        return s_to_ns(longest_s)
+        return s_to_ns(weights_from_host_s(self.plan))
 
     async def _tick(self, house: House) -> None:
-        """Let time be seen to pass: samples, snapshots, lag."""
+        """Let time be seen to pass: samples, snapshots, lag; slow down or give up if need be."""
         kernel = house.cluster.kernel
         loop = asyncio.get_running_loop()
+        adapter = Adapter(house.cluster.pace, self.options.speed)
         ticks = 0
         while True:
             due_s = loop.time() + _TICK_S
             await asyncio.sleep(_TICK_S)
             house.loop_lag_s = max(0.0, loop.time() - due_s)
             house.loop_lag_max_s = max(house.loop_lag_max_s, house.loop_lag_s)
-            entered_ns = kernel.wall_ns()
-
-            def seen(entered_ns: int = entered_ns) -> None:
-                house.drift_s = max(0.0, (kernel.wall_ns() - entered_ns) / NS_PER_S)
-                house.drift_max_s = max(house.drift_max_s, house.drift_s)
-
-            kernel.enter(seen)
+            house.drift_s = kernel.behind_ns / NS_PER_S
+            house.drift_max_s = max(house.drift_max_s, house.drift_s)
+            kernel.enter(_nothing)  # samples are taken when time passes
             ticks += 1
+            if ticks % _TICKS_PER_FLUSH == 0:
+                if self.options.slow_down == "auto":
+                    self._adapt(house, adapter)
+                self._judge(house)
             if ticks % _TICKS_PER_SNAPSHOT == 0 and house.hub.listeners:
                 house.hub.publish(snapshot(house))
             if ticks % _TICKS_PER_FLUSH == 0:
                 house.cluster.tape.flush()
+
+    def _adapt(self, house: House, adapter: Adapter) -> None:
+        before = house.speed
+        speed = adapter.next_speed(before, house.drift_s)
+        if speed != before:
+            why = "the machine does not keep up" if speed < before else "the machine keeps up"
+            house.set_speed(speed, why)
+            print(f"speed        {before:.3g} to {speed:.3g}: {why}", file=sys.stderr, flush=True)
+
+    def _judge(self, house: House) -> None:
+        """Say once that the pace is lost; a strict server ends then."""
+        pace = house.cluster.pace
+        if self._has_told or not pace.is_late or pace.requests < STRICT_REQUESTS_MIN:
+            return
+        self._has_told = True
+        print(f"warning: {pace.sentence()}", file=sys.stderr, flush=True)
+        house.hub.publish({"event": "pace", "at_s": pace.first_late_s, "text": pace.sentence()})
+        if self.options.strict_pace and self._group is not None:
+            house.is_draining = True
+            house.cluster.leave_all()
+            self._group.start_soon(self.stop)
 
     # --- ending -------------------------------------------------------------------------------
     def _on_signal(self) -> None:
@@ -226,6 +310,8 @@ class LiveServer:
         assert house is not None
         house.is_draining = True
         cluster = house.cluster
+        if self.fleet is not None:
+            self.fleet.handoffs.sweep(everything=True)
         deadline_s = time.monotonic() + self.options.drain_s
         while cluster.gateway.outstanding and cluster.error is None:
             if time.monotonic() > deadline_s:
@@ -240,7 +326,15 @@ class LiveServer:
         """Write the results, as a run does."""
         recorder.close()
         error = final_error(cluster, outcome.error)
-        write_results(files.staging, cluster, recorder, error, rows=recorder.traffic.lines)
+        pace, house = cluster.pace, self.house
+        assert house is not None
+        if error is None and self.options.strict_pace and pace.is_late:
+            error = PaceLost(pace.sentence())
+        summary = write_results(
+            files.staging, cluster, recorder, error, rows=recorder.traffic.lines
+        )
+        summary.pace = pace.summary(self.options.speed, house.speed_changes)
+        write_summary(files.staging / "summary.json", summary)
         text = host_facts(self.config, self.source, outcome, *self._started)
         write_text(files.staging / "run.json", text)
         if error is not None:
@@ -253,28 +347,21 @@ class LiveServer:
             write_report(self.directory / "run")
 
     # --- the socket ---------------------------------------------------------------------------
-    def _bind(self) -> socket.socket:
-        """Raises InputError if the address cannot be had."""
-        host, port = self.options.host, self.options.port
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            family, kind, protocol, _, address = found[0]
-            listening = socket.socket(family, kind, protocol)
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(address)
-            listening.listen(_BACKLOG)  # who reads the announcement may connect at once
-        except (OSError, UnicodeError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise InputError(f"{host}:{port}", None, "--host, --port", reason) from None
-        listening.setblocking(False)
-        self.port = int(listening.getsockname()[1])
-        return listening
+    def _bind_endpoints(self) -> None:
+        """A port for each replica. Raises InputError."""
+        base = self.options.ports or (self.port + 1 if self.options.port else 0)
+        for index in range(len(self.plan.replicas)):
+            port = base + index if base else 0
+            self._endpoint_sockets.append(bind(self.options.host, port, "--ports"))
 
     @property
     def url(self) -> str:
         """Where clients find the server."""
         host = "127.0.0.1" if self.options.host in ("0.0.0.0", "") else self.options.host
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        scheme = "https" if self.options.tls_cert else "http"
+        return (
+            f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"
+        )
 
 
 def _drop_connections(server: _Server) -> None:
@@ -285,6 +372,10 @@ def _drop_connections(server: _Server) -> None:
         transport = getattr(connection, "transport", None)
         if transport is not None:
             transport.abort()
+
+
+def _nothing() -> None:
+    """Time has passed."""
 
 
 def _longest(plan: Plan) -> int:
@@ -341,6 +432,11 @@ def _announce(server: LiveServer) -> None:
     print(f"recording    {server.directory}")
     if house.startup_left_s:
         print(f"ready in     {house.startup_left_s:.1f} s (emulated start-up)")
+    if server.fleet is not None:
+        for endpoint in server.fleet.endpoints:
+            place = server.url.rpartition(":")[0]
+            replica = endpoint.replica
+            print(f"replica {replica.replica_id:<4} {place}:{endpoint.port}  {replica.state.value}")
     for name, line in client_lines(server):
         print(f"{name:<12} {line}")
     sys.stdout.flush()
@@ -360,6 +456,18 @@ def serve_command(
     """`emu serve`."""
     if not options.speed > 0:
         raise InputError("serve", None, "--speed", "must be above 0")
+    if options.slow_down not in ("off", "auto"):
+        raise InputError("serve", None, "--slow-down", "must be off or auto")
+    wire_of(options.wire)
+    if bool(options.tls_cert) != bool(options.tls_key):
+        raise InputError("serve", None, "--tls-cert, --tls-key", "are given together")
+    for name, place in (("--tls-cert", options.tls_cert), ("--tls-key", options.tls_key)):
+        if place and not Path(place).is_file():
+            raise InputError(place, None, name, "no such file")
+    if options.kv_events_port and not options.fleet:
+        raise InputError("serve", None, "--kv-events", "needs --fleet: events are of endpoints")
+    if not options.header_timeout_s > 0:
+        raise InputError("serve", None, "--header-timeout-s", "must be above 0")
     config = load_config(path, overrides)
     with naming(str(path)):
         server = LiveServer(config, str(path), options, output)
@@ -372,5 +480,7 @@ def serve_command(
 
     anyio.run(main, backend_options={"use_uvloop": sys.platform != "win32"})
     if not quiet:
+        assert server.house is not None
+        print(server.house.cluster.pace.sentence())
         print(f"results in {output / 'run'}; replay with: python -m emu {output / 'replay.toml'}")
     return 0

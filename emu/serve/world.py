@@ -24,12 +24,14 @@ from emu.cluster.plan import Plan
 from emu.config.schema import Config
 from emu.kernel.wallclock import WallKernel
 from emu.migration.transfer import MigratingBatch, kv_blocks, kv_bytes
+from emu.replica.ports import BatchSink
 from emu.replica.replica import Replica
-from emu.replica.world import BatchSink
 from emu.request import Request, Status
 from emu.scheduling.base import Batch
 from emu.scheduling.stages import StageSpan
+from emu.serve.pace import Pace
 from emu.serve.recording import LiveRecorder
+from emu.serve.script import Script
 from emu.units import NS_PER_S
 
 TTFT_BUCKETS: Final = (
@@ -66,11 +68,13 @@ class Histogram:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
+        self.observed = 0
 
     def add(self, value: float, count: int = 1) -> None:
         """`count` observations of a value (bounds are inclusive, as Prometheus has it)."""
         self.counts[bisect_left(self.bounds, value)] += count
         self.total += value * count
+        self.observed += count
 
 
 class Statistics:
@@ -103,33 +107,110 @@ class Statistics:
         self.external_hit_sum = 0
         """Found in a tier below the GPU's memory."""
         self.external_queried_sum = 0
+        self.transferred_sum = 0
+        """Prompt tokens whose KV came from another replica's prefill."""
         self.generated_sum = 0
         self.preemptions = 0
         self.migrations = 0
         self.recent: deque[tuple[float, float, float]] = deque(maxlen=RECENT)
         """(TTFT, TPOT, E2E) of the last completed requests, s."""
 
+    def began(self, request: Request, at_ns: int) -> None:
+        """The first token of a request is there."""
+        self.ttft.add((at_ns - request.arrival_ns) / NS_PER_S)
+        self.prompt_sum += request.prompt_tokens
+        self.cached_sum += request.prefix_hit_tokens
+        self.external_hit_sum += request.storage_hit_tokens
+
+    def received(self, request: Request, came_ns: int, at_ns: int) -> None:
+        """The first token of a request whose prompt another replica has computed.
+
+        As vLLM's decode engine, which computes the last prompt token again.
+        """
+        self.ttft.add((at_ns - came_ns) / NS_PER_S)
+        self.prompt_sum += request.prompt_tokens
+        self.transferred_sum += request.prompt_tokens - 1
+
+    def ended(self, request: Request, *, has_prefixes: bool) -> None:
+        """A request has ended, in whatever way."""
+        status = request.status.name.lower()
+        self.by_status[status] = self.by_status.get(status, 0) + 1
+        self.preemptions += request.preemptions
+        self.migrations += request.migrations
+        if request.first_scheduled_ns >= 0 and has_prefixes:
+            self.queried_sum += request.prompt_tokens
+            self.external_queried_sum += request.prompt_tokens - request.npu_hit_tokens
+        if request.status is not Status.COMPLETED:
+            self.success["abort" if request.status is Status.CANCELLED else "error"] += 1
+            return
+        length = request.output_tokens >= request.max_output_tokens
+        self.success["length" if length else "stop"] += 1
+        arrival, scheduled = request.arrival_ns, request.first_scheduled_ns
+        first, last = request.first_token_ns, request.last_token_ns
+        tokens = request.generated_tokens
+        tpot_s = (last - first) / NS_PER_S / (tokens - 1) if tokens > 1 else 0.0
+        self.e2e.add((last - arrival) / NS_PER_S)
+        self.queue.add((scheduled - arrival) / NS_PER_S)
+        self.prefill.add((first - scheduled) / NS_PER_S)
+        self.decode.add((last - first) / NS_PER_S)
+        self.inference.add((last - scheduled) / NS_PER_S)
+        if tokens > 1:
+            self.per_output_token.add(tpot_s)
+        self.recent.append(((first - arrival) / NS_PER_S, tpot_s, (last - arrival) / NS_PER_S))
+        self.prompt_tokens.add(request.prompt_tokens)
+        self.generation_tokens.add(tokens)
+        self.request_preemptions.add(request.preemptions)
+        self.kv_computed_tokens.add(request.prompt_tokens - request.prefix_hit_tokens)
+        self.max_tokens.add(request.max_output_tokens)
+
 
 class Choice:
     """One answer: how far it is, and what of it has been sent."""
 
-    __slots__ = ("exchange", "index", "is_ended", "last_ns", "produced", "request", "sent", "start")
+    __slots__ = (
+        "base", "came_ns", "exchange", "first_ns", "heir", "index", "is_ended", "last_ns",
+        "produced", "request", "script", "sent", "start",
+    )  # fmt: skip
 
-    def __init__(self, exchange: Exchange, index: int, request: Request, start: int) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        index: int,
+        request: Request,
+        start: int,
+        script: Script | None = None,
+    ) -> None:
         self.exchange = exchange
         self.index = index
         self.request = request
         self.start = start
         """Where its filler text begins."""
+        self.script = script
+        """What it says, if that is not plain filler."""
+        self.base = 0
+        """Tokens of the request that another endpoint produced: no part of this answer."""
+        self.heir: Choice | None = None
+        """The answer that gets the tokens after the first."""
+        self.came_ns = -1
+        """When it was asked for, where that is not the request's arrival."""
         self.produced = 0
         self.sent = 0
+        self.first_ns = -1
         self.last_ns = -1
+        """Emulated times of the first and the last token so far."""
         self.is_ended = False
+
+    @property
+    def tokens(self) -> int:
+        """Of the whole answer."""
+        return self.request.output_tokens - self.base
 
     @property
     def finish_reason(self) -> str:
         """As OpenAI says it."""
         request = self.request
+        if self.script is not None and self.script.finish:
+            return self.script.finish
         return "length" if request.output_tokens >= request.max_output_tokens else "stop"
 
 
@@ -140,6 +221,10 @@ class Exchange:
         self.choices: list[Choice] = []
         self.changed = asyncio.Event()
         self.has_left = False
+        self.came_ns = -1
+        """Emulated time at which the call reached the machine."""
+        self.adapter = ""
+        """Name of the LoRA adapter that was asked for."""
 
     @property
     def is_ended(self) -> bool:
@@ -169,29 +254,41 @@ class LiveCluster(Cluster):
         self.tape = recorder
         self.has_prefixes = has_prefixes
         self.stats = Statistics()
-        self.batches = _Iterations(self.stats.iteration_tokens, self.batches)
+        self.engines = [Statistics() for _ in plan.replicas]
+        """The same, of each replica: a request counts where it ended."""
+        self.batches = _Iterations(self.stats, self.engines, self.batches)
         self.is_open = True
         self.error: BaseException | None = None
+        self.pace = Pace()
         self._choices: dict[int, Choice] = {}
+        self._entering = 0
+        """Answers whose requests have been read and have not arrived."""
         self._next_id = 0
         self.gateway.pending_clients += 1
         recorder.on_end = self._on_end
 
     # --- from clients -------------------------------------------------------------------------
-    def submit(self, exchange: Exchange) -> None:
-        """All requests of a call arrive now. Ids count submissions, as lines of the recording."""
-        requests = [choice.request for choice in exchange.choices]
-        for choice in exchange.choices:
-            choice.request.request_id = self._next_id
-            self._choices[self._next_id] = choice
-            self._next_id += 1
+    def submit(self, exchange: Exchange, came_ns: int | None = None) -> None:
+        """All requests of a call arrive at the instant at which it came (None: now).
+
+        Ids count arrivals, as lines of the recording do.
+        """
+        self._entering += len(exchange.choices)
 
         def arrive() -> None:
-            for request in requests:
+            for choice in exchange.choices:
+                request = choice.request
+                request.request_id = self._next_id
+                self._choices[self._next_id] = choice
+                self._next_id += 1
+                self._entering -= 1
                 request.arrival_ns = self.kernel.now_ns
                 self.gateway.arrive(request)
 
-        self.kernel.enter(arrive)
+        entered_ns = self.kernel.enter(arrive, came_ns)
+        exchange.came_ns = entered_ns if came_ns is None else came_ns
+        waited_s = (entered_ns - exchange.came_ns) / NS_PER_S
+        self.pace.intake_worst_s = max(self.pace.intake_worst_s, waited_s)
 
     def leave(self, exchange: Exchange) -> None:
         """The client has gone: whatever has not ended is cancelled, at whatever stage it is."""
@@ -205,6 +302,22 @@ class LiveCluster(Cluster):
                 self._cancel_now(choice.request)
 
         self.kernel.enter(cancel)
+
+    def adopt(self, choice: Choice, first: Choice) -> None:
+        """This answer gets the tokens after the one of `first`; inside the emulation only."""
+        if first.produced:
+            self._choices[choice.request.request_id] = choice
+        else:
+            first.heir = choice
+
+    def end_choice(self, choice: Choice) -> None:
+        """Its request has ended before."""
+        choice.is_ended = True
+        choice.exchange.changed.set()
+
+    def forsake(self, request: Request) -> None:
+        """Nobody will come for this request: cancelled now."""
+        self.kernel.enter(lambda: self._cancel_now(request))
 
     def leave_all(self) -> None:
         """The server ends and waits no longer."""
@@ -237,16 +350,22 @@ class LiveCluster(Cluster):
         for choice in list(self._choices.values()):
             choice.exchange.changed.set()
 
+    def adapters_in_use(self) -> Iterator[tuple[str, Request]]:
+        """(adapter, request) of the answers under way that have one."""
+        for choice in self._choices.values():
+            if choice.exchange.adapter:
+                yield choice.exchange.adapter, choice.request
+
     @property
     def open_choices(self) -> int:
         """Answers under way."""
-        return len(self._choices)
+        return len(self._choices) + self._entering
 
     # --- to clients ---------------------------------------------------------------------------
     def on_tokens(self, replica: Replica, receivers: Iterable[Request]) -> None:
         """A token for each of these: count it, and wake who sends it."""
         now_ns = self.kernel.now_ns
-        stats = self.stats
+        stats, engine = self.stats, self.engines[replica.replica_id]
         count = 0
         gap_ns, gap_count = -1, 0
         for request in receivers:
@@ -260,13 +379,25 @@ class LiveCluster(Cluster):
                 if gap != gap_ns:
                     if gap_count:
                         stats.inter_token.add(gap_ns / NS_PER_S, gap_count)
+                        engine.inter_token.add(gap_ns / NS_PER_S, gap_count)
                     gap_ns, gap_count = gap, 0
                 gap_count += 1
+            else:
+                choice.first_ns = now_ns
+                if choice.base:
+                    engine.received(request, choice.came_ns, now_ns)
+                else:
+                    stats.began(request, now_ns)
+                    engine.began(request, now_ns)
+                if choice.heir is not None:
+                    self._choices[request.request_id] = choice.heir
             choice.last_ns = now_ns
             choice.exchange.changed.set()
         if gap_count:
             stats.inter_token.add(gap_ns / NS_PER_S, gap_count)
+            engine.inter_token.add(gap_ns / NS_PER_S, gap_count)
         stats.generated_sum += count
+        engine.generated_sum += count
 
     def on_transfer(
         self, batch: MigratingBatch, source: Replica, destination: Replica, ended_ns: int
@@ -277,7 +408,8 @@ class LiveCluster(Cluster):
         apart (a latent vector is both).
         """
         super().on_transfer(batch, source, destination, ended_ns)
-        stats, plan = self.stats, self.plan.replicas[destination.replica_id]
+        receiver = destination.replica_id
+        plan = self.plan.replicas[receiver]
         ranks, page = len(destination.gpus), plan.scheduler.block_size
         is_latent = plan.model.latent is not None
         regions = (1 if is_latent else 2) * plan.model.layers / plan.pipeline_parallel
@@ -286,66 +418,35 @@ class LiveCluster(Cluster):
         for request in batch.requests:
             size_bytes = share * kv_bytes([request], page, plan.kv_bytes_per_token)
             pieces = round(share * regions * kv_blocks(request, page))
-            stats.transfer.add((ended_ns - batch.started_ns) / NS_PER_S, ranks)
-            stats.transfer_post.add(0.0, ranks)  # takes no time here
-            stats.transfer_bytes.add(size_bytes / ranks, ranks)
-            stats.transfer_descriptors.add(pieces, ranks)
+            for stats in (self.stats, self.engines[receiver]):
+                stats.transfer.add((ended_ns - batch.started_ns) / NS_PER_S, ranks)
+                stats.transfer_post.add(0.0, ranks)  # takes no time here
+                stats.transfer_bytes.add(size_bytes / ranks, ranks)
+                stats.transfer_descriptors.add(pieces, ranks)
 
     def _on_end(self, request: Request) -> None:
         choice = self._choices.pop(request.request_id, None)
-        self._count_end(request)
+        self.stats.ended(request, has_prefixes=self.has_prefixes)
+        place = request.decode_replica_id if request.decode_replica_id >= 0 else request.replica_id
+        place = place if place >= 0 else request.holder_id
+        if place >= 0:
+            self.engines[place].ended(request, has_prefixes=self.has_prefixes)
         if choice is not None:
             if request.status is Status.COMPLETED:
-                choice.produced = request.generated_tokens
-            choice.is_ended = True
-            choice.exchange.changed.set()
-
-    def _count_end(self, request: Request) -> None:
-        stats = self.stats
-        status = request.status.name.lower()
-        stats.by_status[status] = stats.by_status.get(status, 0) + 1
-        stats.preemptions += request.preemptions
-        stats.migrations += request.migrations
-        if request.first_scheduled_ns >= 0:
-            stats.prompt_sum += request.prompt_tokens
-            stats.cached_sum += request.prefix_hit_tokens
-            stats.external_hit_sum += request.storage_hit_tokens
-            if self.has_prefixes:
-                stats.queried_sum += request.prompt_tokens
-                stats.external_queried_sum += request.prompt_tokens - request.npu_hit_tokens
-        if request.status is not Status.COMPLETED:
-            stats.success["abort" if request.status is Status.CANCELLED else "error"] += 1
-            return
-        length = request.output_tokens >= request.max_output_tokens
-        stats.success["length" if length else "stop"] += 1
-        arrival, scheduled = request.arrival_ns, request.first_scheduled_ns
-        first, last, tokens = (
-            request.first_token_ns,
-            request.last_token_ns,
-            request.generated_tokens,
-        )
-        tpot_s = (last - first) / NS_PER_S / (tokens - 1) if tokens > 1 else 0.0
-        stats.ttft.add((first - arrival) / NS_PER_S)
-        stats.e2e.add((last - arrival) / NS_PER_S)
-        stats.queue.add((scheduled - arrival) / NS_PER_S)
-        stats.prefill.add((first - scheduled) / NS_PER_S)
-        stats.decode.add((last - first) / NS_PER_S)
-        stats.inference.add((last - scheduled) / NS_PER_S)
-        if tokens > 1:
-            stats.per_output_token.add(tpot_s)
-        stats.recent.append(((first - arrival) / NS_PER_S, tpot_s, (last - arrival) / NS_PER_S))
-        stats.prompt_tokens.add(request.prompt_tokens)
-        stats.generation_tokens.add(tokens)
-        stats.request_preemptions.add(request.preemptions)
-        stats.kv_computed_tokens.add(request.prompt_tokens - request.prefix_hit_tokens)
-        stats.max_tokens.add(request.max_output_tokens)
+                choice.produced = request.generated_tokens - choice.base
+            self.end_choice(choice)
+            if choice.heir is not None and choice.heir is not choice:
+                self.end_choice(choice.heir)
 
 
 class _Iterations:
     """Counts the tokens of each iteration, and draws it in the trace if there is one."""
 
-    def __init__(self, tokens: Histogram, drawn: BatchSink | None) -> None:
-        self._tokens = tokens
+    def __init__(
+        self, everywhere: Statistics, engines: list[Statistics], drawn: BatchSink | None
+    ) -> None:
+        self._all = everywhere
+        self._engines = engines
         self._drawn = drawn
 
     def batch(
@@ -359,7 +460,9 @@ class _Iterations:
     ) -> None:
         """An iteration has ended (nothing leaps on the wall clock)."""
         shape = batch.shape
-        self._tokens.add(shape.decode_count + sum(shape.prefill_new), steps)
+        tokens = shape.decode_count + sum(shape.prefill_new)
+        self._all.iteration_tokens.add(tokens, steps)
+        self._engines[replica.replica_id].iteration_tokens.add(tokens, steps)
         if self._drawn is not None:
             self._drawn.batch(replica, batch, start_ns, end_ns, steps, spans)
 

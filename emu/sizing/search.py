@@ -4,12 +4,15 @@
     asked = next(search)
     asked = search.send([worst(candidate) for candidate in asked])     # until StopIteration
 
-`worst` is the largest figure / limit of a run: up to 1 it meets. The search takes the objectives to be monotone: a cluster that meets them still does with a replica more
-of either role. Then a number of colocated replicas is found by bisection; and what fails with as
-many replicas of one role as the limit allows gives the least number of the other. `limit()` is
-the largest number of replicas that could still be as cheap as the best cluster known; it may
-fall between two steps. More prefill replicas send requests to decode in denser bursts, so that
-TPOT may rise a little with them: such a bound counts only where it misses by SLACK. Clusters at the limit itself are tried, so that ties are found.
+`worst` is the largest figure / limit of a run: up to 1 it meets. The search takes the objectives
+to be monotone: a cluster that meets them still does with a replica more of either role. Then a
+number of colocated replicas is found by bisection; and what fails with as many replicas of one
+role as the limit allows gives the least number of the other. `limit()` is the largest number of
+replicas that could still be as cheap as the best cluster known; it may fall between two steps.
+Clusters at the limit itself are tried, so that ties are found.
+
+More prefill replicas send requests to decode in denser bursts, so that TPOT may rise a little with
+them: a bound on a role counts only where its run misses by SLACK.
 """
 
 from __future__ import annotations

@@ -71,6 +71,13 @@ class Line(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     session_id: str = ""
     tenant: str = ""
     priority: int = 0
+    replica: int = -1
+    """The replica that an outside router chose; -1 = the router of the configuration."""
+    decode_replica: int = -1
+    """The same for the replica that decodes what `replica` has prefilled."""
+    handoff_ns: int = -1
+    """After arrival: when `decode_replica` was asked for the rest; the KV waits until then.
+    -1 = it need not wait; `TIME_MAX_NS` = never asked."""
     sub_requests: list[Turn] | None = None
 
 

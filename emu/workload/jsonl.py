@@ -123,12 +123,18 @@ def _is_plain(line: Line) -> bool:
         and line.max_output_toks == 0
         and line.deadline_ns < 0
         and line.cancel_after_ns < 0
+        and line.replica < 0
+        and line.handoff_ns < 0
     )
 
 
 def _is_fine(line: Line) -> bool:
     """Whether a decoded line obeys every rule (else the slow path finds out which it breaks)."""
     if not 0 <= line.arrival_time_ns <= TIME_MAX_NS or abs(line.priority) > TOKENS_MAX:
+        return False
+    if not all(-1 <= value <= TOKENS_MAX for value in (line.replica, line.decode_replica)):
+        return False
+    if not -1 <= line.handoff_ns <= TIME_MAX_NS:
         return False
     turns = line.sub_requests
     if turns is None:

@@ -213,6 +213,9 @@ class Workload:
                     request.session_id = line.session_id
                     request.tenant = line.tenant
                     request.priority = line.priority
+                    request.pin = line.replica
+                    request.decode_pin = line.decode_replica
+                    request.handoff_after_ns = line.handoff_ns
                 else:
                     request = self._next(open_session(line, request_id), arrival_ns)
                 if judged:

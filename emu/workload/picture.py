@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import Final
 
 from emu.workload.describe import Description, Lengths
@@ -73,55 +72,3 @@ def _histogram(lengths: Lengths, width: int) -> list[str]:
 
 
 _BARS_LEFT: Final = " ▏▎▍▌▋▊▉"
-
-
-def picture_svg(description: Description) -> str:
-    """A self-contained SVG: rate over time above, the two length histograms below."""
-    d = description
-    parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 460" role="img" '
-        'font-family="sans-serif" font-size="12">',
-        f"<title>{escape(d.source)}</title>",
-        '<rect width="720" height="460" fill="#fff"/>',
-        f'<text x="20" y="24" font-size="15">{escape(d.source)}: {d.requests:,} requests, '
-        f"{d.rate_per_s:.2f}/s, {d.prompt.mean:.0f} in / {d.output.mean:.0f} out</text>",
-    ]
-    rates = d.rates_per_s or [0.0]
-    span = f"{d.first_s:.0f} to {d.last_s:.0f} s"
-    labels = [f"{d.first_s + index * d.rate_bin_s:.1f} s" for index in range(len(rates))]
-    parts += _bars(20, 50, 680, 160, rates, labels, f"arrivals per second, {span}", "#4269d0")
-    for x, name, lengths, colour in (
-        (20, "prompt", d.prompt, "#3ca951"),
-        (370, "output", d.output, "#ff725c"),
-    ):
-        counts = [float(count) for _, count in lengths.histogram]
-        names = [f"{low:,}+" for low, _ in lengths.histogram]
-        title = f"{name} tokens (bins double), p50 {lengths.p50:.0f}, p99 {lengths.p99:.0f}"
-        parts += _bars(x, 260, 330, 160, counts, names, title, colour)
-    return "\n".join([*parts, "</svg>", ""])
-
-
-def _bars(
-    x: int,
-    y: int,
-    width: int,
-    height: int,
-    values: list[float],
-    labels: list[str],
-    title: str,
-    colour: str,
-) -> list[str]:
-    top = max(values) or 1.0
-    step = width / len(values)
-    parts = [f'<text x="{x}" y="{y}">{escape(title)}; highest {top:,.6g}</text>']
-    for index, (value, label) in enumerate(zip(values, labels, strict=True)):
-        tall = height * value / top
-        parts.append(
-            f'<rect x="{x + index * step:.1f}" y="{y + 10 + height - tall:.1f}" '
-            f'width="{max(step - 1, 0.5):.1f}" height="{tall:.1f}" fill="{colour}">'
-            f"<title>{escape(label)}: {value:,.6g}</title></rect>"
-        )
-    for index in sorted({0, len(values) // 2, len(values) - 1}):
-        place = x + index * step
-        parts.append(f'<text x="{place:.1f}" y="{y + height + 26}">{escape(labels[index])}</text>')
-    return parts

@@ -52,6 +52,9 @@ def read_line(source: str, number: int, raw: bytes, notes: Notes) -> Line:
     if session:
         line.sub_requests = _read_turns(place, fields["sub_requests"], notes)
     else:
+        line.replica = read_int(place, fields, "replica", -1, TOKENS_MAX, -1)
+        line.decode_replica = read_int(place, fields, "decode_replica", -1, TOKENS_MAX, -1)
+        line.handoff_ns = read_int(place, fields, "handoff_ns", -1, TIME_MAX_NS, -1)
         _read_turn(place, fields, line)
     return line
 

@@ -205,6 +205,7 @@ def test_a_program_is_asked_once_for_each_shape(tmp_path, npus):
     assert [replayed.iteration_ns(shape) for shape in (PREFILL, DECODE)] == first[:2]
     with pytest.raises(RunError, match=r"no count for the batch p=7@0 d=- n=1"):
         replayed.iteration_ns(BatchShape(prefill_new=[7], prefill_context=[0], sequences=1))
+    anyio.run(replayed.aclose)  # CPython 3.13 complains of a database that stays open
 
 
 def test_a_program_that_dies_is_an_error_and_is_gone(tmp_path):

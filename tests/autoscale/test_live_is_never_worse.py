@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emu.cluster.cluster import Cluster
-from emu.kernel.clock import RANK_NETWORK
+from emu.kernel.priorities import PRIORITY_NETWORK
+from emu.replica.events import Commanded
 from emu.replica.states import ReplicaState as S
 from tests.csvfile import csv_rows
 from tests.replica.test_zigzag_example import _arrive_by_clock, _cluster, _command
@@ -49,13 +50,13 @@ def completions_ms(
 
 def _stop_the_world(cluster: Cluster, new: int, loaded_ns: int) -> None:
     replica = cluster.replicas[new]
-    replica.move(S.LOADING_PREFILL, writer="planner", cause="test")
+    replica.actor.tell(Commanded(to=S.LOADING_PREFILL, writer="planner", cause="test"))
 
     def loaded() -> None:
         replica.model_loaded = True
-        replica.move(S.PREFILL, writer="transfer", cause="weights complete")
+        replica.actor.tell(Commanded(to=S.PREFILL, writer="transfer", cause="weights complete"))
 
-    cluster.kernel.call_at(loaded_ns, RANK_NETWORK, loaded)
+    cluster.kernel.call_at(loaded_ns, PRIORITY_NETWORK, loaded)
 
 
 def test_the_setting_of_section_4_9(tmp_path: Path) -> None:

@@ -64,10 +64,6 @@ def _load(load: Load, *, model: str, tp: int, machines: int = 4) -> Story:
         )
         Loader(world).start(load)
 
-        async def nothing() -> None:
-            await kernel.event("end").wait()
-
-        kernel.spawn(nothing(), name="nothing")
         await kernel.run()
 
     anyio.run(main)

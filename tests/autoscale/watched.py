@@ -12,10 +12,12 @@ from typing import Any
 from emu.autoscale.actions import Load
 from emu.autoscale.demand import scan
 from emu.cluster.cluster import Cluster
-from emu.migration.transfer import MigratingBatch, SplitBatch, kv_bytes
+from emu.migration.transfer import MigratingBatch, kv_bytes
+from emu.replica.events import KvDelivered
+from emu.replica.layer_scheduler import LayerScheduler, LayerTask
 from emu.replica.replica import Replica
+from emu.replica.split_batch import SplitBatch
 from emu.replica.states import TRANSITIONS, Marker, ReplicaState
-from emu.replica.zag import Zag, ZagTask
 from emu.request import Request
 
 S = ReplicaState
@@ -37,22 +39,27 @@ ROUNDING_BYTES = 64
 """A mark is passed in the nanosecond in which its last byte is."""
 
 
-class WatchedZag(Zag):
+class WatchedZag(LayerScheduler):
     """Notes which layer of which batch ran when, and looks at the limits at each admission."""
 
     watcher: Watched
     replica: Replica
 
-    def admit(self, batch: Any) -> ZagTask:
+    def __init__(self, layers: int, started_ns: int, incarnation: int) -> None:
+        super().__init__(layers, started_ns, incarnation)
+        self.removed: dict[int, tuple[LayerTask, int]] = {}
+        """By row of a request: the batch that left with it, and its place among those pending."""
+
+    def admit(self, batch: Any) -> LayerTask:
         task = super().admit(batch)
-        elapsed_ms = (self.replica.kernel.now_ns - self.started_ns) // MS
+        elapsed_ms = (self.replica.clock.now_ns - self.started_ns) // MS
         allowed = 4 if elapsed_ms < 200 else 3 if elapsed_ms < 400 else 2
         if len(self.pending) > allowed:
             self.watcher.problem(f"I11: {len(self.pending)} outstanding after {elapsed_ms} ms")
         self.watcher.admitted += 1
         return task
 
-    def start(self, task: ZagTask, now_ns: int, cost_ns: int) -> None:
+    def start(self, task: LayerTask, now_ns: int, cost_ns: int) -> None:
         layer = task.layers_done
         if layer >= self.watcher.layers_there(self.replica):
             self.watcher.problem(f"I8: layer {layer} of {self.replica.name} runs unloaded")
@@ -60,16 +67,17 @@ class WatchedZag(Zag):
         self.watcher.keep.append(task)
         super().start(task, now_ns, cost_ns)
 
-    def remove(self, task: ZagTask) -> None:
+    def remove(self, task: LayerTask) -> None:
         unfinished = [t for t in self.pending if t.layers_done < self.layers]
         if self.replica.state is S.NEW_PREFILL:
             self.position = unfinished.index(task) if task in unfinished else -1
         else:
             self.position = list(self.pending).index(task)
-        self.removed = task
+        for chunk in task.batch.chunks:
+            self.removed[chunk.request.row] = (task, self.position)
         super().remove(task)
 
-    def pop_done(self) -> ZagTask | None:
+    def pop_done(self) -> LayerTask | None:
         task = super().pop_done()
         if task is not None:
             ran = self.watcher.layers_run.get(id(task), [])
@@ -87,7 +95,7 @@ class Watched(Cluster):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.problems: list[str] = []
         self.layers_run: dict[int, list[int]] = {}
-        self.keep: list[ZagTask] = []
+        self.keep: list[LayerTask] = []
         """So that ids stay unique."""
         self.admitted = self.completed_here = self.relayed = self.halves_met = 0
         self.relayed_from: dict[str, int] = {}
@@ -117,7 +125,7 @@ class Watched(Cluster):
         if replica.state is S.NEW_PREFILL:
             zag = WatchedZag(replica.layers, self.kernel.now_ns, replica.incarnation)
             zag.watcher, zag.replica = self, replica
-            replica.zag = zag
+            replica.layer_scheduler = zag
         self.check(replica, before)
 
     def check(self, replica: Replica, before: S) -> None:
@@ -254,7 +262,7 @@ class Watched(Cluster):
 
     # --- the planner ----------------------------------------------------------------------------
     def _watch_ticks(self) -> None:
-        scaler, tick = self.scaler, self.scaler.tick
+        scaler, tick = self.scaler, self.scaler.look_and_plan
 
         def watched() -> int:
             before = scan(scaler.snapshot())
@@ -285,22 +293,23 @@ class Watched(Cluster):
                     self.problem(f"I12: {now} {kind} < {least}")
             return wake_ns
 
-        scaler.tick = watched  # type: ignore[method-assign]
+        scaler.look_and_plan = watched  # type: ignore[method-assign]
 
     # --- relays and halves ------------------------------------------------------------------------
     def on_relayed(
         self, source: Replica, old: Replica, requests: list[Request], start_layer: int
     ) -> None:
         super().on_relayed(source, old, requests, start_layer)
-        zag = source.zag
+        zag = source.layer_scheduler
         assert isinstance(zag, WatchedZag)
-        ran = self.layers_run.get(id(zag.removed), [])
+        task, position = zag.removed[requests[0].row]
+        ran = self.layers_run.get(id(task), [])
         if ran != list(range(start_layer)):
             self.problem(f"I8: relayed after layers {ran}, the rest starts at {start_layer}")
         is_new = source.state is S.NEW_PREFILL
-        if is_new and zag.position != 0:
-            self.problem(f"I9: batch {zag.position} of the pending ones is handed over")
-        if not is_new and zag.position == 0:
+        if is_new and position != 0:
+            self.problem(f"I9: batch {position} of the pending ones is handed over")
+        if not is_new and position == 0:
             self.problem("I9: the head is handed over by a Refractory")
         self.relayed += 1
         self.relayed_from[source.state.value] = self.relayed_from.get(source.state.value, 0) + 1
@@ -320,10 +329,14 @@ class Watched(Cluster):
         super().on_transfer(batch, source, destination, ended_ns)
 
     def _watch_deliveries(self, replica: Replica) -> None:
-        deliver = replica.deliver
+        actor = self.actors[replica.replica_id]
+        post = actor.post
 
-        def watched(requests: list[Request]) -> None:
-            for request in requests:
+        def watched(event: object) -> None:
+            if not isinstance(event, KvDelivered):
+                post(event)
+                return
+            for request in event.requests:
                 split = self._split.pop(request.request_id, None)
                 halves = self._partial.pop(request.request_id, [])
                 if split is None:
@@ -339,9 +352,9 @@ class Watched(Cluster):
                 self.halves_met += 1
             if replica.state not in (S.DECODE, S.SHUTTING_DECODE, S.AUS_DECODE):
                 self.problem(f"I5: KV arrives at {replica.name} {replica.state.value}")
-            deliver(requests)
+            post(event)
 
-        replica.deliver = watched  # type: ignore[method-assign]
+        actor.post = watched  # type: ignore[method-assign]
 
     # --- quiet ------------------------------------------------------------------------------------
     def _released(self, request: Request) -> None:

@@ -36,7 +36,7 @@ def test_the_figure_draws_every_series() -> None:
     text = FIGURE.read_text()
     rows = json.loads(KEPT.read_text())["bench"]["cases"]
     series = 2 + len(by_cluster(rows))
-    assert text.count('stroke-width="1.6"') == text.count('stroke-linecap="round"') == series
+    assert text.count('id="points-') == text.count('id="curve-') == series
 
 
 PEER = '[[peer]]\nname = "a"\nshape = "{shape}"\nrequests = {requests}\ncommand = ["true"]\n'

@@ -42,25 +42,25 @@ MUTANTS = (
     ),
     Mutant(
         "a crash forgets batches that had arrived",
-        "emu/replica/life.py",
-        "            lost.append(request)\n",
-        "            pass\n",
+        "emu/replica/crash.py",
+        "                lost.append(request)\n",
+        "                pass\n",
     ),
     Mutant(
         "a crash forgets pending cancellations",
-        "emu/replica/life.py",
-        "        if scheduler.cancel(request):\n            world.terminal(request, status, reason)\n",
-        "        if scheduler.cancel(request):\n            pass\n",
+        "emu/replica/crash.py",
+        "            replica.out.append(End(event.request, event.status, event.reason))\n",
+        "            pass\n",
     ),
     Mutant(
         "a crash does not complete the leap",
-        "emu/replica/life.py",
-        "    scheduler, world = replica.scheduler, replica.world\n    cut_leap(replica)\n",
-        "    scheduler, world = replica.scheduler, replica.world\n",
+        "emu/replica/crash.py",
+        "    cut_leap(replica)\n    if replica.batch is not None and not replica.is_paused:\n",
+        "    if replica.batch is not None and not replica.is_paused:\n",
     ),
     Mutant(
         "a paused replica goes on",
-        "emu/replica/life.py",
+        "emu/replica/crash.py",
         "    replica.is_paused = True\n",
         "    replica.is_paused = False\n",
     ),
@@ -93,19 +93,22 @@ MUTANTS = (
     Mutant(
         "a finished transfer does not release the source",
         "emu/migration/watcher.py",
-        "        self._account_gone(batch.requests)\n        source.release(batch.requests)\n",
-        "        self._account_gone(batch.requests)\n",
+        "        self._account_gone(batch.requests)\n        self.release(batch.requests)\n"
+        "        migration_ns",
+        "        self._account_gone(batch.requests)\n        migration_ns",
     ),
     Mutant(
         "a finished transfer keeps the lock",
         "emu/migration/watcher.py",
-        "            destination.deliver(arrived)\n        destination.lock.release(self.name)\n",
-        "            destination.deliver(arrived)\n",
+        "            destination.actor.post(KvDelivered(requests=arrived))\n"
+        "        destination.lock.release(self.name)\n",
+        "            destination.actor.post(KvDelivered(requests=arrived))\n",
     ),
     Mutant(
         "the destination opens before the delivery, and keeps what clients left",
         "emu/migration/watcher.py",
-        "                destination.unreserve([request])\n                continue\n",
+        "                destination.actor.tell(Unreserved(requests=[request]))\n"
+        "                continue\n",
         "                continue\n",
     ),
     Mutant(
@@ -118,7 +121,8 @@ MUTANTS = (
     Mutant(
         "a failed transfer keeps the reservation",
         "emu/migration/watcher.py",
-        "        self.in_flight = None\n        destination.unreserve(batch.requests)\n"
+        "        self.in_flight = None\n"
+        "        destination.actor.tell(Unreserved(requests=batch.requests))\n"
         "        destination.lock.release(self.name)\n        failures",
         "        self.in_flight = None\n        destination.lock.release(self.name)\n        failures",
     ),
@@ -137,21 +141,22 @@ MUTANTS = (
     Mutant(
         "a lease that ends does not free the source",
         "emu/migration/watcher.py",
-        "            self.queue.remove(batch)\n            self.source.release(batch.requests)\n"
+        "            self.queue.remove(batch)\n            self.release(batch.requests)\n"
         "            self._forget(batch)\n",
         "            self.queue.remove(batch)\n            self._forget(batch)\n",
     ),
     Mutant(
         "a live migration that failed keeps its blocks",
         "emu/migration/live.py",
-        "        if not is_done and lives.has_destination() and not lives.is_forgotten:\n"
-        "            destination.unreserve([request])\n",
+        "        if not is_done and self.has_destination() and not self.is_forgotten:\n"
+        "            destination.actor.tell(Unreserved(requests=[self.request]))\n",
         "",
     ),
     Mutant(
         "a live migration does not release the source",
         "emu/migration/live.py",
-        "        source.release([request])\n        if request.status.is_terminal:\n",
+        "        source.actor.tell(Released(requests=[request]))\n"
+        "        if request.status.is_terminal:\n",
         "        if request.status.is_terminal:\n",
     ),
     Mutant(
@@ -188,7 +193,7 @@ MUTANTS = (
     ),
     Mutant(
         "a link that comes back stays down",
-        "emu/faults/links.py",
+        "emu/faults/link_factors.py",
         "        for link in links:\n            self._factors[link].remove(factor)\n"
         "            self._apply(link)\n",
         "        for link in links:\n            self._factors[link].remove(factor)\n",
@@ -208,15 +213,15 @@ MUTANTS = (
     Mutant(
         "a restarted replica takes prompts before its weights are there",
         "emu/faults/recovery.py",
-        '                replica.move(S.INACTIVE, writer="recovery", cause="restarted")\n',
+        "                replica.actor.tell(Restarted(life=incarnation))\n",
         "                role = self._role_at_crash.get(replica.replica_id)\n"
         '                replica.state = S.COLOCATED if role == "colocated" else S.PREFILL\n',
     ),
     Mutant(
         "a leap goes on over a straggler's beginning",
-        "emu/replica/replica.py",
-        "        self.slowdown = slowdown\n        self.inbox.poke()\n",
-        "        self.slowdown = slowdown\n",
+        "emu/replica/inbound.py",
+        "    replica.slowdown = event.factor\n    replica.look = LOOK\n",
+        "    replica.slowdown = event.factor\n",
     ),
     Mutant(
         "a replica comes back on a GPU that is down",
@@ -226,9 +231,9 @@ MUTANTS = (
     ),
     Mutant(
         "who reads KV from a tier does not hear that it is lost",
-        "emu/faults/oncontrol.py",
-        "        tokens = replica.obstacles.lose_recalls(tier)\n",
-        "        tokens = 0\n",
+        "emu/faults/control_plane.py",
+        "        replica.actor.tell(TierLost(tier=tier))\n",
+        "",
     ),
     Mutant(
         "a planner without metrics decides",

@@ -13,7 +13,8 @@ from emu.chaos.checker import Judge
 from emu.chaos.trial import Verdict, run_world
 from emu.chaos.worlds import World, draw_world
 from emu.cluster.cluster import Cluster
-from emu.kernel.clock import RANK_CONTROL, RANK_WORLD
+from emu.kernel.actor import AT_DUE
+from emu.kernel.priorities import PRIORITY_CONTROL, PRIORITY_WORLD
 from emu.request import Status
 from tests.cluster.helpers import LINEAR, run_config, summary_of, workload
 
@@ -32,7 +33,10 @@ def tokens(at_ns: int, replica: int = 0) -> dict[str, Any]:
     return {"at_ns": at_ns, "event": "tokens", "replica": replica, "rows": [0], "ends": [at_ns]}
 
 
-ENDED = {"at_ns": 9, "event": "ended", "row": 0, "status": "completed", "reason": ""}
+ENDED = {"at_ns": 9, "event": "ended", "row": 0, "status": "completed", "reason": ""} | {
+    "first_out": 0,
+    "last_out": 0,
+}
 
 
 def test_a_proper_history_has_no_problem() -> None:
@@ -70,7 +74,7 @@ def planted(at_ns: int, call: Callable[[Cluster], None], seed: int = 3) -> Verdi
     world.tables.pop("faults", None)
 
     def break_it(cluster: Cluster) -> None:
-        cluster.kernel.call_at(at_ns, RANK_WORLD, lambda: call(cluster))
+        cluster.kernel.call_at(at_ns, PRIORITY_WORLD, lambda: call(cluster))
 
     return run_world(world, seed, every=1, leaps=(True,), break_it=break_it)
 
@@ -113,7 +117,7 @@ def test_an_end_that_comes_twice_is_found() -> None:
 def test_a_deadlock_tells_who_waits_and_for_what() -> None:
     def lose(cluster: Cluster) -> None:
         for replica in cluster.replicas:
-            replica.inbox.poke = lambda: None  # type: ignore[method-assign]
+            replica.actor.align = lambda now_ns: AT_DUE  # type: ignore[attr-defined]
             replica.scheduler.schedule = lambda now_ns: None  # type: ignore[method-assign]
 
     verdicts = (planted(0, lose, seed) for seed in range(20))  # I12 may come first
@@ -128,13 +132,13 @@ def test_zeno_names_the_actors() -> None:
         kernel = cluster.kernel
 
         def again() -> None:
-            kernel.call_at(kernel.now_ns, RANK_CONTROL, again)
+            kernel.call_at(kernel.now_ns, PRIORITY_CONTROL, again)
 
         again()
 
     verdict = planted(1_000_000, spin)
     assert any("Zeno" in problem for problem in verdict.problems)
-    assert any("actor replica 0" in line for line in verdict.story)
+    assert any("replica 0" in line for line in verdict.story)
 
 
 def test_an_impossible_world_is_refused_not_crashed() -> None:
@@ -145,7 +149,7 @@ def test_an_impossible_world_is_refused_not_crashed() -> None:
 def test_an_idle_replica_beside_a_queue_is_found() -> None:
     def deafen(cluster: Cluster) -> None:
         for replica in cluster.replicas:
-            replica.inbox.poke = lambda: None  # type: ignore[method-assign]
+            replica.actor.align = lambda now_ns: AT_DUE  # type: ignore[attr-defined]
 
     seeds = [planted(1_000_000, deafen, seed).problems for seed in range(12)]
     assert any("I12" in line for problems in seeds for line in problems)

@@ -26,6 +26,8 @@ DEFAULTS: dict[str, Any] = {
     "report": True,
     "force": False,
     "as_json": False,
+    "log_level": "off",
+    "log_format": "text",
 }
 LINES: list[tuple[str, dict[str, Any]]] = [
     ("c.toml", {}),

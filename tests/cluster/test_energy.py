@@ -107,7 +107,7 @@ def test_attention_in_memory_costs_energy_there(tmp_path: Path) -> None:
     """Three decodes after a prompt of 100, in 256 channels of LPDDR5."""
     node = {"gpus": 1, "host_memory_gib": 512, "pim": "LPDDR5_2GB_6400"}
     tables = cluster(tmp_path / "w.jsonl", [ask(0, 100, 4)], nodes=[node])
-    tables["latency"] = {"attention_offload": True}
+    tables["latency"] = {"attention_offload": True, "front_end": False}
     tables["power"] = POWER | {"dram_pj_per_bit": 6e4}
     run_config(tmp_path / "run", **tables)
     end_s = int(rows_of(tmp_path / "run")[0]["last_token_ns"]) / 1e9

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -91,9 +90,8 @@ def member(replica_id: int) -> Any:
     return SimpleNamespace(
         replica_id=replica_id,
         state=ReplicaState.COLOCATED,
-        inbox=SimpleNamespace(poke=lambda: None),
+        actor=SimpleNamespace(look=lambda: None),
         latency=latency,
-        wave_wait_ns=0,
     )
 
 
@@ -104,15 +102,15 @@ def test_batches_beyond_the_graphs_are_not_padded() -> None:
     for each in members:
         wave.join(each)
     for prompt, padded, of_group, wait_ns in [(256, 256, 0, 7 * 248), (257, 0, 133, 107 * 249)]:
-        gone: list[int] = []
+        gone: list[tuple[int, int]] = []
         shapes = [BatchShape(prefill_new=[prompt], prefill_context=[0]), BatchShape(decode_count=8)]
         for each, shape in zip(members, shapes, strict=True):
-            wave.enter(each, shape, partial(gone.append, each.replica_id))
-        assert gone == [0, 1]
+            name = each.replica_id
+            wave.enter(each, shape, lambda wait_ns, name=name, to=gone: to.append((name, wait_ns)))
+        assert gone == [(0, 0), (1, wait_ns)]
         for shape in shapes:
             assert (shape.padded_tokens, shape.group_tokens) == (padded, of_group)
             assert shape.group_tokens_max == (257 if of_group else 0)
-        assert [each.wave_wait_ns for each in members] == [0, wait_ns]
 
 
 @pytest.mark.parametrize("stages", [1, 2])

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.catalogue.lookup import lookup_gpu
+from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.errors import InputError
 from emu.latency.aiconfigurator import (
     CHUNKS,
@@ -19,9 +21,11 @@ from emu.latency.aiconfigurator import (
     WHEEL,
     AiconfiguratorBackend,
     Provenance,
+    Wanted,
     covered_pairs,
     find_table,
     grid,
+    hf_config,
     load_table,
     sample,
     save_table,
@@ -41,6 +45,13 @@ def forward_ms(point) -> float:
     """Bilinear in each pair of axes, so that interpolation is exact."""
     chunk, history, decodes, context = point
     return 4 + 0.02 * chunk + 1e-6 * chunk * history + 0.05 * decodes + 1e-5 * decodes * context
+
+
+WANTED = Wanted(spec=lookup_model(MODEL), gpu=GPU)
+
+
+def wanted(**changes) -> Wanted:
+    return msgspec.structs.replace(WANTED, **changes)
 
 
 TABLE = sample(forward_ms, PROVENANCE, MODEL)
@@ -96,25 +107,85 @@ def test_parts_of_the_layers_add_up():
 
 def test_a_saved_table_works_without_the_wheel(tmp_path: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, "aiconfigurator_core", None)
-    place = table_path(str(tmp_path), MODEL, GPU, 1, 1)
-    assert place == tmp_path / "Llama-3.1-8B-h100_sxm-tp1.json"
+    place = table_path(str(tmp_path), WANTED)
+    assert place == tmp_path / "Llama-3.1-8B-h100_sxm-tp1-vllm-bfloat16-kv-bfloat16.json"
     save_table(place, TABLE)
     assert load_table(place) == TABLE
-    assert find_table(str(tmp_path), MODEL, GPU, tp=1, ep=1) == TABLE
+    assert find_table(str(tmp_path), WANTED) == TABLE
     with pytest.raises(InputError, match=rf"pip install 'emu-llm.aiconfigurator.' .{WHEEL}"):
-        find_table(str(tmp_path), MODEL, GPU, tp=2, ep=1)
+        find_table(str(tmp_path), wanted(tensor_parallel=2))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tensor_parallel": 4},
+        {"dtype": "fp8"},
+        {"kv_cache_dtype": "fp8"},
+        {"engine": "sglang"},
+        {"engine": "vllm/next"},
+        {"gpu": "L40S"},
+        {"spec": lookup_model("Qwen3-8B")},
+    ],
+)
+def test_a_table_for_something_else_is_refused_and_has_another_name(tmp_path: Path, change):
+    file = tmp_path / "table.json"
+    save_table(file, TABLE)
+    other = wanted(**change)
+    with pytest.raises(InputError, match=r"the table is for .*; wanted "):
+        find_table(str(file), other)
+    assert table_path(str(tmp_path), other) != table_path(str(tmp_path), WANTED)
 
 
 def test_errors_name_what_is_wrong(tmp_path: Path):
     file = tmp_path / "table.json"
-    save_table(file, TABLE)
-    with pytest.raises(InputError, match=r"the table is for .*TP 1, EP 1; wanted .*TP 4"):
-        find_table(str(file), MODEL, GPU, tp=4, ep=1)
     file.write_text('{"format": "other"}')
     with pytest.raises(InputError, match=r"latency\.path: "):
         load_table(file)
     with pytest.raises(InputError, match="no data for V100-SXM2-32GB"):
-        find_table("", MODEL, "V100-SXM2-32GB", tp=1, ep=1)
+        find_table("", wanted(gpu="V100-SXM2-32GB"))
+    with pytest.raises(InputError, match=r"latency\.tables: 'tgi' is none of vllm"):
+        find_table("", wanted(engine="tgi"))
+    with pytest.raises(InputError, match="no tables of float32"):
+        find_table("", wanted(dtype="float32"))
+
+
+def test_released_eight_bit_checkpoints_are_scaled_by_blocks():
+    deepseek = wanted(spec=lookup_model("DeepSeek-V3")).provenance()
+    assert (deepseek.weight_dtype, deepseek.expert_dtype) == ("fp8_block", "fp8_block")
+    assert wanted(dtype="fp8").provenance().weight_dtype == "fp8"
+    gpt_oss = wanted(spec=lookup_model("gpt-oss-20b")).provenance()
+    assert (gpt_oss.weight_dtype, gpt_oss.expert_dtype) == ("bfloat16", "w4a16_mxfp4")
+
+
+def test_plain_architectures_have_a_config_and_others_are_refused():
+    config = hf_config(lookup_model("CodeLlama-34b-Instruct-hf"))
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert (config["hidden_size"], config["num_hidden_layers"]) == (8192, 48)
+    mixtral = hf_config(lookup_model("Mixtral-8x7B-v0.1"))
+    assert (mixtral["num_local_experts"], mixtral["num_experts_per_tok"]) == (8, 2)
+    with pytest.raises(InputError, match="latent attention"):
+        hf_config(lookup_model("DeepSeek-V2-Lite"))
+    with pytest.raises(InputError, match="sliding windows"):
+        hf_config(lookup_model("gemma-2-9b"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("aiconfigurator_core") is None, reason="needs aiconfigurator-core"
+)
+def test_types_and_any_model_reach_the_database():
+    def first(**changes) -> float:
+        table = find_table("", wanted(**changes))
+        return AiconfiguratorBackend(table, 32).iteration_ns(decodes(8, 8192))
+
+    plain = first()
+    assert first(dtype="fp8") < 0.85 * plain
+    assert first(kv_cache_dtype="fp8") < 0.9 * plain
+    assert first(engine="sglang") != plain
+    assert first(spec=lookup_model("Llama-2-7b")) > plain  # KV of 32 heads; not in the wheel
+    with pytest.raises(InputError, match=r"does not cover .*int4"):
+        first(dtype="int4")
 
 
 def test_every_system_is_a_gpu_of_the_catalogue():

@@ -7,16 +7,37 @@ from hypothesis import strategies as st
 
 from emu.catalogue import GpuSpec, list_gpus, list_models, lookup_gpu, lookup_model, sizes
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
-from emu.latency.host import ASYNC_SCHEDULING, NO_OVERHEAD
-from emu.latency.roofline.backend import RooflineBackend, _window_pairs
-from emu.latency.roofline.ops import Efficiency, Ops, default_collective, efficiency
+from emu.latency.engine import ENGINES
+from emu.latency.engine_steps import EngineSteps
+from emu.latency.moe_gate import GateShape, make_gate
+from emu.latency.roofline.attention import window_pairs
+from emu.latency.roofline.backend import RooflineBackend
+from emu.latency.roofline.coefficients import all_kernels, kernels_of, scaled
+from emu.latency.roofline.ops import Ops, machine_collective
+from emu.latency.sampler import Sampling
 from tests.latency.shapes import decodes
 
 LLAMA = "Llama-3.1-8B"
 
 
+SORTED = Sampling("top_p", True)
+
+
+def engine(model=LLAMA, name="vllm-0.15", sampling=SORTED, overlapped=True, seqs=256):
+    spec = lookup_model(model)
+    return EngineSteps(
+        ENGINES[name],
+        sampling,
+        layers=spec.layers,
+        vocab=spec.vocab,
+        gbytes_per_s=3350,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=2048,
+        overlapped=overlapped,
+    )
+
+
 def make(model=LLAMA, gpu="H100", **options):
-    options.setdefault("host", NO_OVERHEAD)
     return RooflineBackend(lookup_model(model), lookup_gpu(gpu), **options)
 
 
@@ -31,7 +52,9 @@ def prefill(*chunks):
 BACKENDS = [
     make(),
     make("Qwen3-30B-A3B", "RTXPRO6000", tp=2, pp=3),
-    make("gpt-oss-20b", "H100", host=ASYNC_SCHEDULING),
+    make("gpt-oss-20b", "H100", engine=engine("gpt-oss-20b")),
+    make("Qwen2.5-0.5B", engine=engine("Qwen2.5-0.5B", overlapped=False, seqs=8)),
+    make("Llama-3.2-1B", "B200", pp=2, engine=engine("Llama-3.2-1B", "vllm-0.19")),
     make("DeepSeek-V3", "H200", tp=8, pp=2),
     make("Mistral-7B-v0.1", "L4", pp=2, round_tokens_to=8),
 ]
@@ -127,7 +150,8 @@ def test_pipeline_stages_share_the_layers_and_send():
     stages = backend.stage_ns(prefill((1024, 0)))
     assert len(stages) == 4
     sent = backend.components_ns(prefill((1024, 0)))["pipeline"]
-    default = default_collective(lookup_gpu("H100"), Efficiency())
+    gpu = lookup_gpu("H100")
+    default = machine_collective(gpu, kernels_of(gpu))
     assert sent == 3 * default("send", 1024 * 4096 * 2, 2)
     assert max(stages) < 2 * min(stages)
 
@@ -164,47 +188,63 @@ def test_experts_over_a_data_parallel_group_exchange_tokens():
 
 
 def test_decode_attention_by_hand():
-    """4,096 bytes of KV a token and layer at 85 % of 3,352 GB/s, 32 layers, 8 x 1,001 tokens."""
+    """4,096 bytes of KV a token and layer, 32 layers, 256 x 4,097 tokens: KV rules."""
     backend = make()
-    found = backend.components_ns(decodes(8, 1000))["attention_decode"] - 32 * 8_000
-    assert found == pytest.approx(32 * 8 * 1001 * 4096 / (3352 * 0.85), rel=1e-4)
+    kernel = backend.kernels.decodes
+    found = backend.components_ns(decodes(256, 4096))["attention_decode"]
+    found -= 32 * kernel.launch_us * 1000
+    waves = 256 * 8 / 132
+    by_rate = 1 / kernel.memory * (1 + kernel.ramp / waves)
+    layer_ns = 256 * 4097 * 4096 / 3352 * max(by_rate, kernel.overlap)
+    assert 0 <= found / 32 - layer_ns <= kernel.wave_us * 1000 * waves + 1
 
 
 def test_prefill_attention_by_hand():
-    """Long prompt: pairs under the causal mask at 60 % of 989.4 TFLOP/s."""
+    """Long prompt: pairs under the causal mask, each worth its products and an exponential."""
     backend = make()
-    found = backend.components_ns(prefill((8192, 0)))["attention_prefill"] - 32 * 8_000
-    flops = 32 * 32 * 4 * 128 * 8192 * 8193 / 2
-    assert found == pytest.approx(flops / (989.4e12 * 0.6) * 1e9, rel=1e-4)
+    kernel = backend.kernels.prompts
+    found = backend.components_ns(prefill((32_768, 0)))["attention_prefill"]
+    flops = 32 * 32 * 4 * (128 + kernel.softmax) * 32_768 * 32_769 / 2
+    assert found == pytest.approx(flops / (989.4e12 * kernel.compute) * 1e9, rel=0.05)
 
 
 def test_a_large_product_by_hand():
     """8192 x 14336 x 4096 on 132 processors: 28 waves of 128 x 256 tiles, 3.7 tiles more."""
-    ops = Ops(lookup_gpu("H100"), Efficiency(), 2)
-    plain_s = 2 * 8192 * 14_336 * 4096 / (989.4e12 * 0.8)
-    assert 1 <= ops.gemm_s(8192, 14_336, 4096, "bfloat16") / plain_s < 1.1
-    memory_s = 14_336 * 4096 * 2 / (3352e9 * 0.82)
-    assert ops.gemm_s(1, 14_336, 4096, "bfloat16") == pytest.approx(memory_s + 2e-6, rel=0.02)
-    assert ops.gemm_s(1, 14_336, 4096, "fp8") == pytest.approx(memory_s / 2 + 2e-6, rel=0.02)
+    gpu = lookup_gpu("H100")
+    kernels = kernels_of(gpu)
+    ops = Ops(gpu, kernels, 2)
+    dense = kernels.products["bfloat16"]
+    plain_s = 2 * 8192 * 14_336 * 4096 / (989.4e12 * dense.large)
+    assert 1 <= ops.gemm_s(8192, 14_336, 4096, "bfloat16") / plain_s < 1.15
+    memory_s = 14_336 * 4096 * 2 / (3352e9 * dense.memory)
+    launch_s = dense.launch_us * 1e-6
+    assert ops.gemm_s(1, 14_336, 4096, "bfloat16") == pytest.approx(memory_s + launch_s, rel=0.02)
+
+
+def test_a_matrix_of_narrow_weights_is_read_faster():
+    gpu = lookup_gpu("H100")
+    ops = Ops(gpu, kernels_of(gpu), 2)
+    wide, narrow = (ops.gemm_s(1, 28_672, 8192, dtype) for dtype in ("bfloat16", "int4"))
+    assert 0.2 < narrow / wide < 0.4
 
 
 @given(st.integers(1, 60), st.integers(0, 60), st.integers(1, 60))
 @settings(max_examples=60, deadline=None)
 def test_window_pairs_count_what_each_query_sees(new, context, window):
     expected = sum(min(context + i, window) for i in range(1, new + 1))
-    assert _window_pairs(new, context, window) == expected
+    assert window_pairs(new, context, window) == expected
 
 
 def test_windows_bound_attention():
     spec = lookup_model("Mistral-7B-v0.1")  # window of 4,096 in every layer
-    backend = RooflineBackend(spec, lookup_gpu("H100"), host=NO_OVERHEAD)
+    backend = RooflineBackend(spec, lookup_gpu("H100"))
     assert backend.iteration_ns(decodes(4, 4095)) == backend.iteration_ns(decodes(4, 30_000))
     assert backend.iteration_ns(decodes(4, 4095)) > backend.iteration_ns(decodes(4, 4000))
 
 
 def test_a_slow_custom_gpu_does_not_overflow():
     gpu = GpuSpec(name="slow", memory_gib=80, memory_gbytes_per_s=0.001, tflops_fp16=0.01)
-    backend = RooflineBackend(lookup_model("Llama-2-70b"), gpu, host=NO_OVERHEAD)
+    backend = RooflineBackend(lookup_model("Llama-2-70b"), gpu)
     shape = decodes(256, 100_000)
     assert (
         backend.decode_run_ns(shape, 20).tolist() == stepped_decode_run(backend, shape, 20).tolist()
@@ -212,17 +252,71 @@ def test_a_slow_custom_gpu_does_not_overflow():
 
 
 def test_host_time_is_added_once_for_an_iteration():
-    with_host, without = make(pp=2, host=ASYNC_SCHEDULING), make(pp=2)
-    shape = decodes(10, 100)
-    difference = with_host.iteration_ns(shape) - without.iteration_ns(shape)
-    assert difference == 300_000 + with_host.spec.layers * 15_000
-    assert with_host.components_ns(shape)["cpu_overhead"] == difference
+    plain = engine(sampling=Sampling("greedy", False))
+    with_engine, without = make(pp=2, engine=plain), make(pp=2)
+    shape = decodes(16, 100)
+    parts, before = with_engine.components_ns(shape), without.components_ns(shape)
+    assert parts["cpu_overhead"] == plain.step_ns(32)
+    changed = {name for name in parts if parts[name] != before[name]}
+    assert changed == {"cpu_overhead", "sampler"}
 
 
 def test_efficiencies_may_be_given():
-    assert efficiency() == Efficiency()
-    assert efficiency(memory=0.41).kv_memory == pytest.approx(0.425)
-    assert efficiency(compute=1.0, memory=1.0).kv_memory <= 1
+    kernels = kernels_of(lookup_gpu("H100"))
+    assert scaled(kernels, 0, 0) is kernels
+    assert scaled(kernels, 0.4, 0).products["bfloat16"].large == pytest.approx(0.4)
+    given_memory = scaled(kernels, 0, 0.41)
+    assert given_memory.products["bfloat16"].memory == pytest.approx(0.41)
+    assert given_memory.decodes.memory < 0.6 * kernels.decodes.memory
+    assert scaled(kernels, 1.0, 1.0).decodes.memory <= 1
     shape = prefill((8192, 0))
-    slow = make(efficiency=efficiency(compute=0.4))
+    slow = make(kernels=scaled(kernels, 0.4, 0))
     assert slow.components_ns(shape)["dense"] > 1.8 * make().components_ns(shape)["dense"]
+
+
+def test_every_gpu_has_kernels_and_an_unmeasured_one_is_less_certain():
+    measured = [kernels for kernels in all_kernels().values() if kernels.measured]
+    assert len(measured) >= 5
+    worst = max(kernels.spread for kernels in measured)
+    for name in list_gpus():
+        kernels = kernels_of(lookup_gpu(name))
+        assert kernels.spread > 0
+        assert kernels.measured or kernels.spread > worst
+
+
+def test_a_gate_decides_which_experts_are_read():
+    shape = GateShape(experts=128, per_token=8)
+    even = make("Qwen3-30B-A3B").components_ns(decodes(16, 100))["moe"]
+    skewed = make("Qwen3-30B-A3B", gate=make_gate("skewed", shape)).components_ns(decodes(16, 100))
+    apart = make("Qwen3-30B-A3B", gate=make_gate("round_robin", shape))
+    # 16 tokens: 128 distinct experts in turn, some 70 by popularity, fewer if it is skewed.
+    assert skewed["moe"] < even < apart.components_ns(decodes(16, 100))["moe"]
+
+
+def test_the_slowest_rank_rules_expert_parallelism():
+    shape = GateShape(experts=128, per_token=8, ranks=4)
+    prompt = prefill((4096, 0))
+    even = make("Qwen3-30B-A3B", tp=4, ep=4).components_ns(prompt)["moe"]
+    first_experts = make_gate("round_robin", shape, faithful=True)  # all of them on rank 0
+    uneven = make("Qwen3-30B-A3B", tp=4, ep=4, gate=first_experts)
+    assert uneven.components_ns(prompt)["moe"] > 2 * even
+
+
+def test_experts_are_split_unless_expert_parallelism_is_asked_for():
+    one_token = decodes(1, 100)
+    split = make("Mixtral-8x7B-v0.1", tp=4).components_ns(one_token)["moe"]
+    whole = make("Mixtral-8x7B-v0.1", tp=4, ep=4).components_ns(one_token)["moe"]
+    assert split < 0.7 * whole  # a rank reads a quarter of two experts, or at least one
+
+
+def test_peers_that_do_not_reach_each_other_pay_for_it():
+    gpu = lookup_gpu("L40S")
+    cost_ns = machine_collective(gpu, kernels_of(gpu))
+    two, four, eight = (cost_ns("all-reduce", 32 << 20, ranks) for ranks in (2, 4, 8))
+    assert 5 * two < four < eight
+    nvlink = lookup_gpu("H100")
+    fast_ns = machine_collective(nvlink, kernels_of(nvlink))
+    assert fast_ns("all-reduce", 32 << 20, 8) < 0.05 * eight
+    assert fast_ns("all-reduce", 8 << 10, 2) < 6_000  # one kernel over peers' memory
+    halved_ns = machine_collective(nvlink, kernels_of(nvlink), nvlink_gbps=1800)
+    assert halved_ns("all-reduce", 64 << 20, 8) > 1.8 * fast_ns("all-reduce", 64 << 20, 8)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emu.latency.base import BatchShape
-from emu.replica.zag import Zag, limit_at
+from emu.replica.layer_scheduler import LayerScheduler, limit_at
 from emu.scheduling.base import Batch
 
 
@@ -27,7 +27,7 @@ def test_the_limit_falls_from_four_to_two() -> None:
 
 def test_the_new_side_of_the_worked_example_from_40_to_160_ms() -> None:
     """B..E are admitted at 40 ms; layer j is there at 40 + 40 j; A's helper comes back at 160."""
-    zag = Zag(8, 0)
+    zag = LayerScheduler(8, 0)
     zag.segments_ready = 1
     tasks = [zag.admit(batch(i)) for i in range(4)]
     story = []
@@ -49,7 +49,7 @@ def test_the_new_side_of_the_worked_example_from_40_to_160_ms() -> None:
 
 
 def test_a_running_head_is_offered_at_the_end_of_its_layer() -> None:
-    zag = Zag(4, 0)
+    zag = LayerScheduler(4, 0)
     zag.segments_ready = 3
     task = zag.admit(batch(0))
     zag.start(task, 0, 10)
@@ -59,7 +59,7 @@ def test_a_running_head_is_offered_at_the_end_of_its_layer() -> None:
 
 
 def test_before_the_embedding_is_there_the_head_is_in_its_step() -> None:
-    zag = Zag(4, 0)
+    zag = LayerScheduler(4, 0)
     zag.admit(batch(0))
     assert zag.offer(head_allowed=True) == (None, True)
     zag.segments_ready = 1
@@ -68,7 +68,7 @@ def test_before_the_embedding_is_there_the_head_is_in_its_step() -> None:
 
 
 def test_with_all_weights_the_head_is_never_offered() -> None:
-    zag = Zag(4, 0)
+    zag = LayerScheduler(4, 0)
     zag.segments_ready = 6
     first, second = zag.admit(batch(0)), zag.admit(batch(1))
     assert zag.offer(head_allowed=False) == (second, False)
@@ -87,7 +87,7 @@ def test_with_all_weights_the_head_is_never_offered() -> None:
 def test_no_layer_runs_before_it_is_loaded_and_each_runs_once(
     layers: int, arrivals: list[int], helpers: list[int]
 ) -> None:
-    zag = Zag(layers, 0)
+    zag = LayerScheduler(layers, 0)
     executed: dict[int, list[int]] = {}
     handed: list[int] = []
     done: list[int] = []

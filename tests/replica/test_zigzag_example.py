@@ -18,7 +18,8 @@ from emu.cluster.plan import make_plan
 from emu.cluster.recorder import Recorder
 from emu.config.load import config_from_dict
 from emu.config.schema import CommandTable
-from emu.kernel.clock import RANK_NETWORK
+from emu.kernel.priorities import PRIORITY_NETWORK
+from emu.replica.events import Commanded, SegmentArrived, WeightsArrived
 from emu.replica.states import ReplicaState as S
 from emu.workload.opened import open_workload
 from tests.csvfile import csv_rows
@@ -114,13 +115,15 @@ def _arrive_by_clock(cluster: Cluster, new: int, step_us: int = 40_000) -> None:
     cluster.scaler.load_by_hand = lambda _: None  # type: ignore[method-assign]
 
     def arrive(count: int) -> None:
-        replica.segments_ready = count
-        replica.model_loaded = count == 10
-        replica.inbox.poke()
+        if replica.state is not S.NEW_PREFILL:
+            return
+        replica.actor.tell(SegmentArrived(count=count))
+        if count == 10:
+            replica.actor.tell(WeightsArrived(to=None))
 
     for index in range(10):
         cluster.kernel.call_at(
-            (index + 1) * step_us * 1000, RANK_NETWORK, lambda count=index + 1: arrive(count)
+            (index + 1) * step_us * 1000, PRIORITY_NETWORK, lambda count=index + 1: arrive(count)
         )
 
 
@@ -217,7 +220,9 @@ def test_it_ends_without_an_old_replica(tmp_path: Path) -> None:
         made.append(cluster)
         _arrive_by_clock(cluster, 1)
         _command(cluster, 1, "to_new_prefill")
-        cluster.replicas[0].move(S.SHUTTING_PREFILL, writer="planner", cause="test")
+        cluster.replicas[0].actor.tell(
+            Commanded(to=S.SHUTTING_PREFILL, writer="planner", cause="test")
+        )
         cluster.recorder.started(cluster)
         outcome = await cluster.run()
         cluster.recorder.close()

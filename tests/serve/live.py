@@ -59,7 +59,7 @@ class Turns:
         while True:
             self.now_ns += self.turn_ns
             kernel = server.house.cluster.kernel if server.house is not None else None
-            if kernel is not None and kernel._runnable == 0:
+            if kernel is not None and kernel._running == 0:
                 kernel._advance()
             await asyncio.sleep(self.pause_s)
 

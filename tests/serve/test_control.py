@@ -119,6 +119,7 @@ def test_control_calls_are_checked(tmp_path: Path) -> None:
         ("commands", {"replica": 0}, 400),
         ("scale", {"role": "prefill", "replicas": -1}, 400),
         ("scale", {"role": "other", "replicas": 1}, 400),
+        ("scale", {"role": "decode", "replicas": 9}, 409),
         ("faults", {"kind": "no_such_kind"}, 400),
         ("faults", {"kind": "replica_crash", "replica": 77}, 400),
         ("faults", {"kind": "replica_crash", "colour": "red"}, 400),
@@ -154,3 +155,28 @@ def test_token_is_needed_beyond_loopback(tmp_path: Path) -> None:
         assert (await get("/health")).status_code == 200
 
     run(tmp_path, tables(), check, control_token="right")
+
+
+def test_knobs_turn_while_the_server_runs(tmp_path: Path) -> None:
+    async def check(live: Live) -> None:
+        post = live.client.post
+        assert (await live.client.get("/emu/knobs")).json()["speed"] == 50
+        scripted = {"num_requests_waiting": 12, "kv_cache_usage_perc": 0.5}
+        answer = await post("/emu/knobs", json={"speed": 25, "scripted_metrics": scripted})
+        assert answer.json() == {"speed": 25.0, "scripted_metrics": scripted}
+        assert (await live.complete(max_tokens=2)).headers["x-emu-speed"] == "25"
+        values = await read_metrics(live)
+        label = '{engine="0",model_name="meta-llama/Llama-3.1-8B"}'
+        assert values[f"vllm:num_requests_waiting{label}"] == 12
+        assert values[f"vllm:kv_cache_usage_perc{label}"] == 0.5
+        await post("/emu/knobs", json={"scripted_metrics": {}})
+        assert (await read_metrics(live))[f"vllm:num_requests_waiting{label}"] == 0
+        for wrong in (
+            {"speed": 0},
+            {"scripted_metrics": {"other": 1}},
+            {"scripted_metrics": {"kv_cache_usage_perc": 2}},
+            {"unknown": 1},
+        ):
+            assert (await post("/emu/knobs", json=wrong)).status_code == 400, wrong
+
+    run(tmp_path, tables(), check)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 from starlette.routing import Route
 
 from emu.serve.app import make_app
@@ -133,7 +134,9 @@ def test_errors_come_in_the_envelope(tmp_path: Path) -> None:
         ({"prompt": []}, 400),
         ({"prompt": [-1]}, 400),
         ({"n": 129}, 400),
-        ({"echo": True}, 400),
+        ({"best_of": 3}, 400),
+        ({"use_beam_search": True}, 400),
+        ({"kv_transfer_params": {"do_remote_decode": True}}, 400),
         ({"stream_options": {"include_usage": True}}, 400),
         ({"max_tokens": 5, "min_tokens": 6}, 400),
         ({"max_tokens": 200_000}, 400),
@@ -288,9 +291,9 @@ def test_metrics_follow_the_traffic(tmp_path: Path) -> None:
         label = 'model_name="meta-llama/Llama-3.1-8B"'
         count = f'vllm:time_to_first_token_seconds_count{{engine="all",{label}}}'
         assert values[count] == 2
-        assert values[f'vllm:prompt_tokens_total{{engine="0",{label}}}'] + values[
-            f'vllm:prefix_cache_hits_total{{engine="all",{label}}}'
-        ] == 2 * len(prompt)
+        assert values[f'vllm:prompt_tokens_total{{engine="0",{label}}}'] == 2 * len(prompt)
+        source = f'vllm:prompt_tokens_by_source_total{{engine="all",{label},source='
+        assert values[source + '"local_compute"}'] == 2 * len(prompt) - 416
         assert values[f'vllm:prefix_cache_hits_total{{engine="all",{label}}}'] == 416
         reason = f'vllm:request_success_total{{engine="all",finished_reason="length",{label}}}'
         assert values[reason] == 2
@@ -345,6 +348,25 @@ def test_a_colocated_cluster_has_no_connector(tmp_path: Path) -> None:
         assert not [name for name in await read_metrics(live) if "nixl" in name]
 
     run(tmp_path, tables(), check)
+
+
+def test_prometheus_own_parser_reads_the_page(tmp_path: Path) -> None:
+    async def check(live: Live) -> None:
+        await live.complete(max_tokens=5)
+        families = {}
+        for family in text_string_to_metric_families((await live.client.get("/metrics")).text):
+            assert family.name not in families
+            assert family.documentation
+            families[family.name] = family
+        ttft = families["vllm:time_to_first_token_seconds"]
+        assert ttft.type == "histogram"
+        buckets = [s.value for s in ttft.samples if s.name.endswith("_bucket")]
+        assert buckets == sorted(buckets)
+        assert buckets[-1] == 1
+        odd = families["vllm:num_requests_running"].samples[0].labels
+        assert odd == {"engine": "0", "model_name": 'a "b"\\'}
+
+    run(tmp_path, tables(), check, model_name='a "b"\\')
 
 
 async def read_metrics(live: Live) -> dict[str, float]:

@@ -140,7 +140,10 @@ class ReplicaTable(Table, kw_only=True, frozen=True):
     tensor_parallel: Annotated[Count, doc("GPUs that share each layer.")] = 1
     pipeline_parallel: Annotated[Count, doc("Pipeline stages.")] = 1
     expert_parallel: Annotated[
-        Count0, doc("Ranks that share the experts; 0 = tensor_parallel.")
+        Count0,
+        doc(
+            "Ranks that share the experts; 0 = tensor_parallel (roofline: each expert is split over those ranks)."
+        ),
     ] = 0
     data_parallel_group: Annotated[str, doc("Replicas with the same name step together.")] = ""
     placement: Annotated[

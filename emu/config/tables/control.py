@@ -137,8 +137,9 @@ class CommandTable(Table, kw_only=True, frozen=True):
             "to_prefill",
             "to_colocated",
             "deactivate",
+            "reset_prefix_cache",
         ],
-        doc("What the replica is told to become."),
+        doc("What the replica is told to become, or to forget (only while nothing uses its KV)."),
     ]
 
 

@@ -42,7 +42,7 @@ class SchedulerTable(Table, kw_only=True, frozen=True):
     async_scheduling: Annotated[
         Literal["auto", "on", "off"],
         doc(
-            "vllm: form each batch while the one before it runs; auto = on for colocated replicas of one stage if latency.host_overhead."
+            "vllm: form each batch while the one before it runs; auto = as latency.engine does, for colocated replicas of one stage."
         ),
     ] = "auto"
     leap: Annotated[
@@ -114,17 +114,47 @@ class LatencyTable(Table, kw_only=True, frozen=True):
     hardware: Annotated[
         str, doc("profile, vidur: name of the hardware folder; empty = the GPU's.")
     ] = ""
+    tables: Annotated[
+        str,
+        doc("aiconfigurator: engine whose kernels were measured (vllm, sglang, trtllm), /VERSION."),
+    ] = "vllm"
     base_us: Annotated[NonNegative, doc("linear: each iteration.")] = 5000.0
     per_token_us: Annotated[NonNegative, doc("linear: per token of the iteration.")] = 50.0
     per_context_token_us: Annotated[NonNegative, doc("linear: per token processed before.")] = 1.0
     prefill_tokens_per_s: Annotated[
         NonNegative, doc("linear: if > 0, prefill-only batches cost tokens / this.")
     ] = 0.0
+    engine: Annotated[
+        str,
+        doc(
+            "What happens between kernels: vllm-0.11, vllm-0.15, vllm-0.19, none, or a FILE.toml that changes one (docs/model.md)."
+        ),
+    ] = "vllm-0.15"
     host_overhead: Annotated[
         bool,
         doc(
-            "Model the engine around the kernels: host time per step, first use, asynchronous scheduling; profile: compiled kernels, separate prompts."
+            "Model the engine around the kernels; false = engine none: no host, graphs, front end or asynchronous scheduling; profile: eager kernels, merged prompts."
         ),
+    ] = True
+    sampling: Annotated[
+        Literal["auto", "greedy", "random", "top_p"],
+        doc(
+            "How tokens are chosen; auto = as the model's published generation config says (emu/catalogue/sampling.toml)."
+        ),
+    ] = "auto"
+    penalties: Annotated[
+        Literal["auto", "on", "off"],
+        doc("Penalties on repeated tokens; auto = with the generation config's sampling."),
+    ] = "auto"
+    front_end: Annotated[
+        bool,
+        doc(
+            "Times are a client's, through HTTP, tokenizer, detokenizer and streaming (policy vllm, with an engine); false: the engine's."
+        ),
+    ] = True
+    warm_up: Annotated[
+        bool,
+        doc("The server uses its kernels before it is ready; false: first iterations pay."),
     ] = True
     compute_efficiency: Annotated[Fraction, doc("roofline: part of peak FLOP/s; 0 = default.")] = (
         0.0
@@ -133,11 +163,17 @@ class LatencyTable(Table, kw_only=True, frozen=True):
         Fraction, doc("roofline: part of peak bandwidth; 0 = default.")
     ] = 0.0
     step_overhead_us: Annotated[
-        float, doc("roofline: host time per iteration; -1 = default.")
+        float,
+        doc(
+            "All that an iteration adds to its kernels, in us, instead of the engine's; -1 = default."
+        ),
     ] = -1.0
     round_tokens_to: Annotated[Count, doc("Token counts are rounded up to a multiple of this.")] = 1
     expert_routing: Annotated[
-        str, doc("MoE gate: balanced, round_robin, random, skewed, or package.module:Class")
+        str,
+        doc(
+            "MoE gate: balanced (no rank is favoured), round_robin, random, skewed, or package.module:Class; roofline, profile, astra-sim."
+        ),
     ] = "balanced"
     attention_offload: Annotated[
         bool, doc("Decode attention runs in the host memory of the machine (nodes.pim).")

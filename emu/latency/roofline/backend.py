@@ -1,25 +1,22 @@
-"""The roofline backend: iteration cost of any model on any GPU, from published figures alone.
+"""The roofline backend: iteration cost of any model on any GPU, from figures alone.
 
 Owns the composition of an iteration from operations. What depends on the number of tokens (or
 of logit rows) only is computed once for each number and kept; attention over context is a closed
 formula. An iteration costs a few look-ups.
 
-Attention of decodes is affine in the summed context: KV bytes (or, for latent attention, the
-arithmetic if that is longer) at a fixed rate. The coefficient is a binary fixed-point number and
-all arithmetic is on integers, hence a leap over many steps equals stepping bit for bit. In
+Attention of decodes is the larger of two lines in the summed context, whose coefficients depend on
+the number of sequences only (`attention.py`). They are binary fixed-point numbers and all
+arithmetic is on integers, hence a leap over many steps equals stepping bit for bit. In
 sliding-window layers the sum over members of min(context, window) is bounded by min(summed
 context, members x window), which is exact unless the batch has members on both sides.
 
-Attention of prompt chunks counts query-key pairs under the causal mask (and the window); a chunk
-that is too short to fill the GPU takes as long as its longest tile.
-
-Not modelled: imbalance between experts, overlap of collectives with computation, re-expansion of
-cached latent KV in later chunks.
+Not modelled: overlap of collectives with computation, re-expansion of cached latent KV in later
+chunks.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,17 +25,23 @@ from emu.catalogue import sizes
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.latency.base import BatchShape
-from emu.latency.host import ASYNC_SCHEDULING, HostCosts, host_ns
+from emu.latency.engine_steps import EngineSteps
+from emu.latency.host import FIRST_USE_NS
+from emu.latency.roofline.attention import AttentionCost
+from emu.latency.roofline.coefficients import Kernels, kernels_of
 from emu.latency.roofline.layers import HeadCost, LayerCosts, Part, TokenCost
-from emu.latency.roofline.ops import CollectiveNs, Efficiency, Ops, default_collective
+from emu.latency.roofline.ops import CollectiveNs, Ops, machine_collective
 from emu.units import NS_PER_S, ceil_div
+
+if TYPE_CHECKING:
+    from emu.latency.moe_gate import Gate
 
 _SHIFT: Final = 20
 _COEFFICIENT_BITS: Final = 26
 _right_shift: Final = np.right_shift
 _accumulate: Final = np.add.accumulate
-_QUERY_TILE: Final = 64
-"""Query rows that one processor keeps (flash attention over paged KV)."""
+
+_Lines = tuple[int, int, int, int]
 
 
 class RooflineBackend:
@@ -59,25 +62,30 @@ class RooflineBackend:
         ep: int = 0,
         dtype: str = "auto",
         kv_cache_dtype: str = "auto",
-        efficiency: Efficiency | None = None,
-        host: HostCosts = ASYNC_SCHEDULING,
+        kernels: Kernels | None = None,
+        gate: Gate | None = None,
+        engine: EngineSteps | None = None,
+        is_warm: bool = True,
         collective_ns: CollectiveNs | None = None,
         round_tokens_to: int = 1,
     ) -> None:
-        """`ep` 0 = `tp`; above `tp` = ranks of the data-parallel group that share the experts.
+        """`ep` 0 = every expert is split over the `tp` ranks (what engines do unless told
+        otherwise); above `tp` = ranks of the data-parallel group that share the experts.
 
-        `collective_ns` answers (kind, bytes, ranks), see `roofline_ops`; None = rings over the
-        GPU's own links.
+        `kernels` None = those of the GPU's architecture. `gate` None = experts are chosen evenly.
+        `collective_ns` answers (kind, bytes, ranks), see `ops.py`; None = over the GPU's own links.
+        `engine`: what happens between kernels; None = nothing. `is_warm`: the process has used its
+        kernels before it serves.
         """
         self.spec = spec
-        self.efficiency = efficiency or Efficiency()
-        self.host = host
-        self.first_use_ns = host.first_use_ns
+        self.kernels = kernels or kernels_of(gpu)
+        self.engine = engine
+        self.first_use_ns = () if engine is None or is_warm else FIRST_USE_NS
         self.round_tokens_to = round_tokens_to
         plain = sizes.activation_dtype(spec, dtype)
-        ops = Ops(gpu, self.efficiency, sizes.weight_bytes(1, plain))
-        collective_ns = collective_ns or default_collective(gpu, self.efficiency)
-        self.costs = LayerCosts(spec, ops, collective_ns, tp, ep or tp, dtype)
+        ops = Ops(gpu, self.kernels, sizes.weight_bytes(1, plain))
+        collective_ns = collective_ns or machine_collective(gpu, self.kernels)
+        self.costs = LayerCosts(spec, ops, collective_ns, tp, ep or 1, dtype, gate)
         self.stage_ranges = sizes.stage_layers(spec, pp)
         self.parts = tuple(self._part(0, spec.layers, index) for index in range(pp))
         self._tokens: dict[int, tuple[tuple[TokenCost, int], ...]] = {}
@@ -86,38 +94,30 @@ class RooflineBackend:
         self._cut_tokens: dict[tuple[int, int, int], tuple[tuple[TokenCost, int], ...]] = {}
         self._heads: dict[int, tuple[HeadCost, int]] = {}
         # A pass over all layers on one stage: what tokens cost, and what rows of logits do
-        # (with the host's part), in batches without and with prompts.
+        # (with the engine's part of a step), in batches without and with prompts.
         self._is_one_stage = len(self.parts) == 1
-        self._slope = 0
-        """Of one stage without windows: what a token of context costs, in fixed point."""
         self._of_tokens: dict[int, int] = {}
         self._of_rows: tuple[dict[int, int], dict[int, int]] = ({}, {})
-        self._set_attention(gpu, tp, sizes.kv_dtype(spec, dtype, kv_cache_dtype))
-
-    def _set_attention(self, gpu: GpuSpec, tp: int, kv_dtype: str) -> None:
-        spec, eff = self.spec, self.efficiency
-        heads = ceil_div(spec.heads, tp)
-        kv_bytes = sizes.kv_bytes_per_token_layer(spec, kv_dtype, tp)
-        self._kv_s = kv_bytes / (gpu.memory_gbytes_per_s * 1e9 * eff.kv_memory)
-        rate = gpu.peak_flops("bfloat16") * eff.attention_compute
-        mla = spec.latent
-        # One query against one key, and the value weighted: FLOPs of one head.
-        head_flops = 4.0 * spec.head_dim
-        decode_flops = head_flops
-        if mla is not None:
-            head_flops = 2.0 * (mla.qk_head_dim + mla.v_head_dim)
-            decode_flops = 2.0 * (mla.kv_width + mla.kv_lora_rank)  # in the latent space
-        self._pair_s = heads * head_flops / rate
-        self._tile_pair_s = head_flops / rate * (gpu.sm_count or 1)
-        self._is_tiled = gpu.sm_count > 0
-        context_s = max(self._kv_s, heads * decode_flops / rate)
+        self.attention = AttentionCost(
+            spec,
+            gpu,
+            self.kernels.decodes,
+            self.kernels.prompts,
+            tp,
+            sizes.kv_dtype(spec, dtype, kv_cache_dtype),
+        )
+        self._launch_ns = (
+            round(self.kernels.decodes.launch_us * 1000),
+            round(self.kernels.prompts.launch_us * 1000),
+        )
         # A slow custom GPU gets fewer fraction bits, so that products stay within 64 bits.
-        bits = int(context_s * NS_PER_S).bit_length()
-        self._shift = max(0, min(_SHIFT, _COEFFICIENT_BITS - bits))
-        self._context_fixed = round(context_s * NS_PER_S * (1 << self._shift))
-        if self._is_one_stage and not self.parts[0].window:
-            self._slope = self.parts[0].full * self._context_fixed
+        far_ns = self.attention.decode_lines(1).far_slope * NS_PER_S
+        self._shift = max(0, min(_SHIFT, _COEFFICIENT_BITS - int(far_ns).bit_length()))
         self._shift_array = np.array(self._shift)  # numpy converts a plain integer at each call
+        self._lines: dict[int, _Lines] = {}
+        # The same for all layers of one stage without windows.
+        self._is_plain = self._is_one_stage and not self.parts[0].window
+        self._plain_lines: dict[int, _Lines] = {}
 
     def _part(self, start: int, end: int, stage: int) -> Part:
         spec = self.spec
@@ -144,9 +144,9 @@ class RooflineBackend:
         costs = self.costs
         terms = []
         if part.dense:
-            terms.append((part.dense, costs.layer(tokens, False)))
+            terms.append((part.dense, self._layer(tokens, is_moe=False)))
         if part.moe:
-            terms.append((part.moe, costs.layer(tokens, True)))
+            terms.append((part.moe, self._layer(tokens, is_moe=True)))
         if part.has_embedding:
             terms.append((1, costs.embedding(tokens)))
         if part.has_head:
@@ -154,6 +154,15 @@ class RooflineBackend:
         if part.sends:
             terms.append((1, costs.send(tokens)))
         return terms
+
+    def _layer(self, tokens: int, *, is_moe: bool) -> TokenCost:
+        cost = self.costs.layer(tokens, is_moe)
+        stream_bytes = tokens * self.spec.hidden * self.costs.element
+        if self.engine is not None and stream_bytes <= self.engine.fused_bytes_max:
+            # The norms behind the all-reduces are in their kernels.
+            norms_ns = self.spec.norms_per_layer * self.costs.final_norm(tokens).norm
+            cost = cost._replace(norm=max(0, cost.norm - norms_ns))
+        return cost
 
     def _token_cost(self, tokens: int, part: Part) -> tuple[TokenCost, int]:
         cost = TokenCost()
@@ -171,6 +180,8 @@ class RooflineBackend:
     def _tokens_of(self, shape: BatchShape) -> int:
         """Tokens that all products of an iteration are computed for."""
         tokens = max(1, sum(shape.prefill_new) + shape.decode_count, shape.padded_tokens)
+        if self.engine is not None:
+            tokens = self.engine.tokens(tokens)
         step = self.round_tokens_to
         return ceil_div(tokens, step) * step if step > 1 else tokens
 
@@ -204,49 +215,68 @@ class RooflineBackend:
         found = self._heads.get(rows)
         if found is None:
             cost = self.costs.head(max(1, rows))
+            if self.engine is not None:
+                cost = cost._replace(sampler=self.engine.sampler.gpu_ns(max(1, rows)))
             found = self._heads[rows] = (cost, sum(cost))
         return found
 
     # --- attention over context -----------------------------------------------------------------
 
+    def _decode_lines(self, count: int) -> _Lines:
+        """Decode attention of a layer for so many sequences, in fixed point."""
+        found = self._lines.get(count)
+        if found is None:
+            scale = NS_PER_S * (1 << self._shift)
+            near, near_slope, far, far_slope = self.attention.decode_lines(count)
+            found = self._lines[count] = (
+                round(near * scale),
+                round(near_slope * scale),
+                round(far * scale),
+                round(far_slope * scale),
+            )
+        return found
+
+    def _stage_lines(self, count: int) -> _Lines:
+        """The same for all layers of the one stage without windows."""
+        found = self._plain_lines.get(count)
+        if found is None:
+            layers = self.parts[0].full
+            near, near_slope, far, far_slope = self._decode_lines(count)
+            found = self._plain_lines[count] = (
+                layers * near,
+                layers * near_slope,
+                layers * far,
+                layers * far_slope,
+            )
+        return found
+
     def _decode_attention_ns(self, shape: BatchShape, part: Part) -> int:
         count = shape.decode_count
         seen = shape.decode_context_sum + count
-        keys = part.full * seen
+        near, near_slope, far, far_slope = self._decode_lines(count)
+        total = part.full * max(near + near_slope * seen, far + far_slope * seen)
         if part.window:
-            keys += part.window * min(seen, count * self.spec.window)
-        return keys * self._context_fixed >> self._shift
+            seen = min(seen, count * self.spec.window)
+            total += part.window * max(near + near_slope * seen, far + far_slope * seen)
+        return total >> self._shift
+
+    def _launches_ns(self, shape: BatchShape, part: Part) -> int:
+        """Fixed time of attention: one call for a layer, whatever the batch has."""
+        return (part.full + part.window) * self._launch_ns[1 if shape.prefill_new else 0]
 
     def _prefill_attention_ns(self, shape: BatchShape, part: Part) -> int:
         seconds = 0.0
+        prompt_s, new, context = self.attention.prompt_s, shape.prefill_new, shape.prefill_context
         if part.full:
-            seconds += part.full * self._prefill_layer_s(shape, 0)
+            seconds += part.full * prompt_s(new, context, 0)
         if part.window:
-            seconds += part.window * self._prefill_layer_s(shape, self.spec.window)
+            seconds += part.window * prompt_s(new, context, self.spec.window)
         return round(seconds * NS_PER_S)
 
-    def _prefill_layer_s(self, shape: BatchShape, window: int) -> float:
-        pairs = keys = longest = 0
-        for at, new in enumerate(shape.prefill_new):
-            context = shape.prefill_context[at]
-            reach = new + context
-            if window and reach > window:
-                pairs += _window_pairs(new, context, window)
-                reach = min(reach, window + _QUERY_TILE)
-            else:
-                pairs += new * context + new * (new + 1) // 2
-            keys += reach
-            if reach > longest:
-                longest = reach
-        seconds = pairs * self._pair_s
-        memory_s = keys * self._kv_s
-        if memory_s > seconds:
-            seconds = memory_s
-        if self._is_tiled:
-            tile_s = longest * _QUERY_TILE * self._tile_pair_s
-            if tile_s > seconds:
-                seconds = tile_s
-        return seconds
+    @staticmethod
+    def _is_cut(shape: BatchShape) -> bool:
+        """A part of the layers runs."""
+        return shape.layers >= 0 or bool(shape.start_layer)
 
     def _layer_count(self, shape: BatchShape) -> int:
         left = self.spec.layers - shape.start_layer
@@ -258,7 +288,9 @@ class RooflineBackend:
         """Duration on each stage; host time is counted on the first, the head on the last."""
         stages = []
         parts = self._parts(shape)
+        engine = self.engine
         for part, (_, total) in zip(parts, self._token_costs(shape), strict=True):
+            total += self._launches_ns(shape, part)
             if shape.decode_count:
                 total += self._decode_attention_ns(shape, part)
             if shape.prefill_new:
@@ -266,26 +298,40 @@ class RooflineBackend:
             if part.has_head:
                 total += self._head(shape.sequences)[1]
             stages.append(total)
-        stages[0] += host_ns(self.host, shape, self._layer_count(shape))
+        if engine is not None:
+            stages[0] += engine.step_ns(self._layer_count(shape))
+            if not self._is_cut(shape):
+                least_ns, exposed_ns = engine.host_bounds_ns(shape)
+                stages[0] = max(stages[0], least_ns)
+                stages[-1] += exposed_ns
         stages[-1] = max(stages[-1], 1)
         return tuple(stages)
 
     def iteration_ns(self, shape: BatchShape) -> int:
         """Duration over all stages."""
-        if not self._is_one_stage or shape.start_layer or shape.layers >= 0:
+        if not self._is_one_stage or self._is_cut(shape):
             return sum(self.stage_ns(shape))
         total = self._fixed_ns(shape)
         count = shape.decode_count
-        if self._slope:
-            total += self._slope * (shape.decode_context_sum + count) >> self._shift
-        elif count:
-            total += self._decode_attention_ns(shape, self.parts[0])
+        if count:
+            if self._is_plain:
+                lines = self._plain_lines.get(count) or self._stage_lines(count)
+                near, near_slope, far, far_slope = lines
+                seen = shape.decode_context_sum + count
+                near += near_slope * seen
+                far += far_slope * seen
+                total += (near if near > far else far) >> self._shift
+            else:
+                total += self._decode_attention_ns(shape, self.parts[0])
         if shape.prefill_new:
             total += self._prefill_attention_ns(shape, self.parts[0])
+        if self.engine is not None:
+            least_ns, exposed_ns = self.engine.host_bounds_ns(shape)
+            total = (total if total > least_ns else least_ns) + exposed_ns
         return total if total > 0 else 1
 
     def _fixed_ns(self, shape: BatchShape) -> int:
-        """All of an iteration on one stage that does not depend on context."""
+        """GPU time of an iteration on one stage that does not depend on context."""
         prompts = shape.prefill_new
         tokens = shape.decode_count
         if prompts:
@@ -297,7 +343,9 @@ class RooflineBackend:
             return self._of_tokens[tokens] + by_rows[shape.sequences]
         except KeyError:
             self._of_tokens[tokens] = self._token_ns(self._tokens_of(shape))
-            rows_ns = host_ns(self.host, shape, self._layer_count(shape))
+            rows_ns = self._launches_ns(shape, self.parts[0])
+            if self.engine is not None:
+                rows_ns += self.engine.step_ns(self.spec.layers)
             by_rows[shape.sequences] = rows_ns + self._head(shape.sequences)[1]
         return self._of_tokens[tokens] + by_rows[shape.sequences]
 
@@ -318,16 +366,23 @@ class RooflineBackend:
 
     def _decode_costs_ns(self, shape: BatchShape, steps: int, before: int = 0) -> NDArray[np.int64]:
         """Of successive decode iterations, behind room for those `before` them."""
-        slope = self._slope
-        if slope and shape.layers < 0 and not shape.start_layer:
+        if self._is_plain and shape.layers < 0 and not shape.start_layer:
             base = self._fixed_ns(shape)
             if base > 0:
-                # An arithmetic series in fixed point, each term rounded down, then summed.
-                growth = slope * shape.decode_count
-                start = slope * shape.decode_context_sum + growth + (base << self._shift)
-                end = start + growth * steps
-                costs = np.arange(start - growth * before, end, growth, dtype=np.int64)
+                count = shape.decode_count
+                seen = shape.decode_context_sum + count
+                near, near_slope, far, far_slope = self._stage_lines(count)
+                base <<= self._shift
+                near += near_slope * seen + base
+                far += far_slope * seen + base
+                costs = _series(near, near_slope * count, far, far_slope * count, steps, before)
                 _right_shift(costs, self._shift_array, costs)
+                if self.engine is not None:
+                    least_ns, exposed_ns = self.engine.host_bounds_ns(shape)
+                    if costs.item(before) < least_ns:  # the others are longer than the first
+                        np.maximum(costs, least_ns, out=costs)
+                    if exposed_ns:
+                        costs += exposed_ns
                 return costs
         costs = self._added_costs_ns(shape, steps)
         return np.concatenate((np.zeros(before, dtype=np.int64), costs))
@@ -335,45 +390,55 @@ class RooflineBackend:
     def _added_costs_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
         """The same, stage by stage and window by window."""
         count, window = shape.decode_count, self.spec.window
-        first = shape.decode_context_sum + count
-        parts = self._parts(shape)
-        if self._is_one_stage and parts is self.parts:
-            base = self._fixed_ns(shape)
-        else:
-            base = sum(self.stage_ns(shape))
-            for part in parts:
-                base -= self._decode_attention_ns(shape, part)
-        ramp = np.arange(steps, dtype=np.int64)
-        costs = np.full(steps, base, dtype=np.int64)
-        for part in parts:
-            if part.window and first + (steps - 1) * count > count * window:
-                seen = ramp * count + first
-                keys = part.full * seen + part.window * np.minimum(seen, count * window)
-                stage = keys * self._context_fixed
-            else:
-                slope = (part.full + part.window) * self._context_fixed
-                stage = ramp * (slope * count)
-                stage += slope * first
-            stage >>= self._shift
+        parts, engine = self._parts(shape), self.engine
+        least_ns = exposed_ns = 0
+        if engine is not None and not self._is_cut(shape):
+            least_ns, exposed_ns = engine.host_bounds_ns(shape)
+        seen = np.arange(steps, dtype=np.int64)
+        seen *= count
+        seen += shape.decode_context_sum + count
+        near, near_slope, far, far_slope = self._decode_lines(count)
+        full = np.maximum(near + near_slope * seen, far + far_slope * seen)
+        inside = full
+        if window:
+            np.minimum(seen, count * window, out=seen)
+            inside = np.maximum(near + near_slope * seen, far + far_slope * seen)
+        costs = np.zeros(steps, dtype=np.int64)
+        for index, (part, (_, base)) in enumerate(
+            zip(parts, self._token_costs(shape), strict=True)
+        ):
+            base += self._launches_ns(shape, part)
+            if part.has_head:
+                base += self._head(shape.sequences)[1]
+            if index == 0 and engine is not None:
+                base += engine.step_ns(self._layer_count(shape))
+            stage = (part.full * full + part.window * inside) >> self._shift
+            stage += base
+            if index == 0 and least_ns:
+                np.maximum(stage, least_ns, out=stage)
+            if index == len(parts) - 1:
+                stage += exposed_ns
+                np.maximum(stage, 1, out=stage)
             costs += stage
         return costs
 
     def components_ns(self, shape: BatchShape) -> dict[str, int]:
         """The duration split by component."""
         total = TokenCost()
-        prefill = decode = 0
+        prefill = decode = launches = 0
         parts = self._parts(shape)
         for part, (cost, _) in zip(parts, self._token_costs(shape), strict=True):
             total = total.plus(cost)
             decode += self._decode_attention_ns(shape, part) if shape.decode_count else 0
             prefill += self._prefill_attention_ns(shape, part) if shape.prefill_new else 0
+            launches += self._launches_ns(shape, part)
         head = HeadCost(0, 0, 0)
         if parts[-1].has_head:
             head = self._head(shape.sequences)[0]
         if shape.prefill_new:  # one call serves both; its fixed part is counted once
-            prefill += total.attention_fixed
+            prefill += launches
         else:
-            decode += total.attention_fixed
+            decode += launches
         found = {
             "attention_prefill": prefill,
             "attention_decode": decode,
@@ -386,13 +451,24 @@ class RooflineBackend:
             "sampler": head.sampler,
             "collectives": total.collectives + head.collectives,
             "pipeline": total.pipeline,
-            "cpu_overhead": host_ns(self.host, shape, self._layer_count(shape)),
+            "cpu_overhead": 0,
         }
-        found["cpu_overhead"] += self.iteration_ns(shape) - sum(found.values())  # the least 1 ns
+        # What a step adds to its kernels, and what the GPU waits for the host.
+        found["cpu_overhead"] = self.iteration_ns(shape) - sum(found.values())
         return found
 
 
-def _window_pairs(new: int, context: int, window: int) -> int:
-    """Sum over i = 1..new of min(context + i, window)."""
-    growing = max(0, min(new, window - context))
-    return growing * context + growing * (growing + 1) // 2 + (new - growing) * window
+def _series(
+    near: int, near_growth: int, far: int, far_growth: int, steps: int, before: int
+) -> NDArray[np.int64]:
+    """The larger of two arithmetic series, term by term, behind `before` terms of no meaning."""
+    last = steps - 1
+    if near >= far and near + last * near_growth >= far + last * far_growth:
+        start, growth = near, near_growth
+    elif far >= near and far + last * far_growth >= near + last * near_growth:
+        start, growth = far, far_growth
+    else:
+        ramp = np.arange(-before, steps, dtype=np.int64)
+        costs: NDArray[np.int64] = np.maximum(ramp * near_growth + near, ramp * far_growth + far)
+        return costs
+    return np.arange(start - growth * before, start + growth * steps, growth, dtype=np.int64)

@@ -6,12 +6,15 @@ tokens in the batch. Values are integer nanoseconds by component, so that sums a
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from emu.catalogue import sizes
 from emu.catalogue.model import ModelSpec
 from emu.latency.roofline.ops import CollectiveNs, Ops
 from emu.units import NS_PER_S, ceil_div
+
+if TYPE_CHECKING:
+    from emu.latency.moe_gate import Gate
 
 
 class Part(NamedTuple):
@@ -35,7 +38,6 @@ class TokenCost(NamedTuple):
     moe: int = 0
     norm: int = 0
     rotary: int = 0
-    attention_fixed: int = 0
     embedding: int = 0
     collectives: int = 0
     pipeline: int = 0
@@ -61,9 +63,17 @@ class LayerCosts:
     """Costs of a model's layers on one rank of `tp` x `ep`."""
 
     def __init__(
-        self, spec: ModelSpec, ops: Ops, collective_ns: CollectiveNs, tp: int, ep: int, dtype: str
+        self,
+        spec: ModelSpec,
+        ops: Ops,
+        collective_ns: CollectiveNs,
+        tp: int,
+        ep: int,
+        dtype: str,
+        gate: Gate | None = None,
     ) -> None:
         self.spec = spec
+        self.gate = gate
         self.ops = ops
         self.collective_ns = collective_ns
         self.tp = tp
@@ -71,6 +81,8 @@ class LayerCosts:
         self.linear = sizes.linear_dtype(spec, dtype)
         self.expert = sizes.expert_dtype(spec, dtype)
         self.plain = sizes.activation_dtype(spec, dtype)
+        kept_wide = spec.layer(spec.layers - 1).unquantized
+        self.mixer = self.plain if "mixer" in kept_wide else self.linear
         self.element = ops.activation_bytes
         self.heads = ceil_div(spec.heads, tp)
         self.kv_heads = sizes.kv_heads_per_rank(spec, tp)
@@ -96,7 +108,6 @@ class LayerCosts:
             moe=_ns(moe_s),
             norm=_ns(norm_s),
             rotary=_ns(rotary_s),
-            attention_fixed=_ns(ops.eff.attention_s),
             collectives=self._layer_collectives_ns(stream, is_moe),
         )
 
@@ -105,15 +116,15 @@ class LayerCosts:
         mla = spec.latent
         if mla is None:
             width = (self.heads + 2 * self.kv_heads) * spec.head_dim
-            return gemm(tokens, width, spec.hidden, self.linear) + gemm(
-                tokens, spec.hidden, self.heads * spec.head_dim, self.linear
+            return gemm(tokens, width, spec.hidden, self.mixer) + gemm(
+                tokens, spec.hidden, self.heads * spec.head_dim, self.mixer
             )
-        total = gemm(tokens, mla.kv_width + mla.q_lora_rank, spec.hidden, self.linear)
+        total = gemm(tokens, mla.kv_width + mla.q_lora_rank, spec.hidden, self.mixer)
         query_inner = mla.q_lora_rank or spec.hidden
-        total += gemm(tokens, self.heads * mla.qk_head_dim, query_inner, self.linear)
+        total += gemm(tokens, self.heads * mla.qk_head_dim, query_inner, self.mixer)
         expanded = self.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
-        total += gemm(tokens, expanded, mla.kv_lora_rank, self.linear)
-        return total + gemm(tokens, spec.hidden, self.heads * mla.v_head_dim, self.linear)
+        total += gemm(tokens, expanded, mla.kv_lora_rank, self.mixer)
+        return total + gemm(tokens, spec.hidden, self.heads * mla.v_head_dim, self.mixer)
 
     def _mlp_s(self, tokens: int, ffn: int) -> float:
         spec, ops = self.spec, self.ops
@@ -131,10 +142,17 @@ class LayerCosts:
         assert moe is not None
         group = max(1, self.ep // self.tp)  # data-parallel replicas that share the experts
         split = max(1, self.tp // self.ep)
-        params = sizes.mlp_params(spec, moe.ffn, split)
         total = ops.gemm_s(tokens, moe.count, spec.hidden, self.plain)
         total += ops.experts_s(
-            tokens * group, moe.count, moe.per_token, params, self.expert, self.ep
+            tokens * group,
+            count=moe.count,
+            per_token=moe.per_token,
+            hidden=spec.hidden,
+            ffn=ceil_div(moe.ffn, split),
+            matrices=3 if spec.gated_mlp else 2,
+            dtype=self.expert,
+            ep=self.ep,
+            gate=self.gate,
         )
         if moe.shared_ffn:
             total += self._mlp_s(tokens, moe.shared_ffn)

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from emu.report.panels import Bars, Line, Panel, svg
 from emu.tools.experiments.cases import BOUNDS, PAIRINGS, Shown
 from emu.tools.experiments.measure import Figures
-from emu.tools.experiments.svg import Bars, Line, Panel, svg
 
 _QUANTILES: Final = 120
 _IN_SERVICE: Final = (

@@ -164,11 +164,21 @@ def case_config(
         text = _with_scheduler(kept, _scheduler(case), _left_behind(case))
     else:
         text = _described(case, profiles, gpu)
+    text = _without_front_end(text)
     dataset = case.dataset if '_tok_ids"' in made else None
     tokens = f"tokens of {dataset.name}" if dataset is not None else "no tokens"
     lines = [f"# A measured run: {case.directory.name}", text.rstrip(), "", "[workload]"]
     lines.append(f"path = {json.dumps(workload)}  # lengths and arrivals as measured, {tokens}")
     return "\n".join(lines) + "\n", made
+
+
+def _without_front_end(text: str) -> str:
+    """The record's times are the engine's own: `queued_ts` to the last token in the engine."""
+    line = "front_end = false  # the record's times are the engine's"
+    head, table, tail = text.partition("[latency]\n")
+    if not table:
+        return f"{text.rstrip()}\n\n[latency]\n{line}\n"
+    return f"{head}{table}{line}\n{tail}"
 
 
 def _with_scheduler(text: str, keys: dict[str, Any], comments: list[str]) -> str:

@@ -1,0 +1,127 @@
+"""Faults of what controls a cluster, and of what it keeps: caches, drains, the planner."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from emu.config.schema import FaultTable
+from emu.replica.events import TierLost
+from emu.units import ms_to_ns, s_to_ns
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from emu.faults.injector import Injector
+
+
+def lose_cache(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
+    """A machine's memory loses the model's weights, and the KV of a tier there."""
+    injector.note(fault, f"machine {fault.node}")
+    lose_memory(injector, fault.node)
+
+
+def lose_memory(injector: Injector, machine: int) -> None:
+    """Nothing is left in the memory of a machine."""
+    cluster = injector.cluster
+    if machine not in injector.recovery.cacheless:
+        injector.recovery.cacheless.append(machine)
+    cluster.scaler.lose_cache(machine)
+    _lose_tier(injector, "cpu", machine)
+    for replica in cluster.replicas:
+        if replica.machine == machine:
+            replica.actor.look()  # what it found there is there no more
+
+
+def lose_cxl(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
+    """The CXL pool that a machine uses loses the KV of a tier there."""
+    if "cxl" not in injector.cluster.tiers.kinds:
+        injector.miss(fault, "no tier of KV is in CXL memory")
+        return
+    injector.note(fault, f"the CXL pool of machine {fault.node}")
+    _lose_tier(injector, "cxl", fault.node)
+
+
+def _lose_tier(injector: Injector, kind: str, machine: int) -> None:
+    """Those who keep KV there find nothing; who is reading it computes it instead."""
+    cluster = injector.cluster
+    for replica_id in cluster.tiers.lose(kind, machine):
+        replica = cluster.replicas[replica_id]
+        tier = cluster.tiers.kinds.index(kind)
+        replica.actor.tell(TierLost(tier=tier))
+        tokens = replica.recall_tokens_lost
+        if tokens:
+            text = f"{tokens} tokens are computed instead of read"
+            cluster.note("recall lost", replica.name, text)
+
+
+def stale_cache(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
+    """The directory says that a machine has the weights, and they are gone."""
+    scaler = injector.cluster.scaler
+
+    def is_gone(machine: int) -> bool:
+        if fault.node not in (-1, machine):
+            return False
+        if fault.probability < 1.0 and rng.random() >= fault.probability:
+            return False
+        injector.note(fault, f"machine {machine}")
+        return True
+
+    scaler.stale.append(is_gone)
+    if fault.duration_s:
+        injector.later(s_to_ns(fault.duration_s), lambda: scaler.stale.remove(is_gone))
+
+
+def expire_drain(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
+    """Those that drain now, and with a duration those that begin to drain in the window."""
+    struck = [r for r in injector.cluster.replicas if injector.meets_drain(fault, r)]
+    for replica in struck:
+        injector.expire_drain(fault, replica)
+    if fault.duration_s:
+        injector.drains.append(fault)
+
+        def over() -> None:
+            injector.drains.remove(fault)
+            injector.end(fault, fault.kind)
+
+        injector.later(s_to_ns(fault.duration_s), over)
+    elif not struck:
+        injector.miss(fault, "no replica drains")
+
+
+def blur_metrics(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
+    """What the planner knows of the load stands still, comes late, or does not come at all."""
+    scaler = injector.cluster.scaler
+    if not scaler.is_active:
+        injector.miss(fault, "there is no planner")
+        return
+    injector.note(fault, "planner")
+    sight, late_ns = scaler.sight, ms_to_ns(fault.magnitude)
+    if fault.kind == "metrics_frozen":
+        sight.freeze(scaler.snapshot())
+    elif fault.kind == "metrics_delayed":
+        sight.slow(late_ns, scaler.snapshot())
+    else:
+        sight.lose()
+
+    def over() -> None:
+        if fault.kind == "metrics_frozen":
+            sight.thaw()
+        elif fault.kind == "metrics_delayed":
+            sight.slow(-late_ns, scaler.snapshot())
+        else:
+            sight.find()
+        scaler.look()
+        injector.end(fault, "planner")
+
+    if fault.duration_s:
+        injector.later(s_to_ns(fault.duration_s), over)
+
+
+def restart_planner(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
+    """The planner loses its memory, and is back after the fault's duration."""
+    scaler = injector.cluster.scaler
+    if not scaler.is_active:
+        injector.miss(fault, "there is no planner")
+        return
+    injector.note(fault, "planner")
+    scaler.restart(injector.kernel.now_ns + s_to_ns(fault.duration_s))

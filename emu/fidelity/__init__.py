@@ -1,0 +1,1 @@
+"""The fidelity board: measured runs of real servers, emulated and compared."""

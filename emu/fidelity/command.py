@@ -1,0 +1,143 @@
+"""`emu fidelity DIR`: the board, a fit, or the board of what a fit has not seen.
+
+The rim: options, tables, files. Owns no rule of comparison.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from emu.errors import InputError
+from emu.fidelity.board import Row, answers, find_runs, rows_of, tasks_of
+from emu.fidelity.fit import Fit, fit, leave_out
+from emu.fidelity.runs import METRICS, MeasuredRun
+from emu.fidelity.summary import Group, Summary, summarize
+from emu.latency.engine import DEFAULT_ENGINE, engine_text
+from emu.process.terminal import open_console
+
+_NAMES = {
+    "ttft": "TTFT",
+    "tpot": "TPOT",
+    "e2e": "E2E",
+    "ttft_p99": "TTFT p99",
+    "e2e_p99": "E2E p99",
+}
+
+
+def fidelity_command(
+    directory: Path,
+    *,
+    only: Sequence[str],
+    overrides: Sequence[str],
+    seeds: int,
+    left_out: str,
+    fit_to: Path | None,
+    rounds: int,
+    processes: int,
+    as_json: bool,
+) -> int:
+    """Find, emulate, print. Raises InputError if no run is found."""
+    runs = [r for r in find_runs(directory) if not only or any(word in r.run_id for word in only)]
+    if not runs:
+        raise InputError(str(directory), None, "--only", "no run has such a word in its name")
+    processes = processes or len(os.sched_getaffinity(0))
+    needs_fit = bool(left_out) or fit_to is not None
+    drawn = tasks_of(runs, 1 if needs_fit else seeds, tuple(overrides))
+    rows = rows_of(runs, list(answers(drawn, processes)))
+    fits: dict[str, Fit] = {}
+    title = "emu's defaults"
+    if left_out:
+        rows, fits = leave_out(runs, rows, left_out, processes)
+        title = f"constants fitted without the {left_out} of the row"
+    elif fit_to is not None:
+        found, rows = fit(runs, rows, processes, rounds)
+        fits["all"] = found
+        title = f"constants fitted to these runs ({fit_to})"
+        fit_to.write_text(engine_text(found.engine, DEFAULT_ENGINE), encoding="utf-8")
+    console = open_console()
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(_document(runs, rows, fits))).decode())
+        return 0
+    _print(console, rows, summarize(rows), title)
+    for group, found in fits.items():
+        console.print(f"without {group}: {_constants(found)}" if left_out else _constants(found))
+    return 0
+
+
+def _document(
+    runs: Sequence[MeasuredRun], rows: Sequence[Row], fits: dict[str, Fit]
+) -> dict[str, Any]:
+    return {
+        "runs": len(runs),
+        "rows": [
+            {
+                **msgspec.to_builtins(row),
+                "error_percent": {metric: row.error(metric) for metric in METRICS},
+                "verdict_right": row.is_judged_right,
+            }
+            for row in rows
+        ],
+        "summary": msgspec.to_builtins(summarize(rows)),
+        "fits": msgspec.to_builtins(fits),
+    }
+
+
+def _constants(found: Fit) -> str:
+    values = (
+        f"{name} {getattr(found.engine, name):,} +- {error:,.0f}"
+        for name, error in found.errors.items()
+    )
+    return f"{', '.join(values)} ({found.stages} stages)"
+
+
+def _print(console: Console, rows: Sequence[Row], summary: Summary, title: str) -> None:
+    table = Table(title=f"Measured, emulated (ms) and error (%): {title}", title_justify="left")
+    for column in ("run", "stage", "GPU", "regime"):
+        table.add_column(column)
+    for metric in METRICS:
+        table.add_column(_NAMES[metric], justify="right")
+    table.add_column("verdict")
+    table.add_column("peers E2E %")
+    for row in rows:
+        cells = []
+        for metric in METRICS:
+            measured = getattr(row.measured, metric)
+            emulated = getattr(row.emulated, metric)
+            cells.append(f"{measured:,.1f} {emulated:,.1f} {row.error(metric):+.1f}")
+        verdict = "overloaded" if row.emulated_overloaded else "ok"
+        if not row.is_judged_right:
+            verdict += ", really " + ("overloaded" if row.is_overloaded else "ok")
+        peers = " ".join(
+            f"{name} {errors['e2e']:+.0f}" for name, errors in row.peers.items() if "e2e" in errors
+        )
+        table.add_row(row.run_id, row.stage, row.gpu, row.regime, *cells, verdict, peers)
+    console.print(table)
+    medians = Table(title="Median |error| (worst), %, stages not overloaded", title_justify="left")
+    for column in ("", "stages", *(_NAMES[metric] for metric in METRICS)):
+        medians.add_column(column, justify="right" if column else "left")
+    _add_group(medians, summary.overall)
+    for groups in summary.by.values():
+        medians.add_section()
+        for group in groups:
+            _add_group(medians, group)
+    console.print(medians)
+    wrong = "; ".join(summary.wrong_verdicts) or "none"
+    console.print(f"{summary.stages} stages; wrong verdicts: {wrong}", soft_wrap=True)
+    for name, errors in summary.peers.items():
+        figures = ", ".join(f"{_NAMES[m]} {errors[m]:.1f}" for m in ("e2e", "ttft") if m in errors)
+        console.print(
+            f"published errors of {name}, median of {errors['runs']:.0f} runs: {figures} %",
+            soft_wrap=True,
+        )
+
+
+def _add_group(table: Table, group: Group) -> None:
+    cells = [f"{group.median[m]:.1f} ({group.worst[m]:+.0f})" for m in METRICS if group.median]
+    table.add_row(group.name, str(group.stages), *cells)

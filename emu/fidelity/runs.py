@@ -1,0 +1,99 @@
+"""What the board knows of a measured run: who measured what, and how it can be emulated.
+
+Owns the types that readers fill and that the board, the fit and the tables read. A reader finds
+runs below a directory; a run can write its own configuration and workload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+METRICS: Final = ("ttft", "tpot", "e2e", "ttft_p99", "e2e_p99")
+"""Means in ms, and 99th percentiles in ms."""
+OVERLOADED_MS: Final = 2_000.0
+"""A stage whose mean TTFT exceeds this, or in which requests failed, was overloaded."""
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """Latencies of one stage, ms."""
+
+    ttft: float
+    tpot: float
+    e2e: float
+    ttft_p99: float
+    e2e_p99: float
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """A stretch of a run with one load."""
+
+    label: str
+    requests: int
+    measured: Figures
+    is_overloaded: bool
+    is_compared: bool
+    """Its errors enter medians: the load was steady, or every request was recorded to its end."""
+    regime: str
+    """cached, mixed, near the knee, overloaded."""
+
+
+class MeasuredRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a real server."""
+
+    reader: str
+    run_id: str
+    engine: str
+    gpu: str
+    model: str
+    """Catalogue name."""
+    model_class: str
+    """dense or moe."""
+    tensor_parallel: int
+    stages: tuple[Stage, ...]
+    peers: dict[str, dict[str, float]] = {}
+    """Published errors of other simulators on the whole run, per cent, by simulator and metric."""
+    in_fit: bool = True
+    """Constants may be fitted to it."""
+    details: Any = None
+    """What its reader needs to rebuild it."""
+
+
+class Case(msgspec.Struct, frozen=True):
+    """A run made ready for emulation."""
+
+    config: str
+    """TOML that expects the workload beside it as `workload.jsonl`."""
+    workload: str
+    counts: tuple[int, ...]
+    """Requests of each stage, in the order of the workload."""
+
+
+class Reader(msgspec.Struct, frozen=True):
+    """A kind of measured runs."""
+
+    name: str
+    find: Callable[[Path], list[MeasuredRun]]
+    """Runs in a directory, not below it; empty if it is of another kind."""
+    build: Callable[[MeasuredRun, int, float], Case]
+    """(run, seed, part of each stage's requests) -> a case."""
+    figures: Callable[[MeasuredRun, Path, Case], list[Figures]]
+    """The stages' figures from the directory of an emulated run."""
+
+
+def regime_of(*, overloaded: bool, running: float, seats: int, cached: bool) -> str:
+    """The regime of a stage with so many running requests on average and so many seats."""
+    if overloaded:
+        return "overloaded"
+    if running >= 0.6 * seats:
+        return "near the knee"
+    return "cached" if cached else "mixed"
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    """The value at a part of the sorted values (no interpolation)."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]

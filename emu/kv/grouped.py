@@ -1,0 +1,389 @@
+"""The KV pool of a model whose layers keep different things: one free list, a table per group.
+
+Owns, per block: reference count, group and key. Owns per request one table of block ids for each
+group of `KvLayout`; entry 0 is the null block (what fell out of a window, or a state that no step
+ended on). A block id belongs to one group at a time. Rules: vLLM 0.33, `kv_cache_coordinator.py`
+and `single_type_kv_cache_manager.py`: before a request grows, the blocks that none of its later
+tokens will read are freed, last first; groups then take blocks in order; what is full can be found
+by (key, group). A hit needs every group: a full group its chain of blocks, a window the blocks that
+cover it, a state the one block that ends where the hit ends.
+
+States have two modes. Without prefix caching a sequence holds one block in each state group until
+it ends. With it, tables are positional, and a state can be found again only where a step ended on
+a block boundary (`block_tokens`), which is why schedulers cut prompts there.
+
+Invariants: `blocks_free + referenced blocks = blocks_total`; a block with references is in exactly
+those tables that reference it; the index names only blocks that carry the key.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from emu.kv.groups import KvGroup, KvLayout
+from emu.kv.hashing import block_keys
+from emu.kv.pool import NO_HIT, Hit
+from emu.request import Request
+from emu.units import ceil_div
+
+NULL_BLOCK: Final = 0
+
+
+class _Block(msgspec.Struct, gc=False):
+    references: int = 0
+    key: tuple[int, int] | None = None
+    """(hash of the prefix, group) under which the block can be found."""
+
+
+class GroupedPool:
+    """Blocks for several groups of layers; ids count from 1."""
+
+    has_identities = True
+
+    def __init__(self, blocks_total: int, layout: KvLayout, *, prefix_caching: bool) -> None:
+        self.blocks_total = blocks_total
+        self.blocks_free = blocks_total
+        self.layout = layout
+        self.block_size = layout.hash_tokens
+        self.prefix_caching = prefix_caching
+        self.evicted_blocks = 0
+        self._tables: dict[int, list[list[int]]] = {}
+        self._blocks: dict[int, _Block] = {}
+        self._used = 0
+        """Ids up to this one have been used."""
+        self._free: OrderedDict[int, None] = OrderedDict()
+        """Used blocks without references, the next to be taken first."""
+        self._index: dict[tuple[int, int], int] = {}
+
+    # --- finding ----------------------------------------------------------------------------
+    def lookup(self, request: Request) -> Hit:
+        """The longest prefix that all groups hold, below the request's reached length."""
+        if not self.prefix_caching:
+            return NO_HIT
+        keys = self.keys_of(request)
+        usable_tokens = request.prompt_tokens + request.generated_tokens - 1
+        limit_tokens = min(usable_tokens, len(keys) * self.layout.hash_tokens)
+        tokens = self._common_hit(keys, limit_tokens)
+        if not tokens:
+            return NO_HIT
+        tables = tuple(
+            self._table_at(number, group, keys, tokens)
+            for number, group in enumerate(self.layout.groups)
+        )
+        ids = tuple(block for table in tables for block in table if block)
+        return Hit(tokens, tokens, 0, ids, tables=tables)
+
+    def match(self, request: Request) -> int:
+        """Prompt tokens of a request from outside that this pool holds now."""
+        if not self.prefix_caching:
+            return 0
+        keys = self.keys_of(request)
+        limit = min(request.prompt_tokens - 1, len(keys) * self.layout.hash_tokens)
+        return self._common_hit(keys, limit)
+
+    def keys_of(self, request: Request) -> list[int]:
+        """Keys of the request's full hash blocks, computed once."""
+        keys = request.block_keys
+        if keys is None or request.block_keys_size != self.block_size:
+            keys = request.block_keys = block_keys(
+                request.prefix, self.block_size, request.prompt_tokens
+            )
+            request.block_keys_size = self.block_size
+        return keys
+
+    def _common_hit(self, keys: Sequence[int], limit_tokens: int) -> int:
+        """Tokens of the longest hit: groups shorten each other's until all agree."""
+        unit = self.layout.block_tokens
+        tokens = limit_tokens // unit * unit
+        # Groups that keep everything first: their hit only bounds the others from above.
+        order = sorted(enumerate(self.layout.groups), key=lambda entry: entry[1].keeps != "all")
+        while tokens:
+            before = tokens
+            for number, group in order:
+                tokens = self._hit_of(number, group, keys, tokens) // unit * unit
+                if not tokens:
+                    return 0
+            if tokens == before:
+                return tokens
+        return 0
+
+    def _hit_of(self, number: int, group: KvGroup, keys: Sequence[int], tokens: int) -> int:
+        """The longest hit of one group of at most so many tokens."""
+        size = group.block_tokens
+        if group.keeps == "all":
+            count = 0
+            while count < tokens // size and self._cached(number, group, keys, count):
+                count += 1
+            return count * size
+        unit = self.layout.block_tokens
+        for candidate in range(tokens, 0, -unit):
+            if self._covers(number, group, keys, candidate):
+                return candidate
+        return 0
+
+    def _covers(self, number: int, group: KvGroup, keys: Sequence[int], tokens: int) -> bool:
+        """Whether the group holds what a sequence that goes on after so many tokens reads."""
+        last = tokens // group.block_tokens
+        if group.keeps == "state":
+            return self._cached(number, group, keys, last - 1) is not None
+        if group.keeps == "window":
+            wanted = ceil_div(group.limit_tokens - 1, group.block_tokens)
+            first = max(0, last - wanted)
+        else:
+            first = group.skipped_tokens(tokens) // group.block_tokens
+        return all(self._cached(number, group, keys, entry) for entry in range(first, last))
+
+    def _cached(self, number: int, group: KvGroup, keys: Sequence[int], entry: int) -> int | None:
+        position = (entry + 1) * group.block_tokens // self.layout.hash_tokens - 1
+        if position >= len(keys):
+            return None
+        return self._index.get((keys[position], number))
+
+    def _table_at(
+        self, number: int, group: KvGroup, keys: Sequence[int], tokens: int
+    ) -> tuple[int, ...]:
+        """The group's table of a sequence that hits so many tokens."""
+        last = tokens // group.block_tokens
+        if group.keeps == "all":
+            first = 0
+        elif group.keeps == "state":
+            first = last - 1
+        elif group.keeps == "window":
+            first = max(0, last - ceil_div(group.limit_tokens - 1, group.block_tokens))
+        else:
+            first = group.skipped_tokens(tokens) // group.block_tokens
+        found = [self._cached(number, group, keys, entry) for entry in range(first, last)]
+        return (NULL_BLOCK,) * first + tuple(block or NULL_BLOCK for block in found)
+
+    # --- giving and taking ------------------------------------------------------------------
+    def need(self, request: Request, target_tokens: int, hit: Hit = NO_HIT) -> int:
+        """Free blocks that `grow` would consume.
+
+        Frees first what the request's windows have left behind: vLLM does so at every attempt,
+        whether or not the blocks suffice afterwards.
+        """
+        self._forget(request)
+        return self._missing(request, target_tokens, hit)
+
+    def grow(
+        self, request: Request, had_tokens: int, target_tokens: int, hit: Hit = NO_HIT
+    ) -> None:
+        """Touch the blocks hit, take the rest, index what is full at the target length."""
+        missing = self._missing(request, target_tokens, hit)
+        assert missing <= self.blocks_free
+        tables = self._tables_of(request)
+        if hit.tables:
+            for block in hit.block_ids:
+                self._touch(block)
+            for table, found in zip(tables, hit.tables, strict=True):
+                table.extend(found)
+        for group, table in zip(self.layout.groups, tables, strict=True):
+            self._extend(group, table, target_tokens)
+        self._count(request)
+        reached = request.prompt_tokens + request.generated_tokens
+        self.index(request, had_tokens, min(target_tokens, reached))
+
+    def index(self, request: Request, had_tokens: int, tokens: int) -> None:
+        """Blocks that became full between the two lengths can be found from now on."""
+        if not self.prefix_caching:
+            return
+        keys = self.keys_of(request)
+        tables = self._tables[request.request_id]
+        for number, (group, table) in enumerate(zip(self.layout.groups, tables, strict=True)):
+            size = group.block_tokens
+            if group.keeps == "state":
+                # Only the state that the step ends with exists.
+                entries = range(tokens // size - 1, tokens // size) if tokens % size == 0 else ()
+            else:
+                entries = range(had_tokens // size, tokens // size)
+            for entry in entries:
+                position = (entry + 1) * size // self.layout.hash_tokens - 1
+                if 0 <= entry < len(table) and table[entry] and position < len(keys):
+                    self._carry(table[entry], (keys[position], number))
+
+    def release(self, request: Request) -> None:
+        """All of the request's blocks lose a reference, group by group, last block first."""
+        for table in self._tables.pop(request.request_id, []):
+            self._drop(table)
+        request.kv_blocks = 0
+        request.block_ids = None
+
+    def take(self, count: int) -> list[int]:
+        """Take free blocks for a request that is not here yet."""
+        return [self._pop() for _ in range(count)]
+
+    def put_back(self, count: int, block_ids: list[int]) -> None:
+        """Return what `take` gave."""
+        assert count == len(block_ids)
+        self._drop(block_ids)
+
+    def put_back_held(self, request_id: int, count: int, block_ids: list[int]) -> None:
+        """Return the blocks of a request that left with its KV: its tables go."""
+        assert count == len(block_ids)
+        for table in self._tables.pop(request_id, []):
+            self._drop(table)
+
+    def blocks_at(self, tokens: int) -> int:
+        """Blocks that a sequence of so many computed tokens holds when it arrives."""
+        return sum(len(self._kept_entries(group, tokens)) for group in self.layout.groups)
+
+    def hand_over(self, request: Request, count: int, block_ids: list[int]) -> None:
+        """Blocks from `take` now belong to the request; its full ones are indexed."""
+        assert count == len(block_ids) == self.blocks_at(request.computed_tokens)
+        fresh = iter(block_ids)
+        tables = self._tables[request.request_id] = []
+        for group in self.layout.groups:
+            kept = self._kept_entries(group, request.computed_tokens)
+            tables.append([NULL_BLOCK] * kept.start + [next(fresh) for _ in kept])
+        self._count(request)
+        self.index(request, 0, request.computed_tokens)
+
+    def clear(self) -> None:
+        """Forget everything; all blocks are free."""
+        self.blocks_free = self.blocks_total
+        self._tables.clear()
+        self._blocks.clear()
+        self._free.clear()
+        self._index.clear()
+        self._used = 0
+
+    def tables_of(self, request: Request) -> tuple[tuple[int, ...], ...]:
+        """Block ids of each group, 0 for the null block; empty if it holds none."""
+        return tuple(tuple(table) for table in self._tables.get(request.request_id, ()))
+
+    # --- inside -----------------------------------------------------------------------------
+    def _tables_of(self, request: Request) -> list[list[int]]:
+        tables = self._tables.get(request.request_id)
+        if tables is None:
+            tables = self._tables[request.request_id] = [[] for _ in self.layout.groups]
+        return tables
+
+    def _kept_entries(self, group: KvGroup, tokens: int) -> range:
+        """Entries of a table that hold blocks after so many tokens."""
+        if group.keeps == "state" and not self.prefix_caching:
+            return range(1)
+        last = ceil_div(tokens, group.block_tokens)
+        return range(min(group.skipped_tokens(tokens) // group.block_tokens, last), last)
+
+    def _missing(self, request: Request, target_tokens: int, hit: Hit) -> int:
+        tables = self._tables.get(request.request_id)
+        total = 0
+        for number, group in enumerate(self.layout.groups):
+            held = len(tables[number]) if tables is not None else 0
+            if hit.tables:
+                held += len(hit.tables[number])
+            entries = max(0, self._entries(group, target_tokens) - held)
+            total += min(entries, 1) if group.keeps == "state" else entries
+        touched = [block for block in hit.block_ids if not self._blocks[block].references]
+        return total + len(touched)
+
+    def _entries(self, group: KvGroup, tokens: int) -> int:
+        if group.keeps == "state" and not self.prefix_caching:
+            return 1
+        return ceil_div(tokens, group.block_tokens)
+
+    def _extend(self, group: KvGroup, table: list[int], target_tokens: int) -> None:
+        missing = self._entries(group, target_tokens) - len(table)
+        if missing <= 0:
+            return
+        if group.keeps == "state":  # states between the last one and the new one never exist
+            table.extend([NULL_BLOCK] * (missing - 1))
+            missing = 1
+        table.extend(self._pop() for _ in range(missing))
+
+    def _forget(self, request: Request) -> None:
+        """Free what no later token reads, judged by the tokens whose KV exists."""
+        tables = self._tables.get(request.request_id)
+        if tables is None:
+            return
+        for group, table in zip(self.layout.groups, tables, strict=True):
+            if group.keeps == "all" or (group.keeps == "state" and not self.prefix_caching):
+                continue
+            count = group.skipped_tokens(request.computed_tokens) // group.block_tokens
+            freed: list[int] = []
+            # Entries before the first null one were freed earlier.
+            for entry in range(min(count, len(table)) - 1, -1, -1):
+                if not table[entry]:
+                    if group.keeps == "state":
+                        continue
+                    break
+                freed.append(table[entry])
+                table[entry] = NULL_BLOCK
+            self._unreference(freed)
+        self._count(request)
+
+    def _count(self, request: Request) -> None:
+        held = [block for table in self._tables[request.request_id] for block in table if block]
+        request.block_ids = held
+        request.kv_blocks = len(held)
+
+    def _pop(self) -> int:
+        assert self.blocks_free > 0
+        self.blocks_free -= 1
+        if self._used < self.blocks_total:
+            self._used += 1
+            self._blocks[self._used] = _Block(1)
+            return self._used
+        number, _ = self._free.popitem(last=False)
+        block = self._blocks[number]
+        if block.key is not None:
+            del self._index[block.key]
+            block.key = None
+            self.evicted_blocks += 1
+        block.references = 1
+        return number
+
+    def _carry(self, number: int, key: tuple[int, int]) -> None:
+        """A block can be found by a key; the first block with a key keeps it."""
+        block = self._blocks[number]
+        if block.key is None and key not in self._index:
+            block.key = key
+            self._index[key] = number
+
+    def _touch(self, number: int) -> None:
+        block = self._blocks[number]
+        if not block.references:
+            del self._free[number]
+            self.blocks_free -= 1
+        block.references += 1
+
+    def _drop(self, table: Sequence[int]) -> None:
+        self._unreference([block for block in reversed(table) if block])
+
+    def _unreference(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            block = self._blocks[number]
+            assert block.references > 0
+            block.references -= 1
+            if not block.references:
+                self._free[number] = None
+                self.blocks_free += 1
+
+    # --- seeing -----------------------------------------------------------------------------
+    def recount(self, holders: Sequence[Sequence[int]] = ()) -> list[str]:
+        """Problems found by counting all references from scratch.
+
+        `holders`: lists of ids that are held outside the tables (reservations).
+        """
+        counted: dict[int, int] = {}
+        for table in [*(table for tables in self._tables.values() for table in tables), *holders]:
+            for block in table:
+                if block:
+                    counted[block] = counted.get(block, 0) + 1
+        problems = [
+            f"block {number} has {block.references} references, counted {counted.get(number, 0)}"
+            for number, block in self._blocks.items()
+            if block.references != counted.get(number, 0)
+        ][:8]
+        free = {number for number, block in self._blocks.items() if not block.references}
+        if free != set(self._free):
+            problems.append("the free list is not the set of unreferenced blocks")
+        if self.blocks_free != len(free) + self.blocks_total - self._used:
+            problems.append(f"{self.blocks_free} blocks free, counted {len(free)}")
+        if any(self._blocks[number].key != key for key, number in self._index.items()):
+            problems.append("the index names a block for a key that it does not carry")
+        return problems

@@ -1,0 +1,84 @@
+"""The engine's part of the steps of one replica: what an `EngineModel` adds to kernel times.
+
+Owns nothing but numbers made ready: the model of the engine, bound to a server's limits, a
+model's vocabulary and a GPU. Backends that know kernels (roofline) ask it for the token count at
+which a batch runs, what a step adds on the GPU, and the least time that the host lets a step take.
+"""
+
+from __future__ import annotations
+
+from emu.latency.base import BatchShape
+from emu.latency.engine import EngineModel, padded
+from emu.latency.host import HostCosts
+from emu.latency.sampler import SamplerCost, Sampling
+
+
+class EngineSteps:
+    """An engine that serves one model on one kind of GPU."""
+
+    def __init__(
+        self,
+        model: EngineModel,
+        sampling: Sampling,
+        *,
+        layers: int,
+        vocab: int,
+        gbytes_per_s: float,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        overlapped: bool,
+        fused_bytes_max: int = 0,
+    ) -> None:
+        """`overlapped`: steps are scheduled asynchronously (`scheduler.async_scheduling`).
+        `fused_bytes_max`: the largest all-reduce that is one kernel with the norm after it.
+        """
+        self.model = model
+        self.sampler = SamplerCost(model, sampling, vocab, gbytes_per_s)
+        self.graph_limit = model.graph_limit(max_num_seqs, max_num_batched_tokens)
+        self.fused_bytes_max = fused_bytes_max
+        self._overlapped = overlapped
+        self._launches_ns = layers * model.layer_launches * model.launch_ns
+
+    def tokens(self, tokens: int) -> int:
+        """The count at which the token-wise layers of a batch run."""
+        return padded(tokens, self.graph_limit)
+
+    def host_costs(self) -> HostCosts:
+        """The same for a backend that adds one figure for each step: GPU time beside kernels, and
+        host time that is not overlapped."""
+        model = self.model
+        step_ns, sequence_ns = model.step_ns, 0
+        if not self._overlapped:
+            step_ns += model.host_step_ns
+            sequence_ns = model.host_sequence_ns
+        return HostCosts(
+            step_ns=step_ns,
+            sequence_ns=sequence_ns,
+            graph_layer_ns=model.graph_layer_ns,
+            launched_layer_ns=model.graph_layer_ns,
+            first_use_ns=(),
+        )
+
+    def step_ns(self, layers: int) -> int:
+        """GPU time of a step beside its kernels."""
+        return self.model.step_ns + layers * self.model.graph_layer_ns
+
+    def host_bounds_ns(self, shape: BatchShape) -> tuple[int, int]:
+        """(what a step takes at least, however fast its kernels are; what it takes besides).
+
+        Overlapped host work bounds a step from below; what is not overlapped comes on top.
+        """
+        model = self.model
+        host_ns = model.host_step_ns + shape.sequences * model.host_sequence_ns
+        prompts = shape.prefill_new
+        tokens = shape.decode_count
+        if prompts:
+            host_ns += len(prompts) * model.host_prompt_ns
+            tokens += sum(prompts)
+        if shape.padded_tokens > tokens:
+            tokens = shape.padded_tokens
+        launches_ns = self._launches_ns if tokens > self.graph_limit else 0
+        exposed_ns = self.sampler.exposed_ns(shape.sequences)
+        if self._overlapped:
+            return host_ns + launches_ns, exposed_ns
+        return launches_ns, exposed_ns + host_ns

@@ -1,0 +1,85 @@
+"""The front end of an engine: the API server between a client and the engine's loop.
+
+Owns two queues, each with one CPU: the intake (HTTP, validation, tokenizer, hand-over) and the
+stream of output events (detokenizer, server-sent events, transport). Pure integer arithmetic on
+instants; the gateway and the replicas say what arrives when. What a client measures is the
+engine's time plus these delays.
+
+Output. A step ends with one event for each sequence that got a token. The events of a step are
+handled one after another; the next step's wait until they are done. If steps come faster than
+their events can be handled, the queue grows and tokens come later and later, while the engine
+goes on: the front end saturates. A token stands in the middle of its step's events.
+
+A leap of many steps is taken at once, and gives what stepping gives: when the CPU is free after
+step j of a run is max over k <= j of (end of step k + events of steps k to j).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emu.latency.engine import EngineModel
+from emu.request import Request
+
+
+class Intake:
+    """What a request passes before the engines' scheduler can see it; first come, first served."""
+
+    def __init__(self, models: Sequence[EngineModel]) -> None:
+        """One API server for each of `models` (at least one); requests go to them in turn."""
+        assert models
+        self._models = tuple(models)
+        self._free_ns = [0] * len(models)
+        self._next = 0
+        self._last_ready_ns = 0
+
+    def ready_ns(self, now_ns: int, prompt_tokens: int) -> int:
+        """When a request that arrives now is with an engine."""
+        at = self._next
+        self._next = at + 1 if at + 1 < len(self._models) else 0
+        model = self._models[at]
+        self._free_ns[at] = free_ns = max(now_ns, self._free_ns[at]) + model.intake_ns
+        # The tokenizer's thread is another one; its order is that of arrival.
+        ready_ns = free_ns + model.batch_wait_ns + prompt_tokens * model.prompt_token_ns
+        self._last_ready_ns = max(self._last_ready_ns, ready_ns)
+        return self._last_ready_ns
+
+
+class OutputStream:
+    """Output events of one replica on their way to clients."""
+
+    def __init__(self, model: EngineModel) -> None:
+        self._event_ns = model.output_event_ns
+        self._output_ns = model.output_ns
+        self._free_ns = 0
+
+    def step(self, end_ns: int, events: int) -> int:
+        """A step ended with so many events; how much later a client has its token."""
+        start_ns = end_ns if end_ns > self._free_ns else self._free_ns
+        work_ns = events * self._event_ns
+        self._free_ns = start_ns + work_ns
+        return start_ns - end_ns + work_ns // 2 + self._output_ns
+
+    def run(self, start_ns: int, ends: NDArray[np.int64], events: int) -> int:
+        """Steps that end at `start_ns + ends`, each with so many events: the last one's delay."""
+        steps, work_ns = len(ends), events * self._event_ns
+        latest = ends - work_ns * np.arange(steps, dtype=np.int64)
+        free_ns = start_ns + int(latest.max()) + steps * work_ns
+        self._free_ns = max(self._free_ns + steps * work_ns, free_ns)
+        begin_ns = self._free_ns - work_ns
+        return begin_ns - (start_ns + ends.item(-1)) + work_ns // 2 + self._output_ns
+
+
+def note_first(requests: Iterable[Request], delay_ns: int) -> None:
+    """These requests have their first token; their client so much later."""
+    for request in requests:
+        request.first_out_ns = request.last_out_ns = delay_ns
+
+
+def note_last(requests: Iterable[Request], delay_ns: int) -> None:
+    """The same of their last token."""
+    for request in requests:
+        request.last_out_ns = delay_ns

@@ -1,0 +1,63 @@
+"""The log: structured events of a run, on standard error, off unless asked for.
+
+Written where actions are applied and nowhere else. An event has a constant name `noun.past_verb`,
+the simulated time as `at_ns`, and ids under the same keys everywhere (`request_id`, `replica_id`).
+The same in simulated and in live runs. `make_log` gives None when the log is off, so that each
+place costs one comparison.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any, Final, Literal, TextIO
+
+Level = Literal["off", "debug", "info", "warning", "error"]
+Format = Literal["text", "json"]
+_LEVELS: Final = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+
+
+class Log:
+    """Writes events at the time of one clock."""
+
+    def __init__(self, level: Level, form: Format, stream: TextIO) -> None:
+        import structlog  # a run without a log does not load it
+
+        renderer: Any = structlog.processors.JSONRenderer()
+        if form == "text":
+            renderer = structlog.processors.KeyValueRenderer(key_order=["at_ns", "level", "event"])
+        self._logger = structlog.wrap_logger(
+            structlog.PrintLogger(stream),
+            processors=[structlog.processors.add_log_level, renderer],
+            wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        )
+        self._now_ns: Callable[[], int] = int
+
+    def use_clock(self, now_ns: Callable[[], int]) -> None:
+        """Events carry the time of this clock from now on."""
+        self._now_ns = now_ns
+
+    def debug(self, name: str, **fields: Any) -> None:
+        """Something that happens to most requests many times."""
+        self._logger.debug(name, at_ns=self._now_ns(), **fields)
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Something that happens in the life of a request or a replica."""
+        self._logger.info(name, at_ns=self._now_ns(), **fields)
+
+    def warn(self, name: str, **fields: Any) -> None:
+        """Something that should not happen in a healthy cluster: a fault, a loss."""
+        self._logger.warning(name, at_ns=self._now_ns(), **fields)
+
+
+def make_log(
+    level: Level = "off", form: Format = "text", stream: TextIO | None = None
+) -> Log | None:
+    """The log of a run, or None if it is off."""
+    return None if level == "off" else Log(level, form, stream or sys.stderr)

@@ -1,0 +1,261 @@
+"""The actor of a replica: hands events to the machine, and applies its actions.
+
+Owns the machine: no other actor writes to it. This is the only place where a replica acts on the
+world: requests that end, KV that leaves, locks, weights, changes of state; and where the log of
+its life is written. Actions are applied in their order, each carried out before the next; what
+reaches the replica meanwhile (a request that its own change of state has set free) is handled at
+once, between two handlers, never inside one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from emu.kernel.actor import NOW, PARK, Actor
+from emu.kernel.priorities import PRIORITY_WATCHER
+from emu.replica import actions as act
+from emu.replica.events import (
+    INTERRUPT,
+    ActivationArrived,
+    Event,
+    LockGranted,
+    Measured,
+)
+from emu.replica.inbound import reserve
+from emu.replica.ports import World
+from emu.replica.relay_board import Relayed
+from emu.replica.replica import END_OF_INSTANT, LOOP, RESTING, UNTIL_END_OF_INSTANT, Replica
+from emu.replica.states import ReplicaState, Writer, move
+from emu.replica.wave import SERVES
+
+S = ReplicaState
+_END_OF_INSTANT: Final = PRIORITY_WATCHER - 1
+
+
+class ReplicaActor(Actor):
+    """Mailbox, timer and hands of one replica."""
+
+    def __init__(self, replica: Replica, world: World) -> None:
+        super().__init__(world.kernel, replica.name, replica.priority)
+        self.replica = replica
+        self.world = world
+        replica.actor = self
+        replica.posted = self.inbox
+
+    # --- in -----------------------------------------------------------------------------------
+    def tell(self, event: Event) -> None:
+        """Handle it now; its actions are applied before the sender goes on."""
+        replica = self.replica
+        handler = replica.handlers[event.kind]
+        if handler is None:
+            raise replica.unexpected(event.kind, event)
+        handler(replica, event)
+        if replica.out:
+            self.perform()
+        if replica.look or replica.cut_ns >= 0:
+            self._look_up()
+
+    def reserve(self, requests: list[Any]) -> bool:
+        """Reserve blocks for inbound KV, all or nothing: a question, answered now."""
+        replica = self.replica
+        is_reserved = reserve(replica, requests)
+        if replica.look or replica.cut_ns >= 0:
+            self._look_up()
+        return is_reserved
+
+    def look(self) -> None:
+        """Something that the replica looks at has changed."""
+        self.kernel.wake(self)
+
+    def align(self, now_ns: int) -> int:
+        """When the replica looks at what comes now."""
+        replica = self.replica
+        if replica.activity == RESTING and not replica.is_paused:
+            return NOW
+        return replica.align(now_ns)
+
+    def _look_up(self) -> None:
+        replica, kernel = self.replica, self.kernel
+        look, cut_ns = replica.look, replica.cut_ns
+        replica.look, replica.cut_ns = 0, -1
+        if self.is_stepping:
+            return  # the step looks at everything before it ends
+        if 0 <= cut_ns < self.due_ns and not self.is_ready:
+            kernel.arm(self, cut_ns)
+        if look == INTERRUPT and replica.activity != END_OF_INSTANT:
+            kernel.interrupt(self)
+        elif look:
+            kernel.wake(self)
+
+    def tick(self) -> int:
+        """Take the step: until something is in flight, or there is nothing to do."""
+        replica = self.replica
+        due_ns = replica.go_on()
+        while True:
+            if replica.out:
+                self.perform()
+            if due_ns != LOOP:
+                break
+            due_ns = replica.go_on()
+        replica.look, replica.cut_ns = 0, -1
+        if due_ns == UNTIL_END_OF_INSTANT:
+            self.kernel.arm(self, self.kernel.now_ns, _END_OF_INSTANT)
+            return PARK
+        return due_ns
+
+    # --- out ----------------------------------------------------------------------------------
+    def perform(self) -> None:
+        """Apply the actions of the handler that has just run."""
+        replica = self.replica
+        actions, replica.out = replica.out, []
+        for action in actions:
+            _PERFORM[action.__class__](self, action)
+
+    def _end(self, action: act.End) -> None:
+        self.world.terminal(action.request, action.status, action.reason)
+
+    def _free_capacity(self, action: act.FreeCapacity) -> None:
+        self.world.on_capacity(self.replica)
+
+    def _hand_off(self, action: act.HandOff) -> None:
+        assert self.replica.outbox is not None
+        self.replica.outbox.append(action.requests, action.prefill_ns)
+
+    def _hand_off_first(self, action: act.HandOffFirst) -> None:
+        assert self.replica.outbox is not None
+        self.replica.outbox.append_first(action.split)
+
+    def _hand_off_second(self, action: act.HandOffSecond) -> None:
+        assert self.replica.outbox is not None
+        self.replica.outbox.append_second(action.split, action.survivors)
+
+    def _requeue(self, action: act.Requeue) -> None:
+        self.world.requeue(action.requests)
+
+    def _lose(self, action: act.Lose) -> None:
+        self.world.lost(action.requests, action.reason)
+
+    def _expire_drain(self, action: act.ExpireDrain) -> None:
+        self.world.drain_expired(self.replica, action.requests)
+
+    def _forward_cancel(self, action: act.ForwardCancel) -> None:
+        if not action.request.status.is_terminal:
+            self.world.cancel(action.request)
+
+    def _drain(self, action: act.Drain) -> None:
+        self.world.on_draining(self.replica)
+
+    def _reply(self, action: act.Reply) -> None:
+        action.call()
+
+    def _answer(self, action: act.Answer) -> None:
+        action.call(action.value)
+
+    def _move(self, action: act.Move) -> None:
+        replica, writer = self.replica, action.writer
+        if writer == "loop" and replica.state is not action.expected:
+            return  # another actor has decided meanwhile
+        at_ns = self.kernel.now_ns
+        move(replica, action.expected, action.to, writer=writer, cause=action.cause, at_ns=at_ns)
+        self.on_moved(action.expected, writer, action.cause)
+
+    def on_moved(self, before: ReplicaState, writer: Writer, cause: str) -> None:
+        """The state has changed: accounts of time, the wave, then all that watch."""
+        replica, at_ns = self.replica, self.kernel.now_ns
+        replica.note_time(before, at_ns)
+        replica.note_state()
+        if replica.wave is not None and replica.state not in SERVES:
+            replica.wave.withdraw(replica)
+        self.world.on_moved(replica, before, writer, cause, at_ns)
+        self.kernel.wake(self)
+
+    def _close_lock(self, action: act.CloseLock) -> None:
+        replica = self.replica
+        if not replica.lock.request(replica.name, self._granted):
+            replica.is_closing = True
+
+    def _granted(self) -> None:
+        self.tell(LockGranted())
+
+    def _open_lock(self, action: act.OpenLock) -> None:
+        replica = self.replica
+        if replica.lock.holder == replica.name:
+            replica.lock.release(replica.name)
+            self.world.on_capacity(replica)
+
+    def _measure(self, action: act.Measure) -> None:
+        self.is_away = True
+        self.kernel.spawn(self._ask(self.replica.incarnation), name=f"cost for {self.name}")
+
+    async def _ask(self, life: int) -> None:
+        shape = self.replica.to_measure
+        cost_ns = await self.replica.latency.measure(shape)  # type: ignore[attr-defined]
+        self.is_away = False
+        self.tell(Measured(life=life, cost_ns=cost_ns))
+
+    # --- live scaling ---------------------------------------------------------------------------
+    def _send_activation(self, action: act.SendActivation) -> None:
+        replica = self.replica
+        old = self.world.replicas[action.helper_id]
+        relayed, life = action.relayed, old.incarnation
+
+        def arrived() -> None:
+            relayed.is_here = True
+            old.actor.tell(ActivationArrived(life=life))
+
+        self.world.network.send(
+            replica.grid,
+            old.grid,
+            action.size_bytes,
+            kind="activation",
+            on_done=arrived,
+            pair=(replica.replica_id, old.replica_id),
+            on_failed=lambda reason: self._lose_activation(old, relayed, reason),
+        )
+
+    def _lose_activation(self, old: Replica, relayed: Relayed, reason: str) -> None:
+        """The activation did not arrive: the batch is computed again from the start."""
+        board = self.replica.board
+        if board is None or board.answer(old) is not relayed:
+            return
+        requests = board.abandon(old)
+        if relayed.split is not None and relayed.split.first_half is not None:
+            relayed.split.first_half.drop_lost(relayed.split)
+        self.world.lost(requests, reason)
+
+    def _report_relayed(self, action: act.ReportRelayed) -> None:
+        old = self.world.replicas[action.helper_id]
+        self.world.on_relayed(self.replica, old, action.requests, action.start_layer)
+
+    def _release_helper(self, action: act.ReleaseHelper) -> None:
+        assert self.replica.board is not None
+        self.replica.board.release(self.replica)
+
+    def _wake_elder(self, action: act.WakeElder) -> None:
+        self.world.replicas[action.replica_id].actor.look()
+
+
+_PERFORM: Final[Mapping[type[act.Action], Callable[[ReplicaActor, Any], None]]] = {
+    act.End: ReplicaActor._end,
+    act.FreeCapacity: ReplicaActor._free_capacity,
+    act.HandOff: ReplicaActor._hand_off,
+    act.HandOffFirst: ReplicaActor._hand_off_first,
+    act.HandOffSecond: ReplicaActor._hand_off_second,
+    act.Requeue: ReplicaActor._requeue,
+    act.Lose: ReplicaActor._lose,
+    act.ExpireDrain: ReplicaActor._expire_drain,
+    act.ForwardCancel: ReplicaActor._forward_cancel,
+    act.Drain: ReplicaActor._drain,
+    act.Reply: ReplicaActor._reply,
+    act.Answer: ReplicaActor._answer,
+    act.Move: ReplicaActor._move,
+    act.CloseLock: ReplicaActor._close_lock,
+    act.OpenLock: ReplicaActor._open_lock,
+    act.Measure: ReplicaActor._measure,
+    act.SendActivation: ReplicaActor._send_activation,
+    act.ReportRelayed: ReplicaActor._report_relayed,
+    act.ReleaseHelper: ReplicaActor._release_helper,
+    act.WakeElder: ReplicaActor._wake_elder,
+}
+"""How each action is applied."""

@@ -1,0 +1,293 @@
+"""What the end of a batch brings about: counters, tokens, requests that end or go on their way.
+
+Functions of a replica that has just run something: a batch, the first iterations of a leap, or its
+part of a batch that several replicas compute. Forms nothing. What is to happen to requests is added
+to the replica's actions; observers (gaps, the trace, histories) are told here, as part of counting.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emu.latency.base import BatchShape, next_decode_shape
+from emu.latency.frontend import OutputStream, note_first, note_last
+from emu.replica.actions import End, FreeCapacity, HandOff, HandOffSecond
+from emu.replica.replica import Replica
+from emu.replica.split_batch import SplitBatch
+from emu.replica.states import PREFILL_TYPE, ReplicaState
+from emu.request import Request, Status
+from emu.scheduling.base import Batch, Progress
+from emu.scheduling.stages import StageSpan
+
+_HANDS_OFF: Final = frozenset(PREFILL_TYPE | {ReplicaState.SHUTTING_PREFILL})
+_COMPLETED: Final = Status.COMPLETED
+DUMMY_ID: Final = -1
+"""`batch_id` of a batch of one token that only keeps pace."""
+
+
+def complete(
+    replica: Replica,
+    batch: Batch,
+    steps: int,
+    start_ns: int,
+    ends: NDArray[np.int64] | None,
+    longest_ns: int,
+    spans: list[StageSpan] | None = None,
+) -> None:
+    """`steps` iterations of a batch, begun at `start_ns`, have ended; the longest took so long.
+
+    `ends`: of each iteration of a leap, from its start. `spans`: on each stage of a pipeline.
+    """
+    now_ns = replica.clock.now_ns
+    observers = replica.observers
+    replica.iterations += steps
+    replica.busy_ns += now_ns - start_ns
+    if batch.batch_id == DUMMY_ID:
+        return
+    if replica.is_metered:
+        _count(replica, batch, steps)
+    receivers = _receivers(replica, batch, steps) if replica.tells else []
+    progress = replica.scheduler.complete(batch, steps, now_ns, longest_ns)
+    if not replica.is_touched:
+        replica.touch()
+    replica.prefill_tokens += progress.prefill_tokens
+    replica.decode_tokens += progress.decode_tokens
+    if replica.stream is not None:
+        _stream(replica.stream, batch, progress, start_ns, ends, now_ns)
+    if ends is None:
+        if progress.cohort_size:
+            observers.gaps.add_gap(longest_ns, progress.cohort_size, now_ns)
+    else:
+        _add_run(replica, batch, progress, ends, start_ns)
+    if progress.gaps_ns:
+        observers.gaps.add_gaps(progress.gaps_ns, now_ns)
+    if observers.batches is not None:
+        observers.batches.batch(replica, batch, start_ns, now_ns, steps, spans)
+    if receivers:
+        _tell(replica, receivers, start_ns, ends, now_ns)
+    if progress.finished or progress.first_tokens or progress.failed or progress.resumed:
+        _hand_out(replica, progress, now_ns - start_ns)
+    if replica.signals is not None:
+        replica.note_signal()
+
+
+def _stream(
+    stream: OutputStream,
+    batch: Batch,
+    progress: Progress,
+    start_ns: int,
+    ends: NDArray[np.int64] | None,
+    now_ns: int,
+) -> None:
+    """Output events of one step, or of the steps of a leap, pass the front end."""
+    opening = progress.opening
+    if ends is not None and opening is not None:
+        delay_ns = stream.step(batch.first_end_ns, opening.decode_tokens)
+        note_first(opening.first_tokens, delay_ns)
+        if len(ends) > 1 and batch.run_on is not None:
+            delay_ns = stream.run(start_ns, ends[1:], batch.run_on.shape.decode_count)
+    elif ends is not None and len(ends) > 1:
+        delay_ns = stream.run(start_ns, ends, batch.shape.decode_count)
+    else:
+        delay_ns = stream.step(now_ns, progress.decode_tokens)
+    if progress.first_tokens:
+        note_first(progress.first_tokens, delay_ns)
+    if progress.finished:
+        note_last(progress.finished, delay_ns)
+
+
+def _add_run(
+    replica: Replica, batch: Batch, progress: Progress, ends: NDArray[np.int64], start_ns: int
+) -> None:
+    """Gaps of the cohort in a leap, in which some may have joined with or after the first step."""
+    gaps, count = replica.observers.gaps, progress.cohort_size
+    opening, late_gaps_ns = progress.opening, progress.late_gaps_ns
+    if opening is not None:
+        first_ns = batch.first_end_ns
+        _take_opening(replica, opening, first_ns)
+        if count:
+            gaps.add_run(ends, count, start_ns, opening.cohort_size)
+        else:
+            gaps.add_gap(first_ns - start_ns, opening.cohort_size, first_ns)
+    elif late_gaps_ns:
+        gaps.add_gaps(late_gaps_ns, batch.first_end_ns)
+        gaps.add_run(ends, count, start_ns, count - len(late_gaps_ns))
+    elif count:
+        gaps.add_run(ends, count, start_ns)
+
+
+def _take_opening(replica: Replica, opening: Progress, at_ns: int) -> None:
+    """What the first step brought about in a batch that ran on."""
+    replica.prefill_tokens += opening.prefill_tokens
+    replica.decode_tokens += opening.decode_tokens
+    if opening.gaps_ns:
+        replica.observers.gaps.add_gaps(opening.gaps_ns, at_ns)
+    for request in opening.first_tokens:
+        request.replica_id = replica.replica_id
+
+
+def _receivers(replica: Replica, batch: Batch, steps: int) -> list[Request]:
+    """Who got a token at the end of each of these steps."""
+    if batch.run_on is not None:
+        replica.scheduler.settle(batch, steps)
+    return list(replica.scheduler.token_receivers(batch))
+
+
+def _count(replica: Replica, batch: Batch, steps: int) -> None:
+    """Tokens of the first `steps` iterations of a batch."""
+    if batch.run_on is None or steps == 1:
+        _count_equal(replica, batch.shape, steps)
+    else:
+        _count_equal(replica, batch.shape, 1)
+        _count_equal(replica, batch.run_on.shape, steps - 1)
+
+
+def _count_equal(replica: Replica, shape: BatchShape, steps: int) -> None:
+    """Tokens of `steps` iterations, the first of this shape."""
+    decodes = shape.decode_count * steps
+    if decodes:
+        replica.decodes_run += decodes
+        context = shape.decode_context_sum * steps
+        if steps > 1:
+            context += decodes * (steps - 1) // 2
+        replica.decode_context_run += context
+    if shape.prefill_new:
+        replica.prompts_run += sum(shape.prefill_new)
+    if replica.expert_tokens is not None:
+        for step in range(steps):
+            its_shape = next_decode_shape(shape, step) if step else shape
+            routing = replica.latency.expert_loads(its_shape)  # type: ignore[attr-defined]
+            replica.expert_tokens += np.array(routing.expert_tokens, dtype=np.int64)
+
+
+def end_leap_part(replica: Replica, batch: Batch, ends: NDArray[np.int64]) -> None:
+    """The first iterations of a leap have ended, and the one in flight is a batch of its own.
+
+    For a crash or a pause in the middle of a leap (`emu/replica/crash.py`).
+    """
+    observers, start_ns, steps = replica.observers, replica.start_ns, len(ends)
+    end_ns = start_ns + int(ends[-1])
+    if replica.is_metered:
+        _count(replica, batch, steps)
+    receivers = _receivers(replica, batch, steps) if replica.tells else []
+    if observers.batches is not None:
+        observers.batches.batch(replica, batch, start_ns, end_ns, steps, None)
+    batch.first_end_ns = start_ns + int(ends[0])
+    longest_ns = longest_of(ends, batch)
+    progress = replica.scheduler.split(batch, steps, end_ns, longest_ns)
+    replica.iterations += steps
+    replica.busy_ns += end_ns - start_ns
+    replica.decode_tokens += progress.decode_tokens
+    if replica.stream is not None:
+        _stream(replica.stream, batch, progress, start_ns, ends, end_ns)
+    _add_run(replica, batch, progress, ends, start_ns)
+    if progress.gaps_ns:
+        observers.gaps.add_gaps(progress.gaps_ns, end_ns)
+    if receivers:
+        _tell(replica, receivers, start_ns, ends, end_ns)
+    if replica.signals is not None:
+        replica.note_signal()
+
+
+def _tell(
+    replica: Replica,
+    receivers: list[Request],
+    start_ns: int,
+    ends: NDArray[np.int64] | None,
+    end_ns: int,
+) -> None:
+    """Tokens that requests got, to those who follow single tokens."""
+    observers = replica.observers
+    if observers.history is not None:
+        observers.history.tokens(replica.replica_id, receivers, start_ns, ends, end_ns)
+    observers.on_tokens(replica, receivers)
+
+
+def end_part(
+    replica: Replica, batch: Batch, start_ns: int, step_ns: int, split: SplitBatch | None = None
+) -> None:
+    """A batch that was computed layer by layer got its first tokens here.
+
+    `split`: another replica computed its first layers.
+    """
+    observers = replica.observers
+    receivers = list(replica.scheduler.token_receivers(batch)) if replica.tells else []
+    progress = replica.scheduler.complete(batch, 1, replica.clock.now_ns, step_ns)
+    if replica.stream is not None:
+        _stream(replica.stream, batch, progress, start_ns, None, replica.clock.now_ns)
+    replica.touch()
+    replica.iterations += 1
+    replica.prefill_tokens += progress.prefill_tokens
+    replica.decode_tokens += progress.decode_tokens
+    if observers.batches is not None:
+        observers.batches.batch(replica, batch, start_ns, replica.clock.now_ns, 1, None)
+    if receivers:
+        _tell(replica, receivers, start_ns, None, replica.clock.now_ns)
+    _hand_out(replica, progress, step_ns, split)
+
+
+def _hand_out(
+    replica: Replica, progress: Progress, step_ns: int, split: SplitBatch | None = None
+) -> None:
+    """Requests that ended leave; those whose prompt ended here go on their way."""
+    out = replica.out
+    for request in progress.first_tokens:
+        request.replica_id = replica.replica_id
+    for request in progress.finished:
+        request.decode_replica_id = replica.replica_id
+        out.append(End(request, _COMPLETED))
+    for request, reason in progress.failed:
+        out.append(End(request, Status.FAILED, reason))
+    if progress.finished or progress.failed:
+        out.append(FreeCapacity())
+    ready = progress.first_tokens
+    if progress.resumed:
+        ready = [*ready, *progress.resumed]
+    if (not ready and split is None) or replica.outbox is None:
+        return
+    if split is not None or replica.state in _HANDS_OFF:
+        gone = [*progress.finished, *(request for request, _ in progress.failed)]
+        leaving = [r for r in ready if not r.status.is_terminal and r not in gone]
+        for request in leaving:
+            replica.scheduler.detach(request)
+            request.status = Status.MIGRATING
+        replica.touch()
+        if split is not None:
+            out.append(HandOffSecond(split, leaving))
+        elif leaving:
+            out.append(HandOff(leaving, step_ns))
+
+
+def end_iteration(replica: Replica) -> None:
+    """The batch in flight ends now, or the part of its leap that was not cut off."""
+    batch, ends, start_ns = replica.batch, replica.ends, replica.start_ns
+    assert batch is not None
+    now_ns = replica.clock.now_ns
+    replica.ends = replica.batch = None
+    if ends is None:  # a single iteration, or what a pause has left of a leap
+        complete(replica, batch, 1, start_ns, None, now_ns - start_ns)
+        return
+    if now_ns != replica.end_ns:
+        ends = ends[: int(ends.searchsorted(now_ns - start_ns, "right"))]
+    steps = len(ends)
+    if steps == 1:
+        longest_ns = now_ns - start_ns
+    else:
+        before_ns = ends.item(-2)
+        if batch.run_on is None:  # else it has been known since the beginning
+            batch.first_end_ns = start_ns + ends.item(0)
+        batch.last_start_ns = start_ns + before_ns
+        is_last = replica.is_monotone
+        longest_ns = now_ns - start_ns - before_ns if is_last else longest_of(ends, batch)
+    complete(replica, batch, steps, start_ns, ends, longest_ns)
+
+
+def longest_of(ends: NDArray[np.int64], batch: Batch) -> int:
+    """Longest iteration of a decode run, which may follow a batch's first step."""
+    steps_ns = np.diff(ends, prepend=0)
+    if batch.run_on is not None and len(ends) > 1:
+        steps_ns = steps_ns[1:]
+    return int(steps_ns.max())

@@ -1,0 +1,151 @@
+"""Crash, pause and return of a replica: what a fault does to the iteration in flight.
+
+A crash grows the replica's incarnation, so that whatever was under way for the earlier life is
+dropped when it comes; its KV, queue and pipeline are gone. A pause keeps all of it: the iteration
+in flight takes so much longer. Both first complete the iterations of a leap that have ended, as
+stepping would have, so that results do not depend on leaps.
+
+Does not decide what becomes of the requests: they are the answer in `Crashed.lost`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from emu.kernel.actor import PARK
+from emu.replica.actions import End, ForwardCancel, Reply
+from emu.replica.completion import end_leap_part
+from emu.replica.events import (
+    INTERRUPT,
+    Cancelled,
+    Crashed,
+    Event,
+    KvDelivered,
+    Paused,
+    StopAsked,
+    Unpaused,
+)
+from emu.replica.replica import RELAYED, RESTING, RUNNING, Replica
+from emu.request import Request
+
+
+def cut_leap(replica: Replica) -> None:
+    """Complete the iterations of a leap that have ended; the one in flight is alone then."""
+    done = replica.settle()
+    ends, batch = replica.ends, replica.batch
+    if ends is None or batch is None:
+        return
+    start_ns = replica.start_ns
+    end_ns = start_ns + int(ends[done])
+    if done:
+        end_leap_part(replica, batch, ends[:done])
+        replica.start_ns = start_ns + int(ends[done - 1])
+    batch.max_steps = 1
+    replica.ends = None
+    replica.end_ns = end_ns
+
+
+def crashed(replica: Replica, event: Crashed) -> int:
+    """Everything on the replica is lost; the requests that it held, waiting ones first.
+
+    KV that was on its way out belongs to its watcher, which loses it too. The state changes
+    later, when all owners of what was here have heard of it (`emu/faults/recovery.py`).
+    """
+    cut_leap(replica)
+    if replica.batch is not None and not replica.is_paused:
+        replica.busy_ns += replica.clock.now_ns - replica.start_ns  # for nothing
+    replica.incarnation += 1
+    replica.start_process()
+    posted = list(replica.pending())
+    replica.applying = []
+    replica.posted.clear()
+    ended = _settle_cancels(replica, posted)
+    lost = _lose_all(replica, posted)
+    replica.live_moves = 0
+    replica.out += [Reply(asked.reply) for asked in posted if isinstance(asked, StopAsked)]
+    _forget_work(replica)
+    event.lost.extend(r for r in lost if not r.status.is_terminal and r not in ended)
+    replica.look = INTERRUPT
+    return PARK
+
+
+def _settle_cancels(replica: Replica, posted: list[Event]) -> list[Request]:
+    """Cancellations that waited: requests that are here end, others are followed."""
+    ended: list[Request] = []
+    for event in posted:
+        if not isinstance(event, Cancelled) or event.request.status.is_terminal:
+            continue
+        if event.request in ended:
+            continue
+        if replica.scheduler.cancel(event.request):
+            replica.out.append(End(event.request, event.status, event.reason))
+            ended.append(event.request)
+        else:
+            replica.out.append(ForwardCancel(event.request))
+    return ended
+
+
+def _lose_all(replica: Replica, posted: list[Event]) -> list[Request]:
+    scheduler = replica.scheduler
+    for request in scheduler.residents():
+        request.recomputed_tokens += request.computed_tokens
+    lost = scheduler.evacuate()
+    replica.touch()
+    for event in posted:
+        if isinstance(event, KvDelivered):
+            for request in event.requests:
+                request.recomputed_tokens += request.reached_tokens
+                lost.append(request)
+    return lost
+
+
+def _forget_work(replica: Replica) -> None:
+    replica.activity = RESTING
+    replica.batch = replica.ends = None
+    replica.on_stages.clear()
+    replica.prerequisites.drop()
+    replica.pipeline.reset(replica.clock.now_ns)
+    replica.layer_scheduler = replica.relayed = None
+    replica.is_paused = replica.is_resuming = replica.is_cruising = False
+    replica.measured_ns = -1
+    replica.model_loaded = False
+    replica.segments_ready = 0
+
+
+def paused(replica: Replica, event: Paused) -> int:
+    """Stop the world in this replica; `unpaused` goes on where it stopped."""
+    assert not replica.is_paused
+    cut_leap(replica)
+    replica.is_paused = True
+    replica.is_resuming = replica.is_cruising = False
+    replica.paused_ns = replica.clock.now_ns
+    replica.look = INTERRUPT
+    return PARK
+
+
+def unpaused(replica: Replica, event: Unpaused) -> int:
+    """What was under way at the pause ends so much later."""
+    is_same = replica.is_paused and replica.paused_ns == event.since_ns
+    if not is_same or replica.incarnation != event.life:
+        return PARK
+    since_ns = replica.paused_ns
+    longer_ns = replica.clock.now_ns - since_ns
+    replica.is_paused = False
+    if replica.batch is not None:
+        replica.end_ns += longer_ns
+        replica.is_resuming = replica.activity in (RUNNING, RELAYED)
+    for spans, _ in replica.on_stages:
+        for index, span in enumerate(spans):
+            if span.end_ns > since_ns:
+                begun = span.start_ns < since_ns
+                spans[index] = msgspec.structs.replace(
+                    span,
+                    start_ns=span.start_ns + (0 if begun else longer_ns),
+                    end_ns=span.end_ns + longer_ns,
+                )
+    free_ns = replica.pipeline.free_ns
+    free_ns[:] = [at_ns + longer_ns if at_ns > since_ns else at_ns for at_ns in free_ns]
+    if replica.layer_scheduler is not None:
+        replica.layer_scheduler.delay(longer_ns)
+    replica.look = INTERRUPT
+    return PARK

@@ -1,0 +1,312 @@
+"""Handlers of what comes to a replica from outside: requests, KV, cancellations, faults' jobs.
+
+Told events change books at once: they are settled first, and cut a leap that no longer holds.
+Posted events change the running set, and so take effect between two iterations.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from emu.kernel.actor import PARK
+from emu.replica.actions import (
+    Answer,
+    CloseLock,
+    Drain,
+    End,
+    ExpireDrain,
+    ForwardCancel,
+    FreeCapacity,
+    Lose,
+    Move,
+    OpenLock,
+    Reply,
+)
+from emu.replica.events import (
+    LOOK,
+    ActivationArrived,
+    Cancelled,
+    Commanded,
+    DrainExpired,
+    Event,
+    KvDelivered,
+    KvRestored,
+    KvShrunk,
+    LiveMoves,
+    LoadGivenUp,
+    LockGranted,
+    Looked,
+    Released,
+    Restarted,
+    SegmentArrived,
+    SlowdownSet,
+    StopAsked,
+    StopUndone,
+    Submitted,
+    Unreserved,
+    WeightsArrived,
+)
+from emu.replica.replica import Replica
+from emu.replica.states import DECODING, DRAINING, ReplicaState
+from emu.request import Request, Status
+
+S = ReplicaState
+_QUEUED: Final = Status.QUEUED
+
+
+def ignore(replica: Replica, event: Event) -> int:
+    """The event means nothing in this state, and legally comes."""
+    return PARK
+
+
+def look_again(replica: Replica, event: Looked) -> int:
+    """The boundary that the event has brought is all that it asks for."""
+    return PARK
+
+
+# --- told: requests and KV -----------------------------------------------------------------------
+def submitted(replica: Replica, event: Submitted) -> int:
+    """A routed request joins the waiting queue, or is rejected if it could never be held."""
+    request = event.request
+    reason = replica.scheduler.can_ever_hold(request)
+    if reason:
+        replica.out.append(End(request, Status.REJECTED, reason))
+        return PARK
+    ends = replica.ends if replica.signals is None else None
+    done = replica.settle() if ends is None else replica.steps_ended(ends)
+    request.status = _QUEUED
+    request.holder_id = replica.replica_id
+    if request.taken_ns < 0:
+        request.taken_ns = replica.iteration_end_ns(done)
+    replica.scheduler.enqueue(request, replica.clock.now_ns)
+    if not replica.is_touched:
+        replica.touch()
+    if ends is None or not replica.puts_off(done):
+        replica.settle()
+        replica.changed(done)
+    if replica.signals is not None:
+        replica.note_signal()
+    return PARK
+
+
+def reserve(replica: Replica, requests: list[Request]) -> bool:
+    """Reserve blocks for inbound KV, all or nothing: a question, answered now."""
+    done = replica.settle()
+    if not replica.scheduler.reserve(requests):
+        return False
+    if replica.ends is not None:
+        replica.changed(done)
+    return True
+
+
+def unreserved(replica: Replica, event: Unreserved) -> int:
+    """A reservation is given back."""
+    done = replica.settle()
+    replica.scheduler.unreserve(event.requests)
+    replica.changed(done)
+    return PARK
+
+
+def released(replica: Replica, event: Released) -> int:
+    """The KV of detached requests has left: their blocks are free."""
+    done = replica.settle()
+    for request in event.requests:
+        replica.scheduler.release(request)
+    if replica.scheduler.waiting_count or replica.ends is not None or not replica.waits_here_only:
+        replica.changed(done)
+    return PARK
+
+
+def stop_undone(replica: Replica, event: StopUndone) -> int:
+    """A stopped request runs on here."""
+    replica.scheduler.adopt([event.request], replica.clock.now_ns)
+    replica.touch()
+    event.request.status = Status.RUNNING
+    replica.look = LOOK
+    return PARK
+
+
+def live_moves(replica: Replica, event: LiveMoves) -> int:
+    """Count live migrations; a replica that drains may wait for the last of them."""
+    replica.live_moves += event.change
+    if event.change < 0:
+        replica.look = LOOK
+    return PARK
+
+
+# --- told: weights and state ---------------------------------------------------------------------
+def segment_arrived(replica: Replica, event: SegmentArrived) -> int:
+    """Count the segments that are there."""
+    replica.segments_ready = event.count
+    return PARK
+
+
+def segment_arrived_live(replica: Replica, event: SegmentArrived) -> int:
+    """A layer that is there can run."""
+    replica.segments_ready = event.count
+    replica.look = LOOK
+    return PARK
+
+
+def weights_arrived(replica: Replica, event: WeightsArrived) -> int:
+    """All weights are there: begin to serve."""
+    assert event.to is not None
+    replica.model_loaded = True
+    replica.out.append(Move(replica.state, event.to, "weights complete", "transfer"))
+    return PARK
+
+
+def weights_arrived_live(replica: Replica, event: WeightsArrived) -> int:
+    """All weights are there; the next pass sees it."""
+    replica.model_loaded = True
+    replica.look = LOOK
+    return PARK
+
+
+def load_given_up(replica: Replica, event: LoadGivenUp) -> int:
+    """The weights will not come: the replica is inactive again."""
+    replica.out.append(Move(replica.state, S.INACTIVE, event.cause, "transfer"))
+    return PARK
+
+
+def commanded(replica: Replica, event: Commanded) -> int:
+    """Another actor has decided; the table of transitions says whether it may."""
+    if event.weights is not None:
+        replica.model_loaded = event.weights
+    replica.out.append(Move(replica.state, event.to, event.cause, event.writer))
+    if event.to is S.FAILED:
+        close(replica)
+    return PARK
+
+
+def restarted(replica: Replica, event: Restarted) -> int:
+    """A process is there again, without weights."""
+    if event.life == replica.incarnation:
+        replica.out.append(Move(S.FAILED, S.INACTIVE, "restarted", "recovery"))
+    return PARK
+
+
+def lock_granted(replica: Replica, event: LockGranted) -> int:
+    """Its own lock is its own: it is closed for inbound KV."""
+    replica.is_closing = False
+    replica.look = LOOK
+    return PARK
+
+
+def lock_granted_late(replica: Replica, event: LockGranted) -> int:
+    """It came back to decoding while it waited: the lock is given back at once."""
+    assert replica.state in DECODING
+    replica.is_closing = False
+    replica.out.append(OpenLock())
+    replica.look = LOOK
+    return PARK
+
+
+def slowdown_set(replica: Replica, event: SlowdownSet) -> int:
+    """The next iteration costs so much more; a leap at the old cost is cut."""
+    replica.slowdown = event.factor
+    replica.look = LOOK
+    return PARK
+
+
+def activation_arrived(replica: Replica, event: ActivationArrived) -> int:
+    """What it was given can be computed."""
+    if event.life == replica.incarnation:
+        replica.look = LOOK
+    return PARK
+
+
+# --- posted: applied between two iterations -------------------------------------------------------
+def stop_asked(replica: Replica, event: StopAsked) -> int:
+    """A running request is detached, so that the rest of its KV can move; answered in any case."""
+    request = event.request
+    if any(resident is request for resident in replica.scheduler.residents()):
+        replica.scheduler.detach(request)
+        replica.touch()
+        request.status = Status.MIGRATING
+    replica.out.append(Reply(event.reply))
+    return PARK
+
+
+def kv_delivered(replica: Replica, event: KvDelivered) -> int:
+    """Migrated requests join the running set."""
+    _activate(replica, event.requests)
+    return PARK
+
+
+def kv_delivered_late(replica: Replica, event: KvDelivered) -> int:
+    """The replica shuts down: what has come may be moved on."""
+    _activate(replica, event.requests)
+    replica.out.append(Drain())
+    return PARK
+
+
+def _activate(replica: Replica, arrived: list[Request]) -> None:
+    requests = [request for request in arrived if not request.status.is_terminal]
+    replica.scheduler.activate(requests, replica.clock.now_ns)
+    replica.touch()
+    for request in requests:
+        request.status = Status.RUNNING
+        request.holder_id = replica.replica_id
+
+
+def cancelled(replica: Replica, event: Cancelled) -> int:
+    """A request leaves; one that has moved on in the iteration before is followed."""
+    request = event.request
+    if request.status.is_terminal:
+        return PARK
+    if replica.scheduler.cancel(request):
+        replica.touch()
+        replica.out.append(End(request, event.status, event.reason))
+    elif request.status is Status.MIGRATING or request.holder_id != replica.replica_id:
+        replica.out.append(ForwardCancel(request))
+    return PARK
+
+
+def cancels_applied(replica: Replica, event: Event) -> int:
+    """Blocks may have become free."""
+    replica.out.append(FreeCapacity())
+    replica.note_signal()
+    return PARK
+
+
+def kv_shrunk(replica: Replica, event: KvShrunk) -> int:
+    """Memory is lost; requests that stand in the way go, the one admitted last first."""
+    scheduler = replica.scheduler
+    wanted = int(scheduler.blocks_total * event.part)
+    replica.out.append(Answer(event.struck, wanted))
+    lost: list[Request] = []
+    for victim in reversed(list(scheduler.residents())):
+        if scheduler.blocks_total - scheduler.blocks_used >= wanted:
+            break
+        victim.recomputed_tokens += victim.computed_tokens
+        scheduler.cancel(victim)
+        lost.append(victim)
+    scheduler.ledger.lose(wanted)
+    replica.out += [Lose(lost, "kv_lost"), FreeCapacity()]
+    return PARK
+
+
+def kv_restored(replica: Replica, event: KvRestored) -> int:
+    """The memory is whole again."""
+    replica.scheduler.ledger.restore()
+    replica.out += [Reply(event.over), FreeCapacity()]
+    return PARK
+
+
+def drain_expired(replica: Replica, event: DrainExpired) -> int:
+    """What the replica still holds is lost."""
+    assert replica.state in DRAINING
+    scheduler = replica.scheduler
+    lost = [*scheduler.waiting(), *scheduler.residents()]
+    for request in lost:
+        request.recomputed_tokens += request.computed_tokens
+        scheduler.cancel(request)
+    replica.out += [ExpireDrain(lost), FreeCapacity()]
+    return PARK
+
+
+def close(replica: Replica) -> None:
+    """Take the own lock as soon as it can be had, unless that is under way."""
+    if replica.lock.holder != replica.name and not replica.is_closing:
+        replica.out.append(CloseLock())

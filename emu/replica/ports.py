@@ -1,0 +1,249 @@
+"""What a replica needs of the world around it, so that it need not know the packages above.
+
+`Clock`, `Observers`, `Outbox`, `GroupWave` are what the machine calls while it handles an event;
+`World` is what its actor calls when it applies actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emu.kernel.clock import Kernel
+from emu.latency.base import BatchShape
+from emu.network.base import Network
+from emu.replica.split_batch import SplitBatch
+from emu.request import Request, Status
+from emu.scheduling.base import Batch
+from emu.scheduling.stages import StageSpan
+
+if TYPE_CHECKING:
+    from emu.replica.events import Event
+    from emu.replica.replica import Replica
+    from emu.replica.states import ReplicaState, Writer
+
+
+class GapSink(Protocol):
+    """Statistics of gaps between tokens."""
+
+    def add_run(
+        self,
+        cumulative_ends: NDArray[np.int64],
+        count: int,
+        start_ns: int = -1,
+        first_count: int = -1,
+    ) -> None:
+        """`count` requests got a token at each of these instants (relative to `start_ns`).
+
+        At the first of them `first_count` had a gap that counts here, if it is given.
+        """
+        ...
+
+    def add_gap(self, ns: int, count: int = 1, at_ns: int = -1) -> None:
+        """`count` gaps of this length that ended at `at_ns`."""
+        ...
+
+    def add_gaps(self, gaps_ns: Iterable[int], at_ns: int = -1) -> None:
+        """Single gaps that ended at `at_ns`."""
+        ...
+
+
+class BatchSink(Protocol):
+    """What draws batches (the trace)."""
+
+    def batch(
+        self,
+        replica: Replica,
+        batch: Batch,
+        start_ns: int,
+        end_ns: int,
+        steps: int,
+        spans: list[StageSpan] | None = None,
+    ) -> None:
+        """A batch, or a leap of `steps` equal decode iterations, has ended.
+
+        `spans`: where it was on each pipeline stage, if there are several.
+        """
+        ...
+
+
+class TokenSink(Protocol):
+    """What keeps the history of the run."""
+
+    def tokens(
+        self,
+        replica: int,
+        receivers: Sequence[Request],
+        start_ns: int,
+        ends: NDArray[np.int64] | None,
+        now_ns: int,
+    ) -> None:
+        """These requests received a token at each of `start_ns + ends`, or just one now."""
+        ...
+
+
+class Clock(Protocol):
+    """The instant at which an event is handled."""
+
+    @property
+    def now_ns(self) -> int:
+        """Nanoseconds since the start."""
+        ...
+
+    @property
+    def priority_reached(self) -> int:
+        """Highest priority whose timer has run at this instant."""
+        ...
+
+
+class Observers(Protocol):
+    """Those that count and draw what replicas do, and decide nothing."""
+
+    streams: bool
+    """Whether `on_tokens` is told of every token (live mode)."""
+
+    @property
+    def gaps(self) -> GapSink:
+        """Where gaps between tokens go."""
+        ...
+
+    @property
+    def batches(self) -> BatchSink | None:
+        """Where batches are drawn, if anywhere."""
+        ...
+
+    @property
+    def history(self) -> TokenSink | None:
+        """Where every token is written down, if anywhere."""
+        ...
+
+    def on_tokens(self, replica: Replica, receivers: Iterable[Request]) -> None:
+        """These requests received a token now; those whose last it is end after this."""
+        ...
+
+
+class Outbox(Protocol):
+    """Where a prefill replica puts the requests whose prompts it has finished."""
+
+    unfinished: int
+    """Batches whose KV waits at the replica or leaves from there."""
+
+    def append(self, requests: list[Request], prefill_ns: int) -> None:
+        """These requests have their first token; their KV waits here for a decode replica.
+
+        `prefill_ns` is the time that their last iteration took (layer-wise transfers overlap it).
+        """
+        ...
+
+    def append_first(self, split: SplitBatch) -> None:
+        """KV of the first layers of a batch that another replica goes on with (it is held here)."""
+        ...
+
+    def append_second(self, split: SplitBatch, survivors: list[Request]) -> None:
+        """KV of the other layers; `survivors` have their first token and go on."""
+        ...
+
+    def flush(self) -> list[list[Request]]:
+        """Take back all batches that are queued and not on their way: a question."""
+        ...
+
+
+class GroupWave(Protocol):
+    """The data-parallel group of a replica."""
+
+    shares_experts: bool
+
+    def wants(self, replica: Replica) -> bool:
+        """A wave is forming, and this member is not in it."""
+        ...
+
+    def dummy(self, now_ns: int) -> Batch:
+        """A batch of one token that only keeps pace."""
+        ...
+
+    def enter(self, replica: Replica, shape: BatchShape, go: Callable[[int], None]) -> None:
+        """A member's batch is formed; `go(wait_ns)` is called when all members are there."""
+        ...
+
+    def withdraw(self, replica: Replica) -> None:
+        """A member no longer serves, or lost the batch that it had brought."""
+        ...
+
+
+class ReplicaActorPort(Protocol):
+    """Where messages for a replica go."""
+
+    def tell(self, event: Event) -> None:
+        """Handle it now, before the sender's next line."""
+        ...
+
+    def post(self, message: object) -> None:
+        """Apply it at the next boundary."""
+        ...
+
+    def look(self) -> None:
+        """Something that the replica looks at has changed."""
+        ...
+
+    def reserve(self, requests: list[Request]) -> bool:
+        """Reserve blocks for inbound KV, all or nothing: a question, answered now."""
+        ...
+
+
+class World(Protocol):
+    """The cluster, as the actor of a replica sees it: receivers of its actions."""
+
+    kernel: Kernel
+
+    @property
+    def network(self) -> Network:
+        """The links."""
+        ...
+
+    @property
+    def replicas(self) -> Sequence[Replica]:
+        """All of them, by id."""
+        ...
+
+    def terminal(self, request: Request, status: Status, reason: str = "") -> None:
+        """The request's one terminal event."""
+        ...
+
+    def lost(self, requests: Sequence[Request], reason: str) -> None:
+        """The KV of these requests is gone: they start again elsewhere, or fail."""
+        ...
+
+    def drain_expired(self, replica: Replica, requests: list[Request]) -> None:
+        """A draining replica's time is over: what it held, and its outbound KV, is lost."""
+        ...
+
+    def requeue(self, requests: list[Request]) -> None:
+        """Waiting requests that this replica will not serve go back to the router."""
+        ...
+
+    def on_relayed(
+        self, source: Replica, old: Replica, requests: list[Request], start_layer: int
+    ) -> None:
+        """A batch was handed to a helper after `start_layer` layers."""
+        ...
+
+    def on_capacity(self, replica: Replica) -> None:
+        """Blocks or the lock of a replica have become free (watchers may be waiting)."""
+        ...
+
+    def on_draining(self, replica: Replica) -> None:
+        """A shutting decode replica has work left (it may be moved instead of waited for)."""
+        ...
+
+    def cancel(self, request: Request) -> None:
+        """The client has left, at whatever stage the request is."""
+        ...
+
+    def on_moved(
+        self, replica: Replica, before: ReplicaState, writer: Writer, cause: str, at_ns: int
+    ) -> None:
+        """A replica changed its state."""
+        ...

@@ -1,0 +1,326 @@
+"""A fleet of endpoints: each replica answers on a port of its own, over one cluster.
+
+An `Endpoint` is what a router or an autoscaler outside takes for one engine: calls to it are served
+by its replica or not at all (`Request.pin`), and health, metrics and load are the replica's.
+A port listens while its replica is in service or on its way to it; the port of a replica that is
+inactive or has crashed refuses connections, as a pod that is not there does.
+
+Prefill and decode. The protocols in which a router outside connects two engines end in one
+request of the emulated cluster, so no prompt is computed twice:
+
+* vLLM: the prefill endpoint answers `do_remote_decode` with parameters; its KV waits until the
+  decode endpoint gets them (or the lease ends). The decode endpoint's first token is its own.
+* SGLang: both endpoints get the call at once and meet by `bootstrap_room`.
+
+`Handoffs` keeps what waits between the two. The prefill replica's first token is thrown away, as
+in vLLM: an answer of n tokens is n + 1 tokens of the emulated request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from emu.cluster.plan import ReplicaPlan
+from emu.errors import InputError
+from emu.replica.replica import Replica
+from emu.replica.states import ReplicaState
+from emu.request import HANDOFF_NEVER_NS, Prefix, Request
+from emu.serve.house import House
+from emu.serve.kv_events import Ledger, Publisher, Wire, watch, zmq_context
+from emu.serve.protocol import ApiError, Call, KvTransfer
+from emu.serve.script import Script
+from emu.serve.tokens import Ids, filler_ids
+from emu.serve.world import Choice, Exchange
+from emu.units import NS_PER_S
+
+S = ReplicaState
+_ABSENT: Final = frozenset({S.INACTIVE, S.FAILED})
+_ROLES: Final[Mapping[ReplicaState, str]] = {
+    S.COLOCATED: "colocated",
+    S.PREFILL: "prefill",
+    S.DECODE: "decode",
+}
+ROOM_WAIT_S: Final = 300.0
+"""Wall seconds for which one half of an SGLang pair waits for the other."""
+
+
+class Endpoint:
+    """One replica as one engine."""
+
+    def __init__(self, house: House, replica: Replica, plan: ReplicaPlan, port: int) -> None:
+        self.house = house
+        self.replica = replica
+        self.plan = plan
+        self.port = port
+        self.engine_id = f"emu-{house.session}-{replica.replica_id}"
+
+    @property
+    def role(self) -> str:
+        """What it serves now; empty = nothing."""
+        return _ROLES.get(self.replica.state, "")
+
+    @property
+    def is_present(self) -> bool:
+        """There is an engine: it serves, starts or drains."""
+        return self.replica.state not in _ABSENT
+
+    @property
+    def open_requests(self) -> int:
+        """Waiting and running here."""
+        scheduler = self.replica.scheduler
+        return scheduler.waiting_count + scheduler.running_count
+
+
+class Parked:
+    """A prefilled request whose KV waits for a decode endpoint."""
+
+    def __init__(self, endpoint: Endpoint, choice: Choice, prompt: Ids) -> None:
+        self.endpoint = endpoint
+        self.choice = choice
+        self.prompt = prompt
+        self.is_taken = False
+
+    @property
+    def request(self) -> Request:
+        """The request of the emulated cluster."""
+        return self.choice.request
+
+
+class Handoffs:
+    """What waits between a prefill and a decode endpoint."""
+
+    def __init__(self, house: House, lease_s: float) -> None:
+        self._house = house
+        self._lease_ns = round(lease_s * NS_PER_S)
+        self._parked: dict[tuple[str, str], Parked] = {}
+        self._rooms: dict[int, asyncio.Future[Parked]] = {}
+        self.expired = 0
+        """Requests whose KV was given up before it was fetched."""
+
+    # --- prefill side -------------------------------------------------------------------------
+    def begin(self, endpoint: Endpoint, exchange: Exchange, prompt: Ids, call: Call) -> Parked:
+        """The exchange's one request becomes one that waits after its prefill."""
+        house = self._house
+        choice = exchange.choices[0]
+        request, start = choice.request, choice.start  # plain: a prefill shows one token
+        request.handoff_after_ns = HANDOFF_NEVER_NS
+        piece = house.tokenizer.pieces[start % len(house.tokenizer.pieces)]
+        token = int(filler_ids(house.tokenizer, start, 1)[0])
+        choice.script = Script(pieces=[piece], shown=[piece], ids=[token], finish="length")
+        output = 2 if call.room < 0 else request.output_tokens + 1
+        self._resize(request, prompt, start, output)
+        parked = Parked(endpoint, choice, prompt)
+        if call.room >= 0:
+            self._room(call.room).set_result(parked)
+            self._parked[endpoint.engine_id, f"room {call.room}"] = parked
+        return parked
+
+    def park(self, parked: Parked, answer_id: str) -> dict[str, Any]:
+        """The prefill has ended: the parameters that a decode endpoint wants."""
+        endpoint, request = parked.endpoint, parked.request
+        self._parked[endpoint.engine_id, answer_id] = parked
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [list(request.block_ids or range(max(1, request.kv_blocks)))],
+            "remote_engine_id": endpoint.engine_id,
+            "remote_request_id": answer_id,
+            "remote_host": self._house.options.host,
+            "remote_port": endpoint.port,
+            "tp_size": endpoint.plan.tensor_parallel,
+        }
+
+    def _resize(self, request: Request, prompt: Ids, start: int, output: int) -> None:
+        """Give the request so many output tokens; no engine has seen how many it has."""
+        request.output_tokens = request.max_output_tokens = output
+        if request.prefix is not None:
+            ids = filler_ids(self._house.tokenizer, start, output)
+            request.prefix = Prefix(np.concatenate((prompt, ids)))
+            request.block_keys = None
+
+    # --- decode side --------------------------------------------------------------------------
+    def find(self, params: KvTransfer, prompt: Ids) -> Parked:
+        """What the parameters name. Raises ApiError if it is not there (any more)."""
+        for name in ("remote_engine_id", "remote_request_id", "remote_host", "remote_port"):
+            if getattr(params, name) in (None, ""):
+                raise ApiError(400, f"{name} is missing", param="kv_transfer_params")
+        if not params.remote_block_ids:
+            raise ApiError(400, "remote_block_ids is empty", param="kv_transfer_params")
+        key = (str(params.remote_engine_id), str(params.remote_request_id))
+        parked = self._parked.get(key)
+        if parked is None or parked.is_taken or parked.request.status.is_terminal:
+            self._parked.pop(key, None)
+            problem = "KV transfer failed: the prefill engine has no KV of that request"
+            raise ApiError(500, problem, code="kv_transfer_failed")
+        if not np.array_equal(parked.prompt, prompt):
+            problem = "the prompt is not the one that was prefilled"
+            raise ApiError(400, problem, param="prompt")
+        del self._parked[key]
+        return parked
+
+    def _room(self, room: int) -> asyncio.Future[Parked]:
+        future = self._rooms.get(room)
+        if future is None or future.cancelled():
+            future = self._rooms[room] = asyncio.get_running_loop().create_future()
+        elif future.done():
+            raise ApiError(400, f"bootstrap_room {room} is in use", param="bootstrap_room")
+        return future
+
+    async def meet(self, room: int) -> Parked:
+        """The other half of an SGLang pair. Raises ApiError if it does not come."""
+        future = self._rooms.get(room)
+        if future is None:
+            future = self._room(room)
+        try:
+            async with asyncio.timeout(ROOM_WAIT_S):
+                return await asyncio.shield(future)
+        except TimeoutError:
+            raise ApiError(500, f"no prefill came for bootstrap_room {room}") from None
+        finally:
+            self._rooms.pop(room, None)
+
+    def take(
+        self, parked: Parked, endpoint: Endpoint, exchange: Exchange, came_ns: int | None
+    ) -> None:
+        """The decode endpoint fetches the KV and goes on, from when it was asked."""
+        house, cluster = self._house, self._house.cluster
+        request = parked.request
+        given = exchange.choices[0]
+        output = given.request.output_tokens + 1
+        parked.is_taken = True
+
+        def happen() -> None:
+            if request.status.is_terminal:  # lost in the meantime
+                given.request = request
+                cluster.end_choice(given)
+                return
+            now_ns = cluster.kernel.now_ns
+            given.request = request
+            given.base = 1
+            given.came_ns = now_ns
+            given.start += 1
+            self._resize(request, parked.prompt, parked.choice.start, output)
+            request.decode_pin = endpoint.replica.replica_id
+            request.handoff_after_ns = now_ns - request.arrival_ns
+            cluster.adopt(given, parked.choice)
+            watcher = cluster.watchers.get(parked.endpoint.replica.replica_id)
+            if watcher is not None:
+                watcher.look()
+
+        entered_ns = house.cluster.kernel.enter(happen, came_ns)
+        exchange.came_ns = entered_ns if came_ns is None else came_ns
+
+    # --- leases -------------------------------------------------------------------------------
+    def sweep(self, *, everything: bool = False) -> None:
+        """Give up KV that nobody has fetched in time (or all of it: the server ends)."""
+        cluster = self._house.cluster
+        limit_ns = cluster.kernel.wall_ns() - self._lease_ns
+        for key, parked in list(self._parked.items()):
+            request = parked.request
+            if request.status.is_terminal or parked.is_taken:
+                del self._parked[key]
+            elif everything or 0 <= parked.choice.first_ns < limit_ns:
+                del self._parked[key]
+                self.expired += 1
+                cluster.forsake(request)
+
+
+class Fleet:
+    """All endpoints of a server."""
+
+    def __init__(self, house: House, ports: list[int], *, face: str, lease_s: float) -> None:
+        cluster = house.cluster
+        plans = house.plan.replicas
+        self.face = face
+        self.endpoints = [
+            Endpoint(house, replica, plan, port)
+            for replica, plan, port in zip(cluster.replicas, plans, ports, strict=True)
+        ]
+        self.handoffs = Handoffs(house, lease_s)
+
+        self.events: KvEvents | None = None
+
+    def event_source(self, endpoint: Endpoint) -> dict[str, Any] | None:
+        """Where the endpoint's KV events are published, as vLLM says it; None = nowhere."""
+        if self.events is None:
+            return None
+        publisher = self.events.publishers[endpoint.replica.replica_id]
+        return {
+            "endpoint": publisher.endpoint,
+            "replay_endpoint": publisher.replay_endpoint,
+            "topic": publisher.topic,
+            "publisher": "zmq",
+            "encoding": "msgpack",
+            "schema_version": 1,
+        }
+
+
+class KvEvents:
+    """KV events of all endpoints: live on a port each, replays on as many behind these."""
+
+    def __init__(self, house: House, endpoints: list[Endpoint], port: int, wire: Wire) -> None:
+        """Raises InputError: no pyzmq, a port in use, no prefix caching."""
+        self._house = house
+        self._wire = wire
+        self._context = zmq_context()
+        self._is_present = [True] * len(endpoints)
+        self._endpoints = endpoints
+        self.publishers: list[Publisher] = []
+        self.ledgers: list[Ledger] = []
+        host = house.options.host
+        try:
+            for index, endpoint in enumerate(endpoints):
+                topic = f"kv@{host}:{endpoint.port}@{house.model}"
+                ports = (port + index, port + len(endpoints) + index)
+                self.publishers.append(Publisher(self._context, host, *ports, topic))
+                self.ledgers.append(self._ledger(index, endpoint))
+        except InputError:
+            self.close()
+            raise
+
+    def _ledger(self, index: int, endpoint: Endpoint) -> Ledger:
+        loop = asyncio.get_running_loop()
+        size = endpoint.plan.scheduler.block_size
+
+        def changed() -> None:
+            loop.call_soon(self._flush, index)
+
+        ledger = Ledger(self._wire, size, changed)
+        if not watch(getattr(endpoint.replica.scheduler, "pool", None), ledger):
+            problem = "KV events need prefix caching, and a scheduler that has it"
+            raise InputError("serve", None, "--kv-events", problem)
+        return ledger
+
+    def _flush(self, index: int) -> None:
+        events = self.ledgers[index].take()
+        if events:
+            self.publishers[index].send(self._house.cluster.kernel.now_ns / NS_PER_S, events)
+
+    def update(self) -> None:
+        """Answer replays; a replica that has gone begins anew when it comes back."""
+        for index, endpoint in enumerate(self._endpoints):
+            self.publishers[index].answer(self._wire)
+            if self._is_present[index] and not endpoint.is_present:
+                self._flush(index)
+                self.publishers[index].restart()
+            self._is_present[index] = endpoint.is_present
+
+    def close(self) -> None:
+        """All sockets."""
+        for publisher in self.publishers:
+            publisher.close()
+        self._context.term()
+
+
+def check_fleet(plan_replicas: int, policy: str, base_port: int, source: str) -> None:
+    """Raises InputError for what a fleet cannot be made of."""
+    if policy == "fcfs":
+        problem = "a fleet's requests have a replica each; fcfs has one queue for all"
+        raise InputError(source, None, "scheduler.policy", problem)
+    if base_port and base_port + plan_replicas > 65_536:
+        problem = f"{plan_replicas} replicas need ports up to {base_port + plan_replicas - 1}"
+        raise InputError("serve", None, "--ports", problem)

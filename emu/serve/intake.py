@@ -1,0 +1,194 @@
+"""The way in: when the bytes of a call came, and calls that never become whole.
+
+A call is stamped when its first bytes reach the machine, not when the server gets round to them. As
+long as a call that has come is still being read or parsed, the emulation is held before its
+stamp, so that the request enters at the instant at which it came; a slow machine then delays the
+answers, where `emu.serve.pace` sees it, and not the arrivals. A sender that pauses in the middle
+of its body holds nothing.
+
+`LiveProtocol` is uvicorn's HTTP/1.1 protocol with stamps and time-outs: a head or a body that
+does not become whole in time loses its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import socket
+from typing import Any, Final
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from emu.kernel.wallclock import WallKernel
+
+GENERATING: Final = frozenset(
+    {
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/embeddings",
+        "/embeddings",
+        "/rerank",
+        "/v1/rerank",
+        "/v2/rerank",
+        "/score",
+        "/v1/score",
+        "/generate",
+        "/inference/v1/generate",
+    }
+)
+"""Calls that become requests of the emulated cluster; others never hold it."""
+HEAD_TIMEOUT_S: Final = 10.0
+BODY_FACTOR: Final = 6
+"""A whole call may take so many times as long as its head."""
+_PATIENCE_S: Final = 0.02
+"""Wall time for which a call that is not whole yet may hold the emulation."""
+_AGE_MIN_NS: Final = 8_000_000
+"""Ages below this are the grain of the system's clock (at most 4 ms), not lateness."""
+_TCP_INFO: Final = 11
+_LAST_DATA_RECEIVED: Final = slice(52, 56)
+"""`tcpi_last_data_recv` of Linux' `struct tcp_info`, ms since data came."""
+_TOO_SLOW_BODY: Final = (
+    b'{"error":{"message":"the request did not become whole in time",'
+    b'"type":"timeout_error","param":null,"code":408}}'
+)
+_TOO_SLOW: Final = (
+    b"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    b"content-length: %d\r\n\r\n%s" % (len(_TOO_SLOW_BODY), _TOO_SLOW_BODY)
+)
+
+
+class Ticket:
+    """One call between its first byte and its entry into the emulation."""
+
+    __slots__ = ("at_ns", "is_open", "is_whole")
+
+    def __init__(self, at_ns: int) -> None:
+        self.at_ns = at_ns
+        """Emulated time at which it came."""
+        self.is_open = True
+        self.is_whole = False
+
+
+class Intake:
+    """Calls that have come and not yet entered; holds the kernel before the oldest."""
+
+    def __init__(self, kernel: WallKernel) -> None:
+        self.kernel = kernel
+        self._open: list[tuple[int, int, Ticket]] = []
+        self._count = 0
+
+    def begin(self, age_ns: int) -> Ticket:
+        """The first bytes of a call came so much wall time ago."""
+        ticket = Ticket(self.kernel.wall_ns(age_ns))
+        self._count += 1
+        heapq.heappush(self._open, (ticket.at_ns, self._count, ticket))
+        self._hold()
+        return ticket
+
+    def end(self, ticket: Ticket) -> None:
+        """It has entered, been refused or gone away."""
+        if ticket.is_open:
+            ticket.is_open = False
+            self._hold()
+
+    def give_up(self, ticket: Ticket) -> None:
+        """Its sender pauses: time goes on without it."""
+        if not ticket.is_whole:
+            self.end(ticket)
+
+    def _hold(self) -> None:
+        calls = self._open
+        while calls and not calls[0][2].is_open:
+            heapq.heappop(calls)
+        self.kernel.hold(calls[0][0] if calls else None)
+
+
+class LiveProtocol(H11Protocol):
+    """uvicorn's protocol with stamps and time-outs."""
+
+    def __init__(self, *args: Any, intake: Intake, head_timeout_s: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._intake = intake
+        self._head_timeout_s = head_timeout_s
+        self._deadline: asyncio.TimerHandle | None = None
+        self._patience: asyncio.TimerHandle | None = None
+        self._ticket: Ticket | None = None
+        self._is_timing_body = False
+        self._socket: socket.socket | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client is there: its first head is awaited."""
+        super().connection_made(transport)
+        if self._intake.kernel.has_real_clock and hasattr(socket, "TCP_INFO"):
+            self._socket = transport.get_extra_info("socket")
+        self._await(self._head_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone."""
+        self._await(0)
+        if self._ticket is not None:
+            self._intake.end(self._ticket)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a head or a body."""
+        super().data_received(data)
+        has_begun = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]
+        if has_begun and self._deadline is None:  # after an idle connection
+            self._await(self._head_timeout_s)
+
+    def handle_events(self) -> None:
+        """Note when a call begins and when it is whole."""
+        before = self.scope
+        super().handle_events()
+        is_reading = self.conn.their_state is h11.SEND_BODY
+        if self.scope is not before and self.scope["path"] in GENERATING:
+            ticket = self._ticket = self._intake.begin(self._age_ns())
+            self.scope["state"]["ticket"] = ticket
+            if is_reading:
+                self._patience = self.loop.call_later(_PATIENCE_S, self._intake.give_up, ticket)
+        if is_reading:
+            if not self._is_timing_body:
+                self._is_timing_body = True
+                self._await(BODY_FACTOR * self._head_timeout_s)
+            return
+        if self.scope is not before or self._is_timing_body:
+            self._await(0)
+            self._is_timing_body = False
+        if self._ticket is not None:
+            self._ticket.is_whole = True
+
+    def _age_ns(self) -> int:
+        """Wall time since the data came that has just been read."""
+        if self._socket is None:
+            return 0
+        try:
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 104)
+        except OSError:  # not a TCP socket, or gone already
+            return 0
+        age_ns = int.from_bytes(info[_LAST_DATA_RECEIVED], "little") * 1_000_000
+        return age_ns if _AGE_MIN_NS < age_ns < 3_600_000_000_000 else 0
+
+    def _await(self, limit_s: float) -> None:
+        """From now on so much wall time for what must come next; 0 = no limit."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if self._patience is not None and limit_s == 0:
+            self._patience.cancel()
+            self._patience = None
+        if limit_s > 0:
+            self._deadline = self.loop.call_later(limit_s, self._on_deadline)
+
+    def _on_deadline(self) -> None:
+        self._deadline = None
+        if self.transport.is_closing():
+            return
+        if self._is_timing_body:  # the application waits for the rest
+            self.transport.abort()
+            return
+        self.transport.write(_TOO_SLOW)
+        self.transport.close()

@@ -1,0 +1,227 @@
+"""The engine between kernels: graphs, overlap, sampler, front end, files."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import numpy as np
+import pytest
+
+from emu.catalogue import list_models, lookup_gpu, lookup_model
+from emu.config.names import ENGINES as ENGINE_NAMES
+from emu.errors import InputError
+from emu.latency.base import BatchShape
+from emu.latency.engine import (
+    DEFAULT_ENGINE,
+    ENGINES,
+    NO_ENGINE,
+    engine_model,
+    engine_text,
+    fused_bytes_max,
+    padded,
+)
+from emu.latency.engine_steps import EngineSteps
+from emu.latency.frontend import Intake, OutputStream
+from emu.latency.roofline.backend import RooflineBackend
+from emu.latency.sampler import SamplerCost, Sampling, _published, resolve_sampling
+from tests.latency.shapes import decodes
+
+ENGINE = ENGINES[DEFAULT_ENGINE]
+GREEDY = Sampling("greedy", False)
+
+
+def steps(model="Llama-3.1-8B", engine=ENGINE, sampling=GREEDY, overlapped=True, seqs=128, fused=0):
+    spec = lookup_model(model)
+    return EngineSteps(
+        engine,
+        sampling,
+        layers=spec.layers,
+        vocab=spec.vocab,
+        gbytes_per_s=3350,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=2048,
+        overlapped=overlapped,
+        fused_bytes_max=fused,
+    )
+
+
+def backend(model="Llama-3.1-8B", gpu="H100", **options):
+    return RooflineBackend(lookup_model(model), lookup_gpu(gpu), engine=steps(model, **options))
+
+
+def prompt(tokens, context=0):
+    return BatchShape(prefill_new=[tokens], prefill_context=[context], sequences=1)
+
+
+# --- names and files ----------------------------------------------------------------------------
+def test_the_configuration_knows_the_engines_that_there_are():
+    assert (*ENGINES, NO_ENGINE) == ENGINE_NAMES
+
+
+def test_an_unknown_engine_is_refused_with_the_nearest():
+    with pytest.raises(InputError, match=r"did you mean 'vllm-0\.15'"):
+        engine_model("vlm-0.15")
+
+
+def test_an_engine_comes_back_from_its_file(tmp_path):
+    changed = msgspec.structs.replace(ENGINE, step_ns=123, sampler="triton")
+    path = tmp_path / "mine.toml"
+    path.write_text(engine_text(changed, DEFAULT_ENGINE))
+    assert engine_model(str(path)) == msgspec.structs.replace(changed, name="mine")
+
+
+@pytest.mark.parametrize("text", ["step_ns = 'x'", "stepp_ns = 1", "base = 'vllm'", "["])
+def test_a_wrong_engine_file_is_refused(tmp_path, text):
+    path = tmp_path / "wrong.toml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"wrong\.toml"):
+        engine_model(str(path))
+
+
+# --- graphs and overlap -------------------------------------------------------------------------
+def test_batches_run_at_captured_sizes():
+    sizes = [padded(n, 512) for n in (1, 2, 3, 5, 8, 9, 83, 256, 257, 500, 512, 513)]
+    assert sizes == [1, 2, 4, 8, 8, 16, 88, 256, 272, 512, 512, 513]
+
+
+def test_the_largest_graph_follows_the_limits_of_the_server():
+    assert ENGINE.graph_limit(128, 2048) == 256
+    assert ENGINE.graph_limit(1024, 8192) == 512
+    assert ENGINE.graph_limit(1024, 100) == 100
+
+
+def test_a_padded_batch_costs_what_the_captured_one_does_but_for_its_rows():
+    of = backend()
+    parts, full = of.components_ns(decodes(83, 100)), of.components_ns(decodes(88, 100))
+    assert parts["dense"] == full["dense"]
+    assert parts["lm_head"] <= full["lm_head"]
+    assert parts["sampler"] < full["sampler"]
+
+
+def test_a_small_prompt_among_decodes_costs_what_a_decode_does():
+    """Pieces of graphs: no launches on top (the mixed step costs a decode step within 0.9 ms)."""
+    of = backend()
+    mixed = decodes(40, 600)
+    mixed.prefill_new, mixed.prefill_context, mixed.sequences = [16], [560], 41
+    difference_ns = of.iteration_ns(mixed) - of.iteration_ns(decodes(41, 600))
+    assert 0 <= difference_ns < 900_000
+
+
+def test_one_prompt_token_is_a_decode():
+    shape = decodes(1, 576)
+    assert backend().iteration_ns(shape) == backend().iteration_ns(decodes(1, 576))
+
+
+def test_above_the_largest_graph_a_small_model_waits_for_launches():
+    of = backend("Qwen2.5-0.5B", gpu="B200")
+    least_ns, _ = steps("Qwen2.5-0.5B").host_bounds_ns(prompt(257))
+    assert of.iteration_ns(prompt(257)) == least_ns
+    assert of.iteration_ns(prompt(256)) < least_ns
+
+
+def test_a_step_is_the_longer_of_host_and_gpu():
+    slow_host = msgspec.structs.replace(ENGINE, host_step_ns=50_000_000)
+    bound, _ = steps(engine=slow_host).host_bounds_ns(decodes(1, 10))
+    assert backend(engine=slow_host).iteration_ns(decodes(1, 10)) == bound
+    both = backend(engine=slow_host, overlapped=False).iteration_ns(decodes(1, 10))
+    assert both > bound + 4_000_000
+
+
+def test_leaps_under_a_host_bound_equal_steps():
+    slow_host = msgspec.structs.replace(ENGINE, host_step_ns=7_300_000)
+    of = backend(engine=slow_host)
+    shape = decodes(100, 100)
+    ends = of.decode_run_ns(shape, 2000)
+    single, now = [], 0
+    for step in range(2000):
+        now += of.iteration_ns(decodes(100, 100 + step))
+        single.append(now)
+    assert ends.tolist() == single
+
+
+def test_a_later_engine_fuses_norms_into_all_reduces_on_hopper():
+    later = ENGINES["vllm-0.19"]
+    assert fused_bytes_max(later, "hopper", 2) == 64 << 20
+    assert fused_bytes_max(later, "ada", 2) == fused_bytes_max(ENGINE, "hopper", 2) == 0
+    spec, gpu = lookup_model("Llama-3.1-8B"), lookup_gpu("H100")
+    fused, plain = (
+        RooflineBackend(spec, gpu, tp=2, engine=steps(engine=later, fused=most))
+        for most in (64 << 20, 0)
+    )
+    parts, before = fused.components_ns(decodes(8, 100)), plain.components_ns(decodes(8, 100))
+    assert parts["norm"] < before["norm"] / 10
+    assert parts["collectives"] == before["collectives"]
+
+
+# --- sampler ------------------------------------------------------------------------------------
+def test_a_sorted_vocabulary_costs_by_rows_and_bandwidth():
+    sort = Sampling("top_p", False)
+    fast = SamplerCost(ENGINE, sort, 128_256, 3350)
+    slow = SamplerCost(ENGINE, sort, 128_256, 864)
+    rows = fast.gpu_ns(64) - fast.gpu_ns(0)
+    assert slow.gpu_ns(64) - slow.gpu_ns(0) == pytest.approx(rows * 3350 / 864, rel=1e-6)
+    assert fast.gpu_ns(64) > 3 * SamplerCost(ENGINE, GREEDY, 128_256, 3350).gpu_ns(64)
+
+
+def test_a_later_engine_cuts_it_with_one_kernel_from_eight_rows_on():
+    later = SamplerCost(ENGINES["vllm-0.19"], Sampling("top_p", False), 128_256, 3350)
+    assert later.gpu_ns(8) < later.gpu_ns(7)
+
+
+def test_penalties_make_the_gpu_wait_for_the_host():
+    with_penalties = SamplerCost(ENGINE, Sampling("top_p", True), 152_064, 3350)
+    assert with_penalties.exposed_ns(10) > with_penalties.exposed_ns(1) > 0
+    assert SamplerCost(ENGINE, GREEDY, 152_064, 3350).exposed_ns(10) == 0
+
+
+def test_the_generation_config_decides_unless_the_configuration_does():
+    assert resolve_sampling("auto", "auto", "Qwen/Qwen2.5-7B") == ("top_p", True)
+    assert resolve_sampling("greedy", "auto", "Qwen/Qwen2.5-7B") == ("greedy", False)
+    assert resolve_sampling("auto", "off", "Qwen/Qwen2.5-7B") == ("top_p", False)
+    assert resolve_sampling("auto", "auto", "codellama/CodeLlama-34b-Instruct-hf") == (
+        "random",
+        False,
+    )
+    assert resolve_sampling("auto", "auto", "nobody/knows") == ("random", False)
+
+
+def test_every_model_with_a_published_generation_config_is_in_the_catalogue():
+    assert set(_published()) - {"default"} <= set(list_models())
+
+
+# --- front end ----------------------------------------------------------------------------------
+def test_requests_queue_for_the_api_server():
+    intake = Intake([ENGINE])
+    alone = intake.ready_ns(0, 100)
+    assert alone == ENGINE.intake_ns + ENGINE.batch_wait_ns + 100 * ENGINE.prompt_token_ns
+    assert intake.ready_ns(0, 100) == alone + ENGINE.intake_ns
+    assert intake.ready_ns(10**9, 100) == 10**9 + alone
+
+
+def test_two_api_servers_take_requests_in_turn():
+    intake = Intake([ENGINE, ENGINE])
+    assert intake.ready_ns(0, 100) == intake.ready_ns(0, 100)
+
+
+def test_events_of_a_leap_are_those_of_its_steps():
+    rng = np.random.default_rng(1)
+    for events in (1, 40, 200, 400):
+        leaps, single = OutputStream(ENGINE), OutputStream(ENGINE)
+        start_ns = 0
+        for _ in range(20):
+            ends = np.cumsum(rng.integers(1_000_000, 30_000_000, 30))
+            delay = leaps.run(start_ns, ends, events)
+            for end in ends.tolist():
+                last = single.step(start_ns + end, events)
+            assert delay == last
+            start_ns += int(ends[-1])
+
+
+def test_the_stream_saturates():
+    stream = OutputStream(ENGINE)
+    events = 2 * 10_000_000 // ENGINE.output_event_ns
+    delays = [stream.step(step * 10_000_000, events) for step in range(50)]
+    assert all(later > before for before, later in itertools.pairwise(delays))
+    quiet = OutputStream(ENGINE)
+    assert quiet.step(0, 10) == quiet.step(10_000_000, 10)

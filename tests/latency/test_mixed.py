@@ -1,0 +1,106 @@
+"""The roofline of models whose layers differ."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from emu.catalogue import lookup_gpu, lookup_model, model_from_file
+from emu.latency.base import BatchShape
+from emu.latency.roofline.backend import RooflineBackend
+from emu.latency.roofline.mixed import MixedRooflineBackend
+
+CONFIGS = Path(__file__).parents[1] / "catalogue" / "configs"
+H100 = lookup_gpu("H100-SXM5-80GB")
+
+
+def backend_of(name, **keys):
+    return MixedRooflineBackend(model_from_file(CONFIGS / f"{name}.json"), H100, **keys)
+
+
+def decodes(count, context):
+    return BatchShape(
+        decode_count=count,
+        decode_context_sum=count * context,
+        decode_context_max=context,
+        decode_context_min=context,
+        sequences=count,
+    )
+
+
+def prompt(new, context=0):
+    return BatchShape(prefill_new=[new], prefill_context=[context], sequences=1)
+
+
+@pytest.mark.parametrize("name", ["Llama-3.1-8B", "Mixtral-8x7B", "gpt-oss-20b", "DeepSeek-V3"])
+@pytest.mark.parametrize(
+    "shape", [decodes(1, 500), decodes(64, 3000), prompt(700), prompt(64, 900)]
+)
+def test_layers_taken_one_by_one_cost_what_the_plain_model_costs(name, shape):
+    spec = lookup_model(name)
+    layers = tuple(spec.layer(index) for index in range(spec.layers))
+    one_by_one = msgspec.structs.replace(spec, special_layers=layers)
+    plain = RooflineBackend(spec, H100, tp=8)
+    mixed = MixedRooflineBackend(one_by_one, H100, tp=8)
+    assert mixed.iteration_ns(shape) == pytest.approx(plain.iteration_ns(shape), rel=0.02)
+
+
+def test_components_add_up():
+    backend = backend_of("Qwen3-Next-80B-A3B-Instruct", tp=4)
+    for shape in (decodes(16, 4000), prompt(2048)):
+        assert sum(backend.components_ns(shape).values()) == backend.iteration_ns(shape)
+
+
+def test_a_leap_costs_what_its_steps_cost():
+    backend = backend_of("DeepSeek-V3.2", tp=8)
+    ends = backend.decode_run_ns(decodes(4, 2000), 5).tolist()
+    steps = [backend.iteration_ns(decodes(4, 2000 + step)) for step in range(5)]
+    assert ends == [sum(steps[: count + 1]) for count in range(5)]
+    after = backend.decode_run_ns_after(decodes(4, 2000), 5, 1000).tolist()
+    assert after == [1000, *(1000 + end for end in ends)]
+
+
+def test_context_costs_a_quarter_where_one_layer_in_four_attends():
+    hybrid = backend_of("Qwen3-Next-80B-A3B-Instruct")
+    grown = hybrid.iteration_ns(decodes(32, 40_000)) - hybrid.iteration_ns(decodes(32, 20_000))
+    kv_bytes = 32 * 20_000 * 24_576
+    assert grown == pytest.approx(kv_bytes / (H100.memory_gbytes_per_s * 1e9) * 1e9, rel=0.4)
+
+
+def test_a_state_costs_the_same_at_any_length():
+    backend = backend_of("Nemotron-H-8B-Base-8K")
+    state_only = msgspec.structs.replace(
+        backend.spec,
+        special_layers=tuple(layer for layer in backend.spec.special_layers if not layer.attention),
+        layers=48,
+    )
+    backend = MixedRooflineBackend(state_only, H100)
+    assert backend.iteration_ns(decodes(8, 100)) == backend.iteration_ns(decodes(8, 100_000))
+
+
+def test_sparse_attention_reads_its_chosen_tokens_and_the_index():
+    spec = model_from_file(CONFIGS / "DeepSeek-V3.2.json")
+    dense_layers = tuple(
+        msgspec.structs.replace(layer, indexer=None) for layer in spec.special_layers
+    )
+    sparse = MixedRooflineBackend(spec, H100, tp=8)
+    dense = MixedRooflineBackend(
+        msgspec.structs.replace(spec, special_layers=dense_layers), H100, tp=8
+    )
+    # Below the limit choosing comes on top; far above it reading less pays.
+    assert sparse.iteration_ns(decodes(32, 1000)) > dense.iteration_ns(decodes(32, 1000))
+    assert sparse.iteration_ns(decodes(32, 100_000)) < dense.iteration_ns(decodes(32, 100_000))
+
+
+def test_windows_of_unlike_heads_stop_growing():
+    backend = backend_of("MiMo-V2-Flash", tp=8)
+    spec = backend.spec
+    windows = tuple(
+        layer
+        for layer in spec.special_layers
+        if layer.attention is not None and layer.attention.window_tokens
+    )
+    windowed = MixedRooflineBackend(
+        msgspec.structs.replace(spec, special_layers=windows, layers=len(windows)), H100, tp=8
+    )
+    assert windowed.iteration_ns(decodes(8, 200)) == windowed.iteration_ns(decodes(8, 50_000))
