@@ -22,7 +22,7 @@ import msgspec
 
 from emu.chaos.tomltext import toml_text
 from emu.config.load import config_from_dict
-from emu.config.schema import Config
+from emu.config.schema import Config, VllmTable
 from emu.report.atomic import write_text
 from emu.sizing.answer import Answer
 
@@ -59,11 +59,12 @@ def vllm_flags(config: Config, group: int) -> list[str]:
     flags = ["vllm", "serve", model.name]
     flags += ["--tensor-parallel-size", str(table.tensor_parallel)]
     flags += ["--gpu-memory-utilization", f"{scheduler.gpu_memory_utilization:g}"]
-    flags += ["--max-num-seqs", str(scheduler.max_num_seqs)]
-    flags += ["--max-num-batched-tokens", str(scheduler.max_num_batched_tokens)]
+    flags += ["--max-num-seqs", str(scheduler.requests_max)]
+    flags += ["--max-num-batched-tokens", str(scheduler.tokens_max)]
     flags += ["--block-size", str(scheduler.block_size)]
-    flags.append(f"--{'' if scheduler.prefix_caching else 'no-'}enable-prefix-caching")
-    flags.append(f"--{'' if scheduler.chunked_prefill else 'no-'}enable-chunked-prefill")
+    flags.append(f"--{'' if scheduler.caches_prefixes else 'no-'}enable-prefix-caching")
+    if isinstance(scheduler, VllmTable):
+        flags.append(f"--{'' if scheduler.chunked_prefill else 'no-'}enable-chunked-prefill")
     if model.max_model_tokens:
         flags += ["--max-model-len", str(model.max_model_tokens)]
     if model.dtype in _PLAIN:
