@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks.kernels import tables
-from emu.catalogue import lookup_gpu, sizes
+from emu.catalogue import ModelSpec, from_hf_config, lookup_gpu, sizes
 from emu.catalogue.gpu import GpuSpec
 from emu.latency.roofline.attention import AttentionCost
 from emu.latency.roofline.coefficients import Decodes, Experts, Links, Products, Prompts, Residual
@@ -112,11 +112,21 @@ def fit_products(
 
 
 # --- attention ---
-class _Spec(msgspec.Struct):
-    heads: int
-    kv_heads: int
-    head_dim: int
-    latent: None = None
+@functools.cache
+def _spec(heads: int, kv_heads: int, head_dim: int) -> ModelSpec:
+    """Any model whose attention has this shape."""
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": heads * head_dim,
+        "num_hidden_layers": 1,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": 4 * heads * head_dim,
+        "vocab_size": 32_000,
+    }
+    return from_hf_config(config, "attention", "table")
 
 
 ANY_PROMPTS = Prompts(launch_us=10, compute=0.7, softmax=20, row_us=1, traffic=1, chain=1)
@@ -124,7 +134,7 @@ ANY_PROMPTS = Prompts(launch_us=10, compute=0.7, softmax=20, row_us=1, traffic=1
 
 def decode_s(c: Decodes, p: Point) -> float:
     b, context, heads, kv, dim, dtype, _ = p[1]
-    cost = AttentionCost(_Spec(heads, kv, dim), p[0], c, ANY_PROMPTS, 1, dtype)
+    cost = AttentionCost(_spec(heads, kv, dim), p[0], c, ANY_PROMPTS, 1, dtype)
     lines, total = cost.decode_lines(b), b * context
     return c.launch_us * 1e-6 + max(
         lines.near + lines.near_slope * total, lines.far + lines.far_slope * total
@@ -157,7 +167,7 @@ def fit_decodes(gpus: Sequence[str], count: int = 500) -> tuple[Decodes, Residua
 
 def prompt_s(c: Prompts, decodes: Decodes, p: Point) -> float:
     b, length, heads, kv, dim, _ = p[1]
-    cost = AttentionCost(_Spec(heads, kv, dim), p[0], decodes, c, 1, "bfloat16")
+    cost = AttentionCost(_spec(heads, kv, dim), p[0], decodes, c, 1, "bfloat16")
     return c.launch_us * 1e-6 + cost.prompt_s([length] * b, [0] * b, 0)
 
 
@@ -275,6 +285,18 @@ def fit_experts(
 
 
 # --- links ---
+def link_s(links: Links, gpu: GpuSpec, kind: str, size_bytes: int, ranks: int) -> float:
+    """A collective over a GPU's own links."""
+    return collective_s(
+        links,
+        kind=kind,
+        size_bytes=size_bytes,
+        ranks=ranks,
+        bytes_per_s=(gpu.nvlink_gbps or gpu.pcie_gbps) / 8 * 1e9,
+        is_pcie=not gpu.nvlink_gbps,
+    )
+
+
 def fit_links(gpus: Sequence[str]) -> tuple[Links, Residual]:
     points = []
     for name in gpus:
@@ -285,12 +307,6 @@ def fit_links(gpus: Sequence[str]) -> tuple[Links, Residual]:
             if 4096 <= b <= 1 << 27
         ]
     pcie = not points[0][0].nvlink_gbps
-
-    def predict(c: Links, p: Point) -> float:
-        rate = (p[0].nvlink_gbps or p[0].pcie_gbps) / 8 * 1e9
-        return collective_s(
-            c, kind=p[1][0], size_bytes=p[1][1], ranks=p[1][2], bytes_per_s=rate, is_pcie=pcie
-        )
 
     start = {
         "small_us": 4,
@@ -316,4 +332,6 @@ def fit_links(gpus: Sequence[str]) -> tuple[Links, Residual]:
             "host_fade": (0.1, 2),
             "host_small": (0.3, 4),
         }
-    return fit(Links, start, bounds, points, predict, lambda p: p[1][3])
+    return fit(
+        Links, start, bounds, points, lambda c, p: link_s(c, p[0], *p[1][:3]), lambda p: p[1][3]
+    )

@@ -1,6 +1,8 @@
 """Start a live server on a free loopback port, run a client's script against it, stop both.
 
-.venv/bin/python tests/serve/clients/run.py CLIENT_PYTHON SCRIPT [OPTIONS OF SERVE...]
+.venv/bin/python tests/serve/clients/run.py CLIENT_PYTHON "SCRIPT [ARGUMENTS]" [OPTIONS OF SERVE...]
+
+The address comes last among the script's arguments.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ def main(python: str, script: str, *options: str) -> int:
             if found is None:
                 return server.wait(600) or 1
             direct = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
-            asked = [python, script, found[1]]
+            asked = [python, *script.split(), found[1]]
             status = subprocess.run(asked, env=direct, timeout=1200).returncode
         finally:
             server.send_signal(signal.SIGTERM)
