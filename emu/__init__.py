@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from emu.api import MissingPackage, Result, Rows, load, run
     from emu.errors import EmuError, InputError, InvariantViolation, RunError
+    from emu.sizing.plan import plan
 
 __version__: Final = "0.1.0"
 
@@ -22,17 +23,19 @@ __all__ = [
     "RunError",
     "__version__",
     "load",
+    "plan",
     "run",
 ]
 
+_ELSEWHERE: Final = {"plan": "emu.sizing.plan"}
 _ERRORS: Final = ("EmuError", "InputError", "InvariantViolation", "RunError")
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'emu' has no attribute {name!r}")
-    module = importlib.import_module("emu.errors" if name in _ERRORS else "emu.api")
-    return getattr(module, name)
+    home = "emu.errors" if name in _ERRORS else _ELSEWHERE.get(name, "emu.api")
+    return getattr(importlib.import_module(home), name)
 
 
 def __dir__() -> list[str]:

@@ -21,6 +21,7 @@ ORDER = (
         "serve",
         "chaos",
         "sweeps",
+        "sizing",
         "tools",
         "fidelity",
         "cli",

@@ -28,6 +28,7 @@ _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "trials": ("chaos", "resilience", "experiment"),
         "catalogue": ("schema", "models", "gpus"),
         "workload": ("workload",),
+        "plan": ("plan",),
         "paper": ("plot", "rerun", "bundle", "log"),
     }
 )
@@ -37,7 +38,7 @@ _HEADINGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "Start": ("init", "validate", "run", "models", "gpus", "workload"),
         "Look at runs": ("report", "compare"),
-        "Many runs": ("sweep", "experiment"),
+        "Many runs": ("plan", "sweep", "experiment"),
         "Publish": ("plot", "rerun", "bundle", "log"),
         "Faults": ("resilience", "chaos"),
         "Live": ("serve", "observe"),

@@ -1,0 +1,472 @@
+"""The search over all layouts with the emulator: the ranked clusters, intervals, headroom.
+
+    answer = find_cluster(question, Path("runs/plan"), jobs=2)
+    answer.rows[0]              # the cheapest cluster that meets all objectives with every seed
+
+Runs go through the store and the pool of sweeps: an interrupted plan goes on where it was, and
+the answer does not depend on the number of workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from emu.api import override_texts
+from emu.catalogue.lookup import lookup_model, model_from_file
+from emu.catalogue.model import ModelSpec
+from emu.chaos.tomltext import toml_text
+from emu.config.load import config_from_dict
+from emu.config.schema import Config
+from emu.errors import InputError, RunError
+from emu.report.atomic import write_text
+from emu.report.interval import mean_of
+from emu.sizing.interval import intervals_of
+from emu.sizing.layouts import Candidate, Layout, Prompts, layouts_of
+from emu.sizing.question import SOURCE, Question
+from emu.sizing.search import Search, search_of
+from emu.sweeps.bisection import Bisection
+from emu.sweeps.drive import Driver, Row, meets
+from emu.sweeps.evaluate import Base
+from emu.sweeps.points import with_seeds
+from emu.sweeps.pool import cores, make_pool
+from emu.sweeps.store import Store
+from emu.units import NS_PER_S
+from emu.workload.opened import Workload, open_workload
+
+LAYOUTS_AT_ONCE: Final = 4
+"""Searches that go on at the same time. Fixed: the rows do not depend on the workers."""
+HEADROOM_MAX: Final = 4.0
+HEADROOM_TOLERANCE: Final = 0.05
+_EPSILON: Final = 1e-9
+NOT_AS_CHEAP: Final = "nothing that costs as little as the best meets the objectives"
+
+Watch = Callable[[int, int, str], None]
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """A figure: its mean over seeds and 95 % interval.
+
+    Of one seed, the best cluster's interval comes from a bootstrap over blocks of requests, and
+    the others have none.
+    """
+
+    label: str
+    limit_ms: float
+    mean_ms: float
+    low_ms: float | None
+    high_ms: float | None
+
+
+class Ranked(msgspec.Struct, frozen=True, kw_only=True):
+    """A cluster that meets the objectives."""
+
+    label: str
+    gpu: str
+    gpus: int
+    cost_per_h: float
+    """Number of GPUs where they have no price."""
+    mode: str
+    tensor_parallel: int
+    dtype: str
+    prefill: int
+    decode: int
+    replicas: int
+    worst: float
+    """Largest figure / limit of any objective and seed; 1 = at the limit."""
+    readings: list[Reading]
+
+
+class Headroom(msgspec.Struct, frozen=True):
+    """How much more traffic the best cluster takes."""
+
+    factor: float
+    """Of the rate; objectives are met up to it."""
+    breaks_at: float | None
+    """The nearest factor tried that does not meet; None: none up to HEADROOM_MAX."""
+    breaks: list[str]
+    """Which objectives fail there."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found. `rows` has the cheapest cluster first, then the best of each other layout."""
+
+    model: str
+    rate_per_s: float
+    objectives: list[str]
+    has_prices: bool
+    rows: list[Ranked]
+    headroom: Headroom
+    refused: dict[str, str]
+    """Layout -> why it cannot run, or that nothing as cheap as the best meets."""
+    runs: int
+    config: dict[str, Any]
+    """The best cluster as a configuration."""
+
+
+def find_cluster(
+    question: Question,
+    directory: Path,
+    *,
+    jobs: int = 0,
+    ray: str | None = None,
+    watch: Watch | None = None,
+) -> Answer:
+    """Search. Raises InputError; RunError if no cluster meets; writes the store alone."""
+    plain = base_config(question)
+    config = _checked(plain, question.settings)
+    spec = _model(question)
+    workload = open_workload(
+        config.workload, base_dir=Path(), seed=question.seeds[0], config_source=SOURCE
+    )
+    rate = _set_rate(plain, question, workload)
+    layouts, refused = layouts_of(
+        question,
+        spec,
+        _prompts(workload, question, rate),
+        is_roofline=config.latency.backend == "roofline",
+        utilization=config.scheduler.gpu_memory_utilization,
+    )
+    if not layouts:
+        raise InputError(SOURCE, None, "--gpu", f"no layout can run: {': '.join(refused[0])}")
+    store = Store(directory)
+    write_text(directory / "base.toml", toml_text(plain))
+    with make_pool(jobs or cores(), ray) as pool:
+        driver = Driver(Base(directory / "base.toml"), question.settings, store, pool, "")
+        if watch is not None:
+            driver.watch = watch
+        trials = _Trials(driver, question)
+        _search_all(trials, layouts, question)
+        rows, best = _ranked(trials, question)
+        for layout in layouts:
+            if not any(row_layout == layout for row_layout in trials.layouts_met):
+                refused.append((layout.label, trials.reason(layout)))
+        if best is None:
+            raise _no_cluster(trials, question)
+        headroom = _headroom(driver, question, best, plain, rate)
+    tables = _checked_tables(plain, question, best)
+    if len(question.seeds) == 1:
+        bounds = intervals_of(tables, question.objectives, question.seeds[0])
+        rows[0] = msgspec.structs.replace(
+            rows[0],
+            readings=[
+                msgspec.structs.replace(reading, low_ms=low, high_ms=high)
+                for reading, (low, high) in zip(rows[0].readings, bounds, strict=True)
+            ],
+        )
+    return Answer(
+        model=spec.name,
+        rate_per_s=rate,
+        objectives=[f"{o.label} <= {o.limit_ms:g} ms" for o in question.objectives],
+        has_prices=question.has_prices,
+        rows=rows,
+        headroom=headroom,
+        refused=dict(refused),
+        runs=driver.known,
+        config=tables,
+    )
+
+
+def base_config(question: Question) -> dict[str, Any]:
+    """The configuration that all candidates start from: a smallest cluster."""
+    model: dict[str, Any] = {"name": question.model} if question.model else {}
+    if question.hf_config:
+        model["hf_config"] = str(Path(question.hf_config).resolve())
+    workload = dict(question.workload)
+    if workload.get("path"):
+        workload["path"] = str(Path(workload["path"]).resolve())
+    gpu = question.gpus[0]
+    node: dict[str, Any] = {"gpu": gpu.name, "gpus": question.gpus_per_node}
+    if question.has_prices:
+        node["hourly_price"] = gpu.price
+    return {
+        "seed": question.seeds[0],
+        "model": model,
+        "nodes": [node],
+        "replicas": [{"count": 1}],
+        "workload": workload,
+        "output": {"dir": "run"},
+    }
+
+
+def _checked(plain: dict[str, Any], settings: Mapping[str, Any]) -> Config:
+    return config_from_dict(plain, override_texts(settings), SOURCE)
+
+
+def _model(question: Question) -> ModelSpec:
+    if question.hf_config:
+        return model_from_file(Path(question.hf_config), question.model, "")
+    return lookup_model(question.model, SOURCE, "--model")
+
+
+def _set_rate(plain: dict[str, Any], question: Question, workload: Workload) -> float:
+    """Stretch a trace to the rate that was asked for; the rate, requests per second."""
+    span_s = (workload.last_arrival_ns - workload.first_arrival_ns) / NS_PER_S
+    own = (workload.count - 1) / span_s if span_s > 0 else 0.0
+    if "path" not in question.workload:
+        return question.rate_per_s
+    if not question.rate_per_s:
+        if not own:
+            raise InputError(SOURCE, None, "--rate", "the workload has no rate of its own")
+        return own
+    if not own:
+        raise InputError(
+            SOURCE, None, "--workload", "all requests arrive at once: no rate to scale"
+        )
+    plain["workload"]["time_scale"] = own / question.rate_per_s
+    return question.rate_per_s
+
+
+def _prompts(workload: Workload, question: Question, rate: float) -> Prompts:
+    """What the bound on throughput needs; sessions stretch the span, so they have no bound."""
+    lengths = [block.prompt_tokens for block, _ in workload.blocks()]
+    tokens = np.sort(np.concatenate(lengths)) if lengths else np.zeros(0, dtype=np.int64)
+    is_plain = not workload.has_prefixes and len(tokens) == workload.count
+    span_s = (workload.last_arrival_ns - workload.first_arrival_ns) / NS_PER_S
+    if "path" in question.workload:
+        span_s = (workload.count - 1) / rate
+    return Prompts(tokens, span_s, not is_plain)
+
+
+class _Trials:
+    """Candidates and what came of them, over all seeds."""
+
+    def __init__(self, driver: Driver, question: Question) -> None:
+        self._driver = driver
+        self._question = question
+        self._conditions = [objective.condition for objective in question.objectives]
+        self.rows: dict[Candidate, list[Row]] = {}
+        self.best_cost = float("inf")
+
+    def run(self, candidates: Sequence[Candidate]) -> None:
+        """Run what has not been run, all of it together."""
+        new = [one for one in dict.fromkeys(candidates) if one not in self.rows]
+        seeds = self._question.seeds
+        values = [one.values(self._question.gpus_per_node) for one in new]
+        rows = self._driver.rows(with_seeds(values, seeds))
+        for index, candidate in enumerate(new):
+            mine = rows[index * len(seeds) : (index + 1) * len(seeds)]
+            self.rows[candidate] = mine
+            if self.is_met(candidate) and self.is_allowed(candidate):
+                self.best_cost = min(self.best_cost, candidate.cost)
+
+    def is_met(self, candidate: Candidate) -> bool:
+        """Whether every seed meets all objectives and serves every request."""
+        return all(meets(row.result, self._conditions, 0.0) for row in self.rows[candidate])
+
+    def worst(self, candidate: Candidate) -> float:
+        """Largest figure / limit over objectives and seeds; infinite if not all was served."""
+        rows = self.rows[candidate]
+        if not all(meets(row.result, [], 0.0) for row in rows):
+            return float("inf")
+        return max(
+            float(row.result.figures[objective.figure] or 0.0) / objective.limit_ms
+            for objective in self._question.objectives
+            for row in rows
+        )
+
+    def is_allowed(self, candidate: Candidate) -> bool:
+        """Whether there are so many GPUs (the search also asks about more)."""
+        most = candidate.layout.gpu.count_max or self._question.gpus_max
+        return candidate.gpus <= min(most, self._question.gpus_max)
+
+    @property
+    def met(self) -> list[Candidate]:
+        """Candidates that meet and may be built."""
+        return [one for one in self.rows if self.is_allowed(one) and self.is_met(one)]
+
+    @property
+    def layouts_met(self) -> list[Layout]:
+        """Layouts of which a cluster meets."""
+        return [one.layout for one in self.met]
+
+    def limit(self, layout: Layout) -> int:
+        """Most replicas of a layout: so many GPUs there are, at no more than the best's cost."""
+        most = min(layout.gpu.count_max or self._question.gpus_max, self._question.gpus_max)
+        replicas = most // layout.tensor_parallel
+        if self.best_cost < float("inf"):
+            replicas = min(replicas, int(self.best_cost / layout.price * (1 + _EPSILON)))
+        return replicas
+
+    def reason(self, layout: Layout) -> str:
+        """Why no cluster of a layout stands among the answers."""
+        for candidate, rows in self.rows.items():
+            if candidate.layout == layout and rows[0].result.error:
+                return rows[0].result.error
+        return NOT_AS_CHEAP
+
+
+def _search_all(trials: _Trials, layouts: Sequence[Layout], question: Question) -> None:
+    """Every layout, a few at a time, in order; the best so far bounds those that follow."""
+    waiting = list(layouts)
+    while waiting:
+        modes = [layout.mode for layout in waiting]
+        # Splits begin when all colocated layouts are done: their limit is then known.
+        width = min(LAYOUTS_AT_ONCE, modes.count(modes[0]))
+        now, waiting = waiting[:width], waiting[width:]
+        active: list[tuple[Search, list[Candidate]]] = []
+        for layout in now:
+            search = search_of(
+                layout,
+                lambda layout=layout: trials.limit(layout),  # type: ignore[misc]
+                is_bounded=trials.best_cost < float("inf"),
+            )
+            _advance(search, None, active)
+        while active:
+            trials.run([candidate for _, asked in active for candidate in asked])
+            running, active = active, []
+            for search, asked in running:
+                _advance(search, [trials.worst(one) for one in asked], active)
+
+
+def _advance(
+    search: Search, told: list[float] | None, active: list[tuple[Search, list[Candidate]]]
+) -> None:
+    """Take a search one step on, and keep it if it asks for more."""
+    try:
+        asked = next(search) if told is None else search.send(told)
+    except StopIteration:
+        return
+    active.append((search, asked))
+
+
+def _ranked(trials: _Trials, question: Question) -> tuple[list[Ranked], Candidate | None]:
+    """The best cluster of each layout, cheapest first; ties by the distance to the limits."""
+    rows = {one: _row(trials.rows[one], one, question) for one in trials.met}
+    order = sorted(rows, key=lambda one: (one.cost, rows[one].worst, one.label))
+    shown: dict[Layout, Candidate] = {}
+    for candidate in order:
+        shown.setdefault(candidate.layout, candidate)
+    best = order[0] if order else None
+    return [rows[one] for one in shown.values()], best
+
+
+def _row(rows: Sequence[Row], candidate: Candidate, question: Question) -> Ranked:
+    readings = []
+    worst = 0.0
+    for objective in question.objectives:
+        values = [float(row.result.figures[objective.figure]) for row in rows]
+        mean = mean_of(values)
+        half = mean.half
+        readings.append(
+            Reading(
+                objective.label,
+                objective.limit_ms,
+                mean.mean,
+                None if half is None else max(0.0, mean.mean - half),
+                None if half is None else mean.mean + half,
+            )
+        )
+        worst = max(worst, *(value / objective.limit_ms for value in values))
+    layout = candidate.layout
+    return Ranked(
+        label=candidate.label,
+        gpu=layout.gpu.name,
+        gpus=candidate.gpus,
+        cost_per_h=candidate.cost,
+        mode=layout.mode,
+        tensor_parallel=layout.tensor_parallel,
+        dtype=layout.dtype,
+        prefill=candidate.prefill if candidate.decode else 0,
+        decode=candidate.decode,
+        replicas=candidate.replicas,
+        worst=worst,
+        readings=readings,
+    )
+
+
+def _no_cluster(trials: _Trials, question: Question) -> Exception:
+    """The error that names the nearest try, or the configuration's mistake."""
+    first = [rows[0].result for rows in trials.rows.values()]
+    invalid = [result for result in first if result.status == "invalid"]
+    if invalid and len(invalid) == len(trials.rows):
+        return InputError(SOURCE, None, "", invalid[0].error)
+    tried = [
+        (candidate, _row(rows, candidate, question).worst)
+        for candidate, rows in trials.rows.items()
+        if trials.is_allowed(candidate) and all(row.result.status == "completed" for row in rows)
+    ]
+    problem = f"no cluster of up to {question.gpus_max} GPUs meets the objectives"
+    if tried:
+        nearest, worst = min(tried, key=lambda pair: (pair[1], pair[0].cost, pair[0].label))
+        problem += f"; the nearest, {nearest.label}, is at {worst:.2f} x of a limit"
+    return RunError(problem)
+
+
+def _headroom(
+    driver: Driver, question: Question, best: Candidate, plain: dict[str, Any], rate: float
+) -> Headroom:
+    """Bisection on the rate of the best cluster, up to HEADROOM_MAX times."""
+    conditions = [objective.condition for objective in question.objectives]
+    cluster = best.values(question.gpus_per_node)
+    search = Bisection(
+        low=1.0,
+        high=HEADROOM_MAX,
+        goal="highest",
+        integer=False,
+        tolerance=HEADROOM_TOLERANCE,
+        points_per_round=1,
+    )
+    rows: dict[float, list[Row]] = {}
+    while factors := search.ask():
+        values = [cluster | _traffic_at(factor, plain, rate) for factor in factors]
+        told = driver.rows(with_seeds(values, question.seeds))
+        each = len(question.seeds)
+        for index, factor in enumerate(factors):
+            rows[factor] = told[index * each : (index + 1) * each]
+        search.tell(
+            {f: all(meets(row.result, conditions, 0.0) for row in rows[f]) for f in factors}
+        )
+    broken = search.bracket[1] if search.bracket else None
+    labels = [] if broken is None else _broken(rows[broken], question)
+    return Headroom(search.answer or 1.0, broken, labels)
+
+
+def _traffic_at(factor: float, plain: Mapping[str, Any], rate: float) -> dict[str, Any]:
+    """The keys that make the traffic `factor` times as dense; none at 1, the run of the search."""
+    if factor == 1.0:
+        return {}
+    if "path" in plain["workload"]:
+        return {"workload.time_scale": plain["workload"].get("time_scale", 1.0) / factor}
+    return {"workload.synthetic.arrivals.rate_per_s": rate * factor}
+
+
+def _broken(rows: Sequence[Row], question: Question) -> list[str]:
+    """Objectives that some seed misses; or that requests were not served."""
+    labels = [
+        objective.label
+        for objective in question.objectives
+        if not all(objective.condition.holds(row.result.figures) for row in rows)
+    ]
+    return labels or ["requests served"]
+
+
+def _checked_tables(plain: dict[str, Any], question: Question, best: Candidate) -> dict[str, Any]:
+    """The best cluster as the tables of a configuration, settings included."""
+    tables = msgspec.to_builtins(plain)
+    values = best.values(question.gpus_per_node)
+    node = tables["nodes"][0]
+    for key in ("gpu", "gpus", "count"):
+        node[key] = values[f"nodes.0.{key}"]
+    if question.has_prices:
+        node["hourly_price"] = best.layout.gpu.price
+    tables["replicas"] = values["replicas"]
+    if best.layout.dtype != "auto":
+        tables["model"]["dtype"] = best.layout.dtype
+    for objective in question.objectives:
+        if objective.metric in ("ttft", "tpot", "e2e"):
+            tables.setdefault("slo", {})[f"{objective.metric}_ms"] = objective.limit_ms
+    return _with_settings(tables, question.settings)
+
+
+def _with_settings(tables: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables with dotted keys set, as `--set` does."""
+    from emu.config.overrides import apply_override
+
+    for text in override_texts(settings):
+        apply_override(tables, text)
+    return tables

@@ -1,0 +1,194 @@
+"""Which clusters come into question, and what rules some of them out before a run. Pure.
+
+A **layout** is a kind of GPU, a tensor-parallel degree, a precision and a mode; a **candidate** is
+a layout with its numbers of replicas. Two facts rule out clusters without a run:
+
+- A replica whose weights (and one block of KV) do not fit its GPUs cannot start.
+- Prefill takes at least 2 FLOP per parameter and token. An objective on a percentile q of TTFT
+  means that a part q of the prompts is through by the last arrival + the limit; those cost at
+  least as much as the shortest prompts of that number, and no replica computes faster than its
+  GPUs' peak. This gives a least number of replicas. It holds for the roofline backend, whose
+  products never beat the peak, and for prompts without shared prefixes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from emu.catalogue import sizes
+from emu.catalogue.model import ModelSpec
+from emu.errors import InputError
+from emu.kv.memory import engine_plan
+from emu.sizing.question import GpuKind, Objective, Question
+from emu.units import ceil_div
+
+MODES: Final = ("colocated", "disaggregated")
+_FLOP_PER_PARAMETER: Final = 2
+_FASTEST: Final = ("bfloat16", "fp8", "int8", "mxfp4")
+"""Types of which the fastest counts as a GPU's peak, whatever the weights are."""
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """Everything about a cluster but how many replicas it has."""
+
+    gpu: GpuKind
+    tensor_parallel: int
+    dtype: str
+    mode: str
+    replicas_min: int
+    """Fewer (of those that prefill) cannot meet the objectives."""
+
+    @property
+    def price(self) -> float:
+        """Of one replica, per hour."""
+        return self.tensor_parallel * self.gpu.price
+
+    @property
+    def label(self) -> str:
+        """H100 TP 4 colocated."""
+        dtype = "" if self.dtype == "auto" else f" {self.dtype}"
+        return f"{self.gpu.name} TP {self.tensor_parallel}{dtype} {self.mode}"
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A cluster: colocated replicas, or prefill and decode replicas."""
+
+    layout: Layout
+    prefill: int
+    """Colocated replicas where the layout is colocated."""
+    decode: int
+
+    @property
+    def replicas(self) -> int:
+        """All replicas."""
+        return self.prefill + self.decode
+
+    @property
+    def gpus(self) -> int:
+        """All GPUs."""
+        return self.replicas * self.layout.tensor_parallel
+
+    @property
+    def cost(self) -> float:
+        """Per hour; GPUs where they have no price."""
+        return self.gpus * self.layout.gpu.price
+
+    @property
+    def label(self) -> str:
+        """20 x H100: 4P+1D, TP 4."""
+        layout = self.layout
+        split = f"{self.prefill}P+{self.decode}D" if self.decode else f"{self.prefill} colocated"
+        dtype = "" if layout.dtype == "auto" else f", {layout.dtype}"
+        return f"{self.gpus} x {layout.gpu.name}: {split}, TP {layout.tensor_parallel}{dtype}"
+
+    def values(self, gpus_per_node: int) -> dict[str, Any]:
+        """The keys of a configuration that make this cluster."""
+        layout = self.layout
+        shape = {"tensor_parallel": layout.tensor_parallel}
+        replicas: list[dict[str, Any]] = [{"role": "colocated", "count": self.prefill, **shape}]
+        if self.decode:
+            replicas = [
+                {"role": "prefill", "count": self.prefill, **shape},
+                {"role": "decode", "count": self.decode, **shape},
+            ]
+        machines = ceil_div(self.replicas, gpus_per_node // layout.tensor_parallel)
+        return {
+            "model.dtype": layout.dtype,
+            "nodes.0.gpu": layout.gpu.name,
+            "nodes.0.gpus": gpus_per_node,
+            "nodes.0.count": machines,
+            "replicas": replicas,
+        }
+
+
+class Prompts(msgspec.Struct, frozen=True):
+    """What the bound on throughput needs to know of the traffic."""
+
+    tokens: npt.NDArray[np.int64]
+    """Lengths of all prompts, ascending."""
+    span_s: float
+    """From the first arrival to the last."""
+    is_shared: bool
+    """Some have prefixes in common: then there is no bound."""
+
+
+def layouts_of(
+    question: Question, model: ModelSpec, prompts: Prompts, *, is_roofline: bool, utilization: float
+) -> tuple[list[Layout], list[tuple[str, str]]]:
+    """Layouts that can run, and (label, reason) of those that cannot."""
+    found: list[Layout] = []
+    refused: list[tuple[str, str]] = []
+    for gpu in question.gpus:
+        for tensor_parallel in question.tensor_parallel:
+            for dtype in question.dtypes:
+                reason = _obstacle(question, model, gpu, tensor_parallel, dtype, utilization)
+                least = 1
+                if is_roofline and not reason:
+                    least = replicas_min(model, gpu, tensor_parallel, prompts, question.objectives)
+                for mode in question.modes:
+                    layout = Layout(gpu, tensor_parallel, dtype, mode, least)
+                    if reason:
+                        refused.append((layout.label, reason))
+                    else:
+                        found.append(layout)
+    # Colocated first: their search is short, and its answer bounds the search over splits.
+    found.sort(key=lambda layout: (MODES.index(layout.mode), layout.price * layout.replicas_min))
+    return found, refused
+
+
+def _obstacle(
+    question: Question,
+    model: ModelSpec,
+    gpu: GpuKind,
+    tensor_parallel: int,
+    dtype: str,
+    utilization: float,
+) -> str:
+    """Why such a replica cannot start; empty if it can."""
+    if model.heads % tensor_parallel:
+        return f"{model.heads} attention heads cannot be shared by {tensor_parallel} GPUs"
+    if tensor_parallel > question.gpus_per_node:
+        return f"a machine has {question.gpus_per_node} GPUs"
+    if gpu.count_max and tensor_parallel > gpu.count_max:
+        return f"there are {gpu.count_max} GPUs"
+    try:
+        engine_plan(
+            model,
+            gpu.spec.memory_gib,
+            tp=tensor_parallel,
+            dtype=dtype,
+            utilization=utilization,
+        )
+    except InputError as error:
+        return error.problem
+    return ""
+
+
+def replicas_min(
+    model: ModelSpec,
+    gpu: GpuKind,
+    tensor_parallel: int,
+    prompts: Prompts,
+    objectives: Sequence[Objective],
+) -> int:
+    """The least number of replicas that can compute the prompts in time (see the module)."""
+    least = 1
+    if prompts.is_shared:
+        return least
+    tables = sizes.embedding_params(model) + sizes.head_params(model)
+    per_token = _FLOP_PER_PARAMETER * (sizes.active_parameter_count(model) - tables)
+    peak = tensor_parallel * max(gpu.spec.peak_flops(dtype) for dtype in _FASTEST)
+    for objective in objectives:
+        if objective.metric != "ttft":
+            continue
+        counted = math.floor(len(prompts.tokens) * int(objective.at[1:]) / 100)
+        flop = float(prompts.tokens[:counted].sum()) * per_token
+        seconds = prompts.span_s + objective.limit_ms / 1000
+        least = max(least, math.ceil(flop / (peak * seconds) * (1 - 1e-9)))
+    return least
