@@ -35,7 +35,7 @@ def run(policy: str, settings: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "emu", "run", str(CONFIG), "--quiet", "--no-report"]
         command += ["--output", folder]
-        for setting in (f"scheduler.policy={policy}", *settings):
+        for setting in (f"scheduler.policy={policy}", "latency.front_end=false", *settings):
             command += ["--set", setting]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return json.loads((Path(folder) / "summary.json").read_text())
