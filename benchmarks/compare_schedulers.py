@@ -44,7 +44,8 @@ def run(policy: str, settings: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "emu", "run", str(CONFIG), "--quiet", "--no-report"]
         command += ["--output", folder]
-        for setting in (f"scheduler.policy={policy}", *OWN_KEYS.get(policy, ()), *settings):
+        own = ("latency.front_end=false", *OWN_KEYS.get(policy, ()))
+        for setting in (f"scheduler.policy={policy}", *own, *settings):
             command += ["--set", setting]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return json.loads((Path(folder) / "summary.json").read_text())

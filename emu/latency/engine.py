@@ -57,7 +57,7 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     # --- sampler ----------------------------------------------------------------------------------
     sampler_ns: int = 100_000
     """Top-p: kernels of any batch."""
-    sort_ns_per_million: int = 130_000
+    sort_ns_per_million: int = 124_000
     """Top-p: for each million of logits, at `REFERENCE_GBYTES_PER_S`."""
     triton_ns_per_million: int = 35_000
     penalty_ns: int = 300_000
@@ -68,13 +68,13 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     # --- front end --------------------------------------------------------------------------------
     batch_wait_ns: int = 2_000_000
     """The tokenizer's thread waits so long for more prompts; it occupies no CPU."""
-    intake_ns: int = 2_300_000
+    intake_ns: int = 2_230_000
     """HTTP, validation, hand-over to the engine: for each request, on the API server's CPU."""
     prompt_token_ns: int = 500
     """Encoding of a prompt's token, on the tokenizer's thread."""
     output_ns: int = 1_600_000
     """From the end of a step to the client, beside the queue: transport and the event itself."""
-    output_event_ns: int = 95_000
+    output_event_ns: int = 64_000
     """Detokenizing and streaming one token of one request, on the API server's CPU."""
     # --- memory -----------------------------------------------------------------------------------
     context_bytes: int = 300 << 20
@@ -125,7 +125,7 @@ def padded(tokens: int, limit: int) -> int:
     return min(size, limit)
 
 
-_V0_15: Final = EngineModel(name="vllm-0.15", step_ns=300_000)
+_V0_15: Final = EngineModel(name="vllm-0.15", step_ns=20_000)
 ENGINES: Final = {
     "vllm-0.11": msgspec.structs.replace(
         _V0_15, name="vllm-0.11", async_scheduling=False, expert_chunk_tokens=65_536

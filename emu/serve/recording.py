@@ -193,6 +193,10 @@ def _replayable(config: Config) -> dict[str, Any]:
     raw["workload"] = {"path": "workload.jsonl", "format": "jsonl", "oversized": "reject"}
     raw["output"]["dir"] = "replay"
     raw["recovery"]["client_retries"] = 0  # clients that tried again are in the workload
+    # A live server's front end is its own: the times that it recorded are those behind it.
+    for latency in (raw["latency"], *(group.get("latency") or {} for group in raw["replicas"])):
+        if "front_end" in latency:
+            latency["front_end"] = False
     for key in ("commands", "faults"):  # more may be appended, which an empty list would forbid
         if not raw[key]:
             del raw[key]

@@ -87,6 +87,13 @@ def test_colocated_replay_too(tmp_path: Path) -> None:
     replayed(tmp_path)
 
 
+def test_a_replay_of_measured_kernels_too(tmp_path: Path) -> None:
+    """A simulated run adds an engine's front end; what a live server recorded lies behind it."""
+    raw = tables(replicas=[{"count": 2}], latency={"backend": "roofline"})
+    run(tmp_path, raw, mixed_traffic, speed=20.0)
+    replayed(tmp_path)
+
+
 def test_commands_are_part_of_the_recording(tmp_path: Path) -> None:
     async def check(live: Live) -> None:
         calls = [

@@ -247,7 +247,7 @@ def run_litellm(python: str, directory: Path) -> str:
 
 
 def main(folder: str) -> int:
-    bin_ = Path(folder)
+    bin_ = Path(folder).absolute()
     python = str(bin_ / "python")
     jobs = []
     if subprocess.run([python, "-c", "import litellm"], capture_output=True).returncode == 0:
