@@ -29,7 +29,9 @@ class Destinations:
         policy: Literal["first_free", "least_used"],
         are_alike: bool,
     ) -> None:
-        """`holder`: in whose name locks are taken. `are_alike`: as for a `Watcher`."""
+        """`holder`: in whose name locks are taken. `are_alike`: every replica reserves the same
+        number of blocks for a request.
+        """
         self.was_refused = False
         """The last search found only destinations that a fault makes refuse."""
         self.failures: dict[int, int] = {}
@@ -40,8 +42,8 @@ class Destinations:
         self._policy = policy
         self._are_alike = are_alike
 
-    def take(self, requests: list[Request]) -> Replica | None:
-        """A destination whose lock and blocks we have taken, or None."""
+    def take(self, requests: list[Request]) -> int:
+        """A destination whose lock and blocks are taken now, by id, or -1."""
         self.was_refused = False
         world, source = self._world, self._source
         candidates: Iterable[Replica] = self._in_order(requests)
@@ -56,9 +58,12 @@ class Destinations:
             if world.refuses(source, replica, requests):
                 self.was_refused = True
             elif replica.actor.reserve(requests):
-                return replica
+                if world.scarce_decode:
+                    world.searched(is_found=True)
+                return replica.replica_id
             replica.lock.release(self._holder)
-        return None
+        world.searched(is_found=False)
+        return -1
 
     def _in_order(self, requests: list[Request]) -> Iterator[Replica]:
         """Those with room, as the policy wants them; only those that may be next are settled."""
@@ -86,6 +91,18 @@ class Destinations:
                 replica.settle()
                 used = replica.scheduler.blocks_used
                 heapreplace(heap, (used, replica_id, True, replica))
+
+    def failed(self, destination_id: int) -> None:
+        """A transfer there has failed: it is tried last."""
+        self.failures[destination_id] = self.failures.get(destination_id, 0) + 1
+
+    def arrived(self, destination_id: int) -> None:
+        """A transfer there went well."""
+        self.failures.pop(destination_id, None)
+
+    def forget(self) -> None:
+        """The source begins another life."""
+        self.failures.clear()
 
     def none_could_hold(self, requests: list[Request]) -> bool:
         """Not even an empty replica (shared prefixes are not shared there)."""
