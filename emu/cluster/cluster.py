@@ -28,6 +28,7 @@ from emu.cluster.kv_tiers import TierBook
 from emu.cluster.plan import Plan
 from emu.cluster.recorder import Recorder
 from emu.cluster.scaling import make_scaler
+from emu.cluster.stall import StallGuard
 from emu.config.schema import FaultTable
 from emu.faults.injector import Injector
 from emu.faults.recovery import Recovery
@@ -143,6 +144,9 @@ class Cluster:
         interval_ms = self.config.output.timeseries_interval_ms
         if interval_ms > 0:
             kernel.sample_every(max(1, round(interval_ms * 1e6)), self._sample)
+        if self.config.limits.stalled_s:
+            guard = StallGuard(self, s_to_ns(self.config.limits.stalled_s))
+            kernel.watch_every(guard.period_ns, guard.look)
         limit_s = self.config.limits.simulated_s
         error: BaseException | None = None
         try:
@@ -182,7 +186,7 @@ class Cluster:
     # --- World --------------------------------------------------------------------------------
     def terminal(self, request: Request, status: Status, reason: str = "") -> None:
         """A request's one terminal event."""
-        if self.live is not None and self.live.moves:
+        if self.live is not None:
             self.live.forget(request)
         self.gateway.terminal(request, status, reason)
 

@@ -189,8 +189,9 @@ class Gateway(Actor):
 
     def _refusal(self, request: Request) -> str:
         """Why the request is not admitted; empty if it is. (422: too long; 429: overloaded.)"""
-        if request.reason:  # the workload knows that no replica could ever hold it
-            return request.reason
+        size = request.prompt_tokens + request.output_tokens
+        if request.reason and size <= self._max_model_tokens:
+            return request.reason  # the workload knows that no pool could ever hold it
         if request.prompt_tokens > self._max_prompt_tokens:
             return "prompt_too_long"
         if request.prompt_tokens + request.max_output_tokens > self._max_model_tokens:

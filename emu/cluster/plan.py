@@ -20,6 +20,7 @@ from emu.catalogue.model import ModelSpec
 from emu.cluster.kv_tiers import check_tiers
 from emu.config.kinds import overridden
 from emu.config.names import is_import_path
+from emu.config.placing import placing
 from emu.config.schema import (
     Config,
     GpuTable,
@@ -163,7 +164,12 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def make_plan(config: Config, source: str = "config") -> Plan:
-    """Resolve a configuration. Raises InputError naming the key that is wrong."""
+    """Resolve a configuration. Raises InputError naming the key that is wrong, and its line."""
+    with placing(source):
+        return _resolve(config, source)
+
+
+def _resolve(config: Config, source: str) -> Plan:
     config = apply_preset(config)
     gpu_specs = tuple(_gpu(node, i, source) for i, node in enumerate(config.nodes))
     topology = build_topology(
@@ -345,7 +351,11 @@ def _gpu(node: NodeTable, index: int, source: str) -> GpuSpec:
 def _model(table: ModelTable, source: str) -> ModelSpec:
     if table.hf_config:
         name = table.name if table.name != ModelTable().name else ""
-        spec = model_from_file(Path(table.hf_config), name, table.assume)
+        file = Path(table.hf_config)
+        if not (file / "config.json" if file.is_dir() else file).is_file():
+            problem = f"no config.json there: {table.hf_config}"
+            raise InputError(source, None, "model.hf_config", problem)
+        spec = model_from_file(file, name, table.assume)
     else:
         if table.assume:
             raise InputError(source, None, "model.assume", "needs model.hf_config")

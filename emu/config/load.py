@@ -158,7 +158,12 @@ class _Loading:
                 holder.get("backend"),
                 self.raw.get("latency", {}).get("backend"),
             )
-            if must_exist and not joined.exists() and not (path[-2] == "latency" and makes):
+            try:
+                is_there = joined.exists()
+            except OSError as error:  # longer than a file system takes
+                problems.append((path, f"cannot be a path: {error.strerror}"))
+                continue
+            if must_exist and not is_there and not (path[-2] == "latency" and makes):
                 problems.append((path, f"no such file: {joined}"))
         return problems
 
