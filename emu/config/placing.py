@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path as FilePath
 
 from emu.config.locate import Path, line_of, locate
-from emu.config.overrides import SOURCE as OVERRIDE_SOURCE
 from emu.errors import InputError
 
 _UNPLACED = "config"
@@ -33,14 +32,14 @@ def placing(source: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def blaming(overrides: Sequence[str]) -> Iterator[None]:
-    """Errors about keys that `--set` gave name it, and no line of a file."""
+    """Errors about keys that `--set` gave name no line: the file's is not to blame."""
     try:
         yield
     except InputError as error:
         for override in overrides:
             key = override.partition("=")[0].strip()
             if error.field == key or error.field.startswith(f"{key}."):
-                raise InputError(OVERRIDE_SOURCE, None, error.field, error.problem) from error
+                raise InputError(error.source, None, error.field, error.problem) from error
         raise
 
 

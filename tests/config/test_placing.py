@@ -85,7 +85,7 @@ def test_a_value_from_the_command_line_blames_no_line(
     path = tmp_path / "cluster.toml"
     path.write_text('[model]\nname = "meta-llama/Llama-3.1-8B"\n')
     assert main(["validate", str(path), "--set", "model.name=nope"]) == 2
-    assert capsys.readouterr().err.startswith("--set: model.name: unknown model 'nope'")
+    assert capsys.readouterr().err.startswith(f"{path}: model.name: unknown model")
 
 
 def test_a_file_name_with_an_escape_is_shown_not_obeyed(
