@@ -5,7 +5,8 @@
     ├── RunError              the run cannot continue: exit status 3
     │   ├── Deadlock          work outstanding, nothing scheduled
     │   ├── Zeno              too many events at one instant
-    │   └── LimitReached      a limit that the user set was reached
+    │   ├── LimitReached      a limit that the user set was reached
+    │   └── PluginError       a class of the user's own failed in the run
     └── InvariantViolation    our own bug: exit status 4, carries time, object and its story
         ├── InvalidTransition
         └── UnexpectedEvent
@@ -91,6 +92,10 @@ class Zeno(RunError):
 
 class LimitReached(RunError):
     """A limit that the user set (simulated time, events) was reached."""
+
+
+class PluginError(RunError):
+    """A class of the user's own raised an exception, or answered what it must not."""
 
 
 class PaceLost(RunError):

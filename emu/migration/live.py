@@ -17,7 +17,7 @@ crashes after the stop, the request is lost with it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from emu.config.schema import MigrationTable
@@ -25,6 +25,8 @@ from emu.kernel.actor import PARK, Actor
 from emu.kernel.clock import Kernel
 from emu.kernel.priorities import PRIORITY_REBALANCER
 from emu.network.base import Network, Transfer
+from emu.policy.calls import OwnMigration
+from emu.policy.views import ReplicaView
 from emu.replica.events import KvDelivered, LiveMoves, Released, StopAsked, StopUndone, Unreserved
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
@@ -100,7 +102,10 @@ class LiveMigrator(Actor):
         *,
         block_size: int,
         kv_bytes_per_token: int,
+        own: OwnMigration | None = None,
+        see: Callable[[Replica], ReplicaView] | None = None,
     ) -> None:
+        """`own`: a user's policy instead of the rule; it sees replicas as `see` shows them."""
         super().__init__(world.kernel, "rebalancer", PRIORITY_REBALANCER)
         self.moves: dict[int, LiveMove] = {}
         """The migration under way, by source."""
@@ -109,6 +114,8 @@ class LiveMigrator(Actor):
         self.world = world
         self.block_size = block_size
         self.token_bytes = kv_bytes_per_token
+        self._own = own
+        self._see = see
         self._not_before: dict[int, int] = {}
         self._table = table
         self._period_ns = ms_to_ns(table.rebalance_period_ms)
@@ -141,6 +148,14 @@ class LiveMigrator(Actor):
         decoding = [r for r in self.world.replicas if r.state is S.DECODE]
         for replica in decoding:
             replica.settle()
+        if self._own is not None and self._see is not None:
+            found = self._own.choose([self._see(replica) for replica in decoding])
+            if found is not None:
+                source, destination, request_id = found
+                self.start(
+                    self.world.replicas[source], self.world.replicas[destination], request_id
+                )
+            return
         uses = [
             Use(r.replica_id, r.scheduler.blocks_used / r.scheduler.blocks_total) for r in decoding
         ]
@@ -164,12 +179,17 @@ class LiveMigrator(Actor):
         now_ns, source_id = self.kernel.now_ns, source.replica_id
         return source_id in self.moves or now_ns < self._not_before.get(source_id, 0)
 
-    def start(self, source: Replica, destination: Replica) -> None:
-        """Move the request that was admitted last, unless one is already on its way."""
+    def start(self, source: Replica, destination: Replica, request_id: int | None = None) -> None:
+        """Move the request that was admitted last, or the one of that id, if it decodes there.
+
+        Nothing happens while one is already on its way.
+        """
         if self._is_waiting(source):
             return
         source.settle()
         candidates = [r for r in source.scheduler.residents() if r.generated_tokens > 0]
+        if request_id is not None:
+            candidates = [r for r in candidates if r.request_id == request_id]
         if not candidates:
             return
         move = self.moves[source.replica_id] = LiveMove(self, candidates[-1], source, destination)
