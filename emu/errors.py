@@ -6,7 +6,8 @@
     │   ├── Deadlock          work outstanding, nothing scheduled
     │   ├── Zeno              too many events at one instant
     │   ├── LimitReached      a limit that the user set was reached
-    │   └── Stalled           simulated time goes on without progress
+    │   ├── Stalled           simulated time goes on without progress
+    │   └── PluginError       a class of the user's own failed in the run
     └── InvariantViolation    our own bug: exit status 4, carries time, object and its story
         ├── InvalidTransition
         └── UnexpectedEvent
@@ -95,6 +96,10 @@ class LimitReached(RunError):
 
 class Stalled(RunError):
     """Simulated time goes on, and no request gets a token or ends."""
+
+
+class PluginError(RunError):
+    """A class of the user's own raised an exception, or answered what it must not."""
 
 
 class PaceLost(RunError):

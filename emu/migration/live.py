@@ -17,7 +17,7 @@ crashes after the stop, the request is lost with it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from emu.config.schema import MigrationTable
@@ -25,6 +25,8 @@ from emu.kernel.actor import PARK, Actor
 from emu.kernel.clock import Kernel
 from emu.kernel.priorities import PRIORITY_REBALANCER
 from emu.network.base import Network, Transfer
+from emu.policy.calls import OwnMigration
+from emu.policy.views import ReplicaView
 from emu.replica.events import KvDelivered, LiveMoves, Released, StopAsked, StopUndone, Unreserved
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
@@ -111,7 +113,10 @@ class LiveMigrator(Actor):
         *,
         block_size: int,
         kv_bytes_per_token: int,
+        own: OwnMigration | None = None,
+        see: Callable[[Replica], ReplicaView] | None = None,
     ) -> None:
+        """`own`: a user's policy instead of the rule; it sees replicas as `see` shows them."""
         super().__init__(world.kernel, "rebalancer", PRIORITY_REBALANCER)
         self.moves: dict[int, LiveMove] = {}
         """The migration under way, by source."""
@@ -120,6 +125,8 @@ class LiveMigrator(Actor):
         self.world = world
         self.block_size = block_size
         self.token_bytes = kv_bytes_per_token
+        self._own = own
+        self._see = see
         self._not_before: dict[int, int] = {}
         self._moved: dict[int, tuple[int, int]] = {}
         """Tokens that a request had when it moved last, and how often it has moved, by row."""
@@ -159,6 +166,11 @@ class LiveMigrator(Actor):
         decoding = [r for r in self.world.replicas if r.state is S.DECODE]
         for replica in decoding:
             replica.settle()
+        if self._own is not None and self._see is not None:
+            found = self._own.choose([self._see(replica) for replica in decoding])
+            if found is not None:
+                self.start(self.world.replicas[found[0]], self.world.replicas[found[1]], found[2])
+            return False
         uses = [
             Use(r.replica_id, r.scheduler.blocks_used / r.scheduler.blocks_total) for r in decoding
         ]
@@ -190,17 +202,27 @@ class LiveMigrator(Actor):
         now_ns, source_id = self.kernel.now_ns, source.replica_id
         return source_id in self.moves or now_ns < self._not_before.get(source_id, 0)
 
-    def start(self, source: Replica, destination: Replica, *, rebalances: bool = False) -> None:
-        """Move the request that was admitted last, unless one is already on its way.
+    def start(
+        self,
+        source: Replica,
+        destination: Replica,
+        request_id: int | None = None,
+        *,
+        rebalances: bool = False,
+    ) -> None:
+        """Move the request that was admitted last, or the one of that id, if it decodes there.
 
-        It must have got a token since its last move. If it `rebalances`, the fuller of the two
-        must be less full after the move than before it.
+        Nothing happens while one is already on its way. It must have got a token since its last
+        move. If it `rebalances`, the fuller of the two must be less full after the move than before
+        it; what a policy of the user's own names (`request_id`) is the policy's choice.
         """
         if self._is_waiting(source):
             return
         source.settle()
         for request in reversed(list(source.scheduler.residents())):
-            if request.generated_tokens == 0 or not self._may_move(request, rebalances=rebalances):
+            if request.generated_tokens == 0 or request_id not in (None, request.request_id):
+                continue
+            if not self._may_move(request, is_drain=not rebalances and self._own is None):
                 continue
             if rebalances and not _lowers(request, source, destination):
                 continue
@@ -208,10 +230,10 @@ class LiveMigrator(Actor):
             self.kernel.soon(move.begin)
             return
 
-    def _may_move(self, request: Request, *, rebalances: bool) -> bool:
+    def _may_move(self, request: Request, *, is_drain: bool) -> bool:
         """Moves have brought it tokens, and (a circuit breaker) there were not too many of them."""
         tokens, times = self._moved.get(request.row, (-1, 0))
-        if rebalances and times >= MOVES_MAX:
+        if times >= MOVES_MAX and not is_drain:
             return False
         return request.generated_tokens != tokens
 

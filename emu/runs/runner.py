@@ -23,12 +23,12 @@ import emu
 from emu.cluster.audit import expert_loads, final_error, run_facts
 from emu.cluster.cluster import Cluster, Outcome
 from emu.cluster.commands import check_commands
-from emu.cluster.plan import Plan, make_plan
+from emu.cluster.plan import Plan, make_plan, plugins_of
 from emu.cluster.recorder import Recorder
 from emu.config.load import effective_dict, load_config
 from emu.config.placing import blaming, placing
 from emu.config.schema import Config, SchedulerTable
-from emu.errors import InputError, printable
+from emu.errors import InputError, InvariantViolation, PluginError, printable
 from emu.latency.base import LatencyBackend
 from emu.log import Format, Level, Log, make_log
 from emu.process.interrupts import held, sent_to
@@ -64,10 +64,13 @@ class RunResult(msgspec.Struct):
     cpu_s: float
 
 
-def prepare(config: Config, source: str) -> tuple[Plan, Workload]:
-    """Everything that can be wrong is found here, before any emulation."""
+def prepare(config: Config, source: str, *, imports: bool = True) -> tuple[Plan, Workload]:
+    """Everything that can be wrong is found here, before any emulation.
+
+    `imports`: classes of a user's own are loaded (their code runs); else only looked for.
+    """
     with placing(source):
-        plan = make_plan(config, source)
+        plan = make_plan(config, source, imports=imports)
         workload = open_workload(
             config.workload,
             base_dir=Path(),
@@ -190,7 +193,7 @@ def execute(
         ):
             print(f"warning: {printable(warning)}", file=sys.stderr)
         recorder.close()
-        error = final_error(cluster, outcome.error)
+        error = _of_plugins(final_error(cluster, outcome.error), plan)
         summary = write_results(
             directory.staging, cluster, recorder, error, rows=workload.count, notes=workload.notes
         )
@@ -227,6 +230,19 @@ def execute(
         time.perf_counter() - wall,
         time.process_time() - cpu,
     )
+
+
+def _of_plugins(error: BaseException | None, plan: Plan) -> BaseException | None:
+    """A violated invariant where a scheduler of the user's own keeps the books is its fault."""
+    if not isinstance(error, InvariantViolation):
+        return error
+    for key, path in plugins_of(plan.config, plan.replicas):
+        if key == "scheduler.policy":
+            what = "; ".join([error.what, *error.story[:1]])
+            found = PluginError(f"{key}: {path} breaks the books: {what}")
+            found.__cause__ = error
+            return found
+    return error
 
 
 def write_results(

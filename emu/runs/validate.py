@@ -24,11 +24,16 @@ from emu.runs.runner import prepare, range_warnings
 from emu.units import NS_PER_S
 
 
-def validate_command(path: Path, overrides: Sequence[str], *, as_json: bool = False) -> int:
-    """Read everything, print the facts; InputError for the first mistake."""
+def validate_command(
+    path: Path, overrides: Sequence[str], *, as_json: bool = False, imports: bool = False
+) -> int:
+    """Read everything, print the facts; InputError for the first mistake.
+
+    `imports`: load classes of the user's own (their code runs) and look at what they have.
+    """
     config = load_config(path, overrides)
     with blaming(overrides), placing(str(path)):
-        plan, workload = prepare(config, str(path))
+        plan, workload = prepare(config, str(path), imports=imports)
         latencies = _layer_times(plan)
     columns = facts(plan)
     warnings = [*workload.notes.warnings, *range_warnings(latencies)]
