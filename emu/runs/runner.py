@@ -27,7 +27,7 @@ from emu.cluster.plan import Plan, make_plan, plugins_of
 from emu.cluster.recorder import Recorder
 from emu.config.load import effective_dict, load_config
 from emu.config.placing import blaming, placing
-from emu.config.schema import Config, SchedulerTable
+from emu.config.schema import Config, SchedulerTable, SyntheticTable, WorkloadTable
 from emu.errors import InputError, InvariantViolation, PluginError, printable
 from emu.latency.base import LatencyBackend
 from emu.log import Format, Level, Log, make_log
@@ -72,7 +72,7 @@ def prepare(config: Config, source: str, *, imports: bool = True) -> tuple[Plan,
     with placing(source):
         plan = make_plan(config, source, imports=imports)
         workload = open_workload(
-            config.workload,
+            _lenient(config.workload),
             base_dir=Path(),
             seed=config.seed,
             holds=holds_for(plan),
@@ -85,6 +85,13 @@ def prepare(config: Config, source: str, *, imports: bool = True) -> tuple[Plan,
         for warning in energy_warnings(config.power, plan):
             workload.notes.warn(warning)
     return plan, workload
+
+
+def _lenient(table: WorkloadTable) -> WorkloadTable:
+    """The workload that stands in where none is given is no mistake: it is cut to the model."""
+    if table == WorkloadTable(synthetic=SyntheticTable()):
+        return msgspec.structs.replace(table, oversized="clip")
+    return table
 
 
 def range_warnings(pairs: Iterable[tuple[LatencyBackend, SchedulerTable]]) -> list[str]:
