@@ -12,7 +12,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from emu.config.faultkinds import KINDS, fault_problems
 from emu.config.schema import FaultTable
 from emu.errors import InputError
 from emu.faults.link_factors import LinkFaults
@@ -27,6 +26,7 @@ from emu.units import ms_to_ns, s_to_ns
 if TYPE_CHECKING:
     import numpy as np
 
+    from emu.config.tables.faults import DrainExpired, ReplicaCrash
     from emu.faults.ports import FaultWorld
 
 
@@ -43,9 +43,9 @@ class Injector:
         self.links = LinkFaults(cluster.network)
         self.transfers = TransferFaults(cluster.network, self.note)
         self.clones = 0
-        self.waiting: list[tuple[FaultTable, str]] = []
+        self.waiting: list[tuple[ReplicaCrash, str]] = []
         """Crashes that wait for a replica to enter a stage."""
-        self.drains: list[FaultTable] = []
+        self.drains: list[DrainExpired] = []
         """In force: whoever begins to drain has no time for it."""
         self._injected = 0
         timeout_ns = ms_to_ns(cluster.config.recovery.transfer_timeout_ms)
@@ -65,6 +65,8 @@ class Injector:
         self.kernel.call_at(at_ns, PRIORITY_WORLD, partial(self._strike, fault, number))
 
     def _check(self, fault: FaultTable) -> None:
+        from emu.config.faultkinds import fault_problems
+
         for path, problem in fault_problems(self._injected, fault):
             raise InputError("faults", None, ".".join(map(str, path)), problem)
         cluster = self.cluster
@@ -76,8 +78,8 @@ class Injector:
             "gpu": len(cluster.topology.gpus),
         }
         for key, count in limits.items():
-            value = getattr(fault, key)
-            if not -1 <= value < count:
+            value = getattr(fault, key, None)
+            if value is not None and value >= count:
                 problem = f"expected an index from 0 to {count - 1}, got {value}"
                 raise InputError("faults", None, f"faults.{self._injected}.{key}", problem)
 
@@ -90,7 +92,7 @@ class Injector:
         """The random stream of a fault."""
         return rng_stream(self.cluster.config.seed, f"fault {number}")
 
-    # --- for the strikes ----------------------------------------------------------------------
+    # --- for the handlers ----------------------------------------------------------------------
     def later(self, delay_ns: int, call: object) -> None:
         """Run a call so much later."""
         assert callable(call)
@@ -99,8 +101,14 @@ class Injector:
     def note(self, fault: FaultTable, target: str) -> None:
         """The fault has struck this."""
         self.struck[fault.kind] = self.struck.get(fault.kind, 0) + 1
-        text = KINDS[fault.kind].numbers
-        self.cluster.recorder.fault(self.kernel.now_ns, fault.kind, target, text, fault.replica)
+        replica = getattr(fault, "replica", None)
+        self.cluster.recorder.fault(
+            self.kernel.now_ns,
+            fault.kind,
+            target,
+            fault.numbers,
+            -1 if replica is None else replica,
+        )
 
     def miss(self, fault: FaultTable, why: str) -> None:
         """There was nothing to strike."""
@@ -112,12 +120,26 @@ class Injector:
         self.cluster.recorder.fault_over(self.kernel.now_ns, fault.kind, target)
         self.cluster.note("fault over", target, fault.kind)
 
-    @staticmethod
-    def meets_drain(fault: FaultTable, replica: Replica) -> bool:
-        """Whether the replica drains, and the fault is about it."""
-        return replica.state in DRAINING and fault.replica in (-1, replica.replica_id)
+    def wait_for(self, fault: ReplicaCrash, stage: str) -> None:
+        """The fault strikes the next replica that comes to this stage."""
+        self.waiting.append((fault, stage))
 
-    def expire_drain(self, fault: FaultTable, replica: Replica) -> None:
+    def watch_drains(self, fault: DrainExpired, for_ns: int) -> None:
+        """The fault strikes replicas that begin to drain, for so long."""
+        self.drains.append(fault)
+
+        def over() -> None:
+            self.drains.remove(fault)
+            self.end(fault, fault.kind)
+
+        self.later(for_ns, over)
+
+    @staticmethod
+    def meets_drain(fault: DrainExpired, replica: Replica) -> bool:
+        """Whether the replica drains, and the fault is about it."""
+        return replica.state in DRAINING and fault.replica in (None, replica.replica_id)
+
+    def expire_drain(self, fault: DrainExpired, replica: Replica) -> None:
         """The grace of a replica that drains is over."""
         self.note(fault, replica.name)
         self.recovery.expire_drain(replica)
