@@ -149,7 +149,7 @@ class Launches:
         self._load(load, writer="recovery")
 
     def distrust(self, is_gone: Callable[[int], bool]) -> Callable[[], None]:
-        """Ask `is_gone` whether the copy in a machine's memory is there; what is returned ends it."""
+        """From now on a machine's copy is not there if `is_gone` says so; the result ends that."""
         self.stale.append(is_gone)
         return lambda: self.stale.remove(is_gone)
 

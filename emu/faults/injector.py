@@ -157,7 +157,7 @@ class Injector:
         from emu.faults.replicas import states_of
 
         for entry in list(self.waiting):
-            fault, stage = entry
+            crash, stage = entry
             if replica.state in states_of(stage):
                 self.waiting.remove(entry)
-                self.later(0, partial(HANDLERS[fault.kind], self, fault, self.rng(0)))
+                self.later(0, partial(HANDLERS[crash.kind], self, crash, self.rng(0)))

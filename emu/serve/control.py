@@ -374,5 +374,5 @@ def _fault_forms() -> list[dict[str, Any]]:
             keys.append("duration_s")
         if kind.size and not kind.may_magnitude:
             keys.append(kind.size)
-        forms.append({"kind": name, "text": kind.text, "keys": keys})
+        forms.append({"kind": name, "text": kind.text, "keys": keys, "size": kind.size})
     return forms
