@@ -19,6 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 from numpy.typing import NDArray
 
 from emu.catalogue import sizes
@@ -44,6 +45,7 @@ _accumulate: Final = np.add.accumulate
 _Lines = tuple[int, int, int, int]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RooflineBackend:
     """Implements `LatencyBackend` for one kind of replica."""
 
