@@ -123,6 +123,7 @@ def _scheduler(
         preemptions_max=cluster.config.limits.preemptions_per_request,
         tiers=cluster.tiers.of(plan),
         ahead=plan.schedules_ahead,
+        seed=cluster.config.seed,
     )
 
 

@@ -12,6 +12,7 @@ from emu.kv.tiers import LowerTier
 from emu.plugins import make_plugin
 from emu.scheduling.base import ReplicaLimits, Scheduler
 from emu.scheduling.fcfs import FcfsScheduler, PrefillQueue
+from emu.scheduling.speculation import Speculation
 from emu.scheduling.vllm import VllmScheduler
 
 _VIDUR: Final = MappingProxyType(
@@ -34,18 +35,25 @@ def make_scheduler(
     preemptions_max: int = 0,
     tiers: Sequence[LowerTier] = (),
     ahead: bool = False,
+    seed: int = 0,
 ) -> Scheduler:
     """The scheduler that `scheduler.policy` names.
 
     `queue` is the cluster's global prefill queue (fcfs only). `ahead`: each batch is formed while
-    the one before it runs (vllm only). A plug-in class is constructed as
-    `Class(table, limits)`. Raises InputError for an unknown name.
+    the one before it runs (vllm only). `seed` of the run decides which drafts are accepted. A
+    plug-in class is constructed as `Class(table, limits)`. Raises InputError for an unknown name.
     """
     made: Scheduler
     if table.policy == "vllm":
         assert isinstance(table, VllmTable)
+        drafts = table.speculative_config
         made = VllmScheduler(
-            table, limits, preemptions_max=preemptions_max, tiers=tiers, ahead=ahead
+            table,
+            limits,
+            preemptions_max=preemptions_max,
+            tiers=tiers,
+            ahead=ahead,
+            speculation=None if drafts is None else Speculation(drafts, seed),
         )
     elif isinstance(table, FcfsTable):
         made = FcfsScheduler(table, limits, queue=queue)
