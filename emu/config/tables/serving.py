@@ -160,6 +160,12 @@ class VllmTable(SchedulerTable, kw_only=True, frozen=True):
     speculative_config: Annotated[
         SpeculativeTable | None, doc("Speculative decoding (docs/speculation.md); absent: none.")
     ] = None
+    eviction: Annotated[
+        str,
+        doc(
+            "Who starts over when blocks lack: last (the request admitted last), or package.module:Class (then without leaps)."
+        ),
+    ] = "last"
 
     @property
     def caches_prefixes(self) -> bool:
@@ -281,10 +287,16 @@ class RouterTable(Table, kw_only=True, frozen=True):
     max_prompt_tokens: Annotated[
         Tokens0, doc("Admission: longest prompt; 0 = the model's limit (422).")
     ] = 0
-    decode_policy: Annotated[
-        Literal["auto", "first_free", "least_used"],
+    admission: Annotated[
+        str,
         doc(
-            "P/D: where KV goes: the first replica with room (fills one by one), or the emptiest; auto = the emptiest without [autoscale]."
+            "A class that admits requests or refuses them, beside the two limits above (docs/plugins.md); empty = none."
+        ),
+    ] = ""
+    decode_policy: Annotated[
+        str,
+        doc(
+            "P/D: where KV goes: first_free (fills one by one), least_used, or package.module:Class; auto = the emptiest without [autoscale]."
         ),
     ] = "auto"
 
