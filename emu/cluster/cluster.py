@@ -14,6 +14,7 @@ import msgspec
 
 from emu.cluster.audit import story
 from emu.cluster.build import (
+    build_insight,
     build_intake,
     build_live,
     build_queue,
@@ -28,6 +29,7 @@ from emu.cluster.kv_tiers import TierBook
 from emu.cluster.plan import Plan
 from emu.cluster.recorder import Recorder
 from emu.cluster.scaling import make_scaler
+from emu.cluster.stall import StallGuard
 from emu.config.schema import FaultTable
 from emu.faults.injector import Injector
 from emu.faults.recovery import Recovery
@@ -38,6 +40,7 @@ from emu.migration.transfer import MigratingBatch
 from emu.migration.watcher import Watcher
 from emu.network.carrier import Carrier
 from emu.network.topology import Topology
+from emu.plugins import blamed, make_plugin
 from emu.replica.actor import ReplicaActor
 from emu.replica.events import Cancelled
 from emu.replica.ports import BatchSink
@@ -98,6 +101,10 @@ class Cluster:
         self.backends = SharedBackends()
         self.tiers = TierBook(plan)
         self.queue = build_queue(plan)
+        self.insight = build_insight(self)
+        released, ended = self._released, self._ended
+        if self.insight is not None:
+            released, ended = self._released_seen, self._ended_seen
         self.replicas: list[Replica] = [
             build_replica(self, r, has_prefixes=has_prefixes, leap=leap) for r in plan.replicas
         ]
@@ -108,7 +115,11 @@ class Cluster:
             self.kernel,
             source,
             make_router(
-                config.router.policy, seed=config.seed, pool="prefill", match=self._prefix_match
+                config.router.policy,
+                seed=config.seed,
+                pool="prefill",
+                match=self._prefix_match,
+                own=make_plugin if self.insight is None else self.insight.make,
             ),
             self.replicas,
             self.actors,
@@ -116,16 +127,18 @@ class Cluster:
             config.recovery,
             max_model_tokens=max(r.max_model_tokens for r in plan.replicas),
             queue=self.queue,
-            on_release=self._released,
-            on_terminal=self._ended,
+            on_release=released,
+            on_terminal=ended,
             cancel=self.cancel,
             intake=build_intake(self),
+            admission=None if self.insight is None else self.insight.admission(),
         )
         check_commands(config.commands, len(self.replicas), plan.source)
         self.commander = Commander(self.kernel, self.replicas, config.commands)
         self.rejecter = build_rejecter(self)
         self.live = build_live(self)
-        self.scaler = make_scaler(self, plan, self.replicas)
+        own = make_plugin if self.insight is None else self.insight.make
+        self.scaler = make_scaler(self, plan, self.replicas, own)
         self._is_scaled = self.scaler.is_active
         self.attempts_max = config.recovery.max_retries
         self.recovery = Recovery(self)
@@ -143,12 +156,17 @@ class Cluster:
         interval_ms = self.config.output.timeseries_interval_ms
         if interval_ms > 0:
             kernel.sample_every(max(1, round(interval_ms * 1e6)), self._sample)
+        if self.config.limits.stalled_s:
+            guard = StallGuard(self, s_to_ns(self.config.limits.stalled_s))
+            kernel.watch_every(guard.period_ns, guard.look)
         limit_s = self.config.limits.simulated_s
         error: BaseException | None = None
         try:
             await kernel.run(limit_ns=s_to_ns(limit_s) if limit_s else None)
-        except Exception as raised:  # the rim decides what to do with it
-            error = raised
+        except (Exception, SystemExit) as raised:  # the rim decides what to do with it
+            error = blamed(raised)
+            if isinstance(error, SystemExit):
+                raise
         except KeyboardInterrupt as raised:
             error = raised
         finally:
@@ -182,7 +200,7 @@ class Cluster:
     # --- World --------------------------------------------------------------------------------
     def terminal(self, request: Request, status: Status, reason: str = "") -> None:
         """A request's one terminal event."""
-        if self.live is not None and self.live.moves:
+        if self.live is not None:
             self.live.forget(request)
         self.gateway.terminal(request, status, reason)
 
@@ -299,6 +317,17 @@ class Cluster:
 
     def _ended(self, request: Request) -> None:
         self.recorder.terminal(request, self.kernel.now_ns)
+
+    def _released_seen(self, request: Request) -> None:
+        """With policies of a user's own: they have books, and may want to be told."""
+        assert self.insight is not None
+        self._released(request)
+        self.insight.arrived(request)
+
+    def _ended_seen(self, request: Request) -> None:
+        assert self.insight is not None
+        self._ended(request)
+        self.insight.ended(request)
 
     def waiting(self) -> tuple[int, int, int]:
         """Requests and prompt tokens that no replica has begun, and requests in the system."""

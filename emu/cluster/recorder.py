@@ -5,6 +5,7 @@ Owns the open files of a run. Formats live in `emu/report/`; this module only sa
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -337,11 +338,10 @@ class Recorder:
     # --- ending -------------------------------------------------------------------------------
     def close(self) -> None:
         """Write what is still in buffers (the requests' file is finished by the caller)."""
-        self.transitions.close()
-        self.marks.close()
-        self.series.close()
-        self.per_replica.close()
-        if self.history is not None:
-            self.history.close()
-        if self.trace is not None:
-            self.trace.writer.close()
+        with contextlib.ExitStack() as files:  # closes all of them, whatever one of them raises
+            if self.trace is not None:
+                files.callback(self.trace.writer.close)
+            if self.history is not None:
+                files.callback(self.history.close)
+            for file in (self.per_replica, self.series, self.marks, self.transitions):
+                files.callback(file.close)

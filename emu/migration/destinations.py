@@ -3,16 +3,18 @@
 A destination is usable if it decodes, its lock can be taken now (it is held for the whole transfer:
 one inbound batch at a time), and its blocks can hold the batch. `first_free` takes the usable
 replica with the lowest id (BlitzScale), `least_used` the one with the fewest blocks in use. Those
-to which transfers have failed are tried last.
+to which transfers have failed are tried last. A policy of a user's own sees all usable ones with
+room and may wait; what it chooses and does not get is not offered again in the same search.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heapreplace
-from typing import Literal
 
 from emu.migration.world import MigrationWorld
+from emu.policy.calls import OwnPlacement
+from emu.policy.views import ReplicaView
 from emu.replica.replica import Replica
 from emu.request import Request
 
@@ -26,10 +28,15 @@ class Destinations:
         world: MigrationWorld,
         *,
         holder: str,
-        policy: Literal["first_free", "least_used"],
+        policy: str,
         are_alike: bool,
+        own: OwnPlacement | None = None,
+        see: Callable[[Replica], ReplicaView] | None = None,
     ) -> None:
-        """`holder`: in whose name locks are taken. `are_alike`: as for a `Watcher`."""
+        """`holder`: in whose name locks are taken. `are_alike`: as for a `Watcher`. `own`: a policy
+        of a user's own, which sees replicas as `see` shows them."""
+        self._own = own
+        self._see = see
         self.was_refused = False
         """The last search found only destinations that a fault makes refuse."""
         self.failures: dict[int, int] = {}
@@ -48,6 +55,8 @@ class Destinations:
         if self.failures:
             candidates = sorted(candidates, key=lambda r: self.failures.get(r.replica_id, 0))
         pin = requests[0].decode_pin
+        if self._own is not None and pin < 0:
+            candidates = self._chosen(requests)
         for replica in candidates:
             if pin >= 0 and replica.replica_id != pin:
                 continue
@@ -59,6 +68,23 @@ class Destinations:
                 return replica
             replica.lock.release(self._holder)
         return None
+
+    def _chosen(self, requests: list[Request]) -> Iterator[Replica]:
+        """Those that a policy of a user's own names, one after the other."""
+        assert self._own is not None and self._see is not None
+        left = []
+        for replica in self._world.receivers():
+            if replica is self._source or replica.lock.is_held:
+                continue
+            replica.settle()
+            scheduler = replica.scheduler
+            if scheduler.blocks_to_reserve(requests) <= scheduler.ledger.pool.blocks_free:
+                left.append(replica)
+        while left:
+            chosen = self._own.choose(requests, [self._see(replica) for replica in left])
+            if chosen < 0:
+                return
+            yield left.pop(chosen)
 
     def _in_order(self, requests: list[Request]) -> Iterator[Replica]:
         """Those with room, as the policy wants them; only those that may be next are settled."""

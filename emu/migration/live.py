@@ -17,7 +17,7 @@ crashes after the stop, the request is lost with it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from emu.config.schema import MigrationTable
@@ -25,6 +25,8 @@ from emu.kernel.actor import PARK, Actor
 from emu.kernel.clock import Kernel
 from emu.kernel.priorities import PRIORITY_REBALANCER
 from emu.network.base import Network, Transfer
+from emu.policy.calls import OwnMigration
+from emu.policy.views import ReplicaView
 from emu.replica.events import KvDelivered, LiveMoves, Released, StopAsked, StopUndone, Unreserved
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
@@ -36,6 +38,10 @@ RETRY_NS: Final = 10_000_000
 """A source waits so long after a migration that failed."""
 ROUNDS_MAX: Final = 8
 """Copying rounds before the stop (Llumnix needs two or three)."""
+MOVES_MAX: Final = 100
+"""Rebalancing moves one request so often at most: a circuit breaker, whatever the rule says."""
+WAITS_MAX: Final = 8
+"""The rule is applied so often again while what could move waits for a token."""
 STOP_BLOCKS: Final = 2
 """The request stops when no more than so many blocks are left to copy."""
 
@@ -80,6 +86,13 @@ def choose_pair(uses: Sequence[Use], gap: float) -> tuple[int, int] | None:
     return fullest.replica_id, emptiest.replica_id
 
 
+def _lowers(request: Request, source: Replica, destination: Replica) -> bool:
+    """True if, with the request over there, the fuller of both is less full than before."""
+    one, other = source.scheduler, destination.scheduler
+    needed = other.blocks_to_reserve([request])
+    return (other.blocks_used + needed) / other.blocks_total < one.blocks_used / one.blocks_total
+
+
 class Phase(enum.Enum):
     """How far a live migration has come."""
 
@@ -100,7 +113,10 @@ class LiveMigrator(Actor):
         *,
         block_size: int,
         kv_bytes_per_token: int,
+        own: OwnMigration | None = None,
+        see: Callable[[Replica], ReplicaView] | None = None,
     ) -> None:
+        """`own`: a user's policy instead of the rule; it sees replicas as `see` shows them."""
         super().__init__(world.kernel, "rebalancer", PRIORITY_REBALANCER)
         self.moves: dict[int, LiveMove] = {}
         """The migration under way, by source."""
@@ -109,10 +125,16 @@ class LiveMigrator(Actor):
         self.world = world
         self.block_size = block_size
         self.token_bytes = kv_bytes_per_token
+        self._own = own
+        self._see = see
         self._not_before: dict[int, int] = {}
+        self._moved: dict[int, tuple[int, int]] = {}
+        """Tokens that a request had when it moved last, and how often it has moved, by row."""
         self._table = table
         self._period_ns = ms_to_ns(table.rebalance_period_ms)
         self._has_started = False
+        self._waits = 0
+        """Periods in a row in which what could move had not got a token yet."""
         self._is_due = False
         """The rule is to be applied when the timer comes."""
 
@@ -129,24 +151,40 @@ class LiveMigrator(Actor):
     def tick(self) -> int:
         """After a change, apply the rule at the next multiple of the period."""
         if self._is_due:
-            self._rebalance()
-            self._is_due = False
+            self._waits = self._waits + 1 if self._rebalance() else 0
+            if 0 < self._waits <= WAITS_MAX:
+                return (self.kernel.now_ns // self._period_ns + 1) * self._period_ns
+            self._is_due, self._waits = False, 0
         elif self._has_started:
             self._is_due = True
             return (self.kernel.now_ns // self._period_ns + 1) * self._period_ns
         self._has_started = True
         return PARK
 
-    def _rebalance(self) -> None:
+    def _rebalance(self) -> bool:
+        """Apply the rule. True if what could move must first get a token where it is."""
         decoding = [r for r in self.world.replicas if r.state is S.DECODE]
         for replica in decoding:
             replica.settle()
+        if self._own is not None and self._see is not None:
+            found = self._own.choose([self._see(replica) for replica in decoding])
+            if found is not None:
+                self.start(self.world.replicas[found[0]], self.world.replicas[found[1]], found[2])
+            return False
         uses = [
             Use(r.replica_id, r.scheduler.blocks_used / r.scheduler.blocks_total) for r in decoding
         ]
         pair = choose_pair(uses, self._table.rebalance_gap)
-        if pair is not None:
-            self.start(self.world.replicas[pair[0]], self.world.replicas[pair[1]])
+        if pair is None:
+            return False
+        source, destination = (self.world.replicas[replica] for replica in pair)
+        self.start(source, destination, rebalances=True)
+        if source.replica_id in self.moves:
+            return False
+        tokens = (
+            (r.generated_tokens, self._moved.get(r.row)) for r in source.scheduler.residents()
+        )
+        return any(moved is not None and moved[0] == now for now, moved in tokens)
 
     def drain(self, source: Replica) -> None:
         """Move a decode of a replica that shuts down to the emptiest open one, if there is one."""
@@ -164,21 +202,49 @@ class LiveMigrator(Actor):
         now_ns, source_id = self.kernel.now_ns, source.replica_id
         return source_id in self.moves or now_ns < self._not_before.get(source_id, 0)
 
-    def start(self, source: Replica, destination: Replica) -> None:
-        """Move the request that was admitted last, unless one is already on its way."""
+    def start(
+        self,
+        source: Replica,
+        destination: Replica,
+        request_id: int | None = None,
+        *,
+        rebalances: bool = False,
+    ) -> None:
+        """Move the request that was admitted last, or the one of that id, if it decodes there.
+
+        Nothing happens while one is already on its way. It must have got a token since its last
+        move. If it `rebalances`, the fuller of the two must be less full after the move than before
+        it; what a policy of the user's own names (`request_id`) is the policy's choice.
+        """
         if self._is_waiting(source):
             return
         source.settle()
-        candidates = [r for r in source.scheduler.residents() if r.generated_tokens > 0]
-        if not candidates:
+        for request in reversed(list(source.scheduler.residents())):
+            if request.generated_tokens == 0 or request_id not in (None, request.request_id):
+                continue
+            if not self._may_move(request, is_drain=not rebalances and self._own is None):
+                continue
+            if rebalances and not _lowers(request, source, destination):
+                continue
+            move = self.moves[source.replica_id] = LiveMove(self, request, source, destination)
+            self.kernel.soon(move.begin)
             return
-        move = self.moves[source.replica_id] = LiveMove(self, candidates[-1], source, destination)
-        self.kernel.soon(move.begin)
+
+    def _may_move(self, request: Request, *, is_drain: bool) -> bool:
+        """Moves have brought it tokens, and (a circuit breaker) there were not too many of them."""
+        tokens, times = self._moved.get(request.row, (-1, 0))
+        if times >= MOVES_MAX and not is_drain:
+            return False
+        return request.generated_tokens != tokens
 
     def ended(self, move: LiveMove, *, is_done: bool) -> None:
         """A migration is over: the source may move its next request."""
         self.finished += is_done
         self.given_up += not is_done
+        request = move.request
+        if is_done and not request.status.is_terminal:
+            times = self._moved.get(request.row, (-1, 0))[1] + 1
+            self._moved[request.row] = (request.generated_tokens, times)
         self.leave(move)
 
     def leave(self, move: LiveMove) -> None:
@@ -193,6 +259,7 @@ class LiveMigrator(Actor):
 
     def forget(self, request: Request) -> None:
         """A request has ended, or starts anew elsewhere: it does not move any more."""
+        self._moved.pop(request.row, None)
         for move in self.moves.values():
             if move.request is request and not move.is_forgotten:
                 move.forget()

@@ -11,8 +11,9 @@ The delivery to the destination comes before its lock is released, always.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from functools import partial
-from typing import Final, Literal
+from typing import Final
 
 from emu.kernel.actor import PARK, Actor
 from emu.kernel.priorities import PRIORITY_WATCHER, PRIORITY_WORLD
@@ -22,6 +23,8 @@ from emu.migration.lease import Leases
 from emu.migration.transfer import MigratingBatch, kv_blocks, kv_bytes, prompt_tokens
 from emu.migration.world import MigrationWorld
 from emu.network.base import Transfer
+from emu.policy.calls import OwnPlacement
+from emu.policy.views import ReplicaView
 from emu.replica.events import KvDelivered, Released, Unreserved
 from emu.replica.replica import Replica
 from emu.replica.split_batch import SplitBatch
@@ -42,7 +45,7 @@ class Watcher(Actor):
         source: Replica,
         world: MigrationWorld,
         *,
-        policy: Literal["first_free", "least_used"],
+        policy: str,
         block_size: int,
         kv_bytes_per_token: int,
         layers: int,
@@ -50,8 +53,11 @@ class Watcher(Actor):
         lease_ns: int = 0,
         are_alike: bool = False,
         connector_ns: tuple[int, int] = (0, 0),
+        own: OwnPlacement | None = None,
+        see: Callable[[Replica], ReplicaView] | None = None,
     ) -> None:
-        """`are_alike`: every replica reserves the same number of blocks for a request.
+        """`are_alike`: every replica reserves the same number of blocks for a request. `own`,
+        `see`: as for `Destinations`.
         `connector_ns`: what a handover costs beside its bytes, and each of its blocks.
         """
         super().__init__(
@@ -66,7 +72,13 @@ class Watcher(Actor):
         """Batches that wait here or are on their way, halves included."""
         self.in_flight: tuple[MigratingBatch, Replica, Transfer] | None = None
         self.destinations = Destinations(
-            source, world, holder=self.name, policy=policy, are_alike=are_alike
+            source,
+            world,
+            holder=self.name,
+            policy=policy,
+            are_alike=are_alike,
+            own=own,
+            see=see,
         )
         self.halves = Halves(self)
         self.block_size = block_size
