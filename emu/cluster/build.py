@@ -17,7 +17,9 @@ from emu.cluster.plan import Plan, ReplicaPlan, groups_of, plugins_of
 from emu.config.names import is_import_path
 from emu.latency.base import LatencyBackend
 from emu.latency.frontend import Intake, OutputStream
-from emu.migration.watcher import Watcher
+from emu.migration.destinations import Destinations
+from emu.migration.outbound import Kv
+from emu.migration.watcher import Watcher, name_of
 from emu.network.placement import Grid
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
@@ -175,22 +177,30 @@ def build_watchers(cluster: Cluster) -> dict[int, Watcher]:
     for replica, plan in zip(cluster.replicas, cluster.plan.replicas, strict=True):
         if plan.role == "colocated":
             continue
+        search = Destinations(
+            replica,
+            cluster,
+            holder=name_of(replica.replica_id),
+            policy=policy,
+            are_alike=len(tables) == 1,
+            own=own,
+            see=see,
+        )
+        kv = Kv(
+            block_size=plan.scheduler.block_size,
+            bytes_per_token=plan.kv_bytes_per_token,
+            layerwise=config.network.kv_transfer == "layerwise",
+            connector_ns=round(config.network.connector_us * 1000),
+            connector_block_ns=round(config.network.connector_block_us * 1000),
+        )
         watcher = Watcher(
             replica,
             cluster,
-            policy=policy,
-            own=own,
-            see=see,
-            block_size=plan.scheduler.block_size,
-            kv_bytes_per_token=plan.kv_bytes_per_token,
+            search,
+            kv,
             layers=plan.model.layers,
-            layerwise=config.network.kv_transfer == "layerwise",
+            attempts_max=config.recovery.max_retries,
             lease_ns=ms_to_ns(config.recovery.lease_ms),
-            are_alike=len(tables) == 1,
-            connector_ns=(
-                round(config.network.connector_us * 1000),
-                round(config.network.connector_block_us * 1000),
-            ),
         )
         replica.outbox = watcher
         watchers[replica.replica_id] = watcher
