@@ -1,9 +1,9 @@
 """The compiled build of a checkout: made, run and tested beside the sources, never among them.
 
-    python -m benchmarks.builds compile             # build/compiled: the package with its extension
-    python -m benchmarks.builds run CONFIG ...      # the compiled build if it is current, else Python
-    python -m benchmarks.builds test [PYTEST ...]   # the test suite on the compiled build
-    python -m benchmarks.builds alike [--seeds 300] # the same bytes from both: configs, corpus, worlds
+    python -m benchmarks.builds compile         # build/compiled: the package with its extension
+    python -m benchmarks.builds run CONFIG      # emu CONFIG on the compiled build if it is current
+    python -m benchmarks.builds test ...        # pytest ... on the compiled build
+    python -m benchmarks.builds alike ...       # configs, corpus, worlds: the same bytes from both
     python -m benchmarks.builds status
 
 A build is current while the sources that it was made from are those of the checkout: an edited

@@ -37,6 +37,7 @@ class Status(enum.IntEnum):
 
 # Python 3.11 looks a member up in its class far more slowly than a name of the module.
 _CREATED: Final = Status.CREATED
+_RUNNING: Final = Status.RUNNING
 _COMPLETED: Final = Status.COMPLETED
 
 
@@ -94,6 +95,11 @@ class Request:
     """After arrival: its prefill's KV waits until then for the decode replica to be named (-1 = it
     does not wait; from `HANDOFF_NEVER_NS` on no time is known)."""
 
+    acceptance_rate: float
+    """Chance of its drafts to be accepted (speculative decoding); -1 = as configured."""
+
+    adapter: str
+    """LoRA adapter that it names; empty = the model alone."""
     row: int
     """Position among all released requests in order of arrival: its row in requests.csv."""
     status: Status
@@ -144,6 +150,8 @@ class Request:
     """Replica that produced the last token."""
 
     __slots__ = (
+        "acceptance_rate",
+        "adapter",
         "arrival_ns",
         "block_ids",
         "block_keys",
@@ -224,6 +232,8 @@ class Request:
         self.pin = -1
         self.decode_pin = -1
         self.handoff_after_ns = -1
+        self.acceptance_rate = -1.0
+        self.adapter = ""
         self.row = row
         self.status = _CREATED
         self.holder_id = -1
@@ -255,6 +265,22 @@ class Request:
         self.max_gap_ns = 0
         self.replica_id = -1
         self.decode_replica_id = -1
+
+    def arrive(self, replica_id: int, waited_ns: int) -> None:
+        """Its KV is at the replica that decodes it, after so long between the two."""
+        self.migrations += 1
+        self.migration_ns += waited_ns
+        self.holder_id = replica_id
+        self.status = _RUNNING
+
+    def note_migration(self, waited_ns: int) -> None:
+        """It has moved while it ran, and stood still for so long."""
+        self.migrations += 1
+        self.migration_ns += waited_ns
+
+    def lose_computed(self, tokens: int) -> None:
+        """The KV of so many tokens is gone: they are to be computed again."""
+        self.recomputed_tokens += tokens
 
     @property
     def reached_tokens(self) -> int:
