@@ -6,8 +6,8 @@ decode replica) come from the latency backend and the links where the configurat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from emu.autoscale.demand import Rates
 from emu.autoscale.launch import ScalerWorld
@@ -20,6 +20,7 @@ from emu.config.schema import AutoscaleTable
 from emu.latency.base import BatchShape
 from emu.network.placement import Grid
 from emu.network.topology import Topology
+from emu.plugins import make_plugin
 from emu.replica.replica import Replica
 from emu.scheduling.layerwise import can_relay
 
@@ -69,8 +70,16 @@ def rates_of(plan: ReplicaPlan, table: AutoscaleTable, replica: Replica, site: S
     return Rates(prefill, transfer)
 
 
-def make_scaler(world: ScalerWorld, plan: Plan, replicas: Sequence[Replica]) -> Scaler:
-    """The control loop (and, without autoscaling, whoever loads weights by manual command)."""
+def make_scaler(
+    world: ScalerWorld,
+    plan: Plan,
+    replicas: Sequence[Replica],
+    own: Callable[..., Any] = make_plugin,
+) -> Scaler:
+    """The control loop (and, without autoscaling, whoever loads weights by manual command).
+
+    `own`: makes a planner of a user's own.
+    """
     config = plan.config
     table = config.autoscale or STATIC
     sites = [
@@ -86,4 +95,5 @@ def make_scaler(world: ScalerWorld, plan: Plan, replicas: Sequence[Replica]) -> 
         topology=plan.topology,
         block_tokens=plan.replicas[0].scheduler.block_size,
         load_deadline_s=config.recovery.load_deadline_s if config.faults else 0.0,
+        own=own,
     )
