@@ -90,6 +90,10 @@ def learn(
         Where the file goes.
     jobs
         Processes; 0 = one a core.
+    quiet
+        No progress and no tables.
+    json
+        What was found, as JSON.
     """
     from emu.learn.case import Server
     from emu.learn.command import Options, learn_command
