@@ -83,6 +83,11 @@ class Request:
     """After arrival: its prefill's KV waits until then for the decode replica to be named (-1 = it
     does not wait; from `HANDOFF_NEVER_NS` on no time is known)."""
 
+    acceptance_rate: float
+    """Chance of its drafts to be accepted (speculative decoding); -1 = as configured."""
+
+    adapter: str
+    """LoRA adapter that it names; empty = the model alone."""
     row: int
     """Position among all released requests in order of arrival: its row in requests.csv."""
     status: Status
@@ -133,6 +138,8 @@ class Request:
     """Replica that produced the last token."""
 
     __slots__ = (
+        "acceptance_rate",
+        "adapter",
         "arrival_ns",
         "block_ids",
         "block_keys",
@@ -213,6 +220,8 @@ class Request:
         self.pin = -1
         self.decode_pin = -1
         self.handoff_after_ns = -1
+        self.acceptance_rate = -1.0
+        self.adapter = ""
         self.row = row
         self.status = _CREATED
         self.holder_id = -1

@@ -148,6 +148,7 @@ def _scheduler(
         preemptions_max=cluster.config.limits.preemptions_per_request,
         tiers=cluster.tiers.of(plan),
         ahead=plan.schedules_ahead,
+        seed=cluster.config.seed,
         own=None if insight is None else partial(insight.make, replica_id=plan.replica_id),
         eviction=eviction,
     )

@@ -55,6 +55,8 @@ def overload(injector: Injector, fault: FaultTable, rng: np.random.Generator) ->
                 tenant=request.tenant,
                 priority=request.priority,
             )
+            clone.acceptance_rate = request.acceptance_rate
+            clone.adapter = request.adapter
             injector.clones += 1
             gateway.arrive(clone)
 

@@ -38,6 +38,7 @@ from emu.units import ceil_div
 
 if TYPE_CHECKING:
     from emu.config.schema import SchedulerTable
+    from emu.scheduling.speculation import Speculation
 
 
 @final
@@ -239,6 +240,8 @@ class Scheduler(ABC):
     """Blocks are taken as tokens come; False: all of them at admission."""
     block_pool: BlockPool | None = None
     """The pool, where blocks have identities (prefix caching)."""
+    speculation: Speculation | None = None
+    """Which drafts are accepted, where decodes verify drafts."""
     is_shared = False
     """It pulls its prompts from a queue that other replicas pull from too."""
     pulls = False

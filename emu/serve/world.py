@@ -478,8 +478,7 @@ class _Iterations:
         spans: list[StageSpan] | None = None,
     ) -> None:
         """An iteration has ended (nothing leaps on the wall clock)."""
-        shape = batch.shape
-        tokens = shape.decode_count + sum(shape.prefill_new)
+        tokens = batch.shape.new_tokens
         self._all.iteration_tokens.add(tokens, steps)
         self._engines[replica.replica_id].iteration_tokens.add(tokens, steps)
         if self._drawn is not None:
