@@ -32,6 +32,7 @@ from emu.config.schema import (
 )
 from emu.errors import InputError, PluginError
 from emu.latency.base import BatchShape, LatencyBackend
+from emu.latency.corrected import CorrectedBackend, is_corrected
 from emu.latency.engine import (
     NO_ENGINE,
     EngineModel,
@@ -158,7 +159,7 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
 
     Raises InputError for what it lacks.
     """
-    inner = _named(context)
+    inner = _corrected(_named(context), context)
     if context.drafts is not None:
         return _speculative(context, context.drafts, inner)
     loads, pim = weight_loads(context), pim_attention(context)
@@ -176,6 +177,17 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
     return OffloadedBackend(
         inner, context.model.layers, loads=loads, pim=pim, interleaves=interleaves
     )
+
+
+def _corrected(inner: LatencyBackend, context: LatencyContext) -> LatencyBackend:
+    """The backend with the corrections of its engine, if it has any."""
+    engine = engine_of(context.table, context.source)
+    if engine is None or not is_corrected(engine):
+        return inner
+    if inner.foreign:
+        problem = f"{inner.name!r} is outside simulated time and cannot be corrected"
+        raise InputError(context.source, None, "latency.engine", problem)
+    return CorrectedBackend(inner, engine)
 
 
 def _speculative(
