@@ -14,7 +14,6 @@ from __future__ import annotations
 import enum
 from typing import Final, final
 
-import msgspec
 import numpy as np
 
 
@@ -46,16 +45,29 @@ HANDOFF_NEVER_NS: Final = 2**62
 """A handoff that never comes (`Request.handoff_after_ns`)."""
 
 
-class Prefix(msgspec.Struct, frozen=True, gc=False):
+@final
+class Prefix:
     """What the prefix cache may know of a request's tokens: ids, or hashes of long blocks.
 
     `token_ids` is prompt then output (int64). `hash_ids` are ids of consecutive prompt blocks of
     `hash_block_tokens` tokens each, equal ids meaning equal prefixes (Mooncake's convention).
     """
 
-    token_ids: np.ndarray | None = None
-    hash_ids: tuple[int, ...] = ()
-    hash_block_tokens: int = 512
+    token_ids: np.ndarray | None
+    hash_ids: tuple[int, ...]
+    hash_block_tokens: int
+
+    __slots__ = ("hash_block_tokens", "hash_ids", "token_ids")
+
+    def __init__(
+        self,
+        token_ids: np.ndarray | None = None,
+        hash_ids: tuple[int, ...] = (),
+        hash_block_tokens: int = 512,
+    ) -> None:
+        self.token_ids = token_ids
+        self.hash_ids = hash_ids
+        self.hash_block_tokens = hash_block_tokens
 
 
 @final
@@ -83,6 +95,11 @@ class Request:
     """After arrival: its prefill's KV waits until then for the decode replica to be named (-1 = it
     does not wait; from `HANDOFF_NEVER_NS` on no time is known)."""
 
+    acceptance_rate: float
+    """Chance of its drafts to be accepted (speculative decoding); -1 = as configured."""
+
+    adapter: str
+    """LoRA adapter that it names; empty = the model alone."""
     row: int
     """Position among all released requests in order of arrival: its row in requests.csv."""
     status: Status
@@ -133,6 +150,8 @@ class Request:
     """Replica that produced the last token."""
 
     __slots__ = (
+        "acceptance_rate",
+        "adapter",
         "arrival_ns",
         "block_ids",
         "block_keys",
@@ -213,6 +232,8 @@ class Request:
         self.pin = -1
         self.decode_pin = -1
         self.handoff_after_ns = -1
+        self.acceptance_rate = -1.0
+        self.adapter = ""
         self.row = row
         self.status = _CREATED
         self.holder_id = -1

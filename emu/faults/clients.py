@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 from emu.config.tables.faults import ClientLeaves, Overload
 from emu.faults.census import census
 from emu.request import Request
-from emu.units import s_to_ns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,7 +55,9 @@ def overload(injector: Injector, fault: Overload, rng: np.random.Generator) -> N
                 tenant=request.tenant,
                 priority=request.priority,
             )
+            clone.acceptance_rate = request.acceptance_rate
+            clone.adapter = request.adapter
             injector.clones += 1
             gateway.arrive(clone)
 
-    injector.later(s_to_ns(fault.duration_s), gateway.echo(echo))
+    injector.until(fault, "gateway", gateway.echo(echo))

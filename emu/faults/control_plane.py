@@ -76,9 +76,7 @@ def stale_cache(injector: Injector, fault: HostCacheStale, rng: np.random.Genera
         injector.note(fault, f"machine {machine}")
         return True
 
-    over = scaler.distrust(is_gone)
-    if fault.duration_s:
-        injector.later(s_to_ns(fault.duration_s), over)
+    injector.until(fault, "host caches", scaler.distrust(is_gone))
 
 
 def expire_drain(injector: Injector, fault: DrainExpired, rng: np.random.Generator) -> None:
@@ -87,7 +85,7 @@ def expire_drain(injector: Injector, fault: DrainExpired, rng: np.random.Generat
     for replica in struck:
         injector.expire_drain(fault, replica)
     if fault.duration_s:
-        injector.watch_drains(fault, s_to_ns(fault.duration_s))
+        injector.watch_drains(fault)
     elif not struck:
         injector.miss(fault, "no replica drains")
 
@@ -122,8 +120,7 @@ def blur_metrics(
         scaler.look()
         injector.end(fault, "planner")
 
-    if fault.duration_s:
-        injector.later(s_to_ns(fault.duration_s), over)
+    injector.until(fault, "planner", over)
 
 
 def restart_planner(injector: Injector, fault: PlannerRestart, rng: np.random.Generator) -> None:

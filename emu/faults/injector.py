@@ -9,8 +9,11 @@ missed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, structs
 
 from emu.config.schema import FaultTable
 from emu.errors import InputError
@@ -21,13 +24,28 @@ from emu.kernel.priorities import PRIORITY_WORLD
 from emu.replica.replica import Replica
 from emu.replica.states import DRAINING, ReplicaState
 from emu.rng import rng_stream
-from emu.units import ms_to_ns, s_to_ns
+from emu.units import NS_PER_S, ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
     import numpy as np
 
     from emu.config.tables.faults import DrainExpired, ReplicaCrash
     from emu.faults.ports import FaultWorld
+
+
+class InForce(Struct):
+    """A fault that lasts, and what ends it."""
+
+    fault: FaultTable
+    target: str
+    since_ns: int
+    end: Callable[[], None]
+
+    @property
+    def until_s(self) -> float | None:
+        """When it is over by itself; None: never."""
+        duration_s: float | None = getattr(self.fault, "duration_s", None)
+        return self.since_ns / NS_PER_S + duration_s if duration_s else None
 
 
 class Injector:
@@ -45,6 +63,9 @@ class Injector:
         self.clones = 0
         self.waiting: list[tuple[ReplicaCrash, str]] = []
         """Crashes that wait for a replica to enter a stage."""
+        self.in_force: dict[int, InForce] = {}
+        """Faults that struck and have an end, by a number that counts them."""
+        self._forced = 0
         self.drains: list[DrainExpired] = []
         """In force: whoever begins to drain has no time for it."""
         self._injected = 0
@@ -98,6 +119,30 @@ class Injector:
         assert callable(call)
         self.kernel.call_at(self.kernel.now_ns + delay_ns, PRIORITY_WORLD, call)
 
+    def until(self, fault: FaultTable, target: str, end: Callable[[], None]) -> None:
+        """The fault is in force now, until its duration is over (None = for good) or `undo`."""
+        number = self._forced
+        self._forced += 1
+        self.in_force[number] = InForce(fault, target, self.kernel.now_ns, end)
+        duration_s: float | None = getattr(fault, "duration_s", None)
+        if duration_s:
+            self.later(s_to_ns(duration_s), partial(self._over, number))
+
+    def _over(self, number: int) -> None:
+        one = self.in_force.pop(number, None)
+        if one is not None:  # it was not undone
+            one.end()
+
+    def undo(self, number: int) -> tuple[FaultTable, FaultTable]:
+        """End a fault now. Returns it as it was asked for, and with the duration that it had.
+
+        Raises KeyError for a number that is not in force.
+        """
+        one = self.in_force.pop(number)
+        lasted_s = max(1, self.kernel.now_ns - one.since_ns) / NS_PER_S
+        one.end()
+        return one.fault, structs.replace(one.fault, duration_s=lasted_s)
+
     def note(self, fault: FaultTable, target: str) -> None:
         """The fault has struck this."""
         self.struck[fault.kind] = self.struck.get(fault.kind, 0) + 1
@@ -124,15 +169,15 @@ class Injector:
         """The fault strikes the next replica that comes to this stage."""
         self.waiting.append((fault, stage))
 
-    def watch_drains(self, fault: DrainExpired, for_ns: int) -> None:
-        """The fault strikes replicas that begin to drain, for so long."""
+    def watch_drains(self, fault: DrainExpired) -> None:
+        """The fault strikes replicas that begin to drain while it is in force."""
         self.drains.append(fault)
 
         def over() -> None:
             self.drains.remove(fault)
             self.end(fault, fault.kind)
 
-        self.later(for_ns, over)
+        self.until(fault, fault.kind, over)
 
     @staticmethod
     def meets_drain(fault: DrainExpired, replica: Replica) -> bool:

@@ -48,7 +48,9 @@ def slow_links(injector: Injector, fault: LinkDown | LinkDegrade, rng: np.random
     def down(left: int) -> None:
         injector.note(fault, name)
         injector.links.slow(links, factor)
-        if period_ns:
+        if times == 1:
+            injector.until(fault, name, lambda: up(0))
+        else:
             injector.later(period_ns, lambda: up(left - 1))
 
     def up(left: int) -> None:
@@ -71,8 +73,7 @@ def delay_links(injector: Injector, fault: LinkLatency, rng: np.random.Generator
         injector.links.delay(links, -delay_ns)
         injector.end(fault, name)
 
-    if fault.duration_s:
-        injector.later(s_to_ns(fault.duration_s), over)
+    injector.until(fault, name, over)
 
 
 def partition(injector: Injector, fault: Partition, rng: np.random.Generator) -> None:
@@ -88,8 +89,7 @@ def partition(injector: Injector, fault: Partition, rng: np.random.Generator) ->
         injector.links.cut(pair, False)
         injector.end(fault, name)
 
-    if fault.duration_s:
-        injector.later(s_to_ns(fault.duration_s), over)
+    injector.until(fault, name, over)
 
 
 def swizzle(injector: Injector, fault: Swizzle, rng: np.random.Generator) -> None:
@@ -119,8 +119,7 @@ def window(injector: Injector, fault: WindowFault, rng: np.random.Generator) -> 
         injector.transfers.close(window)
         injector.end(fault, fault.kind)
 
-    if fault.duration_s:
-        injector.later(s_to_ns(fault.duration_s), over)
+    injector.until(fault, "transfers", over)
 
 
 def expire_lease(injector: Injector, fault: LeaseExpired, rng: np.random.Generator) -> None:

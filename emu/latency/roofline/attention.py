@@ -85,6 +85,24 @@ class AttentionCost:
             far *= 1.0 + kernel.ramp / waves
         return Lines(near, kernel.overlap * self._kv_ideal_s, 0.0, max(far, self._arithmetic_s))
 
+    def verify_lines(self, count: int, queries: int) -> Lines:
+        """Of sequences with several new tokens each, `queries` in all: KV is read once for them.
+
+        A block holds the query heads of a KV head for all new tokens of a sequence, as long as
+        they fit into a tile; arithmetic grows with the queries.
+        """
+        if not count:
+            return Lines(0.0, 0.0, 0.0, 0.0)
+        near, near_slope, far, far_slope = self.decode_lines(count)
+        mean = max(1.0, queries / count)
+        tiles = max(1.0, mean * self._heads / self._kv_heads / QUERY_TILE)
+        return Lines(
+            near * tiles,
+            near_slope * tiles,
+            far,
+            max(far_slope, self._arithmetic_s * mean),
+        )
+
     def prompt_s(self, prefill_new: list[int], prefill_context: list[int], window: int) -> float:
         """Of the chunks of a batch, without the launch."""
         pairs = keys = longest = tiles = tokens = 0
