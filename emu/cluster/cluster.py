@@ -128,6 +128,7 @@ class Cluster:
         self.scaler = make_scaler(self, plan, self.replicas)
         self._is_scaled = self.scaler.is_active
         self.attempts_max = config.recovery.max_retries
+        self.decode_delivers = config.network.first_token == "decode"
         self.recovery = Recovery(self)
         self.faults = Injector(self, self.recovery)
         self.faults.start()

@@ -16,7 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from emu.migration.transfer import MigratingBatch, kv_bytes, prompt_tokens
+from emu.migration.transfer import (
+    MigratingBatch,
+    carry_first_token,
+    kv_bytes,
+    prompt_tokens,
+)
 from emu.network.base import Transfer
 from emu.replica.events import KvDelivered, Unreserved
 from emu.replica.replica import Replica
@@ -222,6 +227,8 @@ class Halves:
         if gone:
             destination.actor.tell(Unreserved(requests=gone))
         for request in arrived:
+            if world.decode_delivers:
+                carry_first_token(request, world.kernel.now_ns)
             request.migrations += 1
             request.migration_ns += world.kernel.now_ns - request.first_token_ns
             request.holder_id = destination.replica_id

@@ -52,3 +52,12 @@ def prompt_tokens(requests: list[Request]) -> int:
     for request in requests:
         tokens += request.prompt_tokens
     return tokens
+
+
+def carry_first_token(request: Request, now_ns: int) -> None:
+    """A request's KV has arrived, and with it the first token, which its client has from here.
+
+    Not after a second migration: then its client has had the token before.
+    """
+    if not request.migrations:
+        request.first_out_ns += now_ns - request.first_token_ns

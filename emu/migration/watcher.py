@@ -19,7 +19,13 @@ from emu.kernel.priorities import PRIORITY_WATCHER, PRIORITY_WORLD
 from emu.migration.destinations import Destinations
 from emu.migration.halves import Halves
 from emu.migration.lease import Leases
-from emu.migration.transfer import MigratingBatch, kv_blocks, kv_bytes, prompt_tokens
+from emu.migration.transfer import (
+    MigratingBatch,
+    carry_first_token,
+    kv_blocks,
+    kv_bytes,
+    prompt_tokens,
+)
 from emu.migration.world import MigrationWorld
 from emu.network.base import Transfer
 from emu.replica.events import KvDelivered, Released, Unreserved
@@ -325,6 +331,8 @@ class Watcher(Actor):
             if request.status.is_terminal:
                 destination.actor.tell(Unreserved(requests=[request]))
                 continue
+            if world.decode_delivers:
+                carry_first_token(request, world.kernel.now_ns)
             request.migrations += 1
             request.migration_ns += migration_ns
             request.holder_id = destination.replica_id

@@ -52,6 +52,8 @@ class MigrationWorld(Protocol):
         """Ids of migrating batches, in order of creation."""
         ...
 
+    decode_delivers: bool
+    """The first token goes with the KV: the client has it from the decode replica."""
     attempts_max: int
     """A batch is given up after so many failed transfers beyond the first."""
 

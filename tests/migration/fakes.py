@@ -102,6 +102,7 @@ class FakeWorld:
         self.scarce_decode = False
         self.tokens_in_migration = 0
         self.attempts_max = 1
+        self.decode_delivers = False
         self.refusing = False
         self.stuck: list[str] = []
         self.losses: list[tuple[list[Request], str]] = []

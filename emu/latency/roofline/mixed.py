@@ -232,8 +232,8 @@ class MixedRooflineBackend(RooflineBackend):
         for kind in self._kinds:
             if kind.attention is not None:
                 seen = min(context, count * kind.window_tokens) if kind.window_tokens else context
-                near, near_slope, far, far_slope = kind.attention.decode_lines(count)
-                seconds += kind.count * max(near + near_slope * seen, far + far_slope * seen)
+                line = kind.attention.decode_line(count)
+                seconds += kind.count * (line.start + line.slope * seen)
                 seconds += kind.count * self._choosing_s(kind.layer, context, context)
             if kind.state_bytes:
                 seconds += kind.count * self._state_traffic_s(kind, count)
