@@ -11,7 +11,7 @@ Each plan is recorded with the numbers behind it (marks.csv, trace).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from emu.autoscale.actions import (
     Action,
@@ -40,6 +40,7 @@ from emu.errors import InputError, InvariantViolation
 from emu.kernel.actor import PARK, Actor
 from emu.kernel.priorities import PRIORITY_CONTROL, PRIORITY_PLANNER
 from emu.network.topology import Topology
+from emu.plugins import make_plugin
 from emu.replica.events import Commanded
 from emu.replica.replica import Replica
 from emu.replica.states import Marker, ReplicaState, Writer
@@ -83,8 +84,10 @@ class Scaler(Launches, Actor):
         topology: Topology,
         block_tokens: int,
         load_deadline_s: float = 0.0,
+        own: Callable[..., Any] = make_plugin,
     ) -> None:
-        """`load_deadline_s`: loads that take longer are given up; 0 = never."""
+        """`load_deadline_s`: loads that take longer are given up; 0 = never. `own`: makes a planner
+        of a user's own."""
         for name in table.faithful:
             if name not in FAITHFUL:
                 problem = f"unknown name {name!r}; there are {', '.join(FAITHFUL)}"
@@ -100,7 +103,8 @@ class Scaler(Launches, Actor):
             load_deadline_s=load_deadline_s,
         )
         self.rates = rates
-        self.planner = make_planner(table, rates)
+        self._own = own
+        self.planner = make_planner(table, rates, own)
         self._wake_at_ns = 0
         """When it looks again without a change; -1 = not."""
         self._is_due = False
@@ -108,6 +112,9 @@ class Scaler(Launches, Actor):
         self._has_started = False
         self.ticks = 0
         self.scale_downs = 0
+        self.last_demand = Demand()
+        self.looked_ns = 0
+        """When the planner was asked last, and what it wanted."""
         self._block_tokens = block_tokens
         self._tick_ns = ms_to_ns(table.tick_ms)
         self.sight = Sight(ms_to_ns(table.metrics_delay_ms))
@@ -162,6 +169,7 @@ class Scaler(Launches, Actor):
         if snapshot is None or (self.table.blocking and snapshot.is_busy):
             return -1
         demand = self.planner.decide(snapshot)
+        self.last_demand, self.looked_ns = demand, now.now_ns
         actions = detour(self._plan(snapshot, demand), snapshot, self.table)
         if actions:
             text = f"{demand.text()}; {'; '.join(map(words, actions))}"
@@ -339,7 +347,7 @@ class Scaler(Launches, Actor):
         on without it) and which replicas are closing (their time begins anew).
         """
         kernel = self._world.kernel
-        self.planner = make_planner(self.table, self.rates)
+        self.planner = make_planner(self.table, self.rates, self._own)
         self._down_until_ns = max(self._down_until_ns, until_ns)
         shutting = (S.SHUTTING_NULL, *_REVIVE)
         self._shut_ns = {

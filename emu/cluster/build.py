@@ -7,15 +7,22 @@ made by the cluster, which owns them and the actors too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from emu.catalogue import sizes
-from emu.cluster.plan import Plan, ReplicaPlan, groups_of
+from emu.cluster.plan import Plan, ReplicaPlan, groups_of, plugins_of
+from emu.config.names import is_import_path
+from emu.errors import InputError
 from emu.latency.base import LatencyBackend
 from emu.latency.frontend import Intake, OutputStream
-from emu.migration.watcher import Watcher
+from emu.latency.jitter import Jitter
+from emu.latency.registry import engine_of
+from emu.migration.destinations import Destinations
+from emu.migration.outbound import Kv
+from emu.migration.watcher import Watcher, name_of
 from emu.network.placement import Grid
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
@@ -30,6 +37,7 @@ from emu.units import ms_to_ns, s_to_ns
 if TYPE_CHECKING:
     from emu.autoscale.kv_reject import KvRejecter
     from emu.cluster.cluster import Cluster
+    from emu.cluster.insight import Insight
     from emu.config.schema import Config
     from emu.migration.live import LiveMigrator
 
@@ -40,6 +48,15 @@ _START: Final = {
     "decode": S.DECODE,
     "inactive": S.INACTIVE,
 }
+
+
+def build_insight(cluster: Cluster) -> Insight | None:
+    """What policies of a user's own see; None in a run without any."""
+    if not any(True for _ in plugins_of(cluster.config, cluster.plan.replicas)):
+        return None
+    from emu.cluster.insight import Insight
+
+    return Insight(cluster)
 
 
 def build_queue(plan: Plan) -> PrefillQueue | None:
@@ -73,6 +90,11 @@ def build_replica(
     replica.board = cluster.relay
     if plan.has_front_end and plan.engine is not None and not cluster.streams:
         replica.stream = OutputStream(plan.engine)
+    if plan.latency.jitter:
+        engine = engine_of(plan.latency)
+        if engine is None:
+            raise InputError("config", None, "latency.jitter", "needs an engine, not none")
+        replica.set_jitter(Jitter(engine, cluster.config.seed, plan.replica_id))
     experts, gate = plan.model.experts, plan.latency.expert_routing
     if experts is not None and plan.latency.backend == "profile" and gate != "balanced":
         replica.expert_tokens = np.zeros(experts.count, dtype=np.int64)
@@ -105,7 +127,10 @@ def _scheduler(
     has_prefixes: bool,
     leap: bool | None,
 ) -> Scheduler:
-    table = plan.scheduler
+    table, insight = plan.scheduler, cluster.insight
+    eviction = None
+    if insight is not None and is_import_path(getattr(table, "eviction", "")):
+        eviction = insight.eviction(getattr(table, "eviction", ""), plan.replica_id)
     must_step = latency.foreign or bool(plan.data_parallel_group)
     limits = ReplicaLimits(
         num_blocks=plan.num_blocks,
@@ -123,6 +148,9 @@ def _scheduler(
         preemptions_max=cluster.config.limits.preemptions_per_request,
         tiers=cluster.tiers.of(plan),
         ahead=plan.schedules_ahead,
+        seed=cluster.config.seed,
+        own=None if insight is None else partial(insight.make, replica_id=plan.replica_id),
+        eviction=eviction,
     )
 
 
@@ -139,7 +167,7 @@ def join_waves(plan: Plan, replicas: Sequence[Replica]) -> None:
             wave.join(replicas[member.replica_id])
 
 
-def decode_policy(config: Config) -> Literal["first_free", "least_used"]:
+def decode_policy(config: Config) -> str:
     """Where KV goes. What `first_free` keeps empty is of use only to who can take it away."""
     if config.router.decode_policy != "auto":
         return config.router.decode_policy
@@ -148,26 +176,41 @@ def decode_policy(config: Config) -> Literal["first_free", "least_used"]:
 
 def build_watchers(cluster: Cluster) -> dict[int, Watcher]:
     """Who hands over what a replica has prefilled, by the replica's id."""
-    config = cluster.config
+    config, insight = cluster.config, cluster.insight
+    policy = decode_policy(config)
+    own = see = None
+    if insight is not None and is_import_path(policy):
+        own, see = insight.placement(), insight.view
     watchers: dict[int, Watcher] = {}
     tables = {(r.scheduler.policy, r.scheduler.block_size) for r in cluster.plan.replicas}
     for replica, plan in zip(cluster.replicas, cluster.plan.replicas, strict=True):
         if plan.role == "colocated":
             continue
+        search = Destinations(
+            replica,
+            cluster,
+            holder=name_of(replica.replica_id),
+            policy=policy,
+            are_alike=len(tables) == 1,
+            own=own,
+            see=see,
+        )
+        kv = Kv(
+            block_size=plan.scheduler.block_size,
+            bytes_per_token=plan.kv_bytes_per_token,
+            layerwise=config.network.kv_transfer == "layerwise",
+            connector_ns=round(config.network.connector_us * 1000),
+            connector_block_ns=round(config.network.connector_block_us * 1000),
+            has_first_token=config.network.first_token == "decode",
+        )
         watcher = Watcher(
             replica,
             cluster,
-            policy=decode_policy(config),
-            block_size=plan.scheduler.block_size,
-            kv_bytes_per_token=plan.kv_bytes_per_token,
+            search,
+            kv,
             layers=plan.model.layers,
-            layerwise=config.network.kv_transfer == "layerwise",
+            attempts_max=config.recovery.max_retries,
             lease_ns=ms_to_ns(config.recovery.lease_ms),
-            are_alike=len(tables) == 1,
-            connector_ns=(
-                round(config.network.connector_us * 1000),
-                round(config.network.connector_block_us * 1000),
-            ),
         )
         replica.outbox = watcher
         watchers[replica.replica_id] = watcher
@@ -188,6 +231,10 @@ def build_live(cluster: Cluster) -> LiveMigrator | None:
         table,
         block_size=decoding.scheduler.block_size,
         kv_bytes_per_token=decoding.kv_bytes_per_token,
+        own=cluster.insight.migration()
+        if cluster.insight is not None and is_import_path(table.policy)
+        else None,
+        see=None if cluster.insight is None else cluster.insight.view,
     )
 
 

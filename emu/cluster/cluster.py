@@ -14,6 +14,7 @@ import msgspec
 
 from emu.cluster.audit import story
 from emu.cluster.build import (
+    build_insight,
     build_intake,
     build_live,
     build_queue,
@@ -28,21 +29,25 @@ from emu.cluster.kv_tiers import TierBook
 from emu.cluster.plan import Plan
 from emu.cluster.recorder import Recorder
 from emu.cluster.scaling import make_scaler
+from emu.cluster.stall import StallGuard
 from emu.config.schema import FaultTable
 from emu.faults.injector import Injector
 from emu.faults.recovery import Recovery
 from emu.kernel.actor import Actor
 from emu.kernel.clock import Kernel
 from emu.latency.shared import SharedBackends
+from emu.migration.messages import SplitLost
 from emu.migration.transfer import MigratingBatch
 from emu.migration.watcher import Watcher
 from emu.network.carrier import Carrier
 from emu.network.topology import Topology
+from emu.plugins import blamed, make_plugin
 from emu.replica.actor import ReplicaActor
 from emu.replica.events import Cancelled
 from emu.replica.ports import BatchSink
 from emu.replica.relay_board import RelayBoard
 from emu.replica.replica import Replica
+from emu.replica.split_batch import SplitBatch
 from emu.replica.states import RECEIVING, ReplicaState, Writer
 from emu.request import Request, Status
 from emu.routing.policies import make_router
@@ -88,7 +93,6 @@ class Cluster:
         self.network = Carrier(self.kernel, plan.topology)
         self.relay = RelayBoard(lambda: self.replicas, self.next_batch_id)
         self.scarce_decode = False
-        self.tokens_in_migration = 0
         self._stuck: dict[int, Watcher] = {}
         self._receivers: list[Replica] | None = None
         """Replicas that may receive KV; None = to be found again."""
@@ -98,6 +102,10 @@ class Cluster:
         self.backends = SharedBackends()
         self.tiers = TierBook(plan)
         self.queue = build_queue(plan)
+        self.insight = build_insight(self)
+        released, ended = self._released, self._ended
+        if self.insight is not None:
+            released, ended = self._released_seen, self._ended_seen
         self.replicas: list[Replica] = [
             build_replica(self, r, has_prefixes=has_prefixes, leap=leap) for r in plan.replicas
         ]
@@ -108,7 +116,11 @@ class Cluster:
             self.kernel,
             source,
             make_router(
-                config.router.policy, seed=config.seed, pool="prefill", match=self._prefix_match
+                config.router.policy,
+                seed=config.seed,
+                pool="prefill",
+                match=self._prefix_match,
+                own=make_plugin if self.insight is None else self.insight.make,
             ),
             self.replicas,
             self.actors,
@@ -116,19 +128,19 @@ class Cluster:
             config.recovery,
             max_model_tokens=max(r.max_model_tokens for r in plan.replicas),
             queue=self.queue,
-            on_release=self._released,
-            on_terminal=self._ended,
+            on_release=released,
+            on_terminal=ended,
             cancel=self.cancel,
             intake=build_intake(self),
+            admission=None if self.insight is None else self.insight.admission(),
         )
         check_commands(config.commands, len(self.replicas), plan.source)
         self.commander = Commander(self.kernel, self.replicas, config.commands)
         self.rejecter = build_rejecter(self)
         self.live = build_live(self)
-        self.scaler = make_scaler(self, plan, self.replicas)
+        own = make_plugin if self.insight is None else self.insight.make
+        self.scaler = make_scaler(self, plan, self.replicas, own)
         self._is_scaled = self.scaler.is_active
-        self.attempts_max = config.recovery.max_retries
-        self.decode_delivers = config.network.first_token == "decode"
         self.recovery = Recovery(self)
         self.faults = Injector(self, self.recovery)
         self.faults.start()
@@ -144,12 +156,17 @@ class Cluster:
         interval_ms = self.config.output.timeseries_interval_ms
         if interval_ms > 0:
             kernel.sample_every(max(1, round(interval_ms * 1e6)), self._sample)
+        if self.config.limits.stalled_s:
+            guard = StallGuard(self, s_to_ns(self.config.limits.stalled_s))
+            kernel.watch_every(guard.period_ns, guard.look)
         limit_s = self.config.limits.simulated_s
         error: BaseException | None = None
         try:
             await kernel.run(limit_ns=s_to_ns(limit_s) if limit_s else None)
-        except Exception as raised:  # the rim decides what to do with it
-            error = raised
+        except (Exception, SystemExit) as raised:  # the rim decides what to do with it
+            error = blamed(raised)
+            if isinstance(error, SystemExit):
+                raise
         except KeyboardInterrupt as raised:
             error = raised
         finally:
@@ -183,7 +200,7 @@ class Cluster:
     # --- World --------------------------------------------------------------------------------
     def terminal(self, request: Request, status: Status, reason: str = "") -> None:
         """A request's one terminal event."""
-        if self.live is not None and self.live.moves:
+        if self.live is not None:
             self.live.forget(request)
         self.gateway.terminal(request, status, reason)
 
@@ -210,10 +227,6 @@ class Cluster:
         if scheduler.blocks_to_reserve(requests) > free:
             return False
         return transfers.refuses(source.replica_id, destination.replica_id)
-
-    def retry_pause_ns(self, attempts: int) -> int:
-        """How long a batch that is refused everywhere waits."""
-        return self.faults.transfers.retry_pause_ns(attempts)
 
     def drain_expired(self, replica: Replica, requests: list[Request]) -> None:
         """A draining replica's time is over: what it held, and its outbound KV, is lost."""
@@ -301,6 +314,17 @@ class Cluster:
     def _ended(self, request: Request) -> None:
         self.recorder.terminal(request, self.kernel.now_ns)
 
+    def _released_seen(self, request: Request) -> None:
+        """With policies of a user's own: they have books, and may want to be told."""
+        assert self.insight is not None
+        self._released(request)
+        self.insight.arrived(request)
+
+    def _ended_seen(self, request: Request) -> None:
+        assert self.insight is not None
+        self._ended(request)
+        self.insight.ended(request)
+
     def waiting(self) -> tuple[int, int, int]:
         """Requests and prompt tokens that no replica has begun, and requests in the system."""
         gateway = self.gateway
@@ -329,11 +353,19 @@ class Cluster:
             self._receivers = [r for r in self.replicas if r.state in RECEIVING]
         return self._receivers
 
-    def set_stuck(self, watcher: Watcher, *, is_stuck: bool) -> None:
+    @property
+    def tokens_in_migration(self) -> int:
+        """Prompt tokens whose KV waits for a migration or is under way."""
+        return sum(watcher.outbound.tokens for watcher in self.watchers.values())
+
+    def searched(self, *, is_found: bool) -> None:
+        """Without a destination, idle decode replicas are not to be dropped now."""
+        self.scarce_decode = not is_found
+
+    def set_stuck(self, source_id: int, *, is_stuck: bool) -> None:
         """Keep the list of watchers that wait for a destination."""
-        source_id = watcher.source.replica_id
         if is_stuck:
-            self._stuck[source_id] = watcher
+            self._stuck[source_id] = self.watchers[source_id]
         else:
             self._stuck.pop(source_id, None)
 
@@ -347,6 +379,11 @@ class Cluster:
         """Ids of migrating batches."""
         self._batch_ids += 1
         return self._batch_ids
+
+    def drop_split(self, split: SplitBatch) -> None:
+        """A part of a batch whose KV is in two halves is lost."""
+        if split.first_id >= 0:
+            self.watchers[split.first_id].tell(SplitLost(split))
 
     # --- cancellation -------------------------------------------------------------------------
     def cancel(self, request: Request) -> None:

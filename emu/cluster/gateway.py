@@ -13,11 +13,13 @@ from functools import partial
 from itertools import takewhile
 from typing import Final, Protocol
 
+from emu.config.names import is_import_path
 from emu.config.schema import RecoveryTable, RouterTable
 from emu.kernel.actor import AT_DUE, PARK, Actor
 from emu.kernel.clock import Kernel
 from emu.kernel.priorities import PRIORITY_WORLD
 from emu.latency.frontend import Intake
+from emu.policy.calls import OwnAdmission
 from emu.replica.events import Submitted
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
@@ -70,6 +72,7 @@ class Gateway(Actor):
         on_terminal: Callable[[Request], None],
         cancel: Callable[[Request], None],
         intake: Intake | None = None,
+        admission: OwnAdmission | None = None,
     ) -> None:
         super().__init__(kernel, "gateway", PRIORITY_WORLD)
         self.source = source
@@ -82,6 +85,7 @@ class Gateway(Actor):
         self.taking: deque[Request] = deque()
         """Requests in the front end, in order of arrival."""
         self._intake = intake
+        self._admission = admission
         self._delivered_ns = 0
         """When the last token so far is with its client."""
         self.outstanding = 0
@@ -113,6 +117,7 @@ class Gateway(Actor):
         self._linear_load: tuple[int, int] | None = (
             None if self._delay_ns else getattr(router, "linear_load", None)
         )
+        self._is_own = is_import_path(table.policy)
         self._order: LoadOrder | None = None
         """Loads of the candidates, as of when each was last looked at; None = to be made anew."""
         self._places: dict[int, int] = {}
@@ -189,8 +194,9 @@ class Gateway(Actor):
 
     def _refusal(self, request: Request) -> str:
         """Why the request is not admitted; empty if it is. (422: too long; 429: overloaded.)"""
-        if request.reason:  # the workload knows that no replica could ever hold it
-            return request.reason
+        size = request.prompt_tokens + request.output_tokens
+        if request.reason and size <= self._max_model_tokens:
+            return request.reason  # the workload knows that no pool could ever hold it
         if request.prompt_tokens > self._max_prompt_tokens:
             return "prompt_too_long"
         if request.prompt_tokens + request.max_output_tokens > self._max_model_tokens:
@@ -198,7 +204,7 @@ class Gateway(Actor):
         limit = self._table.max_outstanding
         if limit and self.outstanding > limit:
             return "overloaded"
-        return ""
+        return "" if self._admission is None else self._admission.refusal(request)
 
     def route(self, request: Request) -> None:
         """Give the request to a replica (or the global queue), or hold it until one can take it."""
@@ -312,6 +318,8 @@ class Gateway(Actor):
         scheduler = replica.scheduler
         history = replica.signals
         if history is None:
+            if self._is_own:  # it may read blocks, which grow in a leap
+                replica.settle()
             signal.waiting = scheduler.waiting_count
             signal.running = scheduler.running_count
             signal.waiting_tokens = scheduler.waiting_tokens
@@ -369,6 +377,8 @@ class Gateway(Actor):
             tenant=request.tenant,
             priority=request.priority,
         )
+        again.acceptance_rate = request.acceptance_rate
+        again.adapter = request.adapter
         again.retries = request.retries + 1
         pause_ms = self._recovery.client_backoff_ms * 2**request.retries
         again.arrival_ns = self.kernel.now_ns + ms_to_ns(pause_ms)

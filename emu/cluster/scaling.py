@@ -6,8 +6,10 @@ decode replica) come from the latency backend and the links where the configurat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
 
 from emu.autoscale.demand import Rates
 from emu.autoscale.launch import ScalerWorld
@@ -20,6 +22,7 @@ from emu.config.schema import AutoscaleTable
 from emu.latency.base import BatchShape
 from emu.network.placement import Grid
 from emu.network.topology import Topology
+from emu.plugins import make_plugin
 from emu.replica.replica import Replica
 from emu.scheduling.layerwise import can_relay
 
@@ -35,6 +38,18 @@ def weights_of(plan: ReplicaPlan) -> Weights:
     if pp == 1:
         return Weights(Grid(plan.gpus, tp), segments, (sum(segments),) * tp)
     return Weights(Grid(plan.gpus, tp), segments, tuple(s for s in stages for _ in range(tp)))
+
+
+def weights_of_all(plans: Sequence[ReplicaPlan]) -> list[Weights]:
+    """`weights_of` each; replicas of one table are weighed once."""
+    of_table: dict[int, Weights] = {}
+    for plan in plans:
+        if plan.group not in of_table:
+            of_table[plan.group] = weights_of(plan)
+    return [
+        msgspec.structs.replace(of_table[plan.group], grid=Grid(plan.gpus, plan.tensor_parallel))
+        for plan in plans
+    ]
 
 
 def site_of(plan: ReplicaPlan, topology: Topology, replica: Replica) -> Site:
@@ -69,8 +84,16 @@ def rates_of(plan: ReplicaPlan, table: AutoscaleTable, replica: Replica, site: S
     return Rates(prefill, transfer)
 
 
-def make_scaler(world: ScalerWorld, plan: Plan, replicas: Sequence[Replica]) -> Scaler:
-    """The control loop (and, without autoscaling, whoever loads weights by manual command)."""
+def make_scaler(
+    world: ScalerWorld,
+    plan: Plan,
+    replicas: Sequence[Replica],
+    own: Callable[..., Any] = make_plugin,
+) -> Scaler:
+    """The control loop (and, without autoscaling, whoever loads weights by manual command).
+
+    `own`: makes a planner of a user's own.
+    """
     config = plan.config
     table = config.autoscale or STATIC
     sites = [
@@ -82,8 +105,9 @@ def make_scaler(world: ScalerWorld, plan: Plan, replicas: Sequence[Replica]) -> 
         table,
         rates=rates_of(plan.replicas[0], table, replicas[0], sites[0]),
         sites=sites,
-        weights=[weights_of(its_plan) for its_plan in plan.replicas],
+        weights=weights_of_all(plan.replicas),
         topology=plan.topology,
         block_tokens=plan.replicas[0].scheduler.block_size,
         load_deadline_s=config.recovery.load_deadline_s if config.faults else 0.0,
+        own=own,
     )

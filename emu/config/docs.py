@@ -36,6 +36,9 @@ _ROW_HEAD: Final = "\n| key | type | default | meaning |\n|---|---|---|---|\n"
 _IMPORT_PATH: Final = "package.module:Class"
 _WORDS: Final[Mapping[tuple[type, str], Sequence[str]]] = {
     (schema.RouterTable, "policy"): (*names.ROUTERS, _IMPORT_PATH),
+    (schema.RouterTable, "decode_policy"): (*names.DECODE_POLICIES, _IMPORT_PATH),
+    (schema.RouterTable, "admission"): (*names.ADMISSIONS, _IMPORT_PATH),
+    (schema.MigrationTable, "policy"): (*names.MIGRATIONS, _IMPORT_PATH),
     (schema.AutoscaleTable, "planner"): (*names.PLANNERS, _IMPORT_PATH),
     (schema.AutoscaleTable, "preset"): ("", *PRESETS),
     (schema.FaultTable, "kind"): tuple(FAULTS),
@@ -152,7 +155,11 @@ def tables() -> Iterator[tuple[str, inspect.StructType]]:
 
 def _walk(path: str, struct: inspect.StructType) -> Iterator[tuple[str, inspect.StructType]]:
     yield path, struct
-    for item in struct.fields:
+    fields = {item.name: item for item in struct.fields}
+    for kind in KINDS[struct.cls].kinds.values() if struct.cls in KINDS else ():
+        for item in table_info(kind).fields:
+            fields.setdefault(item.name, item)
+    for item in fields.values():
         inner, is_array = _inner(item)
         if inner is not None:
             dot = "." if path else ""

@@ -50,6 +50,17 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Copies of inputs, start of the graph, gathering of the rows that get logits."""
     graph_layer_ns: int = 0
     """Pauses between the kernels of a layer inside a graph."""
+    # --- what a server was found to take, on top of any backend (emu/latency/corrected.py) --------
+    weights_time: float = 1.0
+    """Times that a step without history takes: weights, token-wise layers, logits."""
+    context_time: float = 1.0
+    """Times that attention over the history of decodes takes."""
+    prompt_time: float = 1.0
+    """Times that the prompt tokens of a step take."""
+    added_step_ns: int = 0
+    """More (or less) in each step; the same for each sequence and each prompt chunk."""
+    added_sequence_ns: int = 0
+    added_prompt_ns: int = 0
     # --- host time of a step ----------------------------------------------------------------------
     host_step_ns: int = 1_000_000
     host_sequence_ns: int = 8_000
@@ -83,6 +94,13 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """From the end of a step to the client, beside the queue: transport and the event itself."""
     output_event_ns: int = 54_000
     """Detokenizing and streaming one token of one request, on the API server's CPU."""
+    # --- variation of steps, with `latency.jitter` (emu/latency/jitter.py) ------------------------
+    jitter_step: float = 0.03
+    """Standard deviation of a step's logarithm."""
+    straggler_part: float = 0.002
+    """Steps with a pause on top."""
+    straggler_ns: int = 15_000_000
+    """Its mean."""
     # --- memory -----------------------------------------------------------------------------------
     context_bytes: int = 300 << 20
     """On the device beside what the allocator holds: modules, libraries, workspaces."""
@@ -151,6 +169,8 @@ ENGINES: Final = {
 }
 """What `latency.engine` may name."""
 DEFAULT_ENGINE: Final = "vllm-0.15"
+LEARNED_TABLES: Final = ("learned", "posterior")
+"""Tables of an engine's file that say where its values come from, and how well they are known."""
 NO_ENGINE: Final = "none"
 """`latency.engine` for kernels alone: no host, no graphs, no front end."""
 
@@ -178,6 +198,8 @@ def engine_from_file(path: Path) -> EngineModel:
         table = tomllib.loads(read_input(path, "latency.engine").decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(str(path), None, "", str(error)) from None
+    for about in LEARNED_TABLES:
+        table.pop(about, None)  # emu/latency/posterior.py and emu/learn/saved.py read them
     base = ENGINES.get(table.pop("base", DEFAULT_ENGINE))
     if base is None:
         raise InputError(str(path), None, "base", f"known: {', '.join(ENGINES)}")

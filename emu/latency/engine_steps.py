@@ -80,6 +80,8 @@ class EngineSteps:
         if prompts:
             host_ns += len(prompts) * model.host_prompt_ns
             tokens += sum(prompts)
+        if shape.verify is not None:
+            tokens += shape.verify.tokens
         if shape.padded_tokens > tokens:
             tokens = shape.padded_tokens
         launches_ns = self._launches_ns if tokens > self.graph_limit else 0

@@ -13,21 +13,28 @@ from rich.table import Table
 from emu.catalogue import sizes
 from emu.cluster.plan import Plan, ReplicaPlan
 from emu.config.load import load_config
+from emu.config.placing import blaming, placing
 from emu.config.schema import SchedulerTable
-from emu.errors import naming
+from emu.errors import printable
 from emu.latency.base import LatencyBackend
 from emu.latency.roofline.coefficients import kernels_of
 from emu.latency.shared import SharedBackends
 from emu.process.terminal import open_console
 from emu.runs.runner import prepare, range_warnings
+from emu.scheduling.speculation import conditional_rates, expected_tokens
 from emu.units import NS_PER_S
 
 
-def validate_command(path: Path, overrides: Sequence[str], *, as_json: bool = False) -> int:
-    """Read everything, print the facts; InputError for the first mistake."""
+def validate_command(
+    path: Path, overrides: Sequence[str], *, as_json: bool = False, imports: bool = False
+) -> int:
+    """Read everything, print the facts; InputError for the first mistake.
+
+    `imports`: load classes of the user's own (their code runs) and look at what they have.
+    """
     config = load_config(path, overrides)
-    with naming(str(path)):
-        plan, workload = prepare(config, str(path))
+    with blaming(overrides), placing(str(path)):
+        plan, workload = prepare(config, str(path), imports=imports)
         latencies = _layer_times(plan)
     columns = facts(plan)
     warnings = [*workload.notes.warnings, *range_warnings(latencies)]
@@ -36,6 +43,7 @@ def validate_command(path: Path, overrides: Sequence[str], *, as_json: bool = Fa
         found = {
             "replicas": columns,
             "requests": workload.count,
+            "requests_refused": workload.notes.rejected,
             "last_arrival_s": last_s,
             "warnings": warnings,
         }
@@ -53,8 +61,10 @@ def validate_command(path: Path, overrides: Sequence[str], *, as_json: bool = Fa
         f"workload: {workload.count:,} requests, last arrival at "
         f"{workload.last_arrival_ns / NS_PER_S:,.1f} s"
     )
+    for reason, count in workload.notes.rejected.items():
+        console.print(f"refused: {count:,} requests, {reason}", soft_wrap=True)
     for warning in warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        print(f"warning: {printable(warning)}", file=sys.stderr)
     return 0
 
 
@@ -94,12 +104,29 @@ def _facts_of(replica: ReplicaPlan) -> dict[str, str]:
         "engine keeps per GPU": f"{memory.reserve_bytes / 2**30:.2f} GiB",
         "KV per token": f"{memory.kv_bytes_token / 1024:.0f} KiB",
         **_kv_facts(replica),
+        **_speculation_facts(replica),
         "scheduler": replica.scheduler.policy,
         "latency": _latency_fact(replica),
         "load from SSD": f"{weight * 8 / (node.ssd_gbps * 1e9):.2f} s",
         "load from host": f"{_host_load_s(replica, weight):.2f} s",
         "load over NIC": f"{weight * 8 / (node.nic_gbps * 1e9):.2f} s",
     }
+
+
+def _speculation_facts(replica: ReplicaPlan) -> dict[str, str]:
+    """Drafts, what they add, and what they bring; nothing without speculative decoding."""
+    table = replica.speculation
+    if table is None:
+        return {}
+    drafts = table.num_speculative_tokens
+    tokens = expected_tokens(conditional_rates(table))
+    facts = {"drafts": f"{table.method}, {drafts} a step; {tokens:.2f} tokens a step expected"}
+    draft = replica.draft
+    if draft is not None:
+        weights = draft.weight_bytes(replica.dtype) / 1e9
+        token = draft.kv_bytes_token(replica.kv_dtype) / 1024
+        facts["drafter per GPU"] = f"{weights:.2f} GB, KV {token:g} KiB a token (counted above)"
+    return facts
 
 
 def _latency_fact(replica: ReplicaPlan) -> str:

@@ -33,8 +33,9 @@ from emu.cluster.audit import final_error
 from emu.cluster.cluster import Outcome
 from emu.cluster.plan import Plan, make_plan
 from emu.config.load import load_config
+from emu.config.placing import placing
 from emu.config.schema import Config
-from emu.errors import InputError, PaceLost, naming
+from emu.errors import InputError, PaceLost
 from emu.kernel.wallclock import WallKernel
 from emu.log import make_log
 from emu.process.interrupts import sent_to
@@ -58,6 +59,8 @@ from emu.units import NS_PER_S, s_to_ns
 
 _TICK_S: Final = 0.1
 _TICKS_PER_SNAPSHOT: Final = 5
+_REPLICAS_SLOW: Final = 64
+"""Above so many replicas snapshots come half as often: a page that is open stays cheap."""
 _DOORS_S: Final = 0.05
 _TICKS_PER_FLUSH: Final = 10
 _CLOSE_S: Final = 5.0
@@ -255,6 +258,9 @@ class LiveServer:
         kernel = house.cluster.kernel
         loop = asyncio.get_running_loop()
         adapter = Adapter(house.cluster.pace, self.options.speed)
+        ticks_per_snapshot = _TICKS_PER_SNAPSHOT
+        if len(house.cluster.replicas) > _REPLICAS_SLOW:
+            ticks_per_snapshot *= 2
         ticks = 0
         while True:
             due_s = loop.time() + _TICK_S
@@ -269,7 +275,10 @@ class LiveServer:
                 if self.options.slow_down == "auto":
                     self._adapt(house, adapter)
                 self._judge(house)
-            if ticks % _TICKS_PER_SNAPSHOT == 0 and house.hub.listeners:
+                point = house.trends.take()
+                if house.hub.listeners:
+                    house.hub.publish(point)
+            if ticks % ticks_per_snapshot == 0 and house.hub.listeners:
                 house.hub.publish(snapshot(house))
             if ticks % _TICKS_PER_FLUSH == 0:
                 house.cluster.tape.flush()
@@ -472,7 +481,7 @@ def serve_command(
     if not options.header_timeout_s > 0:
         raise InputError("serve", None, "--header-timeout-s", "must be above 0")
     config = load_config(path, overrides)
-    with naming(str(path)):
+    with placing(str(path)):
         server = LiveServer(config, str(path), options, output)
     if not is_loopback(options.host) and not options.api_key:
         print("warning: reachable from other machines without --api-key", file=sys.stderr)

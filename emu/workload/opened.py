@@ -120,6 +120,9 @@ class Workload:
             raise no_usable_rows(self.source, self.notes)
         if blocks == 1 and self._source.is_small:
             self._only = kept
+        refused = sum(self.notes.rejected.values())
+        if 2 * refused > facts.requests:
+            self.notes.warn(refused_warning(refused, facts.requests))
         if not self.notes.rejected and OVERSIZED not in self.notes.clipped:
             # Every request fits: the later passes need not ask again.
             self._rules = msgspec.structs.replace(self._rules, holds=None)
@@ -213,6 +216,8 @@ class Workload:
                     request.session_id = line.session_id
                     request.tenant = line.tenant
                     request.priority = line.priority
+                    request.acceptance_rate = line.acceptance_rate
+                    request.adapter = line.adapter
                     request.pin = line.replica
                     request.decode_pin = line.decode_replica
                     request.handoff_after_ns = line.handoff_ns
@@ -257,6 +262,8 @@ class Workload:
         request.sub_request_index = index
         request.tenant = session.tenant
         request.priority = session.priority
+        request.acceptance_rate = session.acceptance_rate
+        request.adapter = session.adapter
         session.next_index += 1
         session.next_request_id += 1
         self._open[request.request_id] = session
@@ -325,6 +332,11 @@ def open_workload(
     if table.path and source.has_arrivals:
         _warn_implausible(facts, notes)
     return workload
+
+
+def refused_warning(refused: int, requests: int) -> str:
+    """What is said of a workload most of which is refused."""
+    return f"{refused:,} of {requests:,} requests are refused: a result says little about the rest"
 
 
 def no_usable_rows(source: str, notes: Notes) -> InputError:

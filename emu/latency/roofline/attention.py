@@ -85,6 +85,19 @@ class AttentionCost:
             slope *= 1.0 + kernel.ramp / waves
         return Line(start, max(slope, self._arithmetic_s))
 
+    def verify_line(self, count: int, queries: int) -> Line:
+        """Of sequences with several new tokens each, `queries` in all: KV is read once for them.
+
+        A block holds the query heads of a KV head for all new tokens of a sequence, as long as
+        they fit into a tile; arithmetic grows with the queries.
+        """
+        if not count:
+            return Line(0.0, 0.0)
+        line = self.decode_line(count)
+        mean = max(1.0, queries / count)
+        tiles = max(1.0, mean * self._heads / self._kv_heads / QUERY_TILE)
+        return Line(line.start * tiles, max(line.slope, self._arithmetic_s * mean))
+
     def prompt_s(self, prefill_new: list[int], prefill_context: list[int], window: int) -> float:
         """Of the chunks of a batch, without the launch."""
         pairs = keys = longest = tiles = tokens = 0

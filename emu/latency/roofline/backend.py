@@ -19,6 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 from numpy.typing import NDArray
 
 from emu.catalogue import sizes
@@ -44,6 +45,7 @@ _accumulate: Final = np.add.accumulate
 _Line = tuple[int, int]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RooflineBackend:
     """Implements `LatencyBackend` for one kind of replica."""
 
@@ -179,7 +181,7 @@ class RooflineBackend:
 
     def _tokens_of(self, shape: BatchShape) -> int:
         """Tokens that all products of an iteration are computed for."""
-        tokens = max(1, sum(shape.prefill_new) + shape.decode_count, shape.padded_tokens)
+        tokens = max(1, shape.new_tokens, shape.padded_tokens)
         if self.engine is not None:
             tokens = self.engine.tokens(tokens)
         step = self.round_tokens_to
@@ -241,9 +243,13 @@ class RooflineBackend:
         return found
 
     def _decode_attention_ns(self, shape: BatchShape, part: Part) -> int:
-        count = shape.decode_count
-        seen = shape.decode_context_sum + count
-        start, slope = self._decode_line(count)
+        count, seen = sequences_of(shape)
+        if shape.verify is None:
+            start, slope = self._decode_line(count)
+        else:
+            scale = NS_PER_S * (1 << self._shift)
+            line = self.attention.verify_line(count, queries_of(shape))
+            start, slope = round(line.start * scale), round(line.slope * scale)
         total = part.full * (start + slope * seen)
         if part.window:
             seen = min(seen, count * self.spec.window)
@@ -281,12 +287,12 @@ class RooflineBackend:
         engine = self.engine
         for part, (_, total) in zip(parts, self._token_costs(shape), strict=True):
             total += self._launches_ns(shape, part)
-            if shape.decode_count:
+            if shape.decode_count or shape.verify is not None:
                 total += self._decode_attention_ns(shape, part)
             if shape.prefill_new:
                 total += self._prefill_attention_ns(shape, part)
             if part.has_head:
-                total += self._head(shape.sequences)[1]
+                total += self._head(shape.logit_rows)[1]
             stages.append(total)
         if engine is not None:
             stages[0] += engine.step_ns(self._layer_count(shape))
@@ -299,7 +305,7 @@ class RooflineBackend:
 
     def iteration_ns(self, shape: BatchShape) -> int:
         """Duration over all stages."""
-        if not self._is_one_stage or self._is_cut(shape):
+        if not self._is_one_stage or self._is_cut(shape) or shape.verify is not None:
             return sum(self.stage_ns(shape))
         total = self._fixed_ns(shape)
         count = shape.decode_count
@@ -413,12 +419,13 @@ class RooflineBackend:
         parts = self._parts(shape)
         for part, (cost, _) in zip(parts, self._token_costs(shape), strict=True):
             total = total.plus(cost)
-            decode += self._decode_attention_ns(shape, part) if shape.decode_count else 0
+            if shape.decode_count or shape.verify is not None:
+                decode += self._decode_attention_ns(shape, part)
             prefill += self._prefill_attention_ns(shape, part) if shape.prefill_new else 0
             launches += self._launches_ns(shape, part)
         head = HeadCost(0, 0, 0)
         if parts[-1].has_head:
-            head = self._head(shape.sequences)[0]
+            head = self._head(shape.logit_rows)[0]
         if shape.prefill_new:  # one call serves both; its fixed part is counted once
             prefill += launches
         else:
@@ -440,6 +447,21 @@ class RooflineBackend:
         # What a step adds to its kernels, and what the GPU waits for the host.
         found["cpu_overhead"] = self.iteration_ns(shape) - sum(found.values())
         return found
+
+
+def sequences_of(shape: BatchShape) -> tuple[int, int]:
+    """Sequences that decode or verify, and the tokens that their attention reads."""
+    count = shape.decode_count
+    seen = shape.decode_context_sum + count
+    verify = shape.verify
+    if verify is None:
+        return count, seen
+    return count + verify.count, seen + verify.context_sum + verify.tokens
+
+
+def queries_of(shape: BatchShape) -> int:
+    """New tokens of sequences that decode or verify."""
+    return shape.decode_count + (0 if shape.verify is None else shape.verify.tokens)
 
 
 def _series(start: int, growth: int, steps: int, before: int) -> NDArray[np.int64]:
