@@ -86,6 +86,9 @@ class LiveServer:
     def __init__(self, config: Config, source: str, options: ServeOptions, directory: Path) -> None:
         """Raises InputError for anything that is wrong with the input."""
         self.config = live_config(config)
+        if config.network.first_token == "decode":
+            problem = "live mode streams the first token from the prefill side"
+            raise InputError(source, None, "network.first_token", problem)
         self.source = source
         self.options = options
         self.directory = directory
