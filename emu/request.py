@@ -273,6 +273,11 @@ class Request:
         self.holder_id = replica_id
         self.status = _RUNNING
 
+    def take_first_token(self, now_ns: int) -> None:
+        """The first token came with the KV: its client has it now, unless it had it before."""
+        if not self.migrations:
+            self.first_out_ns += now_ns - self.first_token_ns
+
     def note_migration(self, waited_ns: int) -> None:
         """It has moved while it ran, and stood still for so long."""
         self.migrations += 1
