@@ -24,7 +24,8 @@ _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "start": ("init", "completion"),
         "runs": ("run", "validate", "report", "compare", "sweep"),
         "live": ("serve", "observe"),
-        "measured": ("import-cluster", "reproduce", "calibrate", "trace", "profile", "fidelity"),
+        "measured": ("import-cluster", "reproduce", "trace", "profile", "fidelity"),
+        "learn": ("learn", "calibrate"),
         "trials": ("chaos", "resilience", "experiment"),
         "catalogue": ("schema", "models", "gpus"),
         "workload": ("workload",),
@@ -43,7 +44,7 @@ _HEADINGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "Faults": ("resilience", "chaos"),
         "Live": ("serve", "observe"),
         "Measurements and other systems": (
-            *("fidelity", "reproduce", "calibrate", "profile", "import-cluster"),
+            *("learn", "fidelity", "reproduce", "profile", "import-cluster"),
         ),
         "Tools": ("trace", "schema", "completion"),
     }
@@ -85,10 +86,9 @@ def call(tokens: Sequence[str]) -> object:
         print(overview())
         return 0
     if words[0] == "--version":
-        import emu
-        from emu.process.version import version_line
+        from emu.process.version import __version__, version_line
 
-        print(version_line(emu.__version__))
+        print(version_line(__version__))
         return 0
     if words[0] not in COMMANDS and not words[0].startswith("-") and not _names_a_file(words[0]):
         hint = did_you_mean(words[0], COMMANDS)

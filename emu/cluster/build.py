@@ -6,7 +6,7 @@ made by the cluster, which owns them and the actors too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -15,8 +15,11 @@ import numpy as np
 from emu.catalogue import sizes
 from emu.cluster.plan import Plan, ReplicaPlan, groups_of, plugins_of
 from emu.config.names import is_import_path
+from emu.errors import InputError
 from emu.latency.base import LatencyBackend
 from emu.latency.frontend import Intake, OutputStream
+from emu.latency.jitter import Jitter
+from emu.latency.registry import engine_of
 from emu.migration.destinations import Destinations
 from emu.migration.outbound import Kv
 from emu.migration.watcher import Watcher, name_of
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from emu.cluster.cluster import Cluster
     from emu.cluster.insight import Insight
     from emu.config.schema import Config
+    from emu.faults.injector import Handler
     from emu.migration.live import LiveMigrator
 
 S = ReplicaState
@@ -87,6 +91,11 @@ def build_replica(
     replica.board = cluster.relay
     if plan.has_front_end and plan.engine is not None and not cluster.streams:
         replica.stream = OutputStream(plan.engine)
+    if plan.latency.jitter:
+        engine = engine_of(plan.latency)
+        if engine is None:
+            raise InputError("config", None, "latency.jitter", "needs an engine, not none")
+        replica.set_jitter(Jitter(engine, cluster.config.seed, plan.replica_id))
     experts, gate = plan.model.experts, plan.latency.expert_routing
     if experts is not None and plan.latency.backend == "profile" and gate != "balanced":
         replica.expert_tokens = np.zeros(experts.count, dtype=np.int64)
@@ -193,6 +202,7 @@ def build_watchers(cluster: Cluster) -> dict[int, Watcher]:
             layerwise=config.network.kv_transfer == "layerwise",
             connector_ns=round(config.network.connector_us * 1000),
             connector_block_ns=round(config.network.connector_block_us * 1000),
+            has_first_token=config.network.first_token == "decode",
         )
         watcher = Watcher(
             replica,
@@ -203,9 +213,16 @@ def build_watchers(cluster: Cluster) -> dict[int, Watcher]:
             attempts_max=config.recovery.max_retries,
             lease_ns=ms_to_ns(config.recovery.lease_ms),
         )
-        replica.outbox = watcher
+        replica.connect(watcher)
         watchers[replica.replica_id] = watcher
     return watchers
+
+
+def fault_handlers() -> Mapping[str, Handler]:
+    """What each kind of fault does; loaded by the first one that strikes."""
+    from emu.faults.handlers import HANDLERS
+
+    return HANDLERS
 
 
 def build_live(cluster: Cluster) -> LiveMigrator | None:

@@ -32,6 +32,8 @@ from emu.config.schema import (
 )
 from emu.errors import InputError, PluginError
 from emu.latency.base import BatchShape, LatencyBackend
+from emu.latency.corrected import CorrectedBackend, is_corrected
+from emu.latency.eager import eager_calls
 from emu.latency.engine import (
     NO_ENGINE,
     EngineModel,
@@ -158,7 +160,7 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
 
     Raises InputError for what it lacks.
     """
-    inner = _named(context)
+    inner = _corrected(_named(context), context)
     if context.drafts is not None:
         return _speculative(context, context.drafts, inner)
     loads, pim = weight_loads(context), pim_attention(context)
@@ -176,6 +178,17 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
     return OffloadedBackend(
         inner, context.model.layers, loads=loads, pim=pim, interleaves=interleaves
     )
+
+
+def _corrected(inner: LatencyBackend, context: LatencyContext) -> LatencyBackend:
+    """The backend with the corrections of its engine, if it has any."""
+    engine = engine_of(context.table, context.source)
+    if engine is None or not is_corrected(engine):
+        return inner
+    if inner.foreign:
+        problem = f"{inner.name!r} is outside simulated time and cannot be corrected"
+        raise InputError(context.source, None, "latency.engine", problem)
+    return CorrectedBackend(inner, engine)
 
 
 def _speculative(
@@ -301,8 +314,13 @@ def _watch(made: Any, path: str) -> None:
 def engine_of(table: LatencyTable, source: str = "config") -> EngineModel | None:
     """The engine that a latency table names; None = kernels alone."""
     if not table.host_overhead or table.engine == NO_ENGINE:
+        if isinstance(table, RooflineTable) and table.enforce_eager:
+            problem = "needs an engine that launches kernels, not engine none"
+            raise InputError(source, None, "latency.enforce_eager", problem)
         return None
     model = engine_model(table.engine, source)
+    if isinstance(table, RooflineTable) and table.enforce_eager:
+        model = msgspec.structs.replace(model, enforce_eager=True)
     if table.step_overhead_us >= 0:
         model = with_step_overhead(model, table.step_overhead_us)
     return model
@@ -323,6 +341,7 @@ def engine_steps(context: LatencyContext) -> EngineSteps | None:
         max_num_batched_tokens=context.max_num_batched_tokens,
         overlapped=context.overlapped,
         fused_bytes_max=fused_bytes_max(model, context.gpu.architecture, context.tensor_parallel),
+        eager=eager_calls(context.model, context.tensor_parallel) if model.enforce_eager else None,
     )
 
 

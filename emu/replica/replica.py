@@ -29,6 +29,7 @@ from emu.kernel.lock import Lock
 from emu.kernel.priorities import PRIORITY_REPLICA
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.latency.frontend import OutputStream
+from emu.latency.jitter import Jitter
 from emu.network.placement import Grid
 from emu.replica.actions import Action
 from emu.replica.events import CANCELS_APPLIED, LOOK, Event, Kind, KvDelivered
@@ -190,6 +191,8 @@ class Replica:
     def _set_up_iteration(self) -> None:
         self.slowdown = 1.0
         """Iterations take so many times longer (a straggler)."""
+        self.jitter: Jitter | None = None
+        """How its steps vary; None = not at all."""
         self.wave_wait_ns = 0
         """What the batch in flight waits for other members of the group inside its layers."""
         latency = self.latency
@@ -341,6 +344,23 @@ class Replica:
         """A fresh process: its first iterations pay for first uses."""
         self.first_uses = deque(getattr(self.latency, "first_use_ns", ()))
 
+    def tell_touches(self, log: list[Replica]) -> None:
+        """From now on a change of the queues puts the replica into `log`, once until it is seen."""
+        self.touch_log = log
+        self.is_touched = False
+
+    def seen(self) -> None:
+        """The queues have been looked at: the next change is told again."""
+        self.is_touched = False
+
+    def keep_signals(self) -> None:
+        """Keep the history of what a router with late signals sees."""
+        self.signals = deque([(-1, 0, 0, 0, 0)])
+
+    def connect(self, outbox: Outbox) -> None:
+        """Where the KV of prompts that end here goes."""
+        self.outbox = outbox
+
     def touch(self) -> None:
         """The numbers of waiting and running requests may have changed: a router looks again."""
         if not self.is_touched and self.touch_log is not None:
@@ -485,6 +505,8 @@ class Replica:
                 ends = self.latency.decode_run_ns(batch.shape, batch.max_steps)
             else:
                 ends = self._decode_run_ns(batch.shape, batch.max_steps)
+            if self.jitter is not None:
+                ends = self.jitter.run(self.iterations, ends)
             self.ends = ends
             if not self.is_cruising:
                 self.is_cruising = self.is_simple
@@ -493,6 +515,8 @@ class Replica:
         cost_ns = measured_ns or self.latency.iteration_ns(batch.shape)
         if self.slowdown != 1.0:
             cost_ns = int(cost_ns * self.slowdown)
+        if self.jitter is not None:
+            cost_ns = self.jitter.step(self.iterations, cost_ns)
         if self.first_uses:
             cost_ns += self.first_uses.popleft()
         if not self.is_cruising:
@@ -513,10 +537,19 @@ class Replica:
             else:
                 ends = np.empty(1 + steps, dtype=np.int64)
                 ends[0] = first_ns
-                np.add(self._decode_run_ns(run_on.shape, steps), first_ns, out=ends[1:])
+                later = self._decode_run_ns(run_on.shape, steps)
+                if self.jitter is not None:
+                    later = self.jitter.run(self.iterations + 1, later)
+                np.add(later, first_ns, out=ends[1:])
             self.ends = ends
             self.end_ns = self.start_ns + ends.item(-1)
         return self.end_ns
+
+    def set_jitter(self, jitter: Jitter) -> None:
+        """Steps vary from now on; no step of a run is known to be the longest."""
+        self.jitter = jitter
+        self._runs_opened = None
+        self.is_monotone = False
 
     def _decode_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
         """Ends of a decode run here and now, from its start."""

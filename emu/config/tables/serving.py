@@ -343,6 +343,12 @@ class LatencyTable(Table, kw_only=True, frozen=True):
             "Times are a client's, through HTTP, tokenizer, detokenizer and streaming (policy vllm, with an engine); false: the engine's."
         ),
     ] = True
+    jitter: Annotated[
+        bool,
+        doc(
+            "Steps vary as those of real engines do (a spread, and a pause now and then; mean unchanged): tails mean something."
+        ),
+    ] = False
     warm_up: Annotated[
         bool,
         doc("The server uses its kernels before it is ready; false: first iterations pay."),
@@ -374,6 +380,12 @@ class RooflineTable(LatencyTable, kw_only=True, frozen=True):
     compute_efficiency: ComputeEfficiency = 0.0
     memory_efficiency: MemoryEfficiency = 0.0
     round_tokens_to: RoundTokens = 1
+    enforce_eager: Annotated[
+        bool,
+        doc(
+            "No compilation and no CUDA graphs: the host calls every kernel of every step (vLLM's --enforce-eager; docs/model.md)."
+        ),
+    ] = False
 
 
 class ProfileTable(LatencyTable, kw_only=True, frozen=True):
