@@ -28,8 +28,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
-import msgspec
-
 from emu.errors import UnexpectedEvent
 from emu.migration.messages import (
     Action,
@@ -136,7 +134,7 @@ class Kv(NamedTuple):
     """The same of each block."""
 
 
-class Flight(msgspec.Struct, frozen=True, gc=False):
+class Flight(NamedTuple):
     """A full batch on its way."""
 
     batch: MigratingBatch
@@ -144,7 +142,7 @@ class Flight(msgspec.Struct, frozen=True, gc=False):
     number: int
 
 
-class HalfFlight(msgspec.Struct, frozen=True, gc=False):
+class HalfFlight(NamedTuple):
     """A half on its way."""
 
     split: SplitBatch
