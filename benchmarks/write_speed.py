@@ -212,9 +212,7 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--write", action="store_true", help="into docs/speed-details.md and docs/figures"
-    )
+    parser.add_argument("--write", action="store_true", help="into the page and docs/figures")
     options = parser.parse_args()
     kept = gathered()
     if not options.write:

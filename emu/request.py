@@ -273,10 +273,21 @@ class Request:
         self.holder_id = replica_id
         self.status = _RUNNING
 
+    def take_first_token(self, now_ns: int) -> None:
+        """The first token came with the KV: its client has it now, unless it had it before."""
+        if not self.migrations:
+            self.first_out_ns += now_ns - self.first_token_ns
+
     def note_migration(self, waited_ns: int) -> None:
         """It has moved while it ran, and stood still for so long."""
         self.migrations += 1
         self.migration_ns += waited_ns
+
+    def start_again(self, *, is_retry: bool) -> None:
+        """Nothing of its KV is left; what the client has received counts as prompt."""
+        self.retries += is_retry
+        self.computed_tokens = self.kv_blocks = 0
+        self.block_ids = None
 
     def lose_computed(self, tokens: int) -> None:
         """The KV of so many tokens is gone: they are to be computed again."""
