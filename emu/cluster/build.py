@@ -201,6 +201,7 @@ def build_watchers(cluster: Cluster) -> dict[int, Watcher]:
             layerwise=config.network.kv_transfer == "layerwise",
             connector_ns=round(config.network.connector_us * 1000),
             connector_block_ns=round(config.network.connector_block_us * 1000),
+            has_first_token=config.network.first_token == "decode",
         )
         watcher = Watcher(
             replica,

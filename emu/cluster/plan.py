@@ -276,40 +276,16 @@ def _plan_group(
             keeps_groups,
             f"{source}: {key}",
         )
+    memories: dict[int, tuple[MemoryPlan, int]] = {}
+    """By table of nodes: machines of one table have the same GPU."""
     for replica_id, gpus in enumerate(places, start=first_id):
         machine = topology.machines[topology.gpus[gpus[0]].machine]
         gpu = gpu_specs[machine.table]
-        engine = _counted_engine(scheduler, latency)
-        reserve = 0
-        if engine is not None:
-            kept = engine_memory(
-                model,
-                _memory_rule(engine),
-                tp=table.tensor_parallel,
-                element_bytes=sizes.weight_bytes(
-                    1, sizes.activation_dtype(model, model_table.dtype)
-                ),
-                max_num_seqs=scheduler.requests_max,
-                max_num_batched_tokens=scheduler.tokens_max,
+        if machine.table not in memories:
+            memories[machine.table] = _memory(
+                table, model_table, model, scheduler, latency, gpu, layout, draft, source, key
             )
-            reserve = kept.total_bytes
-        memory = engine_plan(
-            model,
-            gpu.memory_gib if engine is None else gpu.reported_gib,
-            tp=table.tensor_parallel,
-            pp=table.pipeline_parallel,
-            ep=table.expert_parallel,
-            dtype=model_table.dtype,
-            kv_cache_dtype=model_table.kv_cache_dtype,
-            block_size=scheduler.block_size,
-            utilization=scheduler.gpu_memory_utilization,
-            reserve_bytes=reserve,
-            exact_weights=engine is not None,
-            outside_bytes=_outside_bytes(model, table, model_table.dtype, source, key),
-            block_bytes=0 if layout is None else layout.block_bytes,
-            draft=draft,
-            source=f"{source}: {key}",
-        )
+        memory, num_blocks = memories[machine.table]
         yield ReplicaPlan(
             replica_id=replica_id,
             group=group,
@@ -329,12 +305,57 @@ def _plan_group(
             scheduler=scheduler,
             latency=latency,
             memory=memory,
-            num_blocks=scheduler.num_blocks
-            or memory.num_blocks - (0 if engine is None else NULL_BLOCKS),
+            num_blocks=num_blocks,
             max_model_tokens=model_table.max_model_tokens or model.max_position,
             kv_layout=layout,
             draft=draft,
         )
+
+
+def _memory(
+    table: ReplicaTable,
+    model_table: ModelTable,
+    model: ModelSpec,
+    scheduler: SchedulerTable,
+    latency: LatencyTable,
+    gpu: GpuSpec,
+    layout: KvLayout | None,
+    draft: Draft | None,
+    source: str,
+    key: str,
+) -> tuple[MemoryPlan, int]:
+    """How the memory of a replica on such GPUs is divided, and its KV blocks."""
+    engine = _counted_engine(scheduler, latency)
+    reserve = 0
+    if engine is not None:
+        kept = engine_memory(
+            model,
+            _memory_rule(engine),
+            tp=table.tensor_parallel,
+            element_bytes=sizes.weight_bytes(1, sizes.activation_dtype(model, model_table.dtype)),
+            max_num_seqs=scheduler.requests_max,
+            max_num_batched_tokens=scheduler.tokens_max,
+        )
+        reserve = kept.total_bytes
+    memory = engine_plan(
+        model,
+        gpu.memory_gib if engine is None else gpu.reported_gib,
+        tp=table.tensor_parallel,
+        pp=table.pipeline_parallel,
+        ep=table.expert_parallel,
+        dtype=model_table.dtype,
+        kv_cache_dtype=model_table.kv_cache_dtype,
+        block_size=scheduler.block_size,
+        utilization=scheduler.gpu_memory_utilization,
+        reserve_bytes=reserve,
+        exact_weights=engine is not None,
+        outside_bytes=_outside_bytes(model, table, model_table.dtype, source, key),
+        block_bytes=0 if layout is None else layout.block_bytes,
+        draft=draft,
+        source=f"{source}: {key}",
+    )
+    blocks = memory.num_blocks - (0 if engine is None else NULL_BLOCKS)
+    return memory, scheduler.num_blocks or blocks
 
 
 def _check_drafts(replicas: Sequence[ReplicaPlan], source: str) -> None:

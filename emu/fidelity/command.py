@@ -23,6 +23,7 @@ from emu.fidelity.runs import METRICS, MeasuredRun
 from emu.fidelity.summary import Group, Summary, summarize
 from emu.latency.engine import DEFAULT_ENGINE, engine_text
 from emu.process.terminal import open_console
+from emu.tools.systems import SystemRow, power_rows, throughput_rows
 
 _NAMES = {
     "ttft": "TTFT",
@@ -47,7 +48,11 @@ def fidelity_command(
     processes: int,
     as_json: bool,
 ) -> int:
-    """Find, emulate, print. Raises InputError if no run is found."""
+    """Find, emulate, print. Raises InputError if no run is found.
+
+    Systems of which only a series over time is known (`emu/tools/systems.py`) follow the board in
+    a table of their own; nothing is fitted to them.
+    """
     runs = [r for r in find_runs(directory) if not only or any(word in r.run_id for word in only)]
     if not runs:
         raise InputError(str(directory), None, "--only", "no run has such a word in its name")
@@ -69,11 +74,20 @@ def fidelity_command(
         fits["all"] = found
         title = f"constants fitted to these runs ({fit_to})"
         fit_to.write_text(engine_text(found.engine, DEFAULT_ENGINE), encoding="utf-8")
+    systems: list[SystemRow] = []
+    if not needs_fit and not only:
+        systems = [*throughput_rows(directory, overrides), *power_rows(directory, overrides)]
     console = open_console()
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(_document(runs, rows, fits))).decode())
+        document = _document(runs, rows, fits)
+        document["systems"] = [
+            msgspec.to_builtins(row) | {"error_percent": row.error} for row in systems
+        ]
+        print(msgspec.json.format(msgspec.json.encode(document)).decode())
         return 0
     _print(console, rows, summarize(rows), title)
+    if systems:
+        console.print(_of_systems(systems))
     for group, found in fits.items():
         console.print(f"without {group}: {_constants(found)}" if left_out else _constants(found))
     return 0
@@ -223,6 +237,17 @@ def _print(console: Console, rows: Sequence[Row], summary: Summary, title: str) 
             f"published errors of {name}, median of {errors['runs']:.0f} runs: {figures} %",
             soft_wrap=True,
         )
+
+
+def _of_systems(rows: Sequence[SystemRow]) -> Table:
+    table = Table(title="Systems measured over time", title_justify="left")
+    for column in ("system", "unit", "measured", "emulated", "error %", "by second %"):
+        table.add_column(column, justify="left" if column in ("system", "unit") else "right")
+    for row in rows:
+        series = "" if row.series_error is None else f"{row.series_error:.1f}"
+        figures = f"{row.measured:,.1f}", f"{row.emulated:,.1f}", f"{row.error:+.1f}"
+        table.add_row(row.name, row.unit, *figures, series)
+    return table
 
 
 def _add_group(table: Table, group: Group) -> None:

@@ -33,6 +33,7 @@ from emu.config.schema import (
 from emu.errors import InputError, PluginError
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.latency.corrected import CorrectedBackend, is_corrected
+from emu.latency.eager import eager_calls
 from emu.latency.engine import (
     NO_ENGINE,
     EngineModel,
@@ -313,8 +314,13 @@ def _watch(made: Any, path: str) -> None:
 def engine_of(table: LatencyTable, source: str = "config") -> EngineModel | None:
     """The engine that a latency table names; None = kernels alone."""
     if not table.host_overhead or table.engine == NO_ENGINE:
+        if isinstance(table, RooflineTable) and table.enforce_eager:
+            problem = "needs an engine that launches kernels, not engine none"
+            raise InputError(source, None, "latency.enforce_eager", problem)
         return None
     model = engine_model(table.engine, source)
+    if isinstance(table, RooflineTable) and table.enforce_eager:
+        model = msgspec.structs.replace(model, enforce_eager=True)
     if table.step_overhead_us >= 0:
         model = with_step_overhead(model, table.step_overhead_us)
     return model
@@ -335,6 +341,7 @@ def engine_steps(context: LatencyContext) -> EngineSteps | None:
         max_num_batched_tokens=context.max_num_batched_tokens,
         overlapped=context.overlapped,
         fused_bytes_max=fused_bytes_max(model, context.gpu.architecture, context.tensor_parallel),
+        eager=eager_calls(context.model, context.tensor_parallel) if model.enforce_eager else None,
     )
 
 

@@ -45,6 +45,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final, final
 
+from mypy_extensions import mypyc_attr
+
 from emu.config.schema import VllmTable
 from emu.kv.blocks import BlockPool
 from emu.kv.grouped import GroupedPool
@@ -109,6 +111,7 @@ class Forming:
         self.preempted = []
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class VllmScheduler(Scheduler):
     """One replica's scheduler, for stepping and leaping alike."""
 

@@ -380,6 +380,12 @@ class RooflineTable(LatencyTable, kw_only=True, frozen=True):
     compute_efficiency: ComputeEfficiency = 0.0
     memory_efficiency: MemoryEfficiency = 0.0
     round_tokens_to: RoundTokens = 1
+    enforce_eager: Annotated[
+        bool,
+        doc(
+            "No compilation and no CUDA graphs: the host calls every kernel of every step (vLLM's --enforce-eager; docs/model.md)."
+        ),
+    ] = False
 
 
 class ProfileTable(LatencyTable, kw_only=True, frozen=True):

@@ -4,7 +4,7 @@ Owns the composition of an iteration from operations. What depends on the number
 of logit rows) only is computed once for each number and kept; attention over context is a closed
 formula. An iteration costs a few look-ups.
 
-Attention of decodes is the larger of two lines in the summed context, whose coefficients depend on
+Attention of decodes is a line in the summed context, whose coefficients depend on
 the number of sequences only (`attention.py`). They are binary fixed-point numbers and all
 arithmetic is on integers, hence a leap over many steps equals stepping bit for bit. In
 sliding-window layers the sum over members of min(context, window) is bounded by min(summed
@@ -19,6 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 from numpy.typing import NDArray
 
 from emu.catalogue import sizes
@@ -41,9 +42,10 @@ _COEFFICIENT_BITS: Final = 26
 _right_shift: Final = np.right_shift
 _accumulate: Final = np.add.accumulate
 
-_Lines = tuple[int, int, int, int]
+_Line = tuple[int, int]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RooflineBackend:
     """Implements `LatencyBackend` for one kind of replica."""
 
@@ -111,13 +113,13 @@ class RooflineBackend:
             round(self.kernels.prompts.launch_us * 1000),
         )
         # A slow custom GPU gets fewer fraction bits, so that products stay within 64 bits.
-        far_ns = self.attention.decode_lines(1).far_slope * NS_PER_S
-        self._shift = max(0, min(_SHIFT, _COEFFICIENT_BITS - int(far_ns).bit_length()))
+        slope_ns = self.attention.decode_line(1).slope * NS_PER_S
+        self._shift = max(0, min(_SHIFT, _COEFFICIENT_BITS - int(slope_ns).bit_length()))
         self._shift_array = np.array(self._shift)  # numpy converts a plain integer at each call
-        self._lines: dict[int, _Lines] = {}
+        self._lines: dict[int, _Line] = {}
         # The same for all layers of one stage without windows.
         self._is_plain = self._is_one_stage and not self.parts[0].window
-        self._plain_lines: dict[int, _Lines] = {}
+        self._plain_lines: dict[int, _Line] = {}
 
     def _part(self, start: int, end: int, stage: int) -> Part:
         spec = self.spec
@@ -222,46 +224,36 @@ class RooflineBackend:
 
     # --- attention over context -----------------------------------------------------------------
 
-    def _decode_lines(self, count: int) -> _Lines:
+    def _decode_line(self, count: int) -> _Line:
         """Decode attention of a layer for so many sequences, in fixed point."""
         found = self._lines.get(count)
         if found is None:
             scale = NS_PER_S * (1 << self._shift)
-            near, near_slope, far, far_slope = self.attention.decode_lines(count)
-            found = self._lines[count] = (
-                round(near * scale),
-                round(near_slope * scale),
-                round(far * scale),
-                round(far_slope * scale),
-            )
+            start, slope = self.attention.decode_line(count)
+            found = self._lines[count] = (round(start * scale), max(1, round(slope * scale)))
         return found
 
-    def _stage_lines(self, count: int) -> _Lines:
+    def _stage_line(self, count: int) -> _Line:
         """The same for all layers of the one stage without windows."""
         found = self._plain_lines.get(count)
         if found is None:
             layers = self.parts[0].full
-            near, near_slope, far, far_slope = self._decode_lines(count)
-            found = self._plain_lines[count] = (
-                layers * near,
-                layers * near_slope,
-                layers * far,
-                layers * far_slope,
-            )
+            start, slope = self._decode_line(count)
+            found = self._plain_lines[count] = (layers * start, layers * slope)
         return found
 
     def _decode_attention_ns(self, shape: BatchShape, part: Part) -> int:
         count, seen = sequences_of(shape)
         if shape.verify is None:
-            near, near_slope, far, far_slope = self._decode_lines(count)
+            start, slope = self._decode_line(count)
         else:
-            lines = self.attention.verify_lines(count, queries_of(shape))
             scale = NS_PER_S * (1 << self._shift)
-            near, near_slope, far, far_slope = (round(figure * scale) for figure in lines)
-        total = part.full * max(near + near_slope * seen, far + far_slope * seen)
+            line = self.attention.verify_line(count, queries_of(shape))
+            start, slope = round(line.start * scale), round(line.slope * scale)
+        total = part.full * (start + slope * seen)
         if part.window:
             seen = min(seen, count * self.spec.window)
-            total += part.window * max(near + near_slope * seen, far + far_slope * seen)
+            total += part.window * (start + slope * seen)
         return total >> self._shift
 
     def _launches_ns(self, shape: BatchShape, part: Part) -> int:
@@ -319,12 +311,8 @@ class RooflineBackend:
         count = shape.decode_count
         if count:
             if self._is_plain:
-                lines = self._plain_lines.get(count) or self._stage_lines(count)
-                near, near_slope, far, far_slope = lines
-                seen = shape.decode_context_sum + count
-                near += near_slope * seen
-                far += far_slope * seen
-                total += (near if near > far else far) >> self._shift
+                start, slope = self._plain_lines.get(count) or self._stage_line(count)
+                total += (start + slope * (shape.decode_context_sum + count)) >> self._shift
             else:
                 total += self._decode_attention_ns(shape, self.parts[0])
         if shape.prefill_new:
@@ -375,11 +363,9 @@ class RooflineBackend:
             if base > 0:
                 count = shape.decode_count
                 seen = shape.decode_context_sum + count
-                near, near_slope, far, far_slope = self._stage_lines(count)
-                base <<= self._shift
-                near += near_slope * seen + base
-                far += far_slope * seen + base
-                costs = _series(near, near_slope * count, far, far_slope * count, steps, before)
+                start, slope = self._stage_line(count)
+                start += slope * seen + (base << self._shift)
+                costs = _series(start, slope * count, steps, before)
                 _right_shift(costs, self._shift_array, costs)
                 if self.engine is not None:
                     least_ns, exposed_ns = self.engine.host_bounds_ns(shape)
@@ -401,12 +387,12 @@ class RooflineBackend:
         seen = np.arange(steps, dtype=np.int64)
         seen *= count
         seen += shape.decode_context_sum + count
-        near, near_slope, far, far_slope = self._decode_lines(count)
-        full = np.maximum(near + near_slope * seen, far + far_slope * seen)
+        start, slope = self._decode_line(count)
+        full = start + slope * seen
         inside = full
         if window:
             np.minimum(seen, count * window, out=seen)
-            inside = np.maximum(near + near_slope * seen, far + far_slope * seen)
+            inside = start + slope * seen
         costs = np.zeros(steps, dtype=np.int64)
         for index, (part, (_, base)) in enumerate(
             zip(parts, self._token_costs(shape), strict=True)
@@ -478,17 +464,6 @@ def queries_of(shape: BatchShape) -> int:
     return shape.decode_count + (0 if shape.verify is None else shape.verify.tokens)
 
 
-def _series(
-    near: int, near_growth: int, far: int, far_growth: int, steps: int, before: int
-) -> NDArray[np.int64]:
-    """The larger of two arithmetic series, term by term, behind `before` terms of no meaning."""
-    last = steps - 1
-    if near >= far and near + last * near_growth >= far + last * far_growth:
-        start, growth = near, near_growth
-    elif far >= near and far + last * far_growth >= near + last * near_growth:
-        start, growth = far, far_growth
-    else:
-        ramp = np.arange(-before, steps, dtype=np.int64)
-        costs: NDArray[np.int64] = np.maximum(ramp * near_growth + near, ramp * far_growth + far)
-        return costs
+def _series(start: int, growth: int, steps: int, before: int) -> NDArray[np.int64]:
+    """An arithmetic series behind `before` terms of no meaning."""
     return np.arange(start - growth * before, start + growth * steps, growth, dtype=np.int64)

@@ -235,11 +235,10 @@ class MixedRooflineBackend(RooflineBackend):
             if kind.attention is not None:
                 seen = min(context, count * kind.window_tokens) if kind.window_tokens else context
                 if shape.verify is None:
-                    lines = kind.attention.decode_lines(count)
+                    line = kind.attention.decode_line(count)
                 else:
-                    lines = kind.attention.verify_lines(count, queries)
-                near, near_slope, far, far_slope = lines
-                seconds += kind.count * max(near + near_slope * seen, far + far_slope * seen)
+                    line = kind.attention.verify_line(count, queries)
+                seconds += kind.count * (line.start + line.slope * seen)
                 seconds += kind.count * self._choosing_s(kind.layer, context, pairs)
             if kind.state_bytes:
                 # Read once for each sequence, written after each token that may be the last.
