@@ -82,6 +82,8 @@ class Request:
     """After arrival: its prefill's KV waits until then for the decode replica to be named (-1 = it
     does not wait; from `HANDOFF_NEVER_NS` on no time is known)."""
 
+    model: int
+    """Which of the served models it asks for; -1 = none that is served."""
     row: int
     """Position among all released requests in order of arrival: its row in requests.csv."""
     status: Status
@@ -155,6 +157,7 @@ class Request:
         "max_output_tokens",
         "migration_ns",
         "migrations",
+        "model",
         "npu_hit_tokens",
         "output_tokens",
         "pin",
@@ -212,6 +215,7 @@ class Request:
         self.pin = -1
         self.decode_pin = -1
         self.handoff_after_ns = -1
+        self.model = 0
         self.row = row
         self.status = _CREATED
         self.holder_id = -1

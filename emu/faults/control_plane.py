@@ -25,7 +25,8 @@ def lose_memory(injector: Injector, machine: int) -> None:
     cluster = injector.cluster
     if machine not in injector.recovery.cacheless:
         injector.recovery.cacheless.append(machine)
-    cluster.scaler.lose_cache(machine)
+    for scaler in cluster.scalers:
+        scaler.lose_cache(machine)
     _lose_tier(injector, "cpu", machine)
     for replica in cluster.replicas:
         if replica.machine == machine:
@@ -56,7 +57,7 @@ def _lose_tier(injector: Injector, kind: str, machine: int) -> None:
 
 def stale_cache(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
     """The directory says that a machine has the weights, and they are gone."""
-    scaler = injector.cluster.scaler
+    scalers = injector.cluster.scalers
 
     def is_gone(machine: int) -> bool:
         if fault.node not in (-1, machine):
@@ -66,9 +67,15 @@ def stale_cache(injector: Injector, fault: FaultTable, rng: np.random.Generator)
         injector.note(fault, f"machine {machine}")
         return True
 
-    scaler.stale.append(is_gone)
+    for scaler in scalers:
+        scaler.stale.append(is_gone)
     if fault.duration_s:
-        injector.later(s_to_ns(fault.duration_s), lambda: scaler.stale.remove(is_gone))
+
+        def over() -> None:
+            for scaler in scalers:
+                scaler.stale.remove(is_gone)
+
+        injector.later(s_to_ns(fault.duration_s), over)
 
 
 def expire_drain(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
@@ -90,27 +97,31 @@ def expire_drain(injector: Injector, fault: FaultTable, rng: np.random.Generator
 
 def blur_metrics(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
     """What the planner knows of the load stands still, comes late, or does not come at all."""
-    scaler = injector.cluster.scaler
-    if not scaler.is_active:
+    scalers = injector.cluster.scalers
+    if not scalers[0].is_active:
         injector.miss(fault, "there is no planner")
         return
     injector.note(fault, "planner")
-    sight, late_ns = scaler.sight, ms_to_ns(fault.magnitude)
-    if fault.kind == "metrics_frozen":
-        sight.freeze(scaler.snapshot())
-    elif fault.kind == "metrics_delayed":
-        sight.slow(late_ns, scaler.snapshot())
-    else:
-        sight.lose()
+    late_ns = ms_to_ns(fault.magnitude)
+    for scaler in scalers:
+        sight = scaler.sight
+        if fault.kind == "metrics_frozen":
+            sight.freeze(scaler.snapshot())
+        elif fault.kind == "metrics_delayed":
+            sight.slow(late_ns, scaler.snapshot())
+        else:
+            sight.lose()
 
     def over() -> None:
-        if fault.kind == "metrics_frozen":
-            sight.thaw()
-        elif fault.kind == "metrics_delayed":
-            sight.slow(-late_ns, scaler.snapshot())
-        else:
-            sight.find()
-        scaler.look()
+        for scaler in scalers:
+            sight = scaler.sight
+            if fault.kind == "metrics_frozen":
+                sight.thaw()
+            elif fault.kind == "metrics_delayed":
+                sight.slow(-late_ns, scaler.snapshot())
+            else:
+                sight.find()
+            scaler.look()
         injector.end(fault, "planner")
 
     if fault.duration_s:
@@ -119,9 +130,10 @@ def blur_metrics(injector: Injector, fault: FaultTable, rng: np.random.Generator
 
 def restart_planner(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
     """The planner loses its memory, and is back after the fault's duration."""
-    scaler = injector.cluster.scaler
-    if not scaler.is_active:
+    scalers = injector.cluster.scalers
+    if not scalers[0].is_active:
         injector.miss(fault, "there is no planner")
         return
     injector.note(fault, "planner")
-    scaler.restart(injector.kernel.now_ns + s_to_ns(fault.duration_s))
+    for scaler in scalers:
+        scaler.restart(injector.kernel.now_ns + s_to_ns(fault.duration_s))

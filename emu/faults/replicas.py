@@ -43,7 +43,12 @@ def _target(injector: Injector, fault: FaultTable) -> Replica | None:
     if fault.replica >= 0:
         return replicas[fault.replica]
     if fault.stage == "source":
-        sending = [source for source in injector.cluster.scaler.sending() if source >= 0]
+        sending = [
+            source
+            for scaler in injector.cluster.scalers
+            for source in scaler.sending()
+            if source >= 0
+        ]
         return replicas[sending[0]] if sending else None
     states = states_of(fault.stage)
     return next((r for r in replicas if r.state in states), None)
@@ -113,7 +118,9 @@ def _owner(injector: Injector, fault: FaultTable) -> Replica | None:
     """The replica that the fault names, or the one on its GPU; None (told) if there is none."""
     if fault.gpu < 0:
         return injector.cluster.replicas[fault.replica]
-    owner = next((r for r in injector.cluster.replicas if fault.gpu in r.gpus), None)
+    there = [r for r in injector.cluster.replicas if fault.gpu in r.gpus]
+    there.sort(key=lambda r: r.state in (S.FAILED, S.INACTIVE))  # those that are loaded first
+    owner = next(iter(there), None)
     if owner is None:
         injector.miss(fault, f"GPU {fault.gpu} belongs to no replica")
     return owner

@@ -34,6 +34,11 @@ class MigrationWorld(Protocol):
         """All of them, ascending id."""
         ...
 
+    @property
+    def members(self) -> Sequence[Replica]:
+        """Those that serve the same model, ascending id."""
+        ...
+
     def receivers(self) -> Sequence[Replica]:
         """Those whose state lets them receive KV, ascending id."""
         ...

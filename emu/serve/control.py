@@ -102,7 +102,7 @@ def snapshot(house: House) -> dict[str, Any]:
         "startup_left_s": round(house.startup_left_s, 3),
         "is_draining": house.is_draining,
         "outstanding": gateway.outstanding,
-        "held": len(gateway.held) + (len(gateway.queue) if gateway.queue is not None else 0),
+        "held": len(gateway.held) + sum(map(len, gateway.queues)),
         "replicas": replicas,
         "flows": cluster.network.active,
         "moved_bytes": cluster.network.moved_bytes,

@@ -71,6 +71,8 @@ class Line(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     session_id: str = ""
     tenant: str = ""
     priority: int = 0
+    model: str = ""
+    """What the client asks for; empty = whatever is served."""
     replica: int = -1
     """The replica that an outside router chose; -1 = the router of the configuration."""
     decode_replica: int = -1

@@ -13,6 +13,7 @@ class Session(msgspec.Struct):
 
     session_id: str
     tenant: str
+    model: int
     priority: int
     next_request_id: int
     turns: list[Turn]
@@ -26,7 +27,7 @@ class Session(msgspec.Struct):
         return len(self.turns) - self.next_index
 
 
-def open_session(line: Line, first_id: int) -> Session:
+def open_session(line: Line, first_id: int, model: int = 0) -> Session:
     """The session of a line, nothing released yet."""
     turns = line.sub_requests
     assert turns is not None
@@ -39,7 +40,7 @@ def open_session(line: Line, first_id: int) -> Session:
         for turn in turns
     ]
     session_id = line.session_id or f"session_{first_id}"
-    return Session(session_id, line.tenant, line.priority, first_id, slim, prefixes)
+    return Session(session_id, line.tenant, model, line.priority, first_id, slim, prefixes)
 
 
 def make_request(

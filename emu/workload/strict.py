@@ -16,7 +16,7 @@ from emu.workload.items import ID_MAX, TIME_MAX_NS, TOKENS_MAX, Line, Notes, Tur
 TURN_NAMES: Final = frozenset(Turn.__struct_fields__)
 FLAT_NAMES: Final = frozenset(Line.__struct_fields__) - {"sub_requests"}
 SESSION_NAMES: Final = frozenset(
-    ("arrival_time_ns", "session_id", "tenant", "priority", "sub_requests")
+    ("arrival_time_ns", "session_id", "tenant", "model", "priority", "sub_requests")
 )
 
 
@@ -47,6 +47,7 @@ def read_line(source: str, number: int, raw: bytes, notes: Notes) -> Line:
         arrival_time_ns=read_int(place, fields, "arrival_time_ns", 0, TIME_MAX_NS),
         session_id=_read_text(place, fields, "session_id"),
         tenant=_read_text(place, fields, "tenant"),
+        model=_read_text(place, fields, "model"),
         priority=read_int(place, fields, "priority", -TOKENS_MAX, TOKENS_MAX, 0),
     )
     if session:

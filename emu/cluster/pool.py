@@ -1,0 +1,161 @@
+"""The replicas of one served model, and what they share; the whole cluster if there is one model.
+
+Owns the queue of prompts, the relay of live scaling, the list of receivers and of watchers that
+wait for one, and the control loops of the model (rejecter, planner). It is the world that watchers
+and the planner see: another model's replicas are not in it, its GPUs and links are (`sharing.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from emu.kernel.clock import Kernel
+from emu.migration.transfer import MigratingBatch
+from emu.migration.watcher import Watcher
+from emu.network.carrier import Carrier
+from emu.replica.relay_board import RelayBoard
+from emu.replica.replica import Replica
+from emu.replica.states import RECEIVING
+from emu.request import Request, Status
+from emu.scheduling.fcfs import PrefillQueue
+
+if TYPE_CHECKING:
+    from emu.autoscale.kv_reject import KvRejecter
+    from emu.autoscale.scaler import Scaler
+    from emu.cluster.cluster import Cluster
+
+
+class ModelPool:
+    """Implements `MigrationWorld` and `ScalerWorld` for one model."""
+
+    rejecter: KvRejecter | None = None
+    scaler: Scaler
+
+    def __init__(
+        self, cluster: Cluster, index: int, name: str, *, queue: PrefillQueue | None
+    ) -> None:
+        self.index = index
+        self.name = name
+        self.cluster = cluster
+        self.kernel: Kernel = cluster.kernel
+        self.queue = queue
+        self.members: list[Replica] = []
+        """Its replicas, ascending id."""
+        self.relay = RelayBoard(lambda: self.members, cluster.next_batch_id)
+        self.scarce_decode = False
+        self.tokens_in_migration = 0
+        self.attempts_max = cluster.config.recovery.max_retries
+        self._stuck: dict[int, Watcher] = {}
+        self._receivers: list[Replica] | None = None
+        """Replicas that may receive KV; None = to be found again."""
+
+    @property
+    def is_only(self) -> bool:
+        """The cluster serves no other model."""
+        return len(self.cluster.pools) == 1
+
+    @property
+    def replicas(self) -> Sequence[Replica]:
+        """All replicas of the cluster, by id."""
+        return self.cluster.replicas
+
+    @property
+    def network(self) -> Carrier:
+        """The links."""
+        return self.cluster.network
+
+    # --- changes ------------------------------------------------------------------------------
+    def replica_moved(self) -> None:
+        """A replica has changed its state."""
+        self._receivers = None
+
+    def poke(self) -> None:
+        """Blocks or a lock are free: watchers that wait for a destination look again."""
+        if self._stuck:
+            for source_id in sorted(self._stuck):  # the order of getting stuck must not matter
+                self._stuck[source_id].look()
+
+    # --- ScalerWorld --------------------------------------------------------------------------
+    def waiting(self) -> tuple[int, int, int]:
+        """Requests and prompt tokens that no replica has begun, and requests in the system."""
+        gateway = self.cluster.gateway
+        held = [r for r in gateway.held if self.is_only or r.model == self.index]
+        requests, tokens = len(held), sum(r.prompt_tokens for r in held)
+        if self.queue is not None:
+            requests += len(self.queue)
+            tokens += self.queue.waiting_prefill_tokens
+        else:
+            for replica in self.members:
+                requests += replica.scheduler.waiting_count
+                tokens += replica.scheduler.waiting_tokens
+        outstanding = gateway.outstanding
+        if not self.is_only:
+            outstanding = gateway.dispatches[self.index].outstanding
+        return requests, tokens, outstanding
+
+    def is_placeable(self, replica: Replica) -> bool:
+        """No replica of another model is on its GPUs."""
+        return self.cluster.sharing.is_free(replica)
+
+    @property
+    def placements(self) -> int:
+        """Changes whenever GPUs that models share are taken or given back."""
+        return self.cluster.sharing.version
+
+    def wants_room(self, replicas: int) -> None:
+        """So many replicas find no GPUs: other models give up spares and what they can spare."""
+        self.cluster.sharing.make_room(self, replicas)
+
+    def note(self, kind: str, target: str, text: str) -> None:
+        """A line in the run's timeline."""
+        self.cluster.note(kind, target if self.is_only else target or self.name, text)
+
+    def give_up(self, replica: Replica) -> None:
+        """A live load has failed: KV that waits there, and batches handed over, are lost."""
+        self.cluster.recovery.give_up(replica)
+
+    # --- MigrationWorld -----------------------------------------------------------------------
+    def receivers(self) -> Sequence[Replica]:
+        """Replicas whose state lets them receive KV, ascending id."""
+        if self._receivers is None:
+            self._receivers = [r for r in self.members if r.state in RECEIVING]
+        return self._receivers
+
+    def set_stuck(self, watcher: Watcher, *, is_stuck: bool) -> None:
+        """Keep the list of watchers that wait for a destination."""
+        source_id = watcher.source.replica_id
+        if is_stuck:
+            self._stuck[source_id] = watcher
+        else:
+            self._stuck.pop(source_id, None)
+
+    def on_transfer(
+        self, batch: MigratingBatch, source: Replica, destination: Replica, ended_ns: int
+    ) -> None:
+        """A migration has ended."""
+        self.cluster.on_transfer(batch, source, destination, ended_ns)
+
+    def next_batch_id(self) -> int:
+        """Ids of migrating batches."""
+        return self.cluster.next_batch_id()
+
+    def refuses(self, source: Replica, destination: Replica, requests: list[Request]) -> bool:
+        """A fault makes this destination refuse what it has room for."""
+        return self.cluster.refuses(source, destination, requests)
+
+    def retry_pause_ns(self, attempts: int) -> int:
+        """How long a batch that is refused everywhere waits."""
+        return self.cluster.retry_pause_ns(attempts)
+
+    def terminal(self, request: Request, status: Status, reason: str = "") -> None:
+        """A request's one terminal event."""
+        self.cluster.terminal(request, status, reason)
+
+    def on_capacity(self, replica: Replica) -> None:
+        """Blocks or the lock of a replica have become free."""
+        self.cluster.on_capacity(replica)
+
+    def lost(self, requests: Sequence[Request], reason: str) -> None:
+        """The KV of these requests is gone: they start again elsewhere, or fail."""
+        self.cluster.lost(requests, reason)
