@@ -27,6 +27,7 @@ import numpy as np
 from emu.config.load import config_from_dict, load_config
 from emu.config.schema import Config
 from emu.errors import EmuError, InputError
+from emu.plugins import named
 from emu.report.rundata import find
 from emu.report.summary import Summary, read_summary
 from emu.runs.runner import RunResult, adjust, execute
@@ -188,6 +189,8 @@ def _toml(value: Any, key: str) -> str:
     """A value as TOML on one line."""
     if isinstance(value, np.generic):
         value = value.item()
+    if isinstance(value, type):
+        value = named(value)
     if isinstance(value, (bool, str)):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, (int, float)):

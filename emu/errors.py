@@ -5,7 +5,9 @@
     ├── RunError              the run cannot continue: exit status 3
     │   ├── Deadlock          work outstanding, nothing scheduled
     │   ├── Zeno              too many events at one instant
-    │   └── LimitReached      a limit that the user set was reached
+    │   ├── LimitReached      a limit that the user set was reached
+    │   ├── Stalled           simulated time goes on without progress
+    │   └── PluginError       a class of the user's own failed in the run
     └── InvariantViolation    our own bug: exit status 4, carries time, object and its story
         ├── InvalidTransition
         └── UnexpectedEvent
@@ -21,6 +23,16 @@ from typing import Final
 
 DISTRIBUTION: Final = "emu-llm"
 """Name in the package registry; `emu` is the name of the import and of the command."""
+
+
+def printable(text: str) -> str:
+    """The text with control characters as escapes: a terminal shows them and does not obey them."""
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode()
+        for c in text
+    )
 
 
 class EmuError(Exception):
@@ -43,18 +55,7 @@ class InputError(EmuError):
         self.field = field
         self.problem = problem
         where = source if line is None else f"{source}:{line}"
-        super().__init__(": ".join(part for part in (where, field, problem) if part))
-
-
-@contextlib.contextmanager
-def naming(source: str) -> Iterator[None]:
-    """Errors of a configuration whose place did not know its file get the file's name."""
-    try:
-        yield
-    except InputError as error:
-        if error.source != "config":
-            raise
-        raise InputError(source, error.line, error.field, error.problem) from error
+        super().__init__(printable(": ".join(part for part in (where, field, problem) if part)))
 
 
 def install_hint(extra: str) -> str:
@@ -91,6 +92,14 @@ class Zeno(RunError):
 
 class LimitReached(RunError):
     """A limit that the user set (simulated time, events) was reached."""
+
+
+class Stalled(RunError):
+    """Simulated time goes on, and no request gets a token or ends."""
+
+
+class PluginError(RunError):
+    """A class of the user's own raised an exception, or answered what it must not."""
 
 
 class PaceLost(RunError):

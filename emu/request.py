@@ -38,6 +38,7 @@ class Status(enum.IntEnum):
 
 # Python 3.11 looks a member up in its class far more slowly than a name of the module.
 _CREATED: Final = Status.CREATED
+_RUNNING: Final = Status.RUNNING
 _COMPLETED: Final = Status.COMPLETED
 
 
@@ -247,6 +248,22 @@ class Request:
         self.max_gap_ns = 0
         self.replica_id = -1
         self.decode_replica_id = -1
+
+    def arrive(self, replica_id: int, waited_ns: int) -> None:
+        """Its KV is at the replica that decodes it, after so long between the two."""
+        self.migrations += 1
+        self.migration_ns += waited_ns
+        self.holder_id = replica_id
+        self.status = _RUNNING
+
+    def note_migration(self, waited_ns: int) -> None:
+        """It has moved while it ran, and stood still for so long."""
+        self.migrations += 1
+        self.migration_ns += waited_ns
+
+    def lose_computed(self, tokens: int) -> None:
+        """The KV of so many tokens is gone: they are to be computed again."""
+        self.recomputed_tokens += tokens
 
     @property
     def reached_tokens(self) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1] / "emu"
 
 ORDER = (
-    *("errors", "log", "units", "rng", "plugins", "request", "process"),
+    *("errors", "log", "units", "rng", "plugins", "request", "policy", "process"),
     *("kernel", "config", "catalogue", "workload", "network", "kv", "routing", "latency", "astra"),
     *("scheduling", "replica", "migration", "autoscale", "faults", "cluster", "report", "runs"),
     *(

@@ -12,7 +12,7 @@ complete; decides nothing.
              a stripe of the weights (64 MiB pieces dealt in turn), 2 MiB behind each other; the
              nodes of a machine pass the stripes on in a ring, 64 MiB behind
     host     memory of the machine -> GPU;  disk: SSD -> memory, then memory -> GPU
-    remote   memory of another machine -> its NICs, one for each GPU in turn -> GPU
+    remote   memory of another machine -> its NICs, one for each GPU -> GPU
 """
 
 from __future__ import annotations
@@ -241,10 +241,10 @@ class Loader:
             if active.is_cancelled:
                 return
             paths = [
-                topology.host_to_remote_path(active.load.machine, lane, gpu)
+                topology.host_to_remote_path(active.load.machine, gpu)
                 if method == "remote"
                 else topology.host_to_gpu_path(gpu)
-                for lane, (gpu, _) in enumerate(gpus)
+                for gpu, _ in gpus
             ]
             self._carry(
                 active,

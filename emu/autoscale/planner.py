@@ -15,12 +15,15 @@ How a demand is met (revive, reuse, load from where) is the executor's plan, not
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from emu.autoscale.demand import Demand, Rates, demand
 from emu.autoscale.snapshot import Snapshot
 from emu.config.schema import AutoscaleTable
+from emu.errors import PluginError
 from emu.plugins import make_plugin
+from emu.policy.calls import shown
 
 
 class Planner(Protocol):
@@ -55,14 +58,51 @@ class BlitzPlanner:
         return -1
 
 
-def make_planner(table: AutoscaleTable, rates: Rates) -> Planner:
-    """The planner that `autoscale.planner` names. Raises InputError for an unknown one."""
+class _Own:
+    """A planner of a user's own, whose answers are looked at."""
+
+    def __init__(self, made: Any, path: str) -> None:
+        self._made = made
+        self._what = f"autoscale.planner: {path}"
+        self.needs_ticks = bool(made.needs_ticks)
+
+    def decide(self, snapshot: Snapshot) -> Demand:
+        """What the other wants; PluginError if that is no demand."""
+        found = self._made.decide(snapshot)
+        if not isinstance(found, Demand):
+            raise PluginError(f"{self._what} wants {shown(found)}; expected a Demand")
+        for name in ("prefill", "decode", "colocated"):
+            change = getattr(found, name)
+            if type(change) is not int:
+                problem = f"wants {name} = {shown(change)}; expected a whole number"
+                raise PluginError(f"{self._what} {problem}")
+        try:
+            found.text()
+        except (TypeError, ValueError, AttributeError):
+            problem = f"gives figures {shown(found.figures)}; expected numbers by name"
+            raise PluginError(f"{self._what} {problem}") from None
+        return found
+
+    def wake_ns(self, snapshot: Snapshot) -> int:
+        """When the other wants to be asked again."""
+        found = self._made.wake_ns(snapshot)
+        if type(found) is not int:
+            problem = f"wants to be woken at {shown(found)}; expected whole ns, or -1"
+            raise PluginError(f"{self._what} {problem}")
+        return found
+
+
+def make_planner(
+    table: AutoscaleTable, rates: Rates, own: Callable[..., Any] = make_plugin
+) -> Planner:
+    """The planner that `autoscale.planner` names; `own` makes one of a user's class.
+
+    Raises InputError for an unknown one.
+    """
     if table.planner in ("blitz", "paper"):
         return BlitzPlanner(table, rates)
     if table.planner == "hpa":
         from emu.autoscale.hpa import HpaPlanner
 
         return HpaPlanner(table)
-    needs = ("needs_ticks", "decide", "wake_ns")
-    made: Planner = make_plugin(table.planner, "autoscale.planner", table, rates, needs=needs)
-    return made
+    return _Own(own(table.planner, "autoscale.planner", table, rates), table.planner)

@@ -11,7 +11,7 @@ Each plan is recorded with the numbers behind it (marks.csv, trace).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -43,6 +43,7 @@ from emu.errors import InputError, InvariantViolation
 from emu.kernel.actor import PARK, Actor
 from emu.kernel.priorities import PRIORITY_CONTROL, PRIORITY_PLANNER
 from emu.network.topology import Topology
+from emu.plugins import make_plugin
 from emu.replica.events import Commanded
 from emu.replica.replica import Replica
 from emu.replica.states import Marker, ReplicaState, Writer
@@ -88,8 +89,10 @@ class Scaler(Launches, Actor):
         cache: HostCache,
         name: str = "planner",
         load_deadline_s: float = 0.0,
+        own: Callable[..., Any] = make_plugin,
     ) -> None:
-        """`load_deadline_s`: loads that take longer are given up; 0 = never."""
+        """`load_deadline_s`: loads that take longer are given up; 0 = never. `own`: makes a planner
+        of a user's own."""
         for name in table.faithful:
             if name not in FAITHFUL:
                 problem = f"unknown name {name!r}; there are {', '.join(FAITHFUL)}"
@@ -106,7 +109,8 @@ class Scaler(Launches, Actor):
             cache=cache,
         )
         self.rates = rates
-        self.planner = make_planner(table, rates)
+        self._own = own
+        self.planner = make_planner(table, rates, own)
         self._wake_at_ns = 0
         """When it looks again without a change; -1 = not."""
         self._is_due = False
@@ -436,7 +440,7 @@ class Scaler(Launches, Actor):
         on without it) and which replicas are closing (their time begins anew).
         """
         kernel = self._world.kernel
-        self.planner = make_planner(self.table, self.rates)
+        self.planner = make_planner(self.table, self.rates, self._own)
         self._down_until_ns = max(self._down_until_ns, until_ns)
         shutting = (S.SHUTTING_NULL, *_REVIVE)
         self._shut_ns = {

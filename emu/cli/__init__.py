@@ -60,6 +60,8 @@ examples:
 
 emu COMMAND --help tells a command's options; docs/index.md leads by what you want to do."""
 _HELP: Final = ("-h", "--help")
+NO_PLUGINS: Final = "--no-plugins"
+"""With every command: configurations may not name classes."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,6 +73,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def call(tokens: Sequence[str]) -> object:
     """Run the command line without the rim: errors are raised."""
     words = list(tokens)
+    if NO_PLUGINS in words:
+        from emu.plugins import allow, forbid
+
+        forbid()
+        try:
+            return call([word for word in words if word != NO_PLUGINS])
+        finally:
+            allow()
     if not words or words[0] in _HELP:
         print(overview())
         return 0
@@ -167,7 +177,12 @@ def overview() -> str:
     for heading, group in groups().items():
         lines += ["", f"{heading}:"]
         lines += [f"  {name:<16}{_summary(name)}" for name in group]
-    lines += ["", "Everywhere: --help; on its own: --version", "", _EXAMPLES]
+    lines += [
+        "",
+        "Everywhere: --help, --no-plugins (no code from configurations); on its own: --version",
+        "",
+        _EXAMPLES,
+    ]
     return "\n".join(lines)
 
 

@@ -93,19 +93,27 @@ def run(
     )
 
 
-def validate(config: Path, *, set_: Overrides = (), json: Json = False) -> int:
+def validate(
+    config: Path,
+    *,
+    plugins: Annotated[bool, Parameter(name="--plugins", negative=())] = False,
+    set_: Overrides = (),
+    json: Json = False,
+) -> int:
     """Read everything, run nothing: derived facts, or the first error.
 
     Parameters
     ----------
     config
         Configuration file.
+    plugins
+        Import classes of your own (this runs their code) and look at what they have.
     json
         The facts as JSON.
     """
     from emu.runs.validate import validate_command
 
-    return validate_command(config, set_, as_json=json)
+    return validate_command(config, set_, as_json=json, imports=plugins)
 
 
 def report(run: Path) -> int:

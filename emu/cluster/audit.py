@@ -165,6 +165,6 @@ def story(cluster: Cluster) -> list[str]:
         )
         lines += [f"  {line}" for line in replica.history[-5:]]
     for watcher in cluster.watchers.values():
-        if watcher.queue or watcher.in_flight is not None or watcher.halves.own():
+        if watcher.outbound.batches() or watcher.outbound.splits():
             lines.append(watcher.describe())
     return lines

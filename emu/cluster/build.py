@@ -7,17 +7,22 @@ made by the cluster, which owns them and the actors too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from emu.catalogue import sizes
 from emu.cluster.dispatch import Dispatch
-from emu.cluster.plan import Plan, ReplicaPlan, groups_of
+from emu.cluster.plan import Plan, ReplicaPlan, groups_of, plugins_of
+from emu.config.names import is_import_path
 from emu.latency.base import LatencyBackend
 from emu.latency.frontend import Intake, OutputStream
-from emu.migration.watcher import Watcher
+from emu.migration.destinations import Destinations
+from emu.migration.outbound import Kv
+from emu.migration.watcher import Watcher, name_of
 from emu.network.placement import Grid
+from emu.plugins import make_plugin
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.replica.table import HANDLERS
@@ -32,6 +37,7 @@ from emu.units import ms_to_ns, s_to_ns
 if TYPE_CHECKING:
     from emu.autoscale.kv_reject import KvRejecter
     from emu.cluster.cluster import Cluster
+    from emu.cluster.insight import Insight
     from emu.cluster.pool import ModelPool
     from emu.config.schema import Config
     from emu.migration.live import LiveMigrator
@@ -43,6 +49,15 @@ _START: Final = {
     "decode": S.DECODE,
     "inactive": S.INACTIVE,
 }
+
+
+def build_insight(cluster: Cluster) -> Insight | None:
+    """What policies of a user's own see; None in a run without any."""
+    if not any(True for _ in plugins_of(cluster.config, cluster.plan.replicas)):
+        return None
+    from emu.cluster.insight import Insight
+
+    return Insight(cluster)
 
 
 def build_queue(plan: Plan, served: str) -> PrefillQueue | None:
@@ -64,13 +79,18 @@ def build_dispatches(cluster: Cluster) -> list[Dispatch]:
         dispatch = Dispatch(
             cluster.kernel,
             make_router(
-                config.router.policy, seed=config.seed, pool=name, match=cluster.prefix_match
+                config.router.policy,
+                seed=config.seed,
+                pool=name,
+                match=cluster.prefix_match,
+                own=make_plugin if cluster.insight is None else cluster.insight.make,
             ),
             pool.members,
             cluster.actors,
             queue=pool.queue,
             delay_ns=ms_to_ns(config.router.signal_delay_ms),
             max_model_tokens=max(r.max_model_tokens for r in plans),
+            is_own=is_import_path(config.router.policy),
         )
         dispatch.outstanding_max = limits.get(pool.name, 0)
         dispatches.append(dispatch)
@@ -140,7 +160,10 @@ def _scheduler(
     has_prefixes: bool,
     leap: bool | None,
 ) -> Scheduler:
-    table = plan.scheduler
+    table, insight = plan.scheduler, cluster.insight
+    eviction = None
+    if insight is not None and is_import_path(getattr(table, "eviction", "")):
+        eviction = insight.eviction(getattr(table, "eviction", ""), plan.replica_id)
     must_step = latency.foreign or bool(plan.data_parallel_group)
     limits = ReplicaLimits(
         num_blocks=plan.num_blocks,
@@ -158,6 +181,8 @@ def _scheduler(
         preemptions_max=cluster.config.limits.preemptions_per_request,
         tiers=cluster.tiers.of(plan),
         ahead=plan.schedules_ahead,
+        own=None if insight is None else partial(insight.make, replica_id=plan.replica_id),
+        eviction=eviction,
     )
 
 
@@ -174,7 +199,7 @@ def join_waves(plan: Plan, replicas: Sequence[Replica]) -> None:
             wave.join(replicas[member.replica_id])
 
 
-def decode_policy(config: Config) -> Literal["first_free", "least_used"]:
+def decode_policy(config: Config) -> str:
     """Where KV goes. What `first_free` keeps empty is of use only to who can take it away."""
     if config.router.decode_policy != "auto":
         return config.router.decode_policy
@@ -183,7 +208,11 @@ def decode_policy(config: Config) -> Literal["first_free", "least_used"]:
 
 def build_watchers(cluster: Cluster) -> dict[int, Watcher]:
     """Who hands over what a replica has prefilled, by the replica's id."""
-    config = cluster.config
+    config, insight = cluster.config, cluster.insight
+    policy = decode_policy(config)
+    own = see = None
+    if insight is not None and is_import_path(policy):
+        own, see = insight.placement(), insight.view
     watchers: dict[int, Watcher] = {}
     tables = [
         {
@@ -196,20 +225,30 @@ def build_watchers(cluster: Cluster) -> dict[int, Watcher]:
         if plan.role == "colocated":
             continue
         pool = cluster.pool_of[replica.replica_id]
+        search = Destinations(
+            replica,
+            pool,
+            holder=name_of(replica.replica_id),
+            policy=policy,
+            are_alike=len(tables[pool.index]) == 1,
+            own=own,
+            see=see,
+        )
+        kv = Kv(
+            block_size=plan.scheduler.block_size,
+            bytes_per_token=plan.kv_bytes_per_token,
+            layerwise=config.network.kv_transfer == "layerwise",
+            connector_ns=round(config.network.connector_us * 1000),
+            connector_block_ns=round(config.network.connector_block_us * 1000),
+        )
         watcher = Watcher(
             replica,
             pool,
-            policy=decode_policy(config),
-            block_size=plan.scheduler.block_size,
-            kv_bytes_per_token=plan.kv_bytes_per_token,
+            search,
+            kv,
             layers=plan.model.layers,
-            layerwise=config.network.kv_transfer == "layerwise",
+            attempts_max=config.recovery.max_retries,
             lease_ns=ms_to_ns(config.recovery.lease_ms),
-            are_alike=len(tables[pool.index]) == 1,
-            connector_ns=(
-                round(config.network.connector_us * 1000),
-                round(config.network.connector_block_us * 1000),
-            ),
         )
         replica.outbox = watcher
         watchers[replica.replica_id] = watcher
@@ -230,6 +269,10 @@ def build_live(cluster: Cluster) -> LiveMigrator | None:
         table,
         block_size=decoding.scheduler.block_size,
         kv_bytes_per_token=decoding.kv_bytes_per_token,
+        own=cluster.insight.migration()
+        if cluster.insight is not None and is_import_path(table.policy)
+        else None,
+        see=None if cluster.insight is None else cluster.insight.view,
     )
 
 

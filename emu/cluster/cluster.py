@@ -16,6 +16,7 @@ from emu.autoscale.scaler import Scaler
 from emu.cluster.audit import story
 from emu.cluster.build import (
     build_dispatches,
+    build_insight,
     build_intake,
     build_live,
     build_queue,
@@ -32,20 +33,24 @@ from emu.cluster.pool import ModelPool
 from emu.cluster.recorder import Recorder
 from emu.cluster.scaling import Scalers
 from emu.cluster.sharing import GpuSharing
+from emu.cluster.stall import StallGuard
 from emu.config.schema import FaultTable
 from emu.faults.injector import Injector
 from emu.faults.recovery import Recovery
 from emu.kernel.actor import Actor
 from emu.kernel.clock import Kernel
 from emu.latency.shared import SharedBackends
+from emu.migration.messages import SplitLost
 from emu.migration.transfer import MigratingBatch
 from emu.network.carrier import Carrier
 from emu.network.topology import Topology
+from emu.plugins import blamed, make_plugin
 from emu.replica.actor import ReplicaActor
 from emu.replica.events import Cancelled
 from emu.replica.ports import BatchSink
 from emu.replica.relay_board import RelayBoard
 from emu.replica.replica import Replica
+from emu.replica.split_batch import SplitBatch
 from emu.replica.states import ReplicaState, Writer
 from emu.request import Request, Status
 from emu.scheduling.fcfs import PrefillQueue
@@ -94,6 +99,10 @@ class Cluster:
         self._batch_ids = 0
         self.backends = SharedBackends()
         self.tiers = TierBook(plan)
+        self.insight = build_insight(self)
+        released, ended = self._released, self._ended
+        if self.insight is not None:
+            released, ended = self._released_seen, self._ended_seen
         names = plan.models
         self.pools = [
             ModelPool(self, index, name, queue=build_queue(plan, name))
@@ -118,20 +127,21 @@ class Cluster:
             self.replicas,
             config.router,
             config.recovery,
-            on_release=self._released,
-            on_terminal=self._ended,
+            on_release=released,
+            on_terminal=ended,
             cancel=self.cancel,
             intake=build_intake(self),
+            admission=None if self.insight is None else self.insight.admission(),
         )
         check_commands(config.commands, len(self.replicas), plan.source)
         self.commander = Commander(self.kernel, self.replicas, config.commands)
         self.live = build_live(self)
         for pool in self.pools:
             pool.rejecter = build_rejecter(self, pool)
-        Scalers(plan, self.replicas).make(self.pools)
+        own = make_plugin if self.insight is None else self.insight.make
+        Scalers(plan, self.replicas, own).make(self.pools)
         self.scalers = [pool.scaler for pool in self.pools]
         self._is_scaled = self.scalers[0].is_active
-        self.attempts_max = config.recovery.max_retries
         self.recovery = Recovery(self)
         self.faults = Injector(self, self.recovery)
         self.faults.start()
@@ -147,12 +157,17 @@ class Cluster:
         interval_ms = self.config.output.timeseries_interval_ms
         if interval_ms > 0:
             kernel.sample_every(max(1, round(interval_ms * 1e6)), self._sample)
+        if self.config.limits.stalled_s:
+            guard = StallGuard(self, s_to_ns(self.config.limits.stalled_s))
+            kernel.watch_every(guard.period_ns, guard.look)
         limit_s = self.config.limits.simulated_s
         error: BaseException | None = None
         try:
             await kernel.run(limit_ns=s_to_ns(limit_s) if limit_s else None)
-        except Exception as raised:  # the rim decides what to do with it
-            error = raised
+        except (Exception, SystemExit) as raised:  # the rim decides what to do with it
+            error = blamed(raised)
+            if isinstance(error, SystemExit):
+                raise
         except KeyboardInterrupt as raised:
             error = raised
         finally:
@@ -185,7 +200,7 @@ class Cluster:
     # --- World --------------------------------------------------------------------------------
     def terminal(self, request: Request, status: Status, reason: str = "") -> None:
         """A request's one terminal event."""
-        if self.live is not None and self.live.moves:
+        if self.live is not None:
             self.live.forget(request)
         self.gateway.terminal(request, status, reason)
 
@@ -212,10 +227,6 @@ class Cluster:
         if scheduler.blocks_to_reserve(requests) > free:
             return False
         return transfers.refuses(source.replica_id, destination.replica_id)
-
-    def retry_pause_ns(self, attempts: int) -> int:
-        """How long a batch that is refused everywhere waits."""
-        return self.faults.transfers.retry_pause_ns(attempts)
 
     def drain_expired(self, replica: Replica, requests: list[Request]) -> None:
         """A draining replica's time is over: what it held, and its outbound KV, is lost."""
@@ -304,6 +315,17 @@ class Cluster:
     def _ended(self, request: Request) -> None:
         self.recorder.terminal(request, self.kernel.now_ns)
 
+    def _released_seen(self, request: Request) -> None:
+        """With policies of a user's own: they have books, and may want to be told."""
+        assert self.insight is not None
+        self._released(request)
+        self.insight.arrived(request)
+
+    def _ended_seen(self, request: Request) -> None:
+        assert self.insight is not None
+        self._ended(request)
+        self.insight.ended(request)
+
     def note(self, kind: str, target: str, text: str) -> None:
         """A line in the run's timeline."""
         self.recorder.noted(self.kernel.now_ns, kind, target, text)
@@ -311,7 +333,7 @@ class Cluster:
     @property
     def tokens_in_migration(self) -> int:
         """Prompt tokens that wait for or are under migration."""
-        return sum(pool.tokens_in_migration for pool in self.pools)
+        return sum(watcher.outbound.tokens for watcher in self.watchers.values())
 
     @property
     def queues(self) -> Sequence[PrefillQueue]:
@@ -336,6 +358,11 @@ class Cluster:
         """Ids of migrating batches."""
         self._batch_ids += 1
         return self._batch_ids
+
+    def drop_split(self, split: SplitBatch) -> None:
+        """A part of a batch whose KV is in two halves is lost."""
+        if split.first_id >= 0:
+            self.watchers[split.first_id].tell(SplitLost(split))
 
     # --- cancellation -------------------------------------------------------------------------
     def cancel(self, request: Request) -> None:

@@ -40,8 +40,12 @@ class Dispatch:
         queue: PrefillQueue | None,
         delay_ns: int,
         max_model_tokens: int,
+        is_own: bool = False,
     ) -> None:
-        """`actors` by replica id. `delay_ns`: age of the loads that the router sees."""
+        """`actors` by replica id. `delay_ns`: age of the loads that the router sees. `is_own`:
+        the router is a class of a user's own.
+        """
+        self._is_own = is_own
         self.kernel = kernel
         self.router = router
         self.replicas = replicas
@@ -151,6 +155,8 @@ class Dispatch:
         scheduler = replica.scheduler
         history = replica.signals
         if history is None:
+            if self._is_own:  # it may read blocks, which grow in a leap
+                replica.settle()
             signal.waiting = scheduler.waiting_count
             signal.running = scheduler.running_count
             signal.waiting_tokens = scheduler.waiting_tokens

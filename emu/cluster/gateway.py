@@ -18,6 +18,7 @@ from emu.kernel.actor import AT_DUE, PARK, Actor
 from emu.kernel.clock import Kernel
 from emu.kernel.priorities import PRIORITY_WORLD
 from emu.latency.frontend import Intake
+from emu.policy.calls import OwnAdmission
 from emu.replica.events import Submitted
 from emu.replica.replica import Replica
 from emu.request import Request, Status
@@ -60,6 +61,7 @@ class Gateway(Actor):
         on_terminal: Callable[[Request], None],
         cancel: Callable[[Request], None],
         intake: Intake | None = None,
+        admission: OwnAdmission | None = None,
     ) -> None:
         super().__init__(kernel, "gateway", PRIORITY_WORLD)
         self.source = source
@@ -73,6 +75,7 @@ class Gateway(Actor):
         self.taking: deque[Request] = deque()
         """Requests in the front end, in order of arrival."""
         self._intake = intake
+        self._admission = admission
         self._delivered_ns = 0
         """When the last token so far is with its client."""
         self.outstanding = 0
@@ -154,10 +157,11 @@ class Gateway(Actor):
 
     def _refusal(self, request: Request) -> str:
         """Why the request is not admitted; empty if it is. (422: too long; 429: overloaded.)"""
-        if request.reason:  # the workload knows that no replica could ever hold it
-            return request.reason
         dispatch = self.dispatches[request.model]
         longest = dispatch.max_model_tokens
+        size = request.prompt_tokens + request.output_tokens
+        if request.reason and (size <= longest or request.model < 0):
+            return request.reason  # the workload knows that no pool could ever hold it
         if request.prompt_tokens > (self._max_prompt_tokens or longest):
             return "prompt_too_long"
         if request.prompt_tokens + request.max_output_tokens > longest:
@@ -167,7 +171,7 @@ class Gateway(Actor):
         limit = self._table.max_outstanding
         if limit and self.outstanding > limit:
             return "overloaded"
-        return ""
+        return "" if self._admission is None else self._admission.refusal(request)
 
     def route(self, request: Request) -> None:
         """Give the request to a replica (or the global queue), or hold it until one can take it."""

@@ -20,6 +20,7 @@ from emu.catalogue.model import ModelSpec
 from emu.cluster.kv_tiers import check_tiers
 from emu.config.kinds import overridden
 from emu.config.names import is_import_path
+from emu.config.placing import placing
 from emu.config.schema import (
     Config,
     GpuTable,
@@ -39,7 +40,7 @@ from emu.latency.placement import Placement, bytes_by_device
 from emu.latency.registry import LatencyContext, engine_of
 from emu.network.placement import place
 from emu.network.topology import Topology, build_topology
-from emu.plugins import load_plugin
+from emu.plugins import check_plugin, find_plugin
 
 _KERNEL_TIMES = frozenset({"roofline", "profile", "vidur", "aiconfigurator"})
 """Backends that know the GPU's time only."""
@@ -178,8 +179,16 @@ class Plan(msgspec.Struct, frozen=True):
         return self.models.index(label) if label in self.models else 0
 
 
-def make_plan(config: Config, source: str = "config") -> Plan:
-    """Resolve a configuration. Raises InputError naming the key that is wrong."""
+def make_plan(config: Config, source: str = "config", *, imports: bool = True) -> Plan:
+    """Resolve a configuration. Raises InputError naming the key that is wrong, and its line.
+
+    `imports`: classes of a user's own are loaded and looked at; else only looked for.
+    """
+    with placing(source):
+        return _resolve(config, source, imports=imports)
+
+
+def _resolve(config: Config, source: str, *, imports: bool) -> Plan:
     config = apply_preset(config)
     gpu_specs = tuple(_gpu(node, i, source) for i, node in enumerate(config.nodes))
     topology = build_topology(
@@ -195,8 +204,11 @@ def make_plan(config: Config, source: str = "config") -> Plan:
         replicas += _plan_group(
             config, group, its_places, len(replicas), topology, gpu_specs, source
         )
-    for key, path in _plugins(config, replicas):
-        load_plugin(path, key, source)
+    for key, path in plugins_of(config, replicas):
+        if imports:
+            check_plugin(path, key, source)
+        else:
+            find_plugin(path, key, source)
     check_tiers(config.network, replicas, source)
     _check_groups(config, replicas, source)
     return Plan(config, source, topology, gpu_specs, tuple(replicas))
@@ -363,7 +375,11 @@ def _gpu(node: NodeTable, index: int, source: str) -> GpuSpec:
 def _model(table: ModelTable, source: str) -> ModelSpec:
     if table.hf_config:
         name = table.name if table.name != ModelTable().name else ""
-        spec = model_from_file(Path(table.hf_config), name, table.assume)
+        file = Path(table.hf_config)
+        if not (file / "config.json" if file.is_dir() else file).is_file():
+            problem = f"no config.json there: {table.hf_config}"
+            raise InputError(source, None, "model.hf_config", problem)
+        spec = model_from_file(file, name, table.assume)
     else:
         if table.assume:
             raise InputError(source, None, "model.assume", "needs model.hf_config")
@@ -478,12 +494,22 @@ def _check_groups(config: Config, replicas: Sequence[ReplicaPlan], source: str) 
             raise wrong(first, "expert_parallel", problem)
 
 
-def _plugins(config: Config, replicas: Sequence[ReplicaPlan]) -> Iterable[tuple[str, str]]:
-    """(key, import path) of the classes that a user names."""
-    named = [("router.policy", config.router.policy)]
+def plugins_of(config: Config, replicas: Sequence[ReplicaPlan]) -> Iterable[tuple[str, str]]:
+    """(key, name) of the classes that a user names. Raises InputError for one that has no use."""
+    named = [
+        ("router.policy", config.router.policy),
+        ("router.decode_policy", config.router.decode_policy),
+        ("router.admission", config.router.admission),
+        ("migration.policy", config.migration.policy),
+    ]
     for replica in replicas:
+        eviction = getattr(replica.scheduler, "eviction", "last")
+        if eviction != "last" and replica.scheduler.policy != "vllm":
+            problem = f"policy {replica.scheduler.policy} does not ask it; vllm does"
+            raise InputError("config", None, "scheduler.eviction", problem)
         named += [
             ("scheduler.policy", replica.scheduler.policy),
+            ("scheduler.eviction", eviction),
             ("latency.backend", replica.latency.backend),
             ("latency.expert_routing", replica.latency.expert_routing),
         ]

@@ -7,7 +7,7 @@ and the planner see: another model's replicas are not in it, its GPUs and links 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from emu.kernel.clock import Kernel
@@ -44,8 +44,6 @@ class ModelPool:
         """Its replicas, ascending id."""
         self.relay = RelayBoard(lambda: self.members, cluster.next_batch_id)
         self.scarce_decode = False
-        self.tokens_in_migration = 0
-        self.attempts_max = cluster.config.recovery.max_retries
         self._stuck: dict[int, Watcher] = {}
         self._receivers: list[Replica] | None = None
         """Replicas that may receive KV; None = to be found again."""
@@ -64,6 +62,14 @@ class ModelPool:
     def network(self) -> Carrier:
         """The links."""
         return self.cluster.network
+
+    @property
+    def tokens_in_migration(self) -> int:
+        """Prompt tokens whose KV waits for a migration or is under way."""
+        watchers = self.cluster.watchers
+        return sum(
+            watchers[r.replica_id].outbound.tokens for r in self.members if r.replica_id in watchers
+        )
 
     # --- changes ------------------------------------------------------------------------------
     def replica_moved(self) -> None:
@@ -122,11 +128,19 @@ class ModelPool:
             self._receivers = [r for r in self.members if r.state in RECEIVING]
         return self._receivers
 
-    def set_stuck(self, watcher: Watcher, *, is_stuck: bool) -> None:
+    @property
+    def watchers(self) -> Mapping[int, Watcher]:
+        """Those of all replicas with outbound KV, by the replica's id."""
+        return self.cluster.watchers
+
+    def searched(self, *, is_found: bool) -> None:
+        """Without a destination, idle decode replicas are not to be dropped now."""
+        self.scarce_decode = not is_found
+
+    def set_stuck(self, source_id: int, *, is_stuck: bool) -> None:
         """Keep the list of watchers that wait for a destination."""
-        source_id = watcher.source.replica_id
         if is_stuck:
-            self._stuck[source_id] = watcher
+            self._stuck[source_id] = self.cluster.watchers[source_id]
         else:
             self._stuck.pop(source_id, None)
 
@@ -143,10 +157,6 @@ class ModelPool:
     def refuses(self, source: Replica, destination: Replica, requests: list[Request]) -> bool:
         """A fault makes this destination refuse what it has room for."""
         return self.cluster.refuses(source, destination, requests)
-
-    def retry_pause_ns(self, attempts: int) -> int:
-        """How long a batch that is refused everywhere waits."""
-        return self.cluster.retry_pause_ns(attempts)
 
     def terminal(self, request: Request, status: Status, reason: str = "") -> None:
         """A request's one terminal event."""

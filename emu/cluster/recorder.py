@@ -5,6 +5,7 @@ Owns the open files of a run. Formats live in `emu/report/`; this module only sa
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -324,12 +325,10 @@ class Recorder:
             waiting += len(queue)
             waiting_tokens += queue.waiting_prefill_tokens
         migrating = 0
-        if cluster.tokens_in_migration:
-            for watcher in cluster.watchers.values():
-                for batch in watcher.queue:
-                    migrating += len(batch.requests)
-                if watcher.in_flight is not None:
-                    migrating += len(watcher.in_flight[0].requests)
+        for watcher in cluster.watchers.values():
+            outbound = watcher.outbound
+            if outbound.unfinished:
+                migrating += sum(len(batch.requests) for batch in outbound.batches())
         self.series.add(
             Sample(
                 time_ns=at_ns,
@@ -352,11 +351,10 @@ class Recorder:
     # --- ending -------------------------------------------------------------------------------
     def close(self) -> None:
         """Write what is still in buffers (the requests' file is finished by the caller)."""
-        self.transitions.close()
-        self.marks.close()
-        self.series.close()
-        self.per_replica.close()
-        if self.history is not None:
-            self.history.close()
-        if self.trace is not None:
-            self.trace.writer.close()
+        with contextlib.ExitStack() as files:  # closes all of them, whatever one of them raises
+            if self.trace is not None:
+                files.callback(self.trace.writer.close)
+            if self.history is not None:
+                files.callback(self.history.close)
+            for file in (self.per_replica, self.series, self.marks, self.transitions):
+                files.callback(file.close)

@@ -6,8 +6,8 @@ decode replica) come from the latency backend and the links where the configurat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from emu.autoscale.demand import Rates
 from emu.autoscale.hostcache import HostCache, HostMemory
@@ -20,6 +20,7 @@ from emu.config.schema import AutoscaleTable
 from emu.latency.base import BatchShape
 from emu.network.placement import Grid
 from emu.network.topology import Topology
+from emu.plugins import make_plugin
 from emu.replica.replica import Replica
 from emu.scheduling.layerwise import can_relay
 from emu.units import GIB
@@ -88,7 +89,11 @@ def make_memory(plan: Plan) -> HostMemory:
 class Scalers:
     """Makes the control loop of each model; what they share is made once."""
 
-    def __init__(self, plan: Plan, replicas: Sequence[Replica]) -> None:
+    def __init__(
+        self, plan: Plan, replicas: Sequence[Replica], own: Callable[..., Any] = make_plugin
+    ) -> None:
+        """`own`: makes a planner of a user's own."""
+        self._own = own
         self._plan = plan
         self._memory = make_memory(plan)
         self._sites = [
@@ -142,4 +147,5 @@ class Scalers:
             cache=cache,
             name="planner" if pool.is_only else f"planner of {pool.name}",
             load_deadline_s=config.recovery.load_deadline_s if config.faults else 0.0,
+            own=self._own,
         )

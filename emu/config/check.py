@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import unicodedata
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -36,6 +37,8 @@ PARTIAL_TABLES: Final[Mapping[tuple[type, str], type[msgspec.Struct]]] = {
 _INT_MAX: Final = 2**63 - 1
 _NUMBER_MAX: Final = 1e15
 _SHOWN_CHARS: Final = 60
+_STEERING: Final = ("Cc", "Cf", "Zl", "Zp")
+"""Categories of characters that no name or path has: control, invisible formats, line ends."""
 
 
 def check_document(raw: dict[str, Any]) -> list[Problem]:
@@ -63,14 +66,21 @@ def _is_faultless(raw: dict[str, Any]) -> bool:
 
 
 def _is_ordinary(value: object) -> bool:
-    """No number beyond the largest quantity, no NaN, no NUL anywhere in a document."""
+    """No number beyond the largest quantity, no NaN, no control character in a document."""
     if isinstance(value, dict):
         return all(map(_is_ordinary, value.values()))
     if isinstance(value, list):
         return all(map(_is_ordinary, value))
     if isinstance(value, (int, float)):
         return abs(value) <= _NUMBER_MAX
-    return not isinstance(value, str) or "\0" not in value
+    return not isinstance(value, str) or not _control_character(value)
+
+
+def _control_character(text: str) -> str:
+    """The first character of a text that would steer a terminal; empty if there is none."""
+    if text.isprintable():
+        return ""
+    return next((c for c in text if unicodedata.category(c) in _STEERING), "")
 
 
 def dotted(path: Path) -> str:
@@ -264,7 +274,10 @@ def _scalar_problem(kind: inspect.Type, value: object) -> str:
     if isinstance(kind, inspect.StrType):
         if not isinstance(value, str):
             return _mismatch(kind, value)
-        return "contains a NUL character" if "\0" in value else ""
+        steering = _control_character(value)
+        if steering == "\0":
+            return "contains a NUL character"
+        return f"contains the control character {steering!a}" if steering else ""
     if isinstance(kind, inspect.LiteralType):
         return _literal_problem(kind, value)
     if isinstance(kind, inspect.IntType):

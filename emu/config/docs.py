@@ -36,6 +36,9 @@ _ROW_HEAD: Final = "\n| key | type | default | meaning |\n|---|---|---|---|\n"
 _IMPORT_PATH: Final = "package.module:Class"
 _WORDS: Final[Mapping[tuple[type, str], Sequence[str]]] = {
     (schema.RouterTable, "policy"): (*names.ROUTERS, _IMPORT_PATH),
+    (schema.RouterTable, "decode_policy"): (*names.DECODE_POLICIES, _IMPORT_PATH),
+    (schema.RouterTable, "admission"): (*names.ADMISSIONS, _IMPORT_PATH),
+    (schema.MigrationTable, "policy"): (*names.MIGRATIONS, _IMPORT_PATH),
     (schema.AutoscaleTable, "planner"): (*names.PLANNERS, _IMPORT_PATH),
     (schema.AutoscaleTable, "preset"): ("", *PRESETS),
     (schema.FaultTable, "kind"): tuple(FAULTS),

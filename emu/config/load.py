@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path as FilePath
 from typing import Any, Final
 
@@ -28,14 +28,14 @@ import msgspec
 from emu.config.check import Problem, check_document, dotted
 from emu.config.kinds import convert
 from emu.config.locate import Path, line_of, locate
-from emu.config.names import is_import_path
+from emu.config.names import is_file_path, is_import_path
 from emu.config.overrides import SOURCE as OVERRIDE_SOURCE
 from emu.config.overrides import apply_override
 from emu.config.presets import fill_preset
 from emu.config.schema import Config, ReplicaTable
 from emu.config.semantics import semantic_problems
 from emu.errors import InputError
-from emu.plugins import look_in
+from emu.plugins import KEYS, are_forbidden, look_in, replaced
 
 _PATH_KEYS: Final[tuple[tuple[Path, bool], ...]] = (
     (("model", "hf_config"), True),
@@ -63,10 +63,7 @@ def load_config(path: str | FilePath, overrides: Sequence[str] = ()) -> Config:
     """
     source, folder = str(path), FilePath(path).parent
     loading = _Loading(source, *_text_of(path, source), folder)
-    config = loading.config(overrides)
-    if _names_plugin(loading.raw):
-        look_in(folder)
-    return config
+    return loading.config(overrides)
 
 
 def config_from_text(
@@ -83,7 +80,7 @@ def config_from_dict(
     base_dir: FilePath = FilePath(),
 ) -> Config:
     """The same from nested dicts and lists; errors carry no line. `raw` is left as it is."""
-    copy: dict[str, Any] = msgspec.to_builtins(raw)
+    copy: dict[str, Any] = msgspec.to_builtins(replaced(raw))
     return _Loading(source, "", copy, base_dir).config(overrides)
 
 
@@ -111,7 +108,7 @@ class _Loading:
             problem = "[[models]] share all GPUs: give them or [[replicas]], not both"
             self._refuse([(("replicas",), problem)])
         fill_preset(self.raw)
-        path_problems = self._resolve_paths()
+        path_problems = [*self._resolve_paths(), *self._resolve_plugins(self.raw, ())]
         try:
             config = convert(self.raw)
         except msgspec.ValidationError as error:  # the checker knows less than the schema
@@ -163,9 +160,27 @@ class _Loading:
                 holder.get("backend"),
                 self.raw.get("latency", {}).get("backend"),
             )
-            if must_exist and not joined.exists() and not (path[-2] == "latency" and makes):
+            try:
+                is_there = joined.exists()
+            except OSError as error:  # longer than a file system takes
+                problems.append((path, f"cannot be a path: {error.strerror}"))
+                continue
+            if must_exist and not is_there and not (path[-2] == "latency" and makes):
                 problems.append((path, f"no such file: {joined}"))
         return problems
+
+    def _resolve_plugins(self, value: Any, path: Path) -> Iterator[Problem]:
+        """Join files of classes to the config file's directory, in place; find modules there."""
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(inner, (dict, list)):
+                yield from self._resolve_plugins(inner, (*path, key))
+            elif key in KEYS and isinstance(inner, str) and is_import_path(inner):
+                if are_forbidden():
+                    yield (*path, key), f"names the class {inner}, which --no-plugins refuses"
+                if is_file_path(inner):
+                    value[key] = str(self.base_dir / FilePath(inner))
+                elif self.source != "config" or self.base_dir != FilePath():
+                    look_in(self.base_dir)
 
     def _refuse(self, problems: list[Problem]) -> None:
         if not problems:
@@ -201,15 +216,6 @@ def _lines(text: str) -> dict[Path, int]:
 def _text_of(path: str | FilePath, source: str) -> tuple[str, dict[str, Any]]:
     text = _read_text(FilePath(path), source)
     return text, _parse(text, source)
-
-
-def _names_plugin(value: object) -> bool:
-    """A class by import path stands somewhere in the document."""
-    if isinstance(value, dict):
-        return any(map(_names_plugin, value.values()))
-    if isinstance(value, list):
-        return any(map(_names_plugin, value))
-    return isinstance(value, str) and is_import_path(value)
 
 
 def _read_text(path: FilePath, source: str) -> str:

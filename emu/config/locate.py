@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import re
+import tomllib
 
 Path = tuple[str | int, ...]
 
@@ -120,7 +121,7 @@ class _Scanner:
         while True:
             self._skip(_BLANK)
             if self.text[self.pos : self.pos + 1] in {'"', "'"}:
-                keys.append(self._string())
+                keys.append(self._quoted_key())
             else:
                 match = re.compile(_BARE_KEY).match(self.text, self.pos)
                 if match is None:
@@ -131,6 +132,12 @@ class _Scanner:
             if self.text[self.pos : self.pos + 1] != ".":
                 return keys
             self.pos += 1
+
+    def _quoted_key(self) -> str:
+        quote, inner = self.text[self.pos], self._string()
+        if quote == '"' and "\\" in inner:
+            (inner,) = tomllib.loads(f'"{inner}" = 0')
+        return inner
 
     def _string(self) -> str:
         """Skip a string of any kind; the text between its quotes, escapes left as they are."""

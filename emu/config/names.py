@@ -13,10 +13,19 @@ ROUTERS: Final = ("load", "round_robin", "random", "least_outstanding", "prefix_
 ENGINES: Final = ("vllm-0.11", "vllm-0.15", "vllm-0.19", "none")
 EXPERT_ROUTING: Final = ("balanced", "round_robin", "random", "skewed")
 PLANNERS: Final = ("blitz", "paper", "hpa")
+DECODE_POLICIES: Final = ("auto", "first_free", "least_used")
+ADMISSIONS: Final = ("",)
+EVICTIONS: Final = ("last",)
+MIGRATIONS: Final = ("gap",)
 
-IMPORT_PATH: Final = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
+IMPORT_PATH: Final = r"([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|[^:\n]*\.py):[A-Za-z_]\w*"
 
 
 def is_import_path(value: str) -> bool:
-    """True for `package.module:Class`."""
+    """True for `package.module:Class` and `./file.py:Class`."""
     return ":" in value and re.fullmatch(IMPORT_PATH, value) is not None
+
+
+def is_file_path(value: str) -> bool:
+    """True for `./file.py:Class`."""
+    return is_import_path(value) and value.rpartition(":")[0].endswith(".py")

@@ -40,7 +40,10 @@ def semantic_problems(config: Config) -> list[Problem]:
 def _word(path: Path, value: str, known: tuple[str, ...]) -> Iterator[Problem]:
     if value in known or names.is_import_path(value):
         return
-    yield path, unknown_value(value, [*known, "package.module:Class"])
+    yield (
+        path,
+        unknown_value(value, [*filter(None, known), "package.module:Class"]),
+    )
 
 
 def _engine(path: Path, value: object) -> Iterator[Problem]:
@@ -50,11 +53,23 @@ def _engine(path: Path, value: object) -> Iterator[Problem]:
 
 def _words(config: Config) -> Iterator[Problem]:
     yield from _word(("router", "policy"), config.router.policy, names.ROUTERS)
+    yield from _word(
+        ("router", "decode_policy"), config.router.decode_policy, names.DECODE_POLICIES
+    )
+    yield from _word(("router", "admission"), config.router.admission, names.ADMISSIONS)
+    yield from _word(("migration", "policy"), config.migration.policy, names.MIGRATIONS)
+    if config.migration.policy not in names.MIGRATIONS and not config.migration.rebalance:
+        yield ("migration", "policy"), "is asked for nothing without migration.rebalance = true"
+    eviction = getattr(config.scheduler, "eviction", "last")
+    yield from _word(("scheduler", "eviction"), eviction, names.EVICTIONS)
     yield from _engine(("latency", "engine"), config.latency.engine)
     yield from _word(
         ("latency", "expert_routing"), config.latency.expert_routing, names.EXPERT_ROUTING
     )
     for index, group in enumerate(config.replicas):
+        if "eviction" in group.scheduler:
+            path = ("replicas", index, "scheduler", "eviction")
+            yield from _word(path, str(group.scheduler["eviction"]), names.EVICTIONS)
         if "engine" in group.latency:
             yield from _engine(("replicas", index, "latency", "engine"), group.latency["engine"])
     if config.autoscale is not None:

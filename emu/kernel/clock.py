@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final
 
-from emu.errors import Deadlock, LimitReached, Zeno
+from emu.errors import Deadlock, EmuError, LimitReached, Zeno
 from emu.kernel.actor import AGAIN, AT_DUE, NEVER, NOW, Actor
 from emu.kernel.digest import Digest
 from emu.kernel.lock import Lock
@@ -88,6 +88,9 @@ class Kernel:
         self._sample_ns: int | None = None
         self._sample_period_ns = 0
         self._sample: Callable[[int], None] | None = None
+        self._watch_ns: int | None = None
+        self._watch_period_ns = 0
+        self._watch: Callable[[int], EmuError | None] | None = None
         self._notice_ns = NEVER
         """The clock passes this instant only after a look at the limit and the samples."""
         self.story: Callable[[], list[str]] = list
@@ -203,6 +206,16 @@ class Kernel:
         self._sample_period_ns = period_ns
         self._sample_ns = self.now_ns + period_ns
         self._sample = sample
+        self._set_notice()
+
+    def watch_every(self, period_ns: int, watch: Callable[[int], EmuError | None]) -> None:
+        """Call `watch(at_ns)` when the clock passes a period; the error that it gives ends the run.
+
+        An observer like a sample: no event, and it does not keep a run alive.
+        """
+        self._watch_period_ns = period_ns
+        self._watch_ns = self.now_ns + period_ns
+        self._watch = watch
         self._set_notice()
 
     def lock(self, name: str) -> Lock:
@@ -393,11 +406,18 @@ class Kernel:
             return False
         if self._sample_ns is not None and due_ns > self._sample_ns:
             self._take_samples(due_ns)
+        if self._watch_ns is not None and due_ns > self._watch_ns:
+            assert self._watch is not None
+            self._watch_ns = due_ns + self._watch_period_ns
+            error = self._watch(self.now_ns)
+            if error is not None:
+                self.fail(error)
+                return False
         self._set_notice()
         return True
 
     def _set_notice(self) -> None:
-        instants = (self._limit_ns, self._sample_ns)
+        instants = (self._limit_ns, self._sample_ns, self._watch_ns)
         self._notice_ns = min((at_ns for at_ns in instants if at_ns is not None), default=NEVER)
 
     def _take_samples(self, due_ns: int) -> None:

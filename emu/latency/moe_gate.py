@@ -93,7 +93,7 @@ def make_gate(policy: str, shape: GateShape, *, faithful: bool = False) -> Gate:
 
 def _own_gate(path: str, shape: GateShape) -> Gate:
     """A user's gate, which routes one token as a gate must. Raises InputError."""
-    gate: Gate = make_plugin(path, _KEY, shape, needs=("draws", "route"))
+    gate: Gate = make_plugin(path, _KEY, shape)
     found: object = gate.route(1, 0)
     if not isinstance(found, Routing):
         problem = f"{path}.route gave {found!r} instead of a Routing"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from emu.catalogue import sizes
 from emu.catalogue.gpu import GpuSpec
@@ -27,8 +28,8 @@ from emu.config.schema import (
     RooflineTable,
     VidurLayersTable,
 )
-from emu.errors import InputError
-from emu.latency.base import LatencyBackend
+from emu.errors import InputError, PluginError
+from emu.latency.base import BatchShape, LatencyBackend
 from emu.latency.engine import (
     NO_ENGINE,
     EngineModel,
@@ -46,6 +47,7 @@ from emu.latency.sampler import resolve_sampling
 from emu.network.collectives import Collectives, CollectiveSystem
 from emu.network.dims import NetworkDim
 from emu.plugins import make_plugin
+from emu.policy.calls import shown
 
 if TYPE_CHECKING:
     from emu.latency.moe_gate import Gate
@@ -238,9 +240,23 @@ def _named(context: LatencyContext) -> LatencyBackend:
         from emu.astra.factory import make_astra
 
         return make_astra(context)
-    needs = ("foreign", "iteration_ns", "stage_ns", "decode_run_ns", "components_ns")
-    made: LatencyBackend = make_plugin(table.backend, "latency.backend", context, needs=needs)
+    made: LatencyBackend = make_plugin(table.backend, "latency.backend", context)
+    _watch(made, table.backend)
     return made
+
+
+def _watch(made: Any, path: str) -> None:
+    """What a backend of a user's own answers is looked at: a duration is a whole number >= 1."""
+    cost = made.iteration_ns
+
+    def watched(shape: BatchShape) -> int:
+        found = cost(shape)
+        if isinstance(found, bool) or not isinstance(found, (int, np.integer)) or found < 1:
+            problem = f"iteration_ns gave {shown(found)}; expected whole ns, at least 1"
+            raise PluginError(f"latency.backend: {path}: {problem}")
+        return int(found)
+
+    made.iteration_ns = watched
 
 
 def engine_of(table: LatencyTable, source: str = "config") -> EngineModel | None:

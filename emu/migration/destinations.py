@@ -3,16 +3,18 @@
 A destination is usable if it decodes, its lock can be taken now (it is held for the whole transfer:
 one inbound batch at a time), and its blocks can hold the batch. `first_free` takes the usable
 replica with the lowest id (BlitzScale), `least_used` the one with the fewest blocks in use. Those
-to which transfers have failed are tried last.
+to which transfers have failed are tried last. A policy of a user's own sees all usable ones with
+room and may wait; what it chooses and does not get is not offered again in the same search.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heapreplace
-from typing import Literal
 
 from emu.migration.world import MigrationWorld
+from emu.policy.calls import OwnPlacement
+from emu.policy.views import ReplicaView
 from emu.replica.replica import Replica
 from emu.request import Request
 
@@ -26,10 +28,17 @@ class Destinations:
         world: MigrationWorld,
         *,
         holder: str,
-        policy: Literal["first_free", "least_used"],
+        policy: str,
         are_alike: bool,
+        own: OwnPlacement | None = None,
+        see: Callable[[Replica], ReplicaView] | None = None,
     ) -> None:
-        """`holder`: in whose name locks are taken. `are_alike`: as for a `Watcher`."""
+        """`holder`: in whose name locks are taken. `are_alike`: every replica reserves the same
+        number of blocks for a request. `own`: a policy of a user's own, which sees replicas as
+        `see` shows them.
+        """
+        self._own = own
+        self._see = see
         self.was_refused = False
         """The last search found only destinations that a fault makes refuse."""
         self.failures: dict[int, int] = {}
@@ -40,14 +49,16 @@ class Destinations:
         self._policy = policy
         self._are_alike = are_alike
 
-    def take(self, requests: list[Request]) -> Replica | None:
-        """A destination whose lock and blocks we have taken, or None."""
+    def take(self, requests: list[Request]) -> int:
+        """A destination whose lock and blocks are taken now, by id, or -1."""
         self.was_refused = False
         world, source = self._world, self._source
         candidates: Iterable[Replica] = self._in_order(requests)
         if self.failures:
             candidates = sorted(candidates, key=lambda r: self.failures.get(r.replica_id, 0))
         pin = requests[0].decode_pin
+        if self._own is not None and pin < 0:
+            candidates = self._chosen(requests)
         for replica in candidates:
             if pin >= 0 and replica.replica_id != pin:
                 continue
@@ -56,9 +67,29 @@ class Destinations:
             if world.refuses(source, replica, requests):
                 self.was_refused = True
             elif replica.actor.reserve(requests):
-                return replica
+                if world.scarce_decode:
+                    world.searched(is_found=True)
+                return replica.replica_id
             replica.lock.release(self._holder)
-        return None
+        world.searched(is_found=False)
+        return -1
+
+    def _chosen(self, requests: list[Request]) -> Iterator[Replica]:
+        """Those that a policy of a user's own names, one after the other."""
+        assert self._own is not None and self._see is not None
+        left = []
+        for replica in self._world.receivers():
+            if replica is self._source or replica.lock.is_held:
+                continue
+            replica.settle()
+            scheduler = replica.scheduler
+            if scheduler.blocks_to_reserve(requests) <= scheduler.ledger.pool.blocks_free:
+                left.append(replica)
+        while left:
+            chosen = self._own.choose(requests, [self._see(replica) for replica in left])
+            if chosen < 0:
+                return
+            yield left.pop(chosen)
 
     def _in_order(self, requests: list[Request]) -> Iterator[Replica]:
         """Those with room, as the policy wants them; only those that may be next are settled."""
@@ -86,6 +117,18 @@ class Destinations:
                 replica.settle()
                 used = replica.scheduler.blocks_used
                 heapreplace(heap, (used, replica_id, True, replica))
+
+    def failed(self, destination_id: int) -> None:
+        """A transfer there has failed: it is tried last."""
+        self.failures[destination_id] = self.failures.get(destination_id, 0) + 1
+
+    def arrived(self, destination_id: int) -> None:
+        """A transfer there went well."""
+        self.failures.pop(destination_id, None)
+
+    def forget(self) -> None:
+        """The source begins another life."""
+        self.failures.clear()
 
     def none_could_hold(self, requests: list[Request]) -> bool:
         """Not even an empty replica (shared prefixes are not shared there)."""

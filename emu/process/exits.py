@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from emu.errors import EmuError, InputError
+from emu.errors import EmuError, InputError, printable
 from emu.process.interrupts import ignore, sigterm_interrupts
 
 INTERRUPTED: Final = 130
@@ -74,7 +74,7 @@ def _outside(error: Exception) -> str:
 
 def fail(line: str, status: int) -> int:
     """Say why, and pass the status on."""
-    print(line, file=sys.stderr)
+    print("\n".join(map(printable, line.split("\n"))), file=sys.stderr)
     return status
 
 

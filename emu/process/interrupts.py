@@ -9,6 +9,10 @@ Nothing strikes in the middle of an import. What is raised there is swallowed by
 importlib and by C extensions, which then crash (msgspec without its `datetime`: SIGSEGV). Other C
 code swallows it, too, if rarely; who does many things one after the other asks for that
 (`strike_if_lost`).
+
+A class of a user's own may hang, in its import or in the middle of a step. Its own code is no part
+of importlib: there a signal strikes at once. In a step, where the loop never gets to what the
+signal asks for, it strikes after `_STUCK_S`; code that swallows even that ends the process.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
+from emu.plugins import is_plugin_file
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -30,6 +36,10 @@ ENDING: Final = (signal.SIGINT, signal.SIGTERM)
 _CAN_HOLD: Final = hasattr(signal, "pthread_sigmask")
 _AGAIN_S: Final = 0.02
 """Wall time after which a signal that came in the middle of an import comes again."""
+_STUCK_S: Final = 0.5
+"""Wall time that a loop has to hear of a signal before it strikes where the program is."""
+_SWALLOWED_MAX: Final = 3
+"""After so many interrupts that code of a user's own has swallowed, the process ends."""
 _struck: Final[list[int]] = []
 """Signals that were a KeyboardInterrupt."""
 
@@ -101,6 +111,8 @@ def sent_to(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> Iter
 
     called: list[int] = []
 
+    swallowed: list[int] = []
+
     def deliver(number: int) -> None:
         called.append(number)
         call()
@@ -109,6 +121,25 @@ def sent_to(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> Iter
         if not _comes_again(number, frame):
             struck.append(number)
             loop.call_soon_threadsafe(deliver, number)
+            look_later()
+
+    def look_later() -> None:
+        if _CAN_HOLD:
+            signal.signal(signal.SIGALRM, look)
+            signal.setitimer(signal.ITIMER_REAL, _STUCK_S)
+
+    def look(_: int, frame: FrameType | None) -> None:
+        """Has the loop heard of it? Else code of a user's own may hang in the middle of a step."""
+        if called:
+            return
+        look_later()
+        if not _is_in_plugin(frame):
+            return
+        swallowed.append(1)
+        if len(swallowed) > _SWALLOWED_MAX:
+            os.write(2, b"interrupted\n")
+            os._exit(130)
+        raise KeyboardInterrupt
 
     with held():
         for number in ENDING:
@@ -117,6 +148,8 @@ def sent_to(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> Iter
         yield
     finally:
         with held():
+            if struck and _CAN_HOLD:
+                signal.setitimer(signal.ITIMER_REAL, 0)
             for number, handler in zip(ENDING, before, strict=True):
                 if handler is _exit and struck:
                     handler = signal.SIG_IGN  # once is enough
@@ -186,12 +219,23 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _comes_again(number: int, frame: FrameType | None) -> bool:
     """In the middle of an import: the signal comes again in a moment."""
     while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        if is_plugin_file(frame.f_code.co_filename):
+            return False  # it may hang
         frame = frame.f_back
     if frame is None or not _CAN_HOLD:
         return False
     signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(number))
     signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
     return True
+
+
+def _is_in_plugin(frame: FrameType | None) -> bool:
+    """Code of a user's own class has been called and has not returned."""
+    while frame is not None:
+        if is_plugin_file(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_main() -> bool:

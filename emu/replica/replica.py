@@ -223,7 +223,7 @@ class Replica:
         self.is_serving = False
         self.waits_here_only = False
         """Freed blocks matter to no request but those that wait here."""
-        self._runs_on = False
+        self.runs_on = False
 
     # --- the machine --------------------------------------------------------------------------
     def step(self, event: Event) -> list[Action]:
@@ -257,7 +257,11 @@ class Replica:
         """
         while True:
             if self.applying:
-                self.handle(self.applying.pop())
+                event = self.applying.pop()
+                handler = self.handlers[event.kind]
+                if handler is None:
+                    raise self.unexpected(event.kind, event)
+                handler(self, event)
                 due_ns = LOOP
             elif self.activity != RESTING:
                 handler = self.handlers[self.activity]
@@ -283,15 +287,16 @@ class Replica:
     def begin_applying(self) -> None:
         """All that is posted now is applied at this boundary; what comes meanwhile at the next."""
         posted = list(self.posted)
-        if len(posted) > 1:
-            posted.sort(key=_order)
         self.posted.clear()
+        self.applying = posted
+        self.has_applied = True
+        if len(posted) == 1 and posted[0].kind != _CANCELLED:
+            return
+        posted.sort(key=_order)
         cancels = [index for index, event in enumerate(posted) if event.kind == _CANCELLED]
         if cancels:
             posted.insert(cancels[-1] + 1, CANCELS_APPLIED)
         posted.reverse()
-        self.applying = posted
-        self.has_applied = True
 
     def rest(self) -> int:
         """Nothing is in flight, and there is nothing to do."""
@@ -322,7 +327,7 @@ class Replica:
                 self.model_loaded = False
         # Where no observer follows prompts beyond their end, a batch that ends some may run on.
         is_watched = self.observers.streams or self.observers.batches is not None
-        self._runs_on = state is S.COLOCATED and not is_watched
+        self.runs_on = state is S.COLOCATED and not is_watched
         self.waits_here_only = self.is_serving
         # Only a replica that prefills takes from the global queue (fcfs).
         if scheduler.is_shared:
@@ -499,7 +504,7 @@ class Replica:
 
     def run_on(self, batch: Batch) -> int:
         """What is certain to follow the end of the batch's prompts is appended to it: its end."""
-        if not self._runs_on or self.signals is not None:
+        if self.signals is not None:
             return self.end_ns
         batch.first_end_ns = self.end_ns
         run_on: RunOn | None = self.scheduler.run_on(batch)

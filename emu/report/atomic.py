@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -33,12 +35,16 @@ RUN_FILES: Final = (
     "marks.csv",
     "trace.json.gz",
     "itl.json",
+    "experts.csv",
     "events.jsonl",
     "report.html",
     "run.json",
     TRAILER,
 )
 """What a run may write. Only these are replaced or removed in an existing directory."""
+
+
+_LEFT_BEHIND: Final = re.compile(r"\.(.+)\.[0-9a-f]{16}\.(tmp|old)")
 
 
 def partial_name(name: str) -> str:
@@ -81,20 +87,22 @@ class RunDirectory:
 
     def __init__(self, final: Path) -> None:
         self.final = final
-        target = Path(os.path.realpath(final))
-        if target.exists() and not target.is_dir():
-            raise InputError(str(final), None, "output.dir", "is a file, expected a directory")
-        self._target = target
-        self.staging = _beside(target)
+        self._lock = -1
         try:
+            target = Path(os.path.realpath(final))
+            if os.path.lexists(target) and not target.is_dir():
+                raise InputError(str(final), None, "output.dir", "is a file, expected a directory")
+            self._target = target
             with held():
                 target.parent.mkdir(parents=True, exist_ok=True)
-                self.staging.mkdir()
+                sweep(target.parent)
+                self.staging, self._lock = _staging(target)
         except OSError as error:
             problem = f"cannot be written: {error.strerror or error}"
             raise InputError(str(final), None, "output.dir", problem) from error
         except BaseException:
-            self.discard()
+            if self._lock >= 0:
+                self.discard()
             raise
 
     def publish(self) -> None:
@@ -113,12 +121,19 @@ class RunDirectory:
     def discard(self) -> None:
         """Leave no trace of the run."""
         _remove(self.staging)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def _appear(self) -> None:
         if self._is_ours():
             self._swap()
         else:
             self._merge(_by_trailer(self.staging))
+        self._unlock()
 
     def _is_ours(self) -> bool:
         """True if the directory is new, empty, or holds nothing but an earlier run's files."""
@@ -148,6 +163,68 @@ class RunDirectory:
 def _by_trailer(directory: Path) -> list[Path]:
     """Files of a directory, the trailer last."""
     return sorted(directory.iterdir(), key=lambda path: (path.name == TRAILER, path.name))
+
+
+def sweep(directory: Path) -> None:
+    """Remove what runs left here that were killed (SIGKILL, a machine that went down).
+
+    A staging directory is locked as long as its process lives, so that one without a lock is
+    nobody's. Results that such a run had moved aside to replace them come back.
+    """
+    with contextlib.suppress(OSError):
+        for path in sorted(directory.iterdir()):
+            match = _LEFT_BEHIND.fullmatch(path.name)
+            if match is not None and path.is_dir() and not path.is_symlink():
+                _sweep_one(path, directory / match.group(1), is_old=match.group(2) == "old")
+
+
+def _sweep_one(path: Path, final: Path, *, is_old: bool) -> None:
+    known = {*RUN_FILES, *map(partial_name, RUN_FILES)}
+    with contextlib.suppress(OSError):
+        if any(p.is_dir() or not _is_part(p.name, known) for p in path.iterdir()):
+            return  # not a run's
+        lock = _locked(path)
+        if lock < 0:
+            return
+        try:
+            if is_old and not final.exists():
+                os.rename(path, final)
+            else:
+                _remove(path)
+        finally:
+            os.close(lock)
+
+
+def _is_part(name: str, known: set[str]) -> bool:
+    """A file of a run, or one that it writes on the way (`requests.csv.latencies`)."""
+    return name in known or any(name.startswith((f"{whole}.", f".{whole}.")) for whole in known)
+
+
+def _staging(target: Path) -> tuple[Path, int]:
+    """A new hidden directory beside the target, and the descriptor that locks it."""
+    while True:
+        path = _beside(target)
+        path.mkdir()
+        lock = _locked(path)
+        if lock >= 0 and path.is_dir():  # else a run that sweeps has just met it
+            return path, lock
+        if lock >= 0:
+            os.close(lock)
+
+
+def _locked(directory: Path) -> int:
+    """A descriptor that holds the only lock of a directory; -1 if a live process has it."""
+    if sys.platform == "win32":
+        return 0
+    import fcntl
+
+    lock = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return -1
+    return lock
 
 
 def _beside(path: Path) -> Path:

@@ -16,6 +16,9 @@ import msgspec
 _BATCH_ROWS: Final = 1024
 _ENCODE: Final = msgspec.json.Encoder().encode
 
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+"""What a formula begins with, in one spreadsheet or another."""
+
 Field = int | msgspec.Raw
 EMPTY: Final = msgspec.Raw(b"")
 
@@ -27,9 +30,18 @@ def quote(text: str) -> str:
     return text
 
 
+def text_cell(text: str) -> str:
+    """A field that is text, whatever it looks like.
+
+    A text that a spreadsheet would read as a formula gets an apostrophe in front (OWASP, CSV
+    injection): tenants, sessions and names come from users.
+    """
+    return quote(f"'{text}" if text.startswith(_FORMULA) else text)
+
+
 def text_field(text: str) -> msgspec.Raw:
     """A field of text for `numbers`."""
-    return msgspec.Raw(quote(text).encode())
+    return msgspec.Raw(text_cell(text).encode())
 
 
 def numbers(fields: tuple[Field, ...]) -> bytes:
@@ -59,7 +71,9 @@ class CsvFile:
         self._batch.clear()
 
     def close(self) -> None:
-        """Write the rest; idempotent."""
+        """Write the rest; idempotent. On a full disk the file is closed, too."""
         if not self._file.closed:
-            self.flush()
-            self._file.close()
+            try:
+                self.flush()
+            finally:
+                self._file.close()

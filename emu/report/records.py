@@ -24,6 +24,7 @@ names the one that was asked for (empty: one that is not served).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -264,8 +265,9 @@ class RequestLog:
 
     def discard(self) -> None:
         """Close and remove the temporary files (idempotent, also after `finish`)."""
-        self._file.close()
-        self._binary.close()
+        for close in (self._file.close, self._binary.close):
+            with contextlib.suppress(OSError):  # of a full disk: what is left goes nowhere
+                close()
         self._rows_path.unlink(missing_ok=True)
         self._binary_path.unlink(missing_ok=True)
 

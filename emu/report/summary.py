@@ -211,7 +211,7 @@ def build_summary(stats: RequestStats, gaps: GapStats, facts: RunFacts, slo: Slo
     return Summary(
         partial=bool(facts.partial),
         partial_reason=facts.partial,
-        **stats.by_status,
+        **stats.by_status,  # type: ignore[arg-type]
         reasons=stats.by_reason,
         num_prompts=stats.requests,
         simulated_s=_rounded(facts.end_ns / NS_PER_S),

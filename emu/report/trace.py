@@ -24,6 +24,7 @@ out. The same calls give the same bytes.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 from collections.abc import Mapping
 from pathlib import Path
@@ -201,9 +202,10 @@ class TraceWriter:
             if not self.events_left_out
             else "later events were left out (output.trace_events_max)",
         }
-        self._gzip.write(f'\n],"otherData":{_encode(notes)}}}\n'.encode())
-        self._gzip.close()
-        self._file.close()
+        with contextlib.ExitStack() as files:  # on a full disk they are closed, too
+            files.callback(self._file.close)
+            files.callback(self._gzip.close)
+            self._gzip.write(f'\n],"otherData":{_encode(notes)}}}\n'.encode())
 
     def _lane(self, link: str, start_ns: int, end_ns: int) -> int:
         """A thread of this link on which nothing else is drawn meanwhile."""

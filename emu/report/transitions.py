@@ -17,7 +17,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from emu.report.csvtext import CsvFile, quote
+from emu.report.csvtext import CsvFile, text_cell
 
 TRANSITION_COLUMNS: Final = ("time_ns", "replica", "from", "to", "writer", "cause")
 MARK_COLUMNS: Final = ("time_ns", "kind", "target", "text")
@@ -38,7 +38,7 @@ class TransitionLog:
         self, time_ns: int, replica: int, old: str, new: str, writer: str, cause: str
     ) -> None:
         """A replica went from `old` to `new` because `writer` said so."""
-        self._file.line(f"{time_ns},{replica},{old},{new},{quote(writer)},{quote(cause)}\n")
+        self._file.line(f"{time_ns},{replica},{old},{new},{text_cell(writer)},{text_cell(cause)}\n")
 
     def close(self) -> None:
         """Write the rest."""
@@ -53,7 +53,7 @@ class MarkLog:
 
     def record(self, time_ns: int, kind: str, target: str = "", text: str = "") -> None:
         """Something happened that explains what follows."""
-        self._file.line(f"{time_ns},{quote(kind)},{quote(target)},{quote(text)}\n")
+        self._file.line(f"{time_ns},{text_cell(kind)},{text_cell(target)},{text_cell(text)}\n")
 
     def close(self) -> None:
         """Write the rest."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from emu.errors import RunError
+from emu.errors import InputError
 from emu.plugins import make_plugin
+from emu.policy.calls import index_of, shown
+from emu.policy.views import RequestView
 from emu.request import Request
 from emu.rng import rng_stream
 from emu.routing.base import PrefixMatch, Router, Signal
@@ -100,28 +103,30 @@ class PrefixAwareRouter:
         return best
 
 
-class _Checked:
-    """A router of a user's own, whose choices are looked at."""
+class _Own:
+    """A router of a user's own: it sees views of requests, and its choices are looked at."""
 
-    def __init__(self, router: Router, policy: str) -> None:
+    def __init__(self, router: Any, policy: str) -> None:
         self._router = router
-        self._policy = policy
+        self._what = f"router.policy: {policy}"
 
     def choose(self, request: Request, signals: Sequence[Signal]) -> int:
-        """What the other chooses; RunError if that is none of the signals."""
-        chosen = self._router.choose(request, signals)
-        if isinstance(chosen, int | np.integer) and 0 <= chosen < len(signals):
-            return int(chosen)
-        raise RunError(
-            f"router.policy: {self._policy} chose {chosen!r} of {len(signals)} replicas; "
-            f"expected an index from 0 to {len(signals) - 1}"
-        )
+        """What the other chooses; PluginError if that is none of the signals."""
+        chosen = self._router.choose(RequestView(request), signals)
+        return index_of(chosen, len(signals), self._what)
 
 
-def make_router(policy: str, *, seed: int, pool: str, match: PrefixMatch) -> Router:
+def make_router(
+    policy: str,
+    *,
+    seed: int,
+    pool: str,
+    match: PrefixMatch,
+    own: Callable[[str, str], Any] = make_plugin,
+) -> Router:
     """The router of a pool of replicas. Each pool has its own (counters are not shared).
 
-    `policy` is a built-in name or `package.module:Class` (constructed without arguments).
+    `policy` is a built-in name or that of a class, of which `own(path, key)` makes an object.
     Raises InputError for anything else.
     """
     if policy == "load":
@@ -134,6 +139,16 @@ def make_router(policy: str, *, seed: int, pool: str, match: PrefixMatch) -> Rou
         return RandomRouter(seed, f"router.{pool}")
     if policy == "prefix_aware":
         return PrefixAwareRouter(match)
-    made: Router = make_plugin(policy, "router.policy", needs=("choose",))
+    made: Router = own(policy, "router.policy")
+    weights = getattr(made, "linear_load", None)
+    if weights is None:
+        return _Own(made, policy)
     # One that says what its choice is (`linear_load`) is not asked.
-    return made if hasattr(made, "linear_load") else _Checked(made, policy)
+    if not (
+        isinstance(weights, tuple)
+        and len(weights) == 2
+        and all(type(weight) is int and weight >= 0 for weight in weights)
+    ):
+        problem = f"{policy}: linear_load is {shown(weights)}, expected two whole numbers >= 0"
+        raise InputError("config", None, "router.policy", problem)
+    return made

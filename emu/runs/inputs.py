@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from emu.config.names import is_import_path
+from emu.plugins import KEYS, sources
+
 FILE_KEYS: Final = ("path", "hf_config", "tokenizer", "replay")
 """Keys of a configuration that name a file or a directory which is read."""
 
@@ -21,10 +24,23 @@ def named_files(value: Any) -> Iterator[tuple[dict[str, Any], str]]:
             yield value, key
 
 
+def named_plugins(value: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """Each table and key of an effective configuration that names a class of a user's own."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, inner in items:
+        if isinstance(inner, (dict, list)):
+            yield from named_plugins(inner)
+        elif key in KEYS and isinstance(inner, str) and is_import_path(inner):
+            yield value, key
+
+
 def digests(config: dict[str, Any]) -> dict[str, str]:
-    """Path -> digest of what is there, for all files that a configuration names."""
+    """Path -> digest of what is there, for all files and classes that a configuration names."""
     paths = dict.fromkeys(table[key] for table, key in named_files(config))
-    return {path: tree_digest(Path(path)) for path in paths if Path(path).exists()}
+    found = {path: tree_digest(Path(path)) for path in paths if Path(path).exists()}
+    for table, key in named_plugins(config):
+        found |= {str(file): tree_digest(file) for file in sources(table[key])}
+    return found
 
 
 def tree_digest(root: Path) -> str:

@@ -6,6 +6,7 @@ The rim: files, progress, signals and exit statuses live here; the world itself 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import shlex
@@ -21,11 +22,13 @@ import msgspec
 import emu
 from emu.cluster.audit import expert_loads, final_error, model_facts, objectives, run_facts
 from emu.cluster.cluster import Cluster, Outcome
-from emu.cluster.plan import Plan, make_plan
+from emu.cluster.commands import check_commands
+from emu.cluster.plan import Plan, make_plan, plugins_of
 from emu.cluster.recorder import Recorder
 from emu.config.load import effective_dict, load_config
-from emu.config.schema import Config, SchedulerTable
-from emu.errors import InputError, naming
+from emu.config.placing import blaming, placing
+from emu.config.schema import Config, SchedulerTable, SyntheticTable, WorkloadTable
+from emu.errors import InputError, InvariantViolation, PluginError, printable
 from emu.latency.base import LatencyBackend
 from emu.log import Format, Level, Log, make_log
 from emu.process.interrupts import held, sent_to
@@ -37,7 +40,7 @@ from emu.report.summary import DEFINITIONS, Summary, build_summary, write_summar
 from emu.runs.inputs import digests
 from emu.units import NS_PER_S
 from emu.workload.items import Notes
-from emu.workload.opened import Workload, open_workload
+from emu.workload.opened import Workload, open_workload, refused_warning
 
 _WATCH_S: Final = 0.1
 """How often a progress bar, or who may interrupt a run from another thread, is looked at."""
@@ -61,23 +64,28 @@ class RunResult(msgspec.Struct):
     cpu_s: float
 
 
-def prepare(config: Config, source: str) -> tuple[Plan, Workload]:
-    """Everything that can be wrong is found here, before any emulation."""
-    plan = make_plan(config, source)
-    is_named = len(plan.models) > 1 or bool(config.model.served_name)
-    for key in ("models", "model_shares"):
-        if getattr(config.workload, key) and not is_named:
-            problem = "means nothing with one model that has no served_name"
-            raise InputError(source, None, f"workload.{key}", problem)
-    workload = open_workload(
-        config.workload,
-        base_dir=Path(),
-        seed=config.seed,
-        holds=holds_for(plan, is_clipped=config.workload.oversized == "clip"),
-        config_source=source,
-        models=plan.models if is_named else (),
-        default_model=plan.default_model,
-    )
+def prepare(config: Config, source: str, *, imports: bool = True) -> tuple[Plan, Workload]:
+    """Everything that can be wrong is found here, before any emulation.
+
+    `imports`: classes of a user's own are loaded (their code runs); else only looked for.
+    """
+    with placing(source):
+        plan = make_plan(config, source, imports=imports)
+        is_named = len(plan.models) > 1 or bool(config.model.served_name)
+        for key in ("models", "model_shares"):
+            if getattr(config.workload, key) and not is_named:
+                problem = "means nothing with one model that has no served_name"
+                raise InputError(source, None, f"workload.{key}", problem)
+        workload = open_workload(
+            _lenient(config.workload),
+            base_dir=Path(),
+            seed=config.seed,
+            holds=holds_for(plan),
+            config_source=source,
+            models=plan.models if is_named else (),
+            default_model=plan.default_model,
+        )
+        check_commands(config.commands, len(plan.replicas), source)
     if workload.facts.names_models and not is_named:
         workload.notes.warn("`model` of a request is not compared: one model is served")
     if config.power is not None:
@@ -86,6 +94,13 @@ def prepare(config: Config, source: str) -> tuple[Plan, Workload]:
         for warning in energy_warnings(config.power, plan):
             workload.notes.warn(warning)
     return plan, workload
+
+
+def _lenient(table: WorkloadTable) -> WorkloadTable:
+    """The workload that stands in where none is given is no mistake: it is cut to the model."""
+    if table == WorkloadTable(synthetic=SyntheticTable()):
+        return msgspec.structs.replace(table, oversized="clip")
+    return table
 
 
 def range_warnings(pairs: Iterable[tuple[LatencyBackend, SchedulerTable]]) -> list[str]:
@@ -98,12 +113,10 @@ def range_warnings(pairs: Iterable[tuple[LatencyBackend, SchedulerTable]]) -> li
     return [warning for warning in found if warning]
 
 
-def holds_for(plan: Plan, *, is_clipped: bool = False) -> Any:
-    """(prompt, output) -> why no replica could ever hold such a request, or empty.
+def holds_for(plan: Plan) -> Any:
+    """(prompt, output) -> why no replica could ever serve such a request, or empty.
 
-    What is longer than the model's own limit is refused by the gateway at run time, as an
-    engine refuses it, and does not make the workload invalid. Where such requests are to be
-    clipped (`is_clipped`), it is too long like any other.
+    One rule for both limits of a replica: the tokens of its KV pool, and its model's context.
     """
     plain = [r for r in plan.replicas if r.kv_layout is None]
     hybrid = [r for r in plan.replicas if r.kv_layout is not None]
@@ -112,13 +125,13 @@ def holds_for(plan: Plan, *, is_clipped: bool = False) -> Any:
 
     def holds(prompt_tokens: int, output_tokens: int) -> str:
         size = prompt_tokens + output_tokens
-        if size > longest and not is_clipped:
-            return ""
+        if size > longest:
+            return f"the model reads {longest} tokens at most"
         if size > tokens and not any(replica.can_hold(size) for replica in hybrid):
             if hybrid:
                 return "no replica has KV blocks enough for all groups of layers"
             return f"the largest replica holds {tokens} tokens of KV cache"
-        return f"the model reads {longest} tokens at most" if size > longest else ""
+        return ""
 
     return holds
 
@@ -178,10 +191,9 @@ def execute(
     an invariant or is interrupted keeps what was computed as partial files and raises.
     """
     wall, cpu = time.perf_counter(), time.process_time()
-    with naming(source):
-        plan, workload = prepare(config, source)
+    plan, workload = prepare(config, source)
     for warning in workload.notes.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        print(f"warning: {printable(warning)}", file=sys.stderr)
     directory: RunDirectory | None = None
     recorder: Recorder | None = None
     try:
@@ -190,15 +202,15 @@ def execute(
         table = msgspec.structs.replace(config.output, report=wants_report)
         models = plan.models if len(plan.models) > 1 else ()
         recorder = Recorder(directory.staging, table, log, models=models)
-        with naming(source):  # backends and plug-ins are built there
+        with placing(source):  # backends and plug-ins are built there
             outcome, cluster = _run_cluster(plan, workload, recorder, progress, stop)
         for warning in range_warnings(
             (replica.latency, its.scheduler)
             for replica, its in zip(cluster.replicas, plan.replicas, strict=False)
         ):
-            print(f"warning: {warning}", file=sys.stderr)
+            print(f"warning: {printable(warning)}", file=sys.stderr)
         recorder.close()
-        error = final_error(cluster, outcome.error)
+        error = _of_plugins(final_error(cluster, outcome.error), plan)
         summary = write_results(
             directory.staging, cluster, recorder, error, rows=workload.count, notes=workload.notes
         )
@@ -214,11 +226,16 @@ def execute(
     except BaseException:
         with held():
             if recorder is not None:
-                recorder.close()
-                recorder.requests.discard()
+                with contextlib.suppress(OSError):  # a full disk: the buffers go nowhere
+                    recorder.close()
+                with contextlib.suppress(OSError):
+                    recorder.requests.discard()
             if directory is not None:
                 directory.discard()
         raise
+    ended = summary.completed + summary.failed + summary.rejected + summary.cancelled
+    if summary.rejected * 2 > ended and not workload.notes.rejected:
+        print(f"warning: {refused_warning(summary.rejected, ended)}", file=sys.stderr)
     if wants_report:
         from emu.report.html import write_report
 
@@ -230,6 +247,19 @@ def execute(
         time.perf_counter() - wall,
         time.process_time() - cpu,
     )
+
+
+def _of_plugins(error: BaseException | None, plan: Plan) -> BaseException | None:
+    """A violated invariant where a scheduler of the user's own keeps the books is its fault."""
+    if not isinstance(error, InvariantViolation):
+        return error
+    for key, path in plugins_of(plan.config, plan.replicas):
+        if key == "scheduler.policy":
+            what = "; ".join([error.what, *error.story[:1]])
+            found = PluginError(f"{key}: {path} breaks the books: {what}")
+            found.__cause__ = error
+            return found
+    return error
 
 
 def write_results(
@@ -411,14 +441,15 @@ def run_command(
     progress = not quiet and log is None and sys.stderr.isatty()
     words = ["emu", "run", str(path), *(["--seed", str(seed)] if seed is not None else [])]
     words += ["--set", *overrides] if overrides else []
-    result = execute(
-        config,
-        str(path),
-        progress=progress,
-        report=config.output.report and report,
-        origin=Origin(shlex.join(words), overrides),
-        log=log,
-    )
+    with blaming(overrides):
+        result = execute(
+            config,
+            str(path),
+            progress=progress,
+            report=config.output.report and report,
+            origin=Origin(shlex.join(words), overrides),
+            log=log,
+        )
     if as_json:
         print((result.directory / "summary.json").read_text(encoding="utf-8"), end="")
     elif not quiet:

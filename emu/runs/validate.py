@@ -13,8 +13,9 @@ from rich.table import Table
 from emu.catalogue import sizes
 from emu.cluster.plan import Plan, ReplicaPlan
 from emu.config.load import load_config
+from emu.config.placing import blaming, placing
 from emu.config.schema import SchedulerTable
-from emu.errors import naming
+from emu.errors import printable
 from emu.latency.base import LatencyBackend
 from emu.latency.roofline.coefficients import kernels_of
 from emu.latency.shared import SharedBackends
@@ -23,11 +24,16 @@ from emu.runs.runner import prepare, range_warnings
 from emu.units import NS_PER_S
 
 
-def validate_command(path: Path, overrides: Sequence[str], *, as_json: bool = False) -> int:
-    """Read everything, print the facts; InputError for the first mistake."""
+def validate_command(
+    path: Path, overrides: Sequence[str], *, as_json: bool = False, imports: bool = False
+) -> int:
+    """Read everything, print the facts; InputError for the first mistake.
+
+    `imports`: load classes of the user's own (their code runs) and look at what they have.
+    """
     config = load_config(path, overrides)
-    with naming(str(path)):
-        plan, workload = prepare(config, str(path))
+    with blaming(overrides), placing(str(path)):
+        plan, workload = prepare(config, str(path), imports=imports)
         latencies = _layer_times(plan)
     columns = facts(plan)
     warnings = [*workload.notes.warnings, *range_warnings(latencies)]
@@ -36,6 +42,7 @@ def validate_command(path: Path, overrides: Sequence[str], *, as_json: bool = Fa
         found = {
             "replicas": columns,
             "requests": workload.count,
+            "requests_refused": workload.notes.rejected,
             "last_arrival_s": last_s,
             "warnings": warnings,
         }
@@ -53,8 +60,10 @@ def validate_command(path: Path, overrides: Sequence[str], *, as_json: bool = Fa
         f"workload: {workload.count:,} requests, last arrival at "
         f"{workload.last_arrival_ns / NS_PER_S:,.1f} s"
     )
+    for reason, count in workload.notes.rejected.items():
+        console.print(f"refused: {count:,} requests, {reason}", soft_wrap=True)
     for warning in warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        print(f"warning: {printable(warning)}", file=sys.stderr)
     return 0
 
 

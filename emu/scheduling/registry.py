@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from emu.config.schema import FcfsTable, SchedulerTable, VllmTable
+from emu.errors import PluginError
 from emu.kv.tiers import LowerTier
 from emu.plugins import make_plugin
-from emu.scheduling.base import ReplicaLimits, Scheduler
+from emu.policy.calls import OwnEviction, shown
+from emu.scheduling.base import Batch, Progress, ReplicaLimits, Scheduler
 from emu.scheduling.fcfs import FcfsScheduler, PrefillQueue
 from emu.scheduling.vllm import VllmScheduler
 
@@ -34,18 +36,25 @@ def make_scheduler(
     preemptions_max: int = 0,
     tiers: Sequence[LowerTier] = (),
     ahead: bool = False,
+    own: Callable[..., Any] | None = None,
+    eviction: OwnEviction | None = None,
 ) -> Scheduler:
     """The scheduler that `scheduler.policy` names.
 
     `queue` is the cluster's global prefill queue (fcfs only). `ahead`: each batch is formed while
-    the one before it runs (vllm only). A plug-in class is constructed as
-    `Class(table, limits)`. Raises InputError for an unknown name.
+    the one before it runs (vllm only). `eviction`: who loses its blocks (vllm only). `own` makes a
+    scheduler of a user's class. Raises InputError for an unknown name.
     """
     made: Scheduler
     if table.policy == "vllm":
         assert isinstance(table, VllmTable)
         made = VllmScheduler(
-            table, limits, preemptions_max=preemptions_max, tiers=tiers, ahead=ahead
+            table,
+            limits,
+            preemptions_max=preemptions_max,
+            tiers=tiers,
+            ahead=ahead,
+            eviction=eviction,
         )
     elif isinstance(table, FcfsTable):
         made = FcfsScheduler(table, limits, queue=queue)
@@ -54,5 +63,27 @@ def make_scheduler(
         vidur = getattr(module, _VIDUR[table.policy])
         made = vidur(table, limits, preemptions_max=preemptions_max)
     else:
-        made = make_plugin(table.policy, "scheduler.policy", table, limits, base=Scheduler)
+        made = (own or make_plugin)(table.policy, "scheduler.policy", table, limits)
+        _watch(made, table.policy)
     return made
+
+
+def _watch(made: Any, path: str) -> None:
+    """What a scheduler of a user's own forms and brings about is looked at."""
+    schedule, complete = made.schedule, made.complete
+
+    def watched_schedule(now_ns: int) -> Batch | None:
+        batch = schedule(now_ns)
+        if batch is not None and not isinstance(batch, Batch):
+            problem = f"schedule gave {shown(batch)}; expected a Batch or None"
+            raise PluginError(f"scheduler.policy: {path}: {problem}")
+        return batch
+
+    def watched_complete(batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
+        progress = complete(batch, steps, now_ns, longest_step_ns)
+        if not isinstance(progress, Progress):
+            problem = f"complete gave {shown(progress)}; expected a Progress"
+            raise PluginError(f"scheduler.policy: {path}: {problem}")
+        return progress
+
+    made.schedule, made.complete = watched_schedule, watched_complete

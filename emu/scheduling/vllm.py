@@ -51,6 +51,7 @@ from emu.kv.grouped import GroupedPool
 from emu.kv.pool import NO_HIT, CountingPool, Hit
 from emu.kv.tiers import LowerTier
 from emu.latency.base import BatchShape
+from emu.policy.calls import OwnEviction
 from emu.request import Request
 from emu.scheduling.base import (
     Batch,
@@ -121,13 +122,17 @@ class VllmScheduler(Scheduler):
         ahead: bool = False,
         walks: bool = False,
         running_set: type[RunningSet] = RunningSet,
+        eviction: OwnEviction | None = None,
     ) -> None:
         """`preemptions_max`: a request preempted more often fails (0 = no limit). `tiers`: KV
         tiers below the GPU pool, used only with prefix caching. `ahead`: each batch is formed
-        while the one before it runs. `walks`: without a cohort, every iteration by the rule."""
+        while the one before it runs. `walks`: without a cohort, every iteration by the rule.
+        `eviction`: who is preempted, instead of the last; then it walks."""
         assert not ahead or limits.pipeline_stages == 1
         pool: BlockPool | CountingPool | GroupedPool
         self._clips = False
+        self._eviction = eviction
+        walks = walks or eviction is not None
         if limits.kv_layout is not None:
             walks = True
             caches = limits.prefix_caching and table.prefix_caching
@@ -250,6 +255,8 @@ class VllmScheduler(Scheduler):
         pool = self.pool
         for running in list(self.running.requests.values()):
             if not running.is_alive:
+                if self._eviction is not None:
+                    continue  # another may be behind it
                 return  # preempted, and all behind it
             request = running.request
             new = request.prompt_tokens + request.generated_tokens - request.computed_tokens
@@ -262,12 +269,25 @@ class VllmScheduler(Scheduler):
             if self._clips:
                 new = self._clipped(request, request.computed_tokens, new)
             while pool.need(request, request.computed_tokens + new) > pool.blocks_free:
-                last = self.running.last()
+                last = self._victim(running, forming)
                 self._preempt(last, forming)
                 if last is running:
-                    return
-            forming.budget -= new
-            self._serve(running, new, NO_HIT, forming)
+                    break
+            else:
+                forming.budget -= new
+                self._serve(running, new, NO_HIT, forming)
+                continue
+            if self._eviction is None:
+                return
+
+    def _victim(self, needy: RunningRequest, forming: Forming) -> RunningRequest:
+        """Who loses its blocks to `needy`: the last, or one that this batch has not served."""
+        if self._eviction is None:
+            return self.running.last()
+        served = {one.admission for one, _, _ in forming.records}
+        open_ = [one for one in self.running.requests.values() if one.admission not in served]
+        chosen = self._eviction.choose(needy.request, [one.request for one in open_])
+        return open_[chosen]
 
     def _serve_together(self, forming: Forming) -> bool:
         """The cohort as a whole, and what runs beside it, as the walk would have it.

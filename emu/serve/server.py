@@ -33,8 +33,9 @@ from emu.cluster.audit import final_error
 from emu.cluster.cluster import Outcome
 from emu.cluster.plan import Plan, make_plan
 from emu.config.load import load_config
+from emu.config.placing import placing
 from emu.config.schema import Config
-from emu.errors import InputError, PaceLost, naming
+from emu.errors import InputError, PaceLost
 from emu.kernel.wallclock import WallKernel
 from emu.log import make_log
 from emu.process.interrupts import sent_to
@@ -87,6 +88,9 @@ class LiveServer:
         self.options = options
         self.directory = directory
         self.plan = make_plan(self.config, source)
+        if len(self.plan.models) > 1:
+            where = "models" if self.config.models else "replicas"
+            raise InputError(source, None, where, "live mode serves one model")
         if options.fleet:
             policy = self.config.scheduler.policy
             check_fleet(len(self.plan.replicas), policy, options.ports, source)
@@ -469,7 +473,7 @@ def serve_command(
     if not options.header_timeout_s > 0:
         raise InputError("serve", None, "--header-timeout-s", "must be above 0")
     config = load_config(path, overrides)
-    with naming(str(path)):
+    with placing(str(path)):
         server = LiveServer(config, str(path), options, output)
     if not is_loopback(options.host) and not options.api_key:
         print("warning: reachable from other machines without --api-key", file=sys.stderr)

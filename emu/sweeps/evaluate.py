@@ -18,8 +18,9 @@ from emu.config.load import config_from_text, effective_dict
 from emu.config.schema import Config
 from emu.config.tables.output import OutputTable
 from emu.errors import InputError, InvariantViolation, RunError
+from emu.plugins import digest
 from emu.process.interrupts import scratch
-from emu.runs.inputs import tree_digest
+from emu.runs.inputs import named_plugins, tree_digest
 from emu.runs.runner import execute
 from emu.sweeps.conditions import figures_of
 from emu.sweeps.points import Point
@@ -75,6 +76,8 @@ class Base:
         """What the result depends on, and nothing else, as a hash."""
         plain = effective_dict(config)
         del plain["output"]
+        for table, name in named_plugins(plain):
+            table[name] = f"{table[name].rpartition(':')[2]} {digest(table[name])}"
         self._replace_paths(plain)
         content = {"format": FORMAT, "emu": self._code, "config": plain}
         text = msgspec.json.encode(content, order="deterministic")

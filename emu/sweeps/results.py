@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from emu.report.atomic import write_bytes, write_text, writing
-from emu.report.csvtext import quote
+from emu.report.csvtext import quote, text_cell
 from emu.sweeps.drive import Row, SweepResult
 from emu.sweeps.pool import missing
 
@@ -54,8 +54,12 @@ def write_results(result: SweepResult) -> None:
 def _csv(columns: dict[str, list[Any]]) -> str:
     lines = [",".join(quote(name) for name in columns)]
     table = zip(*columns.values(), strict=True)
-    lines += [",".join(quote(cell_text(cell)) for cell in cells) for cells in table]
+    lines += [",".join(map(_csv_cell, cells)) for cells in table]
     return "\n".join(lines) + "\n"
+
+
+def _csv_cell(value: Any) -> str:
+    return text_cell(value) if isinstance(value, str) else quote(cell_text(value))
 
 
 def cell_text(value: Any) -> str:

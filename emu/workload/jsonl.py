@@ -14,7 +14,14 @@ import numpy as np
 
 from emu.workload.chunks import Chunk
 from emu.workload.items import ID_MAX, TIME_MAX_NS, TOKENS_MAX, Block, Ints, Line, Notes, Turn
-from emu.workload.strict import FLAT_NAMES, SESSION_NAMES, TURN_NAMES, note_unknown, read_line
+from emu.workload.strict import (
+    FLAT_NAMES,
+    SESSION_NAMES,
+    TURN_NAMES,
+    may_repeat,
+    note_unknown,
+    read_line,
+)
 
 
 class _LooseTurn(Turn, forbid_unknown_fields=False):
@@ -56,7 +63,7 @@ class JsonlParser:
             lines = self._decoder.decode_lines(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return self._parse_slowly(chunk, notes)
-        if len(lines) != rows or not all(map(_is_fine, lines)):
+        if len(lines) != rows or not all(map(_is_fine, lines)) or _may_repeat(data, lines):
             return self._parse_slowly(chunk, notes)
         if self._is_loose:
             self._note_unknown(data, notes)
@@ -95,6 +102,12 @@ class JsonlParser:
         return make_block(
             lines, np.array(numbers, dtype=np.int64), np.array(offsets, dtype=np.int64)
         )
+
+
+def _may_repeat(data: bytes, lines: list[Line]) -> bool:
+    items = sum([1 if line.sub_requests is None else len(line.sub_requests) for line in lines])
+    needed = {"arrival_time_ns": len(lines), "input_toks": items, "output_toks": items}
+    return may_repeat(data, (*Line.__struct_fields__, "tool_duration_ns"), needed)
 
 
 def make_block(lines: list[Line], numbers: Ints, offsets: Ints) -> Block:

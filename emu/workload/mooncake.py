@@ -16,7 +16,15 @@ from emu.units import NS_PER_MS
 from emu.workload.chunks import Chunk
 from emu.workload.csvcols import exact_decimal
 from emu.workload.items import ID_MAX, TIME_MAX_NS, TOKENS_MAX, Block, Line, Notes
-from emu.workload.strict import Place, note_unknown, read_ids, read_int, read_object, show
+from emu.workload.strict import (
+    Place,
+    may_repeat,
+    note_unknown,
+    read_ids,
+    read_int,
+    read_object,
+    show,
+)
 
 BLOCK_TOKENS: Final = 512
 _NAMES: Final = frozenset(("timestamp", "input_length", "output_length", "hash_ids"))
@@ -57,7 +65,12 @@ class MooncakeParser:
             rows = self._decoder.decode_lines(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return self._parse_slowly(chunk, notes)
-        if len(rows) != count or not all(map(_is_fine, rows)):
+        needed = dict.fromkeys(("timestamp", "input_length", "output_length"), count)
+        if (
+            len(rows) != count
+            or not all(map(_is_fine, rows))
+            or may_repeat(data, _Row.__struct_fields__, needed)
+        ):
             return self._parse_slowly(chunk, notes)
         if self._is_loose:
             for fields in self._names.decode_lines(data):

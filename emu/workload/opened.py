@@ -127,6 +127,9 @@ class Workload:
             raise no_usable_rows(self.source, self.notes)
         if blocks == 1 and self._source.is_small:
             self._only = kept
+        refused = sum(self.notes.rejected.values())
+        if 2 * refused > facts.requests:
+            self.notes.warn(refused_warning(refused, facts.requests))
         if not self.notes.rejected and OVERSIZED not in self.notes.clipped:
             # Every request fits: the later passes need not ask again.
             self._rules = msgspec.structs.replace(self._rules, holds=None)
@@ -370,6 +373,11 @@ def _naming(
         run=table.model_run,
         seed=seed,
     )
+
+
+def refused_warning(refused: int, requests: int) -> str:
+    """What is said of a workload most of which is refused."""
+    return f"{refused:,} of {requests:,} requests are refused: a result says little about the rest"
 
 
 def no_usable_rows(source: str, notes: Notes) -> InputError:

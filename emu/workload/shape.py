@@ -8,7 +8,6 @@ them arrivals.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
@@ -82,7 +81,7 @@ class Shaper:
         ):
             if limit:
                 self._clip_all(block, limit, name)
-        if rules.holds is not None and any(_judgements(block, rules.holds)):
+        if rules.holds is not None and _may_exceed(block, rules.holds):
             self._judge_each(block, rules.holds)
         return block
 
@@ -140,20 +139,24 @@ class Shaper:
             if fit is not None:
                 return fit
         line = int(block.line_numbers[row])
+        path = path if line > 0 else ""  # made by a generator: its key is the place
         problem = f"a request of {prompt} + {output} tokens can never be served: {limit}"
         raise InputError(
             rules.source, line if line > 0 else None, path + rules.prompt_field, problem
         )
 
 
-def _judgements(block: Block, holds: Holds) -> Iterator[str]:
-    """What `holds` says of each request of a block."""
+def _may_exceed(block: Block, holds: Holds) -> bool:
+    """True if a request as long as the longest prompt and the longest output could not be held.
+
+    What holds a request holds every shorter one, so that most blocks need one question.
+    """
     if block.details is None:
-        yield from map(holds, block.prompt_tokens.tolist(), block.output_tokens.tolist())
-        return
-    for line in block.details:
-        for item in line.sub_requests or (line,):
-            yield holds(item.input_toks, item.output_toks)
+        prompt, output = block.prompt_tokens.max(initial=1), block.output_tokens.max(initial=1)
+        return bool(holds(int(prompt), int(output)))
+    items = [item for line in block.details for item in line.sub_requests or (line,)]
+    prompts, outputs = [item.input_toks for item in items], [item.output_toks for item in items]
+    return bool(holds(max(prompts, default=1), max(outputs, default=1)))
 
 
 def _largest_fit(prompt: int, output: int, holds: Holds) -> tuple[int, int] | None:

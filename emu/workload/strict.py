@@ -6,6 +6,8 @@ is the definition of the format. Also used for the strict fields of other JSON f
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -75,7 +77,56 @@ def read_object(place: Place, raw: bytes) -> dict[str, Any]:
         raise place.error("$", f"not valid JSON: {problem[:1].lower()}{problem[1:]}") from None
     if not isinstance(value, dict):
         raise place.error("$", f"must be a JSON object, not {show(value)}")
+    repeated = repeated_key(raw)
+    if repeated is not None:
+        raise place.error(repeated, "is given twice in one object")
     return value
+
+
+class _Repeated(Exception):
+    """A key that an object gives twice."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise _Repeated(name)
+    return {}
+
+
+def repeated_key(raw: bytes) -> str | None:
+    """A key that some object of this JSON text gives twice; None if there is none."""
+    try:
+        json.loads(raw, object_pairs_hook=_once)
+    except _Repeated as error:
+        return str(error.args[0])
+    except (ValueError, RecursionError):  # read by another parser: it has judged the text
+        return None
+    return None
+
+
+def may_repeat(data: bytes, names: Iterable[str], needed: Mapping[str, int]) -> bool:
+    """True if an object of these lines may give one of these keys twice.
+
+    `needed`: keys that are in every object, and of how many objects. Looks at the bytes between
+    braces, where each key may stand once: a key within a string, or one with an escape, is a false
+    alarm for `repeated_key` to judge.
+    """
+    if b"\\" in data:
+        return True
+    for key in names:
+        name = b'"%b"' % key.encode()
+        count = data.count(name)
+        if count <= 1 or count == needed.get(key):
+            continue
+        if key in SESSION_NAMES:  # never in a turn, and perhaps behind the turns
+            parts = data.split(b"\n")
+        else:
+            parts = data.replace(b"{", b"\n").replace(b"}", b"\n").split(b"\n")
+        if any(part.count(name) > 1 for part in parts):
+            return True
+    return False
 
 
 def read_int(

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from emu.config.schema import SyntheticTable
+from emu.config.schema import ArrivalsTable, SyntheticTable
 from emu.errors import InputError
 from emu.rng import rng_stream
 from emu.units import NS_PER_S, s_to_ns
@@ -25,6 +25,21 @@ from emu.workload.lengths import length_sampler
 __all__ = ["SyntheticSource", "arrival_stream"]
 
 _BLOCK_REQUESTS: Final = 8192
+
+
+REQUESTS_MAX: Final = 10_000_000
+"""So many requests take hours to emulate; more are a slip, and would be read for ever."""
+TURNS_MAX: Final = 2_000_000
+"""The same for turns of sessions, which are objects and not columns."""
+
+
+def _highest_rate_per_s(table: ArrivalsTable) -> float:
+    """A bound on the rate of arrivals of a process."""
+    if table.process == "burst":
+        return max(table.rate_per_s, table.burst_rate_per_s)
+    if table.process == "piecewise":
+        return max((point[1] for point in table.points if len(point) == 2), default=0.0)
+    return table.rate_per_s
 
 
 class SyntheticSource:
@@ -57,6 +72,15 @@ class SyntheticSource:
             raise self._error(f"{key}.prefix_tokens", "must be above 0 with prefix_groups")
         if table.duration_s and table.arrivals.process == "all_at_once":
             raise self._error(f"{key}.duration_s", "all_at_once needs a number of requests instead")
+        turns = (table.sessions.turns_min + table.sessions.turns_max) / 2
+        expected = table.requests * turns
+        if table.duration_s:
+            expected = table.duration_s * _highest_rate_per_s(table.arrivals) * turns
+        most = REQUESTS_MAX if table.sessions.turns_max == 1 else TURNS_MAX
+        if expected > most:
+            name = "duration_s" if table.duration_s else "requests"
+            problem = f"about {expected:,.0f} requests with their turns, more than {most:,}"
+            raise self._error(f"{key}.{name}", problem)
         arrival_stream(table.arrivals, self._seed, self._config_source)
 
     def _error(self, field: str, problem: str) -> InputError:

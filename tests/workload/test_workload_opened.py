@@ -176,16 +176,13 @@ def test_oversized_request_is_an_error_with_its_line_and_limit(tmp_path):
     )
 
 
-def test_every_request_is_judged_even_if_a_longer_one_is_let_through(tmp_path):
+def test_of_several_that_are_too_long_the_first_is_named(tmp_path):
     text = flat(0, 4) + flat(1, 12) + flat(2, 90)
-
-    def holds(prompt: int, output: int) -> str:
-        return "" if prompt + output > 64 else at_most_8(prompt, output)
 
     def at_most_8(prompt: int, output: int) -> str:
         return "" if prompt + output <= 8 else "a replica holds 8 tokens"
 
-    assert error_of(tmp_path, text, holds=holds) == (
+    assert error_of(tmp_path, text, holds=at_most_8) == (
         "w:2: input_toks: a request of 12 + 2 tokens can never be served: a replica holds 8 tokens"
     )
 

@@ -134,6 +134,12 @@ class MigrationTable(Table, kw_only=True, frozen=True):
     rebalance_gap: Annotated[
         Fraction, doc("Least difference in use between source and destination.")
     ] = 0.3
+    policy: Annotated[
+        str,
+        doc(
+            "rebalance: which decode moves where: gap (from the fullest to the emptiest), or package.module:Class."
+        ),
+    ] = "gap"
     drain: Annotated[
         bool, doc("A shutting decode replica moves its requests instead of waiting.")
     ] = False

@@ -63,6 +63,13 @@ class LimitsTable(Table, kw_only=True, frozen=True):
     simulated_s: Annotated[
         NonNegative, doc("Stop (exit 3, partial results) at this simulated time; 0 = none.")
     ] = 0.0
+    stalled_s: Annotated[
+        NonNegative,
+        doc(
+            "Stop (exit 3) when requests are in the system, and none has got a token or ended for "
+            "so long while work went on; 0 = never."
+        ),
+    ] = 3600.0
     events_per_instant: Annotated[Count, doc("Zeno guard.")] = 100_000
     preemptions_per_request: Annotated[
         Count0, doc("A request preempted more often fails; 0 = none.")

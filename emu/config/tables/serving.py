@@ -101,6 +101,12 @@ class VllmTable(SchedulerTable, kw_only=True, frozen=True):
     chunked_prefill: Annotated[bool, doc("Split prompts over iterations.")] = True
     prefix_caching: Annotated[bool, doc("Reuse KV blocks of equal prefixes.")] = True
     reserve_full_sequence: Annotated[bool, doc("Admit only if the whole length fits now.")] = True
+    eviction: Annotated[
+        str,
+        doc(
+            "Who starts over when blocks lack: last (the request admitted last), or package.module:Class (then without leaps)."
+        ),
+    ] = "last"
 
     @property
     def caches_prefixes(self) -> bool:
@@ -222,10 +228,16 @@ class RouterTable(Table, kw_only=True, frozen=True):
     max_prompt_tokens: Annotated[
         Tokens0, doc("Admission: longest prompt; 0 = the model's limit (422).")
     ] = 0
-    decode_policy: Annotated[
-        Literal["auto", "first_free", "least_used"],
+    admission: Annotated[
+        str,
         doc(
-            "P/D: where KV goes: the first replica with room (fills one by one), or the emptiest; auto = the emptiest without [autoscale]."
+            "A class that admits requests or refuses them, beside the two limits above (docs/plugins.md); empty = none."
+        ),
+    ] = ""
+    decode_policy: Annotated[
+        str,
+        doc(
+            "P/D: where KV goes: first_free (fills one by one), least_used, or package.module:Class; auto = the emptiest without [autoscale]."
         ),
     ] = "auto"
 

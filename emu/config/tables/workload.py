@@ -56,7 +56,9 @@ class SessionsTable(Table, kw_only=True, frozen=True):
     """Synthetic conversations; one turn each = independent requests."""
 
     turns_min: Annotated[Count, doc("Requests per session, at least.")] = 1
-    turns_max: Annotated[Count, doc("Requests per session, at most.")] = 1
+    turns_max: Annotated[
+        Annotated[int, Meta(ge=1, le=100_000)], doc("Requests per session, at most.")
+    ] = 1
     tool_s: Annotated[NonNegative, doc("Mean pause between turns (exponential).")] = 2.0
     shared_context: Annotated[bool, doc("Each turn's prompt starts with all earlier turns.")] = True
 

@@ -1,0 +1,191 @@
+"""What policies of a user's own are told of a run, and how they are made.
+
+Exists only in runs that name such a class: without one there are no books, views or calls. It
+watches the gateway (arrivals, ends), reads replicas when it is asked, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from emu.errors import InputError
+from emu.kernel.priorities import PRIORITY_CONTROL
+from emu.plugins import make_plugin
+from emu.policy.books import Books
+from emu.policy.calls import OwnAdmission, OwnEviction, OwnMigration, OwnPlacement
+from emu.policy.context import Context
+from emu.policy.views import Ended, ReplicaView, RequestView, TransferView
+from emu.replica.replica import Replica
+from emu.request import Request
+from emu.units import ms_to_ns
+
+if TYPE_CHECKING:
+    from emu.cluster.cluster import Cluster
+
+_OF_PLANNERS: Final = "autoscale.planner"
+
+
+class Insight:
+    """Implements `Watched`; makes policies and calls those that want to be told."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        config = cluster.config
+        slo = config.slo
+        self._cluster = cluster
+        self._objectives = (slo.ttft_ms, slo.tpot_ms, slo.e2e_ms)
+        self.books = Books(self._objectives)
+        self._seed = config.seed
+        self._delay_ns = ms_to_ns(config.router.signal_delay_ms)
+        scaling = config.autoscale
+        self._metrics_delay_ns = ms_to_ns(scaling.metrics_delay_ms) if scaling else 0
+        self._arrival_calls: list[tuple[Callable[[RequestView], object], int]] = []
+        self._end_calls: list[tuple[Callable[[Ended], object], int]] = []
+
+    # --- making -------------------------------------------------------------------------------
+    def make(self, path: str, key: str, *arguments: object, replica_id: int = -1) -> Any:
+        """A policy of a user's own, with a context of its own. Raises InputError."""
+        is_planner = key == _OF_PLANNERS
+        delay_ns = self._metrics_delay_ns if is_planner else self._delay_ns
+        if replica_id >= 0:
+            delay_ns = 0  # a part of the engine sees its own replica as it is
+        context = Context(
+            self,
+            key=key,
+            seed=self._seed,
+            delay_ns=delay_ns,
+            is_late=is_planner,
+            objectives_ms=self._objectives,
+            replica_id=replica_id,
+        )
+        made = make_plugin(path, key, *arguments, context=context)
+        late_ns = delay_ns if is_planner else 0
+        for name, calls in (
+            ("on_arrival", self._arrival_calls),
+            ("on_completion", self._end_calls),
+        ):
+            call = getattr(made, name, None)
+            if call is not None:
+                if not callable(call):
+                    problem = f"{path}: {name} is no method"
+                    raise InputError("config", None, key, problem)
+                calls.append((call, late_ns))
+        return made
+
+    def admission(self) -> OwnAdmission | None:
+        """The policy that `router.admission` names."""
+        path, key = self._cluster.config.router.admission, "router.admission"
+        return OwnAdmission(self.make(path, key), path) if path else None
+
+    def placement(self) -> OwnPlacement:
+        """The policy that `router.decode_policy` names."""
+        path, key = self._cluster.config.router.decode_policy, "router.decode_policy"
+        return OwnPlacement(self.make(path, key), path)
+
+    def migration(self) -> OwnMigration:
+        """The policy that `migration.policy` names."""
+        path, key = self._cluster.config.migration.policy, "migration.policy"
+        return OwnMigration(self.make(path, key), path)
+
+    def eviction(self, path: str, replica_id: int) -> OwnEviction:
+        """The policy that `scheduler.eviction` of a replica names."""
+        made = self.make(path, "scheduler.eviction", replica_id=replica_id)
+        return OwnEviction(made, path)
+
+    # --- told by the cluster --------------------------------------------------------------------
+    def arrived(self, request: Request) -> None:
+        """A request has reached the gateway."""
+        self.books.arrived(request, self.now_ns)
+        for call, late_ns in self._arrival_calls:
+            self._tell(call, RequestView(request), late_ns)
+
+    def ended(self, request: Request) -> None:
+        """A request has ended."""
+        found = self.books.over(request, self.now_ns)
+        for call, late_ns in self._end_calls:
+            self._tell(call, found, late_ns)
+
+    def _tell(self, call: Callable[[Any], object], what: object, late_ns: int) -> None:
+        if late_ns:
+            at_ns = self.now_ns + late_ns
+            self._cluster.kernel.call_at(at_ns, PRIORITY_CONTROL, lambda: _drop(call(what)))
+        else:
+            call(what)
+
+    # --- Watched --------------------------------------------------------------------------------
+    @property
+    def now_ns(self) -> int:
+        """Simulated time."""
+        return self._cluster.kernel.now_ns
+
+    def settle(self) -> None:
+        """Bring the books of all replicas up to this instant."""
+        for replica in self._cluster.replicas:
+            if replica.scheduler.running_count:
+                replica.settle()
+
+    def replicas(self, delay_ns: int) -> Sequence[ReplicaView]:
+        """All replicas, by id; load of `delay_ns` ago."""
+        return [self.view(replica, delay_ns) for replica in self._cluster.replicas]
+
+    def view(self, replica: Replica, delay_ns: int = 0) -> ReplicaView:
+        """One replica."""
+        scheduler = replica.scheduler
+        history = replica.signals if delay_ns else None
+        if history is None:
+            replica.settle()
+            waiting, running = scheduler.waiting_count, scheduler.running_count
+            tokens, used = scheduler.waiting_tokens, scheduler.blocks_used
+        else:
+            horizon_ns = self.now_ns - delay_ns
+            seen = history[0]
+            for one in reversed(history):
+                if one[0] <= horizon_ns:
+                    seen = one
+                    break
+            _, waiting, running, tokens, used = seen
+        return ReplicaView(
+            replica_id=replica.replica_id,
+            state=replica.state.value,
+            machine=replica.machine,
+            gpus=len(replica.gpus),
+            waiting=waiting,
+            running=running,
+            waiting_tokens=tokens,
+            blocks_used=used,
+            blocks_total=scheduler.blocks_total,
+            max_num_seqs=scheduler.max_num_seqs,
+        )
+
+    def prefix_tokens(self, replica_id: int, request: Request) -> int:
+        """Prompt tokens that a replica's cache holds."""
+        replica = self._cluster.replicas[replica_id]
+        replica.settle()
+        return replica.scheduler.prefix_match(request)
+
+    def transfers(self) -> Sequence[TransferView]:
+        """KV that leaves prefill replicas."""
+        found = []
+        for source_id, watcher in sorted(self._cluster.watchers.items()):
+            batches = [(batch, -1) for batch in watcher.outbound.queue]
+            flight = watcher.outbound.flight
+            if flight is not None:
+                batches.insert(0, (flight.batch, flight.destination_id))
+            for batch, destination_id in batches:
+                tokens = sum(request.prompt_tokens for request in batch.requests)
+                found.append(
+                    TransferView(
+                        source_id, destination_id, len(batch.requests), tokens, batch.queued_ns
+                    )
+                )
+        return found
+
+    def running(self, replica_id: int) -> Sequence[Request]:
+        """Requests that run on a replica, in order of admission."""
+        replica = self._cluster.replicas[replica_id]
+        replica.settle()
+        return list(replica.scheduler.residents())
+
+
+def _drop(_: object) -> None:
+    """What a call answers is of no use."""

@@ -1,0 +1,87 @@
+"""What a run that was killed, or met a full disk, leaves: nothing, after the next run at least."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from emu.report.atomic import RunDirectory, partial_name
+from tests.cluster.helpers import run_config
+
+HIDDEN = ".o.0123456789abcdef"
+
+
+def leave(directory: Path, name: str, *files: str) -> Path:
+    path = directory / name
+    path.mkdir(parents=True)
+    for file in files:
+        (path / file).write_text("x")
+    return path
+
+
+def test_the_next_run_sweeps_up(tmp_path: Path) -> None:
+    dead = leave(tmp_path, f"{HIDDEN}.tmp", "requests.csv.bin.tmp", "marks.csv")
+    kept = leave(tmp_path, ".o.0123456789abcdef.tmp.notes")
+    foreign = leave(tmp_path, ".o.fedcba9876543210.tmp", "thesis.txt")
+    run = RunDirectory(tmp_path / "o")
+    assert not dead.exists()
+    assert kept.exists()
+    assert (foreign / "thesis.txt").exists()
+    run.discard()
+
+
+def test_a_live_run_is_left_alone(tmp_path: Path) -> None:
+    one = RunDirectory(tmp_path / "o")
+    (one.staging / "requests.csv.tmp").write_text("x")
+    two = RunDirectory(tmp_path / "o")
+    assert one.staging.is_dir()
+    two.publish()
+    one.publish()
+    assert sorted(os.listdir(tmp_path)) == ["o"]
+
+
+def test_results_moved_aside_by_a_run_that_was_killed_come_back(tmp_path: Path) -> None:
+    leave(tmp_path, f"{HIDDEN}.old", "summary.json")
+    RunDirectory(tmp_path / "p").discard()
+    assert (tmp_path / "o" / "summary.json").exists()
+    leave(tmp_path, f"{HIDDEN}.old", partial_name("summary.json"))
+    RunDirectory(tmp_path / "p").discard()
+    assert sorted(os.listdir(tmp_path)) == ["o"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from emu.report.atomic import RunDirectory
+run = RunDirectory(Path(sys.argv[1]))
+(run.staging / "requests.csv.tmp").write_text("x")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_sigkill_leaves_a_directory_that_the_next_run_removes(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "o")], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len(os.listdir(tmp_path)) == 1
+    run_config(tmp_path / "o", workload={"synthetic": {"requests": 2}})
+    assert os.listdir(tmp_path) == ["o"]
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
+    """Files may grow no further: the buffers of the recorder cannot be written, and it must go."""
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, usual[1]))
+        with pytest.raises(OSError, match="File too large"):
+            run_config(tmp_path / "o", workload={"synthetic": {"requests": 300}})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+        signal.signal(signal.SIGXFSZ, before)
+    assert os.listdir(tmp_path) == []
