@@ -14,7 +14,6 @@ from __future__ import annotations
 import enum
 from typing import Final, final
 
-import msgspec
 import numpy as np
 
 
@@ -46,16 +45,29 @@ HANDOFF_NEVER_NS: Final = 2**62
 """A handoff that never comes (`Request.handoff_after_ns`)."""
 
 
-class Prefix(msgspec.Struct, frozen=True, gc=False):
+@final
+class Prefix:
     """What the prefix cache may know of a request's tokens: ids, or hashes of long blocks.
 
     `token_ids` is prompt then output (int64). `hash_ids` are ids of consecutive prompt blocks of
     `hash_block_tokens` tokens each, equal ids meaning equal prefixes (Mooncake's convention).
     """
 
-    token_ids: np.ndarray | None = None
-    hash_ids: tuple[int, ...] = ()
-    hash_block_tokens: int = 512
+    token_ids: np.ndarray | None
+    hash_ids: tuple[int, ...]
+    hash_block_tokens: int
+
+    __slots__ = ("hash_block_tokens", "hash_ids", "token_ids")
+
+    def __init__(
+        self,
+        token_ids: np.ndarray | None = None,
+        hash_ids: tuple[int, ...] = (),
+        hash_block_tokens: int = 512,
+    ) -> None:
+        self.token_ids = token_ids
+        self.hash_ids = hash_ids
+        self.hash_block_tokens = hash_block_tokens
 
 
 @final
@@ -85,6 +97,11 @@ class Request:
 
     model: int
     """Which of the served models it asks for; -1 = none that is served."""
+    acceptance_rate: float
+    """Chance of its drafts to be accepted (speculative decoding); -1 = as configured."""
+
+    adapter: str
+    """LoRA adapter that it names; empty = the model alone."""
     row: int
     """Position among all released requests in order of arrival: its row in requests.csv."""
     status: Status
@@ -135,6 +152,8 @@ class Request:
     """Replica that produced the last token."""
 
     __slots__ = (
+        "acceptance_rate",
+        "adapter",
         "arrival_ns",
         "block_ids",
         "block_keys",
@@ -217,6 +236,8 @@ class Request:
         self.decode_pin = -1
         self.handoff_after_ns = -1
         self.model = 0
+        self.acceptance_rate = -1.0
+        self.adapter = ""
         self.row = row
         self.status = _CREATED
         self.holder_id = -1
@@ -255,6 +276,11 @@ class Request:
         self.migration_ns += waited_ns
         self.holder_id = replica_id
         self.status = _RUNNING
+
+    def take_first_token(self, now_ns: int) -> None:
+        """The first token came with the KV: its client has it now, unless it had it before."""
+        if not self.migrations:
+            self.first_out_ns += now_ns - self.first_token_ns
 
     def note_migration(self, waited_ns: int) -> None:
         """It has moved while it ran, and stood still for so long."""

@@ -118,6 +118,9 @@ class Scaler(Launches, Actor):
         self._has_started = False
         self.ticks = 0
         self.scale_downs = 0
+        self.last_demand = Demand()
+        self.looked_ns = 0
+        """When the planner was asked last, and what it wanted."""
         self._block_tokens = block_tokens
         self._tick_ns = ms_to_ns(table.tick_ms)
         self.sight = Sight(ms_to_ns(table.metrics_delay_ms))
@@ -188,6 +191,7 @@ class Scaler(Launches, Actor):
         demand = self.planner.decide(snapshot)
         if not self._world.is_only:
             snapshot = self._with_room(snapshot, demand)
+        self.last_demand, self.looked_ns = demand, now.now_ns
         actions = detour(self._plan(snapshot, demand), snapshot, self.table)
         if actions:
             text = f"{demand.text()}; {'; '.join(map(words, actions))}"

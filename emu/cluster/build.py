@@ -16,8 +16,11 @@ from emu.catalogue import sizes
 from emu.cluster.dispatch import Dispatch
 from emu.cluster.plan import Plan, ReplicaPlan, groups_of, plugins_of
 from emu.config.names import is_import_path
+from emu.errors import InputError
 from emu.latency.base import LatencyBackend
 from emu.latency.frontend import Intake, OutputStream
+from emu.latency.jitter import Jitter
+from emu.latency.registry import engine_of
 from emu.migration.destinations import Destinations
 from emu.migration.outbound import Kv
 from emu.migration.watcher import Watcher, name_of
@@ -127,6 +130,11 @@ def build_replica(
     replica.model = pool.index
     if plan.has_front_end and plan.engine is not None and not cluster.streams:
         replica.stream = OutputStream(plan.engine)
+    if plan.latency.jitter:
+        engine = engine_of(plan.latency)
+        if engine is None:
+            raise InputError("config", None, "latency.jitter", "needs an engine, not none")
+        replica.set_jitter(Jitter(engine, cluster.config.seed, plan.replica_id))
     experts, gate = plan.model.experts, plan.latency.expert_routing
     if experts is not None and plan.latency.backend == "profile" and gate != "balanced":
         replica.expert_tokens = np.zeros(experts.count, dtype=np.int64)
@@ -181,6 +189,7 @@ def _scheduler(
         preemptions_max=cluster.config.limits.preemptions_per_request,
         tiers=cluster.tiers.of(plan),
         ahead=plan.schedules_ahead,
+        seed=cluster.config.seed,
         own=None if insight is None else partial(insight.make, replica_id=plan.replica_id),
         eviction=eviction,
     )
@@ -240,6 +249,7 @@ def build_watchers(cluster: Cluster) -> dict[int, Watcher]:
             layerwise=config.network.kv_transfer == "layerwise",
             connector_ns=round(config.network.connector_us * 1000),
             connector_block_ns=round(config.network.connector_block_us * 1000),
+            has_first_token=config.network.first_token == "decode",
         )
         watcher = Watcher(
             replica,

@@ -262,6 +262,8 @@ class Gateway(Actor):
             priority=request.priority,
         )
         again.model = request.model
+        again.acceptance_rate = request.acceptance_rate
+        again.adapter = request.adapter
         again.retries = request.retries + 1
         pause_ms = self._recovery.client_backoff_ms * 2**request.retries
         again.arrival_ns = self.kernel.now_ns + ms_to_ns(pause_ms)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from emu.autoscale.demand import Rates
 from emu.autoscale.hostcache import HostCache, HostMemory
 from emu.autoscale.loads import Weights
@@ -40,6 +42,18 @@ def weights_of(plan: ReplicaPlan) -> Weights:
     if pp == 1:
         return Weights(Grid(plan.gpus, tp), segments, (sum(segments),) * tp)
     return Weights(Grid(plan.gpus, tp), segments, tuple(s for s in stages for _ in range(tp)))
+
+
+def weights_of_all(plans: Sequence[ReplicaPlan]) -> list[Weights]:
+    """`weights_of` each; replicas of one table are weighed once."""
+    of_table: dict[int, Weights] = {}
+    for plan in plans:
+        if plan.group not in of_table:
+            of_table[plan.group] = weights_of(plan)
+    return [
+        msgspec.structs.replace(of_table[plan.group], grid=Grid(plan.gpus, plan.tensor_parallel))
+        for plan in plans
+    ]
 
 
 def site_of(plan: ReplicaPlan, topology: Topology, replica: Replica) -> Site:
@@ -100,7 +114,7 @@ class Scalers:
             site_of(its_plan, plan.topology, replica)
             for its_plan, replica in zip(plan.replicas, replicas, strict=True)
         ]
-        self._weights = [weights_of(its_plan) for its_plan in plan.replicas]
+        self._weights = weights_of_all(plan.replicas)
 
     def make(self, pools: Sequence[ModelPool]) -> None:
         """Give each pool its loop (without autoscaling: what loads weights by manual command)."""

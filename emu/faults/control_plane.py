@@ -67,15 +67,13 @@ def stale_cache(injector: Injector, fault: FaultTable, rng: np.random.Generator)
         injector.note(fault, f"machine {machine}")
         return True
 
+    def over() -> None:
+        for scaler in scalers:
+            scaler.stale.remove(is_gone)
+
     for scaler in scalers:
         scaler.stale.append(is_gone)
-    if fault.duration_s:
-
-        def over() -> None:
-            for scaler in scalers:
-                scaler.stale.remove(is_gone)
-
-        injector.later(s_to_ns(fault.duration_s), over)
+    injector.until(fault, "host caches", over)
 
 
 def expire_drain(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
@@ -90,7 +88,7 @@ def expire_drain(injector: Injector, fault: FaultTable, rng: np.random.Generator
             injector.drains.remove(fault)
             injector.end(fault, fault.kind)
 
-        injector.later(s_to_ns(fault.duration_s), over)
+        injector.until(fault, fault.kind, over)
     elif not struck:
         injector.miss(fault, "no replica drains")
 
@@ -124,8 +122,7 @@ def blur_metrics(injector: Injector, fault: FaultTable, rng: np.random.Generator
             scaler.look()
         injector.end(fault, "planner")
 
-    if fault.duration_s:
-        injector.later(s_to_ns(fault.duration_s), over)
+    injector.until(fault, "planner", over)
 
 
 def restart_planner(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:

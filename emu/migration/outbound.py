@@ -134,6 +134,8 @@ class Kv(NamedTuple):
     """Of each handover, beside its bytes."""
     connector_block_ns: int = 0
     """The same of each block."""
+    has_first_token: bool = False
+    """The first token goes with the KV: the decode side delivers it."""
 
 
 class Flight(msgspec.Struct, frozen=True, gc=False):
@@ -514,6 +516,8 @@ class Outbound:
         if gone:
             self.out.append(Unreserve(split.destination_id, gone))
         for request in arrived:
+            if self.kv.has_first_token:
+                request.take_first_token(self.now_ns)
             request.arrive(split.destination_id, self.now_ns - request.first_token_ns)
         if arrived:
             self.out.append(Deliver(split.destination_id, arrived))
@@ -616,6 +620,8 @@ def transfer_done(outbound: Outbound, event: TransferDone) -> None:
         if request.status.is_terminal:
             ended.append(request)
         else:
+            if outbound.kv.has_first_token:
+                request.take_first_token(outbound.now_ns)
             request.arrive(destination_id, waited_ns)
             arrived.append(request)
     outbound.out.append(HandOver(batch, destination_id, arrived, ended))

@@ -154,6 +154,9 @@ def _count_equal(replica: Replica, shape: BatchShape, steps: int) -> None:
         if steps > 1:
             context += decodes * (steps - 1) // 2
         replica.decode_context_run += context
+    if shape.verify is not None:
+        replica.decodes_run += shape.verify.tokens
+        replica.decode_context_run += shape.verify.context_sum
     if shape.prefill_new:
         replica.prompts_run += sum(shape.prefill_new)
     if replica.expert_tokens is not None:

@@ -29,6 +29,7 @@ from emu.kernel.lock import Lock
 from emu.kernel.priorities import PRIORITY_REPLICA
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.latency.frontend import OutputStream
+from emu.latency.jitter import Jitter
 from emu.network.placement import Grid
 from emu.replica.actions import Action
 from emu.replica.events import CANCELS_APPLIED, LOOK, Event, Kind, KvDelivered
@@ -192,6 +193,8 @@ class Replica:
     def _set_up_iteration(self) -> None:
         self.slowdown = 1.0
         """Iterations take so many times longer (a straggler)."""
+        self.jitter: Jitter | None = None
+        """How its steps vary; None = not at all."""
         self.wave_wait_ns = 0
         """What the batch in flight waits for other members of the group inside its layers."""
         latency = self.latency
@@ -487,6 +490,8 @@ class Replica:
                 ends = self.latency.decode_run_ns(batch.shape, batch.max_steps)
             else:
                 ends = self._decode_run_ns(batch.shape, batch.max_steps)
+            if self.jitter is not None:
+                ends = self.jitter.run(self.iterations, ends)
             self.ends = ends
             if not self.is_cruising:
                 self.is_cruising = self.is_simple
@@ -495,6 +500,8 @@ class Replica:
         cost_ns = measured_ns or self.latency.iteration_ns(batch.shape)
         if self.slowdown != 1.0:
             cost_ns = int(cost_ns * self.slowdown)
+        if self.jitter is not None:
+            cost_ns = self.jitter.step(self.iterations, cost_ns)
         if self.first_uses:
             cost_ns += self.first_uses.popleft()
         if not self.is_cruising:
@@ -515,10 +522,19 @@ class Replica:
             else:
                 ends = np.empty(1 + steps, dtype=np.int64)
                 ends[0] = first_ns
-                np.add(self._decode_run_ns(run_on.shape, steps), first_ns, out=ends[1:])
+                later = self._decode_run_ns(run_on.shape, steps)
+                if self.jitter is not None:
+                    later = self.jitter.run(self.iterations + 1, later)
+                np.add(later, first_ns, out=ends[1:])
             self.ends = ends
             self.end_ns = self.start_ns + ends.item(-1)
         return self.end_ns
+
+    def set_jitter(self, jitter: Jitter) -> None:
+        """Steps vary from now on; no step of a run is known to be the longest."""
+        self.jitter = jitter
+        self._runs_opened = None
+        self.is_monotone = False
 
     def _decode_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
         """Ends of a decode run here and now, from its start."""

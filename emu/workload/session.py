@@ -15,6 +15,8 @@ class Session(msgspec.Struct):
     tenant: str
     model: int
     priority: int
+    acceptance_rate: float
+    adapter: str
     next_request_id: int
     turns: list[Turn]
     prefixes: list[Prefix | None]
@@ -40,7 +42,17 @@ def open_session(line: Line, first_id: int, model: int = 0) -> Session:
         for turn in turns
     ]
     session_id = line.session_id or f"session_{first_id}"
-    return Session(session_id, line.tenant, model, line.priority, first_id, slim, prefixes)
+    return Session(
+        session_id,
+        line.tenant,
+        model,
+        line.priority,
+        line.acceptance_rate,
+        line.adapter,
+        first_id,
+        slim,
+        prefixes,
+    )
 
 
 def make_request(
