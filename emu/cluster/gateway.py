@@ -117,6 +117,11 @@ class Gateway(Actor):
         """No message makes a request arrive earlier."""
         return AT_DUE
 
+    def echo(self, echo: Callable[[Request], None]) -> Callable[[], None]:
+        """Tell `echo` of every arrival from now on; what is returned ends that."""
+        self.echoes.append(echo)
+        return lambda: self.echoes.remove(echo)
+
     # --- arriving -----------------------------------------------------------------------------
     def arrive(self, request: Request) -> None:
         """A request reaches the gateway now."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from emu.config.schema import FaultTable
 from emu.faults import clients, control_plane, links, replicas
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from emu.faults.injector import Injector
 
-Handler = Callable[["Injector", FaultTable, "np.random.Generator"], None]
+Handler = Callable[["Injector", Any, "np.random.Generator"], None]
 
 HANDLERS: Final[Mapping[str, Handler]] = MappingProxyType(
     {

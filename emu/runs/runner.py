@@ -13,7 +13,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -394,17 +394,27 @@ def kept_apart(config: Config) -> Config:
         return config
     from emu.report.rundata import find
 
-    place, number = first, 1
-    while (found := find(place, "summary.json")) is not None and not _is_same(config, found):
-        number += 1
-        place = first.with_name(f"{first.name}-{number}")
+    def holds_another(place: Path) -> bool:
+        found = find(place, "summary.json")
+        return found is not None and not _is_same(config, found)
+
+    place = next_free(first, holds_another)
     if place == first:
         return config
     table = msgspec.structs.replace(config.output, dir=str(place))
-    print(
-        f"{first} holds another run; this one goes to {place} (--force replaces)", file=sys.stderr
-    )
     return msgspec.structs.replace(config, output=table)
+
+
+def next_free(first: Path, is_taken: Callable[[Path], bool]) -> Path:
+    """The directory, or the first of DIR-2, DIR-3, ... that is not taken, which is then said."""
+    place, number = first, 1
+    while is_taken(place):
+        number += 1
+        place = first.with_name(f"{first.name}-{number}")
+    if place != first:
+        text = f"{first} holds another run; this one goes to {place} (--force replaces)"
+        print(text, file=sys.stderr)
+    return place
 
 
 def _is_same(config: Config, summary: Path) -> bool:
