@@ -356,8 +356,8 @@ PLANTED = (
     Planted(
         "a request that had not begun pays for a retry",
         "faults/recovery.py",
-        "            request.retries += has_begun\n",
-        "            request.retries += 1\n",
+        "            request.start_again(is_retry=has_begun)\n",
+        "            request.start_again(is_retry=True)\n",
     ),
     Planted(
         "a request is retried for ever",

@@ -23,6 +23,7 @@ from emu.cluster.build import (
     build_rejecter,
     build_replica,
     build_watchers,
+    fault_handlers,
     join_waves,
 )
 from emu.cluster.commands import Commander, check_commands
@@ -143,10 +144,9 @@ class Cluster:
         self.scalers = [pool.scaler for pool in self.pools]
         self._is_scaled = self.scalers[0].is_active
         self.recovery = Recovery(self)
-        self.faults = Injector(self, self.recovery)
+        self.faults = Injector(self, self.recovery, fault_handlers)
         self.faults.start()
-        self.kernel.story = partial(story, self)
-        self.kernel.last_resort = self.recovery.fail_unservable
+        self.kernel.ask_at_rest(partial(story, self), self.recovery.fail_unservable)
 
     # --- running ------------------------------------------------------------------------------
     async def run(self) -> Outcome:
@@ -369,10 +369,11 @@ class Cluster:
         """The client has left, at whatever stage the request is."""
         reason = "client_left"
         if request.holder_id < 0:
-            if request in self.gateway.taking or any(q.cancel(request) for q in self.queues):
-                self.terminal(request, Status.CANCELLED, reason)
-            elif request in self.gateway.held:
-                self.gateway.held.remove(request)
+            if (
+                request in self.gateway.taking
+                or any(q.cancel(request) for q in self.queues)
+                or self.gateway.cancel_held(request)
+            ):
                 self.terminal(request, Status.CANCELLED, reason)
             return
         watcher = self.watchers.get(request.holder_id)

@@ -7,7 +7,6 @@ own admission, nor the requests that no replica can take at the moment (`gateway
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Final
@@ -76,15 +75,14 @@ class Dispatch:
         """Replicas whose queues may have changed since they were last looked at."""
         if self._linear_load is not None and queue is None and len(replicas) > 1:
             for replica in replicas:
-                replica.touch_log = self._touched
-                replica.is_touched = False
+                replica.tell_touches(self._touched)
         self._signals = {
             r.replica_id: Signal(r.replica_id, 0, 0, 0, 0, 0, r.scheduler.max_num_seqs)
             for r in replicas
         }
         if delay_ns:
             for replica in replicas:
-                replica.signals = deque([(-1, 0, 0, 0, 0)])
+                replica.keep_signals()
 
     def route(self, request: Request) -> bool:
         """Give the request to a replica or put it into the queue; False if no replica takes it."""
@@ -143,7 +141,7 @@ class Dispatch:
             self._places = {r.replica_id: place for place, r in enumerate(candidates)}
         places = self._places
         for replica in self._touched:
-            replica.is_touched = False
+            replica.seen()
             place = places.get(replica.replica_id)
             if place is not None:
                 order.update(place, load(replica))

@@ -117,6 +117,21 @@ class Gateway(Actor):
         """No message makes a request arrive earlier."""
         return AT_DUE
 
+    def expect_client(self) -> None:
+        """A client may send more: the run goes on without requests."""
+        self.pending_clients += 1
+
+    def client_left(self) -> None:
+        """It will send no more."""
+        self.pending_clients -= 1
+
+    def cancel_held(self, request: Request) -> bool:
+        """Remove a request that no replica can take at the moment; False if it is not held."""
+        if request not in self.held:
+            return False
+        self.held.remove(request)
+        return True
+
     def echo(self, echo: Callable[[Request], None]) -> Callable[[], None]:
         """Tell `echo` of every arrival from now on; what is returned ends that."""
         self.echoes.append(echo)

@@ -47,7 +47,7 @@ def overload(injector: Injector, fault: Overload, rng: np.random.Generator) -> N
             return
         for _ in range(copies):
             clone = Request(
-                request_id=CLONE_IDS + injector.clones,
+                request_id=CLONE_IDS + injector.next_clone(),
                 arrival_ns=injector.kernel.now_ns,
                 prompt_tokens=request.prompt_tokens,
                 output_tokens=request.output_tokens,
@@ -57,7 +57,6 @@ def overload(injector: Injector, fault: Overload, rng: np.random.Generator) -> N
             )
             clone.acceptance_rate = request.acceptance_rate
             clone.adapter = request.adapter
-            injector.clones += 1
             gateway.arrive(clone)
 
     injector.until(fault, "gateway", gateway.echo(echo))

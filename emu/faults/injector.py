@@ -9,9 +9,9 @@ missed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, structs
 
@@ -22,7 +22,7 @@ from emu.faults.recovery import Recovery
 from emu.faults.transfers import TransferFaults
 from emu.kernel.priorities import PRIORITY_WORLD
 from emu.replica.replica import Replica
-from emu.replica.states import DRAINING, ReplicaState
+from emu.replica.states import DRAINING, LOADING, ReplicaState
 from emu.rng import rng_stream
 from emu.units import NS_PER_S, ms_to_ns, s_to_ns
 
@@ -31,6 +31,25 @@ if TYPE_CHECKING:
 
     from emu.config.tables.faults import DrainExpired, ReplicaCrash
     from emu.faults.ports import FaultWorld
+
+
+S = ReplicaState
+Handler = Callable[["Injector", Any, "np.random.Generator"], None]
+"""What a kind of fault does."""
+
+
+def states_of(stage: str) -> Sequence[ReplicaState]:
+    """States that a crash's `stage` means."""
+    found: dict[str, list[ReplicaState]] = {
+        "prefill": [S.PREFILL, S.AUS_PREFILL, S.SHUTTING_PREFILL],
+        "decode": [S.DECODE, S.AUS_DECODE, S.SHUTTING_DECODE],
+        "colocated": [S.COLOCATED, S.SHUTTING_COLOCATED],
+        "new_prefill": [S.NEW_PREFILL, S.REFRACTORY_PREFILL],
+        "old_prefill": [S.OLD_PREFILL],
+        "loading": sorted(LOADING, key=lambda s: s.value),
+        "any": [s for s in S if s not in (S.FAILED, S.INACTIVE)],
+    }
+    return found.get(stage) or [state for state in S if state.value == stage]
 
 
 class InForce(Struct):
@@ -51,8 +70,15 @@ class InForce(Struct):
 class Injector:
     """Faults of one run."""
 
-    def __init__(self, cluster: FaultWorld, recovery: Recovery) -> None:
+    def __init__(
+        self,
+        cluster: FaultWorld,
+        recovery: Recovery,
+        handlers: Callable[[], Mapping[str, Handler]],
+    ) -> None:
+        """`handlers`: by kind; asked for when the first fault strikes."""
         self.cluster = cluster
+        self._handlers = handlers
         self.kernel = cluster.kernel
         self.recovery = recovery
         self.struck: dict[str, int] = {}
@@ -60,7 +86,7 @@ class Injector:
         self.missed: dict[str, int] = {}
         self.links = LinkFaults(cluster.network)
         self.transfers = TransferFaults(cluster.network, self.note)
-        self.clones = 0
+        self._clones = 0
         self.waiting: list[tuple[ReplicaCrash, str]] = []
         """Crashes that wait for a replica to enter a stage."""
         self.in_force: dict[int, InForce] = {}
@@ -70,7 +96,7 @@ class Injector:
         """In force: whoever begins to drain has no time for it."""
         self._injected = 0
         timeout_ns = ms_to_ns(cluster.config.recovery.transfer_timeout_ms)
-        cluster.network.timeout_ns = max(1, timeout_ns)
+        cluster.network.set_timeout(max(1, timeout_ns))
 
     def start(self) -> None:
         """Schedule the configuration's faults (before the run)."""
@@ -105,9 +131,7 @@ class Injector:
                 raise InputError("faults", None, f"faults.{self._injected}.{key}", problem)
 
     def _strike(self, fault: FaultTable, number: int) -> None:
-        from emu.faults.handlers import HANDLERS
-
-        HANDLERS[fault.kind](self, fault, self.rng(number))
+        self._handlers()[fault.kind](self, fault, self.rng(number))
 
     def rng(self, number: int) -> np.random.Generator:
         """The random stream of a fault."""
@@ -142,6 +166,11 @@ class Injector:
         lasted_s = max(1, self.kernel.now_ns - one.since_ns) / NS_PER_S
         one.end()
         return one.fault, structs.replace(one.fault, duration_s=lasted_s)
+
+    def next_clone(self) -> int:
+        """Numbers of requests that overloads add."""
+        self._clones += 1
+        return self._clones - 1
 
     def note(self, fault: FaultTable, target: str) -> None:
         """The fault has struck this."""
@@ -198,11 +227,8 @@ class Injector:
                 self.expire_drain(fault, replica)
         if not self.waiting:
             return
-        from emu.faults.handlers import HANDLERS
-        from emu.faults.replicas import states_of
-
         for entry in list(self.waiting):
             crash, stage = entry
             if replica.state in states_of(stage):
                 self.waiting.remove(entry)
-                self.later(0, partial(HANDLERS[crash.kind], self, crash, self.rng(0)))
+                self.later(0, partial(self._handlers()[crash.kind], self, crash, self.rng(0)))

@@ -154,9 +154,7 @@ class Recovery:
             if request.pin >= 0 or (has_begun and is_given_up):  # an outside router tries again
                 self.cluster.terminal(request, Status.FAILED, reason)
                 continue
-            request.retries += has_begun
-            request.computed_tokens = request.kv_blocks = 0
-            request.block_ids = None
+            request.start_again(is_retry=has_begun)
             gateway.route(request)
 
     # --- return -------------------------------------------------------------------------------

@@ -17,9 +17,10 @@ from emu.config.tables.faults import (
     Straggler,
 )
 from emu.faults.control_plane import lose_memory
+from emu.faults.injector import states_of
 from emu.replica.events import KvRestored, KvShrunk, Paused, SlowdownSet, Unpaused
 from emu.replica.replica import Replica
-from emu.replica.states import LOADING, ReplicaState
+from emu.replica.states import ReplicaState
 from emu.units import ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
@@ -28,20 +29,6 @@ if TYPE_CHECKING:
     from emu.faults.injector import Injector
 
 S = ReplicaState
-
-
-def states_of(stage: str) -> Sequence[ReplicaState]:
-    """States that a crash's `stage` means."""
-    found: dict[str, list[ReplicaState]] = {
-        "prefill": [S.PREFILL, S.AUS_PREFILL, S.SHUTTING_PREFILL],
-        "decode": [S.DECODE, S.AUS_DECODE, S.SHUTTING_DECODE],
-        "colocated": [S.COLOCATED, S.SHUTTING_COLOCATED],
-        "new_prefill": [S.NEW_PREFILL, S.REFRACTORY_PREFILL],
-        "old_prefill": [S.OLD_PREFILL],
-        "loading": sorted(LOADING, key=lambda s: s.value),
-        "any": [s for s in S if s not in (S.FAILED, S.INACTIVE)],
-    }
-    return found.get(stage) or [state for state in S if state.value == stage]
 
 
 def _target(injector: Injector, fault: ReplicaCrash | ReplicaRestart) -> Replica | None:

@@ -84,14 +84,14 @@ class TransferFaults:
         """The fault is in force until `close`."""
         window = Window(fault, rng)
         self.windows.append(window)
-        self._carrier.fate = self.fate
+        self._carrier.ask_fate(self.fate)
         return window
 
     def close(self, window: Window) -> None:
         """The fault is over."""
         self.windows.remove(window)
         if not self.windows:
-            self._carrier.fate = None
+            self._carrier.ask_fate(None)
 
     def fate(self, kind: str, pair: tuple[int, int] | None) -> Fate | None:
         """What is to befall a transfer of this kind between these replicas."""

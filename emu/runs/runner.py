@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import msgspec
 
-import emu
 from emu.cluster.audit import expert_loads, final_error, model_facts, objectives, run_facts
 from emu.cluster.cluster import Cluster, Outcome
 from emu.cluster.commands import check_commands
@@ -32,7 +31,7 @@ from emu.errors import InputError, InvariantViolation, PluginError, printable
 from emu.latency.base import LatencyBackend
 from emu.log import Format, Level, Log, make_log
 from emu.process.interrupts import held, sent_to
-from emu.process.version import build, revision
+from emu.process.version import __version__, build, revision
 from emu.report.atomic import RunDirectory, write_text
 from emu.report.experts import write_experts
 from emu.report.gapfile import write_gaps
@@ -352,7 +351,7 @@ def host_facts(
         "config": plain,
         "inputs": digests(plain),
         "versions": {
-            "emu": emu.__version__,
+            "emu": __version__,
             "revision": revision(),
             "build": build(),
             "python": ".".join(map(str, sys.version_info[:3])),

@@ -10,6 +10,7 @@ from emu.autoscale.snapshot import Snapshot
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.config.schema import FaultTable
+from emu.faults.handlers import HANDLERS
 from emu.faults.injector import Injector
 from emu.faults.recovery import Recovery
 from emu.network.carrier import Carrier
@@ -213,7 +214,7 @@ class World(FakeWorld):
             replica.clock = self.kernel
         self.kernel.priority_reached = -1
         self.recovery = Recovery(self)  # type: ignore[arg-type]
-        self.injector = Injector(self, self.recovery)  # type: ignore[arg-type]
+        self.injector = Injector(self, self.recovery, lambda: HANDLERS)  # type: ignore[arg-type]
 
     @property
     def scalers(self) -> list[Any]:
