@@ -104,6 +104,7 @@ class Cluster:
         released, ended = self._released, self._ended
         if self.insight is not None:
             released, ended = self._released_seen, self._ended_seen
+        self.replicas: list[Replica] = []
         names = plan.models
         self.pools = [
             ModelPool(self, index, name, queue=build_queue(plan, name))
@@ -111,7 +112,6 @@ class Cluster:
         ]
         self.pool_of = [self.pools[names.index(r.served)] for r in plan.replicas]
         """By replica."""
-        self.replicas: list[Replica] = []
         for its_plan, pool in zip(plan.replicas, self.pool_of, strict=True):
             replica = build_replica(self, pool, its_plan, has_prefixes=has_prefixes, leap=leap)
             self.replicas.append(replica)
@@ -266,7 +266,8 @@ class Cluster:
                     self.live.drain(other)
         if self._is_scaled:
             pool.scaler.look()
-        pool.poke()
+        if pool.stuck:
+            pool.poke()
 
     def on_rejected(self, replica: Replica, is_rejected: bool) -> None:
         """A replica stops receiving KV because it is far fuller than the rest, or no longer."""

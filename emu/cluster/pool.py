@@ -11,13 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from emu.kernel.clock import Kernel
-from emu.migration.transfer import MigratingBatch
 from emu.migration.watcher import Watcher
-from emu.network.carrier import Carrier
 from emu.replica.relay_board import RelayBoard
 from emu.replica.replica import Replica
 from emu.replica.states import RECEIVING
-from emu.request import Request, Status
 from emu.scheduling.fcfs import PrefillQueue
 
 if TYPE_CHECKING:
@@ -44,7 +41,18 @@ class ModelPool:
         """Its replicas, ascending id."""
         self.relay = RelayBoard(lambda: self.members, cluster.next_batch_id)
         self.scarce_decode = False
-        self._stuck: dict[int, Watcher] = {}
+        self.replicas = cluster.replicas
+        """All replicas of the cluster, by id."""
+        self.network = cluster.network
+        # What the cluster answers for all models; bound once, because watchers ask often.
+        self.next_batch_id = cluster.next_batch_id
+        self.refuses = cluster.refuses
+        self.terminal = cluster.terminal
+        self.on_capacity = cluster.on_capacity
+        self.on_transfer = cluster.on_transfer
+        self.lost = cluster.lost
+        self.stuck: dict[int, Watcher] = {}
+        """Those that wait for a destination, by source."""
         self._receivers: list[Replica] | None = None
         """Replicas that may receive KV; None = to be found again."""
 
@@ -52,16 +60,6 @@ class ModelPool:
     def is_only(self) -> bool:
         """The cluster serves no other model."""
         return len(self.cluster.pools) == 1
-
-    @property
-    def replicas(self) -> Sequence[Replica]:
-        """All replicas of the cluster, by id."""
-        return self.cluster.replicas
-
-    @property
-    def network(self) -> Carrier:
-        """The links."""
-        return self.cluster.network
 
     @property
     def tokens_in_migration(self) -> int:
@@ -78,9 +76,8 @@ class ModelPool:
 
     def poke(self) -> None:
         """Blocks or a lock are free: watchers that wait for a destination look again."""
-        if self._stuck:
-            for source_id in sorted(self._stuck):  # the order of getting stuck must not matter
-                self._stuck[source_id].look()
+        for source_id in sorted(self.stuck):  # the order of getting stuck must not matter
+            self.stuck[source_id].look()
 
     # --- ScalerWorld --------------------------------------------------------------------------
     def waiting(self) -> tuple[int, int, int]:
@@ -140,32 +137,6 @@ class ModelPool:
     def set_stuck(self, source_id: int, *, is_stuck: bool) -> None:
         """Keep the list of watchers that wait for a destination."""
         if is_stuck:
-            self._stuck[source_id] = self.cluster.watchers[source_id]
+            self.stuck[source_id] = self.cluster.watchers[source_id]
         else:
-            self._stuck.pop(source_id, None)
-
-    def on_transfer(
-        self, batch: MigratingBatch, source: Replica, destination: Replica, ended_ns: int
-    ) -> None:
-        """A migration has ended."""
-        self.cluster.on_transfer(batch, source, destination, ended_ns)
-
-    def next_batch_id(self) -> int:
-        """Ids of migrating batches."""
-        return self.cluster.next_batch_id()
-
-    def refuses(self, source: Replica, destination: Replica, requests: list[Request]) -> bool:
-        """A fault makes this destination refuse what it has room for."""
-        return self.cluster.refuses(source, destination, requests)
-
-    def terminal(self, request: Request, status: Status, reason: str = "") -> None:
-        """A request's one terminal event."""
-        self.cluster.terminal(request, status, reason)
-
-    def on_capacity(self, replica: Replica) -> None:
-        """Blocks or the lock of a replica have become free."""
-        self.cluster.on_capacity(replica)
-
-    def lost(self, requests: Sequence[Request], reason: str) -> None:
-        """The KV of these requests is gone: they start again elsewhere, or fail."""
-        self.cluster.lost(requests, reason)
+            self.stuck.pop(source_id, None)
