@@ -111,5 +111,9 @@ class WorkloadTable(Table, kw_only=True, frozen=True):
         Annotated[float, Meta(ge=1, le=1e6)],
         doc("model_shares: mean number of consecutive requests for the same model."),
     ] = 1.0
+    seed: Annotated[
+        Annotated[int, Meta(ge=-1)],
+        doc("Of arrivals and lengths that are drawn; -1 = the run's seed."),
+    ] = -1
     tokenizer: Annotated[str, doc("sharegpt: path of a tokenizer.json; empty = estimate.")] = ""
     synthetic: SyntheticTable | None = None
