@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 
 FILE ?= /tmp/emu-freeze.json
 
-.PHONY: clients-all wheel wheel-check site charts clients freeze planted fuzz-http help run test test-fast check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
+.PHONY: builds-alike compile test-compiled clients-all wheel wheel-check site charts clients freeze planted fuzz-http help run test test-fast check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -25,7 +25,13 @@ $(STAMP): pyproject.toml requirements.lock
 install: $(STAMP)  ## install into .venv
 
 run: $(STAMP)  ## install and run the quick-start (configs/quickstart.toml)
-	@$(PY) -m emu configs/quickstart.toml
+	@$(PY) -m benchmarks.builds run configs/quickstart.toml
+
+compile: $(STAMP)  ## a compiled build beside the sources (build/compiled), which make run then takes; needs a C compiler
+	@$(PY) -m benchmarks.builds compile
+
+test-compiled: $(STAMP)  ## pass the tests on the compiled build
+	@$(PY) -m benchmarks.builds test -n 2 --dist worksteal
 
 test: $(STAMP)  ## install and pass the tests
 	@$(PY) -m pytest -n 2 --dist worksteal
@@ -119,9 +125,12 @@ fuzz-http: $(STAMP)  ## schemathesis against a live server (own virtual environm
 	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python tests/serve/clients/schemathesis_fuzz.py \
 		--speed 2000 --output-tokens 3 --set model.max_model_tokens=600
 
-wheel: $(STAMP)  ## a wheel in dist/
-	@rm -rf build dist && $(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w dist .
-	@rm -rf build && ls -l dist
+builds-alike: $(STAMP)  ## every config, the corpus and 300 random worlds: the same bytes from both builds
+	@$(PY) -m benchmarks.builds alike --seeds 300
+
+wheel: $(STAMP)  ## a wheel in dist/, compiled if there is a C compiler (EMU_COMPILE=0: pure Python)
+	@rm -rf build/lib build/bdist* dist && EMU_COMPILE=$${EMU_COMPILE:-auto} $(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w dist .
+	@rm -rf build/lib build/bdist* && ls -l dist
 
 wheel-check: wheel  ## the wheel in an empty environment, away from the repository: init, run, sizes
 	@$(PY) -m benchmarks.wheel_check dist

@@ -1,14 +1,41 @@
-"""What pyproject.toml cannot say: a wheel knows the revision that it was built from."""
+"""What pyproject.toml cannot say: a wheel knows its revision, and may be compiled.
+
+EMU_COMPILE=1 compiles the modules below with mypyc into one extension; a build that cannot is an
+error. EMU_COMPILE=auto compiles where mypyc and a C compiler are, and else says why not. Without
+it, and in editable installs, the package is pure Python. The same files are the source of both.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import sys
+import sysconfig
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
-ROOT = Path(__file__).parent
+ROOT = Path(__file__).resolve().parent
+# The hot path. One group: calls between these modules are C calls. No msgspec.Struct may stand in
+# them (mypyc drops the keywords of a class statement): tests/speed/test_compiled_modules.py.
+COMPILED = """
+kernel/actor kernel/clock kernel/digest kernel/lock kernel/priorities
+request
+scheduling/base scheduling/cohort scheduling/ledger scheduling/running scheduling/stages
+scheduling/vllm scheduling/waiting
+kv/pool
+latency/base latency/engine_steps latency/frontend latency/sampler
+latency/roofline/backend latency/roofline/attention latency/roofline/layers
+latency/roofline/ops latency/roofline/products
+replica/actor replica/completion replica/crash replica/inbound replica/pipelined replica/ports
+replica/prerequisites replica/replica replica/serving replica/table
+routing/base routing/order routing/policies
+cluster/gateway cluster/recorder
+report/records report/itl report/csvtext
+""".split()  # noqa: SIM905
 
 
 def revision_of_checkout() -> str:
@@ -18,6 +45,62 @@ def revision_of_checkout() -> str:
     found = names["checkout_revision"]
     assert callable(found)
     return str(found(ROOT))
+
+
+def extensions() -> list[Extension]:
+    """Of the hot path, as EMU_COMPILE wants it."""
+    wanted = os.environ.get("EMU_COMPILE", "0")
+    if wanted not in ("0", "1", "auto"):
+        raise SystemExit(f"EMU_COMPILE is 0, 1 or auto, not {wanted!r}")
+    if wanted == "0" or "editable_wheel" in sys.argv or "develop" in sys.argv:
+        return []
+    problem = why_not()
+    if not problem:
+        return compiled_modules()
+    if wanted == "1":
+        raise SystemExit(f"EMU_COMPILE=1, but {problem}")
+    print(f"emu: a pure Python build, because {problem}", file=sys.stderr)
+    return []
+
+
+def why_not() -> str:
+    """Empty, or what is missing to compile."""
+    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+    if os.name != "nt" and shutil.which(compiler) is None:
+        return f"there is no C compiler ({compiler})"
+    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
+        return "the headers of Python (Python.h) are not installed"
+    try:
+        import mypyc.build  # noqa: F401
+    except ImportError:
+        return "mypy is not installed"
+    return ""
+
+
+def compiled_modules() -> list[Extension]:
+    """The modules as C, one group."""
+    from mypyc.build import mypycify
+
+    return mypycify(
+        [
+            f"--config-file={ROOT / 'pyproject.toml'}",
+            f"--cache-dir={ROOT / 'build' / 'mypy'}",
+            *(f"emu/{name}.py" for name in COMPILED),
+        ],
+        opt_level="1",
+        debug_level="0",
+        multi_file=True,
+        target_dir=str(ROOT / "build" / "mypyc"),
+        group_name="emu",
+    )
+
+
+class BuildOnAllCores(build_ext):
+    """Files of C are compiled side by side."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count()
 
 
 class BuildWithRevision(build_py):
@@ -31,4 +114,9 @@ class BuildWithRevision(build_py):
             path.write_text(json.dumps({"revision": revision}) + "\n", encoding="utf-8")
 
 
-setup(cmdclass={"build_py": BuildWithRevision})
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    setup(
+        cmdclass={"build_py": BuildWithRevision, "build_ext": BuildOnAllCores},
+        ext_modules=extensions(),
+    )

@@ -14,7 +14,6 @@ from __future__ import annotations
 import enum
 from typing import Final, final
 
-import msgspec
 import numpy as np
 
 
@@ -38,6 +37,7 @@ class Status(enum.IntEnum):
 
 # Python 3.11 looks a member up in its class far more slowly than a name of the module.
 _CREATED: Final = Status.CREATED
+_RUNNING: Final = Status.RUNNING
 _COMPLETED: Final = Status.COMPLETED
 
 
@@ -45,16 +45,29 @@ HANDOFF_NEVER_NS: Final = 2**62
 """A handoff that never comes (`Request.handoff_after_ns`)."""
 
 
-class Prefix(msgspec.Struct, frozen=True, gc=False):
+@final
+class Prefix:
     """What the prefix cache may know of a request's tokens: ids, or hashes of long blocks.
 
     `token_ids` is prompt then output (int64). `hash_ids` are ids of consecutive prompt blocks of
     `hash_block_tokens` tokens each, equal ids meaning equal prefixes (Mooncake's convention).
     """
 
-    token_ids: np.ndarray | None = None
-    hash_ids: tuple[int, ...] = ()
-    hash_block_tokens: int = 512
+    token_ids: np.ndarray | None
+    hash_ids: tuple[int, ...]
+    hash_block_tokens: int
+
+    __slots__ = ("hash_block_tokens", "hash_ids", "token_ids")
+
+    def __init__(
+        self,
+        token_ids: np.ndarray | None = None,
+        hash_ids: tuple[int, ...] = (),
+        hash_block_tokens: int = 512,
+    ) -> None:
+        self.token_ids = token_ids
+        self.hash_ids = hash_ids
+        self.hash_block_tokens = hash_block_tokens
 
 
 @final
@@ -82,6 +95,11 @@ class Request:
     """After arrival: its prefill's KV waits until then for the decode replica to be named (-1 = it
     does not wait; from `HANDOFF_NEVER_NS` on no time is known)."""
 
+    acceptance_rate: float
+    """Chance of its drafts to be accepted (speculative decoding); -1 = as configured."""
+
+    adapter: str
+    """LoRA adapter that it names; empty = the model alone."""
     row: int
     """Position among all released requests in order of arrival: its row in requests.csv."""
     status: Status
@@ -132,6 +150,8 @@ class Request:
     """Replica that produced the last token."""
 
     __slots__ = (
+        "acceptance_rate",
+        "adapter",
         "arrival_ns",
         "block_ids",
         "block_keys",
@@ -212,6 +232,8 @@ class Request:
         self.pin = -1
         self.decode_pin = -1
         self.handoff_after_ns = -1
+        self.acceptance_rate = -1.0
+        self.adapter = ""
         self.row = row
         self.status = _CREATED
         self.holder_id = -1
@@ -243,6 +265,27 @@ class Request:
         self.max_gap_ns = 0
         self.replica_id = -1
         self.decode_replica_id = -1
+
+    def arrive(self, replica_id: int, waited_ns: int) -> None:
+        """Its KV is at the replica that decodes it, after so long between the two."""
+        self.migrations += 1
+        self.migration_ns += waited_ns
+        self.holder_id = replica_id
+        self.status = _RUNNING
+
+    def take_first_token(self, now_ns: int) -> None:
+        """The first token came with the KV: its client has it now, unless it had it before."""
+        if not self.migrations:
+            self.first_out_ns += now_ns - self.first_token_ns
+
+    def note_migration(self, waited_ns: int) -> None:
+        """It has moved while it ran, and stood still for so long."""
+        self.migrations += 1
+        self.migration_ns += waited_ns
+
+    def lose_computed(self, tokens: int) -> None:
+        """The KV of so many tokens is gone: they are to be computed again."""
+        self.recomputed_tokens += tokens
 
     @property
     def reached_tokens(self) -> int:

@@ -23,6 +23,7 @@ ORDER = (
         "sweeps",
         "sizing",
         "tools",
+        "learn",
         "fidelity",
         "cli",
         "entry",

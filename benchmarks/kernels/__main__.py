@@ -3,7 +3,7 @@
 `fit` fits the coefficients to the measured tables and writes them. `grid` compares whole passes,
 `grid --leave-out` with coefficients that were fitted without the GPU (its architecture's other GPU,
 else the median of the other architectures). `layers FOLDER` compares Vidur's measured layers.
-All but the last need `pip install aiconfigurator-core==0.12.0`.
+All but the last need `pip install aiconfigurator-core==0.12.0` (and `pandas`, `pyarrow`, `scipy`).
 """
 
 from __future__ import annotations
@@ -96,15 +96,18 @@ def toml(name: str, values: dict[str, Any]) -> str:
 
 
 def fitted_sets() -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Coefficients of each architecture, and what is left."""
+    """Coefficients of each architecture and of GPUs of their own, and what is left."""
     sets: dict[str, dict[str, Any]] = {}
     residuals: dict[str, Any] = {}
     for name, gpus in ARCHITECTURES.items():
-        print(name, *gpus, file=sys.stderr, flush=True)
-        found = fitted(gpus, PRODUCT_TYPES.get(name, ("bfloat16", "fp8")))
-        residuals[name] = found.pop("residuals")
-        found["measured"] = ", ".join(gpus)
-        sets[name] = found
+        # Where several GPUs of an architecture were measured, each has a set of its own besides.
+        own = {gpu: (gpu,) for gpu in gpus} if len(gpus) > 1 else {}
+        for key, members in {name: gpus, **own}.items():
+            print(key, *members, file=sys.stderr, flush=True)
+            found = fitted(members, PRODUCT_TYPES.get(name, ("bfloat16", "fp8")))
+            residuals[key] = found.pop("residuals")
+            found["measured"] = ", ".join(members)
+            sets[key] = found
     return sets, residuals
 
 
@@ -112,19 +115,21 @@ def tables_of(
     sets: dict[str, dict[str, Any]], residuals: dict[str, Any]
 ) -> dict[str, dict[str, Any]]:
     """The shipped form of the sets: links by kind, the generic set, uncertainties."""
-    own_links = {name: found["links"] for name, found in sets.items()}
+    families = [found for name, found in sets.items() if name in ARCHITECTURES]
+    own_links = {name: sets[name]["links"] for name in sets if name in ARCHITECTURES}
     pcie = [links for links in own_links.values() if links["host_rank_us"] > 0]
     nvlink = [links for links in own_links.values() if not links["host_rank_us"] > 0]
     pcie, nvlink = pcie or nvlink, nvlink or pcie
     tables = {}
     for name in (*sets, GENERIC):
-        found = dict(sets[name]) if name in sets else generic(list(sets.values()))
+        found = dict(sets[name]) if name in sets else generic(families or list(sets.values()))
         links = found.pop("links")
         is_pcie = name in sets and links["host_rank_us"] > 0
         found["nvlink"] = links if name in sets and not is_pcie else generic(nvlink)
         found["pcie"] = links if is_pcie else generic(pcie)
+        family = next((a for a, gpus in ARCHITECTURES.items() if name in gpus), name)
         head = {
-            "spread": SPREAD.get(name, SPREAD[GENERIC]),
+            "spread": SPREAD.get(family, SPREAD[GENERIC]),
             "measured": found.pop("measured"),
             "element_us": ELEMENT_US,
             "element_memory": ELEMENT_MEMORY,
@@ -156,7 +161,7 @@ def left_out(gpu: str) -> Kernels:
     shipped = {
         other: msgspec.to_builtins(kernels)
         for other, kernels in all_kernels().items()
-        if other not in (name, GENERIC)
+        if other in ARCHITECTURES and other != name
     }
     for table in shipped.values():
         del table["residuals"]

@@ -135,10 +135,8 @@ ANY_PROMPTS = Prompts(launch_us=10, compute=0.7, softmax=20, row_us=1, traffic=1
 def decode_s(c: Decodes, p: Point) -> float:
     b, context, heads, kv, dim, dtype, _ = p[1]
     cost = AttentionCost(_spec(heads, kv, dim), p[0], c, ANY_PROMPTS, 1, dtype)
-    lines, total = cost.decode_lines(b), b * context
-    return c.launch_us * 1e-6 + max(
-        lines.near + lines.near_slope * total, lines.far + lines.far_slope * total
-    )
+    line = cost.decode_line(b)
+    return c.launch_us * 1e-6 + line.start + line.slope * b * context
 
 
 def fit_decodes(gpus: Sequence[str], count: int = 500) -> tuple[Decodes, Residual]:
@@ -150,11 +148,20 @@ def fit_decodes(gpus: Sequence[str], count: int = 500) -> tuple[Decodes, Residua
     ]
     return fit(
         Decodes,
-        {"launch_us": 10, "wave_us": 3, "overlap": 0.7, "memory": 0.9, "ramp": 0.02, "narrow": 1.1},
+        {
+            "launch_us": 12,
+            "wave_us": 2,
+            "sequence_us": 1,
+            "row_us": 0.05,
+            "memory": 0.9,
+            "ramp": 0.02,
+            "narrow": 1.1,
+        },
         {
             "launch_us": (2, 25),
             "wave_us": (0.1, 20),
-            "overlap": (0.05, 1.5),
+            "sequence_us": (0.01, 20),
+            "row_us": (0.001, 2),
             "memory": (0.4, 1),
             "ramp": (0.001, 1),
             "narrow": (0.8, 3),

@@ -54,7 +54,11 @@ class ScalerWorld(Protocol):
 
     kernel: Kernel
     scarce_decode: bool
-    tokens_in_migration: int
+
+    @property
+    def tokens_in_migration(self) -> int:
+        """Prompt tokens whose KV waits for a migration or is under way."""
+        ...
 
     @property
     def replicas(self) -> Sequence[Replica]:

@@ -112,6 +112,9 @@ class Scaler(Launches, Actor):
         self._has_started = False
         self.ticks = 0
         self.scale_downs = 0
+        self.last_demand = Demand()
+        self.looked_ns = 0
+        """When the planner was asked last, and what it wanted."""
         self._block_tokens = block_tokens
         self._tick_ns = ms_to_ns(table.tick_ms)
         self.sight = Sight(ms_to_ns(table.metrics_delay_ms))
@@ -166,6 +169,7 @@ class Scaler(Launches, Actor):
         if snapshot is None or (self.table.blocking and snapshot.is_busy):
             return -1
         demand = self.planner.decide(snapshot)
+        self.last_demand, self.looked_ns = demand, now.now_ns
         actions = detour(self._plan(snapshot, demand), snapshot, self.table)
         if actions:
             text = f"{demand.text()}; {'; '.join(map(words, actions))}"

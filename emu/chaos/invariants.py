@@ -110,17 +110,17 @@ def _migrations(cluster: Cluster) -> list[str]:
     problems: list[str] = []
     tokens = 0
     for watcher in cluster.watchers.values():
-        batches = list(watcher.queue)
-        if watcher.in_flight is not None:
-            batch, destination, _ = watcher.in_flight
-            batches.append(batch)
+        batches = watcher.outbound.batches()
+        flight = watcher.outbound.flight
+        if flight is not None:
+            destination = cluster.replicas[flight.destination_id]
             if destination.lock.holder != watcher.name:
                 problems.append(
                     f"I8: {watcher.name} moves KV to {destination.name}, whose lock "
                     f"{destination.lock.holder or 'nobody'} holds"
                 )
         tokens += sum(r.prompt_tokens for b in batches for r in b.requests)
-        count = len(batches) + len(watcher.halves.own())
+        count = len(batches) + len(watcher.outbound.splits())
         if count != watcher.source.unfinished_migrations:
             problems.append(
                 f"I6: {watcher.name} has {count} batches, its source counts "

@@ -24,7 +24,8 @@ _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "start": ("init", "completion"),
         "runs": ("run", "validate", "report", "compare", "sweep"),
         "live": ("serve", "observe"),
-        "measured": ("import-cluster", "reproduce", "calibrate", "trace", "profile", "fidelity"),
+        "measured": ("import-cluster", "reproduce", "trace", "profile", "fidelity"),
+        "learn": ("learn", "calibrate"),
         "trials": ("chaos", "resilience", "experiment"),
         "catalogue": ("schema", "models", "gpus"),
         "workload": ("workload",),
@@ -43,7 +44,7 @@ _HEADINGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "Faults": ("resilience", "chaos"),
         "Live": ("serve", "observe"),
         "Measurements and other systems": (
-            *("fidelity", "reproduce", "calibrate", "profile", "import-cluster"),
+            *("learn", "fidelity", "reproduce", "profile", "import-cluster"),
         ),
         "Tools": ("trace", "schema", "completion"),
     }

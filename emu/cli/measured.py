@@ -79,21 +79,6 @@ def reproduce(
     )
 
 
-def calibrate(config: Path, *, measured: Path, set_: Overrides = ()) -> int:
-    """Fit the roofline's constants to a measured run of the same workload.
-
-    Parameters
-    ----------
-    config
-        Configuration file of the measured system and its workload.
-    measured
-        File of a real server's requests (docs/measured.md).
-    """
-    from emu.tools.calibrate import calibrate_command
-
-    return calibrate_command(config, measured, set_)
-
-
 def trace(
     config: Path | None = None,
     /,
@@ -210,6 +195,11 @@ def fidelity(
     leave_out: Literal["", "model", "gpu", "run"] = "",
     fit: Path | None = None,
     rounds: Count = 1,
+    learn: Annotated[
+        tuple[Literal["first-stage", "half", "coverage"], ...],
+        Parameter(consume_multiple=True, negative=()),
+    ] = (),
+    prior: Path | None = None,
     seeds: Positive = 2,
     jobs: Jobs = 0,
     json: Json = False,
@@ -229,6 +219,11 @@ def fidelity(
         Fit the engine's constants to all runs and write them to this file (latency.engine).
     rounds
         Further rounds of a fit.
+    learn
+        Learn from the first stage of each run and predict the second; apply what half of the
+        models show to the others; count how often intervals hold.
+    prior
+        Write how these runs differ from the shipped engine to this file (emu/latency/prior.toml).
     seeds
         Draws of arrivals that were not recorded.
     jobs
@@ -246,6 +241,8 @@ def fidelity(
         left_out=leave_out,
         fit_to=fit,
         rounds=rounds,
+        experiments=learn,
+        prior_to=prior,
         processes=jobs,
         as_json=json,
     )

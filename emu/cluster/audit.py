@@ -6,11 +6,15 @@ stands.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from emu.errors import InvariantViolation
+from emu.latency.speculative import stops_paying_at
 from emu.replica.states import GPU_ROLE
 from emu.report.summary import RunFacts
+from emu.scheduling.speculation import SpeculationCounts
 
 if TYPE_CHECKING:
     from emu.cluster.cluster import Cluster
@@ -42,8 +46,55 @@ def run_facts(cluster: Cluster) -> RunFacts:
         faults=faults.struck,
         faults_missed=faults.missed,
         energy_j=energy,
+        speculation=_speculation(cluster),
         cost=_cost(cluster, prices) if any(prices) else None,
     )
+
+
+def _speculation(cluster: Cluster) -> dict[str, Any] | None:
+    """What became of drafts on all replicas; None without speculative decoding.
+
+    The batch from which it stops paying is that of the first replica that speculates, at the mean
+    context and acceptance of the run.
+    """
+    speculating = [r for r in cluster.replicas if r.scheduler.speculation is not None]
+    if not speculating:
+        return None
+    counts = SpeculationCounts(0)
+    for replica in speculating:
+        if replica.scheduler.speculation is not None:
+            counts.add(replica.scheduler.speculation.counts)
+    drafts = max(1, counts.drafts)
+    first = speculating[0]
+    plan = cluster.plan.replicas[first.replica_id]
+    table = plan.speculation
+    assert table is not None
+    limit = 0
+    if counts.drafts:
+        plain = msgspec.structs.replace(
+            plan.latency_context(cluster.config), drafts=None, draft=None
+        )
+        limit = stops_paying_at(
+            cluster.backends.of(plain),
+            first.latency,
+            table.num_speculative_tokens,
+            1 + counts.accepted_tokens / drafts,
+            counts.context_tokens // drafts,
+            plan.scheduler.requests_max,
+        )
+    return {
+        "method": table.method,
+        "num_drafts": counts.drafts,
+        "num_draft_tokens": counts.draft_tokens,
+        "num_accepted_tokens": counts.accepted_tokens,
+        "acceptance_rate": round(counts.accepted_tokens / max(1, counts.draft_tokens), 6),
+        "mean_acceptance_length": round(1 + counts.accepted_tokens / drafts, 6),
+        "acceptance_rate_per_position": [
+            round(count / drafts, 6) for count in counts.accepted_per_position
+        ],
+        "mean_context_tokens": round(counts.context_tokens / drafts, 3),
+        "stops_paying_at_batch": limit or None,
+    }
 
 
 def _cost(cluster: Cluster, prices: list[float]) -> float:
@@ -124,6 +175,6 @@ def story(cluster: Cluster) -> list[str]:
         )
         lines += [f"  {line}" for line in replica.history[-5:]]
     for watcher in cluster.watchers.values():
-        if watcher.queue or watcher.in_flight is not None or watcher.halves.own():
+        if watcher.outbound.batches() or watcher.outbound.splits():
             lines.append(watcher.describe())
     return lines

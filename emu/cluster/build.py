@@ -15,9 +15,14 @@ import numpy as np
 from emu.catalogue import sizes
 from emu.cluster.plan import Plan, ReplicaPlan, groups_of, plugins_of
 from emu.config.names import is_import_path
+from emu.errors import InputError
 from emu.latency.base import LatencyBackend
 from emu.latency.frontend import Intake, OutputStream
-from emu.migration.watcher import Watcher
+from emu.latency.jitter import Jitter
+from emu.latency.registry import engine_of
+from emu.migration.destinations import Destinations
+from emu.migration.outbound import Kv
+from emu.migration.watcher import Watcher, name_of
 from emu.network.placement import Grid
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
@@ -85,6 +90,11 @@ def build_replica(
     replica.board = cluster.relay
     if plan.has_front_end and plan.engine is not None and not cluster.streams:
         replica.stream = OutputStream(plan.engine)
+    if plan.latency.jitter:
+        engine = engine_of(plan.latency)
+        if engine is None:
+            raise InputError("config", None, "latency.jitter", "needs an engine, not none")
+        replica.set_jitter(Jitter(engine, cluster.config.seed, plan.replica_id))
     experts, gate = plan.model.experts, plan.latency.expert_routing
     if experts is not None and plan.latency.backend == "profile" and gate != "balanced":
         replica.expert_tokens = np.zeros(experts.count, dtype=np.int64)
@@ -138,6 +148,7 @@ def _scheduler(
         preemptions_max=cluster.config.limits.preemptions_per_request,
         tiers=cluster.tiers.of(plan),
         ahead=plan.schedules_ahead,
+        seed=cluster.config.seed,
         own=None if insight is None else partial(insight.make, replica_id=plan.replica_id),
         eviction=eviction,
     )
@@ -175,22 +186,31 @@ def build_watchers(cluster: Cluster) -> dict[int, Watcher]:
     for replica, plan in zip(cluster.replicas, cluster.plan.replicas, strict=True):
         if plan.role == "colocated":
             continue
+        search = Destinations(
+            replica,
+            cluster,
+            holder=name_of(replica.replica_id),
+            policy=policy,
+            are_alike=len(tables) == 1,
+            own=own,
+            see=see,
+        )
+        kv = Kv(
+            block_size=plan.scheduler.block_size,
+            bytes_per_token=plan.kv_bytes_per_token,
+            layerwise=config.network.kv_transfer == "layerwise",
+            connector_ns=round(config.network.connector_us * 1000),
+            connector_block_ns=round(config.network.connector_block_us * 1000),
+            has_first_token=config.network.first_token == "decode",
+        )
         watcher = Watcher(
             replica,
             cluster,
-            policy=policy,
-            own=own,
-            see=see,
-            block_size=plan.scheduler.block_size,
-            kv_bytes_per_token=plan.kv_bytes_per_token,
+            search,
+            kv,
             layers=plan.model.layers,
-            layerwise=config.network.kv_transfer == "layerwise",
+            attempts_max=config.recovery.max_retries,
             lease_ns=ms_to_ns(config.recovery.lease_ms),
-            are_alike=len(tables) == 1,
-            connector_ns=(
-                round(config.network.connector_us * 1000),
-                round(config.network.connector_block_us * 1000),
-            ),
         )
         replica.outbox = watcher
         watchers[replica.replica_id] = watcher

@@ -36,6 +36,7 @@ from emu.faults.recovery import Recovery
 from emu.kernel.actor import Actor
 from emu.kernel.clock import Kernel
 from emu.latency.shared import SharedBackends
+from emu.migration.messages import SplitLost
 from emu.migration.transfer import MigratingBatch
 from emu.migration.watcher import Watcher
 from emu.network.carrier import Carrier
@@ -46,6 +47,7 @@ from emu.replica.events import Cancelled
 from emu.replica.ports import BatchSink
 from emu.replica.relay_board import RelayBoard
 from emu.replica.replica import Replica
+from emu.replica.split_batch import SplitBatch
 from emu.replica.states import RECEIVING, ReplicaState, Writer
 from emu.request import Request, Status
 from emu.routing.policies import make_router
@@ -91,7 +93,6 @@ class Cluster:
         self.network = Carrier(self.kernel, plan.topology)
         self.relay = RelayBoard(lambda: self.replicas, self.next_batch_id)
         self.scarce_decode = False
-        self.tokens_in_migration = 0
         self._stuck: dict[int, Watcher] = {}
         self._receivers: list[Replica] | None = None
         """Replicas that may receive KV; None = to be found again."""
@@ -140,7 +141,6 @@ class Cluster:
         own = make_plugin if self.insight is None else self.insight.make
         self.scaler = make_scaler(self, plan, self.replicas, own)
         self._is_scaled = self.scaler.is_active
-        self.attempts_max = config.recovery.max_retries
         self.recovery = Recovery(self)
         self.faults = Injector(self, self.recovery)
         self.faults.start()
@@ -227,10 +227,6 @@ class Cluster:
         if scheduler.blocks_to_reserve(requests) > free:
             return False
         return transfers.refuses(source.replica_id, destination.replica_id)
-
-    def retry_pause_ns(self, attempts: int) -> int:
-        """How long a batch that is refused everywhere waits."""
-        return self.faults.transfers.retry_pause_ns(attempts)
 
     def drain_expired(self, replica: Replica, requests: list[Request]) -> None:
         """A draining replica's time is over: what it held, and its outbound KV, is lost."""
@@ -357,11 +353,19 @@ class Cluster:
             self._receivers = [r for r in self.replicas if r.state in RECEIVING]
         return self._receivers
 
-    def set_stuck(self, watcher: Watcher, *, is_stuck: bool) -> None:
+    @property
+    def tokens_in_migration(self) -> int:
+        """Prompt tokens whose KV waits for a migration or is under way."""
+        return sum(watcher.outbound.tokens for watcher in self.watchers.values())
+
+    def searched(self, *, is_found: bool) -> None:
+        """Without a destination, idle decode replicas are not to be dropped now."""
+        self.scarce_decode = not is_found
+
+    def set_stuck(self, source_id: int, *, is_stuck: bool) -> None:
         """Keep the list of watchers that wait for a destination."""
-        source_id = watcher.source.replica_id
         if is_stuck:
-            self._stuck[source_id] = watcher
+            self._stuck[source_id] = self.watchers[source_id]
         else:
             self._stuck.pop(source_id, None)
 
@@ -375,6 +379,11 @@ class Cluster:
         """Ids of migrating batches."""
         self._batch_ids += 1
         return self._batch_ids
+
+    def drop_split(self, split: SplitBatch) -> None:
+        """A part of a batch whose KV is in two halves is lost."""
+        if split.first_id >= 0:
+            self.watchers[split.first_id].tell(SplitLost(split))
 
     # --- cancellation -------------------------------------------------------------------------
     def cancel(self, request: Request) -> None:

@@ -377,6 +377,8 @@ class Gateway(Actor):
             tenant=request.tenant,
             priority=request.priority,
         )
+        again.acceptance_rate = request.acceptance_rate
+        again.adapter = request.adapter
         again.retries = request.retries + 1
         pause_ms = self._recovery.client_backoff_ms * 2**request.retries
         again.arrival_ns = self.kernel.now_ns + ms_to_ns(pause_ms)

@@ -169,10 +169,10 @@ class Insight:
         """KV that leaves prefill replicas."""
         found = []
         for source_id, watcher in sorted(self._cluster.watchers.items()):
-            batches = [(batch, -1) for batch in watcher.queue]
-            if watcher.in_flight is not None:
-                batch, destination, _ = watcher.in_flight
-                batches.insert(0, (batch, destination.replica_id))
+            batches = [(batch, -1) for batch in watcher.outbound.queue]
+            flight = watcher.outbound.flight
+            if flight is not None:
+                batches.insert(0, (flight.batch, flight.destination_id))
             for batch, destination_id in batches:
                 tokens = sum(request.prompt_tokens for request in batch.requests)
                 found.append(

@@ -14,10 +14,17 @@ import msgspec
 
 from emu.autoscale.presets import apply_preset
 from emu.catalogue import sizes
+from emu.catalogue.draft import Draft
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.lookup import lookup_gpu, lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
 from emu.cluster.kv_tiers import check_tiers
+from emu.cluster.speculation import (
+    check_speculation,
+    draft_of,
+    speculative_table,
+    with_draft_layers,
+)
 from emu.config.kinds import overridden
 from emu.config.names import is_import_path
 from emu.config.placing import placing
@@ -30,6 +37,7 @@ from emu.config.schema import (
     PlacementTable,
     ReplicaTable,
     SchedulerTable,
+    SpeculativeTable,
 )
 from emu.errors import InputError
 from emu.kv.engine_memory import NULL_BLOCKS, MemoryRule, engine_memory
@@ -41,6 +49,7 @@ from emu.latency.registry import LatencyContext, engine_of
 from emu.network.placement import place
 from emu.network.topology import Topology, build_topology
 from emu.plugins import check_plugin, find_plugin
+from emu.scheduling.speculation import LOOKAHEAD_METHODS
 
 _KERNEL_TIMES = frozenset({"roofline", "profile", "vidur", "aiconfigurator"})
 """Backends that know the GPU's time only."""
@@ -72,6 +81,22 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     max_model_tokens: int
     kv_layout: KvLayout | None = None
     """How the layers of a hybrid model share KV blocks; None = all keep all tokens."""
+    draft: Draft | None = None
+    """The drafter's layers; None without speculative decoding, and for n-grams."""
+
+    @property
+    def speculation(self) -> SpeculativeTable | None:
+        """Speculative decoding; None = there is none."""
+        return speculative_table(self.scheduler)
+
+    @property
+    def ahead_tokens(self) -> int:
+        """Slots that a sequence may hold beyond its own tokens: drafts and look-ahead."""
+        table = self.speculation
+        if table is None:
+            return 0
+        lookahead = table.num_speculative_tokens if table.method in LOOKAHEAD_METHODS else 0
+        return lookahead + table.num_speculative_tokens * (2 if self.schedules_ahead else 1)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -100,10 +125,17 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def can_hold(self, tokens: int) -> bool:
         """Whether the KV of one sequence of so many tokens fits."""
+        if self.ahead_tokens:
+            tokens = max(tokens, min(tokens + self.ahead_tokens, self.max_model_tokens))
         if self.kv_layout is None:
             return tokens <= self.num_blocks * self.scheduler.block_size
         in_flight_tokens = self.scheduler.tokens_max
-        blocks = self.kv_layout.blocks_for(tokens, in_flight_tokens=in_flight_tokens)
+        drafts = self.speculation
+        blocks = self.kv_layout.blocks_for(
+            tokens,
+            in_flight_tokens=in_flight_tokens,
+            speculative_tokens=0 if drafts is None else drafts.num_speculative_tokens,
+        )
         return blocks <= self.num_blocks
 
     @property
@@ -127,6 +159,7 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
             self.expert_parallel,
             self.scheduler.policy,
             self.scheduler.block_size,
+            self.kv_bytes_per_token,
         )
 
     def latency_context(self, config: Config) -> LatencyContext:
@@ -150,6 +183,8 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
             overlapped=self.is_overlapped,
             max_num_seqs=self.scheduler.requests_max,
             max_num_batched_tokens=self.scheduler.tokens_max,
+            drafts=self.speculation,
+            draft=self.draft,
         )
 
 
@@ -194,6 +229,7 @@ def _resolve(config: Config, source: str, *, imports: bool) -> Plan:
         else:
             find_plugin(path, key, source)
     check_tiers(config.network, replicas, source)
+    _check_drafts(replicas, source)
     _check_groups(config, replicas, source)
     return Plan(config, source, topology, gpu_specs, tuple(replicas))
 
@@ -216,6 +252,13 @@ def _plan_group(
     model = _model(model_table, source)
     _check_parallel(model, table, key, source)
     _check_layers(model, table, latency.backend, source)
+    drafts, draft = speculative_table(scheduler), None
+    if drafts is not None:
+        check_speculation(drafts, scheduler, latency, table, source)
+        draft = draft_of(drafts, model, table.tensor_parallel, source)
+        if scheduler.caches_prefixes and has_states(model):
+            problem = f"the states of {model.name} cannot be cached beside drafts; set it to false"
+            raise InputError(source, None, "scheduler.prefix_caching", problem)
     layout = None
     if model.is_hybrid:
         keeps_groups = (
@@ -226,41 +269,23 @@ def _plan_group(
             and not config.network.tiers
         )
         layout = _hybrid_layout(
-            model, table, model_table, scheduler, keeps_groups, f"{source}: {key}"
+            model if draft is None else with_draft_layers(model, draft),
+            table,
+            model_table,
+            scheduler,
+            keeps_groups,
+            f"{source}: {key}",
         )
+    memories: dict[int, tuple[MemoryPlan, int]] = {}
+    """By table of nodes: machines of one table have the same GPU."""
     for replica_id, gpus in enumerate(places, start=first_id):
         machine = topology.machines[topology.gpus[gpus[0]].machine]
         gpu = gpu_specs[machine.table]
-        engine = _counted_engine(scheduler, latency)
-        reserve = 0
-        if engine is not None:
-            kept = engine_memory(
-                model,
-                _memory_rule(engine),
-                tp=table.tensor_parallel,
-                element_bytes=sizes.weight_bytes(
-                    1, sizes.activation_dtype(model, model_table.dtype)
-                ),
-                max_num_seqs=scheduler.requests_max,
-                max_num_batched_tokens=scheduler.tokens_max,
+        if machine.table not in memories:
+            memories[machine.table] = _memory(
+                table, model_table, model, scheduler, latency, gpu, layout, draft, source, key
             )
-            reserve = kept.total_bytes
-        memory = engine_plan(
-            model,
-            gpu.memory_gib if engine is None else gpu.reported_gib,
-            tp=table.tensor_parallel,
-            pp=table.pipeline_parallel,
-            ep=table.expert_parallel,
-            dtype=model_table.dtype,
-            kv_cache_dtype=model_table.kv_cache_dtype,
-            block_size=scheduler.block_size,
-            utilization=scheduler.gpu_memory_utilization,
-            reserve_bytes=reserve,
-            exact_weights=engine is not None,
-            outside_bytes=_outside_bytes(model, table, model_table.dtype, source, key),
-            block_bytes=0 if layout is None else layout.block_bytes,
-            source=f"{source}: {key}",
-        )
+        memory, num_blocks = memories[machine.table]
         yield ReplicaPlan(
             replica_id=replica_id,
             group=group,
@@ -280,11 +305,74 @@ def _plan_group(
             scheduler=scheduler,
             latency=latency,
             memory=memory,
-            num_blocks=scheduler.num_blocks
-            or memory.num_blocks - (0 if engine is None else NULL_BLOCKS),
+            num_blocks=num_blocks,
             max_model_tokens=model_table.max_model_tokens or model.max_position,
             kv_layout=layout,
+            draft=draft,
         )
+
+
+def _memory(
+    table: ReplicaTable,
+    model_table: ModelTable,
+    model: ModelSpec,
+    scheduler: SchedulerTable,
+    latency: LatencyTable,
+    gpu: GpuSpec,
+    layout: KvLayout | None,
+    draft: Draft | None,
+    source: str,
+    key: str,
+) -> tuple[MemoryPlan, int]:
+    """How the memory of a replica on such GPUs is divided, and its KV blocks."""
+    engine = _counted_engine(scheduler, latency)
+    reserve = 0
+    if engine is not None:
+        kept = engine_memory(
+            model,
+            _memory_rule(engine),
+            tp=table.tensor_parallel,
+            element_bytes=sizes.weight_bytes(1, sizes.activation_dtype(model, model_table.dtype)),
+            max_num_seqs=scheduler.requests_max,
+            max_num_batched_tokens=scheduler.tokens_max,
+        )
+        reserve = kept.total_bytes
+    memory = engine_plan(
+        model,
+        gpu.memory_gib if engine is None else gpu.reported_gib,
+        tp=table.tensor_parallel,
+        pp=table.pipeline_parallel,
+        ep=table.expert_parallel,
+        dtype=model_table.dtype,
+        kv_cache_dtype=model_table.kv_cache_dtype,
+        block_size=scheduler.block_size,
+        utilization=scheduler.gpu_memory_utilization,
+        reserve_bytes=reserve,
+        exact_weights=engine is not None,
+        outside_bytes=_outside_bytes(model, table, model_table.dtype, source, key),
+        block_bytes=0 if layout is None else layout.block_bytes,
+        draft=draft,
+        source=f"{source}: {key}",
+    )
+    blocks = memory.num_blocks - (0 if engine is None else NULL_BLOCKS)
+    return memory, scheduler.num_blocks or blocks
+
+
+def _check_drafts(replicas: Sequence[ReplicaPlan], source: str) -> None:
+    """KV that moves between replicas has the same layers on both sides, the drafter's included."""
+    first = replicas[0]
+    for replica in replicas:
+        moves = any(one.role != "colocated" for one in (first, replica))
+        alike = replica.model == first.model and replica.kv_dtype == first.kv_dtype
+        if moves and alike and replica.kv_bytes_per_token != first.kv_bytes_per_token:
+            problem = "replicas that exchange KV need the same drafter (its layers have KV too)"
+            key = f"replicas.{replica.group}.scheduler.speculative_config"
+            raise InputError(source, None, key, problem)
+
+
+def has_states(model: ModelSpec) -> bool:
+    """Some layers keep a state of fixed size."""
+    return any(layer.state is not None for layer in model.special_layers)
 
 
 def _hybrid_layout(
@@ -300,8 +388,7 @@ def _hybrid_layout(
     As in vLLM, the hybrid manager is off for Llama 4 and where KV leaves the GPU's pool: windows
     and chunks then take memory like full attention. Layers with states cannot do without it.
     """
-    has_states = any(layer.state is not None for layer in model.special_layers)
-    if has_states and not keeps_groups:
+    if has_states(model) and not keeps_groups:
         problem = (
             f"{model.name} has layers with states: it needs policy vllm, role colocated, one "
             "pipeline stage, no data-parallel group and no KV tiers"
@@ -309,12 +396,14 @@ def _hybrid_layout(
         raise InputError(source, None, "model", problem)
     if not keeps_groups or model.model_type.startswith("llama4"):
         return None
+    drafts = speculative_table(scheduler)
     layout = kv_layout(
         model,
         sizes.kv_dtype(model, model_table.dtype, model_table.kv_cache_dtype),
         dtype=model_table.dtype,
         tp=table.tensor_parallel,
         block_size=scheduler.block_size,
+        speculative_tokens=0 if drafts is None else drafts.num_speculative_tokens,
         source=source,
     )
     return None if layout.is_uniform else layout

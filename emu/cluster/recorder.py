@@ -310,12 +310,10 @@ class Recorder:
             waiting += len(gateway.queue)
             waiting_tokens += gateway.queue.waiting_prefill_tokens
         migrating = 0
-        if cluster.tokens_in_migration:
-            for watcher in cluster.watchers.values():
-                for batch in watcher.queue:
-                    migrating += len(batch.requests)
-                if watcher.in_flight is not None:
-                    migrating += len(watcher.in_flight[0].requests)
+        for watcher in cluster.watchers.values():
+            outbound = watcher.outbound
+            if outbound.unfinished:
+                migrating += sum(len(batch.requests) for batch in outbound.batches())
         self.series.add(
             Sample(
                 time_ns=at_ns,

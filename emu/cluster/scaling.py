@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from emu.autoscale.demand import Rates
 from emu.autoscale.launch import ScalerWorld
 from emu.autoscale.loads import Weights
@@ -36,6 +38,18 @@ def weights_of(plan: ReplicaPlan) -> Weights:
     if pp == 1:
         return Weights(Grid(plan.gpus, tp), segments, (sum(segments),) * tp)
     return Weights(Grid(plan.gpus, tp), segments, tuple(s for s in stages for _ in range(tp)))
+
+
+def weights_of_all(plans: Sequence[ReplicaPlan]) -> list[Weights]:
+    """`weights_of` each; replicas of one table are weighed once."""
+    of_table: dict[int, Weights] = {}
+    for plan in plans:
+        if plan.group not in of_table:
+            of_table[plan.group] = weights_of(plan)
+    return [
+        msgspec.structs.replace(of_table[plan.group], grid=Grid(plan.gpus, plan.tensor_parallel))
+        for plan in plans
+    ]
 
 
 def site_of(plan: ReplicaPlan, topology: Topology, replica: Replica) -> Site:
@@ -91,7 +105,7 @@ def make_scaler(
         table,
         rates=rates_of(plan.replicas[0], table, replicas[0], sites[0]),
         sites=sites,
-        weights=[weights_of(its_plan) for its_plan in plan.replicas],
+        weights=weights_of_all(plan.replicas),
         topology=plan.topology,
         block_tokens=plan.replicas[0].scheduler.block_size,
         load_deadline_s=config.recovery.load_deadline_s if config.faults else 0.0,

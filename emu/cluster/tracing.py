@@ -46,13 +46,22 @@ class TraceSink:
             "sequences": shape.sequences,
             "context_tokens": shape.decode_context_sum + sum(shape.prefill_context),
         }
+        if shape.verify is not None:
+            args["verifying"] = shape.verify.count
+            args["verified_tokens"] = shape.verify.tokens
         if chunks:
             args["requests"] = [c.request.request_id for c in batch.chunks]
         if steps > 1:
             args["iterations"] = steps
         elif not replica.latency.foreign:
             args.update(_components(replica.latency, batch))
-        kind = "decode" if not shape.prefill_new else "mixed" if shape.decode_count else "prefill"
+        kind = (
+            "decode"
+            if not shape.prefill_new
+            else "mixed"
+            if shape.decode_count or shape.verify
+            else "prefill"
+        )
         name = f"{kind} x{steps}" if steps > 1 else kind
         for span in spans or [StageSpan(0, start_ns, end_ns)]:
             self.writer.batch(

@@ -155,7 +155,11 @@ def tables() -> Iterator[tuple[str, inspect.StructType]]:
 
 def _walk(path: str, struct: inspect.StructType) -> Iterator[tuple[str, inspect.StructType]]:
     yield path, struct
-    for item in struct.fields:
+    fields = {item.name: item for item in struct.fields}
+    for kind in KINDS[struct.cls].kinds.values() if struct.cls in KINDS else ():
+        for item in table_info(kind).fields:
+            fields.setdefault(item.name, item)
+    for item in fields.values():
         inner, is_array = _inner(item)
         if inner is not None:
             dot = "." if path else ""

@@ -36,9 +36,7 @@ def census(cluster: FaultWorld) -> list[Place]:
     for replica in cluster.replicas:
         places += _at_replica(replica)
     for watcher in cluster.watchers.values():
-        batches = list(watcher.queue)
-        if watcher.in_flight is not None:
-            batches.append(watcher.in_flight[0])
+        batches = watcher.outbound.batches()
         places += [Place(r, "migration", watcher.name) for b in batches for r in b.requests]
     for split in splits(cluster):
         places += [Place(r, "between_halves", "split") for r in split.survivors or ()]
@@ -55,7 +53,7 @@ def splits(cluster: FaultWorld) -> list[SplitBatch]:
     """Batches whose KV is, or is to be, in two halves, by id."""
     found: dict[int, SplitBatch] = {}
     for watcher in cluster.watchers.values():
-        for split in watcher.halves.own():
+        for split in watcher.outbound.splits():
             found[split.batch_id] = split
     return [found[batch_id] for batch_id in sorted(found)]
 

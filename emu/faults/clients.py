@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 from emu.config.schema import FaultTable
 from emu.faults.census import census
 from emu.request import Request
-from emu.units import s_to_ns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,8 +55,10 @@ def overload(injector: Injector, fault: FaultTable, rng: np.random.Generator) ->
                 tenant=request.tenant,
                 priority=request.priority,
             )
+            clone.acceptance_rate = request.acceptance_rate
+            clone.adapter = request.adapter
             injector.clones += 1
             gateway.arrive(clone)
 
     gateway.echoes.append(echo)
-    injector.later(s_to_ns(fault.duration_s), lambda: gateway.echoes.remove(echo))
+    injector.until(fault, "gateway", lambda: gateway.echoes.remove(echo))

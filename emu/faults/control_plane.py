@@ -67,8 +67,7 @@ def stale_cache(injector: Injector, fault: FaultTable, rng: np.random.Generator)
         return True
 
     scaler.stale.append(is_gone)
-    if fault.duration_s:
-        injector.later(s_to_ns(fault.duration_s), lambda: scaler.stale.remove(is_gone))
+    injector.until(fault, "host caches", lambda: scaler.stale.remove(is_gone))
 
 
 def expire_drain(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
@@ -83,7 +82,7 @@ def expire_drain(injector: Injector, fault: FaultTable, rng: np.random.Generator
             injector.drains.remove(fault)
             injector.end(fault, fault.kind)
 
-        injector.later(s_to_ns(fault.duration_s), over)
+        injector.until(fault, fault.kind, over)
     elif not struck:
         injector.miss(fault, "no replica drains")
 
@@ -113,8 +112,7 @@ def blur_metrics(injector: Injector, fault: FaultTable, rng: np.random.Generator
         scaler.look()
         injector.end(fault, "planner")
 
-    if fault.duration_s:
-        injector.later(s_to_ns(fault.duration_s), over)
+    injector.until(fault, "planner", over)
 
 
 def restart_planner(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:

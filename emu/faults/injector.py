@@ -9,8 +9,11 @@ missed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, structs
 
 from emu.config.faultkinds import KINDS, fault_problems
 from emu.config.schema import FaultTable
@@ -22,12 +25,21 @@ from emu.kernel.priorities import PRIORITY_WORLD
 from emu.replica.replica import Replica
 from emu.replica.states import DRAINING, ReplicaState
 from emu.rng import rng_stream
-from emu.units import ms_to_ns, s_to_ns
+from emu.units import NS_PER_S, ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
     import numpy as np
 
     from emu.faults.ports import FaultWorld
+
+
+class InForce(Struct):
+    """A fault that lasts, and what ends it."""
+
+    fault: FaultTable
+    target: str
+    since_ns: int
+    end: Callable[[], None]
 
 
 class Injector:
@@ -45,6 +57,9 @@ class Injector:
         self.clones = 0
         self.waiting: list[tuple[FaultTable, str]] = []
         """Crashes that wait for a replica to enter a stage."""
+        self.in_force: dict[int, InForce] = {}
+        """Faults that struck and have an end, by a number that counts them."""
+        self._forced = 0
         self.drains: list[FaultTable] = []
         """In force: whoever begins to drain has no time for it."""
         self._injected = 0
@@ -95,6 +110,29 @@ class Injector:
         """Run a call so much later."""
         assert callable(call)
         self.kernel.call_at(self.kernel.now_ns + delay_ns, PRIORITY_WORLD, call)
+
+    def until(self, fault: FaultTable, target: str, end: Callable[[], None]) -> None:
+        """The fault is in force now, until its duration is over (0 = for good) or `undo`."""
+        number = self._forced
+        self._forced += 1
+        self.in_force[number] = InForce(fault, target, self.kernel.now_ns, end)
+        if fault.duration_s:
+            self.later(s_to_ns(fault.duration_s), partial(self._over, number))
+
+    def _over(self, number: int) -> None:
+        one = self.in_force.pop(number, None)
+        if one is not None:  # it was not undone
+            one.end()
+
+    def undo(self, number: int) -> tuple[FaultTable, FaultTable]:
+        """End a fault now. Returns it as it was asked for, and with the duration that it had.
+
+        Raises KeyError for a number that is not in force.
+        """
+        one = self.in_force.pop(number)
+        lasted_s = (self.kernel.now_ns - one.since_ns) / NS_PER_S
+        one.end()
+        return one.fault, structs.replace(one.fault, duration_s=lasted_s)
 
     def note(self, fault: FaultTable, target: str) -> None:
         """The fault has struck this."""

@@ -36,7 +36,9 @@ def slow_links(injector: Injector, fault: FaultTable, rng: np.random.Generator) 
     def down(left: int) -> None:
         injector.note(fault, name)
         injector.links.slow(links, factor)
-        if period_ns:
+        if times == 1:
+            injector.until(fault, name, lambda: up(0))
+        else:
             injector.later(period_ns, lambda: up(left - 1))
 
     def up(left: int) -> None:
@@ -59,8 +61,7 @@ def delay_links(injector: Injector, fault: FaultTable, rng: np.random.Generator)
         injector.links.delay(links, -delay_ns)
         injector.end(fault, name)
 
-    if fault.duration_s:
-        injector.later(s_to_ns(fault.duration_s), over)
+    injector.until(fault, name, over)
 
 
 def partition(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
@@ -74,8 +75,7 @@ def partition(injector: Injector, fault: FaultTable, rng: np.random.Generator) -
         injector.links.cut(pair, False)
         injector.end(fault, name)
 
-    if fault.duration_s:
-        injector.later(s_to_ns(fault.duration_s), over)
+    injector.until(fault, name, over)
 
 
 def swizzle(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
@@ -105,8 +105,7 @@ def window(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> N
         injector.transfers.close(window)
         injector.end(fault, fault.kind)
 
-    if fault.duration_s:
-        injector.later(s_to_ns(fault.duration_s), over)
+    injector.until(fault, "transfers", over)
 
 
 def expire_lease(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from emu.kernel.priorities import PRIORITY_WORLD
+from emu.migration.messages import DestinationLost, SplitLost
 from emu.replica.events import Commanded, Crashed, DrainExpired, Restarted
 from emu.replica.replica import Replica
 from emu.replica.states import DRAINING, LOADING, ReplicaState
@@ -93,7 +94,7 @@ class Recovery:
         replica.actor.tell(Commanded(to=S.FAILED, writer="fault", cause=cause))
         for other in cluster.watchers.values():
             if other is not watcher:
-                other.lose_destination(replica)
+                other.tell(DestinationLost(replica.replica_id))
         self.lost(lost, "replica_lost")
         self._come_back(replica, back_ns)
 
@@ -119,10 +120,10 @@ class Recovery:
             is_giver = relayed.source_id == replica.replica_id and not relayed.is_here
             if is_helper or is_giver:
                 lost += board.abandon(old)
-            if split is None or split.first_half is None:
+            if split is None or split.first_id < 0:
                 continue
             if is_helper or is_giver or split.destination_id == replica.replica_id:
-                split.first_half.drop_lost(split)
+                cluster.watchers[split.first_id].tell(SplitLost(split))
         return lost
 
     def lost(self, requests: Sequence[Request], reason: str) -> None:
@@ -265,9 +266,9 @@ class Recovery:
                     cluster.queue.cancel(request)
                 unservable += waiting
         for watcher in cluster.watchers.values():
-            heads = [*watcher.queue][:1]
+            heads = [*watcher.outbound.queue][:1]
             wanted = heads[0].requests if heads else []
-            firsts = watcher.halves.firsts
+            firsts = watcher.outbound.firsts
             if not heads and firsts:
                 wanted = firsts[0].requests
             if wanted and not any(self._could_take(r, wanted) for r in cluster.replicas):

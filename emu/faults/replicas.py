@@ -133,8 +133,7 @@ def straggle(injector: Injector, fault: FaultTable, rng: np.random.Generator) ->
         replica.actor.tell(SlowdownSet(factor=factor))
         injector.end(fault, replica.name)
 
-    if fault.duration_s:
-        injector.later(s_to_ns(fault.duration_s), over)
+    injector.until(fault, replica.name, over)
 
 
 def freeze(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
@@ -165,8 +164,7 @@ def freeze(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> N
         if is_same():
             injector.recovery.crash(replica, "no progress")
 
-    if fault.duration_s:
-        injector.later(s_to_ns(fault.duration_s), thaw)
+    injector.until(fault, replica.name, thaw)
     deadline_ms = injector.cluster.config.recovery.progress_deadline_ms
     injector.later(ms_to_ns(deadline_ms), declare_dead)
 
@@ -179,8 +177,7 @@ def shrink_kv(injector: Injector, fault: FaultTable, rng: np.random.Generator) -
     def struck(blocks: int) -> None:
         injector.note(fault, f"{replica.name}: {blocks} blocks")
         injector.recovery.has_lost_capacity = True
-        if fault.duration_s:
-            injector.later(s_to_ns(fault.duration_s), over)
+        injector.until(fault, replica.name, over)
 
     def over() -> None:
         if replica.incarnation == incarnation:

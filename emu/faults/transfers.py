@@ -28,8 +28,6 @@ _FATES: Final = {
     "completion_twice": "twice",
     "load_stuck": "stuck",
 }
-_RETRY_NS: Final = 10_000_000
-"""A batch that was refused everywhere is offered again after so long."""
 
 
 class Window(msgspec.Struct, eq=False):
@@ -100,11 +98,6 @@ class TransferFaults:
                 self._on_strike(window.fault, f"{source} -> {destination}")
                 return True
         return False
-
-    @staticmethod
-    def retry_pause_ns(attempts: int) -> int:
-        """How long a batch that is refused everywhere waits; it doubles with each attempt."""
-        return _RETRY_NS << min(attempts, 10)
 
 
 def _name(kind: str, pair: tuple[int, int] | None) -> str:

@@ -6,6 +6,7 @@ The rim: options, tables, files. Owns no rule of comparison.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ from rich.console import Console
 from rich.table import Table
 
 from emu.errors import InputError
+from emu.fidelity import learning
 from emu.fidelity.board import Row, answers, find_runs, rows_of, tasks_of
 from emu.fidelity.fit import Fit, fit, leave_out
 from emu.fidelity.runs import METRICS, MeasuredRun
 from emu.fidelity.summary import Group, Summary, summarize
 from emu.latency.engine import DEFAULT_ENGINE, engine_text
 from emu.process.terminal import open_console
+from emu.tools.systems import SystemRow, power_rows, throughput_rows
 
 _NAMES = {
     "ttft": "TTFT",
@@ -40,14 +43,22 @@ def fidelity_command(
     left_out: str,
     fit_to: Path | None,
     rounds: int,
+    experiments: Sequence[str],
+    prior_to: Path | None,
     processes: int,
     as_json: bool,
 ) -> int:
-    """Find, emulate, print. Raises InputError if no run is found."""
+    """Find, emulate, print. Raises InputError if no run is found.
+
+    Systems of which only a series over time is known (`emu/tools/systems.py`) follow the board in
+    a table of their own; nothing is fitted to them.
+    """
     runs = [r for r in find_runs(directory) if not only or any(word in r.run_id for word in only)]
     if not runs:
         raise InputError(str(directory), None, "--only", "no run has such a word in its name")
     processes = processes or len(os.sched_getaffinity(0))
+    if experiments or prior_to is not None:
+        return _learning(runs, experiments, prior_to, seeds, processes, as_json=as_json)
     needs_fit = bool(left_out) or fit_to is not None
     drawn = tasks_of(runs, 1 if needs_fit else seeds, tuple(overrides))
     rows = rows_of(runs, list(answers(drawn, processes)))
@@ -61,14 +72,102 @@ def fidelity_command(
         fits["all"] = found
         title = f"constants fitted to these runs ({fit_to})"
         fit_to.write_text(engine_text(found.engine, DEFAULT_ENGINE), encoding="utf-8")
+    systems: list[SystemRow] = []
+    if not needs_fit and not only:
+        systems = [*throughput_rows(directory, overrides), *power_rows(directory, overrides)]
     console = open_console()
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(_document(runs, rows, fits))).decode())
+        document = _document(runs, rows, fits)
+        document["systems"] = [
+            msgspec.to_builtins(row) | {"error_percent": row.error} for row in systems
+        ]
+        print(msgspec.json.format(msgspec.json.encode(document)).decode())
         return 0
     _print(console, rows, summarize(rows), title)
+    if systems:
+        console.print(_of_systems(systems))
     for group, found in fits.items():
         console.print(f"without {group}: {_constants(found)}" if left_out else _constants(found))
     return 0
+
+
+def _learning(
+    runs: Sequence[MeasuredRun],
+    experiments: Sequence[str],
+    prior_to: Path | None,
+    seeds: int,
+    processes: int,
+    *,
+    as_json: bool,
+) -> int:
+    """Priors and experiments on what learning is worth."""
+
+    def told(words: str) -> None:
+        print(words, file=sys.stderr, flush=True)
+
+    usable = learning.usable_runs(runs)
+    told("every run as shipped")
+    rows = rows_of(usable, list(answers(tasks_of(usable, seeds), processes)))
+    told("slopes")
+    slopes = learning.slopes_of(usable, processes)
+    if prior_to is not None:
+        text = learning.prior_text(usable, learning.evidence_of(rows, slopes))
+        prior_to.write_text(text, encoding="utf-8")
+    document: dict[str, Any] = {"runs": len(usable)}
+    console = open_console()
+    for name, experiment in (("first-stage", learning.first_stage), ("half", learning.half)):
+        if name in experiments:
+            stages = experiment(usable, rows, slopes, processes, told)
+            document[name] = {
+                "stages": msgspec.to_builtins(stages),
+                **msgspec.to_builtins(learning.compared(stages)),
+            }
+            if not as_json:
+                _print_stages(console, name, stages)
+    if "coverage" in experiments:
+        intervals = learning.coverage(usable, rows, slopes)
+        found = learning.covered(intervals)
+        document["coverage"] = {
+            "intervals": msgspec.to_builtins(intervals),
+            **msgspec.to_builtins(found),
+        }
+        if not as_json:
+            inside = ", ".join(
+                f"{_NAMES[m]} {inside:.0f} % (median width {found.median_width_percent[m]:.1f} %)"
+                for m, inside in found.inside_percent.items()
+            )
+            words = f"90 % intervals of {found.stages} stages, run left out, hold the measured mean"
+            console.print(f"{words}: {inside}", soft_wrap=True)
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(document)).decode())
+    return 0
+
+
+_TITLES = {
+    "first-stage": "Second stages, learned from the first (run left out of the prior)",
+    "half": "Stages with the shift that the other half of the models shows on their GPU",
+}
+
+
+def _print_stages(console: Console, name: str, stages: Sequence[learning.Stage]) -> None:
+    table = Table(title=f"{_TITLES[name]}: error, %, shipped and learned", title_justify="left")
+    for column in ("run", "stage", "GPU"):
+        table.add_column(column)
+    for metric in learning.SHOWN:
+        table.add_column(_NAMES[metric], justify="right")
+    for stage in stages:
+        cells = [f"{stage.default[m]:+.1f} {stage.learned[m]:+.1f}" for m in learning.SHOWN]
+        table.add_row(stage.run_id, stage.stage, stage.gpu, *cells)
+    console.print(table)
+    found = learning.compared(stages)
+    for metric in learning.SHOWN:
+        worse = ", ".join(found.worse_by_a_point[metric]) or "none"
+        console.print(
+            f"{_NAMES[metric]}: median |error| {found.median_default[metric]:.1f} % shipped, "
+            f"{found.median_learned[metric]:.1f} % learned; better in {found.better[metric]} of "
+            f"{found.stages}; worse by more than a point: {worse}",
+            soft_wrap=True,
+        )
 
 
 def _document(
@@ -136,6 +235,17 @@ def _print(console: Console, rows: Sequence[Row], summary: Summary, title: str) 
             f"published errors of {name}, median of {errors['runs']:.0f} runs: {figures} %",
             soft_wrap=True,
         )
+
+
+def _of_systems(rows: Sequence[SystemRow]) -> Table:
+    table = Table(title="Systems measured over time", title_justify="left")
+    for column in ("system", "unit", "measured", "emulated", "error %", "by second %"):
+        table.add_column(column, justify="left" if column in ("system", "unit") else "right")
+    for row in rows:
+        series = "" if row.series_error is None else f"{row.series_error:.1f}"
+        figures = f"{row.measured:,.1f}", f"{row.emulated:,.1f}", f"{row.error:+.1f}"
+        table.add_row(row.name, row.unit, *figures, series)
+    return table
 
 
 def _add_group(table: Table, group: Group) -> None:

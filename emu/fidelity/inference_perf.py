@@ -175,10 +175,15 @@ def _line(entry: dict[str, Any], prompt: int, length: int, index: int, at_s: flo
     return json.dumps(request) + "\n"
 
 
+def engine_name(version: str) -> str:
+    """`vLLM 0.15.1` as `latency.engine` names it."""
+    return "vllm-" + ".".join(version.lower().removeprefix("vllm ").split(".")[:2])
+
+
 def _config(run: MeasuredRun) -> str:
     entry = run.details
     model = json.dumps(entry["model"])
-    version = "vllm-" + ".".join(entry["engine"].lower().removeprefix("vllm ").split(".")[:2])
+    version = engine_name(entry["engine"])
     return f"""[model]
 name = {model}
 dtype = {json.dumps(entry["dtype"])}

@@ -21,6 +21,8 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
+from mypy_extensions import mypyc_attr
+
 if TYPE_CHECKING:
     from emu.kernel.clock import Kernel
 
@@ -35,6 +37,7 @@ AT_DUE: Final = -4
 NEVER: Final = 1 << 63
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Actor:
     """Base of all actors."""
 

@@ -28,6 +28,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final
 
+from mypy_extensions import mypyc_attr
+
 from emu.errors import Deadlock, EmuError, LimitReached, Zeno
 from emu.kernel.actor import AGAIN, AT_DUE, NEVER, NOW, Actor
 from emu.kernel.digest import Digest
@@ -49,6 +51,7 @@ class Row:
         self.actors = actors
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Kernel:
     """Simulated time. One instance is one run; nothing is shared between instances."""
 
@@ -125,13 +128,19 @@ class Kernel:
         self._limit_ns = limit_ns
         self._set_notice()
         self._loop.call_soon(self._advance)
+        error: BaseException | None = None
         try:
             await self._done
-        finally:
-            self._is_over = True
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        except BaseException as raised:
+            error = raised
+        # Not in a handler: a compiled coroutine that waits in one leaves the error behind it as
+        # the one that is being handled, for all that runs meanwhile and after it.
+        self._is_over = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if error is not None:
+            raise error
 
     def stop(self) -> None:
         """The run is over as soon as what this set off at this instant has come to rest."""

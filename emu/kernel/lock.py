@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from emu.kernel.clock import Kernel
+
+class Queue(Protocol):
+    """What a lock needs of a kernel."""
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Run a function at the end of the queue of this instant."""
 
 
 class Lock:
     """`holder` says which actor has it (for stories and checks); empty = none."""
 
-    def __init__(self, kernel: Kernel, name: str) -> None:
+    def __init__(self, queue: Queue, name: str) -> None:
         self.name = name
         self.holder = ""
-        self._kernel = kernel
+        self._queue = queue
         self._waiters: deque[tuple[str, Callable[[], None]]] = deque()
 
     @property
@@ -44,7 +48,7 @@ class Lock:
         self.holder = ""
         if self._waiters:
             self.holder, granted = self._waiters.popleft()
-            self._kernel.soon(granted)
+            self._queue.soon(granted)
 
     def is_waited_for(self) -> bool:
         """Some actor waits for it."""

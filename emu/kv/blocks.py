@@ -157,7 +157,12 @@ class BlockPool:
         return missing
 
     def grow(
-        self, request: Request, had_tokens: int, target_tokens: int, hit: Hit = NO_HIT
+        self,
+        request: Request,
+        had_tokens: int,
+        target_tokens: int,
+        hit: Hit = NO_HIT,
+        ahead_tokens: int = 0,
     ) -> None:
         """Touch the hit blocks, take the rest, index what is full at the target length."""
         held = request.block_ids
@@ -169,7 +174,7 @@ class BlockPool:
             held.extend(hit.block_ids)
         if hit is not NO_HIT:
             had_tokens = hit.npu_tokens  # recalled blocks are fresh here: indexed like computed
-        missing = -(-target_tokens // self.block_size) - len(held)
+        missing = -(-(target_tokens + ahead_tokens) // self.block_size) - len(held)
         if missing > 0:
             held.extend(self.take(missing))
         request.kv_blocks = len(held)

@@ -44,12 +44,23 @@ class GroupedPool:
 
     has_identities = True
 
-    def __init__(self, blocks_total: int, layout: KvLayout, *, prefix_caching: bool) -> None:
+    def __init__(
+        self,
+        blocks_total: int,
+        layout: KvLayout,
+        *,
+        prefix_caching: bool,
+        speculative_tokens: int = 0,
+    ) -> None:
+        """`speculative_tokens`: drafts of a sequence, each with a state of its own. States cannot
+        be found again then (`prefix_caching` False where there are any)."""
+        assert not (speculative_tokens and prefix_caching and layout.has_states)
         self.blocks_total = blocks_total
         self.blocks_free = blocks_total
         self.layout = layout
         self.block_size = layout.hash_tokens
         self.prefix_caching = prefix_caching
+        self._state_slots = 1 + speculative_tokens
         self.evicted_blocks = 0
         self._tables: dict[int, list[list[int]]] = {}
         self._blocks: dict[int, _Block] = {}
@@ -170,10 +181,16 @@ class GroupedPool:
         return self._missing(request, target_tokens, hit)
 
     def grow(
-        self, request: Request, had_tokens: int, target_tokens: int, hit: Hit = NO_HIT
+        self,
+        request: Request,
+        had_tokens: int,
+        target_tokens: int,
+        hit: Hit = NO_HIT,
+        ahead_tokens: int = 0,
     ) -> None:
         """Touch the blocks hit, take the rest, index what is full at the target length."""
-        missing = self._missing(request, target_tokens, hit)
+        slots = target_tokens + ahead_tokens
+        missing = self._missing(request, slots, hit)
         assert missing <= self.blocks_free
         tables = self._tables_of(request)
         if hit.tables:
@@ -182,7 +199,7 @@ class GroupedPool:
             for table, found in zip(tables, hit.tables, strict=True):
                 table.extend(found)
         for group, table in zip(self.layout.groups, tables, strict=True):
-            self._extend(group, table, target_tokens)
+            self._extend(group, table, slots)
         self._count(request)
         reached = request.prompt_tokens + request.generated_tokens
         self.index(request, had_tokens, min(target_tokens, reached))
@@ -265,7 +282,7 @@ class GroupedPool:
     def _kept_entries(self, group: KvGroup, tokens: int) -> range:
         """Entries of a table that hold blocks after so many tokens."""
         if group.keeps == "state" and not self.prefix_caching:
-            return range(1)
+            return range(self._state_slots)
         last = ceil_div(tokens, group.block_tokens)
         return range(min(group.skipped_tokens(tokens) // group.block_tokens, last), last)
 
@@ -277,20 +294,22 @@ class GroupedPool:
             if hit.tables:
                 held += len(hit.tables[number])
             entries = max(0, self._entries(group, target_tokens) - held)
-            total += min(entries, 1) if group.keeps == "state" else entries
+            most = self._state_slots if group.keeps == "state" else entries
+            total += min(entries, most)
         touched = [block for block in hit.block_ids if not self._blocks[block].references]
         return total + len(touched)
 
     def _entries(self, group: KvGroup, tokens: int) -> int:
         if group.keeps == "state" and not self.prefix_caching:
-            return 1
+            return self._state_slots
         return ceil_div(tokens, group.block_tokens)
 
     def _extend(self, group: KvGroup, table: list[int], target_tokens: int) -> None:
         missing = self._entries(group, target_tokens) - len(table)
         if missing <= 0:
             return
-        if group.keeps == "state":  # states between the last one and the new one never exist
+        if group.keeps == "state" and self.prefix_caching:
+            # States between the last one and the new one never exist.
             table.extend([NULL_BLOCK] * (missing - 1))
             missing = 1
         table.extend(self._pop() for _ in range(missing))

@@ -23,6 +23,7 @@ import math
 import msgspec
 
 from emu.catalogue import sizes
+from emu.catalogue.draft import Draft
 from emu.catalogue.model import ModelSpec
 from emu.errors import InputError
 from emu.units import GIB, ceil_div
@@ -76,12 +77,14 @@ def engine_plan(
     outside_bytes: int = 0,
     exact_weights: bool = False,
     block_bytes: int = 0,
+    draft: Draft | None = None,
     source: str = "memory",
 ) -> MemoryPlan:
     """KV blocks of one replica of `tp` x `pp` ranks. `ep` 0 = `tp`. `outside_bytes`: weights of
     a rank that are kept somewhere else. `reserve_bytes`: what the engine keeps beside them.
     `exact_weights`: a rank is charged what it really holds. `block_bytes`: of one block where the
-    layers of a hybrid model share them (`KvLayout`); 0 = every layer keeps every token.
+    layers of a hybrid model share them (`KvLayout`); 0 = every layer keeps every token. `draft`:
+    weights and KV of a drafter on every rank (one stage), which a given `block_bytes` holds.
 
     InputError (at `source`): the weights do not fit, or not one block is left.
     """
@@ -92,6 +95,13 @@ def engine_plan(
     weights = max(0, charged - outside_bytes)
     kv_dtype = sizes.kv_dtype(spec, dtype, kv_cache_dtype)
     per_token = sizes.kv_bytes_per_token_rank(spec, kv_dtype, tp, pp)
+    whole_token = sizes.kv_bytes_per_token(spec, kv_dtype)
+    if draft is not None:
+        drafter_bytes = draft.weight_bytes(dtype)
+        weights += drafter_bytes
+        physical = tuple(size + drafter_bytes for size in physical)
+        per_token += draft.kv_bytes_token(kv_dtype, draft.tensor_parallel)
+        whole_token += draft.kv_bytes_token(kv_dtype)
     if weights > memory_bytes:
         raise InputError(
             source,
@@ -121,7 +131,7 @@ def engine_plan(
         physical_weight_bytes=physical,
         kv_dtype=kv_dtype,
         kv_bytes_token_rank=per_token,
-        kv_bytes_token=sizes.kv_bytes_per_token(spec, kv_dtype),
+        kv_bytes_token=whole_token,
         kv_bytes_block_rank=block_bytes,
         kv_bytes_rank=left,
         reserve_bytes=reserve_bytes,

@@ -90,12 +90,17 @@ class KvPool(Protocol):
         ...
 
     def grow(
-        self, request: Request, had_tokens: int, target_tokens: int, hit: Hit = NO_HIT
+        self,
+        request: Request,
+        had_tokens: int,
+        target_tokens: int,
+        hit: Hit = NO_HIT,
+        ahead_tokens: int = 0,
     ) -> None:
         """Give the request blocks for `target_tokens` and index those that are full.
 
-        `had_tokens` is its length with KV before (0 at admission). `need` must not exceed
-        `blocks_free`.
+        `had_tokens` is its length with KV before (0 at admission). `ahead_tokens`: further slots
+        that it takes now (speculative decoding). `need` must not exceed `blocks_free`.
         """
         ...
 
@@ -148,10 +153,15 @@ class CountingPool:
         return missing if missing > 0 else 0
 
     def grow(
-        self, request: Request, had_tokens: int, target_tokens: int, hit: Hit = NO_HIT
+        self,
+        request: Request,
+        had_tokens: int,
+        target_tokens: int,
+        hit: Hit = NO_HIT,
+        ahead_tokens: int = 0,
     ) -> None:
         """Count the missing blocks as the request's."""
-        missing = -(-target_tokens // self.block_size) - request.kv_blocks
+        missing = -(-(target_tokens + ahead_tokens) // self.block_size) - request.kv_blocks
         if missing > 0:
             assert missing <= self.blocks_free
             self.blocks_free -= missing

@@ -14,6 +14,41 @@ from numpy.typing import NDArray
 
 
 @final
+class Verify:
+    """The part of an iteration that speculative decoding adds.
+
+    A sequence with d drafts computes 1 + d tokens, each with a row of logits; it is none of the
+    batch's decodes.
+    """
+
+    count: int
+    """Sequences that verify drafts."""
+    tokens: int
+    """Their new tokens: for each its last token and its drafts."""
+    context_sum: int
+    """Tokens whose KV they had before the iteration."""
+    drafting: int
+    """Sequences, plain decodes and prompts that end included, that get drafts afterwards."""
+    drafting_context_sum: int
+
+    __slots__ = ("context_sum", "count", "drafting", "drafting_context_sum", "tokens")
+
+    def __init__(
+        self,
+        count: int = 0,
+        tokens: int = 0,
+        context_sum: int = 0,
+        drafting: int = 0,
+        drafting_context_sum: int = 0,
+    ) -> None:
+        self.count = count
+        self.tokens = tokens
+        self.context_sum = context_sum
+        self.drafting = drafting
+        self.drafting_context_sum = drafting_context_sum
+
+
+@final
 class BatchShape:
     """The shape of one iteration.
 
@@ -42,6 +77,8 @@ class BatchShape:
     """First transformer layer to run (0 unless a relayed batch enters in the middle)."""
     layers: int
     """Number of layers to run; -1 = all to the end."""
+    verify: Verify | None
+    """Speculative decoding; None = the replica has none."""
 
     __slots__ = (
         "decode_context_max",
@@ -56,6 +93,7 @@ class BatchShape:
         "prefill_new",
         "sequences",
         "start_layer",
+        "verify",
     )
 
     def __init__(
@@ -85,11 +123,19 @@ class BatchShape:
         self.group_tokens_max = group_tokens_max
         self.start_layer = start_layer
         self.layers = layers
+        self.verify = None
 
     @property
     def new_tokens(self) -> int:
         """Tokens computed in this iteration."""
-        return sum(self.prefill_new) + self.decode_count
+        tokens = sum(self.prefill_new) + self.decode_count
+        return tokens if self.verify is None else tokens + self.verify.tokens
+
+    @property
+    def logit_rows(self) -> int:
+        """Rows of logits: one a member, and one for each draft."""
+        verify = self.verify
+        return self.sequences if verify is None else self.sequences + verify.tokens - verify.count
 
 
 class LatencyBackend(Protocol):
@@ -139,6 +185,7 @@ COMPONENTS = (
     "memory",
     "cpu_overhead",
 )
+"""Of every backend; with speculative decoding there is `draft` beside them."""
 
 
 def next_decode_shape(shape: BatchShape, step: int) -> BatchShape:

@@ -8,7 +8,8 @@ A step of an engine that schedules asynchronously takes the longer of the GPU's 
 host's. The GPU's time is `step_ns` (copies of inputs, the start of the graph, gathering of rows),
 the layers at the token count that a captured graph has (`padded`), the logits and the sampler of
 the true rows. Steps above the largest graph are launched kernel by kernel and take at least the
-host's launches.
+host's launches; so are all steps of an engine that runs eagerly, whose launches cost more
+(`eager.py`).
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Step n+1 is scheduled and launched while step n runs."""
     graph_tokens_max: int = 512
     """Largest token count that a CUDA graph is captured for; 0 = no graphs (eager)."""
+    enforce_eager: bool = False
+    """Nothing is compiled or captured: the host calls every kernel of every step
+    (`--enforce-eager`; `latency.enforce_eager`)."""
     sampler: Literal["sort", "triton"] = "sort"
     """How top-p is cut: a sort of the vocabulary, or one kernel from 8 rows on."""
     fused_all_reduce: bool = False
@@ -46,6 +50,17 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Copies of inputs, start of the graph, gathering of the rows that get logits."""
     graph_layer_ns: int = 0
     """Pauses between the kernels of a layer inside a graph."""
+    # --- what a server was found to take, on top of any backend (emu/latency/corrected.py) --------
+    weights_time: float = 1.0
+    """Times that a step without history takes: weights, token-wise layers, logits."""
+    context_time: float = 1.0
+    """Times that attention over the history of decodes takes."""
+    prompt_time: float = 1.0
+    """Times that the prompt tokens of a step take."""
+    added_step_ns: int = 0
+    """More (or less) in each step; the same for each sequence and each prompt chunk."""
+    added_sequence_ns: int = 0
+    added_prompt_ns: int = 0
     # --- host time of a step ----------------------------------------------------------------------
     host_step_ns: int = 1_000_000
     host_sequence_ns: int = 8_000
@@ -54,10 +69,13 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     launch_ns: int = 6_000
     """One kernel launched by the host in an eager step."""
     layer_launches: int = 10
+    eager_call_ns: int = 80_000
+    """`enforce_eager`: one module of a layer called from Python. Of published times of a token,
+    20 to 23 ms where graphs took 5 to 13 (vllm-omni issue 7960: 24 and 28 dense layers, A800)."""
     # --- sampler ----------------------------------------------------------------------------------
     sampler_ns: int = 100_000
     """Top-p: kernels of any batch."""
-    sort_ns_per_million: int = 124_000
+    sort_ns_per_million: int = 125_000
     """Top-p: for each million of logits, at `REFERENCE_GBYTES_PER_S`."""
     triton_ns_per_million: int = 35_000
     penalty_ns: int = 300_000
@@ -68,14 +86,21 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     # --- front end --------------------------------------------------------------------------------
     batch_wait_ns: int = 2_000_000
     """The tokenizer's thread waits so long for more prompts; it occupies no CPU."""
-    intake_ns: int = 2_230_000
+    intake_ns: int = 2_480_000
     """HTTP, validation, hand-over to the engine: for each request, on the API server's CPU."""
     prompt_token_ns: int = 500
     """Encoding of a prompt's token, on the tokenizer's thread."""
     output_ns: int = 1_600_000
     """From the end of a step to the client, beside the queue: transport and the event itself."""
-    output_event_ns: int = 64_000
+    output_event_ns: int = 54_000
     """Detokenizing and streaming one token of one request, on the API server's CPU."""
+    # --- variation of steps, with `latency.jitter` (emu/latency/jitter.py) ------------------------
+    jitter_step: float = 0.03
+    """Standard deviation of a step's logarithm."""
+    straggler_part: float = 0.002
+    """Steps with a pause on top."""
+    straggler_ns: int = 15_000_000
+    """Its mean."""
     # --- memory -----------------------------------------------------------------------------------
     context_bytes: int = 300 << 20
     """On the device beside what the allocator holds: modules, libraries, workspaces."""
@@ -91,7 +116,9 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Memory of graphs is taken off what the KV cache may have."""
 
     def graph_limit(self, max_num_seqs: int, max_num_batched_tokens: int) -> int:
-        """The largest captured token count of a server with these limits."""
+        """The largest captured token count of a server with these limits; 0 = no graphs."""
+        if self.enforce_eager:
+            return 0
         return min(self.graph_tokens_max, 2 * max_num_seqs, max_num_batched_tokens)
 
 
@@ -125,7 +152,7 @@ def padded(tokens: int, limit: int) -> int:
     return min(size, limit)
 
 
-_V0_15: Final = EngineModel(name="vllm-0.15", step_ns=20_000)
+_V0_15: Final = EngineModel(name="vllm-0.15", step_ns=115_000)
 ENGINES: Final = {
     "vllm-0.11": msgspec.structs.replace(
         _V0_15, name="vllm-0.11", async_scheduling=False, expert_chunk_tokens=65_536
@@ -142,6 +169,8 @@ ENGINES: Final = {
 }
 """What `latency.engine` may name."""
 DEFAULT_ENGINE: Final = "vllm-0.15"
+LEARNED_TABLES: Final = ("learned", "posterior")
+"""Tables of an engine's file that say where its values come from, and how well they are known."""
 NO_ENGINE: Final = "none"
 """`latency.engine` for kernels alone: no host, no graphs, no front end."""
 
@@ -169,6 +198,8 @@ def engine_from_file(path: Path) -> EngineModel:
         table = tomllib.loads(read_input(path, "latency.engine").decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(str(path), None, "", str(error)) from None
+    for about in LEARNED_TABLES:
+        table.pop(about, None)  # emu/latency/posterior.py and emu/learn/saved.py read them
     base = ENGINES.get(table.pop("base", DEFAULT_ENGINE))
     if base is None:
         raise InputError(str(path), None, "base", f"known: {', '.join(ENGINES)}")
@@ -195,6 +226,14 @@ def with_step_overhead(engine: EngineModel, overhead_us: float) -> EngineModel:
     """The engine with all that a step adds to its kernels replaced by one figure."""
     overhead_ns = round(overhead_us * 1000)
     changed: dict[str, Any] = dict.fromkeys(
-        ("graph_layer_ns", "host_step_ns", "host_sequence_ns", "host_prompt_ns", "launch_ns"), 0
+        (
+            "graph_layer_ns",
+            "host_step_ns",
+            "host_sequence_ns",
+            "host_prompt_ns",
+            "launch_ns",
+            "eager_call_ns",
+        ),
+        0,
     )
     return msgspec.structs.replace(engine, step_ns=overhead_ns, **changed)

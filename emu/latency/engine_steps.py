@@ -8,6 +8,7 @@ which a batch runs, what a step adds on the GPU, and the least time that the hos
 from __future__ import annotations
 
 from emu.latency.base import BatchShape
+from emu.latency.eager import EagerCalls
 from emu.latency.engine import EngineModel, padded
 from emu.latency.host import HostCosts
 from emu.latency.sampler import SamplerCost, Sampling
@@ -28,9 +29,11 @@ class EngineSteps:
         max_num_batched_tokens: int,
         overlapped: bool,
         fused_bytes_max: int = 0,
+        eager: EagerCalls | None = None,
     ) -> None:
         """`overlapped`: steps are scheduled asynchronously (`scheduler.async_scheduling`).
         `fused_bytes_max`: the largest all-reduce that is one kernel with the norm after it.
+        `eager`: what the host calls in each step; None = steps are compiled and captured.
         """
         self.model = model
         self.sampler = SamplerCost(model, sampling, vocab, gbytes_per_s)
@@ -38,6 +41,8 @@ class EngineSteps:
         self.fused_bytes_max = fused_bytes_max
         self._overlapped = overlapped
         self._launches_ns = layers * model.layer_launches * model.launch_ns
+        if eager is not None:
+            self._launches_ns = eager.host_ns(model.eager_call_ns, model.launch_ns)
 
     def tokens(self, tokens: int) -> int:
         """The count at which the token-wise layers of a batch run."""
@@ -75,6 +80,8 @@ class EngineSteps:
         if prompts:
             host_ns += len(prompts) * model.host_prompt_ns
             tokens += sum(prompts)
+        if shape.verify is not None:
+            tokens += shape.verify.tokens
         if shape.padded_tokens > tokens:
             tokens = shape.padded_tokens
         launches_ns = self._launches_ns if tokens > self.graph_limit else 0

@@ -51,10 +51,14 @@ class LinearBackend:
     def _parts_ps(self, shape: BatchShape) -> tuple[int, int, int]:
         """Base, prefill part and decode part of one stage's cost."""
         new = sum(shape.prefill_new)
-        if self.prefill_token_ps and not shape.decode_count:
+        count, context = shape.decode_count, shape.decode_context_sum
+        if shape.verify is not None:
+            count += shape.verify.tokens
+            context += shape.verify.context_sum
+        if self.prefill_token_ps and not count:
             return 0, new * self.prefill_token_ps, 0
         prefill = new * self.token_ps + sum(shape.prefill_context) * self.context_ps
-        decode = shape.decode_count * self.token_ps + shape.decode_context_sum * self.context_ps
+        decode = count * self.token_ps + context * self.context_ps
         return self.base_ps, prefill, decode
 
     def _one_stage_ns(self, shape: BatchShape) -> int:

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from emu.catalogue import sizes
+from emu.catalogue.draft import Draft
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.lookup import lookup_gpu
 from emu.catalogue.model import ModelSpec
@@ -26,10 +27,13 @@ from emu.config.schema import (
     PlacementTable,
     ProfileTable,
     RooflineTable,
+    SpeculativeTable,
     VidurLayersTable,
 )
 from emu.errors import InputError, PluginError
 from emu.latency.base import BatchShape, LatencyBackend
+from emu.latency.corrected import CorrectedBackend, is_corrected
+from emu.latency.eager import eager_calls
 from emu.latency.engine import (
     NO_ENGINE,
     EngineModel,
@@ -43,7 +47,9 @@ from emu.latency.linear import LinearBackend
 from emu.latency.roofline.backend import RooflineBackend
 from emu.latency.roofline.coefficients import kernels_of, scaled
 from emu.latency.roofline.ops import machine_collective
+from emu.latency.roofline.passes import RooflinePasses
 from emu.latency.sampler import resolve_sampling
+from emu.latency.speculative import DraftPlan, SpeculativeBackend
 from emu.network.collectives import Collectives, CollectiveSystem
 from emu.network.dims import NetworkDim
 from emu.plugins import make_plugin
@@ -88,6 +94,10 @@ class LatencyContext(msgspec.Struct, frozen=True, kw_only=True):
     """The engine schedules the next step while one runs."""
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
+    drafts: SpeculativeTable | None = None
+    """Speculative decoding."""
+    draft: Draft | None = None
+    """The drafter's layers, if it has any."""
 
 
 def link_dims(context: LatencyContext) -> tuple[NetworkDim, NetworkDim]:
@@ -150,7 +160,9 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
 
     Raises InputError for what it lacks.
     """
-    inner = _named(context)
+    inner = _corrected(_named(context), context)
+    if context.drafts is not None:
+        return _speculative(context, context.drafts, inner)
     loads, pim = weight_loads(context), pim_attention(context)
     interleaves = context.table.sub_batch_interleaving
     if interleaves and (pim is None or context.pipeline_parallel > 1):
@@ -166,6 +178,46 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
     return OffloadedBackend(
         inner, context.model.layers, loads=loads, pim=pim, interleaves=interleaves
     )
+
+
+def _corrected(inner: LatencyBackend, context: LatencyContext) -> LatencyBackend:
+    """The backend with the corrections of its engine, if it has any."""
+    engine = engine_of(context.table, context.source)
+    if engine is None or not is_corrected(engine):
+        return inner
+    if inner.foreign:
+        problem = f"{inner.name!r} is outside simulated time and cannot be corrected"
+        raise InputError(context.source, None, "latency.engine", problem)
+    return CorrectedBackend(inner, engine)
+
+
+def _speculative(
+    context: LatencyContext, drafts: SpeculativeTable, inner: LatencyBackend
+) -> LatencyBackend:
+    """The backend with the drafter's passes behind each step."""
+    step_ns = round(drafts.draft_step_us * 1000) if drafts.draft_step_us >= 0 else -1
+    passes = None
+    if step_ns < 0 and context.draft is None:
+        step_ns = 0  # n-grams are looked up beside the GPU's work
+    if step_ns < 0 and context.draft is not None:
+        assert isinstance(context.table, RooflineTable)
+        passes = RooflinePasses(context.draft, _roofline_of(context, context.table, context.draft))
+    plan = DraftPlan(tokens=drafts.num_speculative_tokens, step_ns=step_ns)
+    return SpeculativeBackend(inner, plan, passes)
+
+
+def _roofline_of(context: LatencyContext, table: RooflineTable, draft: Draft) -> RooflineBackend:
+    """The kernels of a drafter's pass; the engine's part of the step is the target's."""
+    alone = msgspec.structs.replace(
+        context,
+        model=draft.spec,
+        tensor_parallel=draft.tensor_parallel,
+        expert_parallel=min(context.expert_parallel, draft.tensor_parallel),
+        table=msgspec.structs.replace(table, host_overhead=False),
+        drafts=None,
+        draft=None,
+    )
+    return _roofline(alone, table, has_engine=False)
 
 
 def weight_loads(context: LatencyContext) -> WeightLoads | None:
@@ -262,8 +314,13 @@ def _watch(made: Any, path: str) -> None:
 def engine_of(table: LatencyTable, source: str = "config") -> EngineModel | None:
     """The engine that a latency table names; None = kernels alone."""
     if not table.host_overhead or table.engine == NO_ENGINE:
+        if isinstance(table, RooflineTable) and table.enforce_eager:
+            problem = "needs an engine that launches kernels, not engine none"
+            raise InputError(source, None, "latency.enforce_eager", problem)
         return None
     model = engine_model(table.engine, source)
+    if isinstance(table, RooflineTable) and table.enforce_eager:
+        model = msgspec.structs.replace(model, enforce_eager=True)
     if table.step_overhead_us >= 0:
         model = with_step_overhead(model, table.step_overhead_us)
     return model
@@ -284,6 +341,7 @@ def engine_steps(context: LatencyContext) -> EngineSteps | None:
         max_num_batched_tokens=context.max_num_batched_tokens,
         overlapped=context.overlapped,
         fused_bytes_max=fused_bytes_max(model, context.gpu.architecture, context.tensor_parallel),
+        eager=eager_calls(context.model, context.tensor_parallel) if model.enforce_eager else None,
     )
 
 
@@ -325,7 +383,9 @@ def expert_gate(context: LatencyContext, ranks: int) -> Gate | None:
     return make_gate(context.table.expert_routing, shape)
 
 
-def _roofline(context: LatencyContext, table: RooflineTable) -> RooflineBackend:
+def _roofline(
+    context: LatencyContext, table: RooflineTable, *, has_engine: bool = True
+) -> RooflineBackend:
     made: type[RooflineBackend] = RooflineBackend
     if context.model.special_layers:
         from emu.latency.roofline.mixed import MixedRooflineBackend
@@ -341,7 +401,7 @@ def _roofline(context: LatencyContext, table: RooflineTable) -> RooflineBackend:
         kv_cache_dtype=context.kv_cache_dtype,
         kernels=scaled(kernels_of(context.gpu), table.compute_efficiency, table.memory_efficiency),
         gate=expert_gate(context, max(1, context.expert_parallel)),
-        engine=engine_steps(context),
+        engine=engine_steps(context) if has_engine else None,
         is_warm=table.warm_up,
         collective_ns=engine_collectives(context),
         round_tokens_to=table.round_tokens_to,

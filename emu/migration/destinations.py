@@ -33,8 +33,10 @@ class Destinations:
         own: OwnPlacement | None = None,
         see: Callable[[Replica], ReplicaView] | None = None,
     ) -> None:
-        """`holder`: in whose name locks are taken. `are_alike`: as for a `Watcher`. `own`: a policy
-        of a user's own, which sees replicas as `see` shows them."""
+        """`holder`: in whose name locks are taken. `are_alike`: every replica reserves the same
+        number of blocks for a request. `own`: a policy of a user's own, which sees replicas as
+        `see` shows them.
+        """
         self._own = own
         self._see = see
         self.was_refused = False
@@ -47,8 +49,8 @@ class Destinations:
         self._policy = policy
         self._are_alike = are_alike
 
-    def take(self, requests: list[Request]) -> Replica | None:
-        """A destination whose lock and blocks we have taken, or None."""
+    def take(self, requests: list[Request]) -> int:
+        """A destination whose lock and blocks are taken now, by id, or -1."""
         self.was_refused = False
         world, source = self._world, self._source
         candidates: Iterable[Replica] = self._in_order(requests)
@@ -65,9 +67,12 @@ class Destinations:
             if world.refuses(source, replica, requests):
                 self.was_refused = True
             elif replica.actor.reserve(requests):
-                return replica
+                if world.scarce_decode:
+                    world.searched(is_found=True)
+                return replica.replica_id
             replica.lock.release(self._holder)
-        return None
+        world.searched(is_found=False)
+        return -1
 
     def _chosen(self, requests: list[Request]) -> Iterator[Replica]:
         """Those that a policy of a user's own names, one after the other."""
@@ -112,6 +117,18 @@ class Destinations:
                 replica.settle()
                 used = replica.scheduler.blocks_used
                 heapreplace(heap, (used, replica_id, True, replica))
+
+    def failed(self, destination_id: int) -> None:
+        """A transfer there has failed: it is tried last."""
+        self.failures[destination_id] = self.failures.get(destination_id, 0) + 1
+
+    def arrived(self, destination_id: int) -> None:
+        """A transfer there went well."""
+        self.failures.pop(destination_id, None)
+
+    def forget(self) -> None:
+        """The source begins another life."""
+        self.failures.clear()
 
     def none_could_hold(self, requests: list[Request]) -> bool:
         """Not even an empty replica (shared prefixes are not shared there)."""

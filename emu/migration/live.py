@@ -1,29 +1,22 @@
-"""Live migration of running decodes: their KV moves while they go on, then a short stop.
+"""The actor of live migrations: which decodes move where, and the hands of those that do.
 
-As in Llumnix (OSDI'24): the blocks that exist are copied while the request decodes; what it has
-produced meanwhile is copied in further, ever shorter rounds; when little is left the request
-stops at the end of an iteration, the rest moves, and it goes on at the destination. The handoff
-is the same as everywhere: hold, reserve, transfer, activate, release. The stop is part of the
-request's `migration_ns`.
-
-Two users: draining (a replica that shuts down moves its decodes instead of waiting for them) and
-rebalancing (from the fullest to the emptiest replica, off by default).
-
-A migration is given up, at no cost to the request, when the request ends, is preempted or
-cancelled, when the destination has no room for it, or when it or the transfer fails. If the source
-crashes after the stop, the request is lost with it.
+One migration at a time for each source; how one goes is its machine (`live_move.py`). Two users:
+draining (a replica that shuts down moves its decodes instead of waiting for them) and rebalancing
+(from the fullest to the emptiest replica, off by default).
 """
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
 
 from emu.config.schema import MigrationTable
 from emu.kernel.actor import PARK, Actor
 from emu.kernel.clock import Kernel
 from emu.kernel.priorities import PRIORITY_REBALANCER
+from emu.migration import live_move as msg
+from emu.migration.live_move import LiveMove
 from emu.network.base import Network, Transfer
 from emu.policy.calls import OwnMigration
 from emu.policy.views import ReplicaView
@@ -31,19 +24,15 @@ from emu.replica.events import KvDelivered, LiveMoves, Released, StopAsked, Stop
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.request import Request, Status
-from emu.units import ceil_div, ms_to_ns
+from emu.units import ms_to_ns
 
 S = ReplicaState
 RETRY_NS: Final = 10_000_000
 """A source waits so long after a migration that failed."""
-ROUNDS_MAX: Final = 8
-"""Copying rounds before the stop (Llumnix needs two or three)."""
 MOVES_MAX: Final = 100
 """Rebalancing moves one request so often at most: a circuit breaker, whatever the rule says."""
 WAITS_MAX: Final = 8
 """The rule is applied so often again while what could move waits for a token."""
-STOP_BLOCKS: Final = 2
-"""The request stops when no more than so many blocks are left to copy."""
 
 
 class LiveWorld(Protocol):
@@ -93,14 +82,48 @@ def _lowers(request: Request, source: Replica, destination: Replica) -> bool:
     return (other.blocks_used + needed) / other.blocks_total < one.blocks_used / one.blocks_total
 
 
-class Phase(enum.Enum):
-    """How far a live migration has come."""
+class ReplicaSide:
+    """A replica in the life that it has when a migration is asked for."""
 
-    ASKED = "asked"
-    COPYING = "copying"
-    STOPPING = "stopping"
-    LAST_TRANSFER = "last_transfer"
-    OVER = "over"
+    __slots__ = ("life", "replica")
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.life = replica.incarnation
+
+    @property
+    def is_alive(self) -> bool:
+        """It is in the same life."""
+        return self.replica.incarnation == self.life
+
+    @property
+    def takes_kv(self) -> bool:
+        """Its state lets it decode what arrives."""
+        return self.replica.state in (S.DECODE, S.SHUTTING_DECODE)
+
+    def reserve(self, request: Request) -> bool:
+        """Blocks for all that the request has reached."""
+        return self.replica.actor.reserve([request])
+
+    def tokens_of(self, request: Request) -> int:
+        """Tokens of the request whose KV it has, or -1 if the request does not run there."""
+        self.replica.settle()
+        for resident in self.replica.scheduler.residents():
+            if resident is request:
+                return request.reached_tokens
+        return -1
+
+
+class Moving:
+    """A live migration under way: its machine, its two replicas and its transfer."""
+
+    __slots__ = ("destination", "move", "source", "transfer")
+
+    def __init__(self, move: LiveMove, source: Replica, destination: Replica) -> None:
+        self.move = move
+        self.source = source
+        self.destination = destination
+        self.transfer: Transfer | None = None
 
 
 class LiveMigrator(Actor):
@@ -118,7 +141,7 @@ class LiveMigrator(Actor):
     ) -> None:
         """`own`: a user's policy instead of the rule; it sees replicas as `see` shows them."""
         super().__init__(world.kernel, "rebalancer", PRIORITY_REBALANCER)
-        self.moves: dict[int, LiveMove] = {}
+        self.moves: dict[int, Moving] = {}
         """The migration under way, by source."""
         self.finished = 0
         self.given_up = 0
@@ -141,7 +164,7 @@ class LiveMigrator(Actor):
     @property
     def moving(self) -> dict[int, Request]:
         """The request on its way, by source."""
-        return {source_id: move.request for source_id, move in self.moves.items()}
+        return {source_id: moving.move.request for source_id, moving in self.moves.items()}
 
     def look(self) -> None:
         """Something that the rebalancing rule reads has changed."""
@@ -226,8 +249,15 @@ class LiveMigrator(Actor):
                 continue
             if rebalances and not _lowers(request, source, destination):
                 continue
-            move = self.moves[source.replica_id] = LiveMove(self, request, source, destination)
-            self.kernel.soon(move.begin)
+            move = LiveMove(
+                request,
+                ReplicaSide(source),
+                ReplicaSide(destination),
+                block_size=self.block_size,
+                token_bytes=self.token_bytes,
+            )
+            moving = self.moves[source.replica_id] = Moving(move, source, destination)
+            self.kernel.soon(partial(self.tell, moving, msg.Begun()))
             return
 
     def _may_move(self, request: Request, *, is_drain: bool) -> bool:
@@ -237,238 +267,118 @@ class LiveMigrator(Actor):
             return False
         return request.generated_tokens != tokens
 
-    def ended(self, move: LiveMove, *, is_done: bool) -> None:
-        """A migration is over: the source may move its next request."""
-        self.finished += is_done
-        self.given_up += not is_done
-        request = move.request
-        if is_done and not request.status.is_terminal:
-            times = self._moved.get(request.row, (-1, 0))[1] + 1
-            self._moved[request.row] = (request.generated_tokens, times)
-        self.leave(move)
-
-    def leave(self, move: LiveMove) -> None:
-        """The migration holds nothing of its source any more."""
-        if self.moves.get(move.source.replica_id) is move:
-            del self.moves[move.source.replica_id]
-
-    def wait_a_while(self, source: Replica) -> None:
-        """After a migration that failed, the source waits before the next."""
-        later_ns = self._not_before[source.replica_id] = self.kernel.now_ns + RETRY_NS
-        self.kernel.call_at(later_ns, PRIORITY_REBALANCER, source.actor.look)
+    def tell(self, moving: Moving, event: msg.Event) -> None:
+        """Handle an event of one migration now, and apply what follows."""
+        for action in moving.move.step(event, self.kernel.now_ns):
+            _PERFORM[type(action)](self, moving, action)
 
     def forget(self, request: Request) -> None:
         """A request has ended, or starts anew elsewhere: it does not move any more."""
         self._moved.pop(request.row, None)
-        for move in self.moves.values():
-            if move.request is request and not move.is_forgotten:
-                move.forget()
+        for moving in list(self.moves.values()):
+            if moving.move.request is request and not moving.move.is_forgotten:
+                self.tell(moving, msg.Forgotten())
 
     def lose(self, replica: Replica) -> list[Request]:
         """A replica has crashed: its transfers end; the request that it had stopped to move."""
-        for move in list(self.moves.values()):
-            if move.source is replica or move.destination is replica:
-                move.stop_transfer()
+        for moving in list(self.moves.values()):
+            if moving.source is replica or moving.destination is replica:
+                self.tell(moving, msg.Cut())
         own = self.moves.pop(replica.replica_id, None)
-        if own is None or own.request.status is not Status.MIGRATING:
+        if own is None or own.move.request.status is not Status.MIGRATING:
             return []
-        return [own.request]
+        return [own.move.request]
 
+    # --- actions ------------------------------------------------------------------------------
+    def _count_move(self, moving: Moving, action: msg.CountMove) -> None:
+        replica = moving.source if action.is_source else moving.destination
+        replica.actor.tell(LiveMoves(change=action.change))
+        if action.change < 0:
+            self.world.on_capacity(replica)
 
-class LiveMove:
-    """One live migration: its phase, and what follows on each event.
+    def _ask_stop(self, moving: Moving, action: msg.AskStop) -> None:
+        stopped = partial(self.tell, moving, msg.Stopped())
+        asked = StopAsked(request=moving.move.request, reply=partial(self.kernel.soon, stopped))
+        moving.source.actor.post(asked)
 
-    asked: the destination reserves, or it is given up. copying: up to `ROUNDS_MAX` transfers of
-    what has been produced meanwhile. stopping: the source detaches the request at the end of its
-    iteration. last transfer: the rest moves; then the request goes on at the destination, or, if
-    anything has failed, at the source.
-    """
+    def _undo_stop(self, moving: Moving, action: msg.UndoStop) -> None:
+        moving.source.actor.tell(StopUndone(request=moving.move.request))
 
-    def __init__(
-        self, migrator: LiveMigrator, request: Request, source: Replica, destination: Replica
-    ) -> None:
-        self.request = request
-        self.source = source
-        self.destination = destination
-        self.phase = Phase.ASKED
-        self.is_forgotten = False
-        """The request has ended or gone elsewhere."""
-        self._migrator = migrator
-        self._world = migrator.world
-        self._source_life = source.incarnation
-        self._destination_life = destination.incarnation
-        self._transfer: Transfer | None = None
-        self._number = 0
-        """Counts transfers: a notice with another number is late, or the second one."""
-        self._has_arrived = False
-        self._rounds = 0
-        self._copied = 0
-        self._tokens = 0
-        self._started_ns = self._stopped_ns = -1
+    def _release(self, moving: Moving, action: msg.Release) -> None:
+        moving.source.actor.tell(Released(requests=[moving.move.request]))
 
-    def has_source(self) -> bool:
-        """The source is in the life in which the migration began."""
-        return self.source.incarnation == self._source_life
+    def _unreserve(self, moving: Moving, action: msg.Unreserve) -> None:
+        moving.destination.actor.tell(Unreserved(requests=[moving.move.request]))
 
-    def has_destination(self) -> bool:
-        """The destination is in the life in which the migration began."""
-        return self.destination.incarnation == self._destination_life
+    def _ask_room(self, moving: Moving, action: msg.AskRoom) -> None:
+        self.tell(moving, msg.RoomAsked())
 
-    # --- events -------------------------------------------------------------------------------
-    def begin(self) -> None:
-        """Reserve at the destination, and copy; or give up."""
-        request, source = self.request, self.source
-        self._started_ns = self._world.kernel.now_ns
-        if self.is_forgotten or not self.destination.actor.reserve([request]):
-            self.phase = Phase.OVER
-            self._migrator.ended(self, is_done=False)
-            if source.stages == 1:
-                source.actor.look()  # a drain tries again after the iteration in flight
-            return
-        source.actor.tell(LiveMoves(change=1))
-        self.destination.actor.tell(LiveMoves(change=1))
-        self.phase = Phase.COPYING
-        self._copy_round()
-
-    def transfer_ended(self) -> None:
-        """A transfer is over, well or not."""
-        self._transfer = None
-        has_moved = self._has_arrived and self.has_source() and self.has_destination()
-        if self.phase is Phase.COPYING:
-            if not has_moved:
-                self._finish(is_done=False)
-                return
-            self._copied = self._tokens // self._migrator.block_size * self._migrator.block_size
-            self._copy_round()
-        elif self.phase is Phase.LAST_TRANSFER:
-            self._finish(is_done=self._hand_over(has_moved=has_moved))
-
-    def stopped(self) -> None:
-        """The source has answered: the request stands still there, or has ended or gone."""
-        request, source, destination = self.request, self.source, self.destination
-        if (
-            self.is_forgotten
-            or request.status is not Status.MIGRATING
-            or not self.has_source()  # ended, was preempted, cancelled or lost before it could stop
-        ):
-            self._finish(is_done=False)
-            return
-        self._stopped_ns = self._world.kernel.now_ns
-        # The reservation was for fewer tokens: take what it needs now, or stay.
-        if self.has_destination():
-            destination.actor.tell(Unreserved(requests=[request]))
-        if (
-            not self.has_destination()
-            or destination.state not in (S.DECODE, S.SHUTTING_DECODE)
-            or not destination.actor.reserve([request])
-        ):
-            source.actor.tell(StopUndone(request=request))
-            self._finish(is_done=False)
-            return
-        self.phase = Phase.LAST_TRANSFER
-        self._send(self._bytes(request.reached_tokens))
-
-    def forget(self) -> None:
-        """The request has ended, or starts anew elsewhere: both sides are free at once."""
-        self.is_forgotten = True
-        if self.has_destination():
-            self.destination.actor.tell(Unreserved(requests=[self.request]))
-        if self.request.status is Status.MIGRATING and self.has_source():
-            self.source.actor.tell(Released(requests=[self.request]))
-        self.stop_transfer()
-
-    def stop_transfer(self) -> None:
-        """What is on its way will not arrive."""
-        if self._transfer is not None:
-            self._transfer.cancel()
-            self._notice(self._number, has_arrived=False)
-
-    # --- what follows ---------------------------------------------------------------------------
-    def _copy_round(self) -> None:
-        """Copy what is there while it decodes; ask it to stop when little is left."""
-        block_size = self._migrator.block_size
-        if self._rounds < ROUNDS_MAX:
-            self._rounds += 1
-            self._tokens = self._tokens_reached()
-            if self._tokens < 0:
-                self._finish(is_done=False)
-                return
-            if ceil_div(self._tokens, block_size) - self._copied // block_size > STOP_BLOCKS:
-                self._send(self._bytes(self._tokens))
-                return
-        self.phase = Phase.STOPPING
-        kernel = self._world.kernel
-        reply = StopAsked(request=self.request, reply=lambda: kernel.soon(self.stopped))
-        self.source.actor.post(reply)
-
-    def _hand_over(self, *, has_moved: bool) -> bool:
-        """The last part is there, or will never be. True if the request goes on over there."""
-        request, source, destination = self.request, self.source, self.destination
-        if not self.has_source() or self.is_forgotten:
-            return False  # lost with it, or ended
-        if not has_moved and not request.status.is_terminal:
-            source.actor.tell(StopUndone(request=request))
-            return False
-        source.actor.tell(Released(requests=[request]))
-        if request.status.is_terminal:
-            return False
-        stop_ns = self._world.kernel.now_ns - self._stopped_ns
-        request.migrations += 1
-        request.migration_ns += stop_ns
-        destination.actor.post(KvDelivered(requests=[request]))
-        self._world.on_live_migration(request, source, destination, self._started_ns, stop_ns)
-        return True
-
-    def _finish(self, *, is_done: bool) -> None:
-        self.phase = Phase.OVER
-        source, destination = self.source, self.destination
-        if not is_done and self.has_destination() and not self.is_forgotten:
-            destination.actor.tell(Unreserved(requests=[self.request]))
-        self._migrator.leave(self)
-        if not is_done and self.has_source():
-            self._migrator.wait_a_while(source)
-        for replica, is_alive in (
-            (source, self.has_source()),
-            (destination, self.has_destination()),
-        ):
-            if is_alive:
-                replica.actor.tell(LiveMoves(change=-1))
-                self._world.on_capacity(replica)
-        self._migrator.look()
-        self._migrator.ended(self, is_done=is_done)
-
-    def _tokens_reached(self) -> int:
-        """Tokens whose KV the source has, or -1 if the request does not run there any more."""
-        self.source.settle()
-        for resident in self.source.scheduler.residents():
-            if resident is self.request:
-                return self.request.reached_tokens
-        return -1
-
-    def _bytes(self, tokens: int) -> int:
-        """KV of the blocks that are not copied yet."""
-        block_size = self._migrator.block_size
-        blocks = ceil_div(tokens, block_size) - self._copied // block_size
-        return blocks * block_size * self._migrator.token_bytes
-
-    def _send(self, size_bytes: int) -> None:
-        self._number += 1
-        number = self._number
-        self._has_arrived = False
-        self._transfer = self._world.network.send(
-            self.source.grid,
-            self.destination.grid,
-            size_bytes,
+    def _send(self, moving: Moving, action: msg.Send) -> None:
+        number, source, destination = action.number, moving.source, moving.destination
+        moving.transfer = self.world.network.send(
+            source.grid,
+            destination.grid,
+            action.size_bytes,
             kind="kv",
-            on_done=lambda: self._notice(number, has_arrived=True),
-            pair=(self.source.replica_id, self.destination.replica_id),
-            on_failed=lambda _: self._notice(number, has_arrived=False),
+            on_done=partial(self.tell, moving, msg.Noticed(number, has_arrived=True)),
+            pair=(source.replica_id, destination.replica_id),
+            on_failed=lambda _: self.tell(moving, msg.Noticed(number, has_arrived=False)),
         )
 
-    def _notice(self, number: int, *, has_arrived: bool) -> None:
-        """The network reports an end; the first notice counts."""
-        if number != self._number or self._transfer is None:
-            return
-        self._transfer = None
-        self._has_arrived = has_arrived
-        self._world.kernel.soon(self.transfer_ended)
+    def _cancel_transfer(self, moving: Moving, action: msg.CancelTransfer) -> None:
+        assert moving.transfer is not None
+        moving.transfer.cancel()
+
+    def _end_soon(self, moving: Moving, action: msg.EndSoon) -> None:
+        self.kernel.soon(partial(self.tell, moving, msg.TransferEnded()))
+
+    def _deliver(self, moving: Moving, action: msg.Deliver) -> None:
+        source, destination, request = moving.source, moving.destination, moving.move.request
+        destination.actor.post(KvDelivered(requests=[request]))
+        self.world.on_live_migration(
+            request, source, destination, action.started_ns, action.stop_ns
+        )
+
+    def _leave(self, moving: Moving, action: msg.Leave) -> None:
+        if self.moves.get(moving.source.replica_id) is moving:
+            del self.moves[moving.source.replica_id]
+
+    def _wait_a_while(self, moving: Moving, action: msg.WaitAWhile) -> None:
+        source = moving.source
+        later_ns = self._not_before[source.replica_id] = self.kernel.now_ns + RETRY_NS
+        self.kernel.call_at(later_ns, PRIORITY_REBALANCER, source.actor.look)
+
+    def _look_source(self, moving: Moving, action: msg.LookSource) -> None:
+        if moving.source.stages == 1:
+            moving.source.actor.look()
+
+    def _look_again(self, moving: Moving, action: msg.Rebalance) -> None:
+        self.look()
+
+    def _finish(self, moving: Moving, action: msg.Finish) -> None:
+        self.finished += action.is_done
+        self.given_up += not action.is_done
+        request = moving.move.request
+        if action.is_done and not request.status.is_terminal:
+            times = self._moved.get(request.row, (-1, 0))[1] + 1
+            self._moved[request.row] = (request.generated_tokens, times)
+
+
+_PERFORM: Final[Mapping[type[msg.Action], Callable[[LiveMigrator, Moving, Any], None]]] = {
+    msg.CountMove: LiveMigrator._count_move,
+    msg.AskStop: LiveMigrator._ask_stop,
+    msg.UndoStop: LiveMigrator._undo_stop,
+    msg.Release: LiveMigrator._release,
+    msg.Unreserve: LiveMigrator._unreserve,
+    msg.AskRoom: LiveMigrator._ask_room,
+    msg.Send: LiveMigrator._send,
+    msg.CancelTransfer: LiveMigrator._cancel_transfer,
+    msg.EndSoon: LiveMigrator._end_soon,
+    msg.Deliver: LiveMigrator._deliver,
+    msg.Leave: LiveMigrator._leave,
+    msg.WaitAWhile: LiveMigrator._wait_a_while,
+    msg.LookSource: LiveMigrator._look_source,
+    msg.Rebalance: LiveMigrator._look_again,
+    msg.Finish: LiveMigrator._finish,
+}
+"""How each action is applied."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import msgspec
 
 from emu.request import Request
-from emu.units import ceil_div
 
 
 class MigratingBatch(msgspec.Struct, eq=False):
@@ -33,17 +32,19 @@ class MigratingBatch(msgspec.Struct, eq=False):
 
 
 def kv_bytes(requests: list[Request], block_size: int, kv_bytes_per_token: int) -> int:
-    """KV that moves with these requests: whole pages of prompt + 1 tokens (BlitzScale 1.4).
-
-    A request that had to be computed again moves all that it has reached.
-    """
-    blocks = sum([kv_blocks(request, block_size) for request in requests])
+    """KV that moves with these requests, in whole pages. A loop: mostly there is one request."""
+    blocks = 0
+    for request in requests:
+        blocks += -(-(request.prompt_tokens + (request.generated_tokens or 1)) // block_size)
     return blocks * block_size * kv_bytes_per_token
 
 
 def kv_blocks(request: Request, block_size: int) -> int:
-    """Pages of a request that moves."""
-    return ceil_div(request.prompt_tokens + (request.generated_tokens or 1), block_size)
+    """Pages of a request that moves: whole ones of prompt + 1 tokens (BlitzScale 1.4).
+
+    One that had to be computed again moves all that it has reached.
+    """
+    return -(-(request.prompt_tokens + (request.generated_tokens or 1)) // block_size)
 
 
 def prompt_tokens(requests: list[Request]) -> int:

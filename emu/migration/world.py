@@ -1,18 +1,24 @@
-"""What the watchers of all replicas share, so that they need not know the floors above."""
+"""What the watchers of all replicas share, so that they need not know the packages above."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from emu.kernel.clock import Kernel
+from emu.migration.messages import Event
 from emu.migration.transfer import MigratingBatch
 from emu.network.base import Network
 from emu.replica.replica import Replica
 from emu.request import Request, Status
 
-if TYPE_CHECKING:
-    from emu.migration.watcher import Watcher
+
+class Listener(Protocol):
+    """The watcher of another replica."""
+
+    def tell(self, event: Event) -> None:
+        """Handle it now, before the sender's next line."""
+        ...
 
 
 class MigrationWorld(Protocol):
@@ -20,9 +26,7 @@ class MigrationWorld(Protocol):
 
     kernel: Kernel
     scarce_decode: bool
-    """A batch found no destination: idle decode replicas are not to be dropped now."""
-    tokens_in_migration: int
-    """Prompt tokens that wait for or are under migration."""
+    """The last batch that looked for a destination found none."""
 
     @property
     def network(self) -> Network:
@@ -34,12 +38,21 @@ class MigrationWorld(Protocol):
         """All of them, ascending id."""
         ...
 
+    @property
+    def watchers(self) -> Mapping[int, Listener]:
+        """Those of all replicas with outbound KV, by the replica's id."""
+        ...
+
     def receivers(self) -> Sequence[Replica]:
         """Those whose state lets them receive KV, ascending id."""
         ...
 
-    def set_stuck(self, watcher: Watcher, *, is_stuck: bool) -> None:
-        """This watcher waits for a destination (and wants to be poked), or no longer."""
+    def searched(self, *, is_found: bool) -> None:
+        """A batch looked for a destination: without one, idle decode replicas are kept."""
+        ...
+
+    def set_stuck(self, source_id: int, *, is_stuck: bool) -> None:
+        """A source's KV waits for a destination (its watcher wants to be woken), or no longer."""
         ...
 
     def on_transfer(
@@ -52,15 +65,8 @@ class MigrationWorld(Protocol):
         """Ids of migrating batches, in order of creation."""
         ...
 
-    attempts_max: int
-    """A batch is given up after so many failed transfers beyond the first."""
-
     def refuses(self, source: Replica, destination: Replica, requests: list[Request]) -> bool:
         """A fault makes this destination refuse what it has room for."""
-        ...
-
-    def retry_pause_ns(self, attempts: int) -> int:
-        """How long a batch that is refused everywhere waits; it doubles with each attempt."""
         ...
 
     def terminal(self, request: Request, status: Status, reason: str = "") -> None:

@@ -10,7 +10,9 @@ Does not do: anything later than the start; the planner reuses these lists.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heapreplace
+from itertools import islice
 
 import msgspec
 
@@ -45,6 +47,8 @@ def place(
     for table, replica in enumerate(replicas):
         if replica.gpus:
             explicit[table] = _place_given(table, replica, topology, taken, source)
+    kinds = dict.fromkeys(gpu.kind for gpu in topology.gpus)
+    free_by_kind = {kind: _FreeGpus(topology, kind, taken) for kind in kinds}
     lists: list[list[int]] = []
     for table, replica in enumerate(replicas):
         key = f"replicas.{table}"
@@ -52,7 +56,7 @@ def place(
             lists.extend(explicit[table])
             continue
         for position in range(replica.count):
-            gpus = _place_free(replica, topology, taken)
+            gpus = _place_free(replica, free_by_kind)
             if gpus is None:
                 raise InputError(source, None, key, _shortage(replica, position, topology, taken))
             for gpu in gpus:
@@ -91,48 +95,114 @@ def _place_given(
     return [list(group) for group in groups]
 
 
-def _place_free(
-    replica: ReplicaTable, topology: Topology, taken: dict[int, str]
-) -> list[int] | None:
-    """The first free GPUs that suit, by kind in order of appearance; None = none."""
-    for kind in dict.fromkeys(gpu.kind for gpu in topology.gpus):
-        if replica.gpu and kind != replica.gpu:
+class _Group:
+    """GPUs that are near each other: a machine, an NVLink domain, or what is in both."""
+
+    __slots__ = ("free_count", "gpus", "passed")
+
+    def __init__(self) -> None:
+        self.gpus: list[int] = []
+        """Ascending."""
+        self.free_count = 0
+        self.passed = 0
+        """None of so many GPUs at the front is free."""
+
+
+class _FreeGpus:
+    """Free GPUs of one kind and the groups that they are in. What is taken is never given back.
+
+    The groups are asked in the order of their first free GPU, which a heap keeps for each size:
+    placing all replicas of a cluster costs so much for each GPU, however many there are.
+    """
+
+    def __init__(self, topology: Topology, kind: str, taken: Mapping[int, str]) -> None:
+        # Machine and domain differ either way round: a domain may span machines or split one.
+        near: dict[tuple[int, int], _Group] = {}
+        domains: dict[int, _Group] = {}
+        machines: dict[int, _Group] = {}
+        self._groups_of: dict[int, list[_Group]] = {}
+        self._all = _Group()
+        for gpu in topology.gpus:
+            if gpu.kind != kind or gpu.index in taken:
+                continue
+            groups = [
+                self._all,
+                near.setdefault((gpu.machine, gpu.nvlink_domain), _Group()),
+                machines.setdefault(gpu.machine, _Group()),
+            ]
+            if gpu.nvlink_out >= 0:
+                groups.append(domains.setdefault(gpu.nvlink_domain, _Group()))
+            self._groups_of[gpu.index] = groups
+            for group in groups:
+                group.gpus.append(gpu.index)
+                group.free_count += 1
+        self._families = [list(family.values()) for family in (near, domains, machines)]
+        self._heaps: dict[int, list[list[tuple[int, int]]]] = {}
+
+    @property
+    def count(self) -> int:
+        """How many are free."""
+        return self._all.free_count
+
+    def take(self, gpus: Sequence[int]) -> None:
+        """These are free no more."""
+        for gpu in gpus:
+            for group in self._groups_of.pop(gpu):
+                group.free_count -= 1
+
+    def together(self, size: int) -> list[int] | None:
+        """The first `size` in one NVLink domain and machine, else domain, else machine."""
+        heaps = self._heaps.get(size)
+        if heaps is None:
+            heaps = self._heaps[size] = [
+                [(group.gpus[0], place) for place, group in enumerate(family)]
+                for family in self._families
+            ]
+            for heap in heaps:
+                heapify(heap)
+        for heap, family in zip(heaps, self._families, strict=True):
+            while heap:
+                first, place = heap[0]
+                group = family[place]
+                if group.free_count < size:
+                    heappop(heap)
+                    continue
+                now_first = self._first(group, 1)[0]
+                if now_first == first:
+                    return self._first(group, size)
+                heapreplace(heap, (now_first, place))
+        return None
+
+    def first(self, size: int) -> list[int]:
+        """The first `size`, wherever they are."""
+        return self._first(self._all, size)
+
+    def _first(self, group: _Group, size: int) -> list[int]:
+        gpus, groups_of = group.gpus, self._groups_of
+        while gpus[group.passed] not in groups_of:
+            group.passed += 1
+        free = (gpus[i] for i in range(group.passed, len(gpus)) if gpus[i] in groups_of)
+        return list(islice(free, size))
+
+
+def _place_free(replica: ReplicaTable, free_by_kind: Mapping[str, _FreeGpus]) -> list[int] | None:
+    """Take the first free GPUs that suit, by kind in order of appearance; None = none."""
+    size = replica.tensor_parallel * replica.pipeline_parallel
+    for kind, free in free_by_kind.items():
+        if (replica.gpu and kind != replica.gpu) or free.count < size:
             continue
-        free = [gpu.index for gpu in topology.gpus if gpu.kind == kind and gpu.index not in taken]
-        size = replica.tensor_parallel * replica.pipeline_parallel
-        if len(free) < size:
-            continue
-        whole = _together(free, size, topology)
-        if whole is not None:
-            return whole
-        gpus: list[int] = []
+        gpus = free.together(size)
+        if gpus is not None:
+            free.take(gpus)
+            return gpus
+        gpus = []
         for _ in range(replica.pipeline_parallel):
-            group = _together(free, replica.tensor_parallel, topology)
+            group = free.together(replica.tensor_parallel)
             if group is None:
-                group = free[: replica.tensor_parallel]
-            free = [gpu for gpu in free if gpu not in group]
+                group = free.first(replica.tensor_parallel)
+            free.take(group)
             gpus.extend(group)
         return gpus
-    return None
-
-
-def _together(free: Sequence[int], size: int, topology: Topology) -> list[int] | None:
-    """The first `size` free GPUs in one NVLink domain and machine, else domain, else machine."""
-    gpus = topology.gpus
-    # Machine and domain differ either way round: a domain may span machines or split one.
-    near: dict[tuple[int, int], list[int]] = {}
-    domains: dict[int, list[int]] = {}
-    machines: dict[int, list[int]] = {}
-    for index in free:
-        gpu = gpus[index]
-        near.setdefault((gpu.machine, gpu.nvlink_domain), []).append(index)
-        machines.setdefault(gpu.machine, []).append(index)
-        if gpu.nvlink_out >= 0:
-            domains.setdefault(gpu.nvlink_domain, []).append(index)
-    for groups in (near.values(), domains.values(), machines.values()):
-        for group in groups:
-            if len(group) >= size:
-                return group[:size]
     return None
 
 

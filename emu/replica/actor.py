@@ -109,14 +109,14 @@ class ReplicaActor(Actor):
         """Apply the actions of the handler that has just run."""
         replica = self.replica
         actions, replica.out = replica.out, []
+        world = self.world
         for action in actions:
-            _PERFORM[action.__class__](self, action)
-
-    def _end(self, action: act.End) -> None:
-        self.world.terminal(action.request, action.status, action.reason)
-
-    def _free_capacity(self, action: act.FreeCapacity) -> None:
-        self.world.on_capacity(self.replica)
+            if isinstance(action, act.End):  # the two that every request has need no table
+                world.terminal(action.request, action.status, action.reason)
+            elif isinstance(action, act.FreeCapacity):
+                world.on_capacity(replica)
+            else:
+                _PERFORM[action.__class__](self, action)
 
     def _hand_off(self, action: act.HandOff) -> None:
         assert self.replica.outbox is not None
@@ -220,8 +220,8 @@ class ReplicaActor(Actor):
         if board is None or board.answer(old) is not relayed:
             return
         requests = board.abandon(old)
-        if relayed.split is not None and relayed.split.first_half is not None:
-            relayed.split.first_half.drop_lost(relayed.split)
+        if relayed.split is not None:
+            self.world.drop_split(relayed.split)
         self.world.lost(requests, reason)
 
     def _report_relayed(self, action: act.ReportRelayed) -> None:
@@ -237,8 +237,6 @@ class ReplicaActor(Actor):
 
 
 _PERFORM: Final[Mapping[type[act.Action], Callable[[ReplicaActor, Any], None]]] = {
-    act.End: ReplicaActor._end,
-    act.FreeCapacity: ReplicaActor._free_capacity,
     act.HandOff: ReplicaActor._hand_off,
     act.HandOffFirst: ReplicaActor._hand_off_first,
     act.HandOffSecond: ReplicaActor._hand_off_second,
@@ -258,4 +256,4 @@ _PERFORM: Final[Mapping[type[act.Action], Callable[[ReplicaActor, Any], None]]] 
     act.ReleaseHelper: ReplicaActor._release_helper,
     act.WakeElder: ReplicaActor._wake_elder,
 }
-"""How each action is applied."""
+"""How each action is applied, but for those that `perform` knows."""

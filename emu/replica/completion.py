@@ -154,6 +154,9 @@ def _count_equal(replica: Replica, shape: BatchShape, steps: int) -> None:
         if steps > 1:
             context += decodes * (steps - 1) // 2
         replica.decode_context_run += context
+    if shape.verify is not None:
+        replica.decodes_run += shape.verify.tokens
+        replica.decode_context_run += shape.verify.context_sum
     if shape.prefill_new:
         replica.prompts_run += sum(shape.prefill_new)
     if replica.expert_tokens is not None:
@@ -249,7 +252,9 @@ def _hand_out(
     if (not ready and split is None) or replica.outbox is None:
         return
     if split is not None or replica.state in _HANDS_OFF:
-        gone = [*progress.finished, *(request for request, _ in progress.failed)]
+        gone = progress.finished
+        if progress.failed:
+            gone = [*gone, *(request for request, _ in progress.failed)]
         leaving = [r for r in ready if not r.status.is_terminal and r not in gone]
         for request in leaving:
             replica.scheduler.detach(request)
@@ -259,30 +264,6 @@ def _hand_out(
             out.append(HandOffSecond(split, leaving))
         elif leaving:
             out.append(HandOff(leaving, step_ns))
-
-
-def end_iteration(replica: Replica) -> None:
-    """The batch in flight ends now, or the part of its leap that was not cut off."""
-    batch, ends, start_ns = replica.batch, replica.ends, replica.start_ns
-    assert batch is not None
-    now_ns = replica.clock.now_ns
-    replica.ends = replica.batch = None
-    if ends is None:  # a single iteration, or what a pause has left of a leap
-        complete(replica, batch, 1, start_ns, None, now_ns - start_ns)
-        return
-    if now_ns != replica.end_ns:
-        ends = ends[: int(ends.searchsorted(now_ns - start_ns, "right"))]
-    steps = len(ends)
-    if steps == 1:
-        longest_ns = now_ns - start_ns
-    else:
-        before_ns = ends.item(-2)
-        if batch.run_on is None:  # else it has been known since the beginning
-            batch.first_end_ns = start_ns + ends.item(0)
-        batch.last_start_ns = start_ns + before_ns
-        is_last = replica.is_monotone
-        longest_ns = now_ns - start_ns - before_ns if is_last else longest_of(ends, batch)
-    complete(replica, batch, steps, start_ns, ends, longest_ns)
 
 
 def longest_of(ends: NDArray[np.int64], batch: Batch) -> int:

@@ -10,8 +10,6 @@ Does not decide what becomes of the requests: they are the answer in `Crashed.lo
 
 from __future__ import annotations
 
-import msgspec
-
 from emu.kernel.actor import PARK
 from emu.replica.actions import End, ForwardCancel, Reply
 from emu.replica.completion import end_leap_part
@@ -138,8 +136,7 @@ def unpaused(replica: Replica, event: Unpaused) -> int:
         for index, span in enumerate(spans):
             if span.end_ns > since_ns:
                 begun = span.start_ns < since_ns
-                spans[index] = msgspec.structs.replace(
-                    span,
+                spans[index] = span._replace(
                     start_ns=span.start_ns + (0 if begun else longer_ns),
                     end_ns=span.end_ns + longer_ns,
                 )

@@ -15,6 +15,8 @@ def launch(replica: Replica, batch: Batch) -> None:
     costs_ns = replica.latency.stage_ns(batch.shape)
     if replica.slowdown != 1.0:
         costs_ns = tuple(int(cost_ns * replica.slowdown) for cost_ns in costs_ns)
+    if replica.jitter is not None:
+        costs_ns = replica.jitter.stages(costs_ns)
     if replica.wave_wait_ns:
         each, more = divmod(replica.wave_wait_ns, replica.stages)
         costs_ns = tuple(cost + each + (i < more) for i, cost in enumerate(costs_ns))

@@ -128,8 +128,10 @@ class Observers(Protocol):
 class Outbox(Protocol):
     """Where a prefill replica puts the requests whose prompts it has finished."""
 
-    unfinished: int
-    """Batches whose KV waits at the replica or leaves from there."""
+    @property
+    def unfinished(self) -> int:
+        """Batches whose KV waits at the replica or leaves from there."""
+        ...
 
     def append(self, requests: list[Request], prefill_ns: int) -> None:
         """These requests have their first token; their KV waits here for a decode replica.
@@ -214,6 +216,10 @@ class World(Protocol):
 
     def lost(self, requests: Sequence[Request], reason: str) -> None:
         """The KV of these requests is gone: they start again elsewhere, or fail."""
+        ...
+
+    def drop_split(self, split: SplitBatch) -> None:
+        """A replica that was to receive or compute a part of the batch has lost it."""
         ...
 
     def drain_expired(self, replica: Replica, requests: list[Request]) -> None:

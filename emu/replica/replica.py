@@ -29,6 +29,7 @@ from emu.kernel.lock import Lock
 from emu.kernel.priorities import PRIORITY_REPLICA
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.latency.frontend import OutputStream
+from emu.latency.jitter import Jitter
 from emu.network.placement import Grid
 from emu.replica.actions import Action
 from emu.replica.events import CANCELS_APPLIED, LOOK, Event, Kind, KvDelivered
@@ -190,6 +191,8 @@ class Replica:
     def _set_up_iteration(self) -> None:
         self.slowdown = 1.0
         """Iterations take so many times longer (a straggler)."""
+        self.jitter: Jitter | None = None
+        """How its steps vary; None = not at all."""
         self.wave_wait_ns = 0
         """What the batch in flight waits for other members of the group inside its layers."""
         latency = self.latency
@@ -221,7 +224,7 @@ class Replica:
         self.is_serving = False
         self.waits_here_only = False
         """Freed blocks matter to no request but those that wait here."""
-        self._runs_on = False
+        self.runs_on = False
 
     # --- the machine --------------------------------------------------------------------------
     def step(self, event: Event) -> list[Action]:
@@ -255,7 +258,11 @@ class Replica:
         """
         while True:
             if self.applying:
-                self.handle(self.applying.pop())
+                event = self.applying.pop()
+                handler = self.handlers[event.kind]
+                if handler is None:
+                    raise self.unexpected(event.kind, event)
+                handler(self, event)
                 due_ns = LOOP
             elif self.activity != RESTING:
                 handler = self.handlers[self.activity]
@@ -281,15 +288,16 @@ class Replica:
     def begin_applying(self) -> None:
         """All that is posted now is applied at this boundary; what comes meanwhile at the next."""
         posted = list(self.posted)
-        if len(posted) > 1:
-            posted.sort(key=_order)
         self.posted.clear()
+        self.applying = posted
+        self.has_applied = True
+        if len(posted) == 1 and posted[0].kind != _CANCELLED:
+            return
+        posted.sort(key=_order)
         cancels = [index for index, event in enumerate(posted) if event.kind == _CANCELLED]
         if cancels:
             posted.insert(cancels[-1] + 1, CANCELS_APPLIED)
         posted.reverse()
-        self.applying = posted
-        self.has_applied = True
 
     def rest(self) -> int:
         """Nothing is in flight, and there is nothing to do."""
@@ -320,7 +328,7 @@ class Replica:
                 self.model_loaded = False
         # Where no observer follows prompts beyond their end, a batch that ends some may run on.
         is_watched = self.observers.streams or self.observers.batches is not None
-        self._runs_on = state is S.COLOCATED and not is_watched
+        self.runs_on = state is S.COLOCATED and not is_watched
         self.waits_here_only = self.is_serving
         # Only a replica that prefills takes from the global queue (fcfs).
         if scheduler.is_shared:
@@ -480,6 +488,8 @@ class Replica:
                 ends = self.latency.decode_run_ns(batch.shape, batch.max_steps)
             else:
                 ends = self._decode_run_ns(batch.shape, batch.max_steps)
+            if self.jitter is not None:
+                ends = self.jitter.run(self.iterations, ends)
             self.ends = ends
             if not self.is_cruising:
                 self.is_cruising = self.is_simple
@@ -488,6 +498,8 @@ class Replica:
         cost_ns = measured_ns or self.latency.iteration_ns(batch.shape)
         if self.slowdown != 1.0:
             cost_ns = int(cost_ns * self.slowdown)
+        if self.jitter is not None:
+            cost_ns = self.jitter.step(self.iterations, cost_ns)
         if self.first_uses:
             cost_ns += self.first_uses.popleft()
         if not self.is_cruising:
@@ -497,7 +509,7 @@ class Replica:
 
     def run_on(self, batch: Batch) -> int:
         """What is certain to follow the end of the batch's prompts is appended to it: its end."""
-        if not self._runs_on or self.signals is not None:
+        if self.signals is not None:
             return self.end_ns
         batch.first_end_ns = self.end_ns
         run_on: RunOn | None = self.scheduler.run_on(batch)
@@ -508,10 +520,19 @@ class Replica:
             else:
                 ends = np.empty(1 + steps, dtype=np.int64)
                 ends[0] = first_ns
-                np.add(self._decode_run_ns(run_on.shape, steps), first_ns, out=ends[1:])
+                later = self._decode_run_ns(run_on.shape, steps)
+                if self.jitter is not None:
+                    later = self.jitter.run(self.iterations + 1, later)
+                np.add(later, first_ns, out=ends[1:])
             self.ends = ends
             self.end_ns = self.start_ns + ends.item(-1)
         return self.end_ns
+
+    def set_jitter(self, jitter: Jitter) -> None:
+        """Steps vary from now on; no step of a run is known to be the longest."""
+        self.jitter = jitter
+        self._runs_opened = None
+        self.is_monotone = False
 
     def _decode_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
         """Ends of a decode run here and now, from its start."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from emu.kernel.actor import AGAIN, PARK
 from emu.latency.base import BatchShape
 from emu.replica.actions import End, FreeCapacity, Measure, Move, OpenLock, Requeue
-from emu.replica.completion import end_iteration
+from emu.replica.completion import complete, longest_of
 from emu.replica.events import INTERRUPT, Event, Measured
 from emu.replica.inbound import close
 from emu.replica.pipelined import launch, wait_for_stage
@@ -44,7 +44,10 @@ def iterate(replica: Replica, event: Event | None = None) -> int:
     if replica.tier_traffic is not None:
         replica.tier_traffic.write_through()
     if batch is None:
-        batch = _dummy(replica, now_ns)
+        if replica.wave is not None:
+            batch = _dummy(replica, now_ns)
+        elif replica.rest_since_ns < 0 and replica.iterations and not replica.on_stages:
+            replica.rest_since_ns = now_ns
         if batch is None:
             return rest(replica) if replica.is_serving else PARK
     if replica.rest_since_ns >= 0:
@@ -72,13 +75,14 @@ def iterate(replica: Replica, event: Event | None = None) -> int:
         return measure(replica, batch.shape, _begin_measured)
     was_cruising = replica.is_cruising
     end_ns = replica.begin(batch)
-    return replica.run_on(batch) if was_cruising and batch.chunks else end_ns
+    return replica.run_on(batch) if was_cruising and batch.chunks and replica.runs_on else end_ns
 
 
 def _dummy(replica: Replica, now_ns: int) -> Batch | None:
     """A member of a data-parallel group keeps pace with a batch of one token."""
     wave = replica.wave
-    if wave is None or not wave.wants(replica) or len(replica.on_stages) >= replica.stages:
+    assert wave is not None
+    if not wave.wants(replica) or len(replica.on_stages) >= replica.stages:
         if replica.rest_since_ns < 0 and replica.iterations and not replica.on_stages:
             replica.rest_since_ns = now_ns
         return None
@@ -154,7 +158,23 @@ def iteration_ended(replica: Replica, event: Event) -> int:
         replica.is_resuming = False
         return replica.end_ns
     replica.activity = RESTING
-    end_iteration(replica)
+    batch, ends, start_ns = replica.batch, replica.ends, replica.start_ns
+    assert batch is not None
+    now_ns = replica.clock.now_ns
+    replica.ends = replica.batch = None
+    if ends is None:  # a single iteration, or what a pause has left of a leap
+        complete(replica, batch, 1, start_ns, None, now_ns - start_ns)
+    else:
+        if now_ns != replica.end_ns:  # the leap has been cut
+            ends = ends[: int(ends.searchsorted(now_ns - start_ns, "right"))]
+        longest_ns = now_ns - start_ns
+        if len(ends) > 1:
+            before_ns = ends.item(-2)
+            if batch.run_on is None:  # else it has been known since the beginning
+                batch.first_end_ns = start_ns + ends.item(0)
+            batch.last_start_ns = start_ns + before_ns
+            longest_ns = longest_ns - before_ns if replica.is_monotone else longest_of(ends, batch)
+        complete(replica, batch, len(ends), start_ns, ends, longest_ns)
     if replica.is_serving or not replica.is_cruising:
         return LOOP
     replica.is_cruising = False
@@ -174,7 +194,8 @@ def rest(replica: Replica) -> int:
     unschedulable = replica.scheduler.drop_unschedulable(replica.clock.now_ns)
     replica.touch()
     if not unschedulable:
-        return replica.rest()
+        replica.activity = RESTING
+        return PARK
     for request, reason in unschedulable:
         replica.out.append(End(request, Status.FAILED, reason))
     replica.out.append(FreeCapacity())

@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import msgspec
 
 from emu.request import Request
 
 
-class Half(Protocol):
-    """The outbound side of one half, as the other half and the relay see it."""
-
-    @property
-    def name(self) -> str:
-        """In whose name the destination's lock is held."""
-        ...
-
-    def pump(self) -> None:
-        """Start the next half, if there is one that can leave."""
-        ...
-
-    def forget(self, split: SplitBatch, requests: list[Request]) -> None:
-        """The half does not leave, and its blocks are free."""
-        ...
-
-    def drop_lost(self, split: SplitBatch) -> None:
-        """A replica that was computing or receiving a part of the batch has crashed."""
-        ...
-
-
 class SplitBatch(msgspec.Struct, eq=False):
-    """Its KV travels in two halves to one destination; see `emu/migration/halves.py`."""
+    """Its KV travels in two halves to one destination; see `emu/migration/outbound.py`.
+
+    Owned by the outbound KV of the replica that computed the first layers: only that writes to it.
+    """
 
     batch_id: int
     requests: list[Request]
@@ -40,8 +20,10 @@ class SplitBatch(msgspec.Struct, eq=False):
     """The first replica computed layers [0, start_layer)."""
     layers: int
     queued_ns: int
-    first_half: Half | None = None
-    second_half: Half | None = None
+    first_id: int = -1
+    """The replica that computed the first layers, once it has queued them."""
+    second_id: int = -1
+    """The replica that computed the others, once it has."""
     destination_id: int = -1
     reserved: list[Request] = msgspec.field(default_factory=list)
     """Requests with blocks at the destination."""

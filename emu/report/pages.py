@@ -54,6 +54,23 @@ def page(template: str, *, title: str, charts: Sequence[Chart], **parts: Any) ->
     )
 
 
+def live_page(facts: object) -> str:
+    """The page of a live server; what it shows comes over its event stream.
+
+    `facts`: what does not change while the server runs.
+    """
+    return (
+        _environment()
+        .get_template("live.html")
+        .render(
+            style=asset("page.css") + asset("live.css"),
+            echarts=asset("echarts/echarts.min.js"),
+            script=asset("charts.js") + asset("live.js"),
+            facts=json_in_script(facts),
+        )
+    )
+
+
 def asset(name: str) -> Markup:
     """A file of `page/` as it is; none of them holds an end of its element."""
     return Markup((PAGES / name).read_text(encoding="utf-8"))

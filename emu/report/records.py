@@ -24,9 +24,7 @@ is part of the gaps after the first token.
 from __future__ import annotations
 
 import contextlib
-import os
-import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from struct import Struct
 from typing import Final, final
@@ -36,6 +34,7 @@ from numpy.typing import NDArray
 
 from emu.errors import InvariantViolation
 from emu.report.atomic import partial_name
+from emu.report.columns import FileColumns
 from emu.report.csvtext import EMPTY, CsvFile, Field, numbers, text_field
 from emu.request import Request, Status
 
@@ -78,7 +77,6 @@ LATENCIES: Final = ("ttft", "tpot", "e2e", "queue", "arrival", "wait")
 _WIDTH: Final = len(LATENCIES)
 _SPILL_ROWS: Final = 4096
 _PACKED: Final = Struct(f"={_WIDTH}q").pack
-_READ_ROWS: Final = 16_384
 _Entry = tuple[bytes, tuple[int, ...] | None]
 """A request's row and, if it completed, its LATENCIES."""
 _COMPLETED: Final = Status.COMPLETED  # the first of those that end a request
@@ -337,7 +335,7 @@ class RequestLog:
             recomputed_tokens=self._recomputed,
             migrations=self._migrations,
             execution_ns=self._execution_ns,
-            columns=_Columns(self._binary_path),
+            columns=FileColumns(self._binary_path, LATENCIES),
         )
         self._binary_path.unlink()
         return stats
@@ -349,34 +347,6 @@ def _client_times(request: Request) -> tuple[int, int]:
     if first_ns < 0:
         return first_ns, last_ns
     return first_ns + request.first_out_ns, last_ns + request.last_out_ns
-
-
-class _Columns(Mapping[str, NDArray[np.int64]]):
-    """LATENCIES in a file of rows, read one column at a time and anew at each access.
-
-    Percentiles of millions of requests then need memory for one column, not for all. The file
-    has no name any more; it goes with this object.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDONLY)
-        self._rows = os.fstat(self._file).st_size // (8 * _WIDTH)
-        weakref.finalize(self, os.close, self._file)
-
-    def __getitem__(self, name: str) -> NDArray[np.int64]:
-        index = LATENCIES.index(name)
-        column = np.empty(self._rows, dtype=np.int64)
-        for start in range(0, self._rows, _READ_ROWS):
-            data = os.pread(self._file, _READ_ROWS * 8 * _WIDTH, start * 8 * _WIDTH)
-            rows = np.frombuffer(data, dtype=np.int64).reshape(-1, _WIDTH)
-            column[start : start + len(rows)] = rows[:, index]
-        return column
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(LATENCIES)
-
-    def __len__(self) -> int:
-        return _WIDTH
 
 
 def _line(request: Request, latencies: tuple[Field, Field, Field]) -> bytes:

@@ -6,6 +6,7 @@ print_summary(summary, console)     # rich.console.Console; plain text when not 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -122,12 +123,22 @@ def _resources(summary: Summary) -> Iterator[Figure]:
         shares = ", ".join(f"{part} {number(kj)}" for part, kj in parts)
         total = number(sum(summary.energy_j.values()) / 1e3)
         yield "Energy", f"{total} kJ ({shares})", ""
+    if isinstance(summary.speculation, dict):
+        yield "Drafts", _drafts(summary.speculation), ""
     if summary.prefix_hit_tokens["total"]:
         yield "Prefix hits", f"{summary.prefix_hit_rate:.1%} of prompt tokens", ""
     if summary.host_cache_bytes.get("max"):
         use = summary.host_cache_bytes
         text = f"{use['mean'] / 1e9:,.2f} GB of weights (mean; {use['max'] / 1e9:,.2f} GB at most)"
         yield "Host memory", text, ""
+
+
+def _drafts(speculation: Mapping[str, Any]) -> str:
+    """Acceptance, tokens of a step, and where speculation stops paying."""
+    limit = speculation["stops_paying_at_batch"]
+    pays = "pays at any batch" if limit is None else f"stops paying at a batch of {limit}"
+    accepted, length = speculation["acceptance_rate"], speculation["mean_acceptance_length"]
+    return f"{accepted:.1%} accepted, {number(length)} tokens a step, {pays}"
 
 
 def _movements(summary: Summary) -> Iterator[Figure]:

@@ -25,7 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
 
-import msgspec
+from mypy_extensions import mypyc_attr
 
 from emu.kv.blocks import BlockPool
 from emu.kv.groups import KvLayout
@@ -38,6 +38,7 @@ from emu.units import ceil_div
 
 if TYPE_CHECKING:
     from emu.config.schema import SchedulerTable
+    from emu.scheduling.speculation import Speculation
 
 
 @final
@@ -217,20 +218,50 @@ class Progress:
         self.opening = None
 
 
-class ReplicaLimits(msgspec.Struct, frozen=True):
+@final
+class ReplicaLimits:
     """What a scheduler needs to know of the replica that it serves."""
 
     num_blocks: int
     block_size: int
     max_model_tokens: int
-    pipeline_stages: int = 1
-    prefix_caching: bool = False
+    pipeline_stages: int
+    prefix_caching: bool
     """True only if the workload has token ids or hashes at all; else blocks are just counted."""
-    leap: bool = True
-    kv_layout: KvLayout | None = None
+    leap: bool
+    kv_layout: KvLayout | None
     """How the layers of a hybrid model share KV blocks; None = all keep all tokens."""
 
+    __slots__ = (
+        "block_size",
+        "kv_layout",
+        "leap",
+        "max_model_tokens",
+        "num_blocks",
+        "pipeline_stages",
+        "prefix_caching",
+    )
 
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_model_tokens: int,
+        pipeline_stages: int = 1,
+        prefix_caching: bool = False,
+        leap: bool = True,
+        kv_layout: KvLayout | None = None,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.max_model_tokens = max_model_tokens
+        self.pipeline_stages = pipeline_stages
+        self.prefix_caching = prefix_caching
+        self.leap = leap
+        self.kv_layout = kv_layout
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Scheduler(ABC):
     """Iteration-level scheduling of one replica, with its KV pool."""
 
@@ -239,6 +270,8 @@ class Scheduler(ABC):
     """Blocks are taken as tokens come; False: all of them at admission."""
     block_pool: BlockPool | None = None
     """The pool, where blocks have identities (prefix caching)."""
+    speculation: Speculation | None = None
+    """Which drafts are accepted, where decodes verify drafts."""
     is_shared = False
     """It pulls its prompts from a queue that other replicas pull from too."""
     pulls = False

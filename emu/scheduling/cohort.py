@@ -54,16 +54,25 @@ class RunningRequest:
     """The running set's time in batches when it was admitted."""
     has_keys: bool
     """Blocks that it fills can be found by others."""
+    drafts: int
+    """Drafts that its next step verifies (speculative decoding)."""
+    indexed_tokens: int
+    """Tokens up to which its full blocks can be found (speculative decoding)."""
+    optimistic_tokens: int
+    """Computed tokens had all drafts of its last step been accepted (speculative decoding)."""
 
     __slots__ = (
         "admission",
         "busy_since_ns",
+        "drafts",
         "finish_step",
         "has_keys",
         "in_cohort",
+        "indexed_tokens",
         "is_alive",
         "joined_step",
         "offset",
+        "optimistic_tokens",
         "pending",
         "prefilling",
         "request",
@@ -81,6 +90,9 @@ class RunningRequest:
         self.joined_step = 0
         self.busy_since_ns = busy_since_ns
         self.has_keys = False
+        self.drafts = 0
+        self.indexed_tokens = 0
+        self.optimistic_tokens = 0
 
 
 class Cohort:

@@ -8,14 +8,13 @@ free. The scheduler limits how many batches are in flight; this module only keep
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-
-import msgspec
+from typing import NamedTuple
 
 from emu.request import Request
 from emu.scheduling.base import Batch
 
 
-class StageSpan(msgspec.Struct, frozen=True, gc=False):
+class StageSpan(NamedTuple):
     """A batch on one stage, from start to end."""
 
     stage: int

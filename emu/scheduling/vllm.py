@@ -45,12 +45,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final, final
 
+from mypy_extensions import mypyc_attr
+
 from emu.config.schema import VllmTable
 from emu.kv.blocks import BlockPool
 from emu.kv.grouped import GroupedPool
 from emu.kv.pool import NO_HIT, CountingPool, Hit
 from emu.kv.tiers import LowerTier
-from emu.latency.base import BatchShape
+from emu.latency.base import BatchShape, Verify
 from emu.policy.calls import OwnEviction
 from emu.request import Request
 from emu.scheduling.base import (
@@ -66,6 +68,8 @@ from emu.scheduling.base import (
 from emu.scheduling.cohort import RunningRequest
 from emu.scheduling.ledger import Ledger, forget_kv
 from emu.scheduling.running import Record, RunningSet
+from emu.scheduling.speculation import Speculation
+from emu.scheduling.verifying import VerifyingSet
 from emu.scheduling.waiting import Unseen, arrival_order, make_queue
 from emu.units import ceil_div
 
@@ -107,6 +111,7 @@ class Forming:
         self.preempted = []
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class VllmScheduler(Scheduler):
     """One replica's scheduler, for stepping and leaping alike."""
 
@@ -122,13 +127,15 @@ class VllmScheduler(Scheduler):
         ahead: bool = False,
         walks: bool = False,
         running_set: type[RunningSet] = RunningSet,
+        speculation: Speculation | None = None,
         eviction: OwnEviction | None = None,
     ) -> None:
         """`preemptions_max`: a request preempted more often fails (0 = no limit). `tiers`: KV
         tiers below the GPU pool, used only with prefix caching. `ahead`: each batch is formed
         while the one before it runs. `walks`: without a cohort, every iteration by the rule.
-        `eviction`: who is preempted, instead of the last; then it walks."""
-        assert not ahead or limits.pipeline_stages == 1
+        `speculation`: decodes verify drafts (one stage). `eviction`: who is preempted, instead of
+        the last; then it walks."""
+        assert not (ahead or speculation) or limits.pipeline_stages == 1
         pool: BlockPool | CountingPool | GroupedPool
         self._clips = False
         self._eviction = eviction
@@ -136,7 +143,12 @@ class VllmScheduler(Scheduler):
         if limits.kv_layout is not None:
             walks = True
             caches = limits.prefix_caching and table.prefix_caching
-            pool = GroupedPool(limits.num_blocks, limits.kv_layout, prefix_caching=caches)
+            pool = GroupedPool(
+                limits.num_blocks,
+                limits.kv_layout,
+                prefix_caching=caches,
+                speculative_tokens=0 if speculation is None else speculation.tokens,
+            )
             self._clips = caches and limits.kv_layout.has_states
         elif limits.prefix_caching and table.prefix_caching:
             self.block_pool = pool = BlockPool(limits.num_blocks, limits.block_size, tiers)
@@ -150,7 +162,18 @@ class VllmScheduler(Scheduler):
             max_num_seqs=table.max_num_seqs,
         )
         self.settings = table
-        self.running = running_set(self.ledger, limits, frees_late=ahead)
+        self.speculation = speculation
+        self._verifying: VerifyingSet | None = None
+        self._lookahead = 0
+        self.running: RunningSet
+        if speculation is None:
+            self.running = running_set(self.ledger, limits, frees_late=ahead)
+        else:
+            walks = True
+            self._lookahead = speculation.lookahead_tokens
+            self.running = self._verifying = VerifyingSet(
+                self.ledger, limits, speculation, frees_late=ahead
+            )
         self.pool = pool
         self._cohort = self.running.cohort
         self._queue = self.ledger.queue
@@ -163,7 +186,8 @@ class VllmScheduler(Scheduler):
         self._threshold = table.long_prefill_token_threshold or UNLIMITED
         # The KV of the last output token is never computed.
         tokens = min(limits.max_model_tokens, limits.num_blocks * limits.block_size + 1)
-        self._holds_tokens = tokens if table.chunked_prefill and limits.kv_layout is None else 0
+        is_plain = table.chunked_prefill and limits.kv_layout is None and speculation is None
+        self._holds_tokens = tokens if is_plain else 0
         """Prompt and output of a request that can be held, whatever else is to be asked."""
         self._can_run_on = limits.leap and self.block_pool is None and self._joins
         self._blocked = FREE
@@ -199,6 +223,8 @@ class VllmScheduler(Scheduler):
             if count <= blocks_free or cohort.blocks_next() <= blocks_free:
                 return self._form_decodes(now_ns)
         forming = Forming(now_ns, self._budget)
+        if self._verifying is not None:
+            forming.shape.verify = self._overrun(self._verifying, forming)
         if not cohort.count or not self._serve_together(forming):
             self._walk_running(forming)
         has_evicted = len(running.requests) < count
@@ -263,12 +289,15 @@ class VllmScheduler(Scheduler):
             if new <= 0:
                 assert running.pending, "a running request has nothing to compute"
                 continue
+            if running.drafts:
+                new += running.drafts
+                new = min(new, self.limits.max_model_tokens - 1 - request.computed_tokens)
             new = min(new, self._threshold, forming.budget)
             if new == 0:
                 return
-            if self._clips:
+            if self._clips and running.prefilling:
                 new = self._clipped(request, request.computed_tokens, new)
-            while pool.need(request, request.computed_tokens + new) > pool.blocks_free:
+            while pool.need(request, self._slots(running, new)) > pool.blocks_free:
                 last = self._victim(running, forming)
                 self._preempt(last, forming)
                 if last is running:
@@ -288,6 +317,28 @@ class VllmScheduler(Scheduler):
         open_ = [one for one in self.running.requests.values() if one.admission not in served]
         chosen = self._eviction.choose(needy.request, [one.request for one in open_])
         return open_[chosen]
+
+    def _slots(self, running: RunningRequest, new: int) -> int:
+        """Tokens that a running request needs slots for if it computes so many now."""
+        request = running.request
+        had = request.computed_tokens
+        if self._verifying is None:
+            return had + new
+        if self._ahead and running.optimistic_tokens > had:
+            had = running.optimistic_tokens
+        target = had + new
+        return max(target, min(target + self._lookahead, self.limits.max_model_tokens))
+
+    def _overrun(self, verifying: VerifyingSet, forming: Forming) -> Verify:
+        """What speculation adds to the batch; first of all sequences that have ended meanwhile."""
+        verify = Verify()
+        for context in verifying.overruns:
+            verify.count += 1
+            verify.tokens += 1 + verifying.speculation.tokens
+            verify.context_sum += context
+        forming.budget -= min(forming.budget, verify.tokens)
+        verifying.overruns.clear()
+        return verify
 
     def _serve_together(self, forming: Forming) -> bool:
         """The cohort as a whole, and what runs beside it, as the walk would have it.
@@ -373,7 +424,18 @@ class VllmScheduler(Scheduler):
         request = running.request
         had = request.computed_tokens
         target = had + new
-        self.pool.grow(request, had, target, hit)
+        verify = forming.shape.verify
+        if verify is None:
+            self.pool.grow(request, had, target, hit)
+        else:
+            ahead_tokens = self._slots(running, new) - target
+            self.pool.grow(request, running.indexed_tokens, target, hit, ahead_tokens)
+            reached = request.prompt_tokens + request.generated_tokens
+            running.indexed_tokens = min(target, reached)
+            running.optimistic_tokens = target
+            if target >= reached:
+                verify.drafting += 1
+                verify.drafting_context_sum += target
         request.computed_tokens = target
         running.pending += new
         forming.records.append((running, new, target))
@@ -381,7 +443,12 @@ class VllmScheduler(Scheduler):
             forming.chunks.append(Chunk(request, new, had))
             if request.generated_tokens == 0 and target >= request.prompt_tokens:
                 request.prefill_scheduled_ns = forming.now_ns
-        add_chunk(forming.shape, new, had)
+        if verify is not None and new > 1 and not running.prefilling:
+            verify.count += 1
+            verify.tokens += new
+            verify.context_sum += had
+        else:
+            add_chunk(forming.shape, new, had)
 
     # --- the waiting queue ------------------------------------------------------------------
     def _admit_waiting(self, forming: Forming) -> None:
@@ -442,6 +509,9 @@ class VllmScheduler(Scheduler):
         if self._clips:
             new = self._clipped(request, had, new)
         wanted = reached if self.settings.reserve_full_sequence else had + new
+        if self._lookahead:
+            slots = min(had + new + self._lookahead, self.limits.max_model_tokens)
+            wanted = max(wanted, slots)
         return new if self.pool.need(request, wanted, hit) <= self.pool.blocks_free else 0
 
     def _clipped(self, request: Request, had: int, new: int) -> int:
@@ -687,10 +757,22 @@ class VllmScheduler(Scheduler):
         if longest <= self._holds_tokens:
             return ""
         layout = self.limits.kv_layout
+        if self.speculation is not None:
+            held = self.slots_held(longest)
+            if longest <= self.limits.max_model_tokens and layout is None:
+                blocks = ceil_div(held, self.block_size)
+                if blocks > self.blocks_total:
+                    return f"needs {blocks} of the replica's {self.blocks_total} KV blocks"
+        else:
+            held = longest - 1
         if layout is not None:
             if longest > self.limits.max_model_tokens:
                 return f"longer than the model's {self.limits.max_model_tokens} tokens"
-            if layout.blocks_for(longest - 1, in_flight_tokens=self._budget) > self.blocks_total:
+            drafts = 0 if self.speculation is None else self.speculation.tokens
+            blocks = layout.blocks_for(
+                held, in_flight_tokens=self._budget, speculative_tokens=drafts
+            )
+            if blocks > self.blocks_total:
                 return f"needs more than the replica's {self.blocks_total} KV blocks"
             return ""
         if reason := super().can_ever_hold(request):
@@ -699,6 +781,13 @@ class VllmScheduler(Scheduler):
         if not self.settings.chunked_prefill and first_chunk > self._budget:
             return f"prompt longer than max_num_batched_tokens {self._budget}, and not chunked"
         return ""
+
+    def slots_held(self, tokens: int) -> int:
+        """Slots that a request of so many tokens holds at most when it ends."""
+        if self.speculation is None:
+            return tokens - 1
+        drafts = self.speculation.tokens * (2 if self._ahead else 1)
+        return min(tokens - 1 + drafts + self._lookahead, self.limits.max_model_tokens)
 
     def drop_unschedulable(self, now_ns: int) -> list[tuple[Request, str]]:
         """Heads that cannot be admitted although the replica is empty, removed."""

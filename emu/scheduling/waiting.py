@@ -20,6 +20,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final, Protocol
 
+from mypy_extensions import mypyc_attr
+
 from emu.request import Request
 
 _NO_DEADLINE: Final = 1 << 62
@@ -63,6 +65,7 @@ class WaitingQueue(Protocol):
         ...
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ArrivalQueue:
     """First come, first served."""
 

@@ -1,8 +1,10 @@
 """The control interface `/emu/...`: what the cluster does, and what is done to it.
 
-Reads: `state` (one snapshot), `events` (server-sent events: snapshots and whatever happens), the
-live page. Writes: `faults`, `scale`, `commands`, `failures`; each takes effect at the instant it
-enters, and is written into the recording, so that a replay does the same.
+Reads: `state` (one snapshot), `history` (a point a second), `events` (server-sent events:
+snapshots, points and whatever happens), `requests` (the slowest, or one), `scenario` (the
+configuration with all that was done to the cluster), the live page. Writes: `faults`, `scale`,
+`commands`, `failures`; each takes effect at the instant it enters, and is written into the
+recording, so that a replay does the same.
 
 On a loopback address everybody may use it; elsewhere every call needs the control token, as
 `Authorization: Bearer`, `X-Emu-Token` or `?token=`. Writes must be JSON by content type; that no
@@ -13,7 +15,6 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import AsyncIterator, Callable
-from importlib.resources import files
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -29,10 +30,11 @@ from emu.config.schema import CommandTable, FaultTable
 from emu.errors import InputError
 from emu.replica.replica import Replica
 from emu.replica.states import GPU_ROLE
-from emu.report.pages import asset
+from emu.report.pages import live_page
 from emu.serve.failures import FailureRule, FailureSchedule
 from emu.serve.house import House, Listener
 from emu.serve.protocol import ApiError, decode_body, whole
+from emu.serve.trends import REQUESTS_KEPT, described
 from emu.units import NS_PER_S
 
 RULES_MAX: Final = 64
@@ -110,6 +112,8 @@ def snapshot(house: House) -> dict[str, Any]:
         "decode_tokens": decode_tokens,
         "ended": cluster.stats.by_status,
         "latencies": _latencies(house),
+        "planner": _planner(house),
+        "pairs": house.trends.pairs(),
         "pace": {
             "verdict": cluster.pace.verdict,
             "requests": cluster.pace.requests,
@@ -122,6 +126,45 @@ def snapshot(house: House) -> dict[str, Any]:
         "loop_lag_s": round(house.loop_lag_s, 6),
         "failures_returned": house.failures_returned,
         "faults": sum(cluster.faults.struck.values()),
+        "faults_in_force": [
+            {
+                "number": number,
+                "kind": one.fault.kind,
+                "target": one.target,
+                "at_s": one.since_ns / NS_PER_S,
+                "until_s": one.since_ns / NS_PER_S + one.fault.duration_s
+                if one.fault.duration_s
+                else None,
+            }
+            for number, one in cluster.faults.in_force.items()
+        ],
+    }
+
+
+def _planner(house: House) -> dict[str, Any] | None:
+    """What the planner saw and wanted last; None without autoscaling."""
+    scaler = house.cluster.scaler
+    table = house.plan.config.autoscale
+    if table is None or not scaler.is_active:
+        return None
+    requests, tokens, outstanding = house.cluster.waiting()
+    demand = scaler.last_demand
+    return {
+        "name": table.preset or table.planner,
+        "looks": scaler.ticks,
+        "scale_ups": scaler.scale_ups,
+        "scale_downs": scaler.scale_downs,
+        "waiting_requests": requests,
+        "waiting_tokens": tokens,
+        "outstanding": outstanding,
+        "tokens_in_migration": house.cluster.tokens_in_migration,
+        "looked_s": round(scaler.looked_ns / NS_PER_S, 3),
+        "wanted": {
+            "prefill": demand.prefill,
+            "decode": demand.decode,
+            "colocated": demand.colocated,
+            **demand.figures,
+        },
     }
 
 
@@ -165,7 +208,7 @@ def command_now(house: House, replica: Replica, command: str) -> str:
     count = house.commands_given.get((command, outcome), 0)
     house.commands_given[command, outcome] = count + 1
     if is_done:
-        cluster.tape.replay.add("commands", table)
+        cluster.tape.replay.add(table)
         cluster.note("command", f"replica {replica.replica_id}", command)
     return outcome
 
@@ -185,7 +228,12 @@ class Control:
             Route("/emu", self._guard(self.page)),
             Route("/emu/state", self._guard(self.state)),
             Route("/emu/events", self._guard(self.events)),
+            Route("/emu/history", self._guard(self.history)),
+            Route("/emu/requests", self._guard(self.requests)),
+            Route("/emu/requests/{number:int}", self._guard(self.request)),
+            Route("/emu/scenario", self._guard(self.scenario)),
             Route("/emu/faults", self._guard(self.faults), methods=["POST"]),
+            Route("/emu/faults/{number:int}", self._guard(self.undo), methods=["DELETE"]),
             Route("/emu/scale", self._guard(self.scale), methods=["POST"]),
             Route("/emu/commands", self._guard(self.commands), methods=["POST"]),
             Route("/emu/knobs", self._guard(self.knobs), methods=["GET", "POST"]),
@@ -210,14 +258,51 @@ class Control:
 
     async def page(self, request: HttpRequest) -> Response:
         """The live page."""
-        html = files("emu.serve").joinpath("page/live.html").read_text(encoding="utf-8")
-        kinds = msgspec.json.encode(_fault_forms()).decode().replace("<", "\\u003c")
-        charts = asset("echarts/echarts.min.js") + asset("charts.js")
-        return HTMLResponse(html.replace("/*FAULTS*/[]", kinds).replace("/*CHARTS*/", charts))
+        slo = self._house.plan.config.slo
+        facts = {
+            "faults": _fault_forms(),
+            "slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms, "e2e_ms": slo.e2e_ms},
+            "replicas": len(self._house.cluster.replicas),
+            "is_disaggregated": bool(self._house.cluster.watchers),
+        }
+        return HTMLResponse(live_page(facts))
 
     async def state(self, request: HttpRequest) -> Response:
         """One snapshot."""
         return JSONResponse(snapshot(self._house))
+
+    async def history(self, request: HttpRequest) -> Response:
+        """A point for each second, the oldest first."""
+        return JSONResponse({"points": list(self._house.trends.points)})
+
+    async def requests(self, request: HttpRequest) -> Response:
+        """Of the requests that ended last, those with the longest TTFT; and what is under way."""
+        count = request.query_params.get("count", "12")
+        if not (count.isascii() and count.isdigit() and 1 <= int(count) <= REQUESTS_KEPT):
+            raise ApiError(400, f"count is 1 to {REQUESTS_KEPT}", param="count")
+        trends = self._house.trends
+        oldest = self._house.cluster.under_way()[: int(count)]
+        return JSONResponse(
+            {
+                "slowest": trends.slowest(int(count)),
+                "under_way": [described(one) for one in oldest],
+            }
+        )
+
+    async def request(self, request: HttpRequest) -> Response:
+        """One request."""
+        number = request.path_params["number"]
+        found = self._house.trends.find(number)
+        if found is None:
+            problem = f"request {number} is not under way, nor among the last {REQUESTS_KEPT}"
+            raise ApiError(404, problem, param="number")
+        return JSONResponse(found)
+
+    async def scenario(self, request: HttpRequest) -> Response:
+        """The configuration with every command and fault so far, as a cluster file."""
+        text = self._house.cluster.tape.replay.scenario()
+        headers = {"content-disposition": 'attachment; filename="scenario.toml"'}
+        return Response(text, media_type="application/toml", headers=headers)
 
     async def events(self, request: HttpRequest) -> Response:
         """A snapshot, what happened last, then snapshots and events as they happen."""
@@ -330,13 +415,30 @@ class Control:
             except InputError as error:
                 return str(error)
             house.faults_injected[fault.kind] = house.faults_injected.get(fault.kind, 0) + 1
-            cluster.tape.replay.add("faults", table)
+            cluster.tape.replay.add(table)
             return ""
 
         problem = await house.enter(strike)
         if problem:
             raise ApiError(400, problem)
         return JSONResponse({"kind": fault.kind, "outcome": "injected"})
+
+    async def undo(self, request: HttpRequest) -> Response:
+        """End a fault that is in force; the recording gets the duration that it had."""
+        cluster = self._house.cluster
+        number = request.path_params["number"]
+
+        def end() -> str:
+            if number not in cluster.faults.in_force:
+                return ""
+            asked, lasted = cluster.faults.undo(number)
+            cluster.tape.replay.amend(asked, lasted)
+            return asked.kind
+
+        kind = await self._house.enter(end)
+        if not kind:
+            raise ApiError(404, f"no fault {number} is in force", param="number")
+        return JSONResponse({"kind": kind, "outcome": "over"})
 
     async def knobs(self, request: HttpRequest) -> Response:
         """Speed and scripted metrics: read them, or turn them."""

@@ -25,6 +25,7 @@ from emu.serve.guard import is_loopback
 from emu.serve.intake import Intake
 from emu.serve.protocol import Call
 from emu.serve.tokens import Tokenizer
+from emu.serve.trends import Trends
 from emu.serve.world import LiveCluster
 from emu.units import NS_PER_S
 from emu.workload.lengths import length_sampler
@@ -224,6 +225,7 @@ class House:
         self.drift_s = 0.0
         self.drift_max_s = 0.0
         self.hub = EventHub()
+        self.trends = Trends(cluster, plan.config.slo)
         self._calls = 0
 
     @property

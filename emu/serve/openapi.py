@@ -113,6 +113,7 @@ def _answers() -> dict[str, dict[str, Any]]:
     message = _object(role={"const": "assistant"}, content={"type": ["string", "null"]})
     frame = {"id": _STRING, "created": _COUNT, "model": _STRING, "usage": usage}
     card = _object(id=_STRING, object={"const": "model"}, root=_STRING, max_model_len=_COUNT)
+    request = _object(id=_COUNT, status=_STRING, prompt_tokens=_COUNT, generated_tokens=_COUNT)
     error = _object(
         message=_STRING,
         type=_STRING,
@@ -150,6 +151,9 @@ def _answers() -> dict[str, dict[str, Any]]:
             outstanding=_COUNT,
             replicas=_list(_object(id=_COUNT, state=_STRING, running=_COUNT, waiting=_COUNT)),
         ),
+        "Points": _object(points=_list(_object(at_s=_NUMBER, running=_COUNT, waiting=_COUNT))),
+        "Request": request,
+        "Requests": _object(slowest=_list(request), under_way=_list(request)),
         "Outcome": _object(outcome=_STRING),
         "Scaled": _object(role=_STRING, replicas=_COUNT, commands=_list({"type": "object"})),
         "Failures": _object(rules=_list({"type": "object"}), returned=_COUNT),
@@ -191,6 +195,15 @@ def _scale_operation(summary: str, body: str) -> dict[str, Any]:
     operation["parameters"] = [
         {"name": name, "in": "path", "required": True, "schema": _STRING, "example": example}
         for name, example in (("namespace", "default"), ("name", "decode"))
+    ]
+    return operation
+
+
+def _numbered(summary: str, content: str, statuses: tuple[int, ...]) -> dict[str, Any]:
+    """One method of a path that ends in a number."""
+    operation = _operation(summary, {_JSON: content}, statuses)
+    operation["parameters"] = [
+        {"name": "number", "in": "path", "required": True, "schema": _COUNT, "example": 0}
     ]
     return operation
 
@@ -268,7 +281,14 @@ def _paths(served: str) -> dict[str, dict[str, Any]]:
         "/emu": {"get": page},
         "/emu/state": {"get": _operation("A snapshot", answer("State"), (401,))},
         "/emu/events": {"get": _operation("Snapshots and events", {_EVENTS: ""}, (401,))},
+        "/emu/history": {"get": _operation("Points over time", answer("Points"), (401,))},
+        "/emu/requests": {"get": _operation("Slowest requests", answer("Requests"), (400, 401))},
+        "/emu/requests/{number}": {"get": _numbered("One request", "Request", (401, 404))},
+        "/emu/scenario": {
+            "get": _operation("The session as a cluster file", {"application/toml": ""}, (401,))
+        },
         "/emu/faults": {"post": _operation("Inject", answer("Outcome"), writes, "FaultBody")},
+        "/emu/faults/{number}": {"delete": _numbered("End a fault", "Outcome", (401, 404))},
         "/emu/commands": {"post": _operation("Command", answer("Outcome"), writes, "CommandBody")},
         "/emu/scale": {"post": _operation("Scale a role", answer("Scaled"), writes, "ScaleBody")},
         "/emu/knobs": {

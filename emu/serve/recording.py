@@ -22,6 +22,7 @@ import msgspec
 from emu.cluster.recorder import Recorder
 from emu.config.load import effective_dict
 from emu.config.schema import CommandTable, Config, FaultTable, OutputTable
+from emu.report.atomic import write_text
 from emu.report.csvtext import CsvFile
 from emu.request import Request
 from emu.units import NS_PER_S
@@ -97,24 +98,52 @@ class ReplayFile:
 
     def __init__(self, path: Path, config: Config) -> None:
         self._path = path
-        self._tables = 0
-        path.write_text(_REPLAY_HEAD + to_toml(_replayable(config)), encoding="utf-8")
+        self._config = config
+        self._done: list[CommandTable | FaultTable] = []
+        path.write_text(self._text(), encoding="utf-8")
 
-    def add(self, kind: str, table: CommandTable | FaultTable) -> None:
+    def add(self, table: CommandTable | FaultTable) -> None:
         """Append a `[[commands]]` or `[[faults]]` table."""
-        self._tables += 1
-        given = {k: v for k, v in msgspec.to_builtins(table).items() if v is not None}
+        self._done.append(table)
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(f"\n[[{kind}]]\n" + _scalars(given))
+            file.write(_table_text(table))
+
+    def amend(self, before: FaultTable, after: FaultTable) -> None:
+        """A fault has become another one: it was ended before its time."""
+        faults = [after if fault is before else fault for fault in self._config.faults]
+        self._config = msgspec.structs.replace(self._config, faults=faults)
+        self._done = [after if table is before else table for table in self._done]
+        write_text(self._path, self._text())
+
+    def _text(self) -> str:
+        head = _REPLAY_HEAD + to_toml(_replayable(self._config))
+        return head + "".join(map(_table_text, self._done))
+
+    def scenario(self) -> str:
+        """The configuration, with its own workload, and everything that was done so far."""
+        head = _SCENARIO_HEAD + to_toml(_open_ended(effective_dict(self._config)))
+        return head + "".join(map(_table_text, self._done))
 
     @property
     def is_full(self) -> bool:
         """Nothing more can be done to the cluster that a replay would know of."""
-        return self._tables >= TABLES_MAX
+        return len(self._done) >= TABLES_MAX
+
+
+def _table_text(table: CommandTable | FaultTable) -> str:
+    kind = "commands" if isinstance(table, CommandTable) else "faults"
+    given = {k: v for k, v in msgspec.to_builtins(table).items() if v is not None}
+    return f"\n[[{kind}]]\n" + _scalars(given)
 
 
 _REPLAY_HEAD: Final = (
     "# Recorded by `emu serve`. `python -m emu replay.toml` repeats it on the simulated clock.\n\n"
+)
+
+
+_SCENARIO_HEAD: Final = (
+    "# Saved from a live session: its configuration with every command and fault so far.\n"
+    "# `emu scenario.toml` runs it on the simulated clock, `emu serve scenario.toml` live.\n\n"
 )
 
 
@@ -166,6 +195,21 @@ class LiveRecorder(Recorder):
         super().fault(at_ns, kind, target, text, replica_id)
         self.on_event({"event": "fault", "at_s": at_ns / NS_PER_S, "kind": kind, "target": target})
 
+    def fault_over(self, at_ns: int, kind: str, target: str) -> None:
+        """A fault that lasted is over."""
+        super().fault_over(at_ns, kind, target)
+        at_s = at_ns / NS_PER_S
+        self.on_event({"event": "fault_over", "at_s": at_s, "kind": kind, "target": target})
+
+    def noted(self, at_ns: int, kind: str, target: str, text: str) -> None:
+        """A plan, a command, a load that is complete."""
+        super().noted(at_ns, kind, target, text)
+        if kind != "fault over":  # `fault_over` has said so
+            at_s = at_ns / NS_PER_S
+            self.on_event(
+                {"event": "note", "at_s": at_s, "kind": kind, "target": target, "text": text}
+            )
+
     def flush(self) -> None:
         """Let what has happened so far be seen in the files (not more often than once a second)."""
         self.traffic.flush()
@@ -197,6 +241,11 @@ def _replayable(config: Config) -> dict[str, Any]:
     for latency in (raw["latency"], *(group.get("latency") or {} for group in raw["replicas"])):
         if "front_end" in latency:
             latency["front_end"] = False
+    return _open_ended(raw)
+
+
+def _open_ended(raw: dict[str, Any]) -> dict[str, Any]:
+    """To a configuration as this, commands and faults may be appended; paths are absolute."""
     for key in ("commands", "faults"):  # more may be appended, which an empty list would forbid
         if not raw[key]:
             del raw[key]

@@ -59,6 +59,8 @@ from emu.units import NS_PER_S, s_to_ns
 
 _TICK_S: Final = 0.1
 _TICKS_PER_SNAPSHOT: Final = 5
+_REPLICAS_SLOW: Final = 64
+"""Above so many replicas snapshots come half as often: a page that is open stays cheap."""
 _DOORS_S: Final = 0.05
 _TICKS_PER_FLUSH: Final = 10
 _CLOSE_S: Final = 5.0
@@ -84,6 +86,9 @@ class LiveServer:
     def __init__(self, config: Config, source: str, options: ServeOptions, directory: Path) -> None:
         """Raises InputError for anything that is wrong with the input."""
         self.config = live_config(config)
+        if config.network.first_token == "decode":
+            problem = "live mode streams the first token from the prefill side"
+            raise InputError(source, None, "network.first_token", problem)
         self.source = source
         self.options = options
         self.directory = directory
@@ -253,6 +258,9 @@ class LiveServer:
         kernel = house.cluster.kernel
         loop = asyncio.get_running_loop()
         adapter = Adapter(house.cluster.pace, self.options.speed)
+        ticks_per_snapshot = _TICKS_PER_SNAPSHOT
+        if len(house.cluster.replicas) > _REPLICAS_SLOW:
+            ticks_per_snapshot *= 2
         ticks = 0
         while True:
             due_s = loop.time() + _TICK_S
@@ -267,7 +275,10 @@ class LiveServer:
                 if self.options.slow_down == "auto":
                     self._adapt(house, adapter)
                 self._judge(house)
-            if ticks % _TICKS_PER_SNAPSHOT == 0 and house.hub.listeners:
+                point = house.trends.take()
+                if house.hub.listeners:
+                    house.hub.publish(point)
+            if ticks % ticks_per_snapshot == 0 and house.hub.listeners:
                 house.hub.publish(snapshot(house))
             if ticks % _TICKS_PER_FLUSH == 0:
                 house.cluster.tape.flush()

@@ -15,7 +15,7 @@ import asyncio
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -59,6 +59,16 @@ DESCRIPTOR_BUCKETS: Final = (
 )  # fmt: skip
 RECENT: Final = 512
 """Completed requests that the page's percentiles are taken from."""
+
+
+class Observer(Protocol):
+    """Something that is told what happens to requests."""
+
+    def on_end(self, request: Request) -> None:
+        """A request has ended, in whatever way."""
+
+    def on_transfer(self, source: Replica, destination: Replica, size_bytes: int) -> None:
+        """KV has gone from one replica to another."""
 
 
 class Histogram:
@@ -260,6 +270,7 @@ class LiveCluster(Cluster):
         self.is_open = True
         self.error: BaseException | None = None
         self.pace = Pace()
+        self.observers: list[Observer] = []
         self._choices: dict[int, Choice] = {}
         self._entering = 0
         """Answers whose requests have been read and have not arrived."""
@@ -356,6 +367,10 @@ class LiveCluster(Cluster):
             if choice.exchange.adapter:
                 yield choice.exchange.adapter, choice.request
 
+    def under_way(self) -> list[Request]:
+        """Requests that have arrived and have not ended, in order of arrival."""
+        return [choice.request for choice in self._choices.values()]
+
     @property
     def open_choices(self) -> int:
         """Answers under way."""
@@ -415,6 +430,8 @@ class LiveCluster(Cluster):
         regions = (1 if is_latent else 2) * plan.model.layers / plan.pipeline_parallel
         whole_bytes = kv_bytes(batch.requests, page, plan.kv_bytes_per_token)
         share = batch.kv_bytes / whole_bytes  # a split batch travels in two halves
+        for observer in self.observers:
+            observer.on_transfer(source, destination, batch.kv_bytes)
         for request in batch.requests:
             size_bytes = share * kv_bytes([request], page, plan.kv_bytes_per_token)
             pieces = round(share * regions * kv_blocks(request, page))
@@ -427,6 +444,8 @@ class LiveCluster(Cluster):
     def _on_end(self, request: Request) -> None:
         choice = self._choices.pop(request.request_id, None)
         self.stats.ended(request, has_prefixes=self.has_prefixes)
+        for observer in self.observers:
+            observer.on_end(request)
         place = request.decode_replica_id if request.decode_replica_id >= 0 else request.replica_id
         place = place if place >= 0 else request.holder_id
         if place >= 0:
@@ -459,8 +478,7 @@ class _Iterations:
         spans: list[StageSpan] | None = None,
     ) -> None:
         """An iteration has ended (nothing leaps on the wall clock)."""
-        shape = batch.shape
-        tokens = shape.decode_count + sum(shape.prefill_new)
+        tokens = batch.shape.new_tokens
         self._all.iteration_tokens.add(tokens, steps)
         self._engines[replica.replica_id].iteration_tokens.add(tokens, steps)
         if self._drawn is not None:

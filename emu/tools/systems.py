@@ -108,9 +108,11 @@ def _name(directory: Path, cluster: Path) -> str:
 
 
 def _workload(directory: Path, cluster: Path, *, pulse: bool) -> Path:
-    """The one file below `workloads/` that the system was sent."""
+    """The one file that the system was sent, in `workloads/` beside it or in a parent directory."""
     model = read_cluster_file(cluster, {}).instances[0].model.name.lower()
-    files = sorted((directory / "workloads").glob("*.jsonl"))
+    places = [place for place in cluster.parents if place.is_relative_to(directory)]
+    folder = next((p / "workloads" for p in places if (p / "workloads").is_dir()), directory)
+    files = sorted(folder.glob("*.jsonl"))
     if pulse:
         fitting = [path for path in files if _PULSE in path.name]
     else:
@@ -118,7 +120,7 @@ def _workload(directory: Path, cluster: Path, *, pulse: bool) -> Path:
     if len(fitting) != 1:
         have = ", ".join(path.name for path in files) or "nothing"
         problem = f"{len(fitting)} workloads for {model}; there is {have}"
-        raise InputError(str(directory / "workloads"), None, "", problem)
+        raise InputError(str(folder), None, "", problem)
     return fitting[0]
 
 

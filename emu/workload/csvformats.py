@@ -115,13 +115,14 @@ DIALECTS: Final = (
         arrival=_PLAIN_ARRIVAL,
         prompt=["input_toks", "prompt_tokens", "prompt_toks", "input_tokens"],
         output=["output_toks", "output_tokens", "decode_toks"],
-        texts={"tenant": "tenant", "session_id": "session_id"},
+        texts={"tenant": "tenant", "session_id": "session_id", "adapter": "adapter"},
         numbers={
             "priority": "priority",
             "deadline_ns": "deadline_ns",
             "cancel_after_ns": "cancel_after_ns",
             "max_output_toks": "max_output_toks",
             "max_output_tokens": "max_output_toks",
+            "acceptance_rate": "acceptance_rate",
         },
         ignored=_REQUESTS_CSV,
         skip_zero=False,
@@ -293,7 +294,9 @@ class CsvParser:
                 setattr(line, field, fields.raw(row, column))
             for column, field in self._numbers:
                 text = fields.raw(row, column)
-                if text:
+                if text and field == "acceptance_rate":
+                    line.acceptance_rate = self._rate(text, number, self._names[column])
+                elif text:
                     low = -TOKENS_MAX if field == "priority" else -1
                     high = TIME_MAX_NS if field.endswith("_ns") else TOKENS_MAX
                     name = self._names[column]
@@ -301,6 +304,14 @@ class CsvParser:
             self._check_limit(line, number)
             lines.append(line)
         return lines
+
+    def _rate(self, text: str, number: int, name: str) -> float:
+        """A number of [0, 1], or -1."""
+        millionths = exact_decimal(text, 6)
+        if millionths is None or not (0 <= millionths <= 10**6 or millionths == -(10**6)):
+            problem = f"must be a number from 0 to 1, not {_shown(text)}"
+            raise InputError(self._source, number, name, problem)
+        return millionths / 10**6
 
     def _check_limit(self, line: Line, number: int) -> None:
         line.max_output_toks = max(line.max_output_toks, 0)

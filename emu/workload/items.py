@@ -71,6 +71,10 @@ class Line(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     session_id: str = ""
     tenant: str = ""
     priority: int = 0
+    acceptance_rate: float = -1.0
+    """Speculative decoding: chance of a draft to be accepted; -1 = as the scheduler says."""
+    adapter: str = ""
+    """LoRA adapter; empty = the model alone."""
     replica: int = -1
     """The replica that an outside router chose; -1 = the router of the configuration."""
     decode_replica: int = -1

@@ -133,6 +133,8 @@ def _is_plain(line: Line) -> bool:
         and not line.session_id
         and not line.tenant
         and line.priority == 0
+        and line.acceptance_rate < 0
+        and not line.adapter
         and line.max_output_toks == 0
         and line.deadline_ns < 0
         and line.cancel_after_ns < 0
@@ -148,6 +150,8 @@ def _is_fine(line: Line) -> bool:
     if not all(-1 <= value <= TOKENS_MAX for value in (line.replica, line.decode_replica)):
         return False
     if not -1 <= line.handoff_ns <= TIME_MAX_NS:
+        return False
+    if line.acceptance_rate != -1 and not 0 <= line.acceptance_rate <= 1:
         return False
     turns = line.sub_requests
     if turns is None:

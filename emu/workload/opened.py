@@ -216,6 +216,8 @@ class Workload:
                     request.session_id = line.session_id
                     request.tenant = line.tenant
                     request.priority = line.priority
+                    request.acceptance_rate = line.acceptance_rate
+                    request.adapter = line.adapter
                     request.pin = line.replica
                     request.decode_pin = line.decode_replica
                     request.handoff_after_ns = line.handoff_ns
@@ -260,6 +262,8 @@ class Workload:
         request.sub_request_index = index
         request.tenant = session.tenant
         request.priority = session.priority
+        request.acceptance_rate = session.acceptance_rate
+        request.adapter = session.adapter
         session.next_index += 1
         session.next_request_id += 1
         self._open[request.request_id] = session

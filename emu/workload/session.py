@@ -14,6 +14,8 @@ class Session(msgspec.Struct):
     session_id: str
     tenant: str
     priority: int
+    acceptance_rate: float
+    adapter: str
     next_request_id: int
     turns: list[Turn]
     prefixes: list[Prefix | None]
@@ -39,7 +41,16 @@ def open_session(line: Line, first_id: int) -> Session:
         for turn in turns
     ]
     session_id = line.session_id or f"session_{first_id}"
-    return Session(session_id, line.tenant, line.priority, first_id, slim, prefixes)
+    return Session(
+        session_id,
+        line.tenant,
+        line.priority,
+        line.acceptance_rate,
+        line.adapter,
+        first_id,
+        slim,
+        prefixes,
+    )
 
 
 def make_request(

@@ -18,7 +18,15 @@ from emu.workload.items import ID_MAX, TIME_MAX_NS, TOKENS_MAX, Line, Notes, Tur
 TURN_NAMES: Final = frozenset(Turn.__struct_fields__)
 FLAT_NAMES: Final = frozenset(Line.__struct_fields__) - {"sub_requests"}
 SESSION_NAMES: Final = frozenset(
-    ("arrival_time_ns", "session_id", "tenant", "priority", "sub_requests")
+    (
+        "arrival_time_ns",
+        "session_id",
+        "tenant",
+        "priority",
+        "acceptance_rate",
+        "adapter",
+        "sub_requests",
+    )
 )
 
 
@@ -50,6 +58,8 @@ def read_line(source: str, number: int, raw: bytes, notes: Notes) -> Line:
         session_id=_read_text(place, fields, "session_id"),
         tenant=_read_text(place, fields, "tenant"),
         priority=read_int(place, fields, "priority", -TOKENS_MAX, TOKENS_MAX, 0),
+        acceptance_rate=_read_rate(place, fields, "acceptance_rate"),
+        adapter=_read_text(place, fields, "adapter"),
     )
     if session:
         line.sub_requests = _read_turns(place, fields["sub_requests"], notes)
@@ -191,6 +201,16 @@ def _read_text(place: Place, fields: dict[str, Any], name: str) -> str:
     if not isinstance(value, str):
         raise place.error(name, f"must be a string, not {show(value)}")
     return value
+
+
+def _read_rate(place: Place, fields: dict[str, Any], name: str) -> float:
+    """A number of [0, 1]; -1 where it is absent."""
+    value = fields.get(name, -1)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise place.error(name, f"must be a number, not {show(value)}")
+    if value != -1 and not 0 <= value <= 1:
+        raise place.error(name, f"must be from 0 to 1, not {show(value)}")
+    return float(value)
 
 
 def _read_turns(place: Place, value: Any, notes: Notes) -> list[Turn]:

@@ -72,7 +72,7 @@ class MooncakeEncoder:
 
     def encode(self, line: Line, lossy: Lossy) -> bytes:
         """One line."""
-        _count_labels(line, lossy, ("session_id", "tenant", "priority", *_LIMITS))
+        _count_labels(line, lossy, (*_LABELS, *_LIMITS))
         hashes = line.hash_ids
         if hashes is not None and line.hash_block_toks != BLOCK_TOKENS:
             lossy.drop("hash_ids of other than 512 tokens")
@@ -120,7 +120,7 @@ class RowEncoder:
         return row.encode() + b"\n"
 
 
-_LABELS: Final = ("session_id", "tenant", "priority")
+_LABELS: Final = ("session_id", "tenant", "priority", "acceptance_rate", "adapter")
 _LIMITS: Final = ("deadline_ns", "cancel_after_ns", "max_output_toks")
 _DEFAULTS: Final = Line()
 

@@ -87,77 +87,68 @@ MUTANTS = (
     Mutant(
         "other watchers do not hear of a crash",
         "emu/faults/recovery.py",
-        "                other.lose_destination(replica)\n",
+        "                other.tell(DestinationLost(replica.replica_id))\n",
         "                pass\n",
     ),
     Mutant(
         "a finished transfer does not release the source",
         "emu/migration/watcher.py",
-        "        self._account_gone(batch.requests)\n        self.release(batch.requests)\n"
-        "        migration_ns",
-        "        self._account_gone(batch.requests)\n        migration_ns",
+        "        source.actor.tell(Released(requests=batch.requests))\n",
+        "",
     ),
     Mutant(
         "a finished transfer keeps the lock",
         "emu/migration/watcher.py",
-        "            destination.actor.post(KvDelivered(requests=arrived))\n"
-        "        destination.lock.release(self.name)\n",
-        "            destination.actor.post(KvDelivered(requests=arrived))\n",
+        "        destination.lock.release(self.name)\n        self.world.on_transfer(",
+        "        self.world.on_transfer(",
     ),
     Mutant(
         "the destination opens before the delivery, and keeps what clients left",
         "emu/migration/watcher.py",
-        "                destination.actor.tell(Unreserved(requests=[request]))\n"
-        "                continue\n",
-        "                continue\n",
+        "            destination.actor.tell(Unreserved(requests=[request]))\n",
+        "            pass\n",
     ),
     Mutant(
         "a second notice of an end counts again",
-        "emu/migration/watcher.py",
-        "        if self.in_flight is None or self.in_flight[0] is not batch or batch.attempts != "
-        "attempt:\n            return  # a second notice of the same end\n",
-        "",
+        "emu/migration/outbound.py",
+        "    Kind.TRANSFER_DONE: (ignore, ignore, ignore, transfer_done),\n",
+        "    Kind.TRANSFER_DONE: (transfer_done, transfer_done, transfer_done, transfer_done),\n",
     ),
     Mutant(
         "a failed transfer keeps the reservation",
-        "emu/migration/watcher.py",
-        "        self.in_flight = None\n"
-        "        destination.actor.tell(Unreserved(requests=batch.requests))\n"
-        "        destination.lock.release(self.name)\n        failures",
-        "        self.in_flight = None\n        destination.lock.release(self.name)\n        failures",
+        "emu/migration/outbound.py",
+        "        self.out += (Unreserve(destination_id, batch.requests), Unlock(destination_id))\n",
+        "        self.out.append(Unlock(destination_id))\n",
     ),
     Mutant(
         "a failed batch is forgotten",
-        "emu/migration/watcher.py",
-        "            self.queue.appendleft(batch)\n            self.leases.watch()\n",
+        "emu/migration/outbound.py",
+        "            self.queue.appendleft(batch)\n            self.arm_lease()\n",
         "",
     ),
     Mutant(
         "tokens in migration are not given back",
-        "emu/migration/watcher.py",
-        "        self.world.tokens_in_migration -= prompt_tokens(requests)\n",
-        "        self.world.tokens_in_migration -= prompt_tokens(requests[1:])\n",
+        "emu/migration/outbound.py",
+        "        self.split_tokens -= prompt_tokens(split.requests)\n        self.out += (Unlock",
+        "        self.out += (Unlock",
     ),
     Mutant(
         "a lease that ends does not free the source",
-        "emu/migration/watcher.py",
-        "            self.queue.remove(batch)\n            self.release(batch.requests)\n"
-        "            self._forget(batch)\n",
-        "            self.queue.remove(batch)\n            self._forget(batch)\n",
+        "emu/migration/outbound.py",
+        "        outbound.queue.remove(batch)\n        outbound.give_up(batch)\n        found",
+        "        outbound.queue.remove(batch)\n        found",
     ),
     Mutant(
         "a live migration that failed keeps its blocks",
-        "emu/migration/live.py",
-        "        if not is_done and self.has_destination() and not self.is_forgotten:\n"
-        "            destination.actor.tell(Unreserved(requests=[self.request]))\n",
-        "",
+        "emu/migration/live_move.py",
+        "            self.out.append(Unreserve())\n        self.out.append(Leave())\n",
+        "            pass\n        self.out.append(Leave())\n",
     ),
     Mutant(
         "a live migration does not release the source",
-        "emu/migration/live.py",
-        "        source.actor.tell(Released(requests=[request]))\n"
-        "        if request.status.is_terminal:\n",
-        "        if request.status.is_terminal:\n",
+        "emu/migration/live_move.py",
+        "            move.out.append(Release())\n            if not move.request.status.is_terminal:\n",
+        "            if not move.request.status.is_terminal:\n",
     ),
     Mutant(
         "blocks freed by a release are one too few",

@@ -47,3 +47,21 @@ def test_a_handover_pays_its_handshake_and_its_blocks(tmp_path: Path, kind: str)
     ttft_ns, latency_ns = handover(tmp_path, kind)
     costs = ("network.connector_us=3000", "network.connector_block_us=200")
     assert handover(tmp_path, kind, *costs) == (ttft_ns, latency_ns + 3_000_000 + 7 * 200_000)
+
+
+@pytest.mark.parametrize("kind", ["layerwise", "blocking"])
+def test_the_decode_side_delivers_the_first_token_when_the_kv_has_arrived(
+    tmp_path: Path, kind: str
+) -> None:
+    """The handshake then delays the first token by as much as the last one."""
+    ttft_ns, latency_ns = handover(tmp_path, kind)
+    decode = "network.first_token=decode"
+    later_ns, same_ns = handover(tmp_path, kind, decode)
+    assert later_ns > ttft_ns
+    assert same_ns == latency_ns, "the engines do the same"
+    cost = "network.connector_us=3000"
+    assert handover(tmp_path, kind, decode, cost) == (later_ns + 3_000_000, same_ns + 3_000_000)
+    with (tmp_path / "run" / "requests.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    waited_ns = int(row["migration_ns"])
+    assert later_ns + 3_000_000 == ttft_ns + waited_ns

@@ -194,9 +194,9 @@ def test_decode_attention_by_hand():
     found = backend.components_ns(decodes(256, 4096))["attention_decode"]
     found -= 32 * kernel.launch_us * 1000
     waves = 256 * 8 / 132
-    by_rate = 1 / kernel.memory * (1 + kernel.ramp / waves)
-    layer_ns = 256 * 4097 * 4096 / 3352 * max(by_rate, kernel.overlap)
-    assert 0 <= found / 32 - layer_ns <= kernel.wave_us * 1000 * waves + 1
+    layer_ns = 256 * 4097 * 4096 / 3352 / kernel.memory * (1 + kernel.ramp / waves)
+    own_us = kernel.wave_us * 8 + kernel.sequence_us + kernel.row_us * 32
+    assert found / 32 - layer_ns == pytest.approx(own_us * 1000 * 256 / 132, abs=2)
 
 
 def test_prefill_attention_by_hand():

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from emu.migration.watcher import Watcher
+from emu.migration.destinations import Destinations
+from emu.migration.outbound import Kv
+from emu.migration.watcher import Watcher, name_of
 from emu.replica.events import Event
 from emu.replica.inbound import reserve
 from emu.replica.replica import Replica
@@ -100,10 +102,9 @@ class FakeWorld:
             replica.actor = FakeActor(bench)
             self.replicas.append(replica)
         self.scarce_decode = False
-        self.tokens_in_migration = 0
-        self.attempts_max = 1
         self.refusing = False
-        self.stuck: list[str] = []
+        self.stuck: list[int] = []
+        self.watchers: dict[int, Watcher] = {}
         self.losses: list[tuple[list[Request], str]] = []
         self.ends: list[tuple[Request, Status, str]] = []
         self.capacity: list[int] = []
@@ -117,18 +118,29 @@ class FakeWorld:
         return found
 
     def watcher(self, source: int = 0, lease_ns: int = 0) -> Watcher:
-        made = Watcher(
-            self.replicas[source],
+        replica = self.replicas[source]
+        search = Destinations(
+            replica,
             self,  # type: ignore[arg-type]
+            holder=name_of(source),
             policy="first_free",
-            block_size=4,
-            kv_bytes_per_token=10,
+            are_alike=False,
+        )
+        made = Watcher(
+            replica,
+            self,  # type: ignore[arg-type]
+            search,
+            Kv(block_size=4, bytes_per_token=10),
             layers=2,
-            layerwise=False,
+            attempts_max=1,
             lease_ns=lease_ns,
         )
-        self.replicas[source].outbox = made
+        replica.outbox = self.watchers[source] = made
         return made
+
+    @property
+    def tokens_in_migration(self) -> int:
+        return sum(watcher.outbound.tokens for watcher in self.watchers.values())
 
     def held(self, source: int, *ids: int, prompt: int = 4) -> list[Request]:
         """Prompts that are done at a source, their blocks held."""
@@ -151,11 +163,11 @@ class FakeWorld:
     def refuses(self, source: Any, destination: Any, requests: Any) -> bool:
         return self.refusing
 
-    def retry_pause_ns(self, attempts: int) -> int:
-        return 10 << attempts
+    def searched(self, *, is_found: bool) -> None:
+        self.scarce_decode = not is_found
 
-    def set_stuck(self, watcher: Watcher, *, is_stuck: bool) -> None:
-        self.stuck = [watcher.name] if is_stuck else []
+    def set_stuck(self, source_id: int, *, is_stuck: bool) -> None:
+        self.stuck = [source_id] if is_stuck else []
 
     def next_batch_id(self) -> int:
         self._ids += 1

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from emu.config.schema import MigrationTable
-from emu.migration.live import LiveMigrator, LiveMove, Phase
+from emu.migration.live import LiveMigrator
+from emu.migration.live_move import LiveMove, Phase
 from emu.replica.states import ReplicaState
 from emu.request import Request, Status
 from tests.migration.fakes import FakeWorld
@@ -26,7 +27,7 @@ class Moving:
         )
         (self.request,) = self.world.benches[0].running(1, prompt=prompt, output=90)
         self.migrator.start(self.world.replicas[0], self.world.replicas[1])
-        self.move: LiveMove = self.migrator.moves[0]
+        self.move: LiveMove = self.migrator.moves[0].move
 
     @property
     def moves(self) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from emu.migration.messages import DestinationLost
 from emu.replica.events import KvDelivered
 from emu.replica.states import ReplicaState
 from emu.request import Status
@@ -75,7 +76,7 @@ def test_without_a_destination_it_is_stuck_until_something_changes() -> None:
     world.replicas[1].lock.try_acquire("another")
     watcher = world.watcher()
     watcher.append(world.held(0, 1), 100)
-    assert (world.sent, world.stuck, world.scarce_decode) == ([], ["watcher 0"], True)
+    assert (world.sent, world.stuck, world.scarce_decode) == ([], [0], True)
     world.replicas[1].lock.release("another")
     watcher.tick()
     assert (len(world.sent), world.stuck, world.scarce_decode) == (1, [], False)
@@ -86,7 +87,7 @@ def test_a_batch_that_no_replica_could_hold_is_divided() -> None:
     watcher, batch = world.watcher(), world.held(0, 1, 2, 3, prompt=4)
     watcher.append(batch, 100)
     assert (watcher.unfinished, len(world.sent)) == (2, 1)
-    assert [r.request_id for r in watcher.queue[0].requests] == [2, 3]
+    assert [r.request_id for r in watcher.outbound.queue[0].requests] == [2, 3]
 
 
 def test_a_request_that_no_replica_could_hold_fails() -> None:
@@ -124,11 +125,12 @@ def test_a_lost_destination_is_no_attempt_and_the_batch_goes_first() -> None:
     watcher.append(batch, 100)
     watcher.append(world.held(0, 2), 100)
     world.replicas[1].state = S.FAILED
-    watcher.lose_destination(world.replicas[1])
+    watcher.tell(DestinationLost(1))
     assert world.sent[0].is_cancelled
     assert world.replicas[1].lock.holder == ""
-    assert watcher.in_flight is not None
-    assert (watcher.in_flight[0].requests, watcher.in_flight[0].attempts) == (batch, 0)
+    flight = watcher.outbound.flight
+    assert flight is not None
+    assert (flight.batch.requests, flight.batch.attempts) == (batch, 0)
 
 
 def test_a_lost_source_frees_everything_and_says_what_was_lost() -> None:
@@ -180,7 +182,7 @@ def test_a_refused_batch_pauses_whatever_changes_then_is_lost() -> None:
     watcher, batch = world.watcher(), world.held(0, 1)
     watcher.append(batch, 100)
     watcher.tick()
-    assert (watcher.is_pausing, len(world.kernel.timers)) == (True, 1)
+    assert (watcher.outbound.is_pausing, len(world.kernel.timers)) == (True, 1)
     world.kernel.ring()
     assert world.kernel.woken == ["watcher 0"]
     watcher.tick()
@@ -204,4 +206,4 @@ def test_a_lease_gives_up_what_waits_but_not_what_is_on_its_way() -> None:
     world.kernel.ring()
     assert world.kernel.now_ns == 30
     assert world.losses == [(queued, "lease_expired")]
-    assert watcher.in_flight is not None
+    assert watcher.outbound.flight is not None

@@ -161,3 +161,74 @@ def test_pieces_add_up(src_stages, src_ranks, dst_stages, dst_ranks, size):
     for gpu in src.gpus:
         sent = sum(part for source, _, part in moves if source == gpu)
         assert abs(sent - size / len(src.gpus)) <= len(moves)
+
+
+def plain_place(tables, topology) -> list[list[int]]:
+    """All GPUs looked at for each replica: what `place` does, slower."""
+    taken: set[int] = set()
+    lists = []
+    for table in tables:
+        for _ in range(table.count):
+            free = [gpu.index for gpu in topology.gpus if gpu.index not in taken]
+            size = table.tensor_parallel * table.pipeline_parallel
+            gpus = plain_together(free, size, topology)
+            if gpus is None:
+                gpus = []
+                for _ in range(table.pipeline_parallel):
+                    group = plain_together(free, table.tensor_parallel, topology)
+                    group = group or free[: table.tensor_parallel]
+                    free = [gpu for gpu in free if gpu not in group]
+                    gpus += group
+            taken.update(gpus)
+            lists.append(gpus)
+    return lists
+
+
+def plain_together(free, size, topology):
+    def near(gpu):
+        return gpu.machine, gpu.nvlink_domain
+
+    for key, has in (
+        (near, lambda gpu: True),
+        (lambda gpu: gpu.nvlink_domain, lambda gpu: gpu.nvlink_out >= 0),
+        (lambda gpu: gpu.machine, lambda gpu: True),
+    ):
+        groups: dict = {}
+        for index in free:
+            if has(topology.gpus[index]):
+                groups.setdefault(key(topology.gpus[index]), []).append(index)
+        for group in groups.values():
+            if len(group) >= size:
+                return group[:size]
+    return None
+
+
+@given(
+    nodes=st.lists(
+        st.tuples(st.integers(1, 4), st.sampled_from([2, 4, 8]), st.sampled_from([0, 2, 4, 8, 16])),
+        min_size=1,
+        max_size=3,
+    ),
+    sizes=st.lists(
+        st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 3)), min_size=1, max_size=5
+    ),
+)
+@settings(max_examples=60)
+def test_placement_is_that_of_looking_at_all_gpus_for_each_replica(nodes, sizes):
+    try:
+        topology = cluster(
+            *(
+                NodeTable(count=count, gpu=A100, gpus=gpus, nvlink_domain=domain)
+                for count, gpus, domain in nodes
+            )
+        )
+    except InputError:  # domains that do not fit the machines
+        return
+    tables = []
+    left = len(topology.gpus)
+    for count, tp, pp in sizes:
+        fits = min(count, left // (tp * pp))
+        left -= fits * tp * pp
+        if fits:
+            tables.append(replicas(tp, count=fits, pipeline_parallel=pp))
+    assert place(tables, topology) == plain_place(tables, topology)

@@ -111,6 +111,99 @@ def test_a_crash_shows_everywhere_and_is_replayed(tmp_path: Path) -> None:
         assert original.startswith((tmp_path / "replay" / name).read_bytes())
 
 
+@pytest.mark.parametrize("duration", [{"duration_s": 1000.0}, {}], ids=["long", "for_good"])
+def test_a_fault_that_is_undone_is_over_and_is_replayed_with_the_time_it_had(
+    tmp_path: Path, duration: dict[str, float]
+) -> None:
+    async def check(live: Live) -> None:
+        slow = {"kind": "straggler", "replica": 0, "magnitude": 4.0, **duration}
+        late = {"kind": "link_latency", "replica": 1, "magnitude": 2.0, "duration_s": 500.0}
+        calls = [
+            asyncio.create_task(live.complete(prompt="c" * 50, max_tokens=60)) for _ in range(3)
+        ]
+        await live.until(lambda: live.cluster.stats.generated_sum > 20)
+        for fault in (slow, late):
+            assert (await live.client.post("/emu/faults", json=fault)).status_code == 200
+        forces = (await live.client.get("/emu/state")).json()["faults_in_force"]
+        assert [(f["kind"], f["target"]) for f in forces] == [
+            ("straggler", "replica 0"),
+            ("link_latency", "replica 1"),
+        ]
+        assert live.cluster.replicas[0].slowdown == 4.0
+        before = live.cluster.stats.generated_sum
+        await live.until(lambda: live.cluster.stats.generated_sum > before + 30)
+        undone = await live.client.delete(f"/emu/faults/{forces[0]['number']}")
+        assert undone.json() == {"kind": "straggler", "outcome": "over"}
+        assert live.cluster.replicas[0].slowdown == 1.0
+        again = await live.client.delete(f"/emu/faults/{forces[0]['number']}")
+        assert again.status_code == 404
+        assert len((await live.client.get("/emu/state")).json()["faults_in_force"]) == 1
+        for call in calls:
+            assert (await call).status_code == 200
+
+    run(tmp_path, tables(replicas=PREFILL_DECODE), check, speed=20.0)
+    faults = tomllib.loads((tmp_path / "replay.toml").read_text())["faults"]
+    assert [f["kind"] for f in faults] == ["straggler", "link_latency"]
+    assert 0 < faults[0]["duration_s"] < 100
+    assert faults[1]["duration_s"] == 500.0
+    execute(load_config(tmp_path / "replay.toml"), "replay", report=False)
+    for name in ("requests.csv", "transitions.csv"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "replay" / name).read_bytes()
+
+
+def test_a_fault_of_the_configuration_can_be_undone(tmp_path: Path) -> None:
+    async def check(live: Live) -> None:
+        await live.until(lambda: bool(live.cluster.faults.in_force))
+        assert (await live.client.delete("/emu/faults/0")).status_code == 200
+
+    fault = {"kind": "straggler", "replica": 0, "magnitude": 3.0, "at_s": 0.001}
+    run(tmp_path, tables(faults=[{**fault, "duration_s": 900.0}]), check)
+    (recorded,) = tomllib.loads((tmp_path / "replay.toml").read_text())["faults"]
+    assert recorded["at_s"] == 0.001
+    assert 0 < recorded["duration_s"] < 900
+
+
+def test_points_requests_and_the_scenario_tell_the_session(tmp_path: Path) -> None:
+    async def check(live: Live) -> None:
+        get = live.client.get
+        for _ in range(3):
+            assert (await live.complete(prompt="c" * 50, max_tokens=20)).status_code == 200
+        point = live.house.trends.take()
+        assert point["ended"] == 3
+        assert point["roles"] == {"decode": 1, "prefill": 1}
+        done = live.house.trends.ended
+        assert point["ttft_p50_ms"] == pytest.approx(
+            sorted((r.first_token_ns - r.arrival_ns) / 1e6 for r in done)[1], rel=1e-4
+        )
+        assert point["met_percent"] == 100.0
+        assert point["kv_bytes_per_s"] > 0
+        assert (await get("/emu/history")).json()["points"][-1] == point
+        pairs = (await get("/emu/state")).json()["pairs"]
+        assert [pair[:2] for pair in pairs] == [[0, 1]]
+        assert pairs[0][2] == live.cluster.network.moved_bytes["kv"]
+        slowest = (await get("/emu/requests")).json()["slowest"]
+        assert sorted(r["id"] for r in slowest) == [0, 1, 2]
+        one = (await get("/emu/requests/1")).json()
+        assert (one["status"], one["generated_tokens"], one["migrations"]) == ("completed", 20, 1)
+        assert one["arrival_s"] <= one["first_scheduled_s"] < one["first_token_s"]
+        assert (await get("/emu/requests/77")).status_code == 404
+        assert (await get("/emu/requests?count=x")).status_code == 400
+        fault = {"kind": "straggler", "replica": 0, "magnitude": 2.0, "duration_s": 0.5}
+        await live.client.post("/emu/faults", json=fault)
+        answer = await get("/emu/scenario")
+        assert "scenario.toml" in answer.headers["content-disposition"]
+        (tmp_path / "scenario.toml").write_text(answer.text)
+
+    raw = tables(replicas=PREFILL_DECODE, slo={"ttft_ms": 60_000.0})
+    raw["workload"] = {"synthetic": {"requests": 20}}
+    run(tmp_path / "live", raw, check)
+    config = load_config(tmp_path / "scenario.toml", (f"output.dir={tmp_path / 'again'}",))
+    assert [fault.kind for fault in config.faults] == ["straggler"]
+    execute(config, "scenario", report=False)
+    with (tmp_path / "again" / "requests.csv").open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == 20
+
+
 def test_control_calls_are_checked(tmp_path: Path) -> None:
     cases: list[tuple[str, Any, int]] = [
         ("commands", {"replica": 9, "command": "deactivate"}, 404),

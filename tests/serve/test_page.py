@@ -33,7 +33,7 @@ def test_page_shows_and_controls(tmp_path: Path, profile: Path) -> None:
 
     def drive(url: str) -> None:
         with Browser(profile, url) as browser:
-            browser.wait_for("typeof last !== 'undefined' && last && history.length > 2")
+            browser.wait_for("typeof last !== 'undefined' && last && points.length > 2")
             assert browser.evaluate("document.querySelectorAll('.replica').length") == 5
             assert browser.evaluate("$('status').textContent") == "ready"
             browser.evaluate("$('more').click()")
@@ -82,7 +82,7 @@ def test_page_shows_a_cluster_that_scales_by_itself(tmp_path: Path, profile: Pat
 
     def drive(url: str) -> None:
         with Browser(profile, url) as browser:
-            browser.wait_for("typeof last !== 'undefined' && last && history.length > 2")
+            browser.wait_for("typeof last !== 'undefined' && last && points.length > 2")
             browser.wait_for("$('log').textContent.includes('inactive →')")
             browser.wait_for("$('latencies').textContent.includes('TTFT')")
             browser.wait_for("!$('moved').textContent.includes('nothing')")

@@ -176,6 +176,12 @@ class NetworkTable(Table, kw_only=True, frozen=True):
     connector_block_us: Annotated[
         NonNegative, doc("Cost of each KV block of a handover: its descriptors.")
     ] = 0.0
+    first_token: Annotated[
+        Literal["prefill", "decode"],
+        doc(
+            "P/D: which side delivers the first token: the prefill replica when it has it, or the decode replica when the KV has arrived with it."
+        ),
+    ] = "prefill"
     collective_algorithm: Annotated[
         Literal[
             "ring",

@@ -1,10 +1,10 @@
-"""Attention over context: decodes as two straight lines, prompts by query-key pairs.
+"""Attention over context: decodes as a straight line, prompts by query-key pairs.
 
-Decodes of a batch: one block for each sequence and KV head, dealt to the processors. Few tokens of
-context: the blocks' own time rules, and reading KV hides behind a part of it. Many: KV is read at
-the memory's rate, less where too few blocks keep it busy. The cost of a layer is the larger of two
-lines in the summed context, whose coefficients depend on the number of sequences only; hence a
-leap over many steps can be computed exactly.
+Decodes of a batch: one block for each sequence and KV head, dealt to the processors. Blocks cost
+time of their own, as do a sequence's tables and its heads' queries; KV is read at a part of the
+memory's rate, less where few blocks run. The cost of a layer is a line in the summed context, whose
+coefficients depend on the number of sequences only; hence a leap over many steps can be computed
+exactly.
 
 Latent attention has one KV head of a large width; its arithmetic in the latent space may take
 longer than reading.
@@ -27,13 +27,11 @@ QUERY_TILE = 128
 """Query rows that one processor keeps (flash attention over paged KV)."""
 
 
-class Lines(NamedTuple):
-    """A layer's decode attention in seconds: max(near + near_slope c, far + far_slope c)."""
+class Line(NamedTuple):
+    """A layer's decode attention in seconds: start + slope x summed context."""
 
-    near: float
-    near_slope: float
-    far: float
-    far_slope: float
+    start: float
+    slope: float
 
 
 class AttentionCost:
@@ -75,15 +73,30 @@ class AttentionCost:
         self._pair_s = heads * head_flops / rate
         self._tile_key_s = prompts.chain * QUERY_TILE * head_flops / rate * self._processors
 
-    def decode_lines(self, count: int) -> Lines:
+    def decode_line(self, count: int) -> Line:
         """Of a batch of so many sequences, without the launch."""
         kernel = self.decodes
-        waves = max(1, count) * self._kv_heads / self._processors
-        near = kernel.wave_us * 1e-6 * waves
-        far = self._kv_ideal_s / kernel.memory
+        sequences = max(1, count) / self._processors
+        waves = sequences * self._kv_heads
+        rows_us = kernel.row_us * self._heads
+        start = 1e-6 * (kernel.wave_us * waves + (kernel.sequence_us + rows_us) * sequences)
+        slope = self._kv_ideal_s / kernel.memory
         if self._is_tiled:
-            far *= 1.0 + kernel.ramp / waves
-        return Lines(near, kernel.overlap * self._kv_ideal_s, 0.0, max(far, self._arithmetic_s))
+            slope *= 1.0 + kernel.ramp / waves
+        return Line(start, max(slope, self._arithmetic_s))
+
+    def verify_line(self, count: int, queries: int) -> Line:
+        """Of sequences with several new tokens each, `queries` in all: KV is read once for them.
+
+        A block holds the query heads of a KV head for all new tokens of a sequence, as long as
+        they fit into a tile; arithmetic grows with the queries.
+        """
+        if not count:
+            return Line(0.0, 0.0)
+        line = self.decode_line(count)
+        mean = max(1.0, queries / count)
+        tiles = max(1.0, mean * self._heads / self._kv_heads / QUERY_TILE)
+        return Line(line.start * tiles, max(line.slope, self._arithmetic_s * mean))
 
     def prompt_s(self, prefill_new: list[int], prefill_context: list[int], window: int) -> float:
         """Of the chunks of a batch, without the launch."""

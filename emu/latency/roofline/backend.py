@@ -4,7 +4,7 @@ Owns the composition of an iteration from operations. What depends on the number
 of logit rows) only is computed once for each number and kept; attention over context is a closed
 formula. An iteration costs a few look-ups.
 
-Attention of decodes is the larger of two lines in the summed context, whose coefficients depend on
+Attention of decodes is a line in the summed context, whose coefficients depend on
 the number of sequences only (`attention.py`). They are binary fixed-point numbers and all
 arithmetic is on integers, hence a leap over many steps equals stepping bit for bit. In
 sliding-window layers the sum over members of min(context, window) is bounded by min(summed
@@ -19,6 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 from numpy.typing import NDArray
 
 from emu.catalogue import sizes
@@ -41,9 +42,10 @@ _COEFFICIENT_BITS: Final = 26
 _right_shift: Final = np.right_shift
 _accumulate: Final = np.add.accumulate
 
-_Lines = tuple[int, int, int, int]
+_Line = tuple[int, int]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RooflineBackend:
     """Implements `LatencyBackend` for one kind of replica."""
 
@@ -111,13 +113,13 @@ class RooflineBackend:
             round(self.kernels.prompts.launch_us * 1000),
         )
         # A slow custom GPU gets fewer fraction bits, so that products stay within 64 bits.
-        far_ns = self.attention.decode_lines(1).far_slope * NS_PER_S
-        self._shift = max(0, min(_SHIFT, _COEFFICIENT_BITS - int(far_ns).bit_length()))
+        slope_ns = self.attention.decode_line(1).slope * NS_PER_S
+        self._shift = max(0, min(_SHIFT, _COEFFICIENT_BITS - int(slope_ns).bit_length()))
         self._shift_array = np.array(self._shift)  # numpy converts a plain integer at each call
-        self._lines: dict[int, _Lines] = {}
+        self._lines: dict[int, _Line] = {}
         # The same for all layers of one stage without windows.
         self._is_plain = self._is_one_stage and not self.parts[0].window
-        self._plain_lines: dict[int, _Lines] = {}
+        self._plain_lines: dict[int, _Line] = {}
 
     def _part(self, start: int, end: int, stage: int) -> Part:
         spec = self.spec
@@ -179,7 +181,7 @@ class RooflineBackend:
 
     def _tokens_of(self, shape: BatchShape) -> int:
         """Tokens that all products of an iteration are computed for."""
-        tokens = max(1, sum(shape.prefill_new) + shape.decode_count, shape.padded_tokens)
+        tokens = max(1, shape.new_tokens, shape.padded_tokens)
         if self.engine is not None:
             tokens = self.engine.tokens(tokens)
         step = self.round_tokens_to
@@ -222,42 +224,36 @@ class RooflineBackend:
 
     # --- attention over context -----------------------------------------------------------------
 
-    def _decode_lines(self, count: int) -> _Lines:
+    def _decode_line(self, count: int) -> _Line:
         """Decode attention of a layer for so many sequences, in fixed point."""
         found = self._lines.get(count)
         if found is None:
             scale = NS_PER_S * (1 << self._shift)
-            near, near_slope, far, far_slope = self.attention.decode_lines(count)
-            found = self._lines[count] = (
-                round(near * scale),
-                round(near_slope * scale),
-                round(far * scale),
-                round(far_slope * scale),
-            )
+            start, slope = self.attention.decode_line(count)
+            found = self._lines[count] = (round(start * scale), max(1, round(slope * scale)))
         return found
 
-    def _stage_lines(self, count: int) -> _Lines:
+    def _stage_line(self, count: int) -> _Line:
         """The same for all layers of the one stage without windows."""
         found = self._plain_lines.get(count)
         if found is None:
             layers = self.parts[0].full
-            near, near_slope, far, far_slope = self._decode_lines(count)
-            found = self._plain_lines[count] = (
-                layers * near,
-                layers * near_slope,
-                layers * far,
-                layers * far_slope,
-            )
+            start, slope = self._decode_line(count)
+            found = self._plain_lines[count] = (layers * start, layers * slope)
         return found
 
     def _decode_attention_ns(self, shape: BatchShape, part: Part) -> int:
-        count = shape.decode_count
-        seen = shape.decode_context_sum + count
-        near, near_slope, far, far_slope = self._decode_lines(count)
-        total = part.full * max(near + near_slope * seen, far + far_slope * seen)
+        count, seen = sequences_of(shape)
+        if shape.verify is None:
+            start, slope = self._decode_line(count)
+        else:
+            scale = NS_PER_S * (1 << self._shift)
+            line = self.attention.verify_line(count, queries_of(shape))
+            start, slope = round(line.start * scale), round(line.slope * scale)
+        total = part.full * (start + slope * seen)
         if part.window:
             seen = min(seen, count * self.spec.window)
-            total += part.window * max(near + near_slope * seen, far + far_slope * seen)
+            total += part.window * (start + slope * seen)
         return total >> self._shift
 
     def _launches_ns(self, shape: BatchShape, part: Part) -> int:
@@ -291,12 +287,12 @@ class RooflineBackend:
         engine = self.engine
         for part, (_, total) in zip(parts, self._token_costs(shape), strict=True):
             total += self._launches_ns(shape, part)
-            if shape.decode_count:
+            if shape.decode_count or shape.verify is not None:
                 total += self._decode_attention_ns(shape, part)
             if shape.prefill_new:
                 total += self._prefill_attention_ns(shape, part)
             if part.has_head:
-                total += self._head(shape.sequences)[1]
+                total += self._head(shape.logit_rows)[1]
             stages.append(total)
         if engine is not None:
             stages[0] += engine.step_ns(self._layer_count(shape))
@@ -309,18 +305,14 @@ class RooflineBackend:
 
     def iteration_ns(self, shape: BatchShape) -> int:
         """Duration over all stages."""
-        if not self._is_one_stage or self._is_cut(shape):
+        if not self._is_one_stage or self._is_cut(shape) or shape.verify is not None:
             return sum(self.stage_ns(shape))
         total = self._fixed_ns(shape)
         count = shape.decode_count
         if count:
             if self._is_plain:
-                lines = self._plain_lines.get(count) or self._stage_lines(count)
-                near, near_slope, far, far_slope = lines
-                seen = shape.decode_context_sum + count
-                near += near_slope * seen
-                far += far_slope * seen
-                total += (near if near > far else far) >> self._shift
+                start, slope = self._plain_lines.get(count) or self._stage_line(count)
+                total += (start + slope * (shape.decode_context_sum + count)) >> self._shift
             else:
                 total += self._decode_attention_ns(shape, self.parts[0])
         if shape.prefill_new:
@@ -371,11 +363,9 @@ class RooflineBackend:
             if base > 0:
                 count = shape.decode_count
                 seen = shape.decode_context_sum + count
-                near, near_slope, far, far_slope = self._stage_lines(count)
-                base <<= self._shift
-                near += near_slope * seen + base
-                far += far_slope * seen + base
-                costs = _series(near, near_slope * count, far, far_slope * count, steps, before)
+                start, slope = self._stage_line(count)
+                start += slope * seen + (base << self._shift)
+                costs = _series(start, slope * count, steps, before)
                 _right_shift(costs, self._shift_array, costs)
                 if self.engine is not None:
                     least_ns, exposed_ns = self.engine.host_bounds_ns(shape)
@@ -397,12 +387,12 @@ class RooflineBackend:
         seen = np.arange(steps, dtype=np.int64)
         seen *= count
         seen += shape.decode_context_sum + count
-        near, near_slope, far, far_slope = self._decode_lines(count)
-        full = np.maximum(near + near_slope * seen, far + far_slope * seen)
+        start, slope = self._decode_line(count)
+        full = start + slope * seen
         inside = full
         if window:
             np.minimum(seen, count * window, out=seen)
-            inside = np.maximum(near + near_slope * seen, far + far_slope * seen)
+            inside = start + slope * seen
         costs = np.zeros(steps, dtype=np.int64)
         for index, (part, (_, base)) in enumerate(
             zip(parts, self._token_costs(shape), strict=True)
@@ -429,12 +419,13 @@ class RooflineBackend:
         parts = self._parts(shape)
         for part, (cost, _) in zip(parts, self._token_costs(shape), strict=True):
             total = total.plus(cost)
-            decode += self._decode_attention_ns(shape, part) if shape.decode_count else 0
+            if shape.decode_count or shape.verify is not None:
+                decode += self._decode_attention_ns(shape, part)
             prefill += self._prefill_attention_ns(shape, part) if shape.prefill_new else 0
             launches += self._launches_ns(shape, part)
         head = HeadCost(0, 0, 0)
         if parts[-1].has_head:
-            head = self._head(shape.sequences)[0]
+            head = self._head(shape.logit_rows)[0]
         if shape.prefill_new:  # one call serves both; its fixed part is counted once
             prefill += launches
         else:
@@ -458,17 +449,21 @@ class RooflineBackend:
         return found
 
 
-def _series(
-    near: int, near_growth: int, far: int, far_growth: int, steps: int, before: int
-) -> NDArray[np.int64]:
-    """The larger of two arithmetic series, term by term, behind `before` terms of no meaning."""
-    last = steps - 1
-    if near >= far and near + last * near_growth >= far + last * far_growth:
-        start, growth = near, near_growth
-    elif far >= near and far + last * far_growth >= near + last * near_growth:
-        start, growth = far, far_growth
-    else:
-        ramp = np.arange(-before, steps, dtype=np.int64)
-        costs: NDArray[np.int64] = np.maximum(ramp * near_growth + near, ramp * far_growth + far)
-        return costs
+def sequences_of(shape: BatchShape) -> tuple[int, int]:
+    """Sequences that decode or verify, and the tokens that their attention reads."""
+    count = shape.decode_count
+    seen = shape.decode_context_sum + count
+    verify = shape.verify
+    if verify is None:
+        return count, seen
+    return count + verify.count, seen + verify.context_sum + verify.tokens
+
+
+def queries_of(shape: BatchShape) -> int:
+    """New tokens of sequences that decode or verify."""
+    return shape.decode_count + (0 if shape.verify is None else shape.verify.tokens)
+
+
+def _series(start: int, growth: int, steps: int, before: int) -> NDArray[np.int64]:
+    """An arithmetic series behind `before` terms of no meaning."""
     return np.arange(start - growth * before, start + growth * steps, growth, dtype=np.int64)

@@ -1,11 +1,12 @@
 """What part of a GPU's peaks its kernels reach: coefficients by architecture and kernel family.
 
 Owns the structs of the coefficients and the look-up in `kernels.toml`, which the command
-`python -m benchmarks.kernels fit` writes. A GPU takes the set of its architecture; an architecture
-that was never measured takes the median of the others and a wider uncertainty (`spread`). The
-formulas that the coefficients belong to are in `products.py`, `attention.py`, `experts.py` and
-`links.py`. Coefficients are relative to the peaks of the catalogue, so that a GPU of the same
-architecture with other memory or fewer processors may use them.
+`python -m benchmarks.kernels fit` writes. A GPU takes the set of its architecture, which is fitted
+to all measured GPUs of it, or its own where several were measured; an architecture that was never
+measured takes the median of the others and a wider uncertainty (`spread`). The formulas that the
+coefficients belong to are in `products.py`, `attention.py`, `experts.py` and `links.py`.
+Coefficients are relative to the peaks of the catalogue, so that a GPU of the same architecture with
+other memory or fewer processors may use them.
 """
 
 from __future__ import annotations
@@ -59,12 +60,14 @@ class Decodes(msgspec.Struct, frozen=True, kw_only=True):
     """KV write, start of the kernel, reduction over splits."""
     wave_us: float
     """Time of a block (one sequence, one KV head) on each processor."""
-    overlap: float
-    """Part of the KV's time that comes on top of the blocks' own."""
+    sequence_us: float = 0.0
+    """More for each sequence on each processor."""
+    row_us: float = 0.0
+    """More for each query head of a sequence."""
     memory: float
     """Part of the memory's rate at which long KV is read."""
     ramp: float
-    """Blocks for each processor at which KV is read at half that rate."""
+    """Blocks for each processor at which KV is read at half of that rate."""
     narrow: float
     """Times that 8-bit KV takes longer than its bytes."""
 
@@ -196,7 +199,7 @@ def _part(kernel: Products | Experts | Decodes, wider: float) -> float:
 
 @functools.cache
 def _texts() -> dict[str, str]:
-    """Architecture -> its part of the file, which is cut at headings without a dot.
+    """Name of a set -> its part of the file, which is cut at headings without a dot.
 
     A run needs one of them, and parsing all would take longer than building the backend.
     """
@@ -205,15 +208,17 @@ def _texts() -> dict[str, str]:
 
 
 @functools.cache
-def _kernels(architecture: str) -> Kernels:
-    return msgspec.convert(tomllib.loads(_texts()[architecture])[architecture], Kernels)
+def _kernels(name: str) -> Kernels:
+    return msgspec.convert(tomllib.loads(_texts()[name])[name], Kernels)
 
 
 def all_kernels() -> dict[str, Kernels]:
-    """Architecture -> coefficients."""
+    """Architecture, or GPU with a set of its own -> coefficients."""
     return {name: _kernels(name) for name in _texts()}
 
 
 def kernels_of(gpu: GpuSpec) -> Kernels:
-    """The set of a GPU's architecture."""
-    return _kernels(gpu.architecture if gpu.architecture in _texts() else GENERIC)
+    """A GPU's own set, if several of its architecture were measured; else its architecture's."""
+    sets = _texts()
+    names = (gpu.name, gpu.architecture)
+    return _kernels(next((name for name in names if name in sets), GENERIC))

@@ -24,7 +24,7 @@ from emu.catalogue.layer import Indexer, Layer, StateSpace
 from emu.catalogue.model import ModelSpec
 from emu.latency.base import BatchShape, stepped_decode_run
 from emu.latency.roofline.attention import AttentionCost
-from emu.latency.roofline.backend import RooflineBackend
+from emu.latency.roofline.backend import RooflineBackend, queries_of, sequences_of
 from emu.latency.roofline.layers import Part, TokenCost
 from emu.units import NS_PER_S, ceil_div
 
@@ -226,17 +226,24 @@ class MixedRooflineBackend(RooflineBackend):
     # --- what depends on sequences and context ----------------------------------------------
 
     def _decode_attention_ns(self, shape: BatchShape, part: Part) -> int:
-        count = shape.decode_count
-        context = shape.decode_context_sum + count
-        seconds = 0.0
+        count, context = sequences_of(shape)
+        queries, seconds = count, 0.0
+        if shape.verify is not None:
+            queries = queries_of(shape)
+        pairs = context * queries // count if count else 0
         for kind in self._kinds:
             if kind.attention is not None:
                 seen = min(context, count * kind.window_tokens) if kind.window_tokens else context
-                near, near_slope, far, far_slope = kind.attention.decode_lines(count)
-                seconds += kind.count * max(near + near_slope * seen, far + far_slope * seen)
-                seconds += kind.count * self._choosing_s(kind.layer, context, context)
+                if shape.verify is None:
+                    line = kind.attention.decode_line(count)
+                else:
+                    line = kind.attention.verify_line(count, queries)
+                seconds += kind.count * (line.start + line.slope * seen)
+                seconds += kind.count * self._choosing_s(kind.layer, context, pairs)
             if kind.state_bytes:
+                # Read once for each sequence, written after each token that may be the last.
                 seconds += kind.count * self._state_traffic_s(kind, count)
+                seconds += kind.count * self._state_traffic_s(kind, queries - count) / 2
         return round(seconds * NS_PER_S)
 
     def _prefill_attention_ns(self, shape: BatchShape, part: Part) -> int:

@@ -8,9 +8,7 @@ What does not depend on the number of rows is computed once for each matrix and 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
-
-import msgspec
+from typing import TYPE_CHECKING, Final, final
 
 from emu.catalogue import sizes
 from emu.catalogue.gpu import GpuSpec
@@ -39,18 +37,24 @@ _NVLINK_STEP_NS: Final = 1_000
 _PCIE_STEP_NS: Final = 4_000
 
 
-class _Matrix(msgspec.Struct):
+@final
+class _Matrix:
     """Weights that rows are multiplied with."""
 
-    kernel: Products
-    launch_s: float
-    read_s: float
-    """Reading the weights."""
-    row_s: float
-    """What a row adds to the traffic."""
-    peak: float
-    product_s: dict[int, float] = {}
-    """Arithmetic by tiles of rows, as far as it has been asked for."""
+    __slots__ = ("kernel", "launch_s", "peak", "product_s", "read_s", "row_s")
+
+    def __init__(
+        self, kernel: Products, launch_s: float, read_s: float, row_s: float, peak: float
+    ) -> None:
+        self.kernel = kernel
+        self.launch_s = launch_s
+        self.read_s = read_s
+        """Reading the weights."""
+        self.row_s = row_s
+        """What a row adds to the traffic."""
+        self.peak = peak
+        self.product_s: dict[int, float] = {}
+        """Arithmetic by tiles of rows, as far as it has been asked for."""
 
 
 class Ops:

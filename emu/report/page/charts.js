@@ -176,6 +176,9 @@ const emuCharts = (function () {
       [limit.axis === "y" ? "yAxis" : "xAxis"]: limit.value,
       label: { formatter: limit.text, color: colours.poor, position: limit.axis === "y" ? "insideEndTop" : "insideEndBottom" },
     }));
+    for (const mark of chart.marks || []) {
+      lines.push({ xAxis: mark.x, label: { show: false }, lineStyle: { color: mark.color, type: "solid", width: 1 } });
+    }
     const areas = (chart.regions || []).map((region) => [
       { name: region.text, xAxis: region.x_low, yAxis: region.y_low },
       { xAxis: region.x_high, yAxis: region.y_high },
@@ -214,7 +217,9 @@ const emuCharts = (function () {
       formatter: (all) => {
         const seen = all.filter((p) => p.seriesName && !p.seriesName.startsWith("series\u0000"));
         if (!seen.length) return "";
-        return x(seen[0].value[0]) + seen.map((p) => `<br>${p.marker}${safe(p.seriesName)} ${short(p.value[p.value.length - 1])} ${safe(chart.series.find((s) => s.name === p.seriesName && s.right) ? chart.y2.unit || "" : chart.y.unit || "")}`).join("");
+        const at = seen[0].value[0], near = (chart.x.high - chart.x.low) / 100;
+        const marks = (chart.marks || []).filter((mark) => Math.abs(mark.x - at) <= near).slice(-4);
+        return x(at) + marks.map((mark) => "<br>" + safe(mark.text)).join("") + seen.map((p) => `<br>${p.marker}${safe(p.seriesName)} ${short(p.value[p.value.length - 1])} ${safe(chart.series.find((s) => s.name === p.seriesName && s.right) ? chart.y2.unit || "" : chart.y.unit || "")}`).join("");
       },
     };
   }
@@ -230,7 +235,7 @@ const emuCharts = (function () {
     for (const one of plain) series.push({ ...lineOf(one, chart, colours), z: one.sums ? 3 - one.order / 100 : 4 });
     const shown = series.map((one) => one.name).filter((name, i) => name && !series[i].heat);
     for (const one of plain) if (one.low) series.push(...bandOf(one));
-    if ((chart.limits || []).length || (chart.regions || []).length) series.push(limitsOf(chart, colours));
+    if ([chart.limits, chart.regions, chart.marks].some((all) => (all || []).length)) series.push(limitsOf(chart, colours));
     const hasLegend = shown.length > 1 || Boolean(chart.legend);
     const zoom = chart.time
       ? [{ type: "inside", xAxisIndex: 0, filterMode: "none", zoomOnMouseWheel: "ctrl", moveOnMouseMove: true, moveOnMouseWheel: false, preventDefaultMouseMove: false }]
@@ -315,7 +320,7 @@ const emuCharts = (function () {
     let pending = 0;
     window.addEventListener("resize", () => {
       clearTimeout(pending);
-      pending = setTimeout(() => drawn.forEach((instance) => instance.resize()), 80);
+      pending = setTimeout(resize, 80);
     });
     const chosen = document.getElementById("statistic");
     if (chosen) chosen.addEventListener("change", () => {
@@ -326,7 +331,9 @@ const emuCharts = (function () {
     });
   }
 
-  return { start, draw, theme, short };
+  function resize() { drawn.forEach((instance) => instance.resize()); }
+
+  return { start, draw, resize, theme, short };
 })();
 if (document.getElementById("figures")) {
   emuCharts.start(JSON.parse(document.getElementById("figures").textContent));

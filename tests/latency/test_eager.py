@@ -1,0 +1,74 @@
+"""An engine that runs eagerly: every kernel of every step is called by the host."""
+
+from __future__ import annotations
+
+import pytest
+
+from emu.catalogue import lookup_model
+from emu.cluster.plan import make_plan
+from emu.config.load import config_from_text
+from emu.errors import InputError
+from emu.latency.base import LatencyBackend
+from emu.latency.eager import EagerCalls, eager_calls
+from emu.latency.engine import DEFAULT_ENGINE, ENGINES
+from emu.latency.registry import make_latency
+from tests.latency.shapes import decodes
+
+CONFIG = """\
+[model]
+name = "Llama-3.1-8B"
+[[nodes]]
+gpu = "{gpu}"
+gpus = 1
+[workload.synthetic]
+requests = 1
+"""
+
+
+def backend(*overrides: str, gpu: str = "H100") -> LatencyBackend:
+    config = config_from_text(CONFIG.format(gpu=gpu), "eager.toml", overrides=overrides)
+    return make_latency(make_plan(config, "eager.toml").replicas[0].latency_context(config))
+
+
+def test_calls_are_counted_by_kind_of_layer():
+    """A dense layer: 2 norms, 4 of attention, 3 of the MLP; experts: gate, one module, 7 kernels."""
+    assert eager_calls(lookup_model("Llama-3.1-8B"), 1) == (32 * 9, 0)
+    assert eager_calls(lookup_model("Llama-3.1-8B"), 2) == (32 * 11, 0), "two all-reduces"
+    assert eager_calls(lookup_model("Mixtral-8x7B"), 1) == (32 * 8, 32 * 7)
+    assert eager_calls(lookup_model("Qwen3-8B"), 1).modules == 36 * 11, "norms of queries and keys"
+    deepseek = eager_calls(lookup_model("DeepSeek-V3"), 1)
+    assert deepseek.modules == 61 * (2 + 8) + 3 * 3 + 58 * (2 + 3)
+
+
+def test_a_router_in_tensor_operations_calls_many():
+    """Two rounds of 12 operations, and LayerNorms that leave the residual to a kernel of its own."""
+    assert eager_calls(lookup_model("Phi-mini-MoE"), 1) == (32 * 8, 32 * (24 + 6 + 2))
+    assert EagerCalls(2, 3).host_ns(100, 10) == 230
+
+
+def test_an_eager_step_takes_the_hosts_calls_or_the_gpu():
+    engine = ENGINES[DEFAULT_ENGINE]
+    eager, graphs = backend("latency.enforce_eager=true"), backend()
+    host_ns = engine.host_step_ns + 8 * engine.host_sequence_ns + 32 * 9 * engine.eager_call_ns
+    assert graphs.iteration_ns(decodes(8, 512)) < host_ns
+    assert eager.iteration_ns(decodes(8, 512)) == host_ns
+    slow = backend("latency.enforce_eager=true", gpu="L4")
+    assert slow.iteration_ns(decodes(8, 512)) > host_ns, "the GPU takes longer"
+
+
+def test_a_file_may_make_an_engine_eager_with_another_host(tmp_path):
+    file = tmp_path / "slow_host.toml"
+    file.write_text('base = "vllm-0.15"\nenforce_eager = true\neager_call_ns = 160_000\n')
+    slow = backend(f"latency.engine={file}").iteration_ns(decodes(8, 512))
+    assert slow > 1.9 * backend("latency.enforce_eager=true").iteration_ns(decodes(8, 512))
+
+
+@pytest.mark.parametrize("none", ["latency.engine=none", "latency.host_overhead=false"])
+def test_kernels_alone_are_launched_by_nothing(none):
+    with pytest.raises(InputError, match=r"latency\.enforce_eager: needs an engine"):
+        backend("latency.enforce_eager=true", none)
+
+
+def test_other_backends_refuse_the_key():
+    with pytest.raises(InputError, match=r'means nothing with backend = "linear"'):
+        backend("latency.backend=linear", "latency.enforce_eager=true")
