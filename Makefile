@@ -94,8 +94,8 @@ fuzz: $(STAMP)  ## 200,000 broken configurations and workloads
 kill: $(STAMP)  ## stop 50 runs at random moments: no half result looks whole
 	@$(PY) -m tests.chaos.interrupt --runs 50
 
-planted: $(STAMP)  ## planted faults that the unit tests of a replica must catch, each in ten seconds
-	@$(PY) -m tests.replica.planted
+planted: $(STAMP)  ## planted bugs that unit tests of replicas, migration and faults must catch, each in ten seconds
+	@$(PY) -m tests.planted
 
 mutants: $(STAMP)  ## planted bugs that the campaign must catch, and a canary
 	@$(PY) -m tests.chaos.mutants --seeds 1000

@@ -13,13 +13,12 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-import emu
 from emu.cluster.audit import expert_loads, final_error, run_facts
 from emu.cluster.cluster import Cluster, Outcome
 from emu.cluster.commands import check_commands
@@ -32,7 +31,7 @@ from emu.errors import InputError, InvariantViolation, PluginError, printable
 from emu.latency.base import LatencyBackend
 from emu.log import Format, Level, Log, make_log
 from emu.process.interrupts import held, sent_to
-from emu.process.version import build, revision
+from emu.process.version import __version__, build, revision
 from emu.report.atomic import RunDirectory, write_text
 from emu.report.experts import write_experts
 from emu.report.gapfile import write_gaps
@@ -339,7 +338,7 @@ def host_facts(
         "config": plain,
         "inputs": digests(plain),
         "versions": {
-            "emu": emu.__version__,
+            "emu": __version__,
             "revision": revision(),
             "build": build(),
             "python": ".".join(map(str, sys.version_info[:3])),
@@ -381,17 +380,27 @@ def kept_apart(config: Config) -> Config:
         return config
     from emu.report.rundata import find
 
-    place, number = first, 1
-    while (found := find(place, "summary.json")) is not None and not _is_same(config, found):
-        number += 1
-        place = first.with_name(f"{first.name}-{number}")
+    def holds_another(place: Path) -> bool:
+        found = find(place, "summary.json")
+        return found is not None and not _is_same(config, found)
+
+    place = next_free(first, holds_another)
     if place == first:
         return config
     table = msgspec.structs.replace(config.output, dir=str(place))
-    print(
-        f"{first} holds another run; this one goes to {place} (--force replaces)", file=sys.stderr
-    )
     return msgspec.structs.replace(config, output=table)
+
+
+def next_free(first: Path, is_taken: Callable[[Path], bool]) -> Path:
+    """The directory, or the first of DIR-2, DIR-3, ... that is not taken, which is then said."""
+    place, number = first, 1
+    while is_taken(place):
+        number += 1
+        place = first.with_name(f"{first.name}-{number}")
+    if place != first:
+        text = f"{first} holds another run; this one goes to {place} (--force replaces)"
+        print(text, file=sys.stderr)
+    return place
 
 
 def _is_same(config: Config, summary: Path) -> bool:
