@@ -18,53 +18,22 @@ from emu.process.terminal import open_console
 from emu.report.atomic import write_text
 from emu.report.table import number
 from emu.sweeps.pool import cores, pool_of
-from emu.whatif.regret import Choice, Decision, Regret, alternatives, chosen_decisions, regret_of
+from emu.whatif.answer import Alternative, Answer, cells_of, decision_cells
+from emu.whatif.page import write_page
+from emu.whatif.regret import Choice, Regret, alternatives, chosen_decisions, regret_of
 from emu.whatif.replay import (
-    Distance,
-    Latencies,
-    Paired,
     distances,
     lines_of,
     paired,
     places_of,
     recorded,
 )
-from emu.whatif.variants import Change, Outcome, Variant, changes, run_variant, with_lines
+from emu.whatif.variants import Outcome, Variant, changes, run_variant, with_lines
 from emu.workload.logs import read_log
 
 AS_CONFIGURED: Final = "as configured"
 REPLAY: Final = "replay"
 _WORST: Final = 10
-
-
-class Alternative(msgspec.Struct):
-    """What else was tried."""
-
-    name: str
-    error: str
-    changes: list[Change]
-    completed: int
-    gpu_seconds: float
-    cost: float | None
-    latencies: Latencies
-
-
-class Answer(msgspec.Struct):
-    """All that was found."""
-
-    log: str
-    format: str
-    requests: int
-    skipped: dict[str, int]
-    is_pinned: bool
-    """The log tells who served, and the replay sends requests there."""
-    distances: list[Distance]
-    paired: list[Paired]
-    alternatives: list[Alternative]
-    regret: Regret | None
-    recorded: Latencies
-    replayed: Latencies
-    gpu_seconds: float
 
 
 def look(
@@ -205,8 +174,6 @@ def whatif_command(
         ray=ray,
         watch=watch,
     )
-    from emu.whatif.page import write_page
-
     output.mkdir(parents=True, exist_ok=True)
     plain = plain_of(answer)
     text = msgspec.json.format(msgspec.json.encode(plain), indent=1).decode() + "\n"
@@ -300,34 +267,3 @@ def print_regret(regret: Regret | None) -> None:
         if one.regret_ms > 0:
             table.add_row(*decision_cells(one))
     console.print(table)
-
-
-def cells_of(other: Alternative) -> list[str]:
-    """A row of the table of alternatives."""
-    by_metric = {change.metric: change for change in other.changes}
-    if other.error or "E2E" not in by_metric:
-        return [other.name, other.error or "no request completed", "", "", "", ""]
-    texts = [
-        change_text(by_metric[metric]) if metric in by_metric else "-" for metric in ("TTFT", "E2E")
-    ]
-    e2e = by_metric["E2E"]
-    shares = [f"{100 * e2e.better:.0f} %", f"{100 * e2e.worse:.0f} %"]
-    return [other.name, *texts, *shares, number(other.gpu_seconds)]
-
-
-def change_text(change: Change) -> str:
-    """A mean with its interval."""
-    return f"{change.mean_ms:+.1f} [{change.low_ms:+.1f}, {change.high_ms:+.1f}]"
-
-
-def decision_cells(one: Decision) -> list[str]:
-    """A row of the table of decisions."""
-    return [
-        str(one.request),
-        f"{one.arrival_s:.3f}",
-        str(one.chosen),
-        str(one.best),
-        f"{one.took_ms:.1f}",
-        f"{one.best_ms:.1f}",
-        f"{one.regret_ms:.1f}",
-    ]

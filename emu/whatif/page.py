@@ -11,7 +11,7 @@ from emu.report.atomic import write_text
 from emu.report.chart import Chart
 from emu.report.distributions import LATENCY_NAMES, cdf_chart, cdf_points
 from emu.report.pages import page
-from emu.whatif.command import Answer, cells_of, decision_cells
+from emu.whatif.answer import Answer, cells_of, decision_cells
 
 DECISIONS_MAX: Final = 200
 
