@@ -22,6 +22,7 @@ ORDER = (
         "chaos",
         "sweeps",
         "sizing",
+        "whatif",
         "tools",
         "learn",
         "fidelity",

@@ -316,7 +316,7 @@ def open_workload(
     arrivals: Callable[[], ArrivalStream | None]
     if table.path:
         tokenizer = (base_dir / table.tokenizer, table.tokenizer) if table.tokenizer else None
-        source = open_source(base_dir / table.path, table.path, table.format, tokenizer)
+        source = open_source(base_dir / table.path, table.path, table.format, tokenizer, seed)
         label = table.path
         arrivals = _arrivals_for_file(table, source, seed, config_source, notes)
     else:

@@ -17,6 +17,14 @@ WorkloadFormat = Literal[
     "vidur",
     "splitwise",
     "blitzscale",
+    "otel",
+    "litellm",
+    "gateway",
+    "aiperf",
+    "inference-perf",
+    "guidellm",
+    "vllm-bench",
+    "servegen",
 ]
 
 
