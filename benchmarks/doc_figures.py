@@ -77,7 +77,7 @@ def autoscaling(directory: Path) -> str:
         ("GPU seconds", lambda r: r.summary.gpu_seconds.total),
     ]
     return table(
-        ["static", "live scaling", "serverless", "own planner"],
+        ["static", "live scaling", "serverless", "your own planner"],
         [(name, [number(figure(r) or 0.0) for r in results]) for name, figure in figures],
     )
 

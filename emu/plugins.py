@@ -401,7 +401,7 @@ def _set_by(found: type) -> set[str]:
 
 def _problem_of_method(found: type, name: str, count: int) -> str:
     """Why a method cannot be called with so many arguments; empty if it can."""
-    import inspect  # 10 ms, for those who have a class of their own
+    import inspect  # 10 ms that only a user's own class needs
 
     method = getattr(found, name, None)
     if method is None:

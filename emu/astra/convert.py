@@ -1,7 +1,7 @@
 """From rows to nodes: the graphs of all NPUs of one replica for one iteration.
 
 Owns the dependencies: layers in a chain, collectives behind the layer that they belong to,
-weight loads that wait for nobody, expert and PIM sections, transfers between pipeline stages, and
+weight loads that wait for nothing, expert and PIM sections, transfers between pipeline stages, and
 the receivers of a prefill replica's KV. Source: ASTRA-Sim as LLMServingSim drives it.
 
 NPU numbering: stage s, rank o of a replica that starts at NPU f is f + s * n + o, with n NPUs per

@@ -19,7 +19,7 @@ from emu.astra.process import AstraClient, Report
 from emu.errors import RunError
 
 PASSES_MAX: Final = 2_000_000
-"""Answers in a row that give nobody work; more means that nothing will ever happen."""
+"""Answers in a row that give no NPU work; more means that nothing will ever happen."""
 _ANSWERS_KEPT: Final = 64
 
 
@@ -32,7 +32,7 @@ def write_answer(directory: Path, name: str, graphs: Mapping[int, Graph]) -> Pat
 
 
 def remove_answer(prefix: Path, npus: Iterable[int]) -> None:
-    """Delete the files of an answer that nobody reads any more."""
+    """Delete the files of an answer that are not read any more."""
     for npu in npus:
         Path(f"{prefix}.{npu}.et").unlink(missing_ok=True)
 

@@ -41,7 +41,7 @@ _VARINT_BYTES_MAX: Final = 10
 
 
 def encode_graph(graph: Graph, dialect: Dialect = "fork", trace_text: str = "") -> bytes:
-    """The whole `.et` file of one NPU. `trace_text` is kept in it for people; nobody reads it."""
+    """The whole `.et` file of one NPU. `trace_text` is kept in it for people to read."""
     metadata = GlobalMetadata()
     for name, text in (("schema", SCHEMA_VERSION), ("input_file", trace_text)):
         attribute = metadata.attr.add(name=name)

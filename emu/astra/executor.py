@@ -2,7 +2,7 @@
 
 Owns what ASTRA-Sim's system layer does with a graph: which node may run when, what it occupies,
 how long it takes; one instance is one run with its own clock. Does not own: where graphs come
-from, and who asks for the next one (`polling.py`). Counts equal the program's to the nanosecond.
+from, and what asks for the next one (`polling.py`). Counts equal the program's to the nanosecond.
 
 Resources of an NPU: one compute slot (COMP), one communication slot (COLL and SEND). RECV, memory
 and PIM nodes need none, but memory devices and PIM channels serve one request at a time, in order
@@ -119,7 +119,7 @@ class Executor:
             self._start(npu, graph)
 
     def wake_at(self, due_ns: int) -> None:
-        """Make an instant one at which something happens, for whoever looks at every event."""
+        """Make an instant one at which something happens, for readers of every event."""
         self._after(due_ns - self.now_ns, lambda: None)
 
     def is_idle(self, npu: int) -> bool:

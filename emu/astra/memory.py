@@ -1,4 +1,4 @@
-"""Memories outside and inside the NPUs: how long an access takes, and who shares a queue.
+"""Memories outside and inside the NPUs: how long an access takes, and which NPUs share a queue.
 
 Owns the three memories of ASTRA-Sim's memory file (host, CXL, NPU) with their service times and
 queues. Bandwidth is GB/s with 1 GB = 1e9 bytes, that is bytes per ns, and is truncated to a whole

@@ -1,4 +1,5 @@
-"""ASTRA-Sim's outer loop around the executor: who is asked for work, when, and in which order.
+"""ASTRA-Sim's outer loop around the executor: which NPU is asked for work, when, and in which
+order.
 
 Owns the fork's polling: after all events of an instant, every idle end NPU and then every idle
 start NPU asks the front end; NPUs between a start NPU and the next receive the start NPU's
@@ -7,7 +8,7 @@ LLMServingSim drives it.
 
 `idle_step_ns` and `stagger` are quirks of the program and matter for parity only. With
 `idle_step_ns` = 0 the front end says when something will happen, and the clock jumps there; if it
-knows of nothing, everybody is asked again as long as that may change something. Without `stagger`
+knows of nothing, every NPU is asked again as long as that may change something. Without `stagger`
 end NPUs are asked once more behind the start NPUs, so that they start together.
 """
 
@@ -35,7 +36,7 @@ class Answer(enum.Enum):
 
 
 class FrontEnd(Protocol):
-    """Whoever decides what the NPUs do."""
+    """The side that decides what the NPUs do."""
 
     def answer(self, npu: int, iteration: int, now_ns: int) -> Answer | Mapping[int, Graph]:
         """An idle NPU asks; `iteration` = graphs it has been given so far, the first not counted.

@@ -26,7 +26,7 @@ S = ReplicaState
 OWN: Final = -1
 """Source of a load from the target's own machine."""
 _SOURCES: Final = (S.DECODE, S.SHUTTING_DECODE, S.SHUTTING_NULL, S.PREFILL)
-"""Who may send instead, the least valuable for prompts first."""
+"""The replicas that may send instead, the least valuable for prompts first."""
 
 
 def detour(actions: list[Action], snapshot: Snapshot, table: AutoscaleTable) -> list[Action]:

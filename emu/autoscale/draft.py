@@ -1,7 +1,7 @@
 """Scratch of a plan in the making: lists of replicas by what may be done with them.
 
 Used by the plan generators only. Lists are sorted as the executor wants them (blocks in use
-ascending, then id); whoever takes a replica removes it, so that nothing is used twice.
+ascending, then id); the step that takes a replica removes it, so that nothing is used twice.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Draft:
     def sources(self) -> list[ReplicaView]:
         """Replicas that may send weights over RDMA, in the order of section 6.4.
 
-        Pruned (interference), prefill replicas send only if nobody else has the weights: after
+        Pruned (interference), prefill replicas send only if no other replica has the weights: after
         the loss of every decode replica the original finds no source and never loads again.
         """
         others = [*self.normal_decode, *self.shutting_decode, *self.spares]

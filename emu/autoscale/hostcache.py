@@ -1,4 +1,5 @@
-"""Weights in the memory of machines: who can load from there, and what it costs in bytes.
+"""Weights in the memory of machines: which replicas can load from there, and what it costs in
+bytes.
 
 `cache`: a machine keeps the weights while one of its replicas has them, and for a time after (the
 original counts from the last load: `cache_ttl_from_load`). `host`: every machine always has

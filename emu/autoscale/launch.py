@@ -1,6 +1,7 @@
 """Loads that have been ordered: states of their targets, markers, host copies, and their ends.
 
-Owns the markers (who sends or receives weights), the loader and the host cache. State, marker and
+Owns the markers (which replica sends or receives weights), the loader and the host cache. State,
+marker and
 weights are set at the moment of the decision, by compare-and-set, so that the next look of the
 planner sees them. Decides nothing; `Scaler` is the loop on top of it.
 """
@@ -196,7 +197,7 @@ class Launches:
             cause = f"weights come by {load.method}"
             if replica.state is S.INACTIVE:
                 replica.actor.tell(Commanded(to=to, writer=writer, cause=cause))
-            self.scale_ups += writer == "planner"  # who comes back is no order of it
+            self.scale_ups += writer == "planner"  # a replica that comes back is no order of it
         self._mark(load)
         cold_ns = s_to_ns(self.table.cold_start_s) if load.method in _LOCAL else 0
         active = self.loader.start(load, after_ns=cold_ns)

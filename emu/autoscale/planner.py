@@ -1,4 +1,4 @@
-"""Planners by name: who says how many replicas of each kind there should be.
+"""Planners by name: they say how many replicas of each kind there should be.
 
 A planner is asked at a tick and answers from the snapshot alone. A user's planner is a class
 named by import path in `autoscale.planner`:

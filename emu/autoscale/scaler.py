@@ -440,7 +440,7 @@ class Scaler(Launches, Actor):
     def restart(self, until_ns: int) -> None:
         """The planner dies with everything that it remembers, and is back at `until_ns`.
 
-        What it must not forget it rebuilds from the cluster: who loads from whom (the loads go
+        What it must not forget it rebuilds from the cluster: what loads from where (the loads go
         on without it) and which replicas are closing (their time begins anew).
         """
         kernel = self._world.kernel

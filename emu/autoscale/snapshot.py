@@ -30,7 +30,7 @@ class ReplicaView(msgspec.Struct, frozen=True, gc=False):
     is_closed: bool = True
     """It holds its own lock: no inbound KV."""
     is_lock_free: bool = False
-    """Nobody holds its lock (an idle decode replica may be closed at once)."""
+    """No actor holds its lock (an idle decode replica may be closed at once)."""
     rdma: Marker = Marker.NONE
     nvl: Marker = Marker.NONE
     shut_ns: int = -1

@@ -173,7 +173,7 @@ def _gpu(name: str) -> GpuSpec:
 def _unknown(
     what: str, name: str, known: list[str], names: Mapping[str, str], source: str, field: str
 ) -> InputError:
-    import difflib  # for whoever made a mistake
+    import difflib  # only a mistake needs it
 
     near = difflib.get_close_matches(_plain(name).rsplit("/", 1)[-1], list(names), n=5, cutoff=0.5)
     suggested = list(dict.fromkeys(names[key] for key in near))[:3]

@@ -25,7 +25,7 @@ _NEW: Final = (S.NEW_PREFILL, S.REFRACTORY_PREFILL)
 def validate_world(cluster: Cluster, *, is_quiet: bool = False) -> list[str]:
     """One line for everything that is wrong; empty if all is well.
 
-    `is_quiet`: nothing more happens at this instant, so that whoever can work must be at it.
+    `is_quiet`: nothing more happens at this instant, so that every replica that can work must work.
     """
     problems = _requests(cluster)
     if is_quiet:
@@ -89,7 +89,7 @@ def _replica(cluster: Cluster, replica: Replica) -> list[str]:
 
 
 def _work(cluster: Cluster) -> list[str]:
-    """I12: nobody who could run the head of the queue is idle and empty."""
+    """I12: no replica that could run the head of the queue is idle and empty."""
     problems: list[str] = []
     heads = [head for queue in cluster.queues for head in list(queue)[:1]]
     for replica in cluster.replicas:

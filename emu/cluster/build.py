@@ -1,4 +1,4 @@
-"""Builds the actors of a run from its plan: replicas, the groups they form, who moves their KV.
+"""Builds the actors of a run from its plan: replicas, the groups they form, what moves their KV.
 
 Runs once, before the clock does. What the actors share (kernel, network, queue, tiers) has been
 made by the cluster, which owns them and the actors too.
@@ -210,14 +210,14 @@ def join_waves(plan: Plan, replicas: Sequence[Replica]) -> None:
 
 
 def decode_policy(config: Config) -> str:
-    """Where KV goes. What `first_free` keeps empty is of use only to who can take it away."""
+    """Where KV goes. `first_free` empties replicas for a planner that can take them away."""
     if config.router.decode_policy != "auto":
         return config.router.decode_policy
     return "least_used" if config.autoscale is None else "first_free"
 
 
 def build_watchers(cluster: Cluster) -> dict[int, Watcher]:
-    """Who hands over what a replica has prefilled, by the replica's id."""
+    """The watchers that hand over prefilled KV, by the replica's id."""
     config, insight = cluster.config, cluster.insight
     policy = decode_policy(config)
     own = see = None
@@ -274,7 +274,7 @@ def fault_handlers() -> Mapping[str, Handler]:
 
 
 def build_live(cluster: Cluster) -> LiveMigrator | None:
-    """Who moves running requests, if anything does."""
+    """The actor that moves running requests, if there is one."""
     table = cluster.config.migration
     if not (table.rebalance or table.drain):
         return None
@@ -295,7 +295,7 @@ def build_live(cluster: Cluster) -> LiveMigrator | None:
 
 
 def build_rejecter(cluster: Cluster, pool: ModelPool) -> KvRejecter | None:
-    """Who stops KV from going to replicas that are far fuller than the rest, if anyone does."""
+    """The actor that keeps KV from replicas that are far fuller than the rest, if there is one."""
     table = cluster.config.kv_reject
     if table is None or not table.enabled:
         return None

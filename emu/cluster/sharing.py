@@ -1,4 +1,4 @@
-"""GPUs that several models share: which replica has them now, and who gives way.
+"""GPUs that several models share: which replica has them now, and which gives way.
 
 A GPU belongs to one replica at a time: the one on it that is neither inactive nor failed. A model
 that lacks room asks for it. Spares of other models (weights loaded, nothing to do) leave at once,

@@ -53,7 +53,7 @@ def lose_cxl(injector: Injector, fault: CxlLost, rng: np.random.Generator) -> No
 
 
 def _lose_tier(injector: Injector, kind: str, machine: int) -> None:
-    """Those who keep KV there find nothing; who is reading it computes it instead."""
+    """Replicas that keep KV there find nothing; one that is reading it computes it instead."""
     cluster = injector.cluster
     for replica_id in cluster.tiers.lose(kind, machine):
         replica = cluster.replicas[replica_id]

@@ -1,7 +1,7 @@
 """Strikes: carries out the `[[faults]]` of a configuration, each at its time.
 
 `inject` is the single entry: a configuration's list goes through it, and so does a live server.
-A fault enters as a timestamped call to whoever owns the thing that breaks. What each kind does is
+A fault enters as a timestamped call to the owner of the thing that breaks. What each kind does is
 in `emu/faults/handlers.py`, which is loaded when the first one strikes. Every strike is counted,
 marked in the timeline and drawn into the trace; a fault that finds nothing to strike is marked as
 missed.
@@ -93,7 +93,7 @@ class Injector:
         """Faults that struck and have an end, by a number that counts them."""
         self._forced = 0
         self.drains: list[DrainExpired] = []
-        """In force: whoever begins to drain has no time for it."""
+        """In force: a replica that begins to drain has no time for it."""
         self._injected = 0
         timeout_ns = ms_to_ns(cluster.config.recovery.transfer_timeout_ms)
         cluster.network.set_timeout(max(1, timeout_ns))

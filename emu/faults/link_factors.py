@@ -1,7 +1,7 @@
 """Links that are down, slow or partitioned.
 
 Owns what is in force on each link; several faults on one link multiply (a link that is down stays
-down whatever else). Ends of faults are told by whoever began them.
+down whatever else). The handler that began a fault also ends it.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Recovery:
         self.crashes = 0
         self.requests_lost = 0
         self.has_lost_capacity = False
-        """Some replica or some blocks are gone: requests may be left that nobody can serve."""
+        """Some replica or some blocks are gone: requests may be left that no replica can serve."""
         self.cacheless: list[int] = []
         """Machines whose memory has lost the weights."""
         self.gpus_down: Counter[int] = Counter()
@@ -182,7 +182,7 @@ class Recovery:
         return not any(self.gpus_down[gpu] for gpu in replica.gpus)
 
     def gpus_back(self, gpus: Sequence[int]) -> None:
-        """A fault of these GPUs is over: who only waited for that is back."""
+        """A fault of these GPUs is over: replicas that only waited for that are back."""
         self.gpus_down.subtract(gpus)
         for replica_id in sorted(self._grounded):
             if self._has_gpus(self.cluster.replicas[replica_id]):

@@ -162,6 +162,6 @@ def _row(run: MeasuredRun, stage: Stage, drawn: Sequence[Figures]) -> Row:
         spread=spread,
         is_overloaded=stage.is_overloaded,
         is_compared=stage.is_compared,
-        emulated_overloaded=not mean.ttft <= OVERLOADED_MS,  # nobody was served: overloaded
+        emulated_overloaded=not mean.ttft <= OVERLOADED_MS,  # no request was served: overloaded
         peers=run.peers,
     )

@@ -1,4 +1,4 @@
-"""What the board knows of a measured run: who measured what, and how it can be emulated.
+"""What the board knows of a measured run: its source, what was measured, how to emulate it.
 
 Owns the types that readers fill and that the board, the fit and the tables read. A reader finds
 runs below a directory; a run can write its own configuration and workload.

@@ -1,6 +1,6 @@
 """An actor: a mailbox, one timer, and a step that the kernel runs when either has something.
 
-An actor owns its object; nobody else writes to it. What reaches it are messages and its timer.
+An actor owns its object; no other code writes to it. What reaches it are messages and its timer.
 A message comes in one of two ways, and the sender chooses:
 
 - `tell` is carried out now, before the sender's next line (depth first). For what the receiver

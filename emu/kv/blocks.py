@@ -66,7 +66,7 @@ class BlockPool:
         self.written_bytes = 0
         """Bytes written through to lower tiers so far."""
         self.pending_writes = [0] * len(self.tiers)
-        """Bytes written through to each tier that nobody has carried there yet."""
+        """Bytes written through to each tier that have not been carried there yet."""
         self._used = 0
         """Blocks below this id have been used."""
         self._references = np.zeros(64, dtype=np.int32)
@@ -130,7 +130,7 @@ class BlockPool:
         return found * self.block_size
 
     def keys_wanted(self, request: Request) -> dict[int, int]:
-        """By position, the keys that would cut the request's need if somebody indexed them.
+        """By position, the keys that would cut the request's need if they were indexed.
 
         The first key that is missing would lengthen the hit; a key whose block is free (it costs
         one free block to touch) would then be found in a block that is in use.

@@ -2,8 +2,8 @@
 
 Blocks are freed and taken many at a time, so the list is a queue of runs (arrays of ids), and a run
 is cut where a taker has enough. A block that is removed out of turn (a cache hit) stays in its run
-as a dead entry; whoever reaches the run leaves the dead out. A block's home is the run that holds
-it alive: -1 = it is not free.
+as a dead entry; a walk that reaches the run leaves the dead out. A block's home is the run that
+holds it alive: -1 = it is not free.
 """
 
 from __future__ import annotations

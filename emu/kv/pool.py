@@ -1,9 +1,9 @@
-"""KV pools of one replica: who holds how many blocks, and which.
+"""KV pools of one replica: how many blocks each request holds, and which.
 
 Owns: the count of free blocks, and (for `BlockPool`) identities, reference counts, the free list
 and the index of cached blocks. Books are exact: `blocks_free + blocks_used = blocks_total`, where
-cached blocks that nobody references are free. Does not decide who gets blocks: callers ask `need`
-first and take only what is free (check, then act).
+cached blocks without references are free. Does not decide which request gets blocks: callers ask
+`need` first and take only what is free (check, then act).
 
 Two pools with one interface:
 

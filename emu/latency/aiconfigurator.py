@@ -345,7 +345,7 @@ def _sdk(source: str) -> Any:
     except ImportError:
         problem = f"the database is not installed: {install_hint('aiconfigurator')} ({WHEEL})"
         raise InputError(source, None, "latency.backend", problem) from None
-    # It warns of every table of other kinds of attention that it loads and that nobody asks.
+    # It warns of every table of other kinds of attention that it loads and that are not asked for.
     logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
     return sdk
 

@@ -52,7 +52,7 @@ class Verify:
 class BatchShape:
     """The shape of one iteration.
 
-    A chunk of exactly one new token counts as a decode whoever it belongs to. Context = tokens
+    A chunk of exactly one new token counts as a decode, also the end of a prompt. Context = tokens
     whose KV existed before this iteration. `padded_tokens` is 0 except in data-parallel groups,
     where it is the group's largest token count.
     """

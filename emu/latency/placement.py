@@ -1,7 +1,7 @@
 """Weights that are not in GPU memory: what they cost an iteration.
 
 Owns: which device holds the weights of a row (a kernel group of the model: `qkv_proj`, `moe`, ...),
-and how long an iteration stalls for them. Loads wait for nobody: all of an iteration's are issued
+and how long an iteration stalls for them. Loads wait for nothing: all of an iteration's are issued
 at its start, in order, and each device serves them one after another, so prefetching is perfect
 and only bandwidth limits it. A row starts when its own weights are there and the row before it has
 ended. Expert weights are the exception: their load begins when the row before has ended, and all

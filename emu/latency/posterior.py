@@ -153,7 +153,7 @@ def with_values(engine: EngineModel, values: Floats) -> EngineModel:
 
 
 def prior_of(engine: EngineModel, gpu: str, backend: str = "roofline") -> Known:
-    """What measured runs say of an engine that nobody has measured here."""
+    """What measured runs say of an engine that was not measured here."""
     priors = _priors()
     mine = next((p for p in priors.gpus if p.gpu == gpu and backend == "roofline"), None)
     shift = priors.generic if mine is None else mine.posterior

@@ -13,7 +13,7 @@ The format is recognised by content:
 
 Times become seconds from the first request of the level. A start that a tool does not write is
 rebuilt from what it does: all at once, a closed loop of so many clients, or (`is_drawn`) a rate
-whose gaps nobody recorded. Failed requests, warm-up and cancelled ones are left out and counted.
+without recorded gaps. Failed requests, warm-up and cancelled ones are left out and counted.
 """
 
 from __future__ import annotations

@@ -469,7 +469,7 @@ class Outbound:
         self.out.append(Lose(self.drop(split), reason))
 
     def drop(self, split: SplitBatch) -> list[Request]:
-        """No request of it goes on, whoever owns it; those that were to (being computed: later)."""
+        """No request of it goes on, whatever owns it (those being computed: later)."""
         if split.first_id == self.source_id:
             self.drop_own(split)
         else:

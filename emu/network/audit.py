@@ -84,7 +84,7 @@ def _check_link(link: Link, flows: Sequence[Flow], now_ns: int) -> None:
 
 
 def _check_share(flow: Flow, now_ns: int) -> None:
-    """A running flow is held back by a full link on which nobody has more, or by its feeder."""
+    """A running flow is held back by a full link on which no flow has more, or by its feeder."""
     if not flow.is_running:
         if flow.rate:
             raise InvariantViolation("a stopped flow has a rate", at_ns=now_ns)
@@ -96,7 +96,7 @@ def _check_share(flow: Flow, now_ns: int) -> None:
         weights = sum(other.weight for other in link.running.values())
         used = sum(other.rate for other in link.running.values())
         # Shares are rounded down by less than one unit per unit of weight, and each rounding
-        # may be taken from somebody else's: hence the square.
+        # may be taken from another flow's: hence the square.
         slack = weights * weights
         is_full = link.capacity - used <= slack
         if is_full and all(

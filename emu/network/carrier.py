@@ -272,7 +272,7 @@ class Carrier:
                 lambda: self.fail(carried, "transfer_timeout"),
             )
         elif fate.kind == "stuck":
-            return  # never: whoever waits has a deadline of its own
+            return  # never: each waiting transfer has a deadline of its own
         elif fate.kind == "late":
             self.kernel.call_at(
                 now_ns + fate.delay_ns, PRIORITY_NETWORK, lambda: self._end_late(carried)

@@ -3,12 +3,12 @@
 Owns the composition of ASTRA-Sim's algorithms (`rounds.py`, `direct.py`, `tree.py`) over several
 dimensions, and the analytical time without congestion. Counts agree with the real program to the
 cycle (1 cycle = 1 ns). Does not own: chunks and their queues (`chunks.py`), contention on shared
-links (`congestion.py`), who takes part (the caller).
+links (`congestion.py`), which ranks take part (the caller).
 
 How a collective runs. It is cut into phases, one per dimension (`phases`). A phase is a list of
 rounds (`rounds.py`): each rank sends its messages at s_r, holds them all from its peers at a_r,
 and starts the next round at s_{r+1} = a_r + endpoint delay + reduction. The first round starts one
-endpoint delay after the rank enters the phase. Nobody waits for more than its data, so ranks
+endpoint delay after the rank enters the phase. No rank waits for more than its data, so ranks
 that start apart end apart (`ends_ns`). Where all start together every rank has the same
 timeline, and one sum is enough (`collective_ns`).
 

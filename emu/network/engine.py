@@ -9,8 +9,9 @@ It is not while it waits for its feeder's first chunk, stands at its limit, is c
 partition, has lost its feeder, or is closed. Every change of that goes through `_go`, `_stop`,
 `_close`; they note what has to be divided anew, `_flush` does it once an instant.
 
-A transfer in one part that finds its links free is *alone*: its end is known, and as long as nobody
-else comes it needs no flow. `_unfold` gives it one as of its start when somebody comes or looks.
+A transfer in one part that finds its links free is *alone*: its end is known, and as long as no
+other flow comes it needs none. `_unfold` gives it one as of its start when another flow comes or
+it is read.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ class FlowEngine:
     # A transfer alone.
 
     def _go_alone(self, transfer: Transfer, links: tuple[Link, ...]) -> bool:
-        """Have these links to itself. False if somebody is there, or nothing can move."""
+        """Have these links to itself. False if a flow is there, or nothing can move."""
         if not transfer.size_bytes or transfer.pair in self._blocked_pairs:
             return False
         rate = _UNLIMITED
@@ -202,7 +203,7 @@ class FlowEngine:
         return True
 
     def _end_alone(self, transfer: Transfer) -> None:
-        """All bytes are through, and nobody came."""
+        """All bytes are through, and no other flow came."""
         links, kind, size_bytes = transfer.lone_links, transfer.kind, transfer.size_bytes
         transfer.lone_links = ()
         transfer.carried_bytes = size_bytes
@@ -213,7 +214,7 @@ class FlowEngine:
         self._report(transfer, links, END)
 
     def _unfold(self, transfer: Transfer) -> None:
-        """Somebody comes or looks: the transfer has a flow, as if it had had it from the start."""
+        """Another flow comes or it is read: it has a flow, as if it had had it from the start."""
         links, transfer.lone_links = transfer.lone_links, ()
         if not links:
             return
@@ -239,7 +240,7 @@ class FlowEngine:
         self._schedule(flow)
 
     def _unfold_all(self) -> None:
-        """Every transfer has its flows: somebody looks at all."""
+        """Every transfer has its flows: all are about to be read."""
         for transfer in self._transfers.values():
             self._unfold(transfer)
 

@@ -1,4 +1,4 @@
-"""The flow table: who moves how many bytes over which links, and when each one ends.
+"""The flow table: how many bytes each flow moves over which links, and when each one ends.
 
 Owns: every transfer under way in the cluster, the rates of all of them, the bytes moved and lost
 per link and kind. Pure: the caller says what time it is, starts and cancels transfers, changes

@@ -140,7 +140,7 @@ class Transfer(msgspec.Struct, eq=False):
     """Bytes of the flows that have ended."""
     is_cancelled: bool = False
     lone_links: tuple[Link, ...] = ()
-    """Links that it has to itself: it has no flow until somebody else comes."""
+    """Links that it has to itself: it has no flow until another one comes."""
     seq: int = 0
     """Of the flow that it would have."""
     version: int = 0

@@ -1,4 +1,4 @@
-"""Algorithms of collectives: who sends how much to whom in which round.
+"""Algorithms of collectives: how much each rank sends to which rank in which round.
 
 Owns ring, direct and halving-doubling as lists of rounds, and the names that ASTRA-Sim gives to
 algorithms: `direct` may carry a window of messages under way (`direct4`), and `one...` means all

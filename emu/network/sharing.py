@@ -6,7 +6,7 @@ functions over the records of `links`; they write only the scratch fields and `n
 Rule (water filling): the level of all flows rises together; a flow of weight w runs at w times the
 level. When a link is full, the flows on it stay where they are and the others go on rising. A
 flow that has caught up with the flow that feeds it stays where its feeder stays. The result is
-the weighted max-min fair allocation: nobody can get more except at the expense of somebody who has
+the weighted max-min fair allocation: no flow can get more except at the expense of one that has
 no more (per weight) already.
 """
 

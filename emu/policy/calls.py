@@ -72,7 +72,7 @@ class OwnPlacement:
 
 
 class OwnEviction:
-    """A policy for who loses its KV blocks."""
+    """A policy that says which request loses its KV blocks."""
 
     def __init__(self, made: Any, path: str) -> None:
         self._made = made

@@ -1,8 +1,8 @@
 """How a command ends: its exit status, and one line for each thing that can go wrong.
 
 0 done, 1 internal fault, 2 input error, 3 the run could not continue, 4 an invariant was violated,
-130 interrupted, 141 nobody reads the output. Owns nothing; `emu/cli/` and the short way to a run
-(`emu/entry.py`) share it.
+130 interrupted, 141 the reader of the output has gone. Owns nothing; `emu/cli/` and the short way
+to a run (`emu/entry.py`) share it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INTERRUPTED: Final = 130
 
 def guarded(command: Callable[[], object]) -> int:
     """Run a command; the exit status."""
-    if sys.stdout is None:  # closed by whoever started us: nobody wants the output
+    if sys.stdout is None:  # closed by the parent process: no reader wants the output
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without our characters shows "?"
@@ -84,7 +84,7 @@ def leave(status: int) -> NoReturn:
     After a plain run, which has switched collection off, at once: its files are closed and in
     place, and taking a million objects apart one by one takes longer than many a run. After an
     interrupt, too: if any `exec` of a text was interrupted, CPython would end itself by SIGINT,
-    whoever has caught it. Not where a profiler or a tracer still has something to say.
+    the code that has caught it. Not where a profiler or a tracer still has something to say.
     """
     ignore()
     at_once = not gc.isenabled() or status == INTERRUPTED

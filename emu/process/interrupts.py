@@ -73,7 +73,7 @@ def _held_only(before: Iterable[int]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """In this block both signals are a KeyboardInterrupt, unless somebody has taken them."""
+    """In this block both signals are a KeyboardInterrupt, unless other code handles them."""
     usual = (signal.default_int_handler, signal.SIG_DFL)
     before = [
         (number, handler)
@@ -91,7 +91,7 @@ def sigterm_interrupts() -> Iterator[None]:
 
 
 def strike_if_lost() -> None:
-    """Raise the KeyboardInterrupt that somebody has swallowed on its way, if there is one."""
+    """Raise the KeyboardInterrupt that other code has swallowed on its way, if there is one."""
     if _struck:
         raise KeyboardInterrupt
 

@@ -1,6 +1,7 @@
 """Processes of this machine that do one thing with each of many tasks.
 
-Results come in any order; who needs one makes it. Processes are spawned, not forked: nothing of
+Results come in any order; a caller that needs an order sorts them. Processes are spawned, not
+forked: nothing of
 the parent leaks into them. Each has a pipe of its own and one task at a time, so that one that dies
 takes nothing with it that others wait for. Leaving ends what is still running.
 """

@@ -130,7 +130,7 @@ def _take_opening(replica: Replica, opening: Progress, at_ns: int) -> None:
 
 
 def _receivers(replica: Replica, batch: Batch, steps: int) -> list[Request]:
-    """Who got a token at the end of each of these steps."""
+    """The requests that got a token at the end of each of these steps."""
     if batch.run_on is not None:
         replica.scheduler.settle(batch, steps)
     return list(replica.scheduler.token_receivers(batch))
@@ -202,7 +202,7 @@ def _tell(
     ends: NDArray[np.int64] | None,
     end_ns: int,
 ) -> None:
-    """Tokens that requests got, to those who follow single tokens."""
+    """Tokens that requests got, for observers of single tokens."""
     observers = replica.observers
     if observers.history is not None:
         observers.history.tokens(replica.replica_id, receivers, start_ns, ends, end_ns)

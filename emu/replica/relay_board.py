@@ -3,7 +3,7 @@
 Owns the FIFO of old replicas that ask for a batch, and two counters: `zigzag_active`, the new
 replicas that have not yet given back their helper, and `relay_deactive` (signed), the helpers that
 may leave. The invariant `#old == zigzag_active + relay_deactive` is checked at every change of a
-state; the counters follow from the changes themselves, whoever makes them:
+state; the counters follow from the changes themselves, whatever makes them:
 
     a replica becomes NewPrefill     zigzag + 1, deactive - 1
     a replica becomes OldPrefill     deactive + 1

@@ -1,7 +1,7 @@
 """Everything that affects a replica's state lives in this file.
 
-A replica is in one of the states below. `TRANSITIONS` lists every allowed change with who may
-make it and why; `move` is the only code in the program that assigns `state`. It is a
+A replica is in one of the states below. `TRANSITIONS` lists every allowed change with the writers
+that may make it and why; `move` is the only code in the program that assigns `state`. It is a
 compare-and-set: the writer says which state it believes the replica to be in, so that the three
 kinds of writer (the replica's own loop, the planner, a transfer task) can never overwrite each
 other's decision.
@@ -69,7 +69,7 @@ Writer = Literal["loop", "planner", "transfer", "command", "fault", "recovery"]
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """Who may make a transition, and why it happens."""
+    """The writers that may make a transition, and why it happens."""
 
     writers: tuple[Writer, ...]
     why: str

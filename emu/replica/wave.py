@@ -2,16 +2,16 @@
 
 Owns the barrier of one group. A member that has formed a batch enters the wave and waits; the
 wave leaves when every member that serves has entered. Members with nothing to do enter with a
-batch of one token, so that nobody waits for them; they are woken when somebody enters. All batches
-are padded to the largest token count. Rules: LLMServingSim 2.0.
+batch of one token, so that no member waits for them; they are woken when a request enters. All
+batches are padded to the largest token count. Rules: LLMServingSim 2.0.
 
 vLLM pads a group that shares experts only if the largest batch fits into a CUDA graph (source:
 `coordinate_batch_across_dp`, 0.19). Otherwise every member computes its own tokens, and the
 experts those of all; members wait for each other in every layer and end together.
 
 Where members share the experts of a model, every layer ends in an exchange between all of them:
-whoever is early waits there, so each member's attention takes as long as the slowest one's. In a
-dense group nothing ties the members together between two waves.
+a member that is early waits there, so each member's attention takes as long as the slowest one's.
+In a dense group nothing ties the members together between two waves.
 
 Nothing polls. A member that crashes or stops serving leaves; the wave then is complete without
 it. Members never leap: what a wave brings depends on all of them.
@@ -103,7 +103,7 @@ class WaveGroup:
         self._leave()
 
     def _leave(self) -> bool:
-        """Let the wave go if nobody is missing."""
+        """Let the wave go if no member is missing."""
         if not self._entered:
             return False
         for member in self.members:

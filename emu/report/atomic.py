@@ -111,7 +111,7 @@ class RunDirectory:
             self._appear()
 
     def publish_partial(self) -> None:
-        """Keep what there is of an interrupted run, under names that nobody takes for results."""
+        """Keep what there is of an interrupted run, under names that results never have."""
         with writing(self._target), held():
             for path in sorted(self.staging.iterdir()):
                 if ".partial" not in path.name:
@@ -169,7 +169,7 @@ def sweep(directory: Path) -> None:
     """Remove what runs left here that were killed (SIGKILL, a machine that went down).
 
     A staging directory is locked as long as its process lives, so that one without a lock is
-    nobody's. Results that such a run had moved aside to replace them come back.
+    owned by none. Results that such a run had moved aside to replace them come back.
     """
     with contextlib.suppress(OSError):
         for path in sorted(directory.iterdir()):
@@ -228,7 +228,7 @@ def _locked(directory: Path) -> int:
 
 
 def _beside(path: Path) -> Path:
-    """A hidden name in the same directory that nobody else uses."""
+    """A hidden name in the same directory that no other process uses."""
     return path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
 
 

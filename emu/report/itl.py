@@ -215,9 +215,9 @@ class GapLog:
         counts = np.repeat(np.array(counts_each, dtype=np.int64), lengths)
         counts_first = np.array(first_counts, dtype=np.int64)
         counts[firsts] = counts_first
-        # A first step that is a gap of nobody shows that of the second, which counts.
-        nobody = firsts[counts_first == 0]
-        values[nobody] = values[nobody + 1]
+        # A first step without a gap of its own shows that of the second, which counts.
+        empty = firsts[counts_first == 0]
+        values[empty] = values[empty + 1]
         self._add(values, counts, times)
 
     def _add(self, values: Int64Array, counts: Int64Array, times: Int64Array) -> None:

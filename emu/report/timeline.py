@@ -1,4 +1,4 @@
-"""The state timeline: what every replica was at every instant, who changed it and why; and the
+"""The state timeline: the state of every replica at every instant, its writer and cause; and the
 GPUs by role over time against what arrives. Pure."""
 
 from __future__ import annotations

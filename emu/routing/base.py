@@ -2,7 +2,7 @@
 
 A router is pure: it takes signals and a request and returns the index of the chosen signal. It
 sees what a real gateway sees: counts, never a request's true output length. Signals may be
-stale (`router.signal_delay_ms`); who keeps the history is the gateway, not the router.
+stale (`router.signal_delay_ms`); the gateway keeps the history, not the router.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ from emu.workload.opened import Workload, open_workload, refused_warning
 
 _OF_THIS_PROCESS: Final = ("roofline", "linear", "profile", "vidur", "aiconfigurator")
 _WATCH_S: Final = 0.1
-"""How often a progress bar, or who may interrupt a run from another thread, is looked at."""
+"""How often the progress bar and interruptions from another thread are looked at."""
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -221,7 +221,7 @@ def execute(
         write_text(directory.staging / "run.json", text)
         if error is not None:
             directory.publish_partial()
-            if origin is not None:  # started by a user, who wants to find them
+            if origin is not None:  # started by a user: say where they are
                 where = os.path.relpath(config.output.dir)
                 print(f"partial results are kept in {where} (*.partial.*)", file=sys.stderr)
             raise error

@@ -50,7 +50,7 @@ def check_faithful(names: Sequence[str]) -> None:
     """Raise InputError for a name that the table does not have."""
     for name in names:
         if name not in FAITHFUL:
-            import difflib  # for whoever made a mistake
+            import difflib  # only a mistake needs it
 
             near = difflib.get_close_matches(name, FAITHFUL, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(FAITHFUL)}"

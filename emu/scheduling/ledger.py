@@ -3,7 +3,7 @@
 Owns the waiting queue, the KV pool, the requests that are detached (their blocks stay until the
 transfer ended), inbound reservations, arrived requests that do not run yet, blocks lost to a
 fault, and requests that failed here and have not been reported. Every scheduler has one. It does
-not decide who runs: running requests are the policy's, their blocks are the pool's.
+not decide which requests run: running requests are the policy's, their blocks are the pool's.
 
 Places of a request: waiting -> running -> gone; beside these `detached` (left the running set,
 blocks stay), `reserved` (blocks without a request) and `arrived` (KV complete, not running yet).

@@ -45,8 +45,8 @@ def make_scheduler(
 
     `queue` is the cluster's global prefill queue (fcfs only). `ahead`: each batch is formed while
     the one before it runs (vllm only). `seed` of the run decides which drafts are accepted.
-    `eviction`: who loses its blocks (vllm only). `own` makes a scheduler of a user's class. Raises
-    InputError for an unknown name.
+    `eviction`: which request loses its blocks (vllm only). `own` makes a scheduler of a user's
+    class. Raises InputError for an unknown name.
     """
     made: Scheduler
     if table.policy == "vllm":

@@ -11,7 +11,7 @@ own record, with its own gap. When the members got theirs at the very start of a
 with an older one may join too: only the first gap is their own then (`Cohort.late`), and no batch
 has to be formed for that alone.
 
-Leaps. Steps 2 to n of a leap are settled when somebody looks or when it ends: until then they are
+Leaps. Steps 2 to n of a leap are settled when they are read or when it ends: until then they are
 a promise. A leap is a decode run of the whole cohort. Its first step may be more than that: a
 batch that ends prompts *runs on* (`Batch.run_on`) if its members are certain to form the next
 batches alone. What its first step brought is entered as the second one is settled (`_end_prompts`).
@@ -31,7 +31,7 @@ from emu.scheduling.cohort import Cohort, RunningRequest
 from emu.scheduling.ledger import Ledger
 
 Record = tuple[RunningRequest, int, int]
-"""A member of a batch outside the cohort: who, new tokens, computed tokens after the batch."""
+"""A member of a batch outside the cohort: request, new tokens, computed tokens after the batch."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -165,7 +165,7 @@ class SimpleScheduler(Scheduler):
         """Waiting requests to try, head first.
 
         The next one comes only after the last one was admitted, unless `skip_blocked` lets later
-        requests pass. A head that could never be admitted fails here and blocks nobody.
+        requests pass. A head that could never be admitted fails here and blocks no request.
         """
         queue = self.ledger.queue
         while queue:
@@ -561,7 +561,7 @@ class SimpleScheduler(Scheduler):
 
 
 def _shape_of(plan: Plan) -> BatchShape:
-    """The cost-relevant shape; a chunk of one token counts as a decode, whoever's it is."""
+    """The cost-relevant shape; every chunk of one token counts as a decode."""
     contexts = [request.computed_tokens for request in plan.decodes]
     shape = BatchShape(sequences=len(plan))
     for chunk in plan.chunks:

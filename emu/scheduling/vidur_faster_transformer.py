@@ -32,7 +32,7 @@ class StaticBatch(msgspec.Struct, eq=False):
 
 
 class FasterTransformerScheduler(MaxReservation):
-    """Request-level batching: nobody joins a batch under way."""
+    """Request-level batching: no request joins a batch under way."""
 
     policy = "faster_transformer"
 
@@ -66,7 +66,7 @@ class FasterTransformerScheduler(MaxReservation):
         return 1 if self._ready else super().leap_limit(plan)
 
     def would_admit(self, batch: Batch) -> bool:
-        """Nobody joins a static batch under way."""
+        """No request joins a static batch under way."""
         return False
 
     def evacuate(self) -> list[Request]:

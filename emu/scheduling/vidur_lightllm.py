@@ -74,7 +74,7 @@ class LightLlmScheduler(SimpleScheduler):
         return 1 + self.max_waiting_iters - self._waiting_iters
 
     def would_admit(self, batch: Batch) -> bool:
-        """The queue's next turn may fall into the leap, unless the cap keeps everybody out."""
+        """The queue's next turn may fall into the leap, unless the cap keeps all requests out."""
         return self.waiting_count > 0 and self.running_count < self.batch_size_cap
 
     def on_steps(self, steps: int) -> None:
@@ -161,8 +161,8 @@ def _held_left_waiting(request: Request) -> HeldLeft:
 def peak_tokens(held_left: Iterable[HeldLeft], rounding: int = 0) -> int:
     """Most tokens ever held at once, if each request takes all it may and then frees everything.
 
-    Whoever has most left ends last. When the i-th from the end ends, the i that are still there
-    have each taken as much as it had left. `rounding` tokens are added per request.
+    The request with most left ends last. When the i-th from the end ends, the i that are still
+    there have each taken as much as it had left. `rounding` tokens are added per request.
     """
     peak = held_sum = 0
     ordered = sorted(held_left, key=lambda pair: -pair[1])

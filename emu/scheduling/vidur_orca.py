@@ -67,7 +67,7 @@ class MaxReservation(SimpleScheduler):
                 plan.read(request, request.reached_tokens)
 
     def leap_limit(self, plan: Plan) -> int:
-        """Nothing is taken while nobody leaves, so admission stays as it is."""
+        """Nothing is taken while no request leaves, so admission stays as it is."""
         return UNLIMITED
 
     def would_admit(self, batch: Batch) -> bool:

@@ -3,7 +3,7 @@
 Admission takes the blocks of the whole prompt and must leave the watermark free. A running
 request takes one more block when the token that it is about to write does not fit; if none is
 free, the last of the idle requests is evicted and starts over from the head of the queue. A
-request with nobody behind it evicts itself.
+request with no other behind it evicts itself.
 
 Faithful names: `evict_without_need`, `restart_rewrites_lengths`, `sarathi_partial_restart`.
 """
@@ -47,7 +47,7 @@ class PagedScheduler(SimpleScheduler):
         return self.free_blocks - self.blocks_for(request) >= self.watermark_blocks
 
     def leap_limit(self, plan: Plan) -> int:
-        """Free blocks only shrink while nobody leaves: who was refused now is refused later."""
+        """Free blocks only shrink while no request leaves: one refused now is refused later."""
         return UNLIMITED
 
     def would_admit(self, batch: Batch) -> bool:

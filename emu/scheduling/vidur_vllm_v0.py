@@ -1,4 +1,4 @@
-"""`vllm_v0`: prompts first, in batches of their own; decodes when nobody can be admitted.
+"""`vllm_v0`: prompts first, in batches of their own; decodes when no request can be admitted.
 
 After Vidur's vLLM policy (the first generation of vLLM). A prompt runs whole. The cost of a
 prompt batch is padded: members x longest prompt <= max_tokens_in_batch.

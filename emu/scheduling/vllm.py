@@ -133,7 +133,7 @@ class VllmScheduler(Scheduler):
         """`preemptions_max`: a request preempted more often fails (0 = no limit). `tiers`: KV
         tiers below the GPU pool, used only with prefix caching. `ahead`: each batch is formed
         while the one before it runs. `walks`: without a cohort, every iteration by the rule.
-        `speculation`: decodes verify drafts (one stage). `eviction`: who is preempted, instead of
+        `speculation`: decodes verify drafts (one stage). `eviction`: which is preempted, instead of
         the last; then it walks."""
         assert not (ahead or speculation) or limits.pipeline_stages == 1
         pool: BlockPool | CountingPool | GroupedPool
@@ -317,7 +317,7 @@ class VllmScheduler(Scheduler):
                 return
 
     def _victim(self, needy: RunningRequest, forming: Forming) -> RunningRequest:
-        """Who loses its blocks to `needy`: the last, or one that this batch has not served."""
+        """The request that loses its blocks to `needy`: the last, or one not in this batch."""
         if self._eviction is None:
             return self.running.last()
         served = {one.admission for one, _, _ in forming.records}

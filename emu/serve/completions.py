@@ -167,7 +167,7 @@ class Reply:
                 return
 
     async def _change(self) -> bool:
-        """Wait for news. False if nobody waits for the answer any more."""
+        """Wait for news. False if the client has left."""
         exchange = self.exchange
         await exchange.changed.wait()
         exchange.changed.clear()

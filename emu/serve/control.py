@@ -6,7 +6,7 @@ configuration with all that was done to the cluster), the live page. Writes: `fa
 `commands`, `failures`; each takes effect at the instant it enters, and is written into the
 recording, so that a replay does the same.
 
-On a loopback address everybody may use it; elsewhere every call needs the control token, as
+On a loopback address every client may use it; elsewhere every call needs the control token, as
 `Authorization: Bearer`, `X-Emu-Token` or `?token=`. Writes must be JSON by content type; that no
 page of another site gets here is what `emu.serve.guard` sees to.
 """

@@ -216,7 +216,7 @@ class Handoffs:
 
     # --- leases -------------------------------------------------------------------------------
     def sweep(self, *, everything: bool = False) -> None:
-        """Give up KV that nobody has fetched in time (or all of it: the server ends)."""
+        """Give up KV that was not fetched in time (or all of it: the server ends)."""
         cluster = self._house.cluster
         limit_ns = cluster.kernel.wall_ns() - self._lease_ns
         for key, parked in list(self._parked.items()):

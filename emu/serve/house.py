@@ -142,16 +142,16 @@ def weights_from_disk_s(plan: Plan) -> float:
 
 
 class EventHub:
-    """Hands events to everybody who listens; a listener that is slow loses the oldest ones."""
+    """Hands events to all listeners; a listener that is slow loses the oldest ones."""
 
     def __init__(self) -> None:
         self.listeners: list[Listener] = []
         self.recent: deque[bytes] = deque(maxlen=_EVENTS_SHOWN)
-        """What happened last, for who comes late; no snapshots."""
+        """The last events, for listeners that come late; no snapshots."""
         self.is_closed = False
 
     def publish(self, event: dict[str, Any]) -> None:
-        """Give an event to all who listen now."""
+        """Give an event to all present listeners."""
         data = msgspec.json.encode(event)
         if event["event"] != "state":
             self.recent.append(data)

@@ -28,7 +28,7 @@ def bind(host: str, port: int, option: str) -> socket.socket:
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
-        listening.listen(BACKLOG)  # whoever reads the announcement may connect at once
+        listening.listen(BACKLOG)  # a reader of the announcement may connect at once
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(f"{host}:{port}", None, option, reason) from None

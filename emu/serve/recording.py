@@ -163,7 +163,7 @@ class LiveRecorder(Recorder):
         self.on_event: Callable[[dict[str, Any]], None] = _nobody_listens
 
     def terminal(self, request: Request, at_ns: int) -> None:
-        """A request has ended: its rows, its line, and whoever waits for it."""
+        """A request has ended: write its rows and its line, and tell the observer."""
         super().terminal(request, at_ns)
         self.traffic.ended(request)
         self.on_end(request)

@@ -327,7 +327,7 @@ class LiveCluster(Cluster):
         choice.exchange.changed.set()
 
     def forsake(self, request: Request) -> None:
-        """Nobody will come for this request: cancelled now."""
+        """No client will come for this request: it is cancelled now."""
         self.kernel.enter(lambda: self._cancel_now(request))
 
     def leave_all(self) -> None:
@@ -356,7 +356,7 @@ class LiveCluster(Cluster):
             self.kernel.stop()
 
     def fail_open(self, error: BaseException) -> None:
-        """The emulation has ended with an error: nobody waits any longer."""
+        """The emulation has ended with an error: no stream waits any longer."""
         self.error = error
         for choice in list(self._choices.values()):
             choice.exchange.changed.set()
@@ -378,7 +378,7 @@ class LiveCluster(Cluster):
 
     # --- to clients ---------------------------------------------------------------------------
     def on_tokens(self, replica: Replica, receivers: Iterable[Request]) -> None:
-        """A token for each of these: count it, and wake who sends it."""
+        """A token for each of these: count it, and wake the stream that sends it."""
         now_ns = self.kernel.now_ns
         stats, engine = self.stats, self.engines[replica.replica_id]
         count = 0

@@ -102,7 +102,7 @@ def run_point(task: Task) -> PointResult:
     """Run one point. KeyboardInterrupt passes through."""
     if task.keep_in:
         return _run(task, msgspec.structs.replace(task.config.output, dir=task.keep_in))
-    with scratch("emu-sweep-") as directory:  # nobody will see these files
+    with scratch("emu-sweep-") as directory:  # no user will see these files
         output = msgspec.structs.replace(
             task.config.output,
             dir=str(directory / "run"),

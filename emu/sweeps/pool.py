@@ -1,4 +1,4 @@
-"""Who runs the points: this process, processes of this machine, or a Ray cluster.
+"""Where the points run: this process, processes of this machine, or a Ray cluster.
 
 A pool takes tasks and yields results in any order; the sweep puts them in order, so a result
 never depends on the pool. Leaving the pool ends what is still running.

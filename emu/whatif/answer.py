@@ -30,7 +30,7 @@ class Answer(msgspec.Struct):
     requests: int
     skipped: dict[str, int]
     is_pinned: bool
-    """The log tells who served, and the replay sends requests there."""
+    """The log tells which server served each request, and the replay sends it there."""
     distances: list[Distance]
     paired: list[Paired]
     alternatives: list[Alternative]

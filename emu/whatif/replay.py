@@ -3,7 +3,7 @@
     lines = lines_of(log, ["10.0.0.5:8000", "10.0.0.6:8000"])
     rows = distances(log, latencies)
 
-A log says who served a request where the format has it; servers are the replicas of the
+A log says which server served a request where the format has it; servers are the replicas of the
 configuration in their order (replica-2 before replica-10), or as `--servers` lists them.
 """
 
@@ -75,7 +75,7 @@ def recorded(records: Sequence[LogRecord]) -> Latencies:
 
 
 def places_of(log: Log, servers: Sequence[str], replicas: int) -> dict[str, int]:
-    """Server -> replica. Empty if the log does not tell who served. Raises InputError."""
+    """Server -> replica. Empty if the log names no servers. Raises InputError."""
     known = log.servers
     if servers:
         unknown = [name for name in known if name not in servers]

@@ -48,7 +48,7 @@ class LogRecord(msgspec.Struct, kw_only=True):
     """0 = not told."""
     cached_tokens: int = -1
     server: str = ""
-    """Who served it: the address or the name of a replica."""
+    """The server of the request: the address or the name of a replica."""
     decode_server: str = ""
     request_id: str = ""
     session: str = ""

@@ -23,7 +23,7 @@ from emu.catalogue.gpu import GpuSpec
 
 _FILE: Final = Path(__file__).with_name("kernels.toml")
 GENERIC: Final = "generic"
-"""The set of architectures that nobody measured."""
+"""The set of architectures without measurements."""
 
 
 _LIKE: Final = {"fp8_block": "fp8", "nvfp4": "mxfp4", "int4_g32": "int4"}

@@ -1,4 +1,4 @@
-"""Which runs the scaling experiments consist of, and the one who makes each of them once."""
+"""Which runs the scaling experiments consist of, and the maker that runs each of them once."""
 
 from __future__ import annotations
 
