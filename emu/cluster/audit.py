@@ -47,8 +47,21 @@ def run_facts(cluster: Cluster) -> RunFacts:
         faults_missed=faults.missed,
         energy_j=energy,
         speculation=_speculation(cluster),
+        adapters=_adapters(cluster),
         cost=_cost(cluster, prices) if any(prices) else None,
     )
+
+
+def _adapters(cluster: Cluster) -> dict[str, int] | None:
+    """Loads and hits of LoRA adapters on all replicas; None without adapters."""
+    books = [r.scheduler.adapters for r in cluster.replicas if r.scheduler.adapters is not None]
+    if not books:
+        return None
+    return {
+        "cold_loads": sum(book.cold_loads for book in books),
+        "host_loads": sum(book.host_loads for book in books),
+        "hits": sum(book.hits for book in books),
+    }
 
 
 def _speculation(cluster: Cluster) -> dict[str, Any] | None:

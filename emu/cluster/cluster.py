@@ -121,6 +121,7 @@ class Cluster:
                 seed=config.seed,
                 pool="prefill",
                 match=self._prefix_match,
+                holds_adapter=self._holds_adapter,
                 own=make_plugin if self.insight is None else self.insight.make,
             ),
             self.replicas,
@@ -413,6 +414,10 @@ class Cluster:
         self.actors[request.holder_id].post(leave)
 
     # --- seeing -------------------------------------------------------------------------------
+    def _holds_adapter(self, replica_id: int, request: Request) -> bool:
+        adapters = self.replicas[replica_id].scheduler.adapters
+        return adapters is not None and adapters.holds(request.adapter)
+
     def _prefix_match(self, replica_id: int, request: Request) -> int:
         replica = self.replicas[replica_id]
         replica.settle()

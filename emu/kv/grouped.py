@@ -25,7 +25,7 @@ from typing import Final
 import msgspec
 
 from emu.kv.groups import KvGroup, KvLayout
-from emu.kv.hashing import block_keys
+from emu.kv.hashing import block_keys, with_adapter
 from emu.kv.pool import NO_HIT, Hit
 from emu.request import Request
 from emu.units import ceil_div
@@ -116,6 +116,8 @@ class GroupedPool:
             keys = request.block_keys = block_keys(
                 request.prefix, self.block_size, request.prompt_tokens
             )
+            if request.adapter:  # KV of one adapter is of no use to another
+                keys = request.block_keys = with_adapter(keys, request.adapter)
             request.block_keys_size = self.block_size
         return keys
 

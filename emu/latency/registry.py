@@ -44,9 +44,10 @@ from emu.latency.engine import (
 from emu.latency.engine_steps import EngineSteps
 from emu.latency.host import HostCosts, host_costs
 from emu.latency.linear import LinearBackend
+from emu.latency.lora import ADAPTER_BYTES, LoraBackend, LoraPlan, adapted_matrices
 from emu.latency.roofline.backend import RooflineBackend
 from emu.latency.roofline.coefficients import kernels_of, scaled
-from emu.latency.roofline.ops import machine_collective
+from emu.latency.roofline.ops import Ops, machine_collective
 from emu.latency.roofline.passes import RooflinePasses
 from emu.latency.sampler import resolve_sampling
 from emu.latency.speculative import DraftPlan, SpeculativeBackend
@@ -98,6 +99,8 @@ class LatencyContext(msgspec.Struct, frozen=True, kw_only=True):
     """Speculative decoding."""
     draft: Draft | None = None
     """The drafter's layers, if it has any."""
+    lora: LoraPlan | None = None
+    """LoRA adapters, if requests may name some."""
 
 
 def link_dims(context: LatencyContext) -> tuple[NetworkDim, NetworkDim]:
@@ -162,7 +165,13 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
     """
     inner = _corrected(_named(context), context)
     if context.drafts is not None:
-        return _speculative(context, context.drafts, inner)
+        inner = _speculative(context, context.drafts, inner)
+    if context.lora is not None:
+        ops = Ops(context.gpu, kernels_of(context.gpu), ADAPTER_BYTES)
+        matrices = adapted_matrices(context.model, context.tensor_parallel)
+        inner = LoraBackend(inner, context.lora, ops, matrices)
+    if context.drafts is not None or context.lora is not None:
+        return inner
     loads, pim = weight_loads(context), pim_attention(context)
     interleaves = context.table.sub_batch_interleaving
     if interleaves and (pim is None or context.pipeline_parallel > 1):
@@ -195,6 +204,9 @@ def _speculative(
     context: LatencyContext, drafts: SpeculativeTable, inner: LatencyBackend
 ) -> LatencyBackend:
     """The backend with the drafter's passes behind each step."""
+    if is_corrected(engine_of(context.table, context.source)):
+        problem = "its corrections know no drafts (scheduler.speculative_config)"
+        raise InputError(context.source, None, "latency.engine", problem)
     step_ns = round(drafts.draft_step_us * 1000) if drafts.draft_step_us >= 0 else -1
     passes = None
     if step_ns < 0 and context.draft is None:

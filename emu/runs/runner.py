@@ -78,6 +78,9 @@ def prepare(config: Config, source: str, *, imports: bool = True) -> tuple[Plan,
             config_source=source,
         )
         check_commands(config.commands, len(plan.replicas), source)
+        if workload.adapter and not all(replica.has_adapters for replica in plan.replicas):
+            problem = f"the workload names adapters ({workload.adapter}); set it to true everywhere"
+            raise InputError(source, None, "scheduler.enable_lora", problem)
     if config.power is not None:
         from emu.cluster.energy import energy_warnings  # most runs do not model it
 

@@ -43,6 +43,8 @@ class Facts(msgspec.Struct):
     prompt_tokens: int = 0
     output_tokens: int = 0
     has_prefixes: bool = False
+    adapter: str = ""
+    """The first LoRA adapter that a request names; empty = none does."""
     is_sorted: bool = True
     first_ns: int = 0
     """In the file's own time."""
@@ -74,6 +76,11 @@ class Workload:
     def count(self) -> int:
         """Requests, sub-requests included."""
         return self.facts.requests
+
+    @property
+    def adapter(self) -> str:
+        """The first LoRA adapter that a request names; empty = none does."""
+        return self.facts.adapter
 
     @property
     def has_prefixes(self) -> bool:
@@ -381,6 +388,7 @@ def _count(block: Block, facts: Facts) -> None:
         facts.prompt_tokens += sum(item.input_toks for item in items)
         facts.output_tokens += sum(item.output_toks for item in items)
         facts.has_prefixes = facts.has_prefixes or has_prefix(line)
+        facts.adapter = facts.adapter or line.adapter
 
 
 def _first_ids(block: Block, start: int) -> Ints:
