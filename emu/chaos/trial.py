@@ -162,7 +162,9 @@ def _run(
     summary = build_summary(stats, recorder.gaps.finish(), run_facts(cluster), config.slo)
     files = {name: (directory / name).read_bytes() for name in FILES if is_whole}
     files["summary.json"] = msgspec.json.encode(summary)
-    judge = Judge(config.autoscale)
+    drafts = [replica.speculation for replica in plan.replicas]
+    most = max((table.num_speculative_tokens for table in drafts if table is not None), default=0)
+    judge = Judge(config.autoscale, 1 + most)
     judge.read(history.records)
     if is_whole:
         judge.end()

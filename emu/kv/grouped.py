@@ -464,6 +464,14 @@ class GroupedPool:
             for number, block in self._blocks.items()
             if block.references != counted.get(number, 0)
         ][:8]
+        for number, group in enumerate(self.layout.groups):
+            if group.keeps != "state" or self.prefix_caching:
+                continue
+            problems += [
+                f"request {name} has {len(tables[number])} of {self._state_slots} state slots"
+                for name, tables in self._tables.items()
+                if tables[number] and len(tables[number]) != self._state_slots
+            ]
         free = {number for number, block in self._blocks.items() if not block.references}
         if sorted(free) != sorted([*self._free_first, *self._free_last]):
             problems.append("the free list is not the set of unreferenced blocks")
