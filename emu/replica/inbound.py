@@ -174,8 +174,9 @@ def commanded(replica: Replica, event: Commanded) -> int:
     if event.weights is not None:
         replica.model_loaded = event.weights
     replica.out.append(Move(replica.state, event.to, event.cause, event.writer))
-    if event.to is S.FAILED:
-        close(replica)
+    is_open_spare = event.to is S.PREFILL and replica.state is S.SHUTTING_NULL
+    if event.to is S.FAILED or (is_open_spare and replica.lock.holder != replica.name):
+        close(replica)  # a spare that was paused before it had closed must not prefill open for KV
     return PARK
 
 
