@@ -1,6 +1,6 @@
 """Bugs planted into `emu/replica/`, `emu/migration/` and `emu/faults/`, for their unit tests to catch.
 
-    python -m tests.planted [--only NAME]
+    python -m tests.planted [--only NAME | --only faults/]
 
 Each is one change of one file of a copy of the program; then the unit tests of its package run
 against the copy until a test fails: in ten seconds of CPU, without a whole run of a cluster. Taken
@@ -482,7 +482,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--only", default="")
     arguments = parser.parse_args()
-    wanted = [planted for planted in PLANTED if arguments.only in planted.name]
+    wanted = [
+        planted
+        for planted in PLANTED
+        if arguments.only in planted.name or planted.file.startswith(arguments.only)
+    ]
     caught = 0
     for planted in wanted:
         is_caught, first, took_s = run_one(planted)
