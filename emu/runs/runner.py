@@ -457,6 +457,12 @@ def run_command(
         assert result.summary is not None
         console = open_console()
         print_summary(result.summary, console)
+        if config.latency.host_overhead and result.summary.completed:
+            from emu.runs.uncertainty import uncertainty_line
+
+            line = uncertainty_line(config, make_plan(config, str(path)), result.summary)
+            if line:
+                console.print(f"engine: {line}", soft_wrap=True)
         emulated_s = result.outcome.end_ns / NS_PER_S
         speed = emulated_s / result.wall_s
         where = os.path.relpath(result.directory)
