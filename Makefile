@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 
 FILE ?= /tmp/emu-freeze.json
 
-.PHONY: builds-alike compile test-compiled clients-all wheel wheel-check site charts clients freeze planted fuzz-http help run test test-fast check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
+.PHONY: bench-peers builds-alike compile test-compiled clients-all wheel wheel-check site charts clients freeze planted fuzz-http help run test test-fast check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -63,7 +63,11 @@ bench-quick: $(STAMP)  ## small benchmarks, once: a first result in about a minu
 bench-compare: $(STAMP)  ## make bench-compare BASE=REV [ONLY=azure]: two revisions in turn
 	@$(PY) -m benchmarks compare $(BASE) --only "$(ONLY)"
 
-bench-docs: $(STAMP)  ## the results of make bench into docs/speed.md
+PEERS ?= peers.toml
+bench-peers: $(STAMP)  ## make bench-peers PEERS=peers.toml: other emulators and emu in turn (see benchmarks/peers.py)
+	@$(PY) -m benchmarks.peers $(PEERS)
+
+bench-docs: $(STAMP)  ## the results of make bench into docs/speed-details.md
 	@$(PY) -m benchmarks.write_speed --write
 
 DATA ?= ../shared/data
