@@ -252,8 +252,8 @@ PLANTED = (
     Planted(
         "a pause does not stop what changes meanwhile",
         "migration/outbound.py",
-        "    Kind.LOOKED: (looked, looked, ignore, looked),\n",
-        "    Kind.LOOKED: (looked, looked, looked, looked),\n",
+        "        if not self.queue or self.flight is not None or self.is_pausing:\n",
+        "        if not self.queue or self.flight is not None:\n",
     ),
     Planted(
         "pauses do not grow",
