@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from emu.api import MissingPackage, Result, Rows, load, run
     from emu.errors import EmuError, InputError, InvariantViolation, RunError
+    from emu.process.version import __version__
     from emu.sizing.plan import plan
-
-__version__: Final = "0.1.0"
 
 __all__ = [
     "EmuError",
@@ -27,7 +26,7 @@ __all__ = [
     "run",
 ]
 
-_ELSEWHERE: Final = {"plan": "emu.sizing.plan"}
+_ELSEWHERE: Final = {"plan": "emu.sizing.plan", "__version__": "emu.process.version"}
 _ERRORS: Final = ("EmuError", "InputError", "InvariantViolation", "RunError")
 
 

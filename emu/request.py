@@ -283,6 +283,12 @@ class Request:
         self.migrations += 1
         self.migration_ns += waited_ns
 
+    def start_again(self, *, is_retry: bool) -> None:
+        """Nothing of its KV is left; what the client has received counts as prompt."""
+        self.retries += is_retry
+        self.computed_tokens = self.kv_blocks = 0
+        self.block_ids = None
+
     def lose_computed(self, tokens: int) -> None:
         """The KV of so many tokens is gone: they are to be computed again."""
         self.recomputed_tokens += tokens

@@ -148,6 +148,11 @@ class Launches:
         load = Load("disk" if from_disk else "host", (Target(replica.replica_id, role),))
         self._load(load, writer="recovery")
 
+    def distrust(self, is_gone: Callable[[int], bool]) -> Callable[[], None]:
+        """From now on a machine's copy is not there if `is_gone` says so; the result ends that."""
+        self.stale.append(is_gone)
+        return lambda: self.stale.remove(is_gone)
+
     def load_by_hand(self, replica: Replica) -> None:
         """A manual `to_new_prefill`: the weights come from the machine's memory, layer by layer."""
         self.loader.start(Load("host", (Target(replica.replica_id, "new_prefill"),)))

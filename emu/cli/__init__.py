@@ -86,10 +86,9 @@ def call(tokens: Sequence[str]) -> object:
         print(overview())
         return 0
     if words[0] == "--version":
-        import emu
-        from emu.process.version import version_line
+        from emu.process.version import __version__, version_line
 
-        print(version_line(emu.__version__))
+        print(version_line(__version__))
         return 0
     if words[0] not in COMMANDS and not words[0].startswith("-") and not _names_a_file(words[0]):
         hint = did_you_mean(words[0], COMMANDS)

@@ -163,7 +163,7 @@ def states_markdown(text: str) -> str:
 def kinds_table() -> str:
     """The kinds of faults: numbers, keys, what happens."""
     lines = [
-        "| kind | catalogue | target | magnitude | duration | what happens |",
+        "| kind | catalogue | target | strength | duration | what happens |",
         "|---|---|---|---|---|---|",
     ]
     for name, kind in KINDS.items():
@@ -171,7 +171,7 @@ def kinds_table() -> str:
         if kind.may:
             groups.append(", ".join(f"`{key}`" for key in kind.may) + " (optional)")
         bounds = kind.magnitude
-        size = f"{kind.unit}, {bounds[0]:g} to {bounds[1]:g}" if bounds else ""
+        size = f"`{kind.size}`, {bounds[0]:g} to {bounds[1]:g}" if bounds else ""
         size += " (optional)" if kind.may_magnitude else ""
         lasts = "yes" if kind.takes_duration else "instant"
         cells = [" and ".join(groups), size, "needed" if kind.needs_duration else lasts, kind.text]

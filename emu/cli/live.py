@@ -41,6 +41,7 @@ def serve(
     slow_down: str = "off",
     startup_s: float = -1.0,
     drain_s: Seconds = 30.0,
+    force: Annotated[bool, Parameter(negative=())] = False,
     set_: Overrides = (),
     quiet: Quiet = False,
     log_level: Level | None = None,
@@ -108,6 +109,8 @@ def serve(
         Emulated start-up; -1 = the time to load the weights.
     drain_s
         Seconds that answers under way have after SIGTERM.
+    force
+        Replace the recording of an earlier session in the output directory.
     quiet
         Print nothing.
     log_level
@@ -151,7 +154,7 @@ def serve(
         log_level=log_level or ("off" if log_format == "text" else "info"),
         log_format=log_format,
     )
-    return serve_command(config, options, output=output, overrides=set_, quiet=quiet)
+    return serve_command(config, options, output=output, overrides=set_, quiet=quiet, force=force)
 
 
 def observe(

@@ -6,7 +6,7 @@ made by the cluster, which owns them and the actors too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from emu.cluster.cluster import Cluster
     from emu.cluster.insight import Insight
     from emu.config.schema import Config
+    from emu.faults.injector import Handler
     from emu.migration.live import LiveMigrator
 
 S = ReplicaState
@@ -212,9 +213,16 @@ def build_watchers(cluster: Cluster) -> dict[int, Watcher]:
             attempts_max=config.recovery.max_retries,
             lease_ns=ms_to_ns(config.recovery.lease_ms),
         )
-        replica.outbox = watcher
+        replica.connect(watcher)
         watchers[replica.replica_id] = watcher
     return watchers
+
+
+def fault_handlers() -> Mapping[str, Handler]:
+    """What each kind of fault does; loaded by the first one that strikes."""
+    from emu.faults.handlers import HANDLERS
+
+    return HANDLERS
 
 
 def build_live(cluster: Cluster) -> LiveMigrator | None:

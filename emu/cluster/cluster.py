@@ -21,6 +21,7 @@ from emu.cluster.build import (
     build_rejecter,
     build_replica,
     build_watchers,
+    fault_handlers,
     join_waves,
 )
 from emu.cluster.commands import Commander, check_commands
@@ -142,10 +143,9 @@ class Cluster:
         self.scaler = make_scaler(self, plan, self.replicas, own)
         self._is_scaled = self.scaler.is_active
         self.recovery = Recovery(self)
-        self.faults = Injector(self, self.recovery)
+        self.faults = Injector(self, self.recovery, fault_handlers)
         self.faults.start()
-        self.kernel.story = partial(story, self)
-        self.kernel.last_resort = self.recovery.fail_unservable
+        self.kernel.ask_at_rest(partial(story, self), self.recovery.fail_unservable)
 
     # --- running ------------------------------------------------------------------------------
     async def run(self) -> Outcome:
@@ -390,12 +390,11 @@ class Cluster:
         """The client has left, at whatever stage the request is."""
         reason = "client_left"
         if request.holder_id < 0:
-            if request in self.gateway.taking or (
-                self.queue is not None and self.queue.cancel(request)
+            if (
+                request in self.gateway.taking
+                or (self.queue is not None and self.queue.cancel(request))
+                or self.gateway.cancel_held(request)
             ):
-                self.terminal(request, Status.CANCELLED, reason)
-            elif request in self.gateway.held:
-                self.gateway.held.remove(request)
                 self.terminal(request, Status.CANCELLED, reason)
             return
         watcher = self.watchers.get(request.holder_id)

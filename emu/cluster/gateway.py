@@ -125,14 +125,13 @@ class Gateway(Actor):
         """Replicas whose queues may have changed since they were last looked at."""
         if self._linear_load is not None and queue is None and len(replicas) > 1:
             for replica in replicas:
-                replica.touch_log = self._touched
-                replica.is_touched = False
+                replica.tell_touches(self._touched)
         self._signals = [
             Signal(r.replica_id, 0, 0, 0, 0, 0, r.scheduler.max_num_seqs) for r in replicas
         ]
         if self._delay_ns:
             for replica in replicas:
-                replica.signals = deque([(-1, 0, 0, 0, 0)])
+                replica.keep_signals()
 
     def tick(self) -> int:
         """Let in all requests that arrive by now, and come back for the next."""
@@ -155,6 +154,26 @@ class Gateway(Actor):
     def align(self, now_ns: int) -> int:
         """No message makes a request arrive earlier."""
         return AT_DUE
+
+    def expect_client(self) -> None:
+        """A client may send more: the run goes on without requests."""
+        self.pending_clients += 1
+
+    def client_left(self) -> None:
+        """It will send no more."""
+        self.pending_clients -= 1
+
+    def cancel_held(self, request: Request) -> bool:
+        """Remove a request that no replica can take at the moment; False if it is not held."""
+        if request not in self.held:
+            return False
+        self.held.remove(request)
+        return True
+
+    def echo(self, echo: Callable[[Request], None]) -> Callable[[], None]:
+        """Tell `echo` of every arrival from now on; what is returned ends that."""
+        self.echoes.append(echo)
+        return lambda: self.echoes.remove(echo)
 
     # --- arriving -----------------------------------------------------------------------------
     def arrive(self, request: Request) -> None:
@@ -275,7 +294,7 @@ class Gateway(Actor):
             self._places = {r.replica_id: place for place, r in enumerate(candidates)}
         places = self._places
         for replica in self._touched:
-            replica.is_touched = False
+            replica.seen()
             place = places.get(replica.replica_id)
             if place is not None:
                 order.update(place, load(replica))

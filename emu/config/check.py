@@ -18,7 +18,7 @@ import msgspec
 from msgspec import inspect
 
 from emu.config import schema
-from emu.config.kinds import KINDS, Union, convert
+from emu.config.kinds import KINDS, Union, convert, unions
 from emu.config.locate import Path
 from emu.config.suggest import nearest, unknown_key, unknown_value
 
@@ -34,6 +34,7 @@ PARTIAL_TABLES: Final[Mapping[tuple[type, str], type[msgspec.Struct]]] = {
 _INT_MAX: Final = 2**63 - 1
 _NUMBER_MAX: Final = 1e15
 _SHOWN_CHARS: Final = 60
+_OWNERS_SHOWN: Final = 4
 _STEERING: Final = ("Cc", "Cf", "Zl", "Zp")
 """Categories of characters that no name or path has: control, invisible formats, line ends."""
 
@@ -55,6 +56,8 @@ def _is_faultless(raw: dict[str, Any]) -> bool:
         return False
     if type(config.scheduler) in KINDS or type(config.latency) in KINDS:
         return False  # of no kind that is known
+    if any(type(fault) is schema.FaultTable for fault in config.faults):
+        return False
     untyped = {name for _, name in PARTIAL_TABLES}
     if any(untyped.intersection(group) for group in raw.get("replicas", ())):
         return False
@@ -153,7 +156,7 @@ class _Checker:
                 inner = struct_of(kind)
             if inner is not None:
                 self._collect(inner, f"{name}.")
-                union = KINDS.get(inner.cls)
+                union = unions().get(inner.cls)
                 for kind_struct in () if union is None else union.kinds.values():
                     self._collect(table_info(kind_struct), f"{name}.")
 
@@ -161,7 +164,7 @@ class _Checker:
         self, struct: inspect.StructType, value: dict[str, Any], path: Path
     ) -> Iterator[Problem | inspect.StructType]:
         """The kind of a union's table, and what is wrong with its name or its keys."""
-        union = KINDS[struct.cls]
+        union = unions()[struct.cls]
         default = ""
         if path[:1] == ("replicas",):  # of what the group overrides
             base = self.raw.get(str(path[-1]), {})
@@ -171,13 +174,15 @@ class _Checker:
         name = value.get(union.key, default or union.default)
         if kind is struct.cls:
             if isinstance(name, str) and union.key in value:
-                known = [*union.kinds, "package.module:Class"]
+                known = [*union.kinds, *(["package.module:Class"] if union.own else [])]
                 yield (*path, union.key), unknown_value(name, known)
+            if union.own is None:
+                return  # nothing is known of its keys
             kind = union.own  # its keys are judged as if all kinds had them
         for key in value:
             owners = union.owners(key)
             if owners and key not in kind.__struct_fields__:
-                yield (*path, key), _of_another_kind(union, key, str(name), owners)
+                yield (*path, key), _of_another_kind(union, key, str(name), owners, kind)
         yield table_info(kind)
 
     def _struct(
@@ -187,8 +192,10 @@ class _Checker:
             yield path, f"expected a table, got {shown(value)}"
             return
         elsewhere_here: tuple[str, ...] = ()
-        if struct.cls in KINDS:
-            union = KINDS[struct.cls]
+        given: Mapping[str, object] = value
+        may_lack = partial
+        union = unions().get(struct.cls)
+        if union is not None:
             elsewhere_here = tuple(key for key in value if union.owners(key))
             for found in self._kind(struct, value, path):
                 if isinstance(found, inspect.StructType):
@@ -196,6 +203,8 @@ class _Checker:
                 else:
                     yield found
             if isinstance(value.get(union.key), str):
+                if struct.cls in unions():
+                    return  # of no kind that is known
                 value = {key: inner for key, inner in value.items() if key != union.key}
                 partial = True
         known = {item.encode_name: item for item in struct.fields}
@@ -213,7 +222,7 @@ class _Checker:
             else:
                 yield from self._value(known[key].type, inner, where)
         for item in struct.fields:
-            if item.required and item.encode_name not in value and not partial:
+            if item.required and item.encode_name not in given and not may_lack:
                 yield (*path, item.encode_name), "missing, and it has no default"
 
     def _value(self, kind: inspect.Type, value: object, path: Path) -> Iterator[Problem]:
@@ -252,8 +261,13 @@ class _Checker:
         yield path, f"expected {' or '.join(names)}, got {shown(value)}"
 
 
-def _of_another_kind(union: Union, key: str, name: str, owners: list[str]) -> str:
+def _of_another_kind(
+    union: Union, key: str, name: str, owners: list[str], kind: type[msgspec.Struct]
+) -> str:
     """What is said of a key that the table's kind does not have, but others do."""
+    if len(owners) > _OWNERS_SHOWN:
+        own = ", ".join(field for field in kind.__struct_fields__ if field != union.key)
+        return f'means nothing with {union.key} = "{name}", whose keys are {own}'
     which = " or ".join(f'"{owner}"' for owner in owners)
     return f'means nothing with {union.key} = "{name}"; it is a key of {union.key} = {which}'
 

@@ -16,8 +16,7 @@ from msgspec import inspect
 
 from emu.config import names, schema
 from emu.config.check import PARTIAL_TABLES, struct_of, table_info, unwrap
-from emu.config.faultkinds import KINDS as FAULTS
-from emu.config.kinds import KINDS, Union
+from emu.config.kinds import KINDS, Union, unions
 from emu.config.presets import PRESETS
 
 _INTRO: Final = """\
@@ -41,7 +40,6 @@ _WORDS: Final[Mapping[tuple[type, str], Sequence[str]]] = {
     (schema.MigrationTable, "policy"): (*names.MIGRATIONS, _IMPORT_PATH),
     (schema.AutoscaleTable, "planner"): (*names.PLANNERS, _IMPORT_PATH),
     (schema.AutoscaleTable, "preset"): ("", *PRESETS),
-    (schema.FaultTable, "kind"): tuple(FAULTS),
 }
 """Keys whose words the types do not tell."""
 
@@ -50,13 +48,15 @@ def config_schema() -> dict[str, Any]:
     """JSON Schema of the configuration, with descriptions."""
     document: dict[str, Any] = msgspec.json.schema(schema.Config)
     definitions = document["$defs"]
-    for base, union in KINDS.items():
+    for base, union in unions().items():
         definitions[base.__name__] = _union_schema(base, union, definitions)
     for (holder, key), table in PARTIAL_TABLES.items():
         properties = definitions[holder.__name__]["properties"]
         described = {"description": properties[key]["description"]}
         if table in KINDS:  # of which kind depends on the table that it overrides
-            widest = KINDS[table].own.__name__
+            own = KINDS[table].own
+            assert own is not None
+            widest = own.__name__
             kinds = [*KINDS[table].kinds, _IMPORT_PATH]
             named = definitions[widest]["properties"] | {KINDS[table].key: _words(kinds)}
             properties[key] = described | definitions[widest] | {"properties": named}
@@ -80,9 +80,9 @@ def _union_schema(
     base: type[msgspec.Struct], union: Union, definitions: dict[str, Any]
 ) -> dict[str, Any]:
     """The kinds of a table, each with a definition of its own."""
-    structs = [*union.kinds.values(), union.own]
+    structs = [*union.kinds.values(), *([union.own] if union.own else [])]
     _, found = msgspec.json.schema_components(structs, ref_template="#/$defs/{name}")
-    for name, struct in [*union.kinds.items(), ("", union.own)]:
+    for name, struct in zip([*union.kinds, ""], structs, strict=False):
         definition = found[struct.__name__]
         key = definition["properties"][union.key]
         if name:
@@ -90,7 +90,8 @@ def _union_schema(
             key["const"] = name
         else:
             key["pattern"] = f"^{names.IMPORT_PATH}$"
-        definition["required"] = [] if name == union.default else [union.key]
+        needed = [key for key in definition.get("required", ()) if key != union.key]
+        definition["required"] = needed if name == union.default else [*needed, union.key]
     definitions |= found
     return {
         "description": base.__doc__,
@@ -114,7 +115,7 @@ def reference_markdown() -> str:
         if struct.cls.__doc__:
             parts.append(f"\n{struct.cls.__doc__.strip().splitlines()[0]}\n")
         parts.append(key_table(struct))
-        union = KINDS.get(struct.cls)
+        union = unions().get(struct.cls)
         if union is not None:
             parts.append(_kinds(heading, struct, union))
     return "".join(parts)
@@ -141,10 +142,11 @@ def _kinds(heading: str, base: inspect.StructType, union: Union) -> str:
             parts.append(_ROW_HEAD + "".join(map(_row, own)))
         else:
             parts.append("\nNo keys of its own.\n")
-    parts.append(
-        f'\n### {heading} with `{union.key} = "package.module:Class"`\n'
-        "\nA class of one's own may read the keys of all kinds.\n"
-    )
+    if union.own is not None:
+        parts.append(
+            f'\n### {heading} with `{union.key} = "package.module:Class"`\n'
+            "\nA class of one's own may read the keys of all kinds.\n"
+        )
     return "".join(parts)
 
 

@@ -2,14 +2,15 @@
 
 `KINDS` is read by everything that must know them: the checker (a key of another kind is an error
 with a hint), conversion, `--set`, overrides of a replica group, the reference page and
-`emu schema`. A kind that is no word of the list is a class of the user's own.
+`emu schema`. A kind that is no word of the list is a class of the user's own, but for faults.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_args
 
 import msgspec
 
@@ -19,6 +20,7 @@ from emu.config.schema import (
     AstraTable,
     Config,
     FasterTransformerTable,
+    FaultTable,
     FcfsTable,
     LatencyTable,
     LightLlmTable,
@@ -45,32 +47,46 @@ class Union(NamedTuple):
     """The key that names the kind."""
     kinds: Mapping[str, Struct]
     """By name; the first one is the default."""
-    own: Struct
-    """For a class by import path."""
+    own: Struct | None = None
+    """For a class by import path; None: there can be no such class."""
+    has_default: bool = True
+    """A table that names no kind is of the first one."""
 
     @property
     def default(self) -> str:
         """The kind of a table that names none."""
-        return next(iter(self.kinds))
+        return next(iter(self.kinds)) if self.has_default else ""
 
     def kind_of(self, table: Mapping[str, Any], default: str = "") -> Struct:
         """The kind of a table as it stands in a file; that of `default` if it names none."""
         name = table.get(self.key, default or self.default)
-        if isinstance(name, str) and name in self.kinds:
+        if not isinstance(name, str):
+            return self.base
+        if name in self.kinds:
             return self.kinds[name]
-        return self.own if isinstance(name, str) and names.is_import_path(name) else self.base
+        return self.own if self.own is not None and names.is_import_path(name) else self.base
 
     @property
     def base(self) -> Struct:
         """What all kinds share: for a kind that is not known."""
         return _BASES[self.key]
 
+    def of_key(self, key: str) -> Struct:
+        """A kind that has this key, if any has."""
+        if self.own is not None:
+            return self.own
+        return next((k for k in self.kinds.values() if key in k.__struct_fields__), self.base)
+
     def owners(self, key: str) -> list[str]:
         """Names of the kinds that have a key."""
         return [name for name, kind in self.kinds.items() if key in kind.__struct_fields__]
 
 
-_BASES: Final[Mapping[str, Struct]] = {"policy": SchedulerTable, "backend": LatencyTable}
+_BASES: Final[Mapping[str, Struct]] = {
+    "policy": SchedulerTable,
+    "backend": LatencyTable,
+    "kind": FaultTable,
+}
 KINDS: Final[Mapping[Struct, Union]] = MappingProxyType(
     {
         SchedulerTable: Union(
@@ -104,11 +120,31 @@ _FIELDS: Final[Mapping[str, Struct]] = {"scheduler": SchedulerTable, "latency": 
 """Unions at the top level of a file."""
 
 
+@functools.cache
+def unions() -> Mapping[Struct, Union]:
+    """All of them, faults included, whose kinds are loaded only for files that have some."""
+    from emu.config.tables.faults import FAULTS
+
+    kinds = {str(get_args(kind.__annotations__["kind"])[0]): kind for kind in FAULTS}
+    return MappingProxyType({**KINDS, FaultTable: Union("kind", kinds, has_default=False)})
+
+
+def fault_of(raw: Mapping[str, Any]) -> FaultTable:
+    """A `[[faults]]` table as its kind. Raises msgspec.ValidationError."""
+    made = msgspec.convert(raw, unions()[FaultTable].kind_of(raw))
+    assert isinstance(made, FaultTable)
+    return made
+
+
 def convert(raw: Mapping[str, Any]) -> Config:
     """A document as a `Config`. Raises msgspec.ValidationError."""
     rest = {key: value for key, value in raw.items() if key not in _FIELDS}
-    config = msgspec.convert(rest, Config)
     made: dict[str, Any] = {}
+    faults = rest.get("faults")
+    if isinstance(faults, list) and faults and all(isinstance(fault, dict) for fault in faults):
+        del rest["faults"]
+        made["faults"] = [fault_of(fault) for fault in faults]
+    config = msgspec.convert(rest, Config)
     for name, base in _FIELDS.items():
         if name in raw:
             table = raw[name]

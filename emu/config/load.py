@@ -97,11 +97,17 @@ class _Loading:
         self.raw = raw
         self.base_dir = base_dir
         self.overridden: list[Path] = []
+        self.moved: dict[Path, Path] = {}
+        """Keys that stand in the file as they were called before."""
 
     def config(self, overrides: Sequence[str]) -> Config:
         self._displace_workload(overrides)
         for override in overrides:
             self.overridden.append(apply_override(self.raw, override))
+        if self.raw.get("faults"):
+            from emu.config.faultkinds import modernise  # most files have none
+
+            self.moved = modernise(self.raw["faults"])
         self._refuse(check_document(self.raw))
         fill_preset(self.raw)
         path_problems = [*self._resolve_paths(), *self._resolve_plugins(self.raw, ())]
@@ -191,6 +197,7 @@ class _Loading:
         )
 
     def _error(self, path: Path, problem: str, lines: dict[Path, int]) -> InputError:
+        path = self.moved.get(path, path)
         field = dotted(path)
         for changed in self.overridden:
             within = path[: len(changed)] == changed

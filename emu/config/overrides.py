@@ -15,7 +15,7 @@ from msgspec import inspect
 
 from emu.config import schema
 from emu.config.check import PARTIAL_TABLES, dotted, shown, struct_of, table_info, unwrap
-from emu.config.kinds import KINDS
+from emu.config.kinds import unions
 from emu.config.locate import Path
 from emu.errors import InputError
 
@@ -93,8 +93,9 @@ def _field(kind: inspect.Type | None, name: str) -> inspect.Field | None:
     struct = None if kind is None else struct_of(kind)
     if struct is None:
         return None
-    if struct.cls in KINDS:  # whatever the kind is
-        struct = table_info(KINDS[struct.cls].own)
+    union = unions().get(struct.cls)
+    if union is not None:  # whatever the kind is
+        struct = table_info(union.of_key(name))
     return next((item for item in struct.fields if item.encode_name == name), None)
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 from emu.config import names
 from emu.config.check import Problem, shown
-from emu.config.faultkinds import fault_problems
 from emu.config.locate import Path
 from emu.config.presets import PRESETS
 from emu.config.schema import (
@@ -233,18 +232,21 @@ def _targets(config: Config) -> Iterator[Problem]:
                 ("commands", index, "replica"),
                 f"expected an index from 0 to {replicas - 1}, got {command.replica}",
             )
+    if not config.faults:
+        return
+    from emu.config.faultkinds import fault_problems  # most files have none
+
+    counts = {
+        **dict.fromkeys(("replica", "source", "destination"), replicas),
+        "node": machines,
+        "gpu": gpus,
+    }
     for index, fault in enumerate(config.faults):
-        for key, value, count in (
-            ("replica", fault.replica, replicas),
-            ("source", fault.source, replicas),
-            ("destination", fault.destination, replicas),
-            ("node", fault.node, machines),
-            ("gpu", fault.gpu, gpus),
-            ("request", fault.request, 2**63),
-        ):
-            if not -1 <= value < count:
-                known = f"from 0 to {count - 1}" if count < 2**63 else ">= 0"
-                yield ("faults", index, key), f"expected an index {known}, got {shown(value)}"
+        for key, count in counts.items():
+            value = getattr(fault, key, None)
+            if value is not None and value >= count:
+                problem = f"expected an index from 0 to {count - 1}, got {shown(value)}"
+                yield ("faults", index, key), problem
         yield from fault_problems(index, fault)
 
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from emu.config.schema import FaultTable
+from emu.config.tables.faults import (
+    CxlLost,
+    DrainExpired,
+    HostCacheLost,
+    HostCacheStale,
+    MetricsDelayed,
+    MetricsFrozen,
+    MetricsLost,
+    PlannerRestart,
+)
 from emu.replica.events import TierLost
 from emu.units import ms_to_ns, s_to_ns
 
@@ -14,8 +23,9 @@ if TYPE_CHECKING:
     from emu.faults.injector import Injector
 
 
-def lose_cache(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
+def lose_cache(injector: Injector, fault: HostCacheLost, rng: np.random.Generator) -> None:
     """A machine's memory loses the model's weights, and the KV of a tier there."""
+    assert fault.node is not None
     injector.note(fault, f"machine {fault.node}")
     lose_memory(injector, fault.node)
 
@@ -23,8 +33,7 @@ def lose_cache(injector: Injector, fault: FaultTable, rng: np.random.Generator) 
 def lose_memory(injector: Injector, machine: int) -> None:
     """Nothing is left in the memory of a machine."""
     cluster = injector.cluster
-    if machine not in injector.recovery.cacheless:
-        injector.recovery.cacheless.append(machine)
+    injector.recovery.lose_weights(machine)
     cluster.scaler.lose_cache(machine)
     _lose_tier(injector, "cpu", machine)
     for replica in cluster.replicas:
@@ -32,11 +41,12 @@ def lose_memory(injector: Injector, machine: int) -> None:
             replica.actor.look()  # what it found there is there no more
 
 
-def lose_cxl(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
+def lose_cxl(injector: Injector, fault: CxlLost, rng: np.random.Generator) -> None:
     """The CXL pool that a machine uses loses the KV of a tier there."""
     if "cxl" not in injector.cluster.tiers.kinds:
         injector.miss(fault, "no tier of KV is in CXL memory")
         return
+    assert fault.node is not None
     injector.note(fault, f"the CXL pool of machine {fault.node}")
     _lose_tier(injector, "cxl", fault.node)
 
@@ -54,59 +64,57 @@ def _lose_tier(injector: Injector, kind: str, machine: int) -> None:
             cluster.note("recall lost", replica.name, text)
 
 
-def stale_cache(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
+def stale_cache(injector: Injector, fault: HostCacheStale, rng: np.random.Generator) -> None:
     """The directory says that a machine has the weights, and they are gone."""
     scaler = injector.cluster.scaler
 
     def is_gone(machine: int) -> bool:
-        if fault.node not in (-1, machine):
+        if fault.node not in (None, machine):
             return False
         if fault.probability < 1.0 and rng.random() >= fault.probability:
             return False
         injector.note(fault, f"machine {machine}")
         return True
 
-    scaler.stale.append(is_gone)
-    injector.until(fault, "host caches", lambda: scaler.stale.remove(is_gone))
+    injector.until(fault, "host caches", scaler.distrust(is_gone))
 
 
-def expire_drain(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
+def expire_drain(injector: Injector, fault: DrainExpired, rng: np.random.Generator) -> None:
     """Those that drain now, and with a duration those that begin to drain in the window."""
     struck = [r for r in injector.cluster.replicas if injector.meets_drain(fault, r)]
     for replica in struck:
         injector.expire_drain(fault, replica)
     if fault.duration_s:
-        injector.drains.append(fault)
-
-        def over() -> None:
-            injector.drains.remove(fault)
-            injector.end(fault, fault.kind)
-
-        injector.until(fault, fault.kind, over)
+        injector.watch_drains(fault)
     elif not struck:
         injector.miss(fault, "no replica drains")
 
 
-def blur_metrics(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
+def blur_metrics(
+    injector: Injector,
+    fault: MetricsDelayed | MetricsFrozen | MetricsLost,
+    rng: np.random.Generator,
+) -> None:
     """What the planner knows of the load stands still, comes late, or does not come at all."""
     scaler = injector.cluster.scaler
     if not scaler.is_active:
         injector.miss(fault, "there is no planner")
         return
     injector.note(fault, "planner")
-    sight, late_ns = scaler.sight, ms_to_ns(fault.magnitude)
-    if fault.kind == "metrics_frozen":
-        sight.freeze(scaler.snapshot())
-    elif fault.kind == "metrics_delayed":
+    sight = scaler.sight
+    late_ns = ms_to_ns(fault.delay_ms) if isinstance(fault, MetricsDelayed) else 0
+    if late_ns:
         sight.slow(late_ns, scaler.snapshot())
+    elif isinstance(fault, MetricsFrozen):
+        sight.freeze(scaler.snapshot())
     else:
         sight.lose()
 
     def over() -> None:
-        if fault.kind == "metrics_frozen":
-            sight.thaw()
-        elif fault.kind == "metrics_delayed":
+        if late_ns:
             sight.slow(-late_ns, scaler.snapshot())
+        elif isinstance(fault, MetricsFrozen):
+            sight.thaw()
         else:
             sight.find()
         scaler.look()
@@ -115,7 +123,7 @@ def blur_metrics(injector: Injector, fault: FaultTable, rng: np.random.Generator
     injector.until(fault, "planner", over)
 
 
-def restart_planner(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
+def restart_planner(injector: Injector, fault: PlannerRestart, rng: np.random.Generator) -> None:
     """The planner loses its memory, and is back after the fault's duration."""
     scaler = injector.cluster.scaler
     if not scaler.is_active:

@@ -7,19 +7,12 @@ the end of the fault if it has one. The handlers stand by what they strike, in `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from emu.config.schema import FaultTable
 from emu.faults import clients, control_plane, links, replicas
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from emu.faults.injector import Injector
-
-Handler = Callable[["Injector", FaultTable, "np.random.Generator"], None]
+from emu.faults.injector import Handler
 
 HANDLERS: Final[Mapping[str, Handler]] = MappingProxyType(
     {

@@ -9,13 +9,12 @@ missed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, structs
 
-from emu.config.faultkinds import KINDS, fault_problems
 from emu.config.schema import FaultTable
 from emu.errors import InputError
 from emu.faults.link_factors import LinkFaults
@@ -23,14 +22,34 @@ from emu.faults.recovery import Recovery
 from emu.faults.transfers import TransferFaults
 from emu.kernel.priorities import PRIORITY_WORLD
 from emu.replica.replica import Replica
-from emu.replica.states import DRAINING, ReplicaState
+from emu.replica.states import DRAINING, LOADING, ReplicaState
 from emu.rng import rng_stream
 from emu.units import NS_PER_S, ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from emu.config.tables.faults import DrainExpired, ReplicaCrash
     from emu.faults.ports import FaultWorld
+
+
+S = ReplicaState
+Handler = Callable[["Injector", Any, "np.random.Generator"], None]
+"""What a kind of fault does."""
+
+
+def states_of(stage: str) -> Sequence[ReplicaState]:
+    """States that a crash's `stage` means."""
+    found: dict[str, list[ReplicaState]] = {
+        "prefill": [S.PREFILL, S.AUS_PREFILL, S.SHUTTING_PREFILL],
+        "decode": [S.DECODE, S.AUS_DECODE, S.SHUTTING_DECODE],
+        "colocated": [S.COLOCATED, S.SHUTTING_COLOCATED],
+        "new_prefill": [S.NEW_PREFILL, S.REFRACTORY_PREFILL],
+        "old_prefill": [S.OLD_PREFILL],
+        "loading": sorted(LOADING, key=lambda s: s.value),
+        "any": [s for s in S if s not in (S.FAILED, S.INACTIVE)],
+    }
+    return found.get(stage) or [state for state in S if state.value == stage]
 
 
 class InForce(Struct):
@@ -41,12 +60,25 @@ class InForce(Struct):
     since_ns: int
     end: Callable[[], None]
 
+    @property
+    def until_s(self) -> float | None:
+        """When it is over by itself; None: never."""
+        duration_s: float | None = getattr(self.fault, "duration_s", None)
+        return self.since_ns / NS_PER_S + duration_s if duration_s else None
+
 
 class Injector:
     """Faults of one run."""
 
-    def __init__(self, cluster: FaultWorld, recovery: Recovery) -> None:
+    def __init__(
+        self,
+        cluster: FaultWorld,
+        recovery: Recovery,
+        handlers: Callable[[], Mapping[str, Handler]],
+    ) -> None:
+        """`handlers`: by kind; asked for when the first fault strikes."""
         self.cluster = cluster
+        self._handlers = handlers
         self.kernel = cluster.kernel
         self.recovery = recovery
         self.struck: dict[str, int] = {}
@@ -54,17 +86,17 @@ class Injector:
         self.missed: dict[str, int] = {}
         self.links = LinkFaults(cluster.network)
         self.transfers = TransferFaults(cluster.network, self.note)
-        self.clones = 0
-        self.waiting: list[tuple[FaultTable, str]] = []
+        self._clones = 0
+        self.waiting: list[tuple[ReplicaCrash, str]] = []
         """Crashes that wait for a replica to enter a stage."""
         self.in_force: dict[int, InForce] = {}
         """Faults that struck and have an end, by a number that counts them."""
         self._forced = 0
-        self.drains: list[FaultTable] = []
+        self.drains: list[DrainExpired] = []
         """In force: whoever begins to drain has no time for it."""
         self._injected = 0
         timeout_ns = ms_to_ns(cluster.config.recovery.transfer_timeout_ms)
-        cluster.network.timeout_ns = max(1, timeout_ns)
+        cluster.network.set_timeout(max(1, timeout_ns))
 
     def start(self) -> None:
         """Schedule the configuration's faults (before the run)."""
@@ -80,6 +112,8 @@ class Injector:
         self.kernel.call_at(at_ns, PRIORITY_WORLD, partial(self._strike, fault, number))
 
     def _check(self, fault: FaultTable) -> None:
+        from emu.config.faultkinds import fault_problems
+
         for path, problem in fault_problems(self._injected, fault):
             raise InputError("faults", None, ".".join(map(str, path)), problem)
         cluster = self.cluster
@@ -91,33 +125,32 @@ class Injector:
             "gpu": len(cluster.topology.gpus),
         }
         for key, count in limits.items():
-            value = getattr(fault, key)
-            if not -1 <= value < count:
+            value = getattr(fault, key, None)
+            if value is not None and value >= count:
                 problem = f"expected an index from 0 to {count - 1}, got {value}"
                 raise InputError("faults", None, f"faults.{self._injected}.{key}", problem)
 
     def _strike(self, fault: FaultTable, number: int) -> None:
-        from emu.faults.handlers import HANDLERS
-
-        HANDLERS[fault.kind](self, fault, self.rng(number))
+        self._handlers()[fault.kind](self, fault, self.rng(number))
 
     def rng(self, number: int) -> np.random.Generator:
         """The random stream of a fault."""
         return rng_stream(self.cluster.config.seed, f"fault {number}")
 
-    # --- for the strikes ----------------------------------------------------------------------
+    # --- for the handlers ----------------------------------------------------------------------
     def later(self, delay_ns: int, call: object) -> None:
         """Run a call so much later."""
         assert callable(call)
         self.kernel.call_at(self.kernel.now_ns + delay_ns, PRIORITY_WORLD, call)
 
     def until(self, fault: FaultTable, target: str, end: Callable[[], None]) -> None:
-        """The fault is in force now, until its duration is over (0 = for good) or `undo`."""
+        """The fault is in force now, until its duration is over (None = for good) or `undo`."""
         number = self._forced
         self._forced += 1
         self.in_force[number] = InForce(fault, target, self.kernel.now_ns, end)
-        if fault.duration_s:
-            self.later(s_to_ns(fault.duration_s), partial(self._over, number))
+        duration_s: float | None = getattr(fault, "duration_s", None)
+        if duration_s:
+            self.later(s_to_ns(duration_s), partial(self._over, number))
 
     def _over(self, number: int) -> None:
         one = self.in_force.pop(number, None)
@@ -130,15 +163,26 @@ class Injector:
         Raises KeyError for a number that is not in force.
         """
         one = self.in_force.pop(number)
-        lasted_s = (self.kernel.now_ns - one.since_ns) / NS_PER_S
+        lasted_s = max(1, self.kernel.now_ns - one.since_ns) / NS_PER_S
         one.end()
         return one.fault, structs.replace(one.fault, duration_s=lasted_s)
+
+    def next_clone(self) -> int:
+        """Numbers of requests that overloads add."""
+        self._clones += 1
+        return self._clones - 1
 
     def note(self, fault: FaultTable, target: str) -> None:
         """The fault has struck this."""
         self.struck[fault.kind] = self.struck.get(fault.kind, 0) + 1
-        text = KINDS[fault.kind].numbers
-        self.cluster.recorder.fault(self.kernel.now_ns, fault.kind, target, text, fault.replica)
+        replica = getattr(fault, "replica", None)
+        self.cluster.recorder.fault(
+            self.kernel.now_ns,
+            fault.kind,
+            target,
+            fault.numbers,
+            -1 if replica is None else replica,
+        )
 
     def miss(self, fault: FaultTable, why: str) -> None:
         """There was nothing to strike."""
@@ -150,12 +194,26 @@ class Injector:
         self.cluster.recorder.fault_over(self.kernel.now_ns, fault.kind, target)
         self.cluster.note("fault over", target, fault.kind)
 
-    @staticmethod
-    def meets_drain(fault: FaultTable, replica: Replica) -> bool:
-        """Whether the replica drains, and the fault is about it."""
-        return replica.state in DRAINING and fault.replica in (-1, replica.replica_id)
+    def wait_for(self, fault: ReplicaCrash, stage: str) -> None:
+        """The fault strikes the next replica that comes to this stage."""
+        self.waiting.append((fault, stage))
 
-    def expire_drain(self, fault: FaultTable, replica: Replica) -> None:
+    def watch_drains(self, fault: DrainExpired) -> None:
+        """The fault strikes replicas that begin to drain while it is in force."""
+        self.drains.append(fault)
+
+        def over() -> None:
+            self.drains.remove(fault)
+            self.end(fault, fault.kind)
+
+        self.until(fault, fault.kind, over)
+
+    @staticmethod
+    def meets_drain(fault: DrainExpired, replica: Replica) -> bool:
+        """Whether the replica drains, and the fault is about it."""
+        return replica.state in DRAINING and fault.replica in (None, replica.replica_id)
+
+    def expire_drain(self, fault: DrainExpired, replica: Replica) -> None:
         """The grace of a replica that drains is over."""
         self.note(fault, replica.name)
         self.recovery.expire_drain(replica)
@@ -169,11 +227,8 @@ class Injector:
                 self.expire_drain(fault, replica)
         if not self.waiting:
             return
-        from emu.faults.handlers import HANDLERS
-        from emu.faults.replicas import states_of
-
         for entry in list(self.waiting):
-            fault, stage = entry
+            crash, stage = entry
             if replica.state in states_of(stage):
                 self.waiting.remove(entry)
-                self.later(0, partial(HANDLERS[fault.kind], self, fault, self.rng(0)))
+                self.later(0, partial(self._handlers()[crash.kind], self, crash, self.rng(0)))

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from emu.config.schema import FaultTable
+from emu.config.tables.faults import (
+    LeaseExpired,
+    LinkDegrade,
+    LinkDown,
+    LinkLatency,
+    Partition,
+    Swizzle,
+)
 from emu.faults.link_factors import network_links
+from emu.faults.transfers import WindowFault
 from emu.units import ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
@@ -15,23 +23,27 @@ if TYPE_CHECKING:
     from emu.faults.injector import Injector
 
 
-def _links(injector: Injector, fault: FaultTable) -> tuple[list[int], str]:
+LinkFault = LinkDown | LinkDegrade | LinkLatency
+
+
+def _links(injector: Injector, fault: LinkFault) -> tuple[list[int], str]:
     topology = injector.cluster.topology
-    if fault.node >= 0:
+    if fault.node is not None:
         gpus: Sequence[int] = topology.machines[fault.node].gpus
         return network_links(topology, gpus), f"machine {fault.node}"
-    if fault.gpu >= 0:
+    if fault.gpu is not None:
         return network_links(topology, [fault.gpu]), f"GPU {fault.gpu}"
+    assert fault.replica is not None
     replica = injector.cluster.replicas[fault.replica]
     return network_links(topology, replica.gpus), replica.name
 
 
-def slow_links(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
+def slow_links(injector: Injector, fault: LinkDown | LinkDegrade, rng: np.random.Generator) -> None:
     """Links lose bandwidth, all of it or a part, once or several times."""
     links, name = _links(injector, fault)
-    factor = 0.0 if fault.kind == "link_down" else fault.magnitude
+    factor = fault.factor if isinstance(fault, LinkDegrade) else 0.0
     times = fault.times if fault.duration_s else 1
-    period_ns = s_to_ns(fault.duration_s)
+    period_ns = s_to_ns(fault.duration_s or 0.0)
 
     def down(left: int) -> None:
         injector.note(fault, name)
@@ -50,10 +62,10 @@ def slow_links(injector: Injector, fault: FaultTable, rng: np.random.Generator) 
     down(times)
 
 
-def delay_links(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
+def delay_links(injector: Injector, fault: LinkLatency, rng: np.random.Generator) -> None:
     """The latency of links grows."""
     links, name = _links(injector, fault)
-    delay_ns = max(1, ms_to_ns(fault.magnitude))
+    delay_ns = max(1, ms_to_ns(fault.extra_ms))
     injector.note(fault, name)
     injector.links.delay(links, delay_ns)
 
@@ -64,8 +76,10 @@ def delay_links(injector: Injector, fault: FaultTable, rng: np.random.Generator)
     injector.until(fault, name, over)
 
 
-def partition(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
+def partition(injector: Injector, fault: Partition, rng: np.random.Generator) -> None:
     """Nothing gets from one replica to another."""
+    assert fault.source is not None
+    assert fault.destination is not None
     pair = (fault.source, fault.destination)
     name = f"{fault.source} -> {fault.destination}"
     injector.note(fault, name)
@@ -78,7 +92,7 @@ def partition(injector: Injector, fault: FaultTable, rng: np.random.Generator) -
     injector.until(fault, name, over)
 
 
-def swizzle(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
+def swizzle(injector: Injector, fault: Swizzle, rng: np.random.Generator) -> None:
     """Stop the links of some machines one by one, bring them back in another order."""
     machines = injector.cluster.topology.machines
     chosen = [m for m in machines if fault.probability >= 1 or rng.random() < fault.probability]
@@ -97,7 +111,7 @@ def swizzle(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> 
         injector.later(up_ns, lambda links=links: injector.links.heal(links, 0.0))
 
 
-def window(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
+def window(injector: Injector, fault: WindowFault, rng: np.random.Generator) -> None:
     """In force for a time; each strike is noted when it happens."""
     window = injector.transfers.open(fault, rng)
 
@@ -108,8 +122,9 @@ def window(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> N
     injector.until(fault, "transfers", over)
 
 
-def expire_lease(injector: Injector, fault: FaultTable, rng: np.random.Generator) -> None:
+def expire_lease(injector: Injector, fault: LeaseExpired, rng: np.random.Generator) -> None:
     """KV that waits to be fetched is given up by its source."""
+    assert fault.replica is not None
     watcher = injector.cluster.watchers.get(fault.replica)
     lost = [] if watcher is None else watcher.lose_source()
     if not lost:

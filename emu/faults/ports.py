@@ -23,8 +23,6 @@ from emu.request import Request, Status
 class Clients(Protocol):
     """The gateway, as faults of clients see it."""
 
-    echoes: list[Callable[[Request], None]]
-
     @property
     def held(self) -> Sequence[Request]:
         """Requests that no replica can take at the moment."""
@@ -33,6 +31,10 @@ class Clients(Protocol):
     @property
     def taking(self) -> Iterable[Request]:
         """Requests that the front end is taking in."""
+        ...
+
+    def echo(self, echo: Callable[[Request], None]) -> Callable[[], None]:
+        """Tell `echo` of every arrival from now on; what is returned ends that."""
         ...
 
     def arrive(self, request: Request) -> None:

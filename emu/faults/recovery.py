@@ -70,6 +70,19 @@ class Recovery:
         self._role_at_crash: dict[int, Role] = {}
         self._loads: dict[int, int] = {}
 
+    def lose_gpus(self, gpus: Sequence[int]) -> None:
+        """These cannot be used before `gpus_back`."""
+        self.gpus_down.update(gpus)
+
+    def lose_capacity(self) -> None:
+        """Some replica or some blocks are gone: requests may be left that nothing can serve."""
+        self.has_lost_capacity = True
+
+    def lose_weights(self, machine: int) -> None:
+        """The memory of a machine has lost the weights: the next load there is from the disk."""
+        if machine not in self.cacheless:
+            self.cacheless.append(machine)
+
     # --- losses -------------------------------------------------------------------------------
     def crash(self, replica: Replica, cause: str, *, back_ns: int = -1) -> None:
         """The replica dies now. `back_ns`: it is back after so long (-1: as configured)."""
@@ -141,9 +154,7 @@ class Recovery:
             if request.pin >= 0 or (has_begun and is_given_up):  # an outside router tries again
                 self.cluster.terminal(request, Status.FAILED, reason)
                 continue
-            request.retries += has_begun
-            request.computed_tokens = request.kv_blocks = 0
-            request.block_ids = None
+            request.start_again(is_retry=has_begun)
             gateway.route(request)
 
     # --- return -------------------------------------------------------------------------------

@@ -13,6 +13,16 @@ import msgspec
 import numpy as np
 
 from emu.config.schema import FaultTable
+from emu.config.tables.faults import (
+    CompletionLate,
+    CompletionTwice,
+    DestinationRefuses,
+    HandshakeLost,
+    LoadStuck,
+    TransferBroken,
+    TransferHang,
+    TransferRefused,
+)
 from emu.network.carrier import Carrier, Fate
 from emu.units import ms_to_ns
 
@@ -30,10 +40,22 @@ _FATES: Final = {
 }
 
 
+PairFault = (
+    TransferRefused
+    | TransferBroken
+    | TransferHang
+    | CompletionLate
+    | CompletionTwice
+    | HandshakeLost
+    | DestinationRefuses
+)
+WindowFault = PairFault | LoadStuck
+
+
 class Window(msgspec.Struct, eq=False):
     """A fault in force."""
 
-    fault: FaultTable
+    fault: WindowFault
     rng: np.random.Generator
 
     def draws(self) -> bool:
@@ -45,7 +67,9 @@ class Window(msgspec.Struct, eq=False):
         """Whether the transfer is between the replicas that the fault names."""
         source, destination = pair if pair is not None else (-1, -1)
         fault = self.fault
-        return fault.source in (-1, source) and fault.destination in (-1, destination)
+        if isinstance(fault, LoadStuck):
+            return fault.replica in (None, destination)
+        return fault.source in (None, source) and fault.destination in (None, destination)
 
 
 class TransferFaults:
@@ -56,18 +80,18 @@ class TransferFaults:
         self._carrier = carrier
         self._on_strike = on_strike
 
-    def open(self, fault: FaultTable, rng: np.random.Generator) -> Window:
+    def open(self, fault: WindowFault, rng: np.random.Generator) -> Window:
         """The fault is in force until `close`."""
         window = Window(fault, rng)
         self.windows.append(window)
-        self._carrier.fate = self.fate
+        self._carrier.ask_fate(self.fate)
         return window
 
     def close(self, window: Window) -> None:
         """The fault is over."""
         self.windows.remove(window)
         if not self.windows:
-            self._carrier.fate = None
+            self._carrier.ask_fate(None)
 
     def fate(self, kind: str, pair: tuple[int, int] | None) -> Fate | None:
         """What is to befall a transfer of this kind between these replicas."""
@@ -76,17 +100,16 @@ class TransferFaults:
             name = _FATES.get(fault.kind)
             if name is None or (name == "stuck") != (kind == "weights"):
                 continue
-            target = -1 if pair is None else pair[1]
-            is_meant = fault.replica in (-1, target) if name == "stuck" else window.meets(pair)
-            if not is_meant or not window.draws():
+            if not window.meets(pair) or not window.draws():
                 continue
             self._on_strike(fault, _name(kind, pair))
-            part, delay_ns = 0.0, 0
-            if name == "broken":
-                part = fault.magnitude
-            elif name in ("late", "twice"):
-                delay_ns = ms_to_ns(fault.magnitude)
-            return Fate(name, part, delay_ns, fault.times)  # type: ignore[arg-type]
+            part, delay_ns, times = 0.0, 0, 1
+            if isinstance(fault, TransferBroken):
+                part = fault.part
+            elif isinstance(fault, CompletionLate | CompletionTwice):
+                delay_ns = ms_to_ns(fault.delay_ms)
+                times = fault.times if isinstance(fault, CompletionTwice) else 1
+            return Fate(name, part, delay_ns, times)  # type: ignore[arg-type]
         return None
 
     def refuses(self, source: int, destination: int) -> bool:

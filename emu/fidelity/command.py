@@ -58,6 +58,8 @@ def fidelity_command(
         raise InputError(str(directory), None, "--only", "no run has such a word in its name")
     processes = processes or len(os.sched_getaffinity(0))
     if experiments or prior_to is not None:
+        if overrides:
+            raise InputError("fidelity", None, "--set", "learning judges the engine as shipped")
         return _learning(runs, experiments, prior_to, seeds, processes, as_json=as_json)
     needs_fit = bool(left_out) or fit_to is not None
     drawn = tasks_of(runs, 1 if needs_fit else seeds, tuple(overrides))
@@ -65,10 +67,10 @@ def fidelity_command(
     fits: dict[str, Fit] = {}
     title = "emu's defaults"
     if left_out:
-        rows, fits = leave_out(runs, rows, left_out, processes)
+        rows, fits = leave_out(runs, rows, left_out, processes, tuple(overrides))
         title = f"constants fitted without the {left_out} of the row"
     elif fit_to is not None:
-        found, rows = fit(runs, rows, processes, rounds)
+        found, rows = fit(runs, rows, processes, rounds, tuple(overrides))
         fits["all"] = found
         title = f"constants fitted to these runs ({fit_to})"
         fit_to.write_text(engine_text(found.engine, DEFAULT_ENGINE), encoding="utf-8")

@@ -61,13 +61,18 @@ class Sensitivity(msgspec.Struct, frozen=True):
     """(run, stage, metric) -> change of log(figure) for one unit of each constant."""
 
 
-def sensitivity(runs: Sequence[MeasuredRun], base: EngineModel, processes: int) -> Sensitivity:
+def sensitivity(
+    runs: Sequence[MeasuredRun],
+    base: EngineModel,
+    processes: int,
+    overrides: tuple[str, ...] = (),
+) -> Sensitivity:
     """Emulate the first part of every run with each constant changed."""
     with tempfile.TemporaryDirectory(prefix="emu-fit-") as name:
         tasks = []
         for key, engine in enumerate([base, *(_moved(base, c) for c in CONSTANTS)]):
             setting = _setting(Path(name), f"moved{key}", engine)
-            tasks += [Task(run, 1, (setting,), part=_PART, key=key) for run in runs]
+            tasks += [Task(run, 1, (*overrides, setting), part=_PART, key=key) for run in runs]
         found = {(a.key, a.run_id): a for a in answers(tasks, processes)}
     jacobian: dict[tuple[str, int, str], Floats] = {}
     for run in runs:
@@ -161,29 +166,43 @@ def _least_squares(
 
 
 def fit(
-    runs: Sequence[MeasuredRun], rows: Sequence[Row], processes: int, rounds: int
+    runs: Sequence[MeasuredRun],
+    rows: Sequence[Row],
+    processes: int,
+    rounds: int,
+    overrides: tuple[str, ...] = (),
 ) -> tuple[Fit, list[Row]]:
     """Fit to all runs from the shipped constants on: (constants, rows with them)."""
     usable = [run for run in runs if run.in_fit]
     base = ENGINES[DEFAULT_ENGINE]
-    sense = sensitivity(usable, base, processes)
+    sense = sensitivity(usable, base, processes, overrides)
     found = solve(usable, rows, base, sense)
     for _ in range(rounds):
-        rows = with_engine(runs, found.engine, processes)
+        rows = with_engine(runs, found.engine, processes, overrides)
         found = solve(usable, rows, found.engine, sense)
-    return found, with_engine(runs, found.engine, processes)
+    return found, with_engine(runs, found.engine, processes, overrides)
 
 
-def with_engine(runs: Sequence[MeasuredRun], engine: EngineModel, processes: int) -> list[Row]:
+def with_engine(
+    runs: Sequence[MeasuredRun],
+    engine: EngineModel,
+    processes: int,
+    overrides: tuple[str, ...] = (),
+) -> list[Row]:
     """The board with other constants, one seed."""
     fitted = [run for run in runs if run.in_fit]
     with tempfile.TemporaryDirectory(prefix="emu-fit-") as name:
         setting = _setting(Path(name), "fitted", engine)
-        return rows_of(fitted, list(answers(tasks_of(fitted, 1, (setting,)), processes)))
+        tasks = tasks_of(fitted, 1, (*overrides, setting))
+        return rows_of(fitted, list(answers(tasks, processes)))
 
 
 def leave_out(
-    runs: Sequence[MeasuredRun], rows: Sequence[Row], by: str, processes: int
+    runs: Sequence[MeasuredRun],
+    rows: Sequence[Row],
+    by: str,
+    processes: int,
+    overrides: tuple[str, ...] = (),
 ) -> tuple[list[Row], dict[str, Fit]]:
     """Each group's runs, emulated with constants fitted to the others: (rows, fits by group)."""
     usable = [run for run in runs if run.in_fit]
@@ -193,7 +212,7 @@ def leave_out(
         groups.setdefault(run.run_id if by == "run" else str(getattr(run, by)), []).append(run)
     if len(groups) < 2:
         raise InputError("fidelity", None, "--leave-out", f"all runs have the same {by}")
-    sense = sensitivity(usable, base, processes)
+    sense = sensitivity(usable, base, processes, overrides)
     fits: dict[str, Fit] = {}
     with tempfile.TemporaryDirectory(prefix="emu-fit-") as name:
         tasks: list[Task] = []
@@ -202,6 +221,6 @@ def leave_out(
             others = [run for run in usable if run.run_id not in ids]
             fits[group] = solve(others, rows, base, sense)
             setting = _setting(Path(name), f"without{number}", fits[group].engine)
-            tasks += tasks_of(left, 1, (setting,))
+            tasks += tasks_of(left, 1, (*overrides, setting))
         found = list(answers(tasks, processes))
     return rows_of(usable, found), fits

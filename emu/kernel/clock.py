@@ -101,6 +101,11 @@ class Kernel:
         self.last_resort: Callable[[], bool] | None = None
         """Asked when nothing is scheduled any more: True if it ended something after all."""
 
+    def ask_at_rest(self, story: Callable[[], list[str]], last_resort: Callable[[], bool]) -> None:
+        """What to ask when nothing is scheduled any more: to end something, or to tell."""
+        self.story = story
+        self.last_resort = last_resort
+
     # --- running ----------------------------------------------------------------------------
     def start(self, actor: Actor) -> None:
         """The actor begins to live: its task waits, and its first step is in the queue."""

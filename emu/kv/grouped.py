@@ -66,9 +66,21 @@ class GroupedPool:
         self._blocks: dict[int, _Block] = {}
         self._used = 0
         """Ids up to this one have been used."""
-        self._free: OrderedDict[int, None] = OrderedDict()
-        """Used blocks without references, the next to be taken first."""
-        self._index: dict[tuple[int, int], int] = {}
+        self._free_first: list[int] = []
+        """Used blocks without a key: taken before all others, the last freed first."""
+        self._free_last: OrderedDict[int, None] = OrderedDict()
+        """Those with a key: taken after blocks that were never used, the first freed first."""
+        self._index: dict[tuple[int, int], dict[int, None]] = {}
+        """Blocks that carry a key; the one that got it first is found."""
+        kinds: dict[tuple[bool, str, int, int], list[int]] = {}
+        for number, group in enumerate(layout.groups):
+            kind = (group.keeps != "all", group.keeps, group.limit_tokens, group.block_tokens)
+            kinds.setdefault(kind, []).append(number)
+        # Groups that keep everything first: their hit only bounds the others from above.
+        self._alike = [kinds[kind] for kind in sorted(kinds, key=_keeps_some)]
+        """Numbers of groups that keep the same, in the order of look-ups."""
+        self._new_states: set[tuple[int, int]] = set()
+        """Keys of states that this step makes: others can use them from the next step on."""
 
     # --- finding ----------------------------------------------------------------------------
     def lookup(self, request: Request) -> Hit:
@@ -78,15 +90,16 @@ class GroupedPool:
         keys = self.keys_of(request)
         usable_tokens = request.prompt_tokens + request.generated_tokens - 1
         limit_tokens = min(usable_tokens, len(keys) * self.layout.hash_tokens)
-        tokens = self._common_hit(keys, limit_tokens)
+        tokens, longest = self._common_hit(keys, limit_tokens)
+        junction = longest if longest > tokens else 0
         if not tokens:
-            return NO_HIT
+            return NO_HIT if not junction else Hit(junction_tokens=junction)
         tables = tuple(
             self._table_at(number, group, keys, tokens)
             for number, group in enumerate(self.layout.groups)
         )
         ids = tuple(block for table in tables for block in table if block)
-        return Hit(tokens, tokens, 0, ids, tables=tables)
+        return Hit(tokens, tokens, 0, ids, tables=tables, junction_tokens=junction)
 
     def match(self, request: Request) -> int:
         """Prompt tokens of a request from outside that this pool holds now."""
@@ -94,7 +107,7 @@ class GroupedPool:
             return 0
         keys = self.keys_of(request)
         limit = min(request.prompt_tokens - 1, len(keys) * self.layout.hash_tokens)
-        return self._common_hit(keys, limit)
+        return self._common_hit(keys, limit)[0]
 
     def keys_of(self, request: Request) -> list[int]:
         """Keys of the request's full hash blocks, computed once."""
@@ -106,33 +119,35 @@ class GroupedPool:
             request.block_keys_size = self.block_size
         return keys
 
-    def _common_hit(self, keys: Sequence[int], limit_tokens: int) -> int:
-        """Tokens of the longest hit: groups shorten each other's until all agree."""
-        unit = self.layout.block_tokens
-        tokens = limit_tokens // unit * unit
-        # Groups that keep everything first: their hit only bounds the others from above.
-        order = sorted(enumerate(self.layout.groups), key=lambda entry: entry[1].keeps != "all")
-        while tokens:
-            before = tokens
-            for number, group in order:
-                tokens = self._hit_of(number, group, keys, tokens) // unit * unit
-                if not tokens:
-                    return 0
-            if tokens == before:
-                return tokens
-        return 0
+    def _common_hit(self, keys: Sequence[int], limit_tokens: int) -> tuple[int, int]:
+        """Tokens of the hit that all groups have, and of the longest that some had on the way.
 
-    def _hit_of(self, number: int, group: KvGroup, keys: Sequence[int], tokens: int) -> int:
-        """The longest hit of one group of at most so many tokens."""
+        Alike groups are looked up together. Kinds shorten each other's hits until all agree.
+        """
+        unit = self.layout.block_tokens
+        tokens, longest = limit_tokens // unit * unit, 0
+        while True:
+            before = tokens
+            for numbers in self._alike:
+                tokens = self._hit_of(numbers, keys, tokens) // unit * unit
+                longest = max(longest, tokens)
+            if tokens == before:
+                return tokens, longest
+
+    def _hit_of(self, numbers: Sequence[int], keys: Sequence[int], tokens: int) -> int:
+        """The longest hit of alike groups of at most so many tokens."""
+        group = self.layout.groups[numbers[0]]
         size = group.block_tokens
         if group.keeps == "all":
             count = 0
-            while count < tokens // size and self._cached(number, group, keys, count):
+            while count < tokens // size and all(
+                self._cached(number, group, keys, count) for number in numbers
+            ):
                 count += 1
             return count * size
         unit = self.layout.block_tokens
-        for candidate in range(tokens, 0, -unit):
-            if self._covers(number, group, keys, candidate):
+        for candidate in range(tokens // unit * unit, 0, -unit):
+            if all(self._covers(number, group, keys, candidate) for number in numbers):
                 return candidate
         return 0
 
@@ -152,7 +167,8 @@ class GroupedPool:
         position = (entry + 1) * group.block_tokens // self.layout.hash_tokens - 1
         if position >= len(keys):
             return None
-        return self._index.get((keys[position], number))
+        blocks = self._index.get((keys[position], number))
+        return None if blocks is None else next(iter(blocks))
 
     def _table_at(
         self, number: int, group: KvGroup, keys: Sequence[int], tokens: int
@@ -169,6 +185,35 @@ class GroupedPool:
             first = group.skipped_tokens(tokens) // group.block_tokens
         found = [self._cached(number, group, keys, entry) for entry in range(first, last)]
         return (NULL_BLOCK,) * first + tuple(block or NULL_BLOCK for block in found)
+
+    def begin_step(self) -> None:
+        """A scheduler step begins: what the one before it made exists."""
+        self._new_states.clear()
+
+    def fits(
+        self,
+        request: Request,
+        whole_tokens: int,
+        slots: int,
+        hit: Hit,
+        in_flight_tokens: int,
+    ) -> bool:
+        """Whether a waiting request can have so many slots now.
+
+        `whole_tokens`: all of its tokens must fit too (0 = need not), windows counted as they are
+        with `in_flight_tokens` planned and not confirmed.
+        """
+        if any(
+            found and self._blocks[found[-1]].key in self._new_states
+            for group, found in zip(self.layout.groups, hit.tables, strict=False)
+            if group.keeps == "state"
+        ):
+            return False
+        if whole_tokens and self._missing(request, whole_tokens, hit, in_flight_tokens) > (
+            self.blocks_free
+        ):
+            return False
+        return self.need(request, slots, hit) <= self.blocks_free
 
     # --- giving and taking ------------------------------------------------------------------
     def need(self, request: Request, target_tokens: int, hit: Hit = NO_HIT) -> int:
@@ -210,17 +255,16 @@ class GroupedPool:
             return
         keys = self.keys_of(request)
         tables = self._tables[request.request_id]
+        unit = self.layout.block_tokens
+        had_tokens, tokens = had_tokens // unit * unit, tokens // unit * unit
         for number, (group, table) in enumerate(zip(self.layout.groups, tables, strict=True)):
             size = group.block_tokens
-            if group.keeps == "state":
-                # Only the state that the step ends with exists.
-                entries = range(tokens // size - 1, tokens // size) if tokens % size == 0 else ()
-            else:
-                entries = range(had_tokens // size, tokens // size)
-            for entry in entries:
+            for entry in range(had_tokens // size, tokens // size):
                 position = (entry + 1) * size // self.layout.hash_tokens - 1
                 if 0 <= entry < len(table) and table[entry] and position < len(keys):
                     self._carry(table[entry], (keys[position], number))
+                    if group.keeps == "state":
+                        self._new_states.add((keys[position], number))
 
     def release(self, request: Request) -> None:
         """All of the request's blocks lose a reference, group by group, last block first."""
@@ -264,7 +308,9 @@ class GroupedPool:
         self.blocks_free = self.blocks_total
         self._tables.clear()
         self._blocks.clear()
-        self._free.clear()
+        self._free_first.clear()
+        self._free_last.clear()
+        self._new_states.clear()
         self._index.clear()
         self._used = 0
 
@@ -286,14 +332,20 @@ class GroupedPool:
         last = ceil_div(tokens, group.block_tokens)
         return range(min(group.skipped_tokens(tokens) // group.block_tokens, last), last)
 
-    def _missing(self, request: Request, target_tokens: int, hit: Hit) -> int:
+    def _missing(
+        self, request: Request, target_tokens: int, hit: Hit, in_flight_tokens: int = 0
+    ) -> int:
+        """Blocks that are lacking; with `in_flight_tokens`, windows hold what they reach only."""
         tables = self._tables.get(request.request_id)
         total = 0
         for number, group in enumerate(self.layout.groups):
             held = len(tables[number]) if tables is not None else 0
             if hit.tables:
                 held += len(hit.tables[number])
-            entries = max(0, self._entries(group, target_tokens) - held)
+            entries = self._entries(group, target_tokens)
+            if in_flight_tokens:
+                entries = min(entries, group.blocks_held(target_tokens, in_flight_tokens))
+            entries = max(0, entries - held)
             most = self._state_slots if group.keeps == "state" else entries
             total += min(entries, most)
         touched = [block for block in hit.block_ids if not self._blocks[block].references]
@@ -343,30 +395,37 @@ class GroupedPool:
     def _pop(self) -> int:
         assert self.blocks_free > 0
         self.blocks_free -= 1
+        if self._free_first:
+            number = self._free_first.pop()
+            self._blocks[number].references = 1
+            return number
         if self._used < self.blocks_total:
             self._used += 1
             self._blocks[self._used] = _Block(1)
             return self._used
-        number, _ = self._free.popitem(last=False)
+        number, _ = self._free_last.popitem(last=False)
         block = self._blocks[number]
-        if block.key is not None:
+        assert block.key is not None
+        carriers = self._index[block.key]
+        del carriers[number]
+        if not carriers:
             del self._index[block.key]
-            block.key = None
-            self.evicted_blocks += 1
+        block.key = None
+        self.evicted_blocks += 1
         block.references = 1
         return number
 
     def _carry(self, number: int, key: tuple[int, int]) -> None:
-        """A block can be found by a key; the first block with a key keeps it."""
+        """A block can be found by a key, after those that carry it already."""
         block = self._blocks[number]
-        if block.key is None and key not in self._index:
+        if block.key is None:
             block.key = key
-            self._index[key] = number
+            self._index.setdefault(key, {})[number] = None
 
     def _touch(self, number: int) -> None:
         block = self._blocks[number]
         if not block.references:
-            del self._free[number]
+            del self._free_last[number]  # it was found by its key
             self.blocks_free -= 1
         block.references += 1
 
@@ -374,13 +433,18 @@ class GroupedPool:
         self._unreference([block for block in reversed(table) if block])
 
     def _unreference(self, numbers: Sequence[int]) -> None:
+        first: list[int] = []
         for number in numbers:
             block = self._blocks[number]
             assert block.references > 0
             block.references -= 1
             if not block.references:
-                self._free[number] = None
                 self.blocks_free += 1
+                if block.key is None:
+                    first.append(number)
+                else:
+                    self._free_last[number] = None
+        self._free_first.extend(reversed(first))
 
     # --- seeing -----------------------------------------------------------------------------
     def recount(self, holders: Sequence[Sequence[int]] = ()) -> list[str]:
@@ -399,10 +463,14 @@ class GroupedPool:
             if block.references != counted.get(number, 0)
         ][:8]
         free = {number for number, block in self._blocks.items() if not block.references}
-        if free != set(self._free):
+        if sorted(free) != sorted([*self._free_first, *self._free_last]):
             problems.append("the free list is not the set of unreferenced blocks")
         if self.blocks_free != len(free) + self.blocks_total - self._used:
             problems.append(f"{self.blocks_free} blocks free, counted {len(free)}")
-        if any(self._blocks[number].key != key for key, number in self._index.items()):
+        if any(self._blocks[n].key != key for key, blocks in self._index.items() for n in blocks):
             problems.append("the index names a block for a key that it does not carry")
         return problems
+
+
+def _keeps_some(kind: tuple[bool, str, int, int]) -> bool:
+    return kind[0]

@@ -49,6 +49,17 @@ class KvGroup(msgspec.Struct, frozen=True, kw_only=True):
             return max(0, processed_tokens - 1)
         return 0
 
+    def blocks_held(self, tokens: int, in_flight_tokens: int) -> int:
+        """Most blocks of a window or chunk of a sequence of so many tokens (vLLM's admission)."""
+        whole = ceil_div(tokens, self.block_tokens)
+        if self.keeps == "window":
+            reach = min(self.limit_tokens - 1 + in_flight_tokens, tokens)
+            return min(whole, ceil_div(reach, self.block_tokens) + 1)
+        if self.keeps == "chunk":
+            reach = min(self.limit_tokens + in_flight_tokens, tokens)
+            return min(whole, ceil_div(reach, self.block_tokens))
+        return whole
+
 
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     """How the KV memory of one rank is cut up."""
@@ -79,14 +90,8 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
         """
         total = 0
         for group in self.groups:
-            whole = ceil_div(tokens, group.block_tokens)
-            if group.keeps == "window":
-                reach = min(group.limit_tokens - 1 + in_flight_tokens, tokens)
-                whole = min(whole, ceil_div(reach, group.block_tokens) + 1)
-            elif group.keeps == "chunk":
-                reach = min(group.limit_tokens + in_flight_tokens, tokens)
-                whole = min(whole, ceil_div(reach, group.block_tokens))
-            elif group.keeps == "state":
+            whole = group.blocks_held(tokens, in_flight_tokens)
+            if group.keeps == "state":
                 whole = min(whole, 1 + speculative_tokens)
             total += whole
         return total

@@ -40,9 +40,12 @@ class Hit:
     """Index of the tier that holds the lower tokens; -1 = none."""
     tables: tuple[tuple[int, ...], ...]
     """Of a hybrid model: the block table of each group, 0 for the null block."""
+    junction_tokens: int
+    """Of a hybrid model: where a prefix ends that some group holds and others do not; 0 = none."""
 
     __slots__ = (
         "block_ids",
+        "junction_tokens",
         "lower_tokens",
         "npu_tokens",
         "recall_bytes",
@@ -60,6 +63,7 @@ class Hit:
         recall_bytes: int = 0,
         tier: int = -1,
         tables: tuple[tuple[int, ...], ...] = (),
+        junction_tokens: int = 0,
     ) -> None:
         self.tokens = tokens
         self.npu_tokens = npu_tokens
@@ -68,6 +72,7 @@ class Hit:
         self.recall_bytes = recall_bytes
         self.tier = tier
         self.tables = tables
+        self.junction_tokens = junction_tokens
 
 
 NO_HIT: Final = Hit()

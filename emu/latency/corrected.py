@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from emu.latency.base import BatchShape, LatencyBackend
+from emu.latency.base import BatchShape, LatencyBackend, Verify
 from emu.latency.engine import EngineModel
 
 _SHIFT: Final = 20
@@ -120,9 +120,9 @@ class CorrectedBackend:
     def _corrected(self, shape: BatchShape, inner_ns: int) -> int:
         base_ns = self._base_ns(shape)
         decodes_ns = base_ns
-        if shape.decode_count:
+        if shape.decode_count or shape.verify is not None:
             decodes_ns = (
-                self.inner.iteration_ns(_decodes(shape, shape.decode_context_sum))
+                self.inner.iteration_ns(_decodes(shape, has_history=True))
                 if shape.prefill_new
                 else inner_ns
             )
@@ -135,9 +135,11 @@ class CorrectedBackend:
         return total if total > 0 else 1
 
     def _base_ns(self, shape: BatchShape) -> int:
-        count = shape.decode_count
+        verify = shape.verify
         key = (
-            count,
+            shape.decode_count,
+            0 if verify is None else verify.count,
+            0 if verify is None else verify.tokens,
             shape.padded_tokens,
             shape.group_tokens,
             shape.group_tokens_max,
@@ -146,23 +148,32 @@ class CorrectedBackend:
         )
         found = self._bases.get(key)
         if found is None:
-            found = self._bases[key] = self.inner.iteration_ns(_decodes(shape, 0))
+            found = self._bases[key] = self.inner.iteration_ns(_decodes(shape, has_history=False))
         return found
 
 
-def _decodes(shape: BatchShape, context_sum: int) -> BatchShape:
-    """The decodes of a step alone, at least one, with this sum of histories."""
-    count = max(1, shape.decode_count)
-    has_history = context_sum > 0
-    return BatchShape(
+def _decodes(shape: BatchShape, *, has_history: bool) -> BatchShape:
+    """The decodes of a step alone, at least one, with or without their histories.
+
+    Sequences that verify drafts count among them.
+    """
+    verify = shape.verify
+    count = shape.decode_count
+    verifying = 0 if verify is None else verify.count
+    if not count and not verifying:
+        count = 1
+    alone = BatchShape(
         decode_count=count,
-        decode_context_sum=context_sum,
+        decode_context_sum=shape.decode_context_sum if has_history else 0,
         decode_context_max=shape.decode_context_max if has_history else 0,
         decode_context_min=shape.decode_context_min if has_history else 0,
-        sequences=count,
+        sequences=count + verifying,
         padded_tokens=shape.padded_tokens,
         group_tokens=shape.group_tokens,
         group_tokens_max=shape.group_tokens_max,
         start_layer=shape.start_layer,
         layers=shape.layers,
     )
+    if verify is not None:
+        alone.verify = Verify(verify.count, verify.tokens, verify.context_sum if has_history else 0)
+    return alone

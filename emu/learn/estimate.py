@@ -22,6 +22,8 @@ from emu.latency.posterior import PARAMETERS, Floats
 _HUBER: Final = 2.0
 _FREEDOM: Final = 4.0
 _REWEIGHTINGS: Final = 30
+_LEAST: Final = np.array([parameter.least for parameter in PARAMETERS])
+_MOST: Final = np.array([parameter.most for parameter in PARAMETERS])
 SCALES: Final = np.array([parameter.scale for parameter in PARAMETERS])
 
 
@@ -41,12 +43,14 @@ def most_probable(
     here: Floats,
     prior_mean: Floats,
     prior_covariance: Floats,
+    reach: float = np.inf,
 ) -> Estimate:
     """The posterior from observations linearised at the constants `here`.
 
     `residuals`: logarithm of measured over emulated at `here`, one an observation; `errors` their
     standard errors; `slopes` (observations x parameters): change of the emulated logarithm for one
-    unit of a constant. `here` and `prior_*` are absolute.
+    unit of a constant. `here` and `prior_*` are absolute. No constant leaves its bounds, or goes
+    farther than `reach` scales from `here`, where the slopes may be others.
     """
     design = slopes * SCALES / errors[:, None]
     offset = residuals / errors
@@ -58,10 +62,12 @@ def most_probable(
     change = centre
     normal = information
     squared = 0.0
+    low = np.maximum((_LEAST - here) / SCALES, -reach)
+    high = np.minimum((_MOST - here) / SCALES, reach)
     for _ in range(_REWEIGHTINGS):
         normal = design.T @ (design * weights[:, None]) + give * information
         right = design.T @ (weights * offset) + give * (information @ centre)
-        change = np.linalg.solve(normal, right)
+        change = _within(normal, right, low, high)
         left = np.abs(offset - design @ change)
         weights = np.where(left <= _HUBER, 1.0, _HUBER / np.maximum(left, 1e-12))
         away = change - centre
@@ -72,6 +78,24 @@ def most_probable(
         np.linalg.inv(normal) * np.outer(SCALES, SCALES),
         squared**0.5,
     )
+
+
+def _within(normal: Floats, right: Floats, low: Floats, high: Floats) -> Floats:
+    """The solution whose unknowns stay in bounds: those that would not are held there."""
+    found = np.clip(np.zeros(len(right)), low, high)
+    held = np.zeros(len(right), dtype=bool)
+    for _ in range(len(right) + 1):
+        free = ~held
+        rest = right[free] - normal[np.ix_(free, held)] @ found[held]
+        found[free] = np.linalg.solve(normal[np.ix_(free, free)], rest)
+        out = (found < low) | (found > high)
+        if not out.any():
+            break
+        found = np.clip(found, low, high)
+        held |= out
+        if held.all():
+            break
+    return np.asarray(found, dtype=np.float64)
 
 
 # --- a prior from many measured runs -------------------------------------------------------------

@@ -21,6 +21,7 @@ from emu.learn.formats import Level
 
 OVERLOADED_S: Final = 2.0
 _REQUESTS_MIN: Final = 4
+"""Of a cell; parts of a probe are designed and may have fewer."""
 _APART: Final = 1.5
 """Prompts differ enough to be cut by length if their quartiles are this many times apart."""
 
@@ -64,11 +65,12 @@ def observations_of(levels: Sequence[Level], times: Times) -> list[Observation]:
     begin = 0
     for number, level in enumerate(levels):
         count = len(level.requests)
+        least = 1 if level.requests[0].part else min(_REQUESTS_MIN, count)
         for label, chosen, is_high in _cells(level):
             members = begin + np.flatnonzero(chosen)
             for metric, values in enumerate((times.ttft_s, times.tpot_s)):
                 mine = members[~np.isnan(values[members])]
-                if len(mine) < min(_REQUESTS_MIN, count) or not len(mine):
+                if len(mine) < max(1, least):
                     continue
                 kept = values[mine]
                 mean = float(kept.mean())

@@ -87,8 +87,9 @@ def probe(limits: Limits) -> Plan:
         done = yield _wave("repeat", [(0.0, prompt, _SINGLE_OUTPUT, 0)])
         spent_s += _span_s(done)
     # The mixed load has its time for sure; what is left is for the ladders.
-    steps: dict[int, float] = {}
-    left_s = limits.budget_s - _MIXED_S - 5.0
+    steps: dict[int, float] = {1: step_s}
+    mixed_s = min(_MIXED_S, limits.budget_s / 4)
+    left_s = limits.budget_s - mixed_s - 5.0
     rungs = [("ladder", count, _LADDER_PROMPT) for count in _LADDER]
     rungs[5:5] = [("long", count, min(_LONG_PROMPT, longest)) for count in _LONG]
     for kind, count, length in rungs:
@@ -103,7 +104,7 @@ def probe(limits: Limits) -> Plan:
             steps[count] = step_s
             if max(one.ttft_s for one in done) > _SLOW_S:
                 break
-    yield _mixed(steps, longest)
+    yield _mixed(steps, longest, mixed_s)
 
 
 def _wave(part: str, asks: Sequence[Ask]) -> Wave:
@@ -122,17 +123,17 @@ def _step_s(done: Sequence[Sent]) -> float:
     return max(1e-4, float(np.median(each)))
 
 
-def _mixed(steps: dict[int, float], longest: int) -> Wave:
+def _mixed(steps: dict[int, float], longest: int, span_s: float) -> Wave:
     """Poisson arrivals at a rate that keeps some requests in flight."""
     rng = rng_stream(0, "learn.mixed")
-    count = max(c for c in steps if c <= _MIXED_RUNNING) if min(steps) <= _MIXED_RUNNING else 1
+    count = max(c for c in steps if c <= _MIXED_RUNNING)
     low, high = _MIXED_OUTPUT
     answer_s = (low + high) / 2 * steps[count]
     rate = _MIXED_RUNNING / answer_s
     asks: list[Ask] = []
     at_s = 0.0
     short, long = _MIXED_PROMPT[0], min(_MIXED_PROMPT[1], longest)
-    while at_s < _MIXED_S - answer_s or len(asks) < 24:
+    while at_s < span_s - answer_s or len(asks) < 24:
         prompt = int(np.exp(rng.uniform(np.log(short), np.log(long))))
         asks.append((at_s, prompt, int(rng.integers(low, high)), -1))
         at_s += float(rng.exponential(1 / rate))

@@ -17,11 +17,11 @@ from typing import Any, Final
 
 import msgspec
 
-import emu
 from emu.errors import InputError
 from emu.latency.engine import ENGINES, EngineModel, engine_text
 from emu.latency.posterior import NAMES, Posterior, values_of
 from emu.learn.session import Learned
+from emu.process.version import __version__
 from emu.report.atomic import write_text
 
 FORMAT: Final = 1
@@ -60,7 +60,7 @@ def save(path: Path, base: str, learned: Learned, about: About) -> None:
     lines: dict[str, Any] = {
         "format": FORMAT,
         "name": about.name,
-        "emu": emu.__version__,
+        "emu": __version__,
         "date": about.date,
         "verdict": verdict,
         "prior": learned.known.source,
@@ -91,7 +91,7 @@ def save(path: Path, base: str, learned: Learned, about: About) -> None:
 def save_partial(path: Path, base: str, engine: EngineModel) -> None:
     """What an interrupted fit had found; not judged."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    about = {"format": FORMAT, "emu": emu.__version__, "verdict": "interrupted: not judged"}
+    about = {"format": FORMAT, "emu": __version__, "verdict": "interrupted: not judged"}
     write_text(path, _engine(engine, base) + "\n[learned]\n" + _table(about))
 
 

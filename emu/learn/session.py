@@ -29,7 +29,9 @@ from emu.learn.observations import (
     observations_of,
 )
 
-_ROUNDS_MAX: Final = 5
+_ROUNDS_MAX: Final = 6
+_REACH: Final = 4.0
+"""Scales that a constant may move in one round."""
 _SETTLED: Final = 0.02
 """A round that lowers the misfit by less is the last."""
 _FAR: Final = 0.25
@@ -134,10 +136,14 @@ class Session:
                 at = self._at(here)
         judged = self._judge(configured, best_at)
         if judged.is_gain:
-            final = self._solve(best_at, best_slopes, best, np.ones(len(fit), dtype=bool))
+            everything = np.ones(len(fit), dtype=bool)
+            final = self._solve(best_at, best_slopes, best, everything)
             engine = with_values(known.engine, final.values)
             phase("the engine learned from everything")
             left = self._at(values_of(engine))
+            if self._misfit(left, best, everything) > self._misfit(best_at, best, everything):
+                engine, left = with_values(known.engine, best), best_at
+                final = Estimate(best, final.covariance, final.distance)
         else:
             final = Estimate(prior_mean, prior_covariance, 0.0)
             engine, left = known.engine, configured
@@ -205,6 +211,7 @@ class Session:
             here,
             np.array(self.known.posterior.mean),
             self.known.posterior.matrix,
+            _REACH,
         )
 
     def _misfit(self, at: Floats, here: Floats, chosen: Floor) -> float:

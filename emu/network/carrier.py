@@ -289,9 +289,17 @@ class Carrier:
             carried.is_over = True
             carried.on_done()
 
+    def set_timeout(self, timeout_ns: int) -> None:
+        """A transfer without progress for so long fails."""
+        self.timeout_ns = timeout_ns
+
+    def ask_fate(self, fate: Callable[[str, tuple[int, int] | None], Fate | None] | None) -> None:
+        """Ask `fate` at the start of each transfer from now on (None: nothing can happen)."""
+        self.fate = fate
+
     def cancel(self, flow_id: int) -> None:
         """Stop a transfer; nothing is reported any more."""
-        transfer = self.table._transfers.get(flow_id)
+        transfer = self.table.transfer(flow_id)
         if transfer is None:
             return
         kind = transfer.kind

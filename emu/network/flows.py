@@ -255,6 +255,10 @@ class FlowTable(FlowEngine):
 
     # What callers may see.
 
+    def transfer(self, flow_id: int) -> Transfer | None:
+        """A transfer under way, or None."""
+        return self._transfers.get(flow_id)
+
     def __contains__(self, flow_id: int) -> bool:
         """Under way, or ended with its report still to come."""
         return flow_id in self._transfers

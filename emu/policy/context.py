@@ -21,7 +21,7 @@ from typing import Protocol, final
 import numpy as np
 
 from emu.policy.books import Books, Forecast, Rates
-from emu.policy.views import ReplicaView, RequestView, TransferView
+from emu.policy.views import ReplicaView, RequestView, TransferView, request_of
 from emu.request import Request
 from emu.rng import rng_stream
 
@@ -115,7 +115,7 @@ class Context:
 
     def prefix_tokens(self, replica_id: int, request: RequestView) -> int:
         """Prompt tokens of the request that the replica's prefix cache holds."""
-        return self._watched.prefix_tokens(replica_id, request._request)
+        return self._watched.prefix_tokens(replica_id, request_of(request))
 
     def running(self, replica_id: int) -> list[RequestView]:
         """Requests that run on a replica now, in order of admission."""

@@ -14,6 +14,11 @@ from emu.request import Prefix, Request
 _HIDDEN: Final = frozenset({"output_tokens", "total_tokens", "cancel_after_ns"})
 
 
+def request_of(view: RequestView) -> Request:
+    """What the view shows, for emu itself."""
+    return view._request
+
+
 @final
 class RequestView:
     """A request as a control plane knows it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+__version__ = "0.1.0"
 PACKAGE = Path(__file__).resolve().parents[1]
 
 

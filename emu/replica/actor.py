@@ -201,7 +201,8 @@ class ReplicaActor(Actor):
         relayed, life = action.relayed, old.incarnation
 
         def arrived() -> None:
-            relayed.is_here = True
+            assert replica.board is not None
+            replica.board.arrived(relayed)
             old.actor.tell(ActivationArrived(life=life))
 
         self.world.network.send(

@@ -78,6 +78,10 @@ class RelayBoard:
         """What this old replica has been given, if anything (it stays until `finished`)."""
         return self._answers.get(old.replica_id)
 
+    def arrived(self, relayed: Relayed) -> None:
+        """The activation of a batch is at its helper."""
+        relayed.is_here = True
+
     def abandon(self, old: Replica) -> list[Request]:
         """What the old replica was given will never be computed; its requests, if still there."""
         relayed = self._answers.pop(old.replica_id, None)

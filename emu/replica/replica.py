@@ -344,6 +344,23 @@ class Replica:
         """A fresh process: its first iterations pay for first uses."""
         self.first_uses = deque(getattr(self.latency, "first_use_ns", ()))
 
+    def tell_touches(self, log: list[Replica]) -> None:
+        """From now on a change of the queues puts the replica into `log`, once until it is seen."""
+        self.touch_log = log
+        self.is_touched = False
+
+    def seen(self) -> None:
+        """The queues have been looked at: the next change is told again."""
+        self.is_touched = False
+
+    def keep_signals(self) -> None:
+        """Keep the history of what a router with late signals sees."""
+        self.signals = deque([(-1, 0, 0, 0, 0)])
+
+    def connect(self, outbox: Outbox) -> None:
+        """Where the KV of prompts that end here goes."""
+        self.outbox = outbox
+
     def touch(self) -> None:
         """The numbers of waiting and running requests may have changed: a router looks again."""
         if not self.is_touched and self.touch_log is not None:

@@ -19,6 +19,8 @@ import msgspec
 from emu.report.atomic import partial_name, write_text
 from emu.report.charts import replica_rows, run_charts, slowest_rows
 from emu.report.distributions import STATS
+from emu.report.drawn import NAME as DRAWS
+from emu.report.drawn import interval_text, read_draws, share_text, shown
 from emu.report.pages import page
 from emu.report.rundata import RunData, read_run
 from emu.report.summary import STATISTICS, Summary
@@ -92,6 +94,7 @@ def report_html(run: RunData) -> str:
         latency_rows=[
             [name, *latency_cells(summary, metric)] for metric, name in _METRIC_NAMES.items()
         ],
+        drawn=_drawn_rows(run.directory),
         remarks=[(name, text) for name, text, _ in remarks(summary)],
         energy=_energy_rows(summary),
         sections=[(key, name) for key, name in _SECTIONS.items() if key in present],
@@ -114,6 +117,18 @@ def report_html(run: RunData) -> str:
         config=list(flat_settings(run.config)),
         definitions=list(summary.definitions.items()),
     )
+
+
+def _drawn_rows(directory: Path) -> list[list[str]]:
+    """Figures over draws, where a run has them."""
+    if not (directory / DRAWS).exists():
+        return []
+    drawn = read_draws(directory)
+    rows = [
+        [label, number(each.median), interval_text(each), share_text(each)]
+        for _, label, each in shown(drawn)
+    ]
+    return [*rows, [f"{drawn.count} draws, engines: {'; '.join(drawn.engines)}", "", "", ""]]
 
 
 # --- what was run --------------------------------------------------------------------------------

@@ -19,11 +19,10 @@ from typing import Any, Final
 
 import msgspec
 
-import emu
 from emu.config.load import config_from_dict
 from emu.errors import InputError, RunError
 from emu.process.interrupts import scratch
-from emu.process.version import build, revision
+from emu.process.version import __version__, build, revision
 from emu.report.atomic import write_bytes
 from emu.report.rundata import find
 from emu.runs.inputs import named_files, tree_digest
@@ -114,7 +113,7 @@ def _versions(content: dict[str, Any]) -> list[str]:
     import numpy as np
 
     now = {
-        "emu": emu.__version__,
+        "emu": __version__,
         "revision": revision(),
         "build": build(),
         "numpy": np.__version__,
@@ -186,7 +185,7 @@ def bundle(directories: Sequence[Path], output: Path) -> list[str]:
             for path, digest in (content.get("inputs") or {}).items():
                 _copy_input(directory, Path(path), digest, place / _INPUTS / digest[:16])
         runs = "\n".join(f"- `runs/{name}`" for name in names)
-        text = _README.format(version=emu.__version__, runs=runs)
+        text = _README.format(version=__version__, runs=runs)
         (place / "README.md").write_text(text, encoding="utf-8")
         files = sorted(path for path in place.rglob("*") if path.is_file())
         sums = [f"{_sha256(path)}  {path.relative_to(place)}\n" for path in files]

@@ -13,13 +13,13 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-import emu
 from emu.cluster.audit import expert_loads, final_error, run_facts
 from emu.cluster.cluster import Cluster, Outcome
 from emu.cluster.commands import check_commands
@@ -32,7 +32,7 @@ from emu.errors import InputError, InvariantViolation, PluginError, printable
 from emu.latency.base import LatencyBackend
 from emu.log import Format, Level, Log, make_log
 from emu.process.interrupts import held, sent_to
-from emu.process.version import build, revision
+from emu.process.version import __version__, build, revision
 from emu.report.atomic import RunDirectory, write_text
 from emu.report.experts import write_experts
 from emu.report.gapfile import write_gaps
@@ -42,6 +42,7 @@ from emu.units import NS_PER_S
 from emu.workload.items import Notes
 from emu.workload.opened import Workload, open_workload, refused_warning
 
+_OF_THIS_PROCESS: Final = ("roofline", "linear", "profile", "vidur", "aiconfigurator")
 _WATCH_S: Final = 0.1
 """How often a progress bar, or who may interrupt a run from another thread, is looked at."""
 
@@ -156,8 +157,10 @@ async def _emulate(cluster: Cluster, progress: Any, stop: threading.Event | None
             watcher.cancel()
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
-    if sys.platform == "win32":
+def _new_loop(plan: Plan) -> asyncio.AbstractEventLoop:
+    """A loop of libuv where it pays: scaling and other processes go through it, replicas hardly."""
+    is_alone = all(replica.latency.backend in _OF_THIS_PROCESS for replica in plan.replicas)
+    if sys.platform == "win32" or (is_alone and plan.config.autoscale is None):
         return asyncio.new_event_loop()
     import uvloop
 
@@ -308,7 +311,7 @@ def _run_cluster(
     running = main()
     try:
         # A bare loop: anyio's own way to start one loads 50 modules that a run does not need.
-        with asyncio.Runner(loop_factory=_new_loop) as runner:
+        with asyncio.Runner(loop_factory=partial(_new_loop, plan)) as runner:
             outcome = runner.run(running)
     finally:
         running.close()  # interrupted before it began, it would complain of never being awaited
@@ -339,7 +342,7 @@ def host_facts(
         "config": plain,
         "inputs": digests(plain),
         "versions": {
-            "emu": emu.__version__,
+            "emu": __version__,
             "revision": revision(),
             "build": build(),
             "python": ".".join(map(str, sys.version_info[:3])),
@@ -381,17 +384,27 @@ def kept_apart(config: Config) -> Config:
         return config
     from emu.report.rundata import find
 
-    place, number = first, 1
-    while (found := find(place, "summary.json")) is not None and not _is_same(config, found):
-        number += 1
-        place = first.with_name(f"{first.name}-{number}")
+    def holds_another(place: Path) -> bool:
+        found = find(place, "summary.json")
+        return found is not None and not _is_same(config, found)
+
+    place = next_free(first, holds_another)
     if place == first:
         return config
     table = msgspec.structs.replace(config.output, dir=str(place))
-    print(
-        f"{first} holds another run; this one goes to {place} (--force replaces)", file=sys.stderr
-    )
     return msgspec.structs.replace(config, output=table)
+
+
+def next_free(first: Path, is_taken: Callable[[Path], bool]) -> Path:
+    """The directory, or the first of DIR-2, DIR-3, ... that is not taken, which is then said."""
+    place, number = first, 1
+    while is_taken(place):
+        number += 1
+        place = first.with_name(f"{first.name}-{number}")
+    if place != first:
+        text = f"{first} holds another run; this one goes to {place} (--force replaces)"
+        print(text, file=sys.stderr)
+    return place
 
 
 def _is_same(config: Config, summary: Path) -> bool:
@@ -446,6 +459,12 @@ def run_command(
         assert result.summary is not None
         console = open_console()
         print_summary(result.summary, console)
+        if config.latency.host_overhead and result.summary.completed:
+            from emu.runs.uncertainty import uncertainty_line
+
+            line = uncertainty_line(config, make_plan(config, str(path)), result.summary)
+            if line:
+                console.print(f"engine: {line}", soft_wrap=True)
         emulated_s = result.outcome.end_ns / NS_PER_S
         speed = emulated_s / result.wall_s
         where = os.path.relpath(result.directory)

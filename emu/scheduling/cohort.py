@@ -60,6 +60,8 @@ class RunningRequest:
     """Tokens up to which its full blocks can be found (speculative decoding)."""
     optimistic_tokens: int
     """Computed tokens had all drafts of its last step been accepted (speculative decoding)."""
+    junction_tokens: int
+    """Where its prompt stops, so that others find its states there (`Hit.junction_tokens`)."""
 
     __slots__ = (
         "admission",
@@ -71,6 +73,7 @@ class RunningRequest:
         "indexed_tokens",
         "is_alive",
         "joined_step",
+        "junction_tokens",
         "offset",
         "optimistic_tokens",
         "pending",
@@ -93,6 +96,7 @@ class RunningRequest:
         self.drafts = 0
         self.indexed_tokens = 0
         self.optimistic_tokens = 0
+        self.junction_tokens = 0
 
 
 class Cohort:

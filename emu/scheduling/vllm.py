@@ -162,6 +162,9 @@ class VllmScheduler(Scheduler):
             max_num_seqs=table.max_num_seqs,
         )
         self.settings = table
+        self._grouped = pool if isinstance(pool, GroupedPool) else None
+        self._in_flight_tokens = table.max_num_batched_tokens * (2 if ahead else 1)
+        """Tokens planned and not confirmed, at most."""
         self.speculation = speculation
         self._verifying: VerifyingSet | None = None
         self._lookahead = 0
@@ -223,6 +226,8 @@ class VllmScheduler(Scheduler):
             if count <= blocks_free or cohort.blocks_next() <= blocks_free:
                 return self._form_decodes(now_ns)
         forming = Forming(now_ns, self._budget)
+        if self._grouped is not None:
+            self._grouped.begin_step()
         if self._verifying is not None:
             forming.shape.verify = self._overrun(self._verifying, forming)
         if not cohort.count or not self._serve_together(forming):
@@ -296,7 +301,9 @@ class VllmScheduler(Scheduler):
             if new == 0:
                 return
             if self._clips and running.prefilling:
-                new = self._clipped(request, request.computed_tokens, new)
+                new = self._clipped(request, request.computed_tokens, new, running.junction_tokens)
+                if new == 0:
+                    continue
             while pool.need(request, self._slots(running, new)) > pool.blocks_free:
                 last = self._victim(running, forming)
                 self._preempt(last, forming)
@@ -472,7 +479,9 @@ class VllmScheduler(Scheduler):
             self._note_admission(request, hit, forming.now_ns)
             if hit is not NO_HIT:
                 request.computed_tokens = hit.tokens
-            self._serve(self.running.admit(request), new, hit, forming)
+            admitted = self.running.admit(request)
+            admitted.junction_tokens = hit.junction_tokens
+            self._serve(admitted, new, hit, forming)
             if hit.recall_bytes:
                 recall = Recall(hit.tier, hit.recall_bytes, request, hit.lower_tokens)
                 forming.recalls.append(recall)
@@ -507,31 +516,47 @@ class VllmScheduler(Scheduler):
                 return 0
             new = budget
         if self._clips:
-            new = self._clipped(request, had, new)
+            new = self._clipped(request, had, new, hit.junction_tokens)
+            if new == 0:
+                return 0
+        if self._grouped is not None:
+            slots = had + new
+            if self._lookahead:
+                slots = max(slots, min(slots + self._lookahead, self.limits.max_model_tokens))
+            whole = reached if self.settings.reserve_full_sequence else 0
+            fits = self._grouped.fits(request, whole, slots, hit, self._in_flight_tokens)
+            return new if fits else 0
         wanted = reached if self.settings.reserve_full_sequence else had + new
         if self._lookahead:
             slots = min(had + new + self._lookahead, self.limits.max_model_tokens)
             wanted = max(wanted, slots)
         return new if self.pool.need(request, wanted, hit) <= self.pool.blocks_free else 0
 
-    def _clipped(self, request: Request, had: int, new: int) -> int:
+    def _clipped(self, request: Request, had: int, new: int, junction: int) -> int:
         """New tokens of a prompt so that its steps end where a state can be found again.
 
-        A state exists only where a step ends. So a chunk stops at a block boundary: at the next
-        one if it starts inside a block, else at the last one that it reaches, and the last
-        boundary of the prompt is always a stop. A budget below one block is used as it is.
+        A state exists only where a step ends. So a chunk stops at a block boundary: the last one
+        that it reaches, the next one if it starts inside a block, the last one of the prompt, and
+        the one where others go on otherwise (`junction`). 0: it waits for a step with room up to
+        the next boundary. A block wider than any step is filled in parts.
         """
         layout = self.limits.kv_layout
         assert layout is not None
         size, reached = layout.block_tokens, request.prompt_tokens + request.generated_tokens
-        target = had + new
-        if new <= 1:
+        prompt_end = max(request.prompt_tokens, reached - 1)
+        if had >= prompt_end:
             return new
+        end = had + new
+        if end < prompt_end:
+            boundary = end // size * size
+            if boundary > had or size <= min(self._budget, self._threshold):
+                end = boundary
+        stops = [(reached - 1) // size * size]
         if had % size:
-            return min(target, ceil_div(had, size) * size) - had
-        last = reached // size * size
-        boundary = min(target // size * size, last) if target < reached else last
-        return boundary - had if boundary > had else new
+            stops.append((had // size + 1) * size)
+        if had < junction < end:
+            stops.append(had + (junction - had) // size * size)
+        return max(0, min([stop for stop in stops if had < stop < end], default=end) - had)
 
     # --- leaps ------------------------------------------------------------------------------
     def _leap_steps(self, now_ns: int, has_freed: bool) -> int:
@@ -770,7 +795,7 @@ class VllmScheduler(Scheduler):
                 return f"longer than the model's {self.limits.max_model_tokens} tokens"
             drafts = 0 if self.speculation is None else self.speculation.tokens
             blocks = layout.blocks_for(
-                held, in_flight_tokens=self._budget, speculative_tokens=drafts
+                held, in_flight_tokens=self._in_flight_tokens, speculative_tokens=drafts
             )
             if blocks > self.blocks_total:
                 return f"needs more than the replica's {self.blocks_total} KV blocks"

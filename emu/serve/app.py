@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
-import emu
+from emu.process.version import __version__
 from emu.serve.completions import Reply, failure_error, make_exchange
 from emu.serve.control import Control
 from emu.serve.engine import EngineControl
@@ -335,7 +335,7 @@ class Api:
 
     async def version(self, request: HttpRequest) -> Response:
         """The emulator's version, under the key that vLLM uses."""
-        return JSONResponse({"version": f"emu-{emu.__version__}"})
+        return JSONResponse({"version": f"emu-{__version__}"})
 
     async def load(self, request: HttpRequest) -> Response:
         """Answers under way, under the key that vLLM uses."""

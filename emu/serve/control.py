@@ -25,8 +25,8 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from emu.cluster.commands import RESET, TARGETS
-from emu.config.faultkinds import KINDS
-from emu.config.schema import CommandTable, FaultTable
+from emu.config.faultkinds import KINDS, read_fault
+from emu.config.schema import CommandTable
 from emu.errors import InputError
 from emu.replica.replica import Replica
 from emu.replica.states import GPU_ROLE
@@ -132,9 +132,7 @@ def snapshot(house: House) -> dict[str, Any]:
                 "kind": one.fault.kind,
                 "target": one.target,
                 "at_s": one.since_ns / NS_PER_S,
-                "until_s": one.since_ns / NS_PER_S + one.fault.duration_s
-                if one.fault.duration_s
-                else None,
+                "until_s": one.until_s,
             }
             for number, one in cluster.faults.in_force.items()
         ],
@@ -402,10 +400,8 @@ class Control:
             raise ApiError(400, "at_s: a fault from here strikes now, leave it out", param="at_s")
         self._check_room()
         try:
-            fault = msgspec.convert(
-                {**{k: whole(v) for k, v in raw.items()}, "at_s": 0.0}, FaultTable
-            )
-        except msgspec.ValidationError as error:
+            fault = read_fault({k: whole(v) for k, v in raw.items()})
+        except (msgspec.ValidationError, InputError) as error:
             raise ApiError(400, str(error)) from None
 
         def strike() -> str:
@@ -476,7 +472,7 @@ def _fault_forms() -> list[dict[str, Any]]:
             continue
         if kind.takes_duration:
             keys.append("duration_s")
-        if kind.magnitude is not None and not kind.may_magnitude:
-            keys.append("magnitude")
-        forms.append({"kind": name, "text": kind.text, "keys": keys})
+        if kind.size and not kind.may_magnitude:
+            keys.append(kind.size)
+        forms.append({"kind": name, "text": kind.text, "keys": keys, "size": kind.size})
     return forms

@@ -18,8 +18,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Send
 
-import emu
 from emu.cluster.commands import RESET
+from emu.process.version import __version__
 from emu.serve.app import Api, assemble
 from emu.serve.completions import Reply, ended_badly, failure_error, make_exchange, send_json
 from emu.serve.control import command_now
@@ -393,7 +393,7 @@ class EndpointApi(Api):
                 "context_length": plan.max_model_tokens,
                 "max_total_num_tokens": plan.num_blocks * plan.scheduler.block_size,
                 "disaggregation_mode": role if role in ("prefill", "decode") else "null",
-                "version": f"emu-{emu.__version__}",
+                "version": f"emu-{__version__}",
                 "internal_states": [{}],
             }
         )

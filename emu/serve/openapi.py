@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import msgspec
 
-import emu
 from emu.cluster.commands import RESET, TARGETS
 from emu.config.faultkinds import KINDS
+from emu.process.version import __version__
 from emu.serve.control import CommandBody, FailuresBody, KnobsBody, ScaleBody
 from emu.serve.engine import AdapterBody
 from emu.serve.house import House
@@ -303,7 +303,7 @@ def openapi(house: House) -> dict[str, Any]:
     """The document as plain values."""
     document: dict[str, Any] = {
         "openapi": "3.1.0",
-        "info": {"title": f"emu, serving {house.model}", "version": emu.__version__},
+        "info": {"title": f"emu, serving {house.model}", "version": __version__},
         "paths": _paths(house.model),
         "components": {"schemas": {**_bodies(), **_answers()}},
     }

@@ -41,7 +41,7 @@ from emu.log import make_log
 from emu.process.interrupts import sent_to
 from emu.report.atomic import RunDirectory, write_text
 from emu.report.summary import write_summary
-from emu.runs.runner import host_facts, write_results
+from emu.runs.runner import host_facts, next_free, write_results
 from emu.serve.app import make_app
 from emu.serve.control import snapshot
 from emu.serve.endpoint import endpoint_app
@@ -462,8 +462,20 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+def _holds_traffic(directory: Path) -> bool:
+    """Some session has left calls there."""
+    recorded = directory / "workload.jsonl"
+    return recorded.is_file() and recorded.stat().st_size > 0
+
+
 def serve_command(
-    path: Path, options: ServeOptions, *, output: Path, overrides: tuple[str, ...], quiet: bool
+    path: Path,
+    options: ServeOptions,
+    *,
+    output: Path,
+    overrides: tuple[str, ...],
+    quiet: bool,
+    force: bool = False,
 ) -> int:
     """`emu serve`."""
     if not options.speed > 0:
@@ -481,6 +493,8 @@ def serve_command(
     if not options.header_timeout_s > 0:
         raise InputError("serve", None, "--header-timeout-s", "must be above 0")
     config = load_config(path, overrides)
+    if not force:
+        output = next_free(output, _holds_traffic)
     with placing(str(path)):
         server = LiveServer(config, str(path), options, output)
     if not is_loopback(options.host) and not options.api_key:

@@ -275,7 +275,7 @@ class LiveCluster(Cluster):
         self._entering = 0
         """Answers whose requests have been read and have not arrived."""
         self._next_id = 0
-        self.gateway.pending_clients += 1
+        self.gateway.expect_client()
         recorder.on_end = self._on_end
 
     # --- from clients -------------------------------------------------------------------------
@@ -351,7 +351,7 @@ class LiveCluster(Cluster):
             self.kernel.enter(self._close)
 
     def _close(self) -> None:
-        self.gateway.pending_clients -= 1
+        self.gateway.client_left()
         if self.gateway.outstanding == 0:
             self.kernel.stop()
 

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import msgspec
 
-import emu
 from emu.api import override_texts
 from emu.config.load import config_from_text, effective_dict
 from emu.config.schema import Config
@@ -64,7 +63,7 @@ class Base:
         self._directory = path.resolve().parent
         self._digests: dict[str, str] = {}
         # Results of other code are other results, whatever the version says.
-        self._code = tree_digest(Path(emu.__file__).parent)
+        self._code = tree_digest(Path(__file__).parents[1])
 
     def config(self, fixed: dict[str, Any], point: Point) -> Config:
         """The config of a point. Raises InputError."""

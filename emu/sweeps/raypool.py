@@ -13,7 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import emu
 from emu.errors import InputError, RunError
 from emu.sweeps.evaluate import PointResult, Task, run_point
 from emu.sweeps.pool import missing
@@ -30,7 +29,7 @@ class RayPool:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         self._ray: Any = ray
         options: dict[str, Any] = {"num_cpus": jobs} if address == "local" else {}
-        package = str(Path(emu.__file__).resolve().parent)
+        package = str(Path(__file__).resolve().parents[1])
         try:
             ray.init(
                 address=address,

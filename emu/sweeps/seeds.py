@@ -22,6 +22,7 @@ from emu.process.terminal import open_console
 from emu.process.workers import Workers
 from emu.report.atomic import write_text
 from emu.report.compare import percent_of, run_names
+from emu.report.drawn import SHOWN
 from emu.report.interval import Mean, mean_of
 from emu.report.table import number
 from emu.runs.runner import Origin, adjust, execute
@@ -29,19 +30,6 @@ from emu.sweeps.conditions import figures_of
 from emu.sweeps.pool import cores
 
 NAME: Final = "seeds.json"
-SHOWN: Final = {
-    **{
-        f"{statistic}_{metric}_ms": f"{label} {'p50' if statistic == 'median' else statistic}, ms"
-        for metric, label in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2el", "E2E"))
-        for statistic in ("mean", "median", "p95", "p99")
-    },
-    "request_throughput": "requests/s",
-    "output_throughput": "output tokens/s",
-    "request_goodput": "goodput, requests/s",
-    "slo.joint_attainment": "objectives met",
-    "gpu_seconds.total": "GPU time, s",
-    "cost": "cost",
-}
 
 
 class Task(msgspec.Struct, frozen=True):

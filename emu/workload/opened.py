@@ -289,6 +289,8 @@ def open_workload(
     Raises InputError.
     """
     notes = Notes()
+    if table.seed >= 0:
+        seed = table.seed
     source: Source
     arrivals: Callable[[], ArrivalStream | None]
     if table.path:

@@ -73,8 +73,8 @@ MUTANTS = (
     Mutant(
         "a lost request counts its last token again",
         "emu/faults/recovery.py",
-        "            request.computed_tokens = request.kv_blocks = 0\n",
-        "            request.computed_tokens = request.kv_blocks = 0\n"
+        "            request.start_again(is_retry=has_begun)\n",
+        "            request.start_again(is_retry=has_begun)\n"
         "            request.generated_tokens = max(0, request.generated_tokens - 1)\n",
     ),
     Mutant(

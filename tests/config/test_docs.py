@@ -9,7 +9,7 @@ from msgspec import inspect
 
 from emu.config.check import table_info, unwrap
 from emu.config.docs import config_schema, description, reference_markdown, tables
-from emu.config.kinds import KINDS
+from emu.config.kinds import unions
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,8 +52,9 @@ def test_json_schema_describes_the_same_keys() -> None:
     document = json.loads(json.dumps(config_schema()))
     assert document["$schema"].startswith("https://json-schema.org/")
     names = {struct.cls.__name__: struct for _, struct in tables()}
-    for union in KINDS.values():
-        names |= {kind.__name__: table_info(kind) for kind in (*union.kinds.values(), union.own)}
+    for union in unions().values():
+        structs = [*union.kinds.values(), *([union.own] if union.own else [])]
+        names |= {kind.__name__: table_info(kind) for kind in structs}
     for name, definition in document["$defs"].items():
         if "anyOf" in definition:
             continue
@@ -66,12 +67,14 @@ def test_json_schema_describes_the_same_keys() -> None:
 
 def test_json_schema_lists_every_kind() -> None:
     defs = config_schema()["$defs"]
-    for base, union in KINDS.items():
+    for base, union in unions().items():
         kinds = [defs[part["$ref"].split("/")[-1]] for part in defs[base.__name__]["anyOf"]]
         words = [kind["properties"][union.key].get("const") for kind in kinds]
-        assert words == [*union.kinds, None]
+        assert words == [*union.kinds, *([None] if union.own else [])]
     assert "chunk_size" not in defs["VllmTable"]["properties"]
     scaling = defs["AutoscaleTable"]["properties"]
     assert "blitz" in scaling["planner"]["anyOf"][0]["enum"]
     assert "multicast" in scaling["preset"]["enum"]
-    assert "straggler" in defs["FaultTable"]["properties"]["kind"]["enum"]
+    assert set(defs["Straggler"]["required"]) == {"at_s", "kind", "factor"}
+    assert "factor" not in defs["Pause"]["properties"]
+    assert defs["KvShrink"]["properties"]["part"]["maximum"] == 1

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from emu.catalogue.lookup import lookup_gpu, lookup_model
-from emu.latency.base import BatchShape, LatencyBackend, stepped_decode_run
+from emu.latency.base import BatchShape, LatencyBackend, Verify, stepped_decode_run
 from emu.latency.corrected import CorrectedBackend, is_corrected
 from emu.latency.engine import ENGINES
 from emu.latency.linear import LinearBackend
@@ -71,6 +71,16 @@ def test_each_class_of_work_is_scaled_by_itself() -> None:
     doubled = corrected(inner, prompt_time=2.0)
     assert doubled.iteration_ns(decodes()) == whole
     assert doubled.iteration_ns(with_prompt()) == pytest.approx(2 * mixed - whole, **near)
+
+
+def test_verified_drafts_are_decodes_not_prompts() -> None:
+    inner = roofline()
+    shape = decodes()
+    shape.verify = Verify(count=5, tokens=20, context_sum=5000)
+    shape.sequences = 25
+    same = corrected(inner, prompt_time=3.0)
+    assert same.iteration_ns(shape) == pytest.approx(inner.iteration_ns(shape), abs=2)
+    assert corrected(inner, weights_time=2.0).iteration_ns(shape) > 1.5 * inner.iteration_ns(shape)
 
 
 def test_time_is_added_by_step_sequence_and_chunk() -> None:

@@ -10,6 +10,7 @@ from emu.latency.posterior import NAMES, PARAMETERS, draws, known_engine, prior_
 from emu.learn.estimate import SCALES, RunEvidence, most_probable, population
 
 SIZE = len(NAMES)
+HERE = values_of(ENGINES["vllm-0.15"])
 RNG = np.random.default_rng(7)
 
 
@@ -18,29 +19,27 @@ def test_precise_observations_outweigh_the_prior() -> None:
     truth[0], truth[3] = 0.4, 3e6
     slopes = RNG.standard_normal((60, SIZE)) / SCALES * 0.1
     prior = np.diag((0.1 * SCALES) ** 2)
-    found = most_probable(
-        slopes @ truth, np.full(60, 0.002), slopes, np.zeros(SIZE), np.zeros(SIZE), prior
-    )
+    found = most_probable(slopes @ truth, np.full(60, 0.002), slopes, HERE, HERE, prior)
     # Forty and sixty standard deviations of the prior away: it gives way.
-    assert found.values / SCALES == pytest.approx(truth / SCALES, abs=0.05)
+    assert (found.values - HERE) / SCALES == pytest.approx(truth / SCALES, abs=0.05)
     assert found.distance > 20
 
 
 def test_what_was_not_observed_stays_at_the_prior() -> None:
-    mean = SCALES * 0.3
+    mean = HERE + SCALES * 0.3
     slopes = np.zeros((4, SIZE))
     slopes[:, 0] = 1.0
     found = most_probable(
         np.full(4, 0.05),
         np.full(4, 0.01),
         slopes,
-        np.zeros(SIZE),
+        HERE,
         mean,
         np.diag((0.2 * SCALES) ** 2),
     )
     assert found.values[1:] == pytest.approx(mean[1:])
     assert found.covariance[1:, 1:].diagonal() ** 0.5 == pytest.approx(0.2 * SCALES[1:], rel=0.02)
-    assert found.values[0] == pytest.approx(0.05, abs=0.004)
+    assert found.values[0] - 1 == pytest.approx(0.05, abs=0.004)
 
 
 def test_one_wild_observation_moves_little() -> None:
@@ -52,11 +51,22 @@ def test_one_wild_observation_moves_little() -> None:
         residuals,
         np.full(9, 0.01),
         slopes,
-        np.zeros(SIZE),
-        np.zeros(SIZE),
+        HERE,
+        HERE,
         np.diag(SCALES**2),
     )
-    assert found.values[0] == pytest.approx(0.02, abs=0.006)
+    assert found.values[0] - 1 == pytest.approx(0.02, abs=0.006)
+
+
+def test_no_constant_leaves_its_bounds_or_its_reach() -> None:
+    slopes = np.zeros((6, SIZE))
+    slopes[:, 0] = 1.0
+    slopes[:, 6] = 1 / SCALES[6]
+    given = (np.full(6, -9.0), np.full(6, 0.01), slopes, HERE, HERE, np.diag(SCALES**2))
+    found = most_probable(*given)
+    assert found.values[0] == pytest.approx(PARAMETERS[0].least)
+    assert found.values[6] == pytest.approx(PARAMETERS[6].least)
+    assert most_probable(*given, 0.5).values[0] == pytest.approx(1 - 0.5 * SCALES[0])
 
 
 def made_runs(count: int, shift: np.ndarray, spread: np.ndarray) -> list[RunEvidence]:

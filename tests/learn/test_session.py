@@ -204,6 +204,7 @@ def test_the_command_writes_an_engine_that_configurations_can_name(
     config_from_text(case, "cluster.toml", [f"latency.engine={path}"], tmp_path / "mine")
 
 
+@pytest.mark.slow
 def test_the_file_depends_on_the_data_alone(results: Path, tmp_path: Path) -> None:
     learn(results, tmp_path / "a", "-q", "-j", "1")
     learn(results, tmp_path / "b", "-q", "-j", "2")

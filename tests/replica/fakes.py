@@ -81,6 +81,7 @@ class FakeLedger:
 
     def __init__(self, scheduler: FakeScheduler) -> None:
         self.lost = 0
+        self.failed: list[tuple[Request, str]] = []
         self._scheduler = scheduler
         self.pool = self
 

@@ -167,3 +167,20 @@ def test_an_idle_server_ends_at_once_from_the_first_line_it_prints(tmp_path: Pat
 
     process = check(tmp_path, scenario, startup_s="1000")
     assert process.statuses() == []
+
+
+def test_a_recording_is_kept_unless_forced(tmp_path: Path) -> None:
+    def session(*options: str) -> str:
+        process = Process(tmp_path, *options)
+        asyncio.run(process.stream(2))
+        process.popen.send_signal(signal.SIGTERM)
+        return process.popen.communicate(timeout=PATIENCE_S)[1]
+
+    session()
+    first = (tmp_path / "live" / "workload.jsonl").read_bytes()
+    assert "this one goes to" in session()
+    assert (tmp_path / "live" / "workload.jsonl").read_bytes() == first
+    assert (tmp_path / "live-2" / "workload.jsonl").stat().st_size > 0
+    session("--force")
+    assert (tmp_path / "live" / "workload.jsonl").read_bytes() != first
+    assert not (tmp_path / "live-3").exists()

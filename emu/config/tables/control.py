@@ -1,6 +1,6 @@
 """What changes the cluster while it runs: scaling, moves, commands, faults and recovery."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, field
 
@@ -150,21 +150,19 @@ class CommandTable(Table, kw_only=True, frozen=True):
 
 
 class FaultTable(Table, kw_only=True, frozen=True):
-    """One injected fault; which keys matter depends on the kind (docs/faults.md)."""
+    """One injected fault; `kind` says which, and each kind has its own keys (docs/faults.md)."""
 
     at_s: Annotated[NonNegative, doc("When it strikes, simulated time.")]
-    kind: Annotated[str, doc("Kind of the fault (docs/faults.md).")]
-    replica: Annotated[int, doc("Target replica; -1 = not given.")] = -1
-    node: Annotated[int, doc("Target machine; -1 = not given.")] = -1
-    gpu: Annotated[int, doc("Target GPU, cluster wide; -1 = not given.")] = -1
-    source: Annotated[int, doc("Pair faults: source replica.")] = -1
-    destination: Annotated[int, doc("Pair faults: destination replica.")] = -1
-    request: Annotated[int, doc("Request faults: request id.")] = -1
-    duration_s: Annotated[NonNegative, doc("How long; 0 = for ever.")] = 0.0
-    magnitude: Annotated[NonNegative, doc("Factor or fraction, by kind.")] = 0.0
-    probability: Annotated[Fraction, doc("Per event, by kind.")] = 1.0
-    times: Annotated[Count, doc("Repetitions.")] = 1
-    stage: Annotated[str, doc("Where in a request's life.")] = ""
+    kind: Annotated[str, doc("Kind of the fault.")]
+
+    numbers: ClassVar[str] = ""
+    """In the catalogue."""
+    target: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    """Groups of keys of which at least one must be given."""
+    size: ClassVar[str] = ""
+    """The key that says how strong it is."""
+    old: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """(key of before, key of now)."""
 
 
 class RecoveryTable(Table, kw_only=True, frozen=True):

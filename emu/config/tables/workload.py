@@ -98,5 +98,9 @@ class WorkloadTable(Table, kw_only=True, frozen=True):
         Literal["error", "reject", "clip"],
         doc("What to do with a request that no replica could ever hold."),
     ] = "error"
+    seed: Annotated[
+        Annotated[int, Meta(ge=-1)],
+        doc("Of arrivals and lengths that are drawn; -1 = the run's seed."),
+    ] = -1
     tokenizer: Annotated[str, doc("sharegpt: path of a tokenizer.json; empty = estimate.")] = ""
     synthetic: SyntheticTable | None = None

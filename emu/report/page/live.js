@@ -246,7 +246,7 @@ const post = (path, body, done) => send("POST", path, body, done);
 const number = (id) => Number($(id).value) || 0;
 $("kind").innerHTML = facts.faults.map((f) => `<option title="${escaped(f.text)}">${f.kind}</option>`).join("");
 const faultForm = () => facts.faults.find((f) => f.kind === $("kind").value) || { keys: [] };
-$("kind").onchange = () => { $("duration").disabled = !faultForm().keys.includes("duration_s"); $("magnitude").disabled = !faultForm().keys.includes("magnitude"); };
+$("kind").onchange = () => { $("strength").firstChild.textContent = (faultForm().size || "strength").replace(/_/g, " "); $("duration").disabled = !faultForm().keys.includes("duration_s"); $("magnitude").disabled = !faultForm().keys.includes(faultForm().size); };
 $("kind").onchange();
 $("faults").onsubmit = (e) => {
   e.preventDefault();
@@ -257,7 +257,7 @@ $("faults").onsubmit = (e) => {
     else if (key === "destination") body[key] = others[0] ?? 0;
     else if (key === "node") body[key] = last ? last.replicas[chosen].machine : 0;
     else if (key === "duration_s") body[key] = number("duration");
-    else if (key === "magnitude") body[key] = number("magnitude");
+    else if (key === faultForm().size) body[key] = number("magnitude");
   }
   post("faults", body, (r) => `${r.kind} injected`);
 };

@@ -1,0 +1,96 @@
+"""How well a run's engine is known, in one line: what a mean TTFT and TPOT may be off by.
+
+The distribution of the engine's constants (posterior of a learned engine, else the prior of
+measured runs) is carried through one step: the decodes that run on average, and the same step with
+one prompt. Intervals of every figure come from draws (`emu run --draws N`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from emu.cluster.plan import Plan, ReplicaPlan
+from emu.config.schema import Config
+from emu.latency.base import BatchShape, LatencyBackend
+from emu.latency.corrected import CorrectedBackend
+from emu.latency.engine import NO_ENGINE, EngineModel, engine_model
+from emu.latency.posterior import PARAMETERS, Floats, known_engine, values_of, with_values
+from emu.latency.registry import make_latency
+from emu.report.summary import Summary
+
+_Z90: Final = 1.6449
+_STEPS_BEFORE: Final = 1.5
+"""Steps that a request waits for before its own, on average."""
+
+
+def uncertainty_line(config: Config, plan: Plan, summary: Summary) -> str:
+    """`± 6 % TPOT, ± 15 % TTFT (90 %): prior of ...`; empty where there is no engine."""
+    replica = plan.replicas[0]
+    latency = replica.latency
+    if not summary.completed or not latency.host_overhead or latency.engine == NO_ENGINE:
+        return ""
+    engine = engine_model(latency.engine)
+    known = known_engine(engine, latency.engine, replica.gpu.name, latency.backend)
+    backend = make_latency(replica.latency_context(config))
+    if backend.foreign:
+        return ""
+    if isinstance(backend, CorrectedBackend):
+        backend = backend.inner
+    here = values_of(engine)
+    shape = _typical(summary, replica, len(plan.replicas))
+    front_ns = engine.batch_wait_ns + engine.output_ns if replica.has_front_end else 0
+    base = _times(backend, engine, here, shape, front_ns)
+    columns = []
+    for index, parameter in enumerate(PARAMETERS):
+        moved = here.copy()
+        moved[index] += parameter.step
+        there = _times(backend, engine, moved, shape, front_ns)
+        columns.append((np.log(there) - np.log(base)) / parameter.step)
+    slopes = np.stack(columns, axis=1)
+    shift = np.array(known.posterior.mean) - here
+    spread = np.einsum("ij,jk,ik->i", slopes, known.posterior.matrix, slopes)
+    left = np.array([known.posterior.noise["ttft"], known.posterior.noise["tpot"]])
+    off = slopes @ shift
+    halves = 100 * (np.abs(off) + _Z90 * np.sqrt(spread + left**2))
+    return (
+        f"mean TTFT ± {halves[0]:.0f} %, TPOT ± {halves[1]:.0f} % ({known.source}; "
+        "--draws N for intervals)"
+    )
+
+
+def _typical(summary: Summary, replica: ReplicaPlan, replicas: int) -> tuple[int, int, int]:
+    """(decodes that run on average, their history, new tokens of a prompt)."""
+    span_s = max(summary.duration, 1e-9)
+    in_flight = summary.completed * summary.statistic("mean", "e2el") / 1000 / span_s / replicas
+    count = max(1, min(replica.scheduler.requests_max, round(in_flight)))
+    prompt = max(1, round(summary.total_input_tokens / summary.completed))
+    output = summary.total_output_tokens / summary.completed
+    return count, round(prompt + output / 2), min(prompt, replica.scheduler.tokens_max)
+
+
+def _times(
+    backend: LatencyBackend,
+    engine: EngineModel,
+    values: Floats,
+    typical: tuple[int, int, int],
+    front_ns: int,
+) -> Floats:
+    """(TTFT, TPOT) of the typical step with these constants, ns."""
+    count, history, prompt = typical
+    drawn = with_values(engine, values)
+    corrected = CorrectedBackend(backend, drawn)
+    shape = BatchShape(
+        decode_count=count,
+        decode_context_sum=count * history,
+        decode_context_max=history,
+        decode_context_min=history,
+        sequences=count,
+    )
+    step_ns = corrected.iteration_ns(shape)
+    shape.prefill_new, shape.prefill_context, shape.sequences = [prompt], [0], count + 1
+    own_ns = corrected.iteration_ns(shape)
+    if front_ns:
+        front_ns += drawn.intake_ns + count * drawn.output_event_ns // 2
+    return np.array([_STEPS_BEFORE * step_ns + own_ns + front_ns, step_ns], dtype=np.float64)

@@ -1,0 +1,296 @@
+"""One configuration over draws of what is not known: engine, arrivals, sampling.
+
+    runs/a/summary.json ...   the run as configured
+    runs/a/draws.json         of every figure the interval over draws, and where it comes from
+
+Each draw takes an engine from what is known of it (the posterior of a learned engine, else the
+prior of measured runs), a seed of the workload (arrivals and lengths; a recorded file's are what
+they were) and a seed of everything else (jitter, routers that draw). Draws come in pairs that
+differ in one of the three, in turn: half the mean square of the differences is what that source
+adds to the variance (Jansen's estimate), and all draws together give the interval.
+
+Draw i is the same in all configurations with as many draws and the same seed, so that two of them
+can be compared draw by draw.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from emu.cluster.plan import make_plan
+from emu.config.load import load_config
+from emu.config.schema import Config
+from emu.errors import InputError
+from emu.latency.engine import DEFAULT_ENGINE, NO_ENGINE, EngineModel, engine_model, engine_text
+from emu.latency.posterior import Known, draws, known_engine
+from emu.process.interrupts import scratch, strike_if_lost
+from emu.process.terminal import open_console
+from emu.process.workers import Workers
+from emu.report.atomic import write_text
+from emu.report.drawn import (
+    LEVEL,
+    NAME,
+    SOURCES,
+    Draws,
+    Interval,
+    interval_of,
+    interval_text,
+    share_text,
+    shown,
+)
+from emu.report.table import number
+from emu.rng import rng_stream
+from emu.runs.runner import Origin, adjust, execute
+from emu.sweeps.conditions import figures_of
+from emu.sweeps.pool import cores
+
+
+class Task(msgspec.Struct, frozen=True):
+    """One draw to run."""
+
+    index: int
+    config: Config
+    source: str
+    engines: tuple[tuple[int, EngineModel], ...]
+    """Group of replicas -> its engine."""
+
+
+def numbers_of(count: int, varied: Sequence[str]) -> list[list[int]]:
+    """Which engine, arrivals and sampling each draw has: pairs that differ in one of them."""
+    found = []
+    for index in range(count):
+        pair = index // 2
+        own = [2 * pair] * len(SOURCES)
+        if index % 2 and varied:
+            own[SOURCES.index(varied[pair % len(varied)])] = 2 * pair + 1
+        found.append(own)
+    return found
+
+
+def run_draw(task: Task) -> dict[str, Any]:
+    """Run a draw; the figures of its summary."""
+    with scratch("emu-draw-") as place:
+        groups = list(task.config.replicas)
+        for group, engine in task.engines:
+            path = place / f"engine-{group}.toml"
+            path.write_text(engine_text(engine, DEFAULT_ENGINE), encoding="utf-8")
+            latency = {**groups[group].latency, "engine": str(path)}
+            groups[group] = msgspec.structs.replace(groups[group], latency=latency)
+        output = msgspec.structs.replace(
+            task.config.output, dir=str(place / "run"), trace=False, timeseries_interval_ms=0
+        )
+        config = msgspec.structs.replace(task.config, replicas=groups, output=output)
+        result = execute(config, task.source, report=False)
+        assert result.summary is not None
+        return {"index": task.index, **figures_of(result.summary)}
+
+
+def run_draws(
+    config: Config,
+    source: str,
+    count: int,
+    *,
+    jobs: int,
+    report: bool,
+    origin: Origin,
+    is_quiet: bool = False,
+) -> Draws:
+    """Run the configuration and its draws; write draws.json, also of what an interrupt leaves."""
+    known = engines_of(config, source)
+    varied = [name for name, varies in _varying(config, known).items() if varies]
+    numbers = numbers_of(count, varied)
+    tasks = _tasks(config, source, known, numbers)
+    top = Path(config.output.dir)
+    execute(config, source, report=False, origin=origin)
+    found: list[dict[str, Any]] = []
+
+    def draws_so_far() -> Draws:
+        ended = sorted(found, key=lambda one: int(one["index"]))
+        return Draws(
+            len(ended),
+            count,
+            config.seed,
+            LEVEL,
+            list(dict.fromkeys(one.source for one in known.values())),
+            varied,
+            [numbers[int(one["index"])] for one in ended],
+            _figures(ended, numbers, varied),
+        )
+
+    try:
+        for one in _answers(tasks, jobs or cores()):
+            found.append(one)
+            strike_if_lost()
+            if not is_quiet:
+                _tell(len(found), count)
+    except KeyboardInterrupt:
+        if len(found) > 1:
+            save(top, draws_so_far())
+            print(f"{len(found)} of {count} draws are kept in {top / NAME}", file=sys.stderr)
+        raise
+    result = draws_so_far()
+    save(top, result)
+    if report:
+        from emu.report.html import write_report
+
+        write_report(top)
+    return result
+
+
+def _answers(tasks: Sequence[Task], jobs: int) -> Iterator[dict[str, Any]]:
+    if jobs == 1:
+        yield from map(run_draw, tasks)
+        return
+    workers = Workers[Task, dict[str, Any]](
+        jobs, run_draw, lambda task: f"its draw was {task.index}"
+    )
+    with workers:
+        yield from workers.results(tasks)
+
+
+def _tell(done: int, count: int) -> None:
+    """Progress on standard error: rewritten on a terminal, else each tenth."""
+    if sys.stderr.isatty():
+        end = "\r\033[K" if done == count else ""
+        print(f"\r\033[Kdraw {done} of {count}{end}", end="", file=sys.stderr, flush=True)
+    elif done == count or done % max(1, count // 10) == 0:
+        print(f"draw {done} of {count}", file=sys.stderr, flush=True)
+
+
+def save(directory: Path, result: Draws) -> None:
+    """Write draws.json."""
+    text = msgspec.json.format(msgspec.json.encode(result), indent=2).decode()
+    write_text(directory / NAME, text + "\n")
+
+
+def engines_of(config: Config, source: str) -> dict[int, Known]:
+    """What is known of the engine of each group of replicas; groups without an engine lack."""
+    plan = make_plan(config, source)
+    found: dict[int, Known] = {}
+    at = 0
+    for group, table in enumerate(config.replicas):
+        if table.count == 0:
+            continue
+        replica = plan.replicas[at]
+        at += table.count
+        latency = replica.latency
+        if not latency.host_overhead or latency.engine == NO_ENGINE:
+            continue
+        engine = engine_model(latency.engine, source)
+        found[group] = known_engine(engine, latency.engine, replica.gpu.name, latency.backend)
+    if not found:
+        raise InputError(source, None, "latency.engine", "draws need an engine, not none")
+    return found
+
+
+def _varying(config: Config, known: Mapping[int, Known]) -> dict[str, bool]:
+    """Which sources can vary. A recorded workload is what it was."""
+    drawn = config.workload.synthetic is not None
+    return {"engine": bool(known), "arrivals": drawn, "sampling": True}
+
+
+def _tasks(
+    config: Config, source: str, known: Mapping[int, Known], numbers: Sequence[Sequence[int]]
+) -> list[Task]:
+    size = 1 + max((max(row) for row in numbers), default=0)
+    engines: dict[int, list[EngineModel]] = {}
+    for group, one in known.items():
+        # Groups with the same engine have the same draw.
+        engines[group] = draws(one, size, rng_stream(config.seed, f"draws.{one.source}"))
+    rng = rng_stream(config.seed, "draws.seeds")
+    seeds = rng.integers(0, 2**31, (size, 2)).tolist()
+    tasks = []
+    for index, (engine, arrivals, sampling) in enumerate(numbers):
+        workload = config.workload
+        if workload.synthetic is not None:
+            workload = msgspec.structs.replace(workload, seed=seeds[arrivals][0])
+        drawn = msgspec.structs.replace(config, workload=workload, seed=seeds[sampling][1])
+        chosen = tuple((group, found[engine]) for group, found in engines.items())
+        tasks.append(Task(index, drawn, source, chosen))
+    return tasks
+
+
+def _figures(
+    ended: Sequence[Mapping[str, Any]], numbers: Sequence[Sequence[int]], varied: Sequence[str]
+) -> dict[str, Interval]:
+    if not ended:
+        return {}
+    rows = {int(one["index"]): one for one in ended}
+    found = {}
+    for name, value in ended[0].items():
+        if name == "index" or not _is_number(value):
+            continue
+        column = {index: row.get(name) for index, row in rows.items()}
+        if all(_is_number(each) for each in column.values()):
+            values = {index: float(each) for index, each in column.items()}  # type: ignore[arg-type]
+            interval = interval_of(values, numbers, varied)
+            if name.startswith("slo."):  # a part of the requests
+                interval = msgspec.structs.replace(interval, high=min(1.0, interval.high))
+            found[name] = interval
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+# --- the command ---------------------------------------------------------------------------------
+def draws_command(
+    path: Path,
+    count: int,
+    *,
+    output: Path | None,
+    seed: int | None,
+    overrides: Sequence[str],
+    jobs: int,
+    quiet: bool,
+    report: bool,
+    as_json: bool,
+    force: bool,
+) -> int:
+    """`emu run --draws N`."""
+    from emu.runs.runner import kept_apart
+
+    config = adjust(load_config(path, overrides), seed=seed, output=output)
+    if count < 2:
+        raise InputError("run", None, "--draws", "an interval needs 2 draws or more")
+    if not force:
+        config = kept_apart(config)
+    result = run_draws(
+        config,
+        str(path),
+        count,
+        jobs=jobs,
+        report=report and config.output.report,
+        origin=Origin(f"emu run {path} --draws {count}", overrides),
+        is_quiet=quiet,
+    )
+    top = Path(config.output.dir)
+    if as_json:
+        print((top / NAME).read_text(encoding="utf-8"), end="")
+    elif not quiet:
+        print_draws(result, open_console(), str(path))
+        open_console().print(f"every figure in {top / NAME}", soft_wrap=True)
+    return 0
+
+
+def print_draws(result: Draws, console: Console, title: str) -> None:
+    """The intervals of what one looks at first."""
+    heading = f"{title}: {result.count} draws, {result.level_percent} % intervals"
+    table = Table(title=heading, title_justify="left")
+    for column in ("", "median", "interval", "from"):
+        table.add_column(column, justify="right" if column in ("median", "interval") else "left")
+    for _, label, interval in shown(result):
+        table.add_row(label, number(interval.median), interval_text(interval), share_text(interval))
+    console.print(table)
+    console.print("engines: " + "; ".join(result.engines), soft_wrap=True)
+    if "arrivals" not in result.varied:
+        console.print("arrivals: as recorded, not drawn", soft_wrap=True)

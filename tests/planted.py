@@ -1,0 +1,498 @@
+"""Bugs planted into `emu/replica/`, `emu/migration/` and `emu/faults/`, for their unit tests to catch.
+
+    python -m tests.planted [--only NAME]
+
+Each is one change of one file of a copy of the program; then the unit tests of its package run
+against the copy until a test fails: in ten seconds of CPU, without a whole run of a cluster. Taken
+from the list of subtleties that only digests guarded. A change whose text is not found is an error,
+never a pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT_S = 10.0
+TESTS = {
+    "replica": "tests/replica/test_machine.py",
+    "migration": "tests/migration",
+    "faults": "tests/faults",
+}
+"""Unit tests of each package."""
+
+
+class Planted(NamedTuple):
+    """One planted fault."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+PLANTED = (
+    Planted(
+        "a cancellation does not follow a request that moved on",
+        "replica/inbound.py",
+        "        replica.out.append(ForwardCancel(request))\n",
+        "        pass\n",
+    ),
+    Planted(
+        "a cancelled request keeps its blocks",
+        "replica/inbound.py",
+        "    if replica.scheduler.cancel(request):\n",
+        "    if True:\n",
+    ),
+    Planted(
+        "a crash drops cancellations of requests elsewhere",
+        "replica/crash.py",
+        "            replica.out.append(ForwardCancel(event.request))\n",
+        "            pass\n",
+    ),
+    Planted(
+        "a crash forgets KV that had arrived",
+        "replica/crash.py",
+        "                lost.append(request)\n",
+        "                pass\n",
+    ),
+    Planted(
+        "a crash does not answer a stop",
+        "replica/crash.py",
+        "    replica.out += [Reply(asked.reply) for asked in posted if isinstance(asked, StopAsked)]\n",
+        "",
+    ),
+    Planted(
+        "a crash keeps the batch in flight",
+        "replica/crash.py",
+        "    replica.batch = replica.ends = None\n",
+        "    replica.ends = None\n",
+    ),
+    Planted(
+        "a crash does not begin another life",
+        "replica/crash.py",
+        "    replica.incarnation += 1\n",
+        "",
+    ),
+    Planted(
+        "a crash keeps what its batch waits for",
+        "replica/crash.py",
+        "    replica.prerequisites.drop()\n",
+        "",
+    ),
+    Planted(
+        "a crash during a pause counts the pause as busy",
+        "replica/crash.py",
+        "    if replica.batch is not None and not replica.is_paused:\n",
+        "    if replica.batch is not None:\n",
+    ),
+    Planted(
+        "a pause does not cut the leap",
+        "replica/crash.py",
+        "    assert not replica.is_paused\n    cut_leap(replica)\n",
+        "    assert not replica.is_paused\n",
+    ),
+    Planted(
+        "a pause does not shift spans of stages",
+        "replica/crash.py",
+        "                    end_ns=span.end_ns + longer_ns,\n",
+        "                    end_ns=span.end_ns,\n",
+    ),
+    Planted(
+        "a pause does not put the iteration's end off",
+        "replica/crash.py",
+        "        replica.end_ns += longer_ns\n",
+        "        pass\n",
+    ),
+    Planted(
+        "the end of an earlier pause ends this one",
+        "replica/crash.py",
+        "replica.is_paused and replica.paused_ns == event.since_ns",
+        "replica.is_paused",
+    ),
+    Planted(
+        "life not checked when a prerequisite is met",
+        "replica/prerequisites.py",
+        "    if event.life != replica.incarnation:\n        return PARK\n",
+        "",
+    ),
+    Planted(
+        "activation of an earlier life wakes the helper",
+        "replica/inbound.py",
+        "    if event.life == replica.incarnation:\n        replica.look = LOOK\n",
+        "    replica.look = LOOK\n",
+    ),
+    Planted(
+        "a restart of an earlier life counts",
+        "replica/inbound.py",
+        "    if event.life == replica.incarnation:\n        replica.out.append(Move(S.FAILED",
+        "    if True:\n        replica.out.append(Move(S.FAILED",
+    ),
+    Planted(
+        "a prerequisite met does not interrupt",
+        "replica/prerequisites.py",
+        "    if prerequisites.left == 0:\n"
+        "        replica.look = INTERRUPT if replica.stages == 1 else LOOK\n",
+        "    if prerequisites.left == 0:\n        replica.look = LOOK\n",
+    ),
+    Planted(
+        "waiting for a wave counts as busy",
+        "replica/serving.py",
+        "    replica.busy_ns -= replica.clock.now_ns - replica.start_ns\n",
+        "",
+    ),
+    Planted(
+        "the priority is not looked at at the exact end of a step",
+        "replica/replica.py",
+        "        if clock.priority_reached > self.priority:\n            elapsed_ns += 1\n",
+        "",
+    ),
+    Planted(
+        "a lock granted late does not reopen a revived replica",
+        "replica/inbound.py",
+        "    replica.is_closing = False\n    replica.out.append(OpenLock())\n",
+        "    replica.is_closing = False\n",
+    ),
+    Planted(
+        "a spare never closes its lock",
+        "replica/serving.py",
+        '    """A warm spare: weights stay, nothing is served, closed for inbound KV."""\n    if ',
+        '    """A warm spare: weights stay, nothing is served, closed for inbound KV."""\n    if False and ',
+    ),
+    Planted(
+        "a replica that fails does not close its lock",
+        "replica/inbound.py",
+        "    if event.to is S.FAILED:\n        close(replica)\n",
+        "",
+    ),
+    Planted(
+        "a shutting prefill leaves with a batch on its stages",
+        "replica/serving.py",
+        " and not replica.has_batches_in_flight\n    if is_done",
+        "\n    if is_done",
+    ),
+    Planted(
+        "a shutting decode does not wait for live moves",
+        "replica/replica.py",
+        "            and not self.live_moves\n",
+        "",
+    ),
+    Planted(
+        "what a straggler runs next costs what it did before",
+        "replica/replica.py",
+        "        if self.slowdown != 1.0:\n            cost_ns = int(cost_ns * self.slowdown)\n"
+        "        if self.first_uses",
+        "        if self.first_uses",
+    ),
+    Planted(
+        "first uses are paid again and again",
+        "replica/replica.py",
+        "            cost_ns += self.first_uses.popleft()\n",
+        "            cost_ns += self.first_uses[0]\n",
+    ),
+    Planted(
+        "what is posted during a boundary is applied at the same one",
+        "replica/replica.py",
+        "            elif self.posted and not self.has_applied and",
+        "            elif self.posted and",
+    ),
+    Planted(
+        "KV is applied after cancellations",
+        "replica/events.py",
+        "    kind: ClassVar[int] = int(Kind.KV_DELIVERED)\n    order: ClassVar[int] = 1\n",
+        "    kind: ClassVar[int] = int(Kind.KV_DELIVERED)\n    order: ClassVar[int] = 4\n",
+    ),
+    # --- migration: outbound KV, halves, leases, live moves -----------------------------------
+    Planted(
+        "a destination is opened before the delivery",
+        "migration/watcher.py",
+        "        if action.arrived:\n"
+        "            destination.actor.post(KvDelivered(requests=action.arrived))\n"
+        "        destination.lock.release(self.name)\n",
+        "        destination.lock.release(self.name)\n"
+        "        if action.arrived:\n"
+        "            destination.actor.post(KvDelivered(requests=action.arrived))\n",
+    ),
+    Planted(
+        "a late notice of an earlier attempt counts",
+        "migration/outbound.py",
+        "    if flight.number != event.number:\n        return  # a second notice of an earlier end\n"
+        "    batch,",
+        "    batch,",
+    ),
+    Planted(
+        "a lost destination counts as an attempt",
+        "migration/outbound.py",
+        "        flight.batch.attempts -= 1  # not the transfer's fault\n",
+        "",
+    ),
+    Planted(
+        "a failed transfer keeps the destination locked",
+        "migration/outbound.py",
+        "        self.out += (Unreserve(destination_id, batch.requests), Unlock(destination_id))\n",
+        "        self.out.append(Unreserve(destination_id, batch.requests))\n",
+    ),
+    Planted(
+        "a failed batch goes to the end of the queue",
+        "migration/outbound.py",
+        "            self.queue.appendleft(batch)\n            self.arm_lease()\n",
+        "            self.queue.append(batch)\n            self.arm_lease()\n",
+    ),
+    Planted(
+        "a pause does not stop what changes meanwhile",
+        "migration/outbound.py",
+        "    Kind.LOOKED: (looked, looked, ignore, looked),\n",
+        "    Kind.LOOKED: (looked, looked, looked, looked),\n",
+    ),
+    Planted(
+        "pauses do not grow",
+        "migration/outbound.py",
+        "Pause(RETRY_NS << min(attempts, 10))",
+        "Pause(RETRY_NS)",
+    ),
+    Planted(
+        "a lease ends what is on its way",
+        "migration/outbound.py",
+        "    for batch in [b for b in outbound.queue if b.queued_ns <= since_ns]:\n",
+        "    if outbound.flight is not None:\n"
+        "        outbound.put_back(outbound.flight.batch, outbound.flight.destination_id)\n"
+        "    for batch in [b for b in outbound.queue if b.queued_ns <= since_ns]:\n",
+    ),
+    Planted(
+        "a divided batch keeps its number of batches",
+        "migration/outbound.py",
+        "            self.queue.insert(self.queue.index(batch) + 1, tail)\n"
+        "            self.unfinished += 1\n",
+        "            self.queue.insert(self.queue.index(batch) + 1, tail)\n",
+    ),
+    Planted(
+        "a second half of a dropped batch goes on",
+        "migration/outbound.py",
+        "    if split.is_dropped:  # the other half was lost while this one was computed\n",
+        "    if False:\n",
+    ),
+    Planted(
+        "a batch is delivered with one half there",
+        "migration/outbound.py",
+        "    if split.is_second_done:\n        outbound.deliver(split)\n",
+        "    outbound.deliver(split)\n",
+    ),
+    Planted(
+        "the second half leaves before the first has a destination",
+        "migration/outbound.py",
+        "    eligible = [split for split in outbound.seconds if split.destination_id >= 0]\n",
+        "    eligible = list(outbound.seconds)\n",
+    ),
+    Planted(
+        "a dropped half is freed at one of its sources only",
+        "migration/outbound.py",
+        "            out.append(Tell(split.second_id, HalfForgotten(split)))\n",
+        "            pass\n",
+    ),
+    Planted(
+        "those that ended keep their room when halves meet",
+        "migration/outbound.py",
+        "        if gone:\n            self.out.append(Unreserve(split.destination_id, gone))\n",
+        "",
+    ),
+    Planted(
+        "the state of a live move's destination is not asked again",
+        "migration/live_move.py",
+        "destination.is_alive and destination.takes_kv and destination.reserve",
+        "destination.is_alive and destination.reserve",
+    ),
+    Planted(
+        "a live move frees its blocks twice when the request ends",
+        "migration/live_move.py",
+        "        if not is_done and has_destination and not self.is_forgotten:\n",
+        "        if not is_done and has_destination:\n",
+    ),
+    Planted(
+        "a live move that failed does not wait",
+        "migration/live_move.py",
+        "            self.out.append(WaitAWhile())\n",
+        "            pass\n",
+    ),
+    Planted(
+        "a live move goes on after its source has crashed",
+        "migration/live_move.py",
+        "    if move.source.is_alive and not move.is_forgotten:  # else lost with it, or ended\n",
+        "    if not move.is_forgotten:\n",
+    ),
+    Planted(
+        "a destination that failed is tried first again",
+        "migration/destinations.py",
+        "        if self.failures:\n            candidates = sorted(",
+        "        if False:\n            candidates = sorted(",
+    ),
+    # --- faults -----------------------------------------------------------------------------------
+    Planted(
+        "other watchers hear of a crash before its state has changed",
+        "faults/recovery.py",
+        '        replica.actor.tell(Commanded(to=S.FAILED, writer="fault", cause=cause))\n'
+        "        for other in cluster.watchers.values():\n"
+        "            if other is not watcher:\n"
+        "                other.tell(DestinationLost(replica.replica_id))\n",
+        "        for other in cluster.watchers.values():\n"
+        "            if other is not watcher:\n"
+        "                other.tell(DestinationLost(replica.replica_id))\n"
+        '        replica.actor.tell(Commanded(to=S.FAILED, writer="fault", cause=cause))\n',
+    ),
+    Planted(
+        "a crash keeps what waits to leave",
+        "faults/recovery.py",
+        "        if watcher is not None:\n            lost += watcher.lose_source()\n"
+        "        if cluster.live",
+        "        if cluster.live",
+    ),
+    Planted(
+        "a request that had not begun pays for a retry",
+        "faults/recovery.py",
+        "            request.start_again(is_retry=has_begun)\n",
+        "            request.start_again(is_retry=True)\n",
+    ),
+    Planted(
+        "a request is retried for ever",
+        "faults/recovery.py",
+        'is_given_up = table.on_crash == "fail" or request.retries >= table.max_retries',
+        'is_given_up = table.on_crash == "fail"',
+    ),
+    Planted(
+        "the timer of an earlier life brings a replica back",
+        "faults/recovery.py",
+        "            if replica.incarnation == incarnation and replica.state is S.FAILED:\n",
+        "            if replica.state is S.FAILED:\n",
+    ),
+    Planted(
+        "a replica comes back onto a GPU that is down",
+        "faults/recovery.py",
+        "                if not self._has_gpus(replica):\n",
+        "                if False:\n",
+    ),
+    Planted(
+        "loads are tried again for ever",
+        "faults/recovery.py",
+        "            or loads >= LOADS_MAX\n",
+        "",
+    ),
+    Planted(
+        "a drain's grace strikes a replica that came back",
+        "faults/recovery.py",
+        "                if replica.state is state and replica.state_since_ns == since_ns:\n",
+        "                if True:\n",
+    ),
+    Planted(
+        "a batch whose activation is here is lost with its giver",
+        "faults/recovery.py",
+        "relayed.source_id == replica.replica_id and not relayed.is_here",
+        "relayed.source_id == replica.replica_id",
+    ),
+    Planted(
+        "links that are down come back with the end of a degradation",
+        "faults/link_factors.py",
+        "            self._factors[link].remove(factor)\n",
+        "            self._factors[link].clear()\n",
+    ),
+    Planted(
+        "one end of two partitions joins the pair",
+        "faults/link_factors.py",
+        "        if count == int(is_cut):\n",
+        "        if True:\n",
+    ),
+    Planted(
+        "a window strikes weights and KV alike",
+        "faults/transfers.py",
+        ' or (name == "stuck") != (kind == "weights")',
+        "",
+    ),
+    Planted(
+        "copies of an overload are copied",
+        "faults/clients.py",
+        "request.request_id >= CLONE_IDS or request.retries",
+        "request.retries",
+    ),
+    Planted(
+        "a freeze that went on is declared dead",
+        "faults/replicas.py",
+        "        if is_same():\n            injector.recovery.crash",
+        "        if True:\n            injector.recovery.crash",
+    ),
+    Planted(
+        "memory comes back to another life",
+        "faults/replicas.py",
+        "        if replica.incarnation == incarnation:\n            replica.actor.post(KvRestored",
+        "        if True:\n            replica.actor.post(KvRestored",
+    ),
+    Planted(
+        "a straggler that ends makes its replica as new",
+        "faults/replicas.py",
+        "        slowdown = replica.slowdown / fault.factor\n",
+        "        slowdown = 1.0\n",
+    ),
+    Planted(
+        "a request in a transfer is found nowhere",
+        "faults/census.py",
+        "        batches = watcher.outbound.batches()\n",
+        "        batches = list(watcher.outbound.queue)\n",
+    ),
+)
+
+
+def run_one(planted: Planted) -> tuple[bool, str, float]:
+    """(caught, the first failing test or what went wrong, seconds)."""
+    with tempfile.TemporaryDirectory(prefix="emu-planted-") as name:
+        copy = Path(name)
+        for part in ("emu", "tests/replica", "tests/migration", "tests/faults"):
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / part, copy / part, ignore=ignored)
+        (copy / "tests" / "__init__.py").touch()
+        path = copy / "emu" / planted.file
+        text = path.read_text()
+        if text.count(planted.old) != 1:
+            return False, f"ERROR: text found {text.count(planted.old)} times", 0.0
+        path.write_text(text.replace(planted.old, planted.new))
+        started_s = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"),
+                *("-k", "not every_pair and not every_state and not zigzag_example"),
+                TESTS[planted.file.partition("/")[0]],
+            ],
+            cwd=copy,
+            env={**os.environ, "PYTHONPATH": str(copy)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        took_s = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - started_s
+    failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    return bool(failed), (failed or done.stdout.splitlines()[-1:] or [""])[0][:110], took_s
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--only", default="")
+    arguments = parser.parse_args()
+    wanted = [planted for planted in PLANTED if arguments.only in planted.name]
+    caught = 0
+    for planted in wanted:
+        is_caught, first, took_s = run_one(planted)
+        in_time = took_s < LIMIT_S
+        caught += is_caught and in_time
+        word = "caught" if is_caught and in_time else "LATE" if is_caught else "MISSED"
+        print(f"{word} {took_s:5.1f} s  {planted.name}\n    {first}", flush=True)
+    print(f"{caught} of {len(wanted)} planted faults caught in {LIMIT_S:g} s each")
+    return 0 if caught == len(wanted) else 4
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Draws of engine, arrivals and sampling: intervals, sources, comparison draw by draw."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from emu.cli import call
+from emu.config.load import load_config
+from emu.errors import InputError
+from emu.report.drawn import compare_draws, interval_of, read_draws
+from emu.runs.runner import Origin, adjust
+from emu.sweeps.draws import engines_of, numbers_of, run_draws
+
+CONFIG = """
+[model]
+name = "Qwen/Qwen2.5-0.5B"
+[[nodes]]
+gpu = "{gpu}"
+[[replicas]]
+{workload}
+[output]
+report = false
+"""
+DRAWN = """
+[workload.synthetic]
+requests = 40
+[workload.synthetic.arrivals]
+rate_per_s = 20
+"""
+
+
+def config_file(place: Path, gpu: str = "H100-SXM5-80GB", workload: str = DRAWN) -> Path:
+    path = place / "c.toml"
+    path.write_text(CONFIG.format(gpu=gpu, workload=workload))
+    return path
+
+
+def test_pairs_differ_in_one_source_in_turn() -> None:
+    numbers = numbers_of(8, ["engine", "arrivals", "sampling"])
+    unlike = [
+        [a != b for a, b in zip(numbers[i], numbers[i + 1], strict=True)] for i in (0, 2, 4, 6)
+    ]
+    assert unlike == [
+        [True, False, False],
+        [False, True, False],
+        [False, False, True],
+        [True, False, False],
+    ]
+    assert numbers_of(4, ["engine"])[1] == [1, 0, 0]
+
+
+def test_shares_are_those_of_the_sources() -> None:
+    """engine with variance 4, arrivals with 1: 80 and 20 per cent."""
+    rng = np.random.default_rng(3)
+    varied = ["engine", "arrivals", "sampling"]
+    numbers = numbers_of(6000, varied)
+    engine, arrivals = 2 * rng.standard_normal(6000), rng.standard_normal(6000)
+    values = {i: 100 + engine[e] + arrivals[a] for i, (e, a, _) in enumerate(numbers)}
+    found = interval_of(values, numbers, varied)
+    assert found.shares == pytest.approx({"engine": 0.8, "arrivals": 0.2, "sampling": 0}, abs=0.03)
+    assert (found.low, found.high) == pytest.approx(
+        (100 - 1.645 * 5**0.5, 100 + 1.645 * 5**0.5), abs=0.25
+    )
+
+
+def test_a_run_with_draws_keeps_the_run_and_adds_intervals(tmp_path: Path) -> None:
+    path = config_file(tmp_path)
+    words = ["run", str(path), "-q", "-j", "1"]
+    assert call([*words, "-o", str(tmp_path / "plain")]) == 0
+    assert call([*words, "-o", str(tmp_path / "drawn"), "--draws", "6"]) == 0
+    assert (tmp_path / "plain" / "requests.csv").read_bytes() == (
+        tmp_path / "drawn" / "requests.csv"
+    ).read_bytes()
+    found = read_draws(tmp_path / "drawn")
+    assert found.count == 6
+    assert found.varied == ["engine", "arrivals", "sampling"]
+    assert "measured runs on H100" in found.engines[0]
+    ttft = found.figures["mean_ttft_ms"]
+    assert ttft.low < ttft.median < ttft.high
+    assert sum(ttft.shares.values()) == pytest.approx(1)
+    assert ttft.shares["sampling"] == 0  # nothing is drawn in the run itself
+    call([*words, "-o", str(tmp_path / "two"), "--draws", "6", "-j", "2"])
+    assert (tmp_path / "two" / "draws.json").read_bytes() == (
+        tmp_path / "drawn" / "draws.json"
+    ).read_bytes()
+
+
+def test_jitter_is_sampled(tmp_path: Path) -> None:
+    path = config_file(tmp_path)
+    setting = ["--set", "latency.jitter=true", "workload.seed=3"]
+    call(["run", str(path), "-q", "-j", "1", "-o", str(tmp_path / "a"), "--draws", "6", *setting])
+    assert read_draws(tmp_path / "a").figures["mean_tpot_ms"].shares["sampling"] > 0
+
+
+def test_a_recorded_workload_is_not_drawn(tmp_path: Path) -> None:
+    row = {"arrival_time_ns": 0, "input_toks": 20, "output_toks": 4}
+    (tmp_path / "w.jsonl").write_text(json.dumps(row) + "\n")
+    path = config_file(tmp_path, workload='[workload]\npath = "w.jsonl"')
+    config = adjust(load_config(path), seed=None, output=tmp_path / "run")
+    found = run_draws(config, "c", 2, jobs=1, report=False, origin=Origin("emu"), is_quiet=True)
+    assert found.varied == ["engine", "sampling"]
+
+
+def test_a_slower_server_is_worse_in_every_draw(tmp_path: Path) -> None:
+    path = config_file(tmp_path)
+    for name, extra in (("a", []), ("b", ["--set", "latency.compute_efficiency=0.2"])):
+        words = ["run", str(path), "-q", "-j", "1", "-o", str(tmp_path / name), "--draws", "4"]
+        call([*words, *extra])
+    odds = {row.name: row.better for row in compare_draws([tmp_path / "a", tmp_path / "b"])}
+    assert odds["TTFT mean, ms"] == [0.0]
+    call([*words, "-o", str(tmp_path / "c"), "--seed", "9"])
+    with pytest.raises(InputError, match="other draws"):
+        compare_draws([tmp_path / "a", tmp_path / "c"])
+
+
+def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
+    path = config_file(tmp_path)
+    with pytest.raises(InputError, match="2 draws"):
+        call(["run", str(path), "--draws", "1"])
+    with pytest.raises(InputError, match="leave out --seeds"):
+        call(["run", str(path), "--draws", "4", "--seeds", "3"])
+    config = load_config(path, ["latency.engine=none"])
+    with pytest.raises(InputError, match="need an engine"):
+        engines_of(config, "c")
+
+
+def test_a_run_says_how_well_its_engine_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = {}
+    for gpu in ("H100-SXM5-80GB", "L40S"):
+        call(["run", str(config_file(tmp_path, gpu)), "-o", str(tmp_path / gpu)])
+        out = capsys.readouterr().out
+        lines[gpu] = next(line for line in out.splitlines() if line.startswith("engine: mean TTFT"))
+    assert "prior of" in lines["H100-SXM5-80GB"]
+    assert "none on L40S" in lines["L40S"]

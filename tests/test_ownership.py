@@ -1,0 +1,230 @@
+"""Nothing writes to another actor's object, and private names stay in their file: read off the code.
+
+Every assignment, deletion and call of a mutating method in `emu/` whose target is a field of
+something else than `self` is looked at. `OWNED` gives, for the fields of the objects that actors own,
+where they may be written: the file of the class, and the places that hold the object. Fields are
+told apart by name, so a name that several classes use is judged by the widest of them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1] / "emu"
+MUTATING = frozenset(
+    [
+        "append",
+        "appendleft",
+        "remove",
+        "pop",
+        "popleft",
+        "clear",
+        "update",
+        "add",
+        "discard",
+        "extend",
+        "insert",
+        "setdefault",
+    ]
+)
+HOLDERS = ("request.py", "cluster/gateway.py", "replica/", "scheduling/", "kv/", "astra/parity")
+"""What holds a request writes to it: the gateway, then a replica and its scheduler and pool (the
+comparison with another simulator has requests of its own)."""
+BEFORE_ARRIVAL = ("workload/", "serve/")
+"""What makes requests, before they arrive."""
+REQUEST: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("status", "holder_id", "reason", "queued_ns", "taken_ns"), HOLDERS),
+    **dict.fromkeys(("retries", "migrations", "migration_ns"), ("request.py",)),
+    **dict.fromkeys(("computed_tokens", "kv_blocks", "block_ids", "preemptions"), HOLDERS),
+    **dict.fromkeys(("generated_tokens", "first_token_ns", "last_token_ns"), HOLDERS),
+    **dict.fromkeys(("recomputed_tokens", "replica_id", "decode_replica_id"), HOLDERS),
+}
+OWNERS = {
+    "replica/replica.py": ("Replica", ("replica/",)),
+    "migration/outbound.py": ("Outbound", ("migration/outbound.py",)),
+    "migration/live_move.py": ("LiveMove", ("migration/live_move.py",)),
+    "migration/live.py": ("LiveMigrator", ("migration/live.py",)),
+    "migration/watcher.py": ("Watcher", ("migration/watcher.py",)),
+    "faults/injector.py": ("Injector", ("faults/injector.py",)),
+    "faults/recovery.py": ("Recovery", ("faults/recovery.py",)),
+    "cluster/gateway.py": ("Gateway", ("cluster/gateway.py",)),
+    "cluster/cluster.py": ("Cluster", ("cluster/cluster.py",)),
+    "autoscale/scaler.py": ("Scaler", ("autoscale/scaler.py", "autoscale/launch.py")),
+    "autoscale/launch.py": ("Launches", ("autoscale/scaler.py", "autoscale/launch.py")),
+    "network/carrier.py": ("Carrier", ("network/",)),
+    "kernel/clock.py": ("Kernel", ("kernel/",)),
+    "replica/relay_board.py": ("RelayBoard", ("replica/relay_board.py",)),
+}
+SPLIT_FIELDS = (
+    *("first_id", "second_id", "destination_id", "reserved", "survivors"),
+    *("is_first_done", "is_second_done", "is_dropped"),
+)
+PRIVATE_OF_OTHERS = {"_replace", "_exit", "_actions", "_run_exitfuncs", "_flash_attention_forward"}
+"""Private or odd names of the standard library and of torch, not of emu."""
+
+
+class Write(NamedTuple):
+    """A field of something else than `self` that is written."""
+
+    file: str
+    line: int
+    holder: str
+    """The expression whose field it is."""
+    field: str
+
+
+def class_fields(file: str, name: str) -> set[str]:
+    """Fields that a class gives itself."""
+    for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return {
+                target.attr
+                for inner in ast.walk(node)
+                for target in targets_of(inner)
+                if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self"
+            }
+    return set()
+
+
+def targets_of(node: ast.AST) -> Iterator[ast.expr]:
+    """What a statement or a mutating call writes to."""
+    found: list[ast.expr] = []
+    if isinstance(node, ast.Assign | ast.Delete):
+        found = node.targets
+    elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+        found = [node.target]
+    elif (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in MUTATING
+        and isinstance(node.func.value, ast.Attribute | ast.Subscript)
+    ):
+        found = [node.func.value]
+    for target in found:
+        parts = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+        for part in parts:
+            while isinstance(part, ast.Subscript | ast.Starred):
+                part = part.value
+            yield part
+
+
+def writes() -> list[Write]:
+    """All of them, but for fields of objects that the same function has just made."""
+    found = set()
+    for path in sorted(ROOT.rglob("*.py")):
+        file = str(path.relative_to(ROOT))
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            made = {
+                target.id
+                for node in ast.walk(function)
+                if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+                for target in node.targets
+                if isinstance(target, ast.Name)
+                and ast.unparse(node.value.func).rpartition(".")[2][:1].isupper()
+            }
+            for node in ast.walk(function):
+                for target in targets_of(node):
+                    if not isinstance(target, ast.Attribute):
+                        continue
+                    holder = ast.unparse(target.value)
+                    if holder not in {"self", "cls", *made}:
+                        found.add(Write(file, target.lineno, holder, target.attr))
+    return sorted(found)
+
+
+WRITES = writes()
+
+
+def strangers(field: str, places: tuple[str, ...]) -> list[str]:
+    return [
+        f"{w.file}:{w.line}: {w.holder}.{w.field}"
+        for w in WRITES
+        if w.field == field and not w.file.startswith(places)
+    ]
+
+
+def test_the_walk_sees_writes() -> None:
+    """It would be silent about everything if it found nothing."""
+    assert len(WRITES) > 300
+    assert any(w.file == "migration/outbound.py" and w.field == "is_dropped" for w in WRITES)
+
+
+@pytest.mark.parametrize("field", REQUEST)
+def test_requests_are_written_by_what_holds_them(field: str) -> None:
+    is_theirs = ("request", "r", "one", "victim", "clone")
+    found = strangers(field, (*REQUEST[field], *BEFORE_ARRIVAL))
+    assert [w for w in found if w.rpartition(" ")[2].partition(".")[0] in is_theirs] == []
+
+
+@pytest.mark.parametrize("file", OWNERS)
+def test_an_actors_object_is_written_by_itself(file: str) -> None:
+    """Its fields are written in its own file (or package), whatever the variable is called there."""
+    name, places = OWNERS[file]
+    fields = class_fields(file, name)
+    assert fields, f"{name} is not in {file}"
+    variable = {
+        "Replica": ("replica", "source", "destination", "old", "other", "spare"),
+        "Kernel": ("kernel",),
+        "Carrier": ("carrier", "network"),
+    }.get(name, (name.lower(), "machine", "moving.move", "live", "board", "relay", "scaler"))
+    found = [
+        f"{w.file}:{w.line}: {w.holder}.{w.field}"
+        for w in WRITES
+        if w.field in fields
+        and not w.file.startswith(places)
+        and w.holder.rpartition(".")[2] in variable
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("field", SPLIT_FIELDS)
+def test_a_split_batch_is_written_by_the_machine_that_owns_it(field: str) -> None:
+    found = [w for w in strangers(field, ("migration/outbound.py",)) if "split" in w]
+    assert found == []
+
+
+def test_private_names_stay_in_their_file() -> None:
+    found: list[str] = []
+    for path in sorted(ROOT.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        own = {
+            node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "cls")
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                own.add(node.name)
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                own.add(node.target.id)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                own.add(node.value)  # slots
+        found += [
+            f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute)
+            and node.attr.startswith("_")
+            and not node.attr.startswith("__")
+            and node.attr not in own | PRIVATE_OF_OTHERS
+        ]
+    assert found == []
+
+
+def test_private_names_are_not_imported() -> None:
+    found = []
+    for path in sorted(ROOT.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("emu"):
+                found += [
+                    f"{path.relative_to(ROOT)}:{node.lineno}: {alias.name}"
+                    for alias in node.names
+                    if alias.name.startswith("_") and not alias.name.startswith("__")
+                ]
+    assert found == []
