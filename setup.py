@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -25,8 +26,10 @@ COMPILED = """
 kernel/actor kernel/clock kernel/digest kernel/lock kernel/priorities
 request
 scheduling/base scheduling/cohort scheduling/ledger scheduling/running scheduling/stages
-scheduling/vllm scheduling/waiting
-kv/pool
+scheduling/vllm scheduling/waiting scheduling/simple scheduling/verifying
+kv/pool kv/blocks kv/freelist kv/hashing
+migration/watcher migration/outbound migration/destinations
+network/engine network/sharing
 latency/base latency/engine_steps latency/frontend latency/sampler
 latency/roofline/backend latency/roofline/attention latency/roofline/layers
 latency/roofline/ops latency/roofline/products
@@ -96,11 +99,22 @@ def compiled_modules() -> list[Extension]:
 
 
 class BuildOnAllCores(build_ext):
-    """Files of C are compiled side by side."""
+    """Files of C are compiled side by side, those of one extension too."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
         self.parallel = self.parallel or os.cpu_count()
+
+    def build_extensions(self) -> None:
+        one_by_one = self.compiler.compile
+
+        def side_by_side(sources: list[str], **how: object) -> list[str]:
+            with ThreadPoolExecutor(self.parallel) as pool:
+                made = pool.map(lambda source: one_by_one([source], **how), sources)
+                return [name for names in made for name in names]
+
+        self.compiler.compile = side_by_side
+        super().build_extensions()
 
 
 class BuildWithRevision(build_py):

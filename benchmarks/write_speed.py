@@ -1,4 +1,4 @@
-"""The figures of docs/speed.md, from what the benchmarks kept.
+"""The figures of docs/speed-details.md, from what the benchmarks kept.
 
     make bench                                   # benchmarks/results/*.json
     python -m benchmarks.peers PEERS.toml        # if other emulators are at hand
@@ -25,7 +25,7 @@ from benchmarks.measure import RESULTS
 from benchmarks.peers import SHAPES
 from benchmarks.speed_figure import speed_svg
 
-PAGE: Final = ROOT / "docs" / "speed.md"
+PAGE: Final = ROOT / "docs" / "speed-details.md"
 KEPT: Final = ROOT / "docs" / "figures" / "speed.json"
 FIGURE: Final = ROOT / "docs" / "figures" / "speed.svg"
 PARTS: Final = ("bench", "peers", "sweep", "profile")
@@ -212,7 +212,7 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--write", action="store_true", help="into docs/speed.md and docs/figures")
+    parser.add_argument("--write", action="store_true", help="into the page and docs/figures")
     options = parser.parse_args()
     kept = gathered()
     if not options.write:

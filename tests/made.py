@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import copyreg
+from inspect import signature
 from typing import Any
 
 from emu.request import Request
 
-_ASKED = frozenset(Request.__init__.__code__.co_varnames)
+_ASKED = frozenset(signature(Request).parameters)
 
 
 def request_with(**fields: Any) -> Request:
@@ -16,3 +19,23 @@ def request_with(**fields: Any) -> Request:
     for name in fields.keys() - asked.keys():
         setattr(made, name, fields[name])
     return made
+
+
+_FIELDS = [
+    name
+    for name, value in vars(Request).items()
+    if type(value).__name__ in ("member_descriptor", "getset_descriptor") and name[0] != "_"
+]
+
+
+def _again(fields: dict[str, Any]) -> Request:
+    made = request_with(**{name: value for name, value in fields.items() if name in _ASKED})
+    for name in fields.keys() - _ASKED:
+        with contextlib.suppress(AttributeError):  # what is computed from the others
+            setattr(made, name, fields[name])
+    return made
+
+
+def requests_can_be_copied() -> None:
+    """By `copy`, which cannot by itself where the class is compiled."""
+    copyreg.pickle(Request, lambda r: (_again, ({name: getattr(r, name) for name in _FIELDS},)))

@@ -10,6 +10,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from mypy_extensions import mypyc_attr
+
 from emu.config.schema import OutputTable
 from emu.log import Log
 from emu.migration.transfer import MigratingBatch
@@ -41,6 +43,7 @@ _EVENTS: Final = {
 """Names of log events, by kind of mark; what is over is told by `fault.ended`."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Recorder:
     """The files of one run in its staging directory."""
 

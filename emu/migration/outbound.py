@@ -28,8 +28,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
-import msgspec
-
 from emu.errors import UnexpectedEvent
 from emu.migration.messages import (
     Action,
@@ -138,7 +136,7 @@ class Kv(NamedTuple):
     """The first token goes with the KV: the decode side delivers it."""
 
 
-class Flight(msgspec.Struct, frozen=True, gc=False):
+class Flight(NamedTuple):
     """A full batch on its way."""
 
     batch: MigratingBatch
@@ -146,7 +144,7 @@ class Flight(msgspec.Struct, frozen=True, gc=False):
     number: int
 
 
-class HalfFlight(msgspec.Struct, frozen=True, gc=False):
+class HalfFlight(NamedTuple):
     """A half on its way."""
 
     split: SplitBatch

@@ -20,6 +20,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from emu.network.links import SLACK_UNITS, UNITS_PER_BYTE, Flow, Link, Pair, Transfer, rate_units
 from emu.network.sharing import component, fill
 from emu.units import NS_PER_S, ceil_div
@@ -29,6 +31,7 @@ END: Final = -1
 _UNLIMITED: Final = 1 << 62
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class FlowEngine:
     """All flows of a cluster. Link i has capacity `link_bytes_per_s[i]`, at time 0."""
 

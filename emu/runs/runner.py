@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,6 +42,7 @@ from emu.units import NS_PER_S
 from emu.workload.items import Notes
 from emu.workload.opened import Workload, open_workload, refused_warning
 
+_OF_THIS_PROCESS: Final = ("roofline", "linear", "profile", "vidur", "aiconfigurator")
 _WATCH_S: Final = 0.1
 """How often a progress bar, or who may interrupt a run from another thread, is looked at."""
 
@@ -155,8 +157,10 @@ async def _emulate(cluster: Cluster, progress: Any, stop: threading.Event | None
             watcher.cancel()
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
-    if sys.platform == "win32":
+def _new_loop(plan: Plan) -> asyncio.AbstractEventLoop:
+    """A loop of libuv where it pays: scaling and other processes go through it, replicas hardly."""
+    is_alone = all(replica.latency.backend in _OF_THIS_PROCESS for replica in plan.replicas)
+    if sys.platform == "win32" or (is_alone and plan.config.autoscale is None):
         return asyncio.new_event_loop()
     import uvloop
 
@@ -307,7 +311,7 @@ def _run_cluster(
     running = main()
     try:
         # A bare loop: anyio's own way to start one loads 50 modules that a run does not need.
-        with asyncio.Runner(loop_factory=_new_loop) as runner:
+        with asyncio.Runner(loop_factory=partial(_new_loop, plan)) as runner:
             outcome = runner.run(running)
     finally:
         running.close()  # interrupted before it began, it would complain of never being awaited

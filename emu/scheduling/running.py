@@ -21,6 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from mypy_extensions import mypyc_attr
+
 from emu.kv.blocks import BlockPool
 from emu.latency.base import next_decode_shape
 from emu.request import Request
@@ -32,6 +34,7 @@ Record = tuple[RunningRequest, int, int]
 """A member of a batch outside the cohort: who, new tokens, computed tokens after the batch."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RunningSet:
     """Admitted requests in order of admission, and the batches that they are in."""
 

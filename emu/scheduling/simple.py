@@ -24,6 +24,8 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, final
 
+from mypy_extensions import mypyc_attr
+
 from emu.config.schema import SchedulerTable
 from emu.latency.base import BatchShape, next_decode_shape
 from emu.request import Request
@@ -80,6 +82,7 @@ _ORDER_KEYS: Final[Mapping[str, Callable[[Request], Any]]] = MappingProxyType(
 )
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SimpleScheduler(Scheduler):
     """Everything of a scheduler but the policy."""
 

@@ -18,6 +18,7 @@ from emu.replica.table import EXPECTED, HANDLERS
 from emu.request import Status
 from tests.replica.fakes import STEP_NS, Bench, request
 
+pytestmark = pytest.mark.doubles
 S = ReplicaState
 OWN = (
     Kind.BOUNDARY,
