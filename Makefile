@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 CLIENTS := .venv-clients
 ROUTERS := .venv-routers
+LOADS := .venv-loads
 SITE := .venv-site
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
@@ -122,6 +123,16 @@ clients-all: clients  ## also instructor, litellm, and routers of other projects
 	@HF_HUB_OFFLINE=1 LITELLM_LOCAL_MODEL_COST_MAP=True $(PY) tests/serve/clients/run.py $(ROUTERS)/bin/python \
 		"tests/serve/clients/contract_clients.py openai,instructor,litellm" --model-name served
 	@$(PY) tests/serve/clients/fleet_routers.py $(ROUTERS)/bin
+	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check langchain-openai==1.7.3
+	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python tests/serve/clients/langchain_client.py --model-name served
+	@mkdir -p $(CLIENTS)/node && cd $(CLIENTS)/node && npm install --silent --no-save openai@6.49.0
+	@cd $(CLIENTS)/node && $(abspath $(PY)) $(abspath tests/serve/clients/run.py) node $(abspath tests/serve/clients/node_client.mjs)
+
+clients-load: $(STAMP)  ## load generators of other projects with the command lines that serve prints (own environments, 1 GB each)
+	@for name in aiperf==0.13.0 guidellm==0.8.1; do tool=$${name%%=*}; \
+		test -x $(LOADS)/$$tool/bin/$$tool || { $(PYTHON) -m venv $(LOADS)/$$tool && \
+		$(LOADS)/$$tool/bin/python -m pip install --quiet --disable-pip-version-check $$name; }; \
+		$(PY) tests/serve/clients/load_generators.py $$tool $(LOADS)/$$tool/bin || exit 1; done
 
 fuzz-http: $(STAMP)  ## schemathesis against a live server (own virtual environment)
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)

@@ -41,7 +41,7 @@ _MARKERS: Final = {
 }
 AVOIDED_DEADLINES: Final = 10
 """A pair whose load was given up is left out of plans for so many load deadlines."""
-_LOCAL: Final = ("host", "disk", "delay")
+_LOCAL: Final = ("host", "remote", "disk", "delay")
 _READY: Final = {
     "prefill": S.PREFILL,
     "decode": S.AUS_DECODE,
@@ -63,6 +63,29 @@ class ScalerWorld(Protocol):
     @property
     def replicas(self) -> Sequence[Replica]:
         """All of them, by id."""
+        ...
+
+    @property
+    def members(self) -> Sequence[Replica]:
+        """Those of the model that this loop scales, ascending id."""
+        ...
+
+    @property
+    def is_only(self) -> bool:
+        """The cluster serves no other model."""
+        ...
+
+    @property
+    def placements(self) -> int:
+        """Changes whenever GPUs that models share are taken or given back."""
+        ...
+
+    def is_placeable(self, replica: Replica) -> bool:
+        """No replica of another model is on its GPUs."""
+        ...
+
+    def wants_room(self, replicas: int) -> None:
+        """So many replicas find no GPUs; 0 = none lacks any."""
         ...
 
     @property
@@ -95,6 +118,7 @@ class Launches:
         weights: Sequence[Weights],
         topology: Topology,
         load_deadline_s: float,
+        cache: HostCache,
     ) -> None:
         self.table = table
         self.scale_ups = 0
@@ -102,8 +126,7 @@ class Launches:
         """Replicas whose weights have arrived, by method."""
         self.rdma: dict[int, Marker] = {}
         self.nvl: dict[int, Marker] = {}
-        copy_bytes = sum(weights[0].segments) * weights[0].grid.tensor_parallel if weights else 0
-        self.cache = HostCache(table, [site.machine for site in sites], copy_bytes)
+        self.cache = cache
         self.stale: list[Callable[[int], bool]] = []
         """Faults: whether the copy in a machine's memory turns out not to be there."""
         self._world = world
@@ -120,7 +143,7 @@ class Launches:
             ),
             load_delay_ms=table.load_delay_ms,
         )
-        for replica in world.replicas:
+        for replica in world.members:
             if replica.model_loaded:
                 self.cache.loaded(replica.machine, replica.replica_id, 0)
 
@@ -163,6 +186,13 @@ class Launches:
 
     def _load(self, load: Load, writer: Writer = "planner") -> None:
         world = self._world
+        taken = [
+            t.replica for t in load.targets if world.replicas[t.replica].state is not S.INACTIVE
+        ]
+        if taken:  # what changed since the plan was made: its weights have nowhere to go
+            names = ", ".join(map(str, taken))
+            world.note("load dropped", load.method, f"replicas {names} are not inactive any more")
+            return
         if load.method == "host" and self.stale:
             machine = self._sites[load.targets[0].replica].machine
             if any(is_gone(machine) for is_gone in self.stale):
@@ -171,8 +201,7 @@ class Launches:
             replica = world.replicas[target.replica]
             to = _LOADING_STATE[target.role]
             cause = f"weights come by {load.method}"
-            if replica.state is S.INACTIVE:
-                replica.actor.tell(Commanded(to=to, writer=writer, cause=cause))
+            replica.actor.tell(Commanded(to=to, writer=writer, cause=cause))
             self.scale_ups += writer == "planner"  # who comes back is no order of it
         self._mark(load)
         cold_ns = s_to_ns(self.table.cold_start_s) if load.method in _LOCAL else 0

@@ -30,6 +30,7 @@ _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "catalogue": ("schema", "models", "gpus"),
         "workload": ("workload",),
         "plan": ("plan",),
+        "whatif": ("whatif", "export"),
         "paper": ("plot", "rerun", "bundle", "log"),
     }
 )
@@ -38,8 +39,8 @@ _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 _HEADINGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "Start": ("init", "validate", "run", "models", "gpus", "workload"),
-        "Look at runs": ("report", "compare"),
-        "Many runs": ("plan", "sweep", "experiment"),
+        "Look at runs": ("report", "compare", "export"),
+        "Many runs": ("plan", "whatif", "sweep", "experiment"),
         "Publish": ("plot", "rerun", "bundle", "log"),
         "Faults": ("resilience", "chaos"),
         "Live": ("serve", "observe"),

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from emu.errors import InputError
+from emu.errors import InputError, PluginError
 from emu.kernel.priorities import PRIORITY_CONTROL
+from emu.latency.base import BatchShape
 from emu.plugins import make_plugin
 from emu.policy.books import Books
 from emu.policy.calls import OwnAdmission, OwnEviction, OwnMigration, OwnPlacement
@@ -36,6 +37,7 @@ class Insight:
         self._objectives = (slo.ttft_ms, slo.tpot_ms, slo.e2e_ms)
         self.books = Books(self._objectives)
         self._seed = config.seed
+        self._costs: dict[tuple[int, ...], int] = {}
         self._delay_ns = ms_to_ns(config.router.signal_delay_ms)
         scaling = config.autoscale
         self._metrics_delay_ns = ms_to_ns(scaling.metrics_delay_ms) if scaling else 0
@@ -185,6 +187,29 @@ class Insight:
         replica = self._cluster.replicas[replica_id]
         replica.settle()
         return list(replica.scheduler.residents())
+
+    def iteration_ms(self, replica_id: int, shape: tuple[int, int, int]) -> float:
+        """Cost of an iteration as the latency model has it. Asks no other process."""
+        key = (replica_id, *shape)
+        found = self._costs.get(key)
+        if found is None:
+            latency = self._cluster.replicas[replica_id].latency
+            if latency.foreign:
+                raise PluginError("a latency backend in another process has no profile to ask")
+            prompt, decodes, context = shape
+            each = context // max(1, decodes)
+            found = self._costs[key] = latency.iteration_ns(
+                BatchShape(
+                    prefill_new=[prompt] if prompt else [],
+                    prefill_context=[0] if prompt else [],
+                    decode_count=decodes,
+                    decode_context_sum=each * decodes,
+                    decode_context_max=each,
+                    decode_context_min=each,
+                    sequences=decodes + bool(prompt),
+                )
+            )
+        return found / 1e6
 
 
 def _drop(_: object) -> None:

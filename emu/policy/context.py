@@ -56,6 +56,10 @@ class Watched(Protocol):
         """Requests that run on a replica, in order of admission."""
         ...
 
+    def iteration_ms(self, replica_id: int, shape: tuple[int, int, int]) -> float:
+        """Cost of an iteration: prompt tokens, decodes, tokens of context of these together."""
+        ...
+
 
 @final
 class Context:
@@ -120,6 +124,18 @@ class Context:
     def running(self, replica_id: int) -> list[RequestView]:
         """Requests that run on a replica now, in order of admission."""
         return [RequestView(request) for request in self._watched.running(replica_id)]
+
+    def iteration_ms(
+        self,
+        replica_id: int = 0,
+        *,
+        prompt_tokens: int = 0,
+        decodes: int = 0,
+        context_tokens: int = 0,
+    ) -> float:
+        """What a profile of the replica says: an iteration that reads one prompt of so many tokens
+        and decodes so many requests, which have `context_tokens` together."""
+        return self._watched.iteration_ms(replica_id, (prompt_tokens, decodes, context_tokens))
 
     # --- figures of a window --------------------------------------------------------------------
     @property

@@ -313,7 +313,7 @@ class KvEvents:
         """All sockets."""
         for publisher in self.publishers:
             publisher.close()
-        self._context.term()
+        self._context.destroy(linger=0)  # with a socket whose port was taken, `term` waits for ever
 
 
 def check_fleet(plan_replicas: int, policy: str, base_port: int, source: str) -> None:

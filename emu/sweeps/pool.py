@@ -7,22 +7,28 @@ never depends on the pool. Leaving the pool ends what is still running.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Generic, Protocol, Self, TypeVar
 
 from emu.errors import InputError, install_hint
 from emu.process.workers import Workers
 from emu.sweeps.evaluate import PointResult, Task, run_point
 
+Work = TypeVar("Work")
+Found = TypeVar("Found")
+Given = TypeVar("Given", contravariant=True)
+Made = TypeVar("Made", covariant=True)
 
-class Pool(Protocol):
-    """What a sweep needs."""
+
+class AnyPool(Protocol[Given, Made]):
+    """What does one thing with each of many tasks."""
 
     workers: int
 
-    def results(self, tasks: Sequence[Task]) -> Iterator[PointResult]:
+    def results(self, tasks: Sequence[Given]) -> Iterator[Made]:
         """Run all tasks; results as they come."""
+        ...
 
     def __enter__(self) -> Self: ...
 
@@ -34,13 +40,30 @@ class Pool(Protocol):
     ) -> None: ...
 
 
+Pool = AnyPool[Task, PointResult]
+"""What a sweep needs."""
+
+
 def make_pool(jobs: int, ray_address: str | None) -> Pool:
-    """The pool that the command line asks for. Raises InputError."""
+    """The pool of points that the command line asks for. Raises InputError."""
+    return pool_of(run_point, jobs, ray_address, lambda task: f"its point was {task.key}")
+
+
+def pool_of(
+    call: Callable[[Work], Found],
+    jobs: int,
+    ray_address: str | None,
+    told: Callable[[Work], str],
+) -> AnyPool[Work, Found]:
+    """A pool that calls a function of a module with each task. Raises InputError.
+
+    `told`: how a task is named when its worker has died.
+    """
     if ray_address is not None:
         from emu.sweeps.raypool import RayPool
 
-        return RayPool(ray_address, jobs)
-    return LocalPool(jobs) if jobs > 1 else HerePool()
+        return RayPool(ray_address, jobs, call)
+    return Workers(jobs, call, told) if jobs > 1 else HerePool(call)
 
 
 def cores() -> int:
@@ -48,15 +71,18 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class HerePool:
+class HerePool(Generic[Work, Found]):
     """One after the other, in this process."""
 
     workers = 1
 
-    def results(self, tasks: Sequence[Task]) -> Iterator[PointResult]:
+    def __init__(self, call: Callable[[Work], Found]) -> None:
+        self._call = call
+
+    def results(self, tasks: Sequence[Work]) -> Iterator[Found]:
         """Run all tasks."""
         for task in tasks:
-            yield run_point(task)
+            yield self._call(task)
 
     def __enter__(self) -> Self:
         return self
@@ -68,13 +94,6 @@ class HerePool:
         trace: TracebackType | None,
     ) -> None:
         return None
-
-
-class LocalPool(Workers[Task, PointResult]):
-    """Processes of this machine, each fed one task at a time."""
-
-    def __init__(self, workers: int) -> None:
-        super().__init__(workers, run_point, lambda task: f"its point was {task.key}")
 
 
 def missing(package: str, extra: str, what: str) -> InputError:

@@ -8,20 +8,20 @@ job; the packages it needs and the files that a config names must be there alrea
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from emu.errors import InputError, RunError
-from emu.sweeps.evaluate import PointResult, Task, run_point
 from emu.sweeps.pool import missing
 
 
 class RayPool:
     """Results in the order in which Ray has them."""
 
-    def __init__(self, address: str, jobs: int) -> None:
+    def __init__(self, address: str, jobs: int, call: Callable[[Any], Any]) -> None:
+        """`call`: what is done with each task, a function of a module."""
         try:
             import ray
         except ModuleNotFoundError:
@@ -44,9 +44,9 @@ class RayPool:
             raise InputError("--ray", None, address, problem) from None
         self.workers = int(ray.cluster_resources().get("CPU", 1))
 
-        self._remote = ray.remote(num_cpus=1, max_retries=3)(run_point)
+        self._remote = ray.remote(num_cpus=1, max_retries=3)(call)
 
-    def results(self, tasks: Sequence[Task]) -> Iterator[PointResult]:
+    def results(self, tasks: Sequence[Any]) -> Iterator[Any]:
         """Run all tasks. A point whose machine is lost is tried again by Ray."""
         waiting = [self._remote.remote(task) for task in tasks]
         while waiting:

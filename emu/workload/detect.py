@@ -14,7 +14,16 @@ from emu.workload.csvformats import DIALECTS, CsvParser, Dialect, dialect_of, sp
 from emu.workload.items import Block, Ints, Notes
 from emu.workload.jsonl import JsonlParser
 
-FORMATS = ("jsonl", "mooncake", "sharegpt", *(dialect.name for dialect in DIALECTS))
+LOG_FORMATS: Final = (
+    *("otel", "litellm", "gateway", "aiperf", "inference-perf", "guidellm", "vllm-bench"),
+)
+"""Logs and results of real servers (`emu/workload/logs.py`)."""
+FORMATS = (
+    *("jsonl", "mooncake", "sharegpt"),
+    *(dialect.name for dialect in DIALECTS),
+    *LOG_FORMATS,
+    "servegen",
+)
 
 
 class Source(Protocol):
@@ -61,6 +70,11 @@ class ParsedFile:
         self.has_arrivals = parser.has_arrivals
         self.prompt_field = parser.prompt_field
 
+    def read_models(self) -> None:
+        """Requests may name one of several models."""
+        if isinstance(self._parser, CsvParser):
+            self._parser.read_models()
+
     @property
     def is_small(self) -> bool:
         """The whole file is one chunk."""
@@ -80,16 +94,29 @@ class ParsedFile:
             yield self._parser.parse(Chunk(data, 2, 0), Notes())
 
 
-def open_source(path: Path, source: str, format: str, tokenizer: tuple[Path, str] | None) -> Source:
-    """The reader of a file; `format` "auto" looks at the content.
+def open_source(
+    path: Path, source: str, format: str, tokenizer: tuple[Path, str] | None, seed: int = 0
+) -> Source:
+    """The reader of a file; `format` "auto" looks at the content. A folder is ServeGen's.
 
-    `source` and the second part of `tokenizer` are the paths as the user wrote them.
+    `source` and the second part of `tokenizer` are the paths as the user wrote them. `seed`: of
+    what a model draws.
     """
+    if path.is_dir() and format in ("auto", "servegen"):
+        from emu.workload.servegen import ServeGenSource
+
+        return ServeGenSource(path, source, seed)
+    if format == "servegen":
+        raise InputError(source, None, "", "is no folder; ServeGen's clients are one")
     file = TextFile(path, source)
     head = file.head()
     if not head.strip():
         raise InputError(source, 1, "$", "the file is empty")
     name = _recognise(head, source) if format == "auto" else format
+    if name in LOG_FORMATS:
+        from emu.workload.logsource import LogSource
+
+        return LogSource(file, name)
     if name == "jsonl":
         return ParsedFile(file, JsonlParser(source))
     if name == "mooncake":
@@ -120,6 +147,13 @@ def _first_line(head: bytes) -> bytes:
 
 def _recognise(head: bytes, source: str) -> str:
     start = head.lstrip()
+    if start[:1] in (b"[", b"{"):
+        from emu.workload.logs import recognise_log
+
+        own = _OWN_FIELDS if start[:1] == b"{" else ()
+        name = recognise_log(start)
+        if name and not any(f'"{field}"'.encode() in start for field in own):
+            return name
     if start.startswith(b"["):
         return "sharegpt"
     if start.startswith(b"{"):

@@ -14,11 +14,12 @@ import pytest
 
 from emu.config.schema import Config
 from emu.errors import InputError, RunError
+from emu.process.workers import Workers
 from emu.sweeps.drive import SweepResult
 from emu.sweeps.evaluate import Base, PointResult, Task, run_point
 from emu.sweeps.page import answer_text, write_page
 from emu.sweeps.points import Point
-from emu.sweeps.pool import HerePool, LocalPool
+from emu.sweeps.pool import make_pool
 from emu.sweeps.results import write_results
 from tests.cli.helpers import ROOT, emu, refused
 from tests.csvfile import csv_rows
@@ -217,7 +218,7 @@ def test_a_point_gives_what_a_run_gives(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_dies_is_told() -> None:
-    with LocalPool(1) as pool:
+    with Workers(1, run_point, lambda task: f"its point was {task.key}") as pool:
         pool._start()
         pool._processes[0].kill()
         pool._processes[0].join()
@@ -227,12 +228,13 @@ def test_a_worker_that_dies_is_told() -> None:
 
 def test_a_pool_is_left_without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("emu.process.workers._END_S", PATIENCE_S)  # it has yet to begin
-    with LocalPool(2) as pool:
+    with make_pool(2, None) as pool:
+        assert isinstance(pool, Workers)
         assert list(pool.results([])) == []
         pool._start()
         processes = list(pool._processes)
     assert all(process.exitcode == 0 for process in processes)
-    with HerePool() as here:
+    with make_pool(1, None) as here:
         assert here.workers == 1
 
 

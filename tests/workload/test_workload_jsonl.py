@@ -153,7 +153,7 @@ def test_empty_file_is_an_error(text, tmp_path):
 
 def test_absent_file_and_folder_are_errors(tmp_path):
     (tmp_path / "w").mkdir()
-    with pytest.raises(InputError, match=r"^w: is a directory$"):
+    with pytest.raises(InputError, match=r"^w: is a folder without chunk-<client>-trace\.csv"):
         open_file(tmp_path, None)
     with pytest.raises(InputError, match=r"^nowhere: no such file or directory$"):
         open_file(tmp_path, None, "nowhere")

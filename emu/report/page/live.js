@@ -246,7 +246,7 @@ const post = (path, body, done) => send("POST", path, body, done);
 const number = (id) => Number($(id).value) || 0;
 $("kind").innerHTML = facts.faults.map((f) => `<option title="${escaped(f.text)}">${f.kind}</option>`).join("");
 const faultForm = () => facts.faults.find((f) => f.kind === $("kind").value) || { keys: [] };
-$("kind").onchange = () => { $("duration").disabled = !faultForm().keys.includes("duration_s"); $("magnitude").disabled = !faultForm().keys.includes(faultForm().size); };
+$("kind").onchange = () => { $("strength").firstChild.textContent = (faultForm().size || "strength").replace(/_/g, " "); $("duration").disabled = !faultForm().keys.includes("duration_s"); $("magnitude").disabled = !faultForm().keys.includes(faultForm().size); };
 $("kind").onchange();
 $("faults").onsubmit = (e) => {
   e.preventDefault();
