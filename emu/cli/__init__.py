@@ -30,6 +30,7 @@ _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "catalogue": ("schema", "models", "gpus"),
         "workload": ("workload",),
         "plan": ("plan",),
+        "astra": ("collective", "parity"),
         "paper": ("plot", "rerun", "bundle", "log"),
     }
 )
@@ -46,6 +47,7 @@ _HEADINGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "Measurements and other systems": (
             *("learn", "fidelity", "reproduce", "profile", "import-cluster"),
         ),
+        "ASTRA-Sim": ("collective", "parity"),
         "Tools": ("trace", "schema", "completion"),
     }
 )
