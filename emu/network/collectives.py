@@ -372,8 +372,13 @@ class Collectives:
             raise InputError("network", None, "dims", problem)
         return tuple(shape)
 
-    def collective_ns(self, kind: Kind, size_bytes: int, ranks: int) -> int:
-        """Time of a collective among `ranks` ranks that start together; 0 for one rank."""
+    def collective_ns(
+        self, kind: Kind, size_bytes: int, ranks: int, *, congestion: bool = False
+    ) -> int:
+        """Time of a collective among `ranks` ranks that start together; 0 for one rank.
+
+        `congestion`: messages wait for links that others use (one dimension).
+        """
         if ranks <= 1:
             return 0
         dims = tuple(
@@ -383,6 +388,10 @@ class Collectives:
         system = msgspec.structs.replace(
             self.system, dims=dims, npus_total=self.system.padding_bytes
         )
+        if congestion:
+            from emu.network.congestion import congested_ns  # built on this module
+
+            return congested_ns(system, kind, size_bytes)
         return collective_ns(system, kind, size_bytes)
 
     def message_ns(self, size_bytes: int, dim: int = 0) -> int:
