@@ -95,6 +95,8 @@ class Request:
     """After arrival: its prefill's KV waits until then for the decode replica to be named (-1 = it
     does not wait; from `HANDOFF_NEVER_NS` on no time is known)."""
 
+    model: int
+    """Which of the served models it asks for; -1 = none that is served."""
     acceptance_rate: float
     """Chance of its drafts to be accepted (speculative decoding); -1 = as configured."""
 
@@ -175,6 +177,7 @@ class Request:
         "max_output_tokens",
         "migration_ns",
         "migrations",
+        "model",
         "npu_hit_tokens",
         "output_tokens",
         "pin",
@@ -232,6 +235,7 @@ class Request:
         self.pin = -1
         self.decode_pin = -1
         self.handoff_after_ns = -1
+        self.model = 0
         self.acceptance_rate = -1.0
         self.adapter = ""
         self.row = row

@@ -99,7 +99,8 @@ CYCLES = frozenset(
         "emu.astra.pim emu.astra.rows",
         "emu.cli emu.cli.start",
         "emu.cluster.audit emu.cluster.build emu.cluster.cluster emu.cluster.insight"
-        " emu.cluster.recorder emu.cluster.stall",
+        " emu.cluster.pool emu.cluster.recorder emu.cluster.scaling emu.cluster.sharing"
+        " emu.cluster.stall",
         "emu.cluster.kv_tiers emu.cluster.plan",
         "emu.kernel.actor emu.kernel.clock",
         "emu.learn.command emu.learn.live",

@@ -32,7 +32,15 @@ MUTATING = frozenset(
         "setdefault",
     ]
 )
-HOLDERS = ("request.py", "cluster/gateway.py", "replica/", "scheduling/", "kv/", "astra/parity")
+HOLDERS = (
+    "request.py",
+    "cluster/gateway.py",
+    "cluster/dispatch.py",
+    "replica/",
+    "scheduling/",
+    "kv/",
+    "astra/parity",
+)
 """What holds a request writes to it: the gateway, then a replica and its scheduler and pool (the
 comparison with another simulator has requests of its own)."""
 BEFORE_ARRIVAL = ("workload/", "serve/")

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 Role = Literal["prefill", "decode", "new_prefill", "colocated"]
-Method = Literal["nvlink", "p2p", "chain", "tanz", "host", "disk", "delay"]
+Method = Literal["nvlink", "p2p", "chain", "tanz", "host", "remote", "disk", "delay"]
 
 
 class Revive(msgspec.Struct, frozen=True, tag=True):
@@ -67,12 +67,14 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 
     nvlink, chain: one source, the targets in the order in which they forward. p2p: one source,
     one target. tanz: one source for each lane; `targets` column by column (a column is a
-    machine), lane by lane. host, disk, delay: one target, no source.
+    machine), lane by lane. host, remote, disk, delay: one target, no source.
     """
 
     method: Method
     targets: tuple[Target, ...]
     sources: tuple[int, ...] = ()
+    machine: int = -1
+    """remote: the machine from whose memory they come."""
 
     @property
     def is_live(self) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from emu.autoscale.actions import Action, Help, Load, Mutate, Role, Target
 from emu.autoscale.demand import Demand
 from emu.autoscale.draft import Draft, is_unmarked
+from emu.autoscale.serverless_plan import copy_load
 from emu.autoscale.snapshot import ReplicaView, Site, Snapshot
 from emu.config.schema import AutoscaleTable
 from emu.replica.states import Marker, ReplicaState
@@ -321,11 +322,8 @@ class _Loading:
     # --- no copy to be had over the network -------------------------------------------------------
     def _from_loader(self) -> None:
         draft = self.draft
-        method = {"host": "host", "disk": "disk", "cache": "host", "delay": "delay"}[
-            self.table.loader
-        ]
         cached = draft.snapshot.cached_machines
-        if self.table.loader == "cache":
+        if self.table.loader in ("cache", "pool"):
             self.free.sort(key=lambda v: v.machine not in cached)
         while self.free and (draft.prefill > 0 or draft.decode > 0):
             view = self.free.pop(0)
@@ -334,7 +332,4 @@ class _Loading:
                 draft.decode -= 1
             else:
                 draft.prefill -= 1
-            own = method
-            if self.table.loader == "cache" and view.machine not in cached:
-                own = "disk"
-            draft.actions.append(Load(own, (Target(view.replica_id, role),)))  # type: ignore[arg-type]
+            draft.actions.append(copy_load(view, role, draft.snapshot, self.table))

@@ -134,25 +134,33 @@ def targets(counts: Counts, rates: Rates, table: AutoscaleTable) -> tuple[Interv
     return Interval(low, high), decode
 
 
-def delta(count: int, interval: Interval, minimum: int, maximum: int) -> int:
-    """Change of a number of replicas: up to the middle, down by one, never below one."""
+def delta(count: int, interval: Interval, minimum: int, maximum: int, *, floor: int = 1) -> int:
+    """Change of a number of replicas: up to the middle, down by one, never below `floor`."""
     if interval.low > count:
         change = (interval.low + interval.high + 1) // 2 - count
     elif interval.high < count:
         change = interval.high - count
     else:
         change = 0
-    change = max(change, -1, 1 - count)
+    change = max(change, -1, floor - count)
     return min(max(count + change, minimum), maximum) - count
+
+
+def floor_of(snapshot: Snapshot, minimum: int, count: int) -> int:
+    """Replicas of `count` that are kept even without any load: one, or none."""
+    is_empty = snapshot.may_empty or (not count and not snapshot.outstanding)
+    return 0 if is_empty and not minimum else 1
 
 
 def demand(snapshot: Snapshot, rates: Rates, table: AutoscaleTable) -> Demand:
     """The change that the blitz planner wants."""
     counts = scan(snapshot)
     prefill, decode = targets(counts, rates, table)
+    floor = floor_of(snapshot, table.min_prefill, counts.prefill)
+    decode_floor = floor_of(snapshot, table.min_decode, counts.decode)
     return Demand(
-        prefill=delta(counts.prefill, prefill, table.min_prefill, table.max_prefill),
-        decode=delta(counts.decode, decode, table.min_decode, table.max_decode),
+        prefill=delta(counts.prefill, prefill, table.min_prefill, table.max_prefill, floor=floor),
+        decode=delta(counts.decode, decode, table.min_decode, table.max_decode, floor=decode_floor),
         figures={
             "P": counts.prefill,
             "P_min": prefill.low,

@@ -15,9 +15,9 @@ from typing import Final
 
 import msgspec
 
-from emu.autoscale.actions import Action, Load, Method, Target, involved
+from emu.autoscale.actions import Action, Load, Target, involved
 from emu.autoscale.draft import is_unmarked
-from emu.autoscale.serverless_plan import own_copy
+from emu.autoscale.serverless_plan import copy_load
 from emu.autoscale.snapshot import Snapshot
 from emu.config.schema import AutoscaleTable
 from emu.replica.states import Marker, ReplicaState
@@ -117,6 +117,6 @@ class _Detours:
         return self._own(target)
 
     def _own(self, target: Target) -> Load:
-        view = self._snapshot.replicas[target.replica]
-        method: Method = own_copy(view, self._snapshot, self._table)
-        return Load(method, (target,))
+        views = self._snapshot.replicas
+        view = next(view for view in views if view.replica_id == target.replica)
+        return copy_load(view, target.role, self._snapshot, self._table)

@@ -16,7 +16,7 @@ from emu.autoscale.actions import (
     Role,
     Shut,
 )
-from emu.autoscale.demand import Demand
+from emu.autoscale.demand import Demand, floor_of
 from emu.autoscale.snapshot import ReplicaView, Snapshot
 from emu.config.schema import AutoscaleTable
 from emu.replica.states import Marker, ReplicaState
@@ -43,6 +43,8 @@ class Draft:
         self.shutting_decode = sorted(by_state.get(S.SHUTTING_DECODE, ()), key=_load)
         self.spares = sorted(by_state.get(S.SHUTTING_NULL, ()), key=_load)
         self.inactive = by_state.get(S.INACTIVE, [])
+        self.prefill_floor = floor_of(snapshot, table.min_prefill, len(self.normal_prefill))
+        self.decode_floor = floor_of(snapshot, table.min_decode, len(self.normal_decode))
 
     # --- steps 1 to 4 and 8 of section 6.4 ------------------------------------------------------
     def revive(self) -> None:
@@ -59,7 +61,7 @@ class Draft:
         if self.snapshot.scarce_decode:
             return
         for view in list(self.normal_decode):
-            if self.decode >= 0 or len(self.normal_decode) <= 1:
+            if self.decode >= 0 or len(self.normal_decode) <= self.decode_floor:
                 return
             if view.blocks_used == 0 and view.is_lock_free and not view.running:
                 self.normal_decode.remove(view)
@@ -131,14 +133,14 @@ class Draft:
 
     def shut_prefill(self) -> None:
         """Step 8: one prefill replica, the least loaded, if more than one is left."""
-        if self.prefill < 0 and len(self.normal_prefill) > 1:
+        if self.prefill < 0 and len(self.normal_prefill) > self.prefill_floor:
             self.actions.append(Shut(self.normal_prefill.pop(0).replica_id))
             self.prefill += 1
 
     def shut_decode(self) -> None:
         """Step 8: one decode replica; the original takes the most loaded."""
         is_faithful = "shut_most_loaded" in self.table.faithful
-        if (self.decode < 0 or is_faithful) and len(self.normal_decode) > 1:
+        if (self.decode < 0 or is_faithful) and len(self.normal_decode) > self.decode_floor:
             index = -1 if is_faithful else 0
             self.actions.append(Shut(self.normal_decode.pop(index).replica_id))
             self.decode += 1

@@ -16,7 +16,7 @@ import math
 from collections import deque
 from typing import Final
 
-from emu.autoscale.demand import Demand
+from emu.autoscale.demand import Demand, floor_of
 from emu.autoscale.snapshot import Snapshot
 from emu.config.schema import AutoscaleTable
 from emu.replica.states import ReplicaState
@@ -101,7 +101,8 @@ class HpaPlanner:
             load = float(waiting if table.metric == "queue" else snapshot.outstanding)
             target = table.target_value
         wanted = recommend(len(ready), total, load, target)
-        wanted = min(max(wanted, table.min_replicas), table.max_replicas)
+        floor = floor_of(snapshot, table.min_replicas, total)
+        wanted = min(max(wanted, table.min_replicas, floor), table.max_replicas)
         self._lowest.note(snapshot.now_ns, wanted)
         self._highest.note(snapshot.now_ns, wanted)
         # Up as far as the lowest recommendation, down as far as the highest.

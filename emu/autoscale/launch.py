@@ -41,7 +41,7 @@ _MARKERS: Final = {
 }
 AVOIDED_DEADLINES: Final = 10
 """A pair whose load was given up is left out of plans for so many load deadlines."""
-_LOCAL: Final = ("host", "disk", "delay")
+_LOCAL: Final = ("host", "remote", "disk", "delay")
 _READY: Final = {
     "prefill": S.PREFILL,
     "decode": S.AUS_DECODE,
@@ -63,6 +63,29 @@ class ScalerWorld(Protocol):
     @property
     def replicas(self) -> Sequence[Replica]:
         """All of them, by id."""
+        ...
+
+    @property
+    def members(self) -> Sequence[Replica]:
+        """Those of the model that this loop scales, ascending id."""
+        ...
+
+    @property
+    def is_only(self) -> bool:
+        """The cluster serves no other model."""
+        ...
+
+    @property
+    def placements(self) -> int:
+        """Changes whenever GPUs that models share are taken or given back."""
+        ...
+
+    def is_placeable(self, replica: Replica) -> bool:
+        """No replica of another model is on its GPUs."""
+        ...
+
+    def wants_room(self, replicas: int) -> None:
+        """So many replicas find no GPUs; 0 = none lacks any."""
         ...
 
     @property
@@ -95,6 +118,7 @@ class Launches:
         weights: Sequence[Weights],
         topology: Topology,
         load_deadline_s: float,
+        cache: HostCache,
     ) -> None:
         self.table = table
         self.scale_ups = 0
@@ -102,8 +126,7 @@ class Launches:
         """Replicas whose weights have arrived, by method."""
         self.rdma: dict[int, Marker] = {}
         self.nvl: dict[int, Marker] = {}
-        copy_bytes = sum(weights[0].segments) * weights[0].grid.tensor_parallel if weights else 0
-        self.cache = HostCache(table, [site.machine for site in sites], copy_bytes)
+        self.cache = cache
         self.stale: list[Callable[[int], bool]] = []
         """Faults: whether the copy in a machine's memory turns out not to be there."""
         self._world = world
@@ -120,7 +143,7 @@ class Launches:
             ),
             load_delay_ms=table.load_delay_ms,
         )
-        for replica in world.replicas:
+        for replica in world.members:
             if replica.model_loaded:
                 self.cache.loaded(replica.machine, replica.replica_id, 0)
 

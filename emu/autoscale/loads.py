@@ -12,6 +12,7 @@ complete; decides nothing.
              a stripe of the weights (64 MiB pieces dealt in turn), 2 MiB behind each other; the
              nodes of a machine pass the stripes on in a ring, 64 MiB behind
     host     memory of the machine -> GPU;  disk: SSD -> memory, then memory -> GPU
+    remote   memory of another machine -> its NICs, one for each GPU -> GPU
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from emu.autoscale.actions import Load, Target
+from emu.autoscale.actions import Load, Method, Target
 from emu.kernel.clock import Kernel
 from emu.kernel.priorities import PRIORITY_NETWORK
 from emu.network.carrier import Carried, Carrier
@@ -139,7 +140,7 @@ class Loader:
                 )
         else:
             for target in active.load.targets:
-                self._from_machine(active, target, from_disk=method == "disk")
+                self._from_machine(active, target, method)
 
     def cancel(self, active: ActiveLoad) -> None:
         """Give a load up; nothing more is reported."""
@@ -230,24 +231,31 @@ class Loader:
             before, fed = target.replica, sizes
 
     # --- the machine's own copy -------------------------------------------------------------------
-    def _from_machine(self, active: ActiveLoad, target: Target, *, from_disk: bool) -> None:
+    def _from_machine(self, active: ActiveLoad, target: Target, method: Method) -> None:
         world = self._world
+        topology = world.topology
         weights = world.weights[target.replica]
         gpus = list(zip(weights.grid.gpus, weights.gpu_bytes, strict=True))
 
         def from_host() -> None:
             if active.is_cancelled:
                 return
+            paths = [
+                topology.host_to_remote_path(active.load.machine, gpu)
+                if method == "remote"
+                else topology.host_to_gpu_path(gpu)
+                for gpu, _ in gpus
+            ]
             self._carry(
                 active,
-                [(world.topology.host_to_gpu_path(gpu), size) for gpu, size in gpus],
+                [(path, size) for path, (_, size) in zip(paths, gpus, strict=True)],
                 lambda: self._complete(active, target),
                 pair=(-1, target.replica),
                 marks=weights.marks(),
                 on_mark=lambda mark: world.on_segments(target.replica, mark + 1),
             )
 
-        if not from_disk:
+        if method != "disk":
             from_host()
             return
         self._carry(

@@ -1,4 +1,4 @@
-"""Static systems among the presets: which replicas work from the start (BlitzScale 6.3).
+"""Replicas that follow from `[[models]]`, or from the preset of a static system (BlitzScale 6.3).
 
 The keys that a preset sets are filled in as a file is read (`emu/config/presets.py`).
 """
@@ -6,23 +6,22 @@ The keys that a preset sets are filled in as a file is read (`emu/config/presets
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
+from emu.config.fleet import STATIC_PARTS, expand_models, prefill_part
 from emu.config.schema import Config, ReplicaTable
-
-_STATIC_PART: Final = {"distserve_full": (1, 1), "distserve_half": (1, 2)}
-_PREFILL_OF_EIGHT: Final = 5
-"""Static systems of the paper prefill on five replicas in eight."""
 
 
 def apply_preset(config: Config) -> Config:
-    """The configuration with the roles of a static system, if its preset is one."""
+    """The configuration with the replicas of its models, or the roles of a static preset."""
     table = config.autoscale
-    if table is None or table.preset not in _STATIC_PART:
+    if config.models:
+        return expand_models(config)
+    if table is None or table.preset not in STATIC_PARTS:
         return config
-    replicas = static_roles(config.replicas, *_STATIC_PART[table.preset])
+    replicas = static_roles(config.replicas, *STATIC_PARTS[table.preset])
     return msgspec.structs.replace(config, replicas=replicas)
 
 
@@ -38,7 +37,7 @@ def static_roles(
         return list(tables)
     total = sum(table.count for table in tables if table.role != "colocated")
     active = max(2, total * numerator // denominator)
-    prefill = min(max(1, round(active * _PREFILL_OF_EIGHT / 8)), active - 1)
+    prefill = prefill_part(active)
     result: list[ReplicaTable] = []
     position = 0
     for table in tables:

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from emu.autoscale.actions import (
     Action,
     Expire,
@@ -29,11 +31,12 @@ from emu.autoscale.actions import (
 from emu.autoscale.blitz_plan import blitz_plan
 from emu.autoscale.demand import Demand, Rates
 from emu.autoscale.detours import detour
+from emu.autoscale.hostcache import HostCache
 from emu.autoscale.launch import Launches, ScalerWorld
 from emu.autoscale.loads import Weights
 from emu.autoscale.planner import make_planner
 from emu.autoscale.serverless_plan import colocated_plan, serverless_plan
-from emu.autoscale.sight import Sight
+from emu.autoscale.sight import Sight, load_of, with_load
 from emu.autoscale.snapshot import ReplicaView, Site, Snapshot
 from emu.config.schema import AutoscaleTable
 from emu.errors import InputError, InvariantViolation
@@ -44,7 +47,7 @@ from emu.plugins import make_plugin
 from emu.replica.events import Commanded
 from emu.replica.replica import Replica
 from emu.replica.states import Marker, ReplicaState, Writer
-from emu.units import ceil_div, ms_to_ns
+from emu.units import ceil_div, ms_to_ns, s_to_ns
 
 S = ReplicaState
 # Python 3.11 looks a member up in its class far more slowly than a name of the module.
@@ -83,6 +86,8 @@ class Scaler(Launches, Actor):
         weights: Sequence[Weights],
         topology: Topology,
         block_tokens: int,
+        cache: HostCache,
+        name: str = "planner",
         load_deadline_s: float = 0.0,
         own: Callable[..., Any] = make_plugin,
     ) -> None:
@@ -92,7 +97,7 @@ class Scaler(Launches, Actor):
             if name not in FAITHFUL:
                 problem = f"unknown name {name!r}; there are {', '.join(FAITHFUL)}"
                 raise InputError("config", None, "autoscale.faithful", problem)
-        Actor.__init__(self, world.kernel, "planner", PRIORITY_PLANNER)
+        Actor.__init__(self, world.kernel, name, PRIORITY_PLANNER)
         Launches.__init__(
             self,
             world,
@@ -101,6 +106,7 @@ class Scaler(Launches, Actor):
             weights=weights,
             topology=topology,
             load_deadline_s=load_deadline_s,
+            cache=cache,
         )
         self.rates = rates
         self._own = own
@@ -119,6 +125,12 @@ class Scaler(Launches, Actor):
         self._tick_ns = ms_to_ns(table.tick_ms)
         self.sight = Sight(ms_to_ns(table.metrics_delay_ms))
         self._down_until_ns = 0
+        self._idle_ns = s_to_ns(table.idle_s)
+        minimum = min(table.min_prefill, table.min_decode)
+        if table.planner == "hpa":
+            minimum = table.min_replicas
+        self._may_empty = minimum == 0
+        """The model may be without any replica."""
         self._inactive = [
             ReplicaView(
                 replica.replica_id,
@@ -126,8 +138,16 @@ class Scaler(Launches, Actor):
                 replica.machine,
                 blocks_total=replica.scheduler.blocks_total,
             )
-            for replica in world.replicas
+            for replica in world.members
         ]
+        self._places = {view.replica_id: place for place, view in enumerate(self._inactive)}
+        """Position of a replica among those of the model."""
+        self._placements = -1
+        """Of the shared GPUs, when `_views` was made."""
+        self._busy_ns = 0
+        """When a request was last seen in the system."""
+        self._yielded: set[int] = set()
+        """Replicas that shut for another model: they are not to come back."""
         self._shut_ns: dict[int, int] = {}
         self._last_role: dict[int, str] = {}
         self._acted = False
@@ -169,6 +189,8 @@ class Scaler(Launches, Actor):
         if snapshot is None or (self.table.blocking and snapshot.is_busy):
             return -1
         demand = self.planner.decide(snapshot)
+        if not self._world.is_only:
+            snapshot = self._with_room(snapshot, demand)
         self.last_demand, self.looked_ns = demand, now.now_ns
         actions = detour(self._plan(snapshot, demand), snapshot, self.table)
         if actions:
@@ -182,11 +204,27 @@ class Scaler(Launches, Actor):
 
     def _has_any(self) -> bool:
         """Some replica is not down: if all are, only the return of one gives something to plan."""
-        return any(replica.state is not S.FAILED for replica in self._world.replicas)
+        return any(replica.state is not S.FAILED for replica in self._world.members)
+
+    def _with_room(self, snapshot: Snapshot, demand: Demand) -> Snapshot:
+        """Ask for GPUs that are lacking; what is seen after that."""
+        world, returning = self._world, (S.SHUTTING_NULL, *_REVIVE)
+        for replica_id in sorted(self._yielded):
+            if self.may_drop(world.replicas[replica_id]):
+                self.drop(world.replicas[replica_id], "its GPUs are for another model")
+        wanted = sum(max(0, n) for n in (demand.prefill, demand.decode, demand.colocated))
+        at_hand = sum(v.state is S.INACTIVE or v.state in returning for v in snapshot.replicas)
+        world.wants_room(max(0, wanted - at_hand))
+        if world.placements == self._placements:
+            return snapshot
+        load = load_of(snapshot)
+        return with_load(msgspec.structs.replace(snapshot, replicas=self._all_views()), load)
 
     def _wake_ns(self, snapshot: Snapshot) -> int:
         """The planner's own wish, the end of a spare's time, or metrics that arrive."""
         wakes = [self.planner.wake_ns(snapshot), self.sight.wake_ns()]
+        if self._may_empty:
+            wakes.append(self._busy_ns + self._idle_ns)
         if self._shut_ns:
             ttl_ns = ms_to_ns(self.table.spare_ttl_ms)
             wakes += [
@@ -212,6 +250,8 @@ class Scaler(Launches, Actor):
         world = self._world
         now_ns = world.kernel.now_ns
         requests, tokens, outstanding = world.waiting()
+        if outstanding:
+            self._busy_ns = now_ns
         return Snapshot(
             now_ns=now_ns,
             replicas=self._all_views(),
@@ -224,27 +264,39 @@ class Scaler(Launches, Actor):
             cached_machines=self.cache.cached_machines(now_ns),
             avoided=self.avoided() if self._avoided else (),
             is_busy=bool(self._awaited),
+            may_empty=self._may_empty
+            and not outstanding
+            and now_ns - self._busy_ns >= self._idle_ns,
         )
 
     def _all_views(self) -> tuple[ReplicaView, ...]:
         """Inactive replicas, most of them most of the time, are looked at when they change."""
-        if self._has_moved:
+        world = self._world
+        if self._has_moved or self._placements != world.placements:
             self._has_moved = False
+            self._placements = world.placements
             self._views = list(self._inactive)
+            if not world.is_only:
+                for place, replica in enumerate(world.members):
+                    if not world.is_placeable(replica):
+                        view = self._views[place]
+                        self._views[place] = msgspec.structs.replace(view, state=S.FAILED)
             self._present = [
                 replica
-                for replica in self._world.replicas
+                for replica in world.members
                 if replica.state is not S.INACTIVE
                 or replica.replica_id in self.rdma
                 or replica.replica_id in self.nvl
             ]
         views = self._views
         for replica in self._present:
-            views[replica.replica_id] = self._view(replica)
+            views[self._places[replica.replica_id]] = self._view(replica)
         return tuple(views)
 
     def _view(self, replica: Replica) -> ReplicaView:
         replica_id, state = replica.replica_id, replica.state
+        if replica_id in self._yielded:
+            state = S.FAILED
         scheduler = replica.scheduler
         if scheduler.grows:
             replica.settle()
@@ -324,6 +376,51 @@ class Scaler(Launches, Actor):
         self._last_role[replica.replica_id] = role
         self.scale_downs += 1
 
+    # --- GPUs that models share -------------------------------------------------------------------
+    def shut_since_ns(self, replica: Replica) -> int:
+        """When it began to shut."""
+        return self._shut_ns.get(replica.replica_id, 0)
+
+    def may_drop(self, replica: Replica) -> bool:
+        """It is a spare that nothing holds: its GPUs may be given away at once."""
+        replica_id = replica.replica_id
+        is_marked = replica_id in self.rdma or replica_id in self.nvl
+        is_closed = replica.lock.holder == replica.name
+        return replica.state is S.SHUTTING_NULL and is_closed and not is_marked
+
+    def drop(self, replica: Replica, cause: str) -> None:
+        """A spare loses its weights, for another model."""
+        self._expire(replica, Expire(replica.replica_id, cause))
+
+    @property
+    def is_yielding(self) -> bool:
+        """A replica shuts for another model."""
+        return bool(self._yielded)
+
+    def can_spare(self) -> list[Replica]:
+        """Replicas beyond the minimum, least loaded first; all of an idle model may go."""
+        table = self.table
+        is_idle = not self._world.waiting()[2]
+        found: list[Replica] = []
+        for state, minimum in (
+            (S.PREFILL, table.min_prefill),
+            (S.DECODE, table.min_decode),
+            (S.COLOCATED, table.min_replicas),
+        ):
+            serving = [r for r in self._world.members if r.state is state]
+            kept = max(minimum, 0 if is_idle else 1)
+            serving.sort(key=lambda r: (r.scheduler.blocks_used, r.replica_id))
+            found += serving[: max(0, len(serving) - kept)]
+        return found
+
+    def yield_one(self, to: str) -> None:
+        """Shut one replica that can be spared; it does not come back before it is inactive."""
+        replica = self.can_spare()[0]
+        self._world.note("yield", replica.name, f"its GPUs go to {to}")
+        self._shut(replica, Shut(replica.replica_id))
+        self._yielded.add(replica.replica_id)
+        self.look()
+
     def _move(self, replica: Replica, expected: S, to: S, cause: str) -> bool:
         if replica.state is not expected:
             return False
@@ -351,7 +448,7 @@ class Scaler(Launches, Actor):
         self._down_until_ns = max(self._down_until_ns, until_ns)
         shutting = (S.SHUTTING_NULL, *_REVIVE)
         self._shut_ns = {
-            r.replica_id: kernel.now_ns for r in self._world.replicas if r.state in shutting
+            r.replica_id: kernel.now_ns for r in self._world.members if r.state in shutting
         }
         self._last_role, self._avoided = {}, {}
         self._has_moved = True
@@ -371,6 +468,7 @@ class Scaler(Launches, Actor):
         if before is S.NEW_PREFILL:
             self._unmark(replica_id)
         if after in (S.INACTIVE, S.FAILED):
+            self._yielded.discard(replica_id)
             self._shut_ns.pop(replica_id, None)
             self.cache.unloaded(replica.machine, replica_id, self._world.kernel.now_ns)
         elif after is S.NEW_PREFILL and writer == "command":

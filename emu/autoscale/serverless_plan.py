@@ -8,7 +8,7 @@ spare is reused only for the role that it had.
 from __future__ import annotations
 
 from emu.autoscale.actions import Action, Load, Method, Reuse, Revive, Role, Shut, Target
-from emu.autoscale.demand import Demand
+from emu.autoscale.demand import Demand, floor_of
 from emu.autoscale.draft import Draft
 from emu.autoscale.snapshot import ReplicaView, Snapshot
 from emu.config.schema import AutoscaleTable
@@ -35,7 +35,7 @@ def serverless_plan(snapshot: Snapshot, demand: Demand, table: AutoscaleTable) -
     for role, wanted in (("decode", decode), ("prefill", prefill)):
         for _ in range(min(wanted, len(free))):
             view = free.pop(0)
-            draft.actions.append(_load(view, role, snapshot, table))  # type: ignore[arg-type]
+            draft.actions.append(copy_load(view, role, snapshot, table))  # type: ignore[arg-type]
     draft.expire()
     return draft.actions
 
@@ -44,8 +44,11 @@ def _shut_down(draft: Draft) -> None:
     """Lowest prefills and highest decodes first; at least one of each stays."""
     prefills = sorted(draft.normal_prefill, key=lambda v: v.replica_id)
     decodes = sorted(draft.normal_decode, key=lambda v: -v.replica_id)
-    for candidates, surplus in ((prefills, -draft.prefill), (decodes, -draft.decode)):
-        for view in candidates[: max(0, min(surplus, len(candidates) - 1))]:
+    for candidates, surplus, floor in (
+        (prefills, -draft.prefill, draft.prefill_floor),
+        (decodes, -draft.decode, draft.decode_floor),
+    ):
+        for view in candidates[: max(0, min(surplus, len(candidates) - floor))]:
             draft.actions.append(Shut(view.replica_id))
 
 
@@ -60,7 +63,7 @@ def _reuse(draft: Draft, role: Role, wanted: int) -> int:
 
 def is_cached(view: ReplicaView, snapshot: Snapshot, table: AutoscaleTable) -> bool:
     """Whether the replica can load from the memory of its machine."""
-    if table.loader == "cache":
+    if table.loader in ("cache", "pool"):
         return view.machine in snapshot.cached_machines
     return table.loader == "host"
 
@@ -76,11 +79,16 @@ def own_copy(view: ReplicaView, snapshot: Snapshot, table: AutoscaleTable) -> Me
     """How the replica loads from its own machine."""
     if table.loader == "delay":
         return "delay"
-    return "host" if is_cached(view, snapshot, table) else "disk"
+    if is_cached(view, snapshot, table):
+        return "host"
+    return "remote" if table.loader == "pool" and snapshot.cached_machines else "disk"
 
 
-def _load(view: ReplicaView, role: Role, snapshot: Snapshot, table: AutoscaleTable) -> Load:
-    return Load(own_copy(view, snapshot, table), (Target(view.replica_id, role),))
+def copy_load(view: ReplicaView, role: Role, snapshot: Snapshot, table: AutoscaleTable) -> Load:
+    """The load of a replica from its own machine, or from the machine that has the copy."""
+    method = own_copy(view, snapshot, table)
+    machine = snapshot.cached_machines[0] if method == "remote" else -1
+    return Load(method, (Target(view.replica_id, role),), machine=machine)
 
 
 def colocated_plan(snapshot: Snapshot, demand: Demand, table: AutoscaleTable) -> list[Action]:
@@ -94,8 +102,9 @@ def colocated_plan(snapshot: Snapshot, demand: Demand, table: AutoscaleTable) ->
             wanted -= 1
     free = [v for v in snapshot.replicas if v.state is S.INACTIVE]
     chosen = _order(free, snapshot, table)[: max(0, wanted)]
-    actions.extend(_load(view, "colocated", snapshot, table) for view in chosen)
+    actions.extend(copy_load(view, "colocated", snapshot, table) for view in chosen)
     serving = [v for v in views if v.state is S.COLOCATED]
-    surplus = serving[: max(0, min(-wanted, len(serving) - 1))]
+    floor = floor_of(snapshot, table.min_replicas, len(serving))
+    surplus = serving[: max(0, min(-wanted, len(serving) - floor))]
     actions.extend(Shut(view.replica_id) for view in surplus)
     return actions

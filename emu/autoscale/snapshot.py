@@ -19,6 +19,7 @@ class ReplicaView(msgspec.Struct, frozen=True, gc=False):
 
     replica_id: int
     state: ReplicaState
+    """`failed` also where another model's replica is on its GPUs."""
     machine: int
     blocks_used: int = 0
     blocks_total: int = 1
@@ -56,6 +57,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A batch found no destination: idle decode replicas are not to be dropped now."""
     cached_machines: tuple[int, ...] = ()
     """Machines whose host memory holds the weights."""
+    may_empty: bool = False
+    """No request has been there for `autoscale.idle_s`: even the last replica may go."""
     avoided: tuple[tuple[int, int], ...] = ()
     """(source, target) of loads that were given up lately; source -1 = the target's machine."""
     is_busy: bool = False

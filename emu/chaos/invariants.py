@@ -91,7 +91,7 @@ def _replica(cluster: Cluster, replica: Replica) -> list[str]:
 def _work(cluster: Cluster) -> list[str]:
     """I12: nobody who could run the head of the queue is idle and empty."""
     problems: list[str] = []
-    heads = [] if cluster.queue is None else list(cluster.queue)[:1]
+    heads = [head for queue in cluster.queues for head in list(queue)[:1]]
     for replica in cluster.replicas:
         scheduler = replica.scheduler
         if replica.state not in (S.PREFILL, S.COLOCATED) or replica.is_paused:
@@ -99,7 +99,11 @@ def _work(cluster: Cluster) -> list[str]:
         if replica.batch is not None or replica.has_batches_in_flight or scheduler.blocks_used:
             continue
         own = scheduler.waiting_count
-        shared = [head for head in heads if scheduler.pulls and not scheduler.can_ever_hold(head)]
+        shared = [
+            head
+            for head in heads
+            if head.model == replica.model and scheduler.pulls and not scheduler.can_ever_hold(head)
+        ]
         if own or shared:
             problems.append(f"I12: {replica.name} is idle, {own or len(heads)} requests wait")
     return problems
@@ -126,7 +130,7 @@ def _migrations(cluster: Cluster) -> list[str]:
                 f"I6: {watcher.name} has {count} batches, its source counts "
                 f"{watcher.source.unfinished_migrations}"
             )
-    relayed = [cluster.relay.answer(r) for r in cluster.replicas]
+    relayed = [cluster.relay_of(r).answer(r) for r in cluster.replicas]
     halves = splits(cluster)
     halves += [
         answer.split
@@ -147,16 +151,21 @@ def _gpus(cluster: Cluster) -> list[str]:
     problems: list[str] = []
     owner: dict[int, int] = {}
     for replica in cluster.replicas:
+        is_out = replica.state in (S.INACTIVE, S.FAILED)
         for gpu in replica.gpus:
-            if gpu in owner:
+            if gpu in owner and not is_out:
                 problems.append(f"I14: GPU {gpu}: replicas {owner[gpu]} and {replica.replica_id}")
-            owner[gpu] = replica.replica_id
+            if not is_out:
+                owner[gpu] = replica.replica_id
             if cluster.recovery.gpus_down[gpu] and replica.state is not S.FAILED:
                 problems.append(f"I14: {replica.name} is {replica.state.value} on dead GPU {gpu}")
-    scaler = cluster.scaler
-    if scaler.loader.active:
-        return problems
-    for kind, marks in (("rdma", scaler.rdma), ("nvlink", scaler.nvl)):
+    marked = [
+        (kind, marks)
+        for scaler in cluster.scalers
+        if not scaler.loader.active
+        for kind, marks in (("rdma", scaler.rdma), ("nvlink", scaler.nvl))
+    ]
+    for kind, marks in marked:
         live = [r for r in marks if cluster.replicas[r].state not in _NEW]
         if live:
             problems.append(f"I14: no load is under way, but {kind} markers of replicas {live}")

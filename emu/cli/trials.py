@@ -91,7 +91,7 @@ def experiment(
     Parameters
     ----------
     name
-        pairings, ablation, six or cache.
+        pairings, ablation, six, cache or fleet (ten models).
     configs
         Directory of the configurations.
     output

@@ -6,13 +6,16 @@ stands.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from emu.config.schema import SloTable
 from emu.errors import InvariantViolation
 from emu.latency.speculative import stops_paying_at
 from emu.replica.states import GPU_ROLE
+from emu.report.models import ModelFacts
 from emu.report.summary import RunFacts
 from emu.scheduling.speculation import SpeculationCounts
 
@@ -26,7 +29,8 @@ NS_PER_HOUR: Final = 3600 * 10**9
 def run_facts(cluster: Cluster) -> RunFacts:
     """What only the cluster knows of the run, for the summary."""
     gpu_ns, idle_ns = _gpu_times(cluster)
-    scaler, faults, network = cluster.scaler, cluster.faults, cluster.network
+    faults, network = cluster.faults, cluster.network
+    scalers = cluster.scalers
     power, end_ns = cluster.config.power, cluster.kernel.now_ns
     energy = None
     if power is not None:
@@ -39,16 +43,53 @@ def run_facts(cluster: Cluster) -> RunFacts:
         gpu_ns=gpu_ns,
         idle_gpu_ns=idle_ns,
         bytes_moved=network.moved_bytes,
-        scale_ups=scaler.scale_ups,
-        scale_downs=scaler.scale_downs,
-        loads=scaler.loads,
-        host_cache_bytes=scaler.host_cache_bytes(),
+        scale_ups=sum(scaler.scale_ups for scaler in scalers),
+        scale_downs=sum(scaler.scale_downs for scaler in scalers),
+        loads=_added(scaler.loads for scaler in scalers),
+        host_cache_bytes=_added(scaler.host_cache_bytes() for scaler in scalers),
         faults=faults.struck,
         faults_missed=faults.missed,
         energy_j=energy,
         speculation=_speculation(cluster),
         cost=_cost(cluster, prices) if any(prices) else None,
     )
+
+
+def model_facts(cluster: Cluster) -> list[ModelFacts]:
+    """What only the cluster knows of each model, in their order."""
+    now_ns = cluster.kernel.now_ns
+    facts: list[ModelFacts] = []
+    for pool in cluster.pools:
+        scaler = pool.scaler
+        held = _added(_held_ns(replica) for replica in pool.members)
+        facts.append(
+            ModelFacts(
+                gpu_ns=sum(held.values()),
+                loading_gpu_ns=held.get("loading", 0),
+                scale_ups=scaler.scale_ups,
+                scale_downs=scaler.scale_downs,
+                loads=scaler.loads,
+                host_copy_bytes=scaler.cache.copy_bytes,
+                host_bytes_mean=round(scaler.cache.mean_bytes(now_ns)) if scaler.is_active else 0,
+                host_evictions=scaler.cache.evictions,
+            )
+        )
+    return facts
+
+
+def objectives(cluster: Cluster) -> list[SloTable]:
+    """Objectives of each model: its own, or those of [slo]."""
+    own = {model.label: model.slo for model in cluster.config.models}
+    return [own.get(pool.name) or cluster.config.slo for pool in cluster.pools]
+
+
+def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Sums key by key."""
+    total: dict[str, int] = {}
+    for each in counts:
+        for key, value in each.items():
+            total[key] = total.get(key, 0) + value
+    return total
 
 
 def _speculation(cluster: Cluster) -> dict[str, Any] | None:

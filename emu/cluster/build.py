@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from emu.catalogue import sizes
+from emu.cluster.dispatch import Dispatch
 from emu.cluster.plan import Plan, ReplicaPlan, groups_of, plugins_of
 from emu.config.names import is_import_path
 from emu.errors import InputError
@@ -24,11 +25,13 @@ from emu.migration.destinations import Destinations
 from emu.migration.outbound import Kv
 from emu.migration.watcher import Watcher, name_of
 from emu.network.placement import Grid
+from emu.plugins import make_plugin
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.replica.table import HANDLERS
 from emu.replica.tiering import TierTraffic
 from emu.replica.wave import GRAPH_TOKENS_MAX, WaveGroup
+from emu.routing.policies import make_router
 from emu.scheduling.base import ReplicaLimits, Scheduler
 from emu.scheduling.fcfs import PrefillQueue
 from emu.scheduling.registry import make_scheduler
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from emu.autoscale.kv_reject import KvRejecter
     from emu.cluster.cluster import Cluster
     from emu.cluster.insight import Insight
+    from emu.cluster.pool import ModelPool
     from emu.config.schema import Config
     from emu.faults.injector import Handler
     from emu.migration.live import LiveMigrator
@@ -60,19 +64,54 @@ def build_insight(cluster: Cluster) -> Insight | None:
     return Insight(cluster)
 
 
-def build_queue(plan: Plan) -> PrefillQueue | None:
-    """The one queue that all prefill replicas of the fcfs policy pull from."""
-    is_fcfs = any(r.scheduler.policy == "fcfs" for r in plan.replicas)
-    has_roles = not any(r.role == "colocated" for r in plan.replicas)
+def build_queue(plan: Plan, served: str) -> PrefillQueue | None:
+    """The one queue that all prefill replicas of a model pull from, with the fcfs policy."""
+    its = [r for r in plan.replicas if r.served == served]
+    is_fcfs = any(r.scheduler.policy == "fcfs" for r in its)
+    has_roles = not any(r.role == "colocated" for r in its)
     return PrefillQueue() if is_fcfs and has_roles else None
 
 
+def build_dispatches(cluster: Cluster) -> list[Dispatch]:
+    """Routing of each model's requests."""
+    config = cluster.config
+    limits = {model.label: model.max_outstanding for model in config.models}
+    dispatches: list[Dispatch] = []
+    for pool in cluster.pools:
+        plans = [cluster.plan.replicas[r.replica_id] for r in pool.members]
+        name = "prefill" if pool.index == 0 else f"prefill of {pool.name}"
+        dispatch = Dispatch(
+            cluster.kernel,
+            make_router(
+                config.router.policy,
+                seed=config.seed,
+                pool=name,
+                match=cluster.prefix_match,
+                own=make_plugin if cluster.insight is None else cluster.insight.make,
+            ),
+            pool.members,
+            cluster.actors,
+            queue=pool.queue,
+            delay_ns=ms_to_ns(config.router.signal_delay_ms),
+            max_model_tokens=max(r.max_model_tokens for r in plans),
+            is_own=is_import_path(config.router.policy),
+        )
+        dispatch.outstanding_max = limits.get(pool.name, 0)
+        dispatches.append(dispatch)
+    return dispatches
+
+
 def build_replica(
-    cluster: Cluster, plan: ReplicaPlan, *, has_prefixes: bool, leap: bool | None
+    cluster: Cluster,
+    pool: ModelPool,
+    plan: ReplicaPlan,
+    *,
+    has_prefixes: bool,
+    leap: bool | None,
 ) -> Replica:
     """A replica with its scheduler and latency backend. `leap` overrides the configuration."""
     latency = cluster.backends.of(plan.latency_context(cluster.config))
-    scheduler = _scheduler(cluster, plan, latency, has_prefixes=has_prefixes, leap=leap)
+    scheduler = _scheduler(cluster, pool, plan, latency, has_prefixes=has_prefixes, leap=leap)
     name = f"replica {plan.replica_id}"
     replica = Replica(
         plan.replica_id,
@@ -88,7 +127,8 @@ def build_replica(
         stages=plan.pipeline_parallel,
         layers=plan.model.layers,
     )
-    replica.board = cluster.relay
+    replica.board = pool.relay
+    replica.model = pool.index
     if plan.has_front_end and plan.engine is not None and not cluster.streams:
         replica.stream = OutputStream(plan.engine)
     if plan.latency.jitter:
@@ -100,9 +140,9 @@ def build_replica(
     if experts is not None and plan.latency.backend == "profile" and gate != "balanced":
         replica.expert_tokens = np.zeros(experts.count, dtype=np.int64)
         replica.is_metered = True
-    pool = scheduler.block_pool
-    if pool is not None and pool.tiers:
-        replica.tier_traffic = TierTraffic(cluster.network, plan.gpus, cluster.tiers.kinds, pool)
+    blocks = scheduler.block_pool
+    if blocks is not None and blocks.tiers:
+        replica.tier_traffic = TierTraffic(cluster.network, plan.gpus, cluster.tiers.kinds, blocks)
     if cluster.config.power is not None:
         replica.is_metered = True
         replica.standby_limit_ns = s_to_ns(cluster.config.power.gpu_standby_s)
@@ -122,6 +162,7 @@ def build_intake(cluster: Cluster) -> Intake | None:
 
 def _scheduler(
     cluster: Cluster,
+    pool: ModelPool,
     plan: ReplicaPlan,
     latency: LatencyBackend,
     *,
@@ -145,7 +186,7 @@ def _scheduler(
     return make_scheduler(
         table,
         limits,
-        queue=cluster.queue,
+        queue=pool.queue,
         preemptions_max=cluster.config.limits.preemptions_per_request,
         tiers=cluster.tiers.of(plan),
         ahead=plan.schedules_ahead,
@@ -183,16 +224,23 @@ def build_watchers(cluster: Cluster) -> dict[int, Watcher]:
     if insight is not None and is_import_path(policy):
         own, see = insight.placement(), insight.view
     watchers: dict[int, Watcher] = {}
-    tables = {(r.scheduler.policy, r.scheduler.block_size) for r in cluster.plan.replicas}
+    tables = [
+        {
+            (plan.scheduler.policy, plan.scheduler.block_size)
+            for plan in (cluster.plan.replicas[r.replica_id] for r in pool.members)
+        }
+        for pool in cluster.pools
+    ]
     for replica, plan in zip(cluster.replicas, cluster.plan.replicas, strict=True):
         if plan.role == "colocated":
             continue
+        pool = cluster.pool_of[replica.replica_id]
         search = Destinations(
             replica,
-            cluster,
+            pool,
             holder=name_of(replica.replica_id),
             policy=policy,
-            are_alike=len(tables) == 1,
+            are_alike=len(tables[pool.index]) == 1,
             own=own,
             see=see,
         )
@@ -206,7 +254,7 @@ def build_watchers(cluster: Cluster) -> dict[int, Watcher]:
         )
         watcher = Watcher(
             replica,
-            cluster,
+            pool,
             search,
             kv,
             layers=plan.model.layers,
@@ -246,7 +294,7 @@ def build_live(cluster: Cluster) -> LiveMigrator | None:
     )
 
 
-def build_rejecter(cluster: Cluster) -> KvRejecter | None:
+def build_rejecter(cluster: Cluster, pool: ModelPool) -> KvRejecter | None:
     """Who stops KV from going to replicas that are far fuller than the rest, if anyone does."""
     table = cluster.config.kv_reject
     if table is None or not table.enabled:
@@ -255,7 +303,7 @@ def build_rejecter(cluster: Cluster) -> KvRejecter | None:
 
     return KvRejecter(
         cluster.kernel,
-        cluster.replicas,
+        pool.members,
         table,
         on_capacity=cluster.on_capacity,
         on_changed=cluster.on_rejected,

@@ -12,8 +12,10 @@ from functools import partial
 
 import msgspec
 
+from emu.autoscale.scaler import Scaler
 from emu.cluster.audit import story
 from emu.cluster.build import (
+    build_dispatches,
     build_insight,
     build_intake,
     build_live,
@@ -28,8 +30,10 @@ from emu.cluster.commands import Commander, check_commands
 from emu.cluster.gateway import Gateway, Source
 from emu.cluster.kv_tiers import TierBook
 from emu.cluster.plan import Plan
+from emu.cluster.pool import ModelPool
 from emu.cluster.recorder import Recorder
-from emu.cluster.scaling import make_scaler
+from emu.cluster.scaling import Scalers
+from emu.cluster.sharing import GpuSharing
 from emu.cluster.stall import StallGuard
 from emu.config.schema import FaultTable
 from emu.faults.injector import Injector
@@ -39,7 +43,6 @@ from emu.kernel.clock import Kernel
 from emu.latency.shared import SharedBackends
 from emu.migration.messages import SplitLost
 from emu.migration.transfer import MigratingBatch
-from emu.migration.watcher import Watcher
 from emu.network.carrier import Carrier
 from emu.network.topology import Topology
 from emu.plugins import blamed, make_plugin
@@ -49,9 +52,9 @@ from emu.replica.ports import BatchSink
 from emu.replica.relay_board import RelayBoard
 from emu.replica.replica import Replica
 from emu.replica.split_batch import SplitBatch
-from emu.replica.states import RECEIVING, ReplicaState, Writer
+from emu.replica.states import ReplicaState, Writer
 from emu.request import Request, Status
-from emu.routing.policies import make_router
+from emu.scheduling.fcfs import PrefillQueue
 from emu.units import s_to_ns
 
 S = ReplicaState
@@ -67,7 +70,7 @@ class Outcome(msgspec.Struct):
 
 
 class Cluster:
-    """Implements `World`, `MigrationWorld` and what the control loops need."""
+    """Implements `World`; what concerns one model is in its pool."""
 
     streams = False
 
@@ -92,43 +95,39 @@ class Cluster:
         self.batches: BatchSink | None = recorder.trace
         self.history = recorder.history
         self.network = Carrier(self.kernel, plan.topology)
-        self.relay = RelayBoard(lambda: self.replicas, self.next_batch_id)
-        self.scarce_decode = False
-        self._stuck: dict[int, Watcher] = {}
-        self._receivers: list[Replica] | None = None
-        """Replicas that may receive KV; None = to be found again."""
         self._draining: list[Replica] | None = None
         """Replicas that shut down their decodes; None = to be found again."""
         self._batch_ids = 0
         self.backends = SharedBackends()
         self.tiers = TierBook(plan)
-        self.queue = build_queue(plan)
         self.insight = build_insight(self)
         released, ended = self._released, self._ended
         if self.insight is not None:
             released, ended = self._released_seen, self._ended_seen
-        self.replicas: list[Replica] = [
-            build_replica(self, r, has_prefixes=has_prefixes, leap=leap) for r in plan.replicas
+        self.replicas: list[Replica] = []
+        names = plan.models
+        self.pools = [
+            ModelPool(self, index, name, queue=build_queue(plan, name))
+            for index, name in enumerate(names)
         ]
+        self.pool_of = [self.pools[names.index(r.served)] for r in plan.replicas]
+        """By replica."""
+        for its_plan, pool in zip(plan.replicas, self.pool_of, strict=True):
+            replica = build_replica(self, pool, its_plan, has_prefixes=has_prefixes, leap=leap)
+            self.replicas.append(replica)
+            pool.members.append(replica)
+        self.sharing = GpuSharing(plan, self.pools)
+        self.sharing.start(self.replicas)
         self.actors = [ReplicaActor(replica, self) for replica in self.replicas]
         join_waves(plan, self.replicas)
         self.watchers = build_watchers(self)
         self.gateway = Gateway(
             self.kernel,
             source,
-            make_router(
-                config.router.policy,
-                seed=config.seed,
-                pool="prefill",
-                match=self._prefix_match,
-                own=make_plugin if self.insight is None else self.insight.make,
-            ),
+            build_dispatches(self),
             self.replicas,
-            self.actors,
             config.router,
             config.recovery,
-            max_model_tokens=max(r.max_model_tokens for r in plan.replicas),
-            queue=self.queue,
             on_release=released,
             on_terminal=ended,
             cancel=self.cancel,
@@ -137,11 +136,13 @@ class Cluster:
         )
         check_commands(config.commands, len(self.replicas), plan.source)
         self.commander = Commander(self.kernel, self.replicas, config.commands)
-        self.rejecter = build_rejecter(self)
         self.live = build_live(self)
+        for pool in self.pools:
+            pool.rejecter = build_rejecter(self, pool)
         own = make_plugin if self.insight is None else self.insight.make
-        self.scaler = make_scaler(self, plan, self.replicas, own)
-        self._is_scaled = self.scaler.is_active
+        Scalers(plan, self.replicas, own).make(self.pools)
+        self.scalers = [pool.scaler for pool in self.pools]
+        self._is_scaled = self.scalers[0].is_active
         self.recovery = Recovery(self)
         self.faults = Injector(self, self.recovery, fault_handlers)
         self.faults.start()
@@ -180,16 +181,15 @@ class Cluster:
     def _actors(self) -> list[Actor]:
         """All actors, in the order of their first steps."""
         actors: list[Actor] = [*self.actors, *self.watchers.values()]
-        if self.rejecter is not None:
-            actors.append(self.rejecter)
+        actors += [pool.rejecter for pool in self.pools if pool.rejecter is not None]
         if self.live is not None and self.config.migration.rebalance:
             actors.append(self.live)
-        if self.scaler.is_active:
-            actors.append(self.scaler)
+        actors += [scaler for scaler in self.scalers if scaler.is_active]
         return [*actors, self.gateway]
 
     def _close_books(self) -> None:
-        self.scaler.close()
+        for scaler in self.scalers:
+            scaler.close()
         now_ns = self.kernel.now_ns
         for replica in self.replicas:
             replica.note_time(replica.state, now_ns)
@@ -254,8 +254,9 @@ class Cluster:
         """Watchers that wait for a destination look again, and routers at its load."""
         if not replica.is_touched:
             replica.touch()
-        if self.rejecter is not None:
-            self.rejecter.look()
+        pool = self.pool_of[replica.replica_id]
+        if pool.rejecter is not None:
+            pool.rejecter.look()
         if self.live is not None:
             self.live.look()
             if self.config.migration.drain:
@@ -264,10 +265,9 @@ class Cluster:
                 for other in self._draining:
                     self.live.drain(other)
         if self._is_scaled:
-            self.scaler.look()
-        if self._stuck:
-            for source_id in sorted(self._stuck):  # the order of getting stuck must not matter
-                self._stuck[source_id].look()
+            pool.scaler.look()
+        if pool.stuck:
+            pool.poke()
 
     def on_rejected(self, replica: Replica, is_rejected: bool) -> None:
         """A replica stops receiving KV because it is far fuller than the rest, or no longer."""
@@ -291,12 +291,15 @@ class Cluster:
         self, replica: Replica, before: ReplicaState, writer: Writer, cause: str, at_ns: int
     ) -> None:
         """A replica's state changed: record it; routing and watchers may go on."""
-        self._receivers = self._draining = None
+        pool = self.pool_of[replica.replica_id]
+        self._draining = None
+        pool.replica_moved()
         self.recorder.moved(replica, before, writer, cause, at_ns)
-        self.relay.on_moved(replica, before)
-        self.scaler.on_moved(replica, before, writer)
+        pool.relay.on_moved(replica, before)
+        self.sharing.on_moved(replica, before)
+        pool.scaler.on_moved(replica, before, writer)
         self.faults.on_moved(replica, before)
-        self.gateway.replica_moved()
+        self.gateway.replica_moved(pool.index)
         self.on_capacity(replica)
 
     def on_relayed(
@@ -305,11 +308,10 @@ class Cluster:
         """A batch has been handed to a helper."""
         self.recorder.relayed(source, old, requests, start_layer, self.kernel.now_ns)
 
-    # --- ScalerWorld --------------------------------------------------------------------------
     def _released(self, request: Request) -> None:
         self.recorder.released(request)
         if self._is_scaled:
-            self.scaler.look()
+            self.pools[request.model].scaler.look()
 
     def _ended(self, request: Request) -> None:
         self.recorder.terminal(request, self.kernel.now_ns)
@@ -325,49 +327,27 @@ class Cluster:
         self._ended(request)
         self.insight.ended(request)
 
-    def waiting(self) -> tuple[int, int, int]:
-        """Requests and prompt tokens that no replica has begun, and requests in the system."""
-        gateway = self.gateway
-        requests, tokens = len(gateway.held), sum(r.prompt_tokens for r in gateway.held)
-        if self.queue is not None:
-            requests += len(self.queue)
-            tokens += self.queue.waiting_prefill_tokens
-        else:
-            for replica in self.replicas:
-                requests += replica.scheduler.waiting_count
-                tokens += replica.scheduler.waiting_tokens
-        return requests, tokens, gateway.outstanding
-
     def note(self, kind: str, target: str, text: str) -> None:
         """A line in the run's timeline."""
         self.recorder.noted(self.kernel.now_ns, kind, target, text)
 
-    def give_up(self, replica: Replica) -> None:
-        """A live load has failed: KV that waits there, and batches handed over, are lost."""
-        self.recovery.give_up(replica)
-
-    # --- MigrationWorld -----------------------------------------------------------------------
-    def receivers(self) -> Sequence[Replica]:
-        """Replicas whose state lets them receive KV, ascending id."""
-        if self._receivers is None:
-            self._receivers = [r for r in self.replicas if r.state in RECEIVING]
-        return self._receivers
-
     @property
     def tokens_in_migration(self) -> int:
-        """Prompt tokens whose KV waits for a migration or is under way."""
+        """Prompt tokens that wait for or are under migration."""
         return sum(watcher.outbound.tokens for watcher in self.watchers.values())
 
-    def searched(self, *, is_found: bool) -> None:
-        """Without a destination, idle decode replicas are not to be dropped now."""
-        self.scarce_decode = not is_found
+    @property
+    def queues(self) -> Sequence[PrefillQueue]:
+        """The queues that prefill replicas pull from: of each model, or none."""
+        return self.gateway.queues
 
-    def set_stuck(self, source_id: int, *, is_stuck: bool) -> None:
-        """Keep the list of watchers that wait for a destination."""
-        if is_stuck:
-            self._stuck[source_id] = self.watchers[source_id]
-        else:
-            self._stuck.pop(source_id, None)
+    def scaler_of(self, replica: Replica) -> Scaler:
+        """What loads the replica's weights."""
+        return self.pool_of[replica.replica_id].scaler
+
+    def relay_of(self, replica: Replica) -> RelayBoard:
+        """Where the replica's model relays batches."""
+        return self.pool_of[replica.replica_id].relay
 
     def on_transfer(
         self, batch: MigratingBatch, source: Replica, destination: Replica, ended_ns: int
@@ -392,7 +372,7 @@ class Cluster:
         if request.holder_id < 0:
             if (
                 request in self.gateway.taking
-                or (self.queue is not None and self.queue.cancel(request))
+                or any(q.cancel(request) for q in self.queues)
                 or self.gateway.cancel_held(request)
             ):
                 self.terminal(request, Status.CANCELLED, reason)
@@ -413,7 +393,8 @@ class Cluster:
         self.actors[request.holder_id].post(leave)
 
     # --- seeing -------------------------------------------------------------------------------
-    def _prefix_match(self, replica_id: int, request: Request) -> int:
+    def prefix_match(self, replica_id: int, request: Request) -> int:
+        """Prompt tokens of the request that a replica has in its cache."""
         replica = self.replicas[replica_id]
         replica.settle()
         return replica.scheduler.prefix_match(request)

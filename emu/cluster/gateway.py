@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import takewhile
 from typing import Final, Protocol
 
-from emu.config.names import is_import_path
+from emu.cluster.dispatch import TAKES_PROMPTS, Dispatch
 from emu.config.schema import RecoveryTable, RouterTable
 from emu.kernel.actor import AT_DUE, PARK, Actor
 from emu.kernel.clock import Kernel
@@ -22,16 +21,9 @@ from emu.latency.frontend import Intake
 from emu.policy.calls import OwnAdmission
 from emu.replica.events import Submitted
 from emu.replica.replica import Replica
-from emu.replica.states import ReplicaState
 from emu.request import Request, Status
-from emu.routing.base import Router, Signal
-from emu.routing.order import LoadOrder
-from emu.scheduling.fcfs import PrefillQueue
 from emu.units import ms_to_ns
 
-S = ReplicaState
-TAKES_PROMPTS: Final = frozenset({S.COLOCATED, S.PREFILL})
-"""States in which a replica may be given new requests by the router."""
 # A member of an enumeration is looked up by its class in Python, at each arrival and end.
 _COMPLETED: Final = Status.COMPLETED
 _REJECTED: Final = Status.REJECTED
@@ -60,14 +52,11 @@ class Gateway(Actor):
         self,
         kernel: Kernel,
         source: Source,
-        router: Router,
+        dispatches: Sequence[Dispatch],
         replicas: Sequence[Replica],
-        actors: Sequence[Actor],
         table: RouterTable,
         recovery: RecoveryTable,
         *,
-        max_model_tokens: int,
-        queue: PrefillQueue | None,
         on_release: Callable[[Request], None],
         on_terminal: Callable[[Request], None],
         cancel: Callable[[Request], None],
@@ -76,11 +65,12 @@ class Gateway(Actor):
     ) -> None:
         super().__init__(kernel, "gateway", PRIORITY_WORLD)
         self.source = source
-        self.router = router
+        self.dispatches = dispatches
+        """By model."""
         self.replicas = replicas
-        self._actors = actors
-        self.queue = queue
-        """The global FIFO that prefill replicas pull from, if the policy is fcfs."""
+        self.queues = [d.queue for d in dispatches if d.queue is not None]
+        """The FIFOs that prefill replicas pull from, if the policy is fcfs: one for each model."""
+        self._has_many = len(dispatches) > 1
         self.held: deque[Request] = deque()
         self.taking: deque[Request] = deque()
         """Requests in the front end, in order of arrival."""
@@ -100,38 +90,10 @@ class Gateway(Actor):
         """The request that arrives next."""
         self._table = table
         self._recovery = recovery
-        self._max_prompt_tokens = table.max_prompt_tokens or max_model_tokens
-        self._max_model_tokens = max_model_tokens
+        self._max_prompt_tokens = table.max_prompt_tokens
         self._on_release = on_release
         self._on_terminal = on_terminal
         self._cancel = cancel
-        self._delay_ns = ms_to_ns(table.signal_delay_ms)
-        self._pullers: list[Actor] | None = None
-        """Actors of replicas that take from the queue; None = to be found again."""
-        self._new: list[Actor] = []
-        """Those of replicas that take from it while their weights arrive."""
-        self._offered: Request | None = None
-        """The head of the queue when they were last woken."""
-        self._candidates: list[Replica] | None = None
-        """Replicas that take prompts; None = to be found again."""
-        self._linear_load: tuple[int, int] | None = (
-            None if self._delay_ns else getattr(router, "linear_load", None)
-        )
-        self._is_own = is_import_path(table.policy)
-        self._order: LoadOrder | None = None
-        """Loads of the candidates, as of when each was last looked at; None = to be made anew."""
-        self._places: dict[int, int] = {}
-        self._touched: list[Replica] = []
-        """Replicas whose queues may have changed since they were last looked at."""
-        if self._linear_load is not None and queue is None and len(replicas) > 1:
-            for replica in replicas:
-                replica.tell_touches(self._touched)
-        self._signals = [
-            Signal(r.replica_id, 0, 0, 0, 0, 0, r.scheduler.max_num_seqs) for r in replicas
-        ]
-        if self._delay_ns:
-            for replica in replicas:
-                replica.keep_signals()
 
     def tick(self) -> int:
         """Let in all requests that arrive by now, and come back for the next."""
@@ -180,6 +142,8 @@ class Gateway(Actor):
         """A request reaches the gateway now."""
         self.released += 1
         self.outstanding += 1
+        if self._has_many and request.model >= 0:
+            self.dispatches[request.model].outstanding += 1
         self._on_release(request)
         if self.echoes:
             now_ns = self.kernel.now_ns
@@ -213,13 +177,17 @@ class Gateway(Actor):
 
     def _refusal(self, request: Request) -> str:
         """Why the request is not admitted; empty if it is. (422: too long; 429: overloaded.)"""
+        dispatch = self.dispatches[request.model]
+        longest = dispatch.max_model_tokens
         size = request.prompt_tokens + request.output_tokens
-        if request.reason and size <= self._max_model_tokens:
+        if request.reason and (size <= longest or request.model < 0):
             return request.reason  # the workload knows that no pool could ever hold it
-        if request.prompt_tokens > self._max_prompt_tokens:
+        if request.prompt_tokens > (self._max_prompt_tokens or longest):
             return "prompt_too_long"
-        if request.prompt_tokens + request.max_output_tokens > self._max_model_tokens:
+        if request.prompt_tokens + request.max_output_tokens > longest:
             return "total_too_long"
+        if dispatch.outstanding_max and dispatch.outstanding > dispatch.outstanding_max:
+            return "overloaded"
         limit = self._table.max_outstanding
         if limit and self.outstanding > limit:
             return "overloaded"
@@ -231,93 +199,27 @@ class Gateway(Actor):
         if request.pin >= 0:
             self._route_pinned(request)
             return
-        if self.queue is not None:
-            request.status = Status.QUEUED
-            request.holder_id = -1
-            self.queue.append(request)
-            self._call_pullers(self.queue, request)
-            return
-        candidates = self._candidates
-        if candidates is None:
-            candidates = self._candidates = [r for r in self.replicas if r.state in TAKES_PROMPTS]
-        if not candidates:
+        if not self.dispatches[request.model].route(request):
             request.status = Status.QUEUED
             request.holder_id = -1
             self.held.append(request)
-            return
-        if len(candidates) == 1:
-            candidates[0].actor.tell(Submitted(request))
-            return
-        if self._linear_load is not None:
-            self._least_loaded(candidates, *self._linear_load).actor.tell(Submitted(request))
-            return
-        signals = [self._signal(r) for r in candidates]
-        candidates[self.router.choose(request, signals)].actor.tell(Submitted(request))
 
     def _route_pinned(self, request: Request) -> None:
         """An outside router has chosen; what its choice cannot serve is refused to it."""
         replica = self.replicas[request.pin] if request.pin < len(self.replicas) else None
-        if replica is None or replica.state not in TAKES_PROMPTS:
+        if replica is None or replica.state not in TAKES_PROMPTS or replica.model != request.model:
             request.holder_id = -1
             self.terminal(request, Status.FAILED, "endpoint_not_serving")
             return
         replica.actor.tell(Submitted(request))
 
-    def _call_pullers(self, queue: PrefillQueue, request: Request) -> None:
-        """Wake who may take something from the global queue, now that this request is in it."""
-        if self._pullers is None:
-            self._pullers = [
-                self._actors[r.replica_id] for r in self.replicas if r.state is S.PREFILL
-            ]
-            self._new = [
-                self._actors[r.replica_id] for r in self.replicas if r.state is S.NEW_PREFILL
-            ]
-        for actor in self._new:  # what they may take grows with time
-            self.kernel.wake(actor)
-        head = queue.head()
-        if head is self._offered and head is not request:
-            return  # replicas that could not take it still cannot, and no request overtakes
-        self._offered = head
-        # The first that can takes it, and then there is often nothing left for others.
-        self.kernel.wake_in_turn(takewhile(lambda _: queue.count > 0, self._pullers))
-
-    def _least_loaded(self, candidates: list[Replica], waiting: int, running: int) -> Replica:
-        """What a router with `linear_load` would choose from fresh signals."""
-
-        def load(replica: Replica) -> int:
-            scheduler = replica.scheduler
-            return waiting * scheduler.waiting_count + running * scheduler.running_count
-
-        order = self._order
-        if order is None:
-            order = self._order = LoadOrder([load(r) for r in candidates])
-            self._places = {r.replica_id: place for place, r in enumerate(candidates)}
-        places = self._places
-        for replica in self._touched:
-            replica.seen()
-            place = places.get(replica.replica_id)
-            if place is not None:
-                order.update(place, load(replica))
-        self._touched.clear()
-        return candidates[order.first()]
-
     def recount(self) -> list[str]:
         """Loads that changed without anybody telling; must be empty."""
-        order, candidates = self._order, self._candidates
-        if order is None or candidates is None or self._linear_load is None:
-            return []
-        waiting, running = self._linear_load
-        wrong = []
-        for replica, kept in zip(candidates, order.loads, strict=True):
-            scheduler = replica.scheduler
-            load = waiting * scheduler.waiting_count + running * scheduler.running_count
-            if load != kept and not replica.is_touched:
-                wrong.append(f"{replica.name}: the router believes a load of {kept}, it is {load}")
-        return wrong
+        return [line for dispatch in self.dispatches for line in dispatch.recount()]
 
-    def replica_moved(self) -> None:
-        """A replica's state has changed: other replicas may take prompts now."""
-        self._candidates = self._order = self._pullers = None
+    def replica_moved(self, model: int) -> None:
+        """The state of a replica of the model has changed: others may take prompts now."""
+        self.dispatches[model].replica_moved()
         if self.held:
             self.route_held()
 
@@ -332,27 +234,6 @@ class Gateway(Actor):
         for _ in range(len(self.held)):
             self.route(self.held.popleft())
 
-    def _signal(self, replica: Replica) -> Signal:
-        signal = self._signals[replica.replica_id]
-        scheduler = replica.scheduler
-        history = replica.signals
-        if history is None:
-            if self._is_own:  # it may read blocks, which grow in a leap
-                replica.settle()
-            signal.waiting = scheduler.waiting_count
-            signal.running = scheduler.running_count
-            signal.waiting_tokens = scheduler.waiting_tokens
-            signal.blocks_used = scheduler.blocks_used
-        else:
-            horizon_ns = self.kernel.now_ns - self._delay_ns
-            while len(history) > 1 and history[1][0] <= horizon_ns:
-                history.popleft()
-            _, signal.waiting, signal.running, signal.waiting_tokens, signal.blocks_used = history[
-                0
-            ]
-        signal.blocks_total = scheduler.blocks_total
-        return signal
-
     # --- ending -------------------------------------------------------------------------------
     def terminal(self, request: Request, status: Status, reason: str) -> None:
         """The one terminal event of a request, wherever it was."""
@@ -360,6 +241,8 @@ class Gateway(Actor):
         request.status = status
         request.reason = reason
         self.outstanding -= 1
+        if self._has_many and request.model >= 0:
+            self.dispatches[request.model].outstanding -= 1
         if request.last_out_ns:
             delivered_ns = self.kernel.now_ns + request.last_out_ns
             self._delivered_ns = max(self._delivered_ns, delivered_ns)
@@ -381,6 +264,8 @@ class Gateway(Actor):
         for turn in self.source.drop_session(request, now_ns):
             self.released += 1
             self.outstanding += 1
+            if self._has_many and turn.model >= 0:
+                self.dispatches[turn.model].outstanding += 1
             self._on_release(turn)
             self.terminal(turn, Status.CANCELLED, "session_ended")
 
@@ -396,6 +281,7 @@ class Gateway(Actor):
             tenant=request.tenant,
             priority=request.priority,
         )
+        again.model = request.model
         again.acceptance_rate = request.acceptance_rate
         again.adapter = request.adapter
         again.retries = request.retries + 1

@@ -79,6 +79,10 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryPlan
     num_blocks: int
     max_model_tokens: int
+    served: str = ""
+    """What requests call its model."""
+    shared: bool = False
+    """Other replicas may be loaded on its GPUs in its stead."""
     kv_layout: KvLayout | None = None
     """How the layers of a hybrid model share KV blocks; None = all keep all tokens."""
     draft: Draft | None = None
@@ -150,6 +154,7 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     def shape(self) -> tuple[object, ...]:
         """What replicas must have in common to stand in for each other."""
         return (
+            self.served,
             self.model.name,
             self.dtype,
             self.kv_dtype,
@@ -196,6 +201,17 @@ class Plan(msgspec.Struct, frozen=True):
     topology: Topology
     gpus_of_nodes: tuple[GpuSpec, ...]
     replicas: tuple[ReplicaPlan, ...]
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """What requests may ask for, in the order of the configuration."""
+        return tuple(dict.fromkeys(replica.served for replica in self.replicas))
+
+    @property
+    def default_model(self) -> int:
+        """Index of the model that serves requests which name none."""
+        label = self.config.model.label
+        return self.models.index(label) if label in self.models else 0
 
 
 def make_plan(config: Config, source: str = "config", *, imports: bool = True) -> Plan:
@@ -246,9 +262,9 @@ def _plan_group(
     """The replicas of one table: alike but for where they stand, and so perhaps in their GPUs."""
     table = config.replicas[group]
     key = f"replicas.{group}"
-    model_table = _override(config.model, table.model, f"{key}.model", source)
-    scheduler = _override(config.scheduler, table.scheduler, f"{key}.scheduler", source)
-    latency = _override(config.latency, table.latency, f"{key}.latency", source)
+    model_table = override(config.model, table.model, f"{key}.model", source)
+    scheduler = override(config.scheduler, table.scheduler, f"{key}.scheduler", source)
+    latency = override(config.latency, table.latency, f"{key}.latency", source)
     model = _model(model_table, source)
     _check_parallel(model, table, key, source)
     _check_layers(model, table, latency.backend, source)
@@ -307,6 +323,8 @@ def _plan_group(
             memory=memory,
             num_blocks=num_blocks,
             max_model_tokens=model_table.max_model_tokens or model.max_position,
+            served=model_table.label,
+            shared=table.shared,
             kv_layout=layout,
             draft=draft,
         )
@@ -470,7 +488,7 @@ def _check_layers(model: ModelSpec, table: ReplicaTable, backend: str, source: s
         raise InputError(source, None, "replicas.pipeline_parallel", problem)
 
 
-def _override(table: Any, keys: dict[str, Any], where: str, source: str) -> Any:
+def override(table: Any, keys: dict[str, Any], where: str, source: str) -> Any:
     """A table with some keys replaced, checked like the table itself."""
     if not keys:
         return table

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +20,7 @@ from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState, Writer
 from emu.report.history import History
 from emu.report.itl import GapLog
+from emu.report.models import ModelLog
 from emu.report.records import RequestLog
 from emu.report.timeseries import ReplicaSeries, Sample, TimeseriesWriter
 from emu.report.transitions import MarkLog, TransitionLog
@@ -47,10 +49,19 @@ _EVENTS: Final = {
 class Recorder:
     """The files of one run in its staging directory."""
 
-    def __init__(self, directory: Path, table: OutputTable, log: Log | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        table: OutputTable,
+        log: Log | None = None,
+        *,
+        models: Sequence[str] = (),
+    ) -> None:
+        """`models`: names of several models, whose figures are kept apart."""
         self.log = log
+        self.models = ModelLog(models) if models else None
         self.gaps = GapLog(over_time=table.report)
-        self.requests = RequestLog(directory / "requests.csv")
+        self.requests = RequestLog(directory / "requests.csv", models)
         self.transitions = TransitionLog(directory / "transitions.csv")
         self.marks = MarkLog(directory / "marks.csv")
         self.series = TimeseriesWriter(
@@ -125,6 +136,8 @@ class Recorder:
                 else None,
             )
         self.preemptions += request.preemptions
+        if self.models is not None:
+            self.models.terminal(request)
         if self.trace is not None:
             self.trace.ended(request, self._stages)
         self.requests.terminal(request)
@@ -287,6 +300,8 @@ class Recorder:
         waiting = waiting_tokens = running = used = total = prefill = decode = 0
         for replica, state in zip(cluster.replicas, self._states, strict=True):
             scheduler = replica.scheduler
+            if state == "inactive" and cluster.plan.replicas[replica.replica_id].shared:
+                continue  # another replica is on its GPUs, or none
             replica_prefill, replica_decode = replica.tokens_produced
             its_running, its_waiting = scheduler.running_count, scheduler.waiting_count
             blocks_used, blocks_total = scheduler.blocks_used, scheduler.blocks_total
@@ -309,9 +324,9 @@ class Recorder:
             )
         gateway = cluster.gateway
         waiting += len(gateway.held)
-        if gateway.queue is not None:
-            waiting += len(gateway.queue)
-            waiting_tokens += gateway.queue.waiting_prefill_tokens
+        for queue in gateway.queues:
+            waiting += len(queue)
+            waiting_tokens += queue.waiting_prefill_tokens
         migrating = 0
         for watcher in cluster.watchers.values():
             outbound = watcher.outbound

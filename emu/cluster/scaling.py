@@ -7,17 +7,17 @@ decode replica) come from the latency backend and the links where the configurat
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from emu.autoscale.demand import Rates
-from emu.autoscale.launch import ScalerWorld
+from emu.autoscale.hostcache import HostCache, HostMemory
 from emu.autoscale.loads import Weights
 from emu.autoscale.scaler import Scaler
 from emu.autoscale.snapshot import Site
 from emu.catalogue import sizes
-from emu.cluster.plan import Plan, ReplicaPlan
+from emu.cluster.plan import Plan, ReplicaPlan, override
 from emu.config.schema import AutoscaleTable
 from emu.latency.base import BatchShape
 from emu.network.placement import Grid
@@ -25,6 +25,10 @@ from emu.network.topology import Topology
 from emu.plugins import make_plugin
 from emu.replica.replica import Replica
 from emu.scheduling.layerwise import can_relay
+from emu.units import GIB
+
+if TYPE_CHECKING:
+    from emu.cluster.pool import ModelPool
 
 _REFERENCE_PREFILL_TOKENS: Final = 2048
 STATIC: Final = AutoscaleTable(executor="none")
@@ -84,30 +88,78 @@ def rates_of(plan: ReplicaPlan, table: AutoscaleTable, replica: Replica, site: S
     return Rates(prefill, transfer)
 
 
-def make_scaler(
-    world: ScalerWorld,
-    plan: Plan,
-    replicas: Sequence[Replica],
-    own: Callable[..., Any] = make_plugin,
-) -> Scaler:
-    """The control loop (and, without autoscaling, whoever loads weights by manual command).
+def make_memory(plan: Plan) -> HostMemory:
+    """Memory for weights: without a limit with one model, unless the configuration gives one."""
+    table = plan.config.autoscale or STATIC
+    if len(plan.models) == 1 and not table.host_cache_gib:
+        return HostMemory({})
+    limits: dict[int, int] = {}
+    for machine in plan.topology.machines:
+        gib = table.host_cache_gib or plan.config.nodes[machine.table].host_memory_gib
+        limits[machine.index] = int(gib * GIB)
+    return HostMemory(limits, table.host_cache_eviction)
 
-    `own`: makes a planner of a user's own.
-    """
-    config = plan.config
-    table = config.autoscale or STATIC
-    sites = [
-        site_of(its_plan, plan.topology, replica)
-        for its_plan, replica in zip(plan.replicas, replicas, strict=True)
-    ]
-    return Scaler(
-        world,
-        table,
-        rates=rates_of(plan.replicas[0], table, replicas[0], sites[0]),
-        sites=sites,
-        weights=weights_of_all(plan.replicas),
-        topology=plan.topology,
-        block_tokens=plan.replicas[0].scheduler.block_size,
-        load_deadline_s=config.recovery.load_deadline_s if config.faults else 0.0,
-        own=own,
-    )
+
+class Scalers:
+    """Makes the control loop of each model; what they share is made once."""
+
+    def __init__(
+        self, plan: Plan, replicas: Sequence[Replica], own: Callable[..., Any] = make_plugin
+    ) -> None:
+        """`own`: makes a planner of a user's own."""
+        self._own = own
+        self._plan = plan
+        self._memory = make_memory(plan)
+        self._sites = [
+            site_of(its_plan, plan.topology, replica)
+            for its_plan, replica in zip(plan.replicas, replicas, strict=True)
+        ]
+        self._weights = weights_of_all(plan.replicas)
+
+    def make(self, pools: Sequence[ModelPool]) -> None:
+        """Give each pool its loop (without autoscaling: what loads weights by manual command)."""
+        caches = [self._cache(pool) for pool in pools]
+        self._memory.place_pool()
+        for pool, cache in zip(pools, caches, strict=True):
+            pool.scaler = self._scaler(pool, cache)
+
+    def _table(self, pool: ModelPool) -> AutoscaleTable:
+        """[autoscale] with what the model overrides."""
+        config = self._plan.config
+        table = config.autoscale or STATIC
+        for index, model in enumerate(config.models):
+            if model.label == pool.name:
+                where = f"models.{index}.autoscale"
+                changed: AutoscaleTable = override(table, model.autoscale, where, "config")
+                return changed
+        return table
+
+    def _cache(self, pool: ModelPool) -> HostCache:
+        weights = self._weights[pool.members[0].replica_id]
+        machines = [self._sites[replica.replica_id].machine for replica in pool.members]
+        pinned = {model.label for model in self._plan.config.models if model.pinned}
+        return HostCache(
+            self._table(pool),
+            machines,
+            sum(weights.segments) * weights.grid.tensor_parallel,
+            memory=self._memory,
+            is_pinned=pool.name in pinned,
+        )
+
+    def _scaler(self, pool: ModelPool, cache: HostCache) -> Scaler:
+        plan, first = self._plan, pool.members[0]
+        table, its_plan = self._table(pool), plan.replicas[first.replica_id]
+        config = plan.config
+        return Scaler(
+            pool,
+            table,
+            rates=rates_of(its_plan, table, first, self._sites[first.replica_id]),
+            sites=self._sites,
+            weights=self._weights,
+            topology=plan.topology,
+            block_tokens=its_plan.scheduler.block_size,
+            cache=cache,
+            name="planner" if pool.is_only else f"planner of {pool.name}",
+            load_deadline_s=config.recovery.load_deadline_s if config.faults else 0.0,
+            own=self._own,
+        )

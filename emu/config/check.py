@@ -28,6 +28,9 @@ PARTIAL_TABLES: Final[Mapping[tuple[type, str], type[msgspec.Struct]]] = {
     (schema.ReplicaTable, "scheduler"): schema.SchedulerTable,
     (schema.ReplicaTable, "latency"): schema.LatencyTable,
     (schema.ReplicaTable, "model"): schema.ModelTable,
+    (schema.ServedModelTable, "scheduler"): schema.SchedulerTable,
+    (schema.ServedModelTable, "latency"): schema.LatencyTable,
+    (schema.ServedModelTable, "autoscale"): schema.AutoscaleTable,
 }
 """Untyped fields of the schema that hold some keys of another table."""
 
@@ -59,7 +62,8 @@ def _is_faultless(raw: dict[str, Any]) -> bool:
     if any(type(fault) is schema.FaultTable for fault in config.faults):
         return False
     untyped = {name for _, name in PARTIAL_TABLES}
-    if any(untyped.intersection(group) for group in raw.get("replicas", ())):
+    groups = (*raw.get("replicas", ()), *raw.get("models", ()))
+    if any(untyped.intersection(group) for group in groups):
         return False
     return _is_ordinary(raw)
 
@@ -166,7 +170,7 @@ class _Checker:
         """The kind of a union's table, and what is wrong with its name or its keys."""
         union = unions()[struct.cls]
         default = ""
-        if path[:1] == ("replicas",):  # of what the group overrides
+        if path[:1] in (("replicas",), ("models",)):  # of what the group overrides
             base = self.raw.get(str(path[-1]), {})
             default = base.get(union.key, "") if isinstance(base, dict) else ""
             default = default if isinstance(default, str) else ""
@@ -237,6 +241,12 @@ class _Checker:
                 return
             for index, inner in enumerate(value):
                 yield from self._value(kind.item_type, inner, (*path, index))
+        elif isinstance(kind, inspect.DictType):
+            if not isinstance(value, dict):
+                yield path, f"expected a table, got {shown(value)}"
+                return
+            for key, inner in value.items():
+                yield from self._value(kind.value_type, inner, (*path, key))
         else:
             problem = _scalar_problem(kind, value)
             if problem:

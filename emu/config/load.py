@@ -32,7 +32,7 @@ from emu.config.names import is_file_path, is_import_path
 from emu.config.overrides import SOURCE as OVERRIDE_SOURCE
 from emu.config.overrides import apply_override
 from emu.config.presets import fill_preset
-from emu.config.schema import Config
+from emu.config.schema import Config, ReplicaTable
 from emu.config.semantics import semantic_problems
 from emu.errors import InputError
 from emu.plugins import KEYS, are_forbidden, look_in, replaced
@@ -109,6 +109,10 @@ class _Loading:
 
             self.moved = modernise(self.raw["faults"])
         self._refuse(check_document(self.raw))
+        default = [msgspec.to_builtins(ReplicaTable())]  # as `effective_dict` writes it
+        if self.raw.get("models") and self.raw.get("replicas", default) != default:
+            problem = "[[models]] share all GPUs: give them or [[replicas]], not both"
+            self._refuse([(("replicas",), problem)])
         fill_preset(self.raw)
         path_problems = [*self._resolve_paths(), *self._resolve_plugins(self.raw, ())]
         try:
@@ -134,17 +138,18 @@ class _Loading:
     def _resolve_paths(self) -> list[Problem]:
         """Join relative paths to the config file's directory, in place."""
         problems: list[Problem] = []
-        groups = self.raw.get("replicas", [])
         extra: list[tuple[Path, bool]] = []
-        for index in range(len(groups)):
-            extra += [
-                (("replicas", index, "latency", "path"), True),
-                (("replicas", index, "latency", "engine"), True),
-                (("replicas", index, "latency", "replay"), True),
-                (("replicas", index, "latency", "cache"), False),
-                (("replicas", index, "latency", "binary"), False),
-                (("replicas", index, "model", "hf_config"), True),
-            ]
+        for name in ("replicas", "models"):
+            for index in range(len(self.raw.get(name, []))):
+                extra += [
+                    ((name, index, "latency", "path"), True),
+                    ((name, index, "latency", "engine"), True),
+                    ((name, index, "latency", "replay"), True),
+                    ((name, index, "latency", "cache"), False),
+                    ((name, index, "latency", "binary"), False),
+                ]
+                inside = ("model",) if name == "replicas" else ()
+                extra.append(((name, index, *inside, "hf_config"), True))
         for path, must_exist in (*_PATH_KEYS, *extra):
             holder: Any = self.raw
             for part in path[:-1]:

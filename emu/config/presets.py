@@ -46,3 +46,6 @@ def fill_preset(raw: dict[str, Any]) -> None:
     if isinstance(table, dict):
         for key, value in PRESETS.get(table.get("preset", ""), {}).items():
             table.setdefault(key, value)
+        if raw.get("models") and table.get("multicast", "none") != "none":
+            # With several models no replica may have the weights: one host copy of each is kept.
+            table.setdefault("loader", "pool")

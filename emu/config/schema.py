@@ -35,6 +35,7 @@ from emu.config.tables.cluster import (
     PlacementRule,
     PlacementTable,
     ReplicaTable,
+    ServedModelTable,
 )
 from emu.config.tables.control import (
     AutoscaleTable,
@@ -123,6 +124,7 @@ __all__ = [
     "SarathiTable",
     "SchedulerTable",
     "Seed",
+    "ServedModelTable",
     "SessionsTable",
     "SloTable",
     "SpeculativeTable",
@@ -147,6 +149,7 @@ class Config(Table, kw_only=True, frozen=True):
     model: ModelTable = field(default_factory=ModelTable)
     nodes: list[NodeTable] = field(default_factory=lambda: [NodeTable()])
     replicas: list[ReplicaTable] = field(default_factory=lambda: [ReplicaTable()])
+    models: list[ServedModelTable] = field(default_factory=list)
     workload: WorkloadTable = field(default_factory=WorkloadTable)
     router: RouterTable = field(default_factory=RouterTable)
     scheduler: SchedulerTable = field(default_factory=VllmTable)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from emu.config import names
 from emu.config.check import Problem, shown
+from emu.config.fleet import expand_models, fleet_problems
 from emu.config.locate import Path
 from emu.config.presets import PRESETS
 from emu.config.schema import (
@@ -27,11 +28,10 @@ def semantic_problems(config: Config) -> list[Problem]:
     return [
         *_words(config),
         *_nodes(config),
-        *_replicas(config),
-        *_roles(config),
+        *_fleet(config),
         *_workload(config),
         *_autoscale(config),
-        *_targets(config),
+        *([] if list(fleet_problems(config)) else _targets(expand_models(config))),
         *_others(config),
     ]
 
@@ -107,6 +107,15 @@ def _nodes(config: Config) -> Iterator[Problem]:
             )
 
 
+def _fleet(config: Config) -> Iterator[Problem]:
+    """Replicas as they stand in the file, or the models that they follow from."""
+    if config.models:
+        yield from fleet_problems(config)
+    else:
+        yield from _replicas(config)
+        yield from _roles(config)
+
+
 def _gpus_each(group: ReplicaTable) -> int:
     return group.tensor_parallel * group.pipeline_parallel
 
@@ -134,10 +143,10 @@ def _replicas(config: Config) -> Iterator[Problem]:
                     (*path, position),
                     f"expected an index from 0 to {have - 1}, got {shown(gpu)}",
                 )
-            elif gpu in owner:
+            elif gpu in owner and not (group.shared and config.replicas[owner[gpu]].shared):
                 yield (*path, position), f"GPU {gpu} already belongs to replicas.{owner[gpu]}"
             owner.setdefault(gpu, index)
-    need = sum(group.count * _gpus_each(group) for group in config.replicas)
+    need = sum(group.count * _gpus_each(group) for group in config.replicas if not group.shared)
     if config.nodes and need > have:
         yield ("replicas",), f"the replicas need {need} GPUs, the nodes have {have}"
 

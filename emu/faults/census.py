@@ -31,8 +31,8 @@ def census(cluster: FaultWorld) -> list[Place]:
     gateway = cluster.gateway
     places = [Place(r, "queued", "gateway") for r in gateway.held]
     places += [Place(r, "queued", "front end") for r in gateway.taking]
-    if cluster.queue is not None:
-        places += [Place(r, "queued", "global queue") for r in cluster.queue]
+    for queue in cluster.queues:
+        places += [Place(r, "queued", "global queue") for r in queue]
     for replica in cluster.replicas:
         places += _at_replica(replica)
     for watcher in cluster.watchers.values():

@@ -34,7 +34,8 @@ def lose_memory(injector: Injector, machine: int) -> None:
     """Nothing is left in the memory of a machine."""
     cluster = injector.cluster
     injector.recovery.lose_weights(machine)
-    cluster.scaler.lose_cache(machine)
+    for scaler in cluster.scalers:
+        scaler.lose_cache(machine)
     _lose_tier(injector, "cpu", machine)
     for replica in cluster.replicas:
         if replica.machine == machine:
@@ -66,7 +67,7 @@ def _lose_tier(injector: Injector, kind: str, machine: int) -> None:
 
 def stale_cache(injector: Injector, fault: HostCacheStale, rng: np.random.Generator) -> None:
     """The directory says that a machine has the weights, and they are gone."""
-    scaler = injector.cluster.scaler
+    scalers = injector.cluster.scalers
 
     def is_gone(machine: int) -> bool:
         if fault.node not in (None, machine):
@@ -76,7 +77,13 @@ def stale_cache(injector: Injector, fault: HostCacheStale, rng: np.random.Genera
         injector.note(fault, f"machine {machine}")
         return True
 
-    injector.until(fault, "host caches", scaler.distrust(is_gone))
+    trusts = [scaler.distrust(is_gone) for scaler in scalers]
+
+    def over() -> None:
+        for trust in trusts:
+            trust()
+
+    injector.until(fault, "host caches", over)
 
 
 def expire_drain(injector: Injector, fault: DrainExpired, rng: np.random.Generator) -> None:
@@ -96,28 +103,31 @@ def blur_metrics(
     rng: np.random.Generator,
 ) -> None:
     """What the planner knows of the load stands still, comes late, or does not come at all."""
-    scaler = injector.cluster.scaler
-    if not scaler.is_active:
+    scalers = injector.cluster.scalers
+    if not scalers[0].is_active:
         injector.miss(fault, "there is no planner")
         return
     injector.note(fault, "planner")
-    sight = scaler.sight
     late_ns = ms_to_ns(fault.delay_ms) if isinstance(fault, MetricsDelayed) else 0
-    if late_ns:
-        sight.slow(late_ns, scaler.snapshot())
-    elif isinstance(fault, MetricsFrozen):
-        sight.freeze(scaler.snapshot())
-    else:
-        sight.lose()
+    for scaler in scalers:
+        sight = scaler.sight
+        if late_ns:
+            sight.slow(late_ns, scaler.snapshot())
+        elif isinstance(fault, MetricsFrozen):
+            sight.freeze(scaler.snapshot())
+        else:
+            sight.lose()
 
     def over() -> None:
-        if late_ns:
-            sight.slow(-late_ns, scaler.snapshot())
-        elif isinstance(fault, MetricsFrozen):
-            sight.thaw()
-        else:
-            sight.find()
-        scaler.look()
+        for scaler in scalers:
+            sight = scaler.sight
+            if late_ns:
+                sight.slow(-late_ns, scaler.snapshot())
+            elif isinstance(fault, MetricsFrozen):
+                sight.thaw()
+            else:
+                sight.find()
+            scaler.look()
         injector.end(fault, "planner")
 
     injector.until(fault, "planner", over)
@@ -125,9 +135,10 @@ def blur_metrics(
 
 def restart_planner(injector: Injector, fault: PlannerRestart, rng: np.random.Generator) -> None:
     """The planner loses its memory, and is back after the fault's duration."""
-    scaler = injector.cluster.scaler
-    if not scaler.is_active:
+    scalers = injector.cluster.scalers
+    if not scalers[0].is_active:
         injector.miss(fault, "there is no planner")
         return
     injector.note(fault, "planner")
-    scaler.restart(injector.kernel.now_ns + s_to_ns(fault.duration_s))
+    for scaler in scalers:
+        scaler.restart(injector.kernel.now_ns + s_to_ns(fault.duration_s))

@@ -97,8 +97,7 @@ class FaultWorld(Protocol):
     replicas: list[Replica]
     live: LiveMigrator | None
     network: Carrier
-    relay: RelayBoard
-    scaler: Scaler
+    scalers: list[Scaler]
 
     @property
     def gateway(self) -> Clients:
@@ -106,8 +105,16 @@ class FaultWorld(Protocol):
         ...
 
     @property
-    def queue(self) -> Queue | None:
-        """The global queue, if there is one."""
+    def queues(self) -> Sequence[Queue]:
+        """The global queues of the models, if they have any."""
+        ...
+
+    def scaler_of(self, replica: Replica) -> Scaler:
+        """What loads the replica's weights."""
+        ...
+
+    def relay_of(self, replica: Replica) -> RelayBoard:
+        """Where the replica's model relays batches."""
         ...
 
     @property

@@ -122,7 +122,7 @@ class Recovery:
     def _lose_relay(self, replica: Replica) -> list[Request]:
         """Hand-overs of live scaling in which the replica took part; requests lost by that."""
         cluster = self.cluster
-        board = cluster.relay
+        board = cluster.relay_of(replica)
         lost: list[Request] = []
         for old in cluster.replicas:
             relayed = board.answer(old)
@@ -194,7 +194,11 @@ class Recovery:
         Where a planner decides, that is its business; members of a group are not replaced.
         """
         cluster, incarnation = self.cluster, replica.incarnation
-        if not self.table.replace or cluster.scaler.is_active or replica.wave is not None:
+        if (
+            not self.table.replace
+            or cluster.scaler_of(replica).is_active
+            or replica.wave is not None
+        ):
             return
 
         def take_over() -> None:
@@ -217,7 +221,7 @@ class Recovery:
 
     def _load(self, replica: Replica) -> None:
         """Bring the weights back, if no planner does."""
-        scaler = self.cluster.scaler
+        scaler = self.cluster.scaler_of(replica)
         role = self._role_at_crash.get(replica.replica_id)
         loads = self._loads.get(replica.replica_id, 0)
         if (
@@ -271,10 +275,10 @@ class Recovery:
         unservable: list[Request] = []
         if not any(r.state in _PROMPTS for r in cluster.replicas):
             unservable += cluster.gateway.take_held()
-            if cluster.queue is not None:
-                waiting = list(cluster.queue)
+            for queue in cluster.queues:
+                waiting = list(queue)
                 for request in waiting:
-                    cluster.queue.cancel(request)
+                    queue.cancel(request)
                 unservable += waiting
         for watcher in cluster.watchers.values():
             heads = [*watcher.outbound.queue][:1]

@@ -39,7 +39,12 @@ def _target(injector: Injector, fault: ReplicaCrash | ReplicaRestart) -> Replica
     assert isinstance(fault, ReplicaCrash)
     assert fault.stage is not None
     if fault.stage == "source":
-        sending = [source for source in injector.cluster.scaler.sending() if source >= 0]
+        sending = [
+            source
+            for scaler in injector.cluster.scalers
+            for source in scaler.sending()
+            if source >= 0
+        ]
         return replicas[sending[0]] if sending else None
     states = states_of(fault.stage)
     return next((r for r in replicas if r.state in states), None)
@@ -120,7 +125,9 @@ def _owner(injector: Injector, fault: Straggler | Freeze | Pause) -> Replica | N
     if gpu is None:
         assert fault.replica is not None
         return injector.cluster.replicas[fault.replica]
-    owner = next((r for r in injector.cluster.replicas if gpu in r.gpus), None)
+    there = [r for r in injector.cluster.replicas if gpu in r.gpus]
+    there.sort(key=lambda r: r.state in (S.FAILED, S.INACTIVE))  # those that are loaded first
+    owner = next(iter(there), None)
     if owner is None:
         injector.miss(fault, f"GPU {gpu} belongs to no replica")
     return owner

@@ -111,7 +111,9 @@ def learn_levels(
     if engine_name == NO_ENGINE or not replica.latency.host_overhead:
         raise InputError(str(path), None, "latency.engine", "learning needs an engine, not none")
     engine = engine_model(engine_name, str(path))
-    known = known_engine(engine, engine_name, replica.gpu.name, replica.latency.backend)
+    known = known_engine(
+        engine, engine_name, replica.gpu.name, replica.model.name, replica.latency.backend
+    )
     requests = sum(len(level.requests) for level in levels)
     progress = Progress(is_quiet=options.quiet)
     out = options.directory / f"{name}.toml"

@@ -39,6 +39,11 @@ class MigrationWorld(Protocol):
         ...
 
     @property
+    def members(self) -> Sequence[Replica]:
+        """Those that serve the same model, ascending id."""
+        ...
+
+    @property
     def watchers(self) -> Mapping[int, Listener]:
         """Those of all replicas with outbound KV, by the replica's id."""
         ...

@@ -43,15 +43,20 @@ def place(
     group does if it can. All GPUs of a replica are of one kind. Raises InputError naming the key.
     """
     taken: dict[int, str] = {}
+    shared: dict[int, str] = {}
     explicit: dict[int, list[list[int]]] = {}
     for table, replica in enumerate(replicas):
         if replica.gpus:
-            explicit[table] = _place_given(table, replica, topology, taken, source)
+            explicit[table] = _place_given(
+                table, replica, topology, taken, shared if replica.shared else {}, source
+            )
     kinds = dict.fromkeys(gpu.kind for gpu in topology.gpus)
     free_by_kind = {kind: _FreeGpus(topology, kind, taken) for kind in kinds}
     lists: list[list[int]] = []
     for table, replica in enumerate(replicas):
         key = f"replicas.{table}"
+        if replica.shared and table not in explicit:
+            raise InputError(source, None, f"{key}.shared", "needs `gpus`: which may be shared?")
         if table in explicit:
             lists.extend(explicit[table])
             continue
@@ -66,8 +71,14 @@ def place(
 
 
 def _place_given(
-    table: int, replica: ReplicaTable, topology: Topology, taken: dict[int, str], source: str
+    table: int,
+    replica: ReplicaTable,
+    topology: Topology,
+    taken: dict[int, str],
+    shared: dict[int, str],
+    source: str,
 ) -> list[list[int]]:
+    """`shared`: GPUs of other tables that may be taken once more."""
     key = f"replicas.{table}.gpus"
 
     def refuse(problem: str) -> InputError:
@@ -82,11 +93,13 @@ def _place_given(
     for gpu in replica.gpus:
         if not 0 <= gpu < len(topology.gpus):
             raise refuse(f"no GPU {gpu}: the nodes have GPUs 0 to {len(topology.gpus) - 1}")
-        if gpu in taken:
+        if gpu in taken and (gpu not in shared or shared[gpu] == key):
             raise refuse(f"GPU {gpu} is already taken by {taken[gpu]}")
         if replica.gpu and topology.gpus[gpu].kind != replica.gpu:
             raise refuse(f"GPU {gpu} is a {topology.gpus[gpu].kind}, not a {replica.gpu}")
         taken[gpu] = key
+        if replica.shared:
+            shared[gpu] = key
     groups = [replica.gpus[start : start + size] for start in range(0, len(replica.gpus), size)]
     for group in groups:
         kinds = list(dict.fromkeys(topology.gpus[gpu].kind for gpu in group))

@@ -157,6 +157,15 @@ class Topology(msgspec.Struct, frozen=True):
         target = self.gpus[gpu]
         return (self.machines[target.machine].host_read, target.pcie_down)
 
+    def host_to_remote_path(self, machine: int, gpu: int) -> LinkPath:
+        """Links of a load from another machine's memory: by the NIC at the GPU's own place there.
+
+        So GPUs of one machine use different NICs of the giver.
+        """
+        giver, own = self.machines[machine].gpus, self.machines[self.gpus[gpu].machine].gpus
+        lane = own.index(gpu) % len(giver)
+        return (self.machines[machine].host_read, *self.nic_path(giver[lane], gpu))
+
     def gpu_to_host_path(self, gpu: int) -> LinkPath:
         """Links of a write into the memory of the GPU's own machine."""
         source = self.gpus[gpu]

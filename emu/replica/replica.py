@@ -105,6 +105,8 @@ class Replica:
         self.grid = grid
         self.gpus = grid.gpus
         self.machine = machine
+        self.model = 0
+        """Which of the served models it serves."""
         self.stages = stages
         self.history: list[str] = []
         self.actor: ReplicaActorPort = NO_ACTOR

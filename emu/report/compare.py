@@ -26,6 +26,7 @@ from rich.text import Text
 from emu.errors import InputError
 from emu.report.rundata import RunData, read_run
 from emu.report.settings import Setting, differing
+from emu.report.summary import Summary
 from emu.report.table import number
 from emu.rng import rng_stream
 from emu.units import NS_PER_MS
@@ -216,7 +217,27 @@ def _figure_rows(runs: Sequence[RunData]) -> list[Row]:
         _plain("KV moved", "GB", moved),
         _plain("preemptions", "", [s.preemptions for s in summaries]),
     ]
+    rows += _model_rows(summaries)
     return [row for row in rows if any(row.values)]
+
+
+def _model_rows(summaries: Sequence[Summary]) -> list[Row]:
+    """Figures of the models that all runs serve beside others."""
+    models = [s.models for s in summaries if not isinstance(s.models, msgspec.UnsetType)]
+    if len(models) < len(summaries):
+        return []
+    rows: list[Row] = []
+    for name in (n for n in models[0] if all(n in each for each in models)):
+        own = [each[name] for each in models]
+        rows += [
+            _plain(f"{name}: TTFT mean", "ms", [m.mean_ttft_ms for m in own]),
+            _plain(f"{name}: TTFT p95", "ms", [m.p95_ttft_ms for m in own]),
+            _plain(f"{name}: TPOT mean", "ms", [m.mean_tpot_ms for m in own]),
+            _plain(f"{name}: GPU time", "s", [m.gpu_seconds for m in own]),
+            _plain(f"{name}: loads", "", [m.load_hits + m.load_misses for m in own]),
+            _plain(f"{name}: loads from a disk", "", [m.load_misses for m in own]),
+        ]
+    return rows
 
 
 def _plain(name: str, unit: str, values: Sequence[float]) -> Row:

@@ -18,13 +18,14 @@ never got so far, `instance_id` before the first token, session fields of a flat
 requests enter statistics. `tpot_ns` = (last - first) // (tokens - 1), 0 for one token.
 `queue_ns` = first scheduled - arrival. `intake_ns` = when the first engine looked at its inbox
 (the end of the iteration in flight) - arrival: vLLM's own timestamps begin there. `migration_ns`
-is part of the gaps after the first token.
+is part of the gaps after the first token. Where several models are served, a last column `model`
+names the one that was asked for (empty: one that is not served).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from struct import Struct
 from typing import Final, final
@@ -181,12 +182,14 @@ class RequestStats:
 class RequestLog:
     """Writer of requests.csv and collector of latencies."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, models: Sequence[str] = ()) -> None:
+        """`models`: names of several models; a last column then says which it was."""
         self.path = path
+        self._models = [text_field(name) for name in models]
         self.released_count = 0
         self._rows_path = path.with_name(path.name + ".tmp")
         self._binary_path = path.with_name(path.name + ".bin.tmp")
-        self._file = CsvFile(self._rows_path, COLUMNS)
+        self._file = CsvFile(self._rows_path, (*COLUMNS, "model") if models else COLUMNS)
         self._binary = self._binary_path.open("wb")
         self._early: dict[int, _Entry] = {}
         self._next_row = 0
@@ -296,6 +299,9 @@ class RequestLog:
             if last_ns > self._last_token_ns:
                 self._last_token_ns = last_ns
         line = _line(request, latencies or _NO_LATENCIES)
+        if self._models:
+            name = self._models[request.model] if request.model >= 0 else EMPTY
+            line = line[:-1] + b"," + numbers((name,))
         if status is not _COMPLETED:
             self._output_tokens_partial += tokens
             key = (status, request.reason)

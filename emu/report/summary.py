@@ -25,6 +25,7 @@ from emu.errors import InputError
 from emu.report.atomic import write_bytes
 from emu.report.itl import GapStats
 from emu.report.load import Load, judge_load
+from emu.report.models import ModelFigures
 from emu.report.records import RequestStats
 from emu.units import NS_PER_MS, NS_PER_S
 
@@ -53,6 +54,8 @@ DEFINITIONS: Final = {
     "a load that was given up counts too, what [recovery] brings back does not.",
     "loads": "Replicas whose weights arrived, by the way they came.",
     "host_cache_bytes": "Weights in host memory: mean over the run, most, and bytes of one copy.",
+    "models": "With several models: figures of each. A load is a hit where the weights were in the "
+    "memory of a GPU or a host, a miss where they came from a disk.",
     "load": "Rule in docs/metrics.md; wait = until first scheduled, plus between replicas.",
 }
 
@@ -191,6 +194,8 @@ class Summary(msgspec.Struct, kw_only=True):
     rows_skipped: dict[str, int]
     rows_clipped: dict[str, int]
     digest: str
+    models: dict[str, ModelFigures] | msgspec.UnsetType = msgspec.UNSET
+    """By served name, where there are several models."""
     pace: Any = msgspec.UNSET
     """Live mode only: whether the machine kept up (docs/live.md)."""
     speculation: Any = msgspec.UNSET
@@ -210,7 +215,7 @@ def build_summary(stats: RequestStats, gaps: GapStats, facts: RunFacts, slo: Slo
     return Summary(
         partial=bool(facts.partial),
         partial_reason=facts.partial,
-        **stats.by_status,
+        **stats.by_status,  # type: ignore[arg-type]
         reasons=stats.by_reason,
         num_prompts=stats.requests,
         simulated_s=_rounded(facts.end_ns / NS_PER_S),
@@ -253,7 +258,7 @@ def build_summary(stats: RequestStats, gaps: GapStats, facts: RunFacts, slo: Slo
         rows_clipped=dict(sorted(facts.rows_clipped.items())),
         digest=facts.digest,
         speculation=msgspec.UNSET if facts.speculation is None else dict(facts.speculation),
-        definitions=dict(DEFINITIONS),
+        definitions={name: text for name, text in DEFINITIONS.items() if name != "models"},
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -67,7 +68,7 @@ def figures(summary: Summary) -> list[Figure]:
 
 def remarks(summary: Summary) -> list[Figure]:
     """What moved and what went wrong: those of the lines that a page has no tiles for."""
-    return [*_movements(summary), *_warnings(summary)]
+    return [*_movements(summary), *_models(summary), *_warnings(summary)]
 
 
 def ends(summary: Summary) -> list[str]:
@@ -154,6 +155,25 @@ def _movements(summary: Summary) -> Iterator[Figure]:
             yield f"Moved ({kind})", f"{moved / 1e9:,.2f} GB", ""
     if summary.loads:
         yield "Loads", _times(summary.loads), ""
+
+
+def _models(summary: Summary) -> Iterator[Figure]:
+    """One line for each of several models."""
+    if isinstance(summary.models, msgspec.UnsetType):
+        return
+    for name, model in summary.models.items():
+        parts = [
+            f"{model.completed:,} completed",
+            f"TTFT {number(model.mean_ttft_ms)} ms (p95 {number(model.p95_ttft_ms)})",
+            f"TPOT {number(model.mean_tpot_ms)} ms",
+            f"GPU time {number(model.gpu_seconds)} s",
+        ]
+        if model.slo_attainment is not None:
+            parts.append(f"{model.slo_attainment:.1%} met all")
+        if model.load_hit_rate is not None:
+            loads = model.load_hits + model.load_misses
+            parts.append(f"{loads:,} loads, {model.load_misses:,} from a disk")
+        yield f"Model {name}", ", ".join(parts), ""
 
 
 def _warnings(summary: Summary) -> Iterator[Figure]:

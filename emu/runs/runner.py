@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from emu.cluster.audit import expert_loads, final_error, run_facts
+from emu.cluster.audit import expert_loads, final_error, model_facts, objectives, run_facts
 from emu.cluster.cluster import Cluster, Outcome
 from emu.cluster.commands import check_commands
 from emu.cluster.plan import Plan, make_plan, plugins_of
@@ -36,7 +36,7 @@ from emu.process.version import __version__, build, revision
 from emu.report.atomic import RunDirectory, write_text
 from emu.report.experts import write_experts
 from emu.report.gapfile import write_gaps
-from emu.report.summary import Summary, build_summary, write_summary
+from emu.report.summary import DEFINITIONS, Summary, build_summary, write_summary
 from emu.runs.inputs import digests
 from emu.units import NS_PER_S
 from emu.workload.items import Notes
@@ -72,14 +72,23 @@ def prepare(config: Config, source: str, *, imports: bool = True) -> tuple[Plan,
     """
     with placing(source):
         plan = make_plan(config, source, imports=imports)
+        is_named = len(plan.models) > 1 or bool(config.model.served_name)
+        for key in ("models", "model_shares"):
+            if getattr(config.workload, key) and not is_named:
+                problem = "means nothing with one model that has no served_name"
+                raise InputError(source, None, f"workload.{key}", problem)
         workload = open_workload(
             _lenient(config.workload),
             base_dir=Path(),
             seed=config.seed,
             holds=holds_for(plan),
             config_source=source,
+            models=plan.models if is_named else (),
+            default_model=plan.default_model,
         )
         check_commands(config.commands, len(plan.replicas), source)
+    if workload.facts.names_models and not is_named:
+        workload.notes.warn("`model` of a request is not compared: one model is served")
     if config.power is not None:
         from emu.cluster.energy import energy_warnings  # most runs do not model it
 
@@ -194,7 +203,8 @@ def execute(
         directory = RunDirectory(Path(config.output.dir))
         wants_report = config.output.report if report is None else report
         table = msgspec.structs.replace(config.output, report=wants_report)
-        recorder = Recorder(directory.staging, table, log)
+        models = plan.models if len(plan.models) > 1 else ()
+        recorder = Recorder(directory.staging, table, log, models=models)
         with placing(source):  # backends and plug-ins are built there
             outcome, cluster = _run_cluster(plan, workload, recorder, progress, stop)
         for warning in range_warnings(
@@ -280,6 +290,9 @@ def write_results(
     write_gaps(staging / "itl.json", gaps)
     write_experts(staging / "experts.csv", expert_loads(cluster))
     summary = build_summary(stats, gaps, found, cluster.config.slo)
+    if recorder.models is not None:
+        summary.definitions["models"] = DEFINITIONS["models"]
+        summary.models = recorder.models.finish(model_facts(cluster), objectives(cluster))
     write_summary(staging / "summary.json", summary)
     return summary
 

@@ -104,7 +104,7 @@ def snapshot(house: House) -> dict[str, Any]:
         "startup_left_s": round(house.startup_left_s, 3),
         "is_draining": house.is_draining,
         "outstanding": gateway.outstanding,
-        "held": len(gateway.held) + (len(gateway.queue) if gateway.queue is not None else 0),
+        "held": len(gateway.held) + sum(map(len, gateway.queues)),
         "replicas": replicas,
         "flows": cluster.network.active,
         "moved_bytes": cluster.network.moved_bytes,
@@ -141,11 +141,11 @@ def snapshot(house: House) -> dict[str, Any]:
 
 def _planner(house: House) -> dict[str, Any] | None:
     """What the planner saw and wanted last; None without autoscaling."""
-    scaler = house.cluster.scaler
+    scaler = house.cluster.scalers[0]
     table = house.plan.config.autoscale
     if table is None or not scaler.is_active:
         return None
-    requests, tokens, outstanding = house.cluster.waiting()
+    requests, tokens, outstanding = house.cluster.pools[0].waiting()
     demand = scaler.last_demand
     return {
         "name": table.preset or table.planner,

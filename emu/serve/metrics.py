@@ -199,7 +199,7 @@ class MetricsPage:
         states = [(f'state="{state.value}"', float(n)) for state, n in counts.items()]
         page.gauge("emu:replicas", "Replicas in each state.", states)
         gateway, network = cluster.gateway, cluster.network
-        held = len(gateway.held) + (0 if gateway.queue is None else len(gateway.queue))
+        held = len(gateway.held) + sum(map(len, gateway.queues))
         page.gauge("emu:gateway_queue", "Requests that no replica holds yet.", [("", held)])
         page.gauge("emu:outstanding_requests", "In the system.", [("", gateway.outstanding)])
         flows = [(f'kind="{kind}"', float(n)) for kind, n in network.active.items()]

@@ -93,6 +93,9 @@ class LiveServer:
         self.options = options
         self.directory = directory
         self.plan = make_plan(self.config, source)
+        if len(self.plan.models) > 1:
+            where = "models" if self.config.models else "replicas"
+            raise InputError(source, None, where, "live mode serves one model")
         if options.fleet:
             policy = self.config.scheduler.policy
             check_fleet(len(self.plan.replicas), policy, options.ports, source)

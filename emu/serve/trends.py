@@ -83,7 +83,7 @@ class Trends:
             used += scheduler.blocks_used
             total += scheduler.blocks_total
         gateway = cluster.gateway
-        held = len(gateway.held) + (len(gateway.queue) if gateway.queue is not None else 0)
+        held = len(gateway.held) + sum(map(len, gateway.queues))
         moved = {f"{kind}_bytes": n for kind, n in cluster.network.moved_bytes.items()}
         point: dict[str, Any] = {
             "event": "point",

@@ -44,6 +44,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """Columns -> text fields of `Line`."""
     numbers: Mapping[str, str] = MappingProxyType({})
     """Columns -> integer fields of `Line`."""
+    model: str = ""
+    """Column with the name of the model; read where several models are served."""
     ignored: Sequence[str] = ()
     """Columns that are known and not needed: no warning."""
     skip_zero: bool = True
@@ -85,7 +87,8 @@ DIALECTS: Final = (
         prompt=["request tokens"],
         output=["response tokens"],
         texts={"session id": "session_id"},
-        ignored=["elapsed time", "model", "total tokens", "log type"],
+        model="model",
+        ignored=["elapsed time", "total tokens", "log type"],
     ),
     Dialect(
         name="vidur",
@@ -116,6 +119,7 @@ DIALECTS: Final = (
         prompt=["input_toks", "prompt_tokens", "prompt_toks", "input_tokens"],
         output=["output_toks", "output_tokens", "decode_toks"],
         texts={"tenant": "tenant", "session_id": "session_id", "adapter": "adapter"},
+        model="model",
         numbers={
             "priority": "priority",
             "deadline_ns": "deadline_ns",
@@ -185,6 +189,12 @@ class CsvParser:
             problem = f"the header has none of the columns {', '.join(dialect.arrival)}"
             raise InputError(source, 1, "arrival", problem)
 
+    def read_models(self) -> None:
+        """Read the column that names the model, if the file has it."""
+        name = self._dialect.model
+        if name and name in self._header:
+            self._texts.append((self._header.index(name), "model"))
+
     def _column(self, names: Sequence[str]) -> int:
         column = _find(self._header, names)
         if column < 0:
@@ -195,7 +205,7 @@ class CsvParser:
         """Note the columns that mean nothing here."""
         dialect = self._dialect
         known = {*dialect.arrival, *dialect.prompt, *dialect.output, *dialect.ignored}
-        known |= {*dialect.texts, *dialect.numbers}
+        known |= {*dialect.texts, *dialect.numbers, dialect.model}
         for name in self._names:
             if name.lower() not in known:
                 notes.warn(f"unknown column {name!r} is ignored")

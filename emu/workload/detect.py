@@ -70,6 +70,11 @@ class ParsedFile:
         self.has_arrivals = parser.has_arrivals
         self.prompt_field = parser.prompt_field
 
+    def read_models(self) -> None:
+        """Requests may name one of several models."""
+        if isinstance(self._parser, CsvParser):
+            self._parser.read_models()
+
     @property
     def is_small(self) -> bool:
         """The whole file is one chunk."""

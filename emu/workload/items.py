@@ -71,6 +71,8 @@ class Line(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     session_id: str = ""
     tenant: str = ""
     priority: int = 0
+    model: str = ""
+    """What the client asks for; empty = whatever is served."""
     acceptance_rate: float = -1.0
     """Speculative decoding: chance of a draft to be accepted; -1 = as the scheduler says."""
     adapter: str = ""

@@ -132,6 +132,7 @@ def _is_plain(line: Line) -> bool:
         and line.tok_id_ranges is None
         and not line.session_id
         and not line.tenant
+        and not line.model
         and line.priority == 0
         and line.acceptance_rate < 0
         and not line.adapter

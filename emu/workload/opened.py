@@ -11,7 +11,8 @@ consecutive ids as it has sub-requests) and the open sessions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import Final
@@ -23,8 +24,9 @@ from emu.config.schema import WorkloadTable
 from emu.errors import InputError
 from emu.request import Request
 from emu.units import NS_PER_S, s_to_ns
-from emu.workload.detect import Source, open_source
+from emu.workload.detect import ParsedFile, Source, open_source
 from emu.workload.items import Block, Holds, Ints, Notes, has_prefix, prefix_of
+from emu.workload.naming import UNKNOWN, Naming
 from emu.workload.session import Session, make_request, open_session
 from emu.workload.shape import OVERSIZED, ArrivalStream, Rules, Shaper, Timebase
 from emu.workload.synthetic import SyntheticSource, arrival_stream
@@ -43,6 +45,8 @@ class Facts(msgspec.Struct):
     prompt_tokens: int = 0
     output_tokens: int = 0
     has_prefixes: bool = False
+    names_models: bool = False
+    """Some line says which model it is for."""
     is_sorted: bool = True
     first_ns: int = 0
     """In the file's own time."""
@@ -58,7 +62,10 @@ class Workload:
         rules: Rules,
         arrivals: Callable[[], ArrivalStream | None],
         notes: Notes,
+        naming: Callable[[], Naming] | None = None,
     ) -> None:
+        """`naming`: makes what tells the models of one pass apart; None = there is one model."""
+        self._naming = naming
         self._source = source
         self._rules = rules
         self._make_arrivals = arrivals
@@ -192,6 +199,7 @@ class Workload:
 
         A request whose `reason` is set can never be served: the gateway must reject it.
         """
+        naming = None if self._naming is None else self._naming()
         for block, ids in self.blocks():
             columns = zip(
                 ids.tolist(),
@@ -203,6 +211,9 @@ class Workload:
             )
             judged = bool(self.notes.rejected)
             for request_id, arrival_ns, prompt, output, line in columns:
+                model = 0
+                if naming is not None:
+                    model = naming.of("" if line is None else line.model)
                 if line is None:
                     request = Request(
                         request_id=request_id,
@@ -222,7 +233,11 @@ class Workload:
                     request.decode_pin = line.decode_replica
                     request.handoff_after_ns = line.handoff_ns
                 else:
-                    request = self._next(open_session(line, request_id), arrival_ns)
+                    request = self._next(open_session(line, request_id, model), arrival_ns)
+                if model:
+                    request.model = model
+                    if model < 0:
+                        request.reason = UNKNOWN
                 if judged:
                     self._mark(request)
                 yield request
@@ -261,6 +276,9 @@ class Workload:
         request.session_id = session.session_id
         request.sub_request_index = index
         request.tenant = session.tenant
+        request.model = session.model
+        if session.model < 0:
+            request.reason = UNKNOWN
         request.priority = session.priority
         request.acceptance_rate = session.acceptance_rate
         request.adapter = session.adapter
@@ -270,7 +288,7 @@ class Workload:
         return request
 
     def _mark(self, request: Request) -> None:
-        if self._rules.holds is not None:
+        if self._rules.holds is not None and not request.reason:
             request.reason = self._rules.holds(request.prompt_tokens, request.output_tokens)
 
 
@@ -281,11 +299,14 @@ def open_workload(
     seed: int,
     holds: Holds | None = None,
     config_source: str = "config",
+    models: Sequence[str] = (),
+    default_model: int = 0,
 ) -> Workload:
     """Open and check the workload of a run.
 
     `holds(prompt, output)` is "" if some replica could hold such a request, else the limit.
-    `config_source` names the config file in errors about keys of the table.
+    `config_source` names the config file in errors about keys of the table. `models`: what is
+    served, by index; without any, requests are not asked which they mean.
     Raises InputError.
     """
     notes = Notes()
@@ -304,6 +325,9 @@ def open_workload(
             raise InputError(config_source, None, "workload.path", problem)
         source = SyntheticSource(table.synthetic, base_dir, seed, config_source)
         label, arrivals = config_source, _no_arrivals
+    naming = _naming(table, models, default_model, seed, config_source)
+    if naming is not None and isinstance(source, ParsedFile):
+        source.read_models()
     start_ns = s_to_ns(table.start_s)
     origin_ns = 0
     if source.is_absolute and start_ns:
@@ -320,7 +344,7 @@ def open_workload(
         oversized=table.oversized,
         holds=holds,
     )
-    workload = Workload(source, rules, arrivals, notes)
+    workload = Workload(source, rules, arrivals, notes, naming)
     workload.scan()
     facts = workload.facts
     if source.is_absolute and not start_ns:
@@ -334,6 +358,27 @@ def open_workload(
     if table.path and source.has_arrivals:
         _warn_implausible(facts, notes)
     return workload
+
+
+def _naming(
+    table: WorkloadTable, models: Sequence[str], default: int, seed: int, config_source: str
+) -> Callable[[], Naming] | None:
+    for key, names in (("models", table.models.values()), ("model_shares", table.model_shares)):
+        for name in names if models else ():
+            if name not in models:
+                problem = f"no model is served as {name!r}; there are {', '.join(models)}"
+                raise InputError(config_source, None, f"workload.{key}", problem)
+    if not models:
+        return None
+    return partial(
+        Naming,
+        models,
+        default=default,
+        aliases=table.models,
+        shares=table.model_shares,
+        run=table.model_run,
+        seed=seed,
+    )
 
 
 def refused_warning(refused: int, requests: int) -> str:
@@ -383,6 +428,7 @@ def _count(block: Block, facts: Facts) -> None:
         facts.prompt_tokens += sum(item.input_toks for item in items)
         facts.output_tokens += sum(item.output_toks for item in items)
         facts.has_prefixes = facts.has_prefixes or has_prefix(line)
+        facts.names_models = facts.names_models or bool(line.model)
 
 
 def _first_ids(block: Block, start: int) -> Ints:

@@ -13,6 +13,7 @@ class Session(msgspec.Struct):
 
     session_id: str
     tenant: str
+    model: int
     priority: int
     acceptance_rate: float
     adapter: str
@@ -28,7 +29,7 @@ class Session(msgspec.Struct):
         return len(self.turns) - self.next_index
 
 
-def open_session(line: Line, first_id: int) -> Session:
+def open_session(line: Line, first_id: int, model: int = 0) -> Session:
     """The session of a line, nothing released yet."""
     turns = line.sub_requests
     assert turns is not None
@@ -44,6 +45,7 @@ def open_session(line: Line, first_id: int) -> Session:
     return Session(
         session_id,
         line.tenant,
+        model,
         line.priority,
         line.acceptance_rate,
         line.adapter,

@@ -68,7 +68,7 @@ def check_world(draw: Draw, directory: Path) -> Watched:
     assert leaks(cluster) == []
     _check_requests(directory)
     _check_spares(cluster, directory)
-    counts = scan(cluster.scaler.snapshot())
+    counts = scan(cluster.scalers[0].snapshot())
     assert counts.prefill >= 1
     assert counts.decode >= 1
     return cluster
@@ -88,7 +88,7 @@ def _check_requests(directory: Path) -> None:
 
 def _check_spares(cluster: Watched, directory: Path) -> None:
     """I15: a spare keeps its weights for the time to live, counted from when it began to shut."""
-    ttl_ns = ms_to_ns(cluster.scaler.table.spare_ttl_ms)
+    ttl_ns = ms_to_ns(cluster.scalers[0].table.spare_ttl_ms)
     since: dict[str, int] = {}
     for row in csv_rows(directory / "transitions.csv"):
         at_ns = int(row["time_ns"])
@@ -187,7 +187,7 @@ def test_the_worlds_do_what_they_are_about(tmp_path: Path) -> None:
     to_seven = {"nvlink": False, "planner": "tests.autoscale.worlds:ToSeven"}
     lanes = msgspec.structs.replace(draw, decode=2, prefill=2, overrides=to_seven)
     cluster = check_world(lanes, tmp_path / "lanes")
-    assert cluster.scaler.loads["tanz"] >= 4
+    assert cluster.scalers[0].loads["tanz"] >= 4
     assert cluster.relayed > 0
 
 

@@ -131,7 +131,7 @@ class Watched(Cluster):
     def check(self, replica: Replica, before: S) -> None:
         """I3, I5, I10, I14 after a change of a state."""
         states = [r.state for r in self.replicas]
-        board = self.relay
+        board = self.pools[0].relay
         if states.count(S.OLD_PREFILL) != board.zigzag_active + board.relay_deactive:
             self.problem("I10: olds differ from zigzag + deactive")
         if board.zigzag_active > sum(state in NEW for state in states):
@@ -158,7 +158,7 @@ class Watched(Cluster):
     # --- loads ----------------------------------------------------------------------------------
     def loading(self) -> list[int]:
         """Destinations of loads under way."""
-        return [r for active in self.scaler.loader.active for r in active.open_targets]
+        return [r for active in self.scalers[0].loader.active for r in active.open_targets]
 
     def _watch_links(self) -> None:
         topology = self.network.topology
@@ -181,7 +181,7 @@ class Watched(Cluster):
         self.network.carry = watched  # type: ignore[method-assign]
 
     def _watch_loads(self) -> None:
-        scaler = self.scaler
+        scaler = self.scalers[0]
         load, loaded = scaler._load, scaler.loader._world.on_loaded
         finished: dict[int, list[int]] = {}
 
@@ -230,7 +230,7 @@ class Watched(Cluster):
         """Transformer layers whose bytes have arrived, from the flows into the GPUs."""
         if replica.model_loaded:
             return replica.layers
-        weights = self.scaler.loader._world.weights[replica.replica_id]
+        weights = self.scalers[0].loader._world.weights[replica.replica_id]
         here = self._arrived(replica)
         passed, layers = weights.segments[0], 0
         for segment in weights.segments[1:-1]:
@@ -241,10 +241,10 @@ class Watched(Cluster):
     def _arrived(self, replica: Replica) -> int:
         """Bytes of one rank that are there (of lanes: all stripes, also behind a gap)."""
         table, now_ns = self.network.table, self.kernel.now_ns
-        weights = self.scaler.loader._world.weights[replica.replica_id]
+        weights = self.scalers[0].loader._world.weights[replica.replica_id]
         rank_bytes = sum(weights.segments)
         gpus = weights.grid.gpus
-        for active in self.scaler.loader.active:
+        for active in self.scalers[0].loader.active:
             if replica.replica_id not in active.open_targets:
                 continue
             coming = sum(self._gpu_bytes[gpu] for gpu in gpus)
@@ -262,7 +262,7 @@ class Watched(Cluster):
 
     # --- the planner ----------------------------------------------------------------------------
     def _watch_ticks(self) -> None:
-        scaler, tick = self.scaler, self.scaler.look_and_plan
+        scaler, tick = self.scalers[0], self.scalers[0].look_and_plan
 
         def watched() -> int:
             before = scan(scaler.snapshot())
@@ -313,7 +313,7 @@ class Watched(Cluster):
             self.problem("I9: the head is handed over by a Refractory")
         self.relayed += 1
         self.relayed_from[source.state.value] = self.relayed_from.get(source.state.value, 0) + 1
-        relayed = self.relay.answer(old)
+        relayed = self.pools[0].relay.answer(old)
         assert relayed is not None
         if relayed.split is not None:
             for request in requests:
@@ -364,7 +364,7 @@ class Watched(Cluster):
 
     def _look_at_rest(self, request: Request) -> None:
         """I3, I6, I7, I10, I14 long after everything has ended."""
-        board = self.relay
+        board = self.pools[0].relay
         counters = (board.olds, board.zigzag_active, board.relay_deactive)
         if counters != (0, 0, 0):
             self.problem(f"I10: olds, zigzag, deactive are {counters} at rest")

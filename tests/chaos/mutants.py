@@ -165,16 +165,15 @@ MUTANTS = (
     Mutant(
         "a cancelled request stays in the waiting queue",
         "emu/cluster/cluster.py",
-        "            if self.queue is not None and self.queue.cancel(request):\n",
-        "            if self.queue is not None:\n",
+        "any(q.cancel(request) for q in self.queues)\n",
+        "bool(self.queues)\n",
     ),
     Mutant(
         "the gateway counts a refused request as outstanding",
         "emu/cluster/gateway.py",
-        "        self.released += 1\n        self.outstanding += 1\n        self._on_release(request)\n"
-        "        if self.echoes",
+        "        self.released += 1\n        self.outstanding += 1\n        if self._has_many",
         "        self.released += 1\n        self.outstanding += 1 + (request.prompt_tokens > 250)\n"
-        "        self._on_release(request)\n        if self.echoes",
+        "        if self._has_many",
     ),
     Mutant(
         "held requests are forgotten when a replica comes back",
@@ -247,8 +246,8 @@ MUTANTS = (
     Mutant(
         "the blitz planner goes down by two",
         "emu/autoscale/demand.py",
-        "    change = max(change, -1, 1 - count)\n",
-        "    change = max(change, -2, 1 - count)\n",
+        "    change = max(change, -1, floor - count)\n",
+        "    change = max(change, -2, floor - count)\n",
     ),
 )
 

@@ -15,7 +15,7 @@ import pytest
 from emu.astra.nodes import Graph
 from emu.astra.parity import ParityRun, read_requests
 from emu.astra.parity_replica import Flight, Instance, ParityOptions
-from emu.cluster.gateway import Gateway
+from emu.cluster.dispatch import Dispatch
 from emu.replica.replica import Replica
 from tests.astra import golden
 from tests.cluster.test_published_examples import run_example
@@ -96,7 +96,7 @@ def test_where_members_share_experts_only_the_routers_tie_differs(
     assert end() > 1.005 * theirs
     turn = 0
 
-    def around(self: Gateway, candidates: list[Replica], waiting: int, running: int) -> Replica:
+    def around(self: Dispatch, candidates: list[Replica], waiting: int, running: int) -> Replica:
         nonlocal turn
         self._touched.clear()
         loads = [
@@ -108,5 +108,5 @@ def test_where_members_share_experts_only_the_routers_tie_differs(
         turn = (chosen + 1) % len(loads)
         return candidates[chosen]
 
-    monkeypatch.setattr(Gateway, "_least_loaded", around)
+    monkeypatch.setattr(Dispatch, "_least_loaded", around)
     assert end() == pytest.approx(theirs, rel=3e-5)

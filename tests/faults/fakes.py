@@ -216,6 +216,20 @@ class World(FakeWorld):
         self.recovery = Recovery(self)  # type: ignore[arg-type]
         self.injector = Injector(self, self.recovery, lambda: HANDLERS)  # type: ignore[arg-type]
 
+    @property
+    def scalers(self) -> list[Any]:
+        return [self.scaler]
+
+    def scaler_of(self, replica: Any) -> Any:
+        return self.scaler
+
+    def relay_of(self, replica: Any) -> RelayBoard:
+        return self.relay
+
+    @property
+    def queues(self) -> list[FakeQueue]:
+        return [] if self.queue is None else [self.queue]
+
     def actor(self, index: int) -> ActingActor:
         found = self.replicas[index].actor
         assert isinstance(found, ActingActor)

@@ -157,6 +157,10 @@ class FakeWorld:
         self.sent.append(Sent(size_bytes, **rest))
         return self.sent[-1]
 
+    @property
+    def members(self) -> Sequence[Replica]:
+        return self.replicas
+
     def receivers(self) -> Sequence[Replica]:
         return [r for r in self.replicas if r.state in (S.DECODE, S.SHUTTING_DECODE)]
 

@@ -112,7 +112,7 @@ def _cluster(
 def _arrive_by_clock(cluster: Cluster, new: int, step_us: int = 40_000) -> None:
     """Segments arrive at 40, 80, ... 400 ms, instead of over the links."""
     replica = cluster.replicas[new]
-    cluster.scaler.load_by_hand = lambda _: None  # type: ignore[method-assign]
+    cluster.scalers[0].load_by_hand = lambda _: None  # type: ignore[method-assign]
 
     def arrive(count: int) -> None:
         if replica.state is not S.NEW_PREFILL:
@@ -188,7 +188,7 @@ def test_ten_batches_complete_at_the_times_of_section_4_9(
     assert moves[new, "prefill"] == 635
     assert moves[old, "old_prefill"] == 0
     assert moves[old, "prefill"] == 575
-    board = cluster.relay
+    board = cluster.pools[0].relay
     assert (board.zigzag_active, board.relay_deactive, board.olds) == (0, 0, 0)
 
 
@@ -233,7 +233,7 @@ def test_it_ends_without_an_old_replica(tmp_path: Path) -> None:
     anyio.run(main)
     cluster = made[0]
     assert cluster.replicas[1].state is S.PREFILL
-    assert cluster.relay.zigzag_active == 0
+    assert cluster.pools[0].relay.zigzag_active == 0
     assert leaks(cluster) == []
 
 
@@ -255,7 +255,7 @@ def test_weights_of_a_manual_command_come_from_host_memory(tmp_path: Path) -> No
 
     anyio.run(main)
     cluster = made[0]
-    size_bytes = sum(cluster.scaler.loader._world.weights[1].segments)
+    size_bytes = sum(cluster.scalers[0].loader._world.weights[1].segments)
     loaded_ns = [
         int(m["time_ns"]) for m in csv_rows(tmp_path / "marks.csv") if m["kind"] == "loaded"
     ]

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import field
 
 from emu.config.tables.base import Count, Count0, Dtype, NonNegative, Positive, Table, Tokens0, doc
+from emu.config.tables.output import SloTable
 
 
 class ModelTable(Table, kw_only=True, frozen=True):
@@ -30,6 +31,14 @@ class ModelTable(Table, kw_only=True, frozen=True):
     max_model_tokens: Annotated[
         Tokens0, doc("Longest prompt + output; 0 = the model's own limit.")
     ] = 0
+    served_name: Annotated[
+        str, doc("What requests call the model (`model` of their line); empty = `name`.")
+    ] = ""
+
+    @property
+    def label(self) -> str:
+        """The name by which requests ask for it."""
+        return self.served_name or self.name
 
 
 class GpuTable(Table, kw_only=True, frozen=True):
@@ -153,6 +162,10 @@ class ReplicaTable(Table, kw_only=True, frozen=True):
         list[int], doc("GPU indices (cluster wide) to place on; empty = next free ones.")
     ] = field(default_factory=list)
     gpu: Annotated[str, doc("Place only on machines with this GPU.")] = ""
+    shared: Annotated[
+        bool,
+        doc("Its `gpus` may belong to other shared replicas too; one of them is loaded at a time."),
+    ] = False
     scheduler: Annotated[dict[str, Any], doc("Keys of [scheduler] to override.")] = field(
         default_factory=dict
     )
@@ -160,6 +173,32 @@ class ReplicaTable(Table, kw_only=True, frozen=True):
         default_factory=dict
     )
     model: Annotated[dict[str, Any], doc("Keys of [model] to override.")] = field(
+        default_factory=dict
+    )
+
+
+class ServedModelTable(ModelTable, kw_only=True, frozen=True):
+    """One of several models that share all GPUs (`[[models]]` in place of `[[replicas]]`)."""
+
+    tensor_parallel: Annotated[Count, doc("GPUs of each of its replicas.")] = 1
+    prefill: Annotated[Count0, doc("Prefill replicas at the start.")] = 0
+    decode: Annotated[Count0, doc("Decode replicas at the start.")] = 0
+    colocated: Annotated[Count0, doc("Colocated replicas at the start.")] = 0
+    pinned: Annotated[
+        bool,
+        doc("A copy is in the memory of every machine from the start and is never evicted."),
+    ] = False
+    max_outstanding: Annotated[
+        Count0, doc("Admission: more of its requests in the system are refused; 0 = unlimited.")
+    ] = 0
+    slo: Annotated[SloTable | None, doc("Its objectives; absent = those of [slo].")] = None
+    autoscale: Annotated[dict[str, Any], doc("Keys of [autoscale] to override.")] = field(
+        default_factory=dict
+    )
+    scheduler: Annotated[dict[str, Any], doc("Keys of [scheduler] to override.")] = field(
+        default_factory=dict
+    )
+    latency: Annotated[dict[str, Any], doc("Keys of [latency] to override.")] = field(
         default_factory=dict
     )
 

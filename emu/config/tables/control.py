@@ -28,9 +28,11 @@ class AutoscaleTable(Table, kw_only=True, frozen=True):
         NonNegative,
         doc("Age of the load that the planner sees; states of replicas it knows at once."),
     ] = 0.0
-    min_prefill: Annotated[Count, doc("Prefill replicas at least.")] = 1
+    min_prefill: Annotated[
+        Count0, doc("Prefill replicas at least; 0 = none after `idle_s` without requests.")
+    ] = 1
     max_prefill: Annotated[Count, doc("Prefill replicas at most.")] = 64
-    min_decode: Annotated[Count, doc("Decode replicas at least.")] = 1
+    min_decode: Annotated[Count0, doc("Decode replicas at least; 0 as for prefill.")] = 1
     max_decode: Annotated[Count, doc("Decode replicas at most.")] = 64
     tokens_prefilled_per_s: Annotated[
         NonNegative, doc("Rp: prefill rate of a replica; 0 = from the latency model.")
@@ -71,9 +73,21 @@ class AutoscaleTable(Table, kw_only=True, frozen=True):
         bool, doc("Prefill replicas send only if no other has the weights.")
     ] = True
     loader: Annotated[
-        Literal["host", "disk", "cache", "delay"],
-        doc("Where a replica without a source loads from."),
+        Literal["host", "disk", "cache", "delay", "pool"],
+        doc(
+            "Where a replica without a source loads from; pool = one copy of each model in the memory of some machine, over the network."
+        ),
     ] = "host"
+    host_cache_gib: Annotated[
+        NonNegative,
+        doc(
+            "cache, pool: memory of a machine for weights; 0 = its host memory with several models, no limit with one."
+        ),
+    ] = 0.0
+    host_cache_eviction: Annotated[
+        Literal["use", "size_use"],
+        doc("cache: what leaves a full memory: least recently used, or least used for its size."),
+    ] = "use"
     host_cache_ttl_s: Annotated[NonNegative, doc("cache: a machine keeps a model so long.")] = 30.0
     load_delay_ms: Annotated[NonNegative, doc("delay: fixed load time.")] = 0.0
     target_utilization: Annotated[Positive, doc("hpa: target of the metric per replica.")] = 0.7
@@ -92,7 +106,11 @@ class AutoscaleTable(Table, kw_only=True, frozen=True):
     cold_start_s: Annotated[
         NonNegative, doc("hpa: time from decision to load (image, process).")
     ] = 0.0
-    min_replicas: Annotated[Count, doc("hpa: colocated replicas at least.")] = 1
+    min_replicas: Annotated[Count0, doc("hpa: colocated replicas at least; 0 as for prefill.")] = 1
+    idle_s: Annotated[
+        NonNegative,
+        doc("Minimum 0: the last replica goes when no request has been there for so long."),
+    ] = 10.0
     max_replicas: Annotated[Count, doc("hpa: colocated replicas at most.")] = 1_000
     faithful: Annotated[list[str], doc("Oddities of the original to reproduce, by name.")] = field(
         default_factory=list

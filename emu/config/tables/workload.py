@@ -106,6 +106,19 @@ class WorkloadTable(Table, kw_only=True, frozen=True):
         Literal["error", "reject", "clip"],
         doc("What to do with a request that no replica could ever hold."),
     ] = "error"
+    models: Annotated[
+        dict[str, str], doc("Several models: a name in the file -> the served name it means.")
+    ] = field(default_factory=dict)
+    model_shares: Annotated[
+        dict[str, Annotated[float, Meta(gt=0, le=1e9)]],
+        doc(
+            "Several models: requests that name none are dealt to these in proportion; empty = to the first."
+        ),
+    ] = field(default_factory=dict)
+    model_run: Annotated[
+        Annotated[float, Meta(ge=1, le=1e6)],
+        doc("model_shares: mean number of consecutive requests for the same model."),
+    ] = 1.0
     seed: Annotated[
         Annotated[int, Meta(ge=-1)],
         doc("Of arrivals and lengths that are drawn; -1 = the run's seed."),

@@ -54,14 +54,14 @@ class Runner:
         self.configs = configs
         self.out = out
         self.seeds = seeds
-        self._tell = tell
+        self.tell = tell
         self._done: dict[str, Figures] = {}
 
     def run(self, pairing: str, cluster: str, system: str, **keys: Any) -> Figures:
         """One pairing on one cluster under one system; `keys` are dotted overrides."""
         name = "-".join([pairing, cluster, system, *(f"{k}={v}" for k, v in keys.items())])
         if name not in self._done:
-            self._tell(name)
+            self.tell(name)
             tables = self.tables(pairing)
             on_cluster(tables, cluster)
             put(tables, "autoscale.preset", system)

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Final
 
 from emu.tools.experiments.cases import PAIRINGS, Runner, Shown, Table
+from emu.tools.experiments.fleet import fleet
 from emu.tools.experiments.measure import Figures, measure, put
 from emu.tools.experiments.pairings import pairings
 from emu.tools.experiments.pictures import host_copies, layers, steps
@@ -149,7 +150,9 @@ def _six_times(out: Path) -> tuple[float, float]:
 
 
 EXPERIMENTS: Final[Mapping[str, Callable[[Runner, Sequence[str]], Iterator[Shown]]]] = (
-    MappingProxyType({"pairings": pairings, "ablation": ablation, "six": six, "cache": cache})
+    MappingProxyType(
+        {"pairings": pairings, "ablation": ablation, "six": six, "cache": cache, "fleet": fleet}
+    )
 )
 
 

@@ -1,0 +1,113 @@
+"""GPUs that several models share: which replica has them now, and who gives way.
+
+A GPU belongs to one replica at a time: the one on it that is neither inactive nor failed. A model
+that lacks room asks for it. Spares of other models (weights loaded, nothing to do) leave at once,
+the one that became a spare first first. If the model has no replica at all, one replica of
+another model that has more than its minimum is to be shut: of the model that has the fewest
+requests for each of its replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from emu.errors import InvariantViolation
+from emu.replica.replica import Replica
+from emu.replica.states import ReplicaState
+
+if TYPE_CHECKING:
+    from emu.cluster.plan import Plan
+    from emu.cluster.pool import ModelPool
+
+S = ReplicaState
+
+
+class GpuSharing:
+    """Books of shared GPUs."""
+
+    def __init__(self, plan: Plan, pools: Sequence[ModelPool]) -> None:
+        self.version = 0
+        self._pools = pools
+        self._shared = frozenset(r.replica_id for r in plan.replicas if r.shared)
+        self._owner: dict[int, int] = {}
+        """Replica by GPU."""
+        self._starving: list[ModelPool] = []
+        """Models that want replicas and have none."""
+
+    def start(self, replicas: Sequence[Replica]) -> None:
+        """Note those that serve from the start."""
+        for replica in replicas:
+            if replica.replica_id in self._shared and replica.state is not S.INACTIVE:
+                self._take(replica)
+
+    def owner(self, gpu: int) -> int | None:
+        """The replica that has a shared GPU now; None = no replica."""
+        return self._owner.get(gpu)
+
+    def is_free(self, replica: Replica) -> bool:
+        """No other replica is on its GPUs, and no model without any is to get them first."""
+        if replica.replica_id not in self._shared:
+            return True
+        if self._starving and all(pool.index != replica.model for pool in self._starving):
+            return False
+        own, owner = replica.replica_id, self._owner
+        return all(owner.get(gpu, own) == own for gpu in replica.gpus)
+
+    def on_moved(self, replica: Replica, before: ReplicaState) -> None:
+        """A replica has changed its state: its GPUs are taken, or free."""
+        if replica.replica_id not in self._shared:
+            return
+        was_there = before not in (S.INACTIVE, S.FAILED)
+        is_there = replica.state not in (S.INACTIVE, S.FAILED)
+        if is_there and not was_there:
+            self._take(replica)
+        elif was_there and not is_there:
+            for gpu in replica.gpus:
+                del self._owner[gpu]
+            self.version += 1
+            for pool in self._pools:
+                pool.scaler.look()
+
+    def _take(self, replica: Replica) -> None:
+        for gpu in replica.gpus:
+            if gpu in self._owner:
+                raise InvariantViolation(
+                    f"I14: GPU {gpu}: replicas {self._owner[gpu]} and {replica.replica_id}"
+                )
+            self._owner[gpu] = replica.replica_id
+        self.version += 1
+
+    def make_room(self, asking: ModelPool, replicas: int) -> None:
+        """Spares of other models go; a model without any replica may ask for more.
+
+        Until it has one, no other model that has replicas gets any GPU.
+        """
+        has_none = all(r.state in (S.INACTIVE, S.FAILED) for r in asking.members)
+        if replicas <= 0 or not has_none:
+            if asking in self._starving:
+                self._starving.remove(asking)
+                self.version += 1
+            if replicas <= 0:
+                return
+        elif asking not in self._starving:
+            self._starving.append(asking)
+            self.version += 1
+        others = [pool for pool in self._pools if pool is not asking]
+        spares = [
+            (pool.scaler.shut_since_ns(replica), replica.replica_id, pool)
+            for pool in others
+            for replica in pool.members
+            if pool.scaler.may_drop(replica)
+        ]
+        for _, replica_id, pool in sorted(spares, key=lambda spare: spare[:2])[:replicas]:
+            pool.scaler.drop(asking.replicas[replica_id], f"{asking.name} needs its GPUs")
+        if len(spares) >= replicas or not has_none:
+            return
+        loads = [
+            (pool.waiting()[2] / len(pool.members), pool.index, pool)
+            for pool in others
+            if pool.scaler.can_spare()
+        ]
+        if loads and not any(pool.scaler.is_yielding for pool in others):
+            min(loads, key=lambda load: load[:2])[2].scaler.yield_one(asking.name)
