@@ -28,6 +28,7 @@ def run(
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     seed: Seed | None = None,
     seeds: Count = 0,
+    draws: Count = 0,
     jobs: Jobs = 0,
     set_: Overrides = (),
     quiet: Quiet = False,
@@ -72,8 +73,10 @@ def run(
         Seed of every random stream, instead of the config's.
     seeds
         Run this many seeds, the first as above, and print means with 95 % intervals.
+    draws
+        Run this many draws of engine, arrivals and sampling too: 90 % intervals of every figure.
     jobs
-        Processes for several seeds; 0 = one for each core.
+        Processes for several seeds or draws; 0 = one for each core.
     quiet
         No progress and no table.
     json
@@ -114,6 +117,23 @@ def run(
             output_tokens=output_tokens,
             preset=preset,
             requests=requests,
+        )
+    if draws:
+        from emu.sweeps.draws import draws_command
+
+        if seeds > 1:
+            raise InputError("run", None, "--draws", "draws seeds itself; leave out --seeds")
+        return draws_command(
+            config,
+            draws,
+            output=output,
+            seed=seed,
+            overrides=set_,
+            jobs=jobs,
+            quiet=quiet,
+            report=report,
+            as_json=json,
+            force=force,
         )
     if seeds > 1:
         from emu.sweeps.seeds import seeds_command
@@ -223,9 +243,18 @@ def compare(
         else:
             print_seeds(runs)
         return 0
+    console = open_console()
+    if measured is None and html is None and all((run / "draws.json").exists() for run in runs):
+        from emu.report.compare import run_names
+        from emu.report.drawn import compare_draws, print_odds
+
+        if json:
+            print_json(compare_draws(runs))
+        else:
+            print_odds(runs, run_names(runs), console)
+        return 0
     if json:
         return _compare_json(runs, measured, html, seed)
-    console = open_console()
     if measured is not None:
         from emu.report.measured import compare_measured, print_measured
 
