@@ -177,6 +177,14 @@ def expert_loads(cluster: Cluster) -> list[tuple[int, list[int]]]:
     ]
 
 
+def flows_of(cluster: Cluster) -> list[tuple[int, int, str, int, int]]:
+    """(source, destination, kind, transfers, bytes) of all that went between replicas."""
+    return [
+        (*key, arrived.transfers, arrived.size_bytes)
+        for key, arrived in cluster.network.arrived.items()
+    ]
+
+
 def leaks(cluster: Cluster) -> list[str]:
     """What is left in the books at the end of a complete run; must be empty."""
     lines = []
