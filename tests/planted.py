@@ -369,10 +369,10 @@ PLANTED = (
         'is_given_up = table.on_crash == "fail"',
     ),
     Planted(
-        "the timer of an earlier life brings a replica back",
+        "a replica that was leaving comes back with the role of an earlier crash",
         "faults/recovery.py",
-        "            if replica.incarnation == incarnation and replica.state is S.FAILED:\n",
-        "            if replica.state is S.FAILED:\n",
+        "            self._role_at_crash.pop(replica.replica_id, None)\n",
+        "            pass\n",
     ),
     Planted(
         "a replica comes back onto a GPU that is down",

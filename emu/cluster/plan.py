@@ -47,7 +47,7 @@ from emu.kv.groups import KvLayout, kv_layout
 from emu.kv.memory import MemoryPlan, engine_plan
 from emu.latency.engine import EngineModel
 from emu.latency.placement import Placement, bytes_by_device
-from emu.latency.registry import LatencyContext, engine_of
+from emu.latency.registry import LatencyContext, check_collectives, engine_of
 from emu.network.placement import place
 from emu.network.topology import Topology, build_topology
 from emu.plugins import check_plugin, find_plugin
@@ -253,6 +253,8 @@ def _resolve(config: Config, source: str, *, imports: bool) -> Plan:
         else:
             find_plugin(path, key, source)
     check_tiers(config.network, replicas, source)
+    for context in {replica.group: replica for replica in replicas}.values():
+        check_collectives(context.latency_context(config))
     _check_drafts(replicas, source)
     _check_groups(config, replicas, source)
     return Plan(config, source, topology, gpu_specs, tuple(replicas))

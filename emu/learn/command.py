@@ -104,6 +104,8 @@ def learn_levels(
         path = options.config
         save_case(place, text, levels, options.shared_tokens)
         overrides = (*overrides, f"workload.path={(place / 'workload.jsonl').absolute()}")
+    if any(level.is_engines_time for level in levels):
+        overrides = (*overrides, "latency.front_end=false")
     config = load_config(path, overrides)
     plan = make_plan(config, str(path))
     replica = plan.replicas[0]

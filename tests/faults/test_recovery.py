@@ -210,6 +210,20 @@ def test_what_was_leaving_comes_back_without_a_role(state: ReplicaState) -> None
     assert (world.states, world.scaler.restored) == ([S.INACTIVE], [])
 
 
+def test_a_role_of_an_earlier_crash_does_not_come_back_with_one_that_was_leaving() -> None:
+    world = World(S.DECODE)
+    crash(world, 0)
+    world.until(1.0)
+    replica = world.replicas[0]
+    replica.actor.tell(ev.Commanded(to=S.LOADING_DECODE, writer="recovery", cause="test"))
+    replica.actor.tell(ev.WeightsArrived(to=S.AUS_DECODE))
+    replica.state = S.DECODE  # opened
+    replica.actor.tell(ev.Commanded(to=S.SHUTTING_DECODE, writer="planner", cause="test"))
+    crash(world, 0)
+    world.until(2.0)
+    assert world.scaler.restored == [(0, "decode", False)]  # of the first crash alone
+
+
 def test_where_a_planner_decides_nothing_is_loaded() -> None:
     world = World(S.PREFILL)
     world.scaler.is_active = True
