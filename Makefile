@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 
 FILE ?= /tmp/emu-freeze.json
 
-.PHONY: bench-peers builds-alike compile test-compiled clients-all wheel wheel-check site charts clients freeze planted fuzz-http help run test test-fast check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
+.PHONY: astra-sim bench-peers builds-alike compile test-compiled clients-all wheel wheel-check site charts clients freeze planted fuzz-http help run test test-fast check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -110,6 +110,10 @@ docs: $(STAMP)  ## regenerate the generated pages
 
 doc-figures: $(STAMP)  ## recompute the figures that the documentation quotes
 	@$(PY) -m benchmarks.doc_figures --write
+
+astra-sim:  ## build the published ASTRA-Sim: make astra-sim ASTRA_SIM=TREE (benchmarks/build_astra.sh says what it needs)
+	@test -n "$(ASTRA_SIM)" || { echo "give the tree: make astra-sim ASTRA_SIM=DIR" >&2; exit 2; }
+	@benchmarks/build_astra.sh "$(ASTRA_SIM)" "$(or $(OUT),build/astra-sim)"
 
 clients: $(STAMP)  ## openai, anthropic and prometheus-client against a live server (own environment)
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)

@@ -7,10 +7,11 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from emu.api import MissingPackage, Result, Rows, load, run
+    from emu.api import MissingPackage, Result, Rows, compare, frame, load, run
     from emu.errors import EmuError, InputError, InvariantViolation, RunError
     from emu.process.version import __version__
     from emu.sizing.plan import plan
+    from emu.sweeps.python import sweep
 
 __all__ = [
     "EmuError",
@@ -21,12 +22,19 @@ __all__ = [
     "Rows",
     "RunError",
     "__version__",
+    "compare",
+    "frame",
     "load",
     "plan",
     "run",
+    "sweep",
 ]
 
-_ELSEWHERE: Final = {"plan": "emu.sizing.plan", "__version__": "emu.process.version"}
+_ELSEWHERE: Final = {
+    "plan": "emu.sizing.plan",
+    "sweep": "emu.sweeps.python",
+    "__version__": "emu.process.version",
+}
 _ERRORS: Final = ("EmuError", "InputError", "InvariantViolation", "RunError")
 
 

@@ -115,6 +115,12 @@ class Result:
         """transitions.csv, one record per change of a replica's state."""
         return _read_rows(self._file("transitions.csv"))
 
+    def read_all(self) -> None:
+        """Read every file now: what comes later does not need the directory."""
+        _ = (self.summary, self.requests, self.transitions, self.config)
+        if find(self.directory, "timeseries.csv") is not None:
+            _ = self.timeseries
+
     @cached_property
     def config(self) -> dict[str, Any]:
         """The whole configuration of the run, defaults filled in."""
@@ -143,17 +149,50 @@ def run(
     output: str | Path | None = None,
     report: bool | None = None,
     progress: bool = False,
+    workload: Any = None,
+    keep: bool = True,
 ) -> Result:
     """Run one experiment and return its results.
 
     `config` is the path of a TOML file, or the same tables as a dict. `overrides` maps dotted
     keys to values, or is a list of `KEY=VALUE` as on the command line. `output` is the directory
     of the results (default: the config's), `report` whether report.html is written (default: the
-    config's). Raises InputError for what is wrong in a config or a workload, before anything is
-    written; RunError, InvariantViolation or KeyboardInterrupt for a run that did not end well.
+    config's). `workload`: the requests as a DataFrame (pandas or polars) or a list of mappings
+    instead of the config's (emu/runs/tabular.py names the columns); they are written beside the
+    directory. `keep` False: nothing is left on disk, the results are in memory. Raises InputError
+    for what is wrong in a config or a workload, before anything is written; RunError,
+    InvariantViolation or KeyboardInterrupt for a run that did not end well.
     """
     texts = override_texts(overrides) if isinstance(overrides, Mapping) else list(overrides)
     source = "config"
+    if not keep:
+        from emu.process.interrupts import scratch
+
+        with scratch("emu-run-") as directory:
+            result = run(
+                config,
+                texts if not isinstance(config, Config) else (),
+                seed=seed,
+                output=directory / "run",
+                report=False,
+                progress=progress,
+                workload=workload,
+            )
+            result.read_all()
+            return result
+    if workload is not None:
+        from emu.runs.tabular import write_workload
+
+        if isinstance(config, Config):
+            problem = "cannot be given with a Config; give a file or a dict"
+            raise InputError(source, None, "workload", problem)
+        place = Path(output) if output is not None else Path("runs/run")
+        path = write_workload(workload, place.with_name(f"{place.name}.workload.jsonl"))
+        output = place
+        texts += [f"workload.path={_toml(str(path.resolve()), 'workload')}"]
+        texts += ["workload.format='jsonl'"]
+        if isinstance(config, Mapping):
+            config = {key: value for key, value in config.items() if key != "workload"}
     if isinstance(config, Config):
         if texts:
             problem = "cannot be applied to a Config; give a file or a dict"
@@ -171,6 +210,52 @@ def run(
 
     done = _beside_a_loop(work)
     return Result(done.directory, done.wall_s)
+
+
+def compare(*runs: Result | str | Path, seed: int = 0) -> Any:
+    """Two to ten runs side by side, the first is the base: `.rows` with differences in per cent and
+    their 95 % intervals, `.settings` with the keys that differ. Raises InputError."""
+    from emu.report.compare import compare_runs
+
+    return compare_runs([Path(r.directory if isinstance(r, Result) else r) for r in runs], seed)
+
+
+def frame(runs: Mapping[str, Result]) -> Rows:
+    """The requests of many runs as one table: `run`, then what a request is and how long it took.
+
+    Times since the start in s (`arrival_s`), latencies in ms (`ttft_ms`, `tpot_ms`, `e2e_ms`,
+    `queue_ms`), NaN where there is none. `frame(...).to_pandas()`.
+    """
+    if not runs:
+        raise InputError("frame", None, "", "give at least one run, by name")
+    words = {"run": "", "status": "status", "reason": "reason", "tenant": "tenant"}
+    counts = {
+        "request_id": "request_id",
+        "prompt_tokens": "prompt_toks",
+        "output_tokens": "output_toks",
+        "priority": "priority",
+        "replica": "instance_id",
+        "decode_replica": "decode_instance_id",
+        "preemptions": "preemptions",
+    }
+    times = {"ttft_ms": "ttft_ns", "tpot_ms": "tpot_ns", "e2e_ms": "latency_ns"}
+    times["queue_ms"] = "queue_ns"
+    columns: dict[str, list[Any]] = {name: [] for name in (*words, *counts, "arrival_s", *times)}
+    for name, result in runs.items():
+        rows = result.requests
+        columns["run"].append(np.full(len(rows), name))
+        for mine, theirs in (*list(words.items())[1:], *counts.items()):
+            columns[mine].append(rows[theirs])
+        columns["arrival_s"].append(rows["arrival_ns"] / 1e9)
+        for mine, theirs in times.items():
+            values = rows[theirs].astype(np.float64)
+            columns[mine].append(np.where(values < 0, np.nan, values / 1e6))
+    arrays = {name: np.concatenate(parts) for name, parts in columns.items()}
+    kinds = [(name, array.dtype) for name, array in arrays.items()]
+    table = np.empty(len(arrays["run"]), dtype=kinds)
+    for name, array in arrays.items():
+        table[name] = array
+    return table.view(Rows)
 
 
 def load(directory: str | Path) -> Result:

@@ -104,6 +104,7 @@ CYCLES = frozenset(
         "emu.cluster.kv_tiers emu.cluster.plan",
         "emu.kernel.actor emu.kernel.clock",
         "emu.learn.command emu.learn.live",
+        "emu.network.collectives emu.network.congestion",
         "emu.replica.actions emu.replica.ports emu.replica.prerequisites"
         " emu.replica.relay_board emu.replica.replica",
         "emu.sweeps.drive emu.sweeps.pareto",

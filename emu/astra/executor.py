@@ -108,6 +108,9 @@ class Executor:
         self._posted: dict[tuple[int, int, int, int], deque[tuple[int, int]]] = {}
         self._groups: dict[tuple[int, tuple[bool, ...] | None], tuple[int, ...]] = {}
         self._memo: dict[tuple[object, ...], list[int]] = {}
+        self._has_trees = any("Tree" in name for name in network.algorithms)
+        self._trees: set[tuple[int, int]] = set()
+        """(rank, dimension) whose next tree is the mirrored one."""
 
     # --- outside ----------------------------------------------------------------------------
     def load(self, graph: Graph) -> None:
@@ -329,9 +332,23 @@ class Executor:
         elif len(meeting.arrived) == len(group):
             del self._meetings[key]
             starts = [meeting.arrived[member][0] for member in group]
-            delays = self._delays(node, involved, [self.now_ns - start for start in starts])
+            leads = [self.now_ns - start for start in starts]
+            delays = self._delays(node, involved, leads, self._mirrored(group, involved, node))
             for member, delay in zip(group, delays, strict=True):
                 self._at(self.now_ns + delay, member, meeting.arrived[member][1])
+
+    def _mirrored(
+        self, group: tuple[int, ...], involved: tuple[bool, ...] | None, node: Node
+    ) -> tuple[int, ...]:
+        """Dimensions whose next tree is the mirrored one: ranks take their two trees in turn."""
+        if not self._has_trees or _kind(node) != "all-reduce":
+            return ()
+        active = active_dims(self.network.dims, involved)
+        found = tuple(dim for dim in active if (group[0], dim) in self._trees)
+        # The last dimension runs one tree, the others there and back.
+        odd = active if self.network.optimization == "baseline" else active[-1:]
+        self._trees ^= {(rank, dim) for rank in group for dim in odd}
+        return found
 
     def _enter_messages(
         self,
@@ -362,19 +379,25 @@ class Executor:
         self._order += 1
 
     def _delays(
-        self, node: Node, involved: tuple[bool, ...] | None, leads: Sequence[int]
+        self,
+        node: Node,
+        involved: tuple[bool, ...] | None,
+        leads: Sequence[int],
+        mirrored: tuple[int, ...],
     ) -> list[int]:
         """From the last participant's entry to the end of each; `leads` = how long each waited."""
-        key = (node.collective, node.size_bytes, involved, *leads)
+        key = (node.collective, node.size_bytes, involved, mirrored, *leads)
         delays = self._memo.get(key)
         if delays is None:
             kind = _kind(node)
             if len(self._memo) >= _MEMO_MAX:
                 self._memo.clear()
-            if any(leads):
+            if any(leads) or self._has_trees:
                 last = max(leads)
                 starts = [last - lead for lead in leads]
-                ends = ends_ns(self.network, kind, node.size_bytes, starts, involved)
+                ends = ends_ns(
+                    self.network, kind, node.size_bytes, starts, involved, mirrored=mirrored
+                )
                 delays = [end - last for end in ends]
             else:
                 together = collective_ns(self.network, kind, node.size_bytes, involved)

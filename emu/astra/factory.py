@@ -22,13 +22,13 @@ from emu.astra.memory import Memories, Memory
 from emu.astra.roofline_times import RooflineTimes
 from emu.astra.rows import TraceGenerator, TraceModel, TraceSetup
 from emu.catalogue import sizes
-from emu.config.schema import AstraTable
+from emu.config.schema import AstraTable, NetworkTable
 from emu.errors import InputError
 from emu.latency.base import BatchShape
 from emu.latency.host import host_costs, step_overhead_ns
 from emu.latency.moe_gate import GateShape, make_gate
 from emu.latency.profile.bundle import find_bundle, read_bundle, variant_name
-from emu.latency.registry import LatencyContext, link_dims
+from emu.latency.registry import LatencyContext, collective_system, link_dims
 from emu.latency.roofline.backend import RooflineBackend
 from emu.latency.roofline.coefficients import kernels_of, scaled
 from emu.network.collectives import CollectiveSystem
@@ -51,12 +51,11 @@ def make_astra(context: LatencyContext) -> AstraBackend:
         raise InputError("config", None, "replicas.expert_parallel", problem)
     members = max(1, ep // tp)
     dims, tensor_dims, expert_dims = _network(context, members)
-    network = CollectiveSystem(
-        dims=dims,
-        algorithms=tuple(context.network.collective_algorithm for _ in dims),
-        local_mem_gbytes_per_s=context.gpu.memory_gbytes_per_s,
-        endpoint_delay_ns=context.network.endpoint_delay_ns,
-    )
+    for key in ("collective_splits", "collective_algorithms", "congestion"):
+        if getattr(context.network, key) != getattr(NetworkTable(), key):
+            problem = "the executor runs whole collectives of one algorithm without congestion"
+            raise InputError("config", None, f"network.{key}", problem)
+    network = collective_system(context, dims)
     memories = _memories(context)
     memories.check("[[nodes]]")
     setup = TraceSetup(

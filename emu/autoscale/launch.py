@@ -187,6 +187,13 @@ class Launches:
 
     def _load(self, load: Load, writer: Writer = "planner") -> None:
         world = self._world
+        taken = [
+            t.replica for t in load.targets if world.replicas[t.replica].state is not S.INACTIVE
+        ]
+        if taken:  # what changed since the plan was made: its weights have nowhere to go
+            names = ", ".join(map(str, taken))
+            world.note("load dropped", load.method, f"replicas {names} are not inactive any more")
+            return
         if load.method == "host" and self.stale:
             machine = self._sites[load.targets[0].replica].machine
             if any(is_gone(machine) for is_gone in self.stale):
@@ -195,8 +202,7 @@ class Launches:
             replica = world.replicas[target.replica]
             to = _LOADING_STATE[target.role]
             cause = f"weights come by {load.method}"
-            if replica.state is S.INACTIVE:
-                replica.actor.tell(Commanded(to=to, writer=writer, cause=cause))
+            replica.actor.tell(Commanded(to=to, writer=writer, cause=cause))
             self.scale_ups += writer == "planner"  # a replica that comes back is no order of it
         self._mark(load)
         cold_ns = s_to_ns(self.table.cold_start_s) if load.method in _LOCAL else 0

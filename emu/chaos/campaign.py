@@ -25,6 +25,7 @@ from emu.chaos.worlds import World, draw_world
 from emu.config.faultkinds import KINDS
 from emu.config.load import effective_dict
 from emu.config.schema import Config
+from emu.log import Log
 from emu.process.interrupts import strike_if_lost
 from emu.process.workers import Workers
 from emu.replica.states import TRANSITIONS
@@ -153,11 +154,20 @@ def verdicts(jobs: Sequence[Job], processes: int) -> Iterator[Verdict]:
         yield from workers.results(jobs)
 
 
-def campaign(jobs: Sequence[Job], *, processes: int = 0, progress: bool = False) -> Totals:
-    """Run all jobs; failing seeds in ascending order. An interrupt ends it early."""
+def campaign(
+    jobs: Sequence[Job], *, processes: int = 0, progress: bool = False, log: Log | None = None
+) -> Totals:
+    """Run all jobs; failing seeds in ascending order. An interrupt ends it early.
+
+    `log`: of the worlds, which then run in this process.
+    """
     started_s = time.perf_counter()
     totals = Totals()
-    stream = verdicts(jobs, processes or os.cpu_count() or 1)
+    stream = (
+        verdicts(jobs, processes or os.cpu_count() or 1)
+        if log is None
+        else (run_world(world_of(job), job.seed, every=job.every, log=log) for job in jobs)
+    )
 
     def line() -> str:
         done = f"{totals.seeds:,} of {len(jobs):,} seeds, {len(totals.failing)} with violations"

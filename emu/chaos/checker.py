@@ -44,8 +44,10 @@ class Life(msgspec.Struct):
 class Judge:
     """Replays a history."""
 
-    def __init__(self, scaling: AutoscaleTable | None = None) -> None:
-        """`scaling`: the bounds that plans must keep."""
+    def __init__(self, scaling: AutoscaleTable | None = None, step_tokens: int = 1) -> None:
+        """`scaling`: the bounds that plans must keep. `step_tokens`: most tokens of a request that
+        one step may bring (speculative decoding); they stand in one record."""
+        self._step_tokens = step_tokens
         self._plans = None if scaling is None else PlanWatch(scaling)
         self.lives: dict[int, Life] = {}
         self.problems: list[str] = []
@@ -94,12 +96,16 @@ class Judge:
         since_ns = self.paused.get(f"replica {replica}", ends[-1])
         if ends[-1] > since_ns:
             self.say(f"I5: replica {replica} stands still since {since_ns} and produces tokens")
+        counts: dict[int, int] = {}
         for row in record["rows"]:
             life = self._life(row, "a token")
             if life is None:
                 continue
             last_ns = life.ends[-1] if life.ends else life.arrived_ns
-            if ends[0] < last_ns or (life.ends and ends[0] == last_ns):
+            counts[row] = count = counts.get(row, 0) + 1
+            if count > self._step_tokens:
+                self.say(f"I3: row {row}: {count} tokens at {ends[0]} ns")
+            if ends[0] < last_ns or (life.ends and ends[0] == last_ns and count == 1):
                 self.say(f"I9: row {row}: token at {ends[0]} ns after one at {last_ns} ns")
             if life.places and replica not in life.places:
                 self.say(f"I5: row {row}: token from {replica}, its KV is at {life.places}")

@@ -18,6 +18,7 @@ from emu.chaos.worlds import World
 from emu.config.faultkinds import KINDS
 from emu.config.load import load_config
 from emu.errors import InputError, InvariantViolation, RunError
+from emu.log import Format, Level, Log, make_log
 from emu.process.terminal import open_console
 from emu.runs.runner import prepare
 from emu.units import NS_PER_S
@@ -59,13 +60,18 @@ def chaos_command(
     keep: Path,
     quiet: bool,
     at_least: int = 1,
+    log_level: Level = "off",
+    log_format: Format = "text",
 ) -> int:
     """Run a campaign; 4 if anything was wrong, 3 if a kind of fault struck too seldom."""
     console = open_console()
+    log = make_log(log_level, log_format)
     if corpus is not None:
-        return _replay(corpus, every, console)
+        return _replay(corpus, every, console, log)
     jobs = _jobs(path, seed_range(seeds), faults, every)
-    totals = campaign(jobs, processes=processes, progress=not quiet)
+    if log is not None:
+        _only_one(len(jobs), "--seeds")
+    totals = campaign(jobs, processes=processes, progress=not quiet and log is None, log=log)
     if not quiet:
         print_totals(totals, console, at_least, is_drawn=path is None)
     by_seed = {job.seed: job for job in jobs}
@@ -95,17 +101,26 @@ def _jobs(path: Path | None, seeds: range, faults: Path | None, every: int) -> l
         span_s = workload.last_arrival_ns / NS_PER_S
         base = base_of(config)
     if faults is not None:
-        given = msgspec.to_builtins(load_config(faults).faults)
+        tables = msgspec.to_builtins(load_config(faults).faults)
+        given = [{k: v for k, v in table.items() if v is not None} for table in tables]
     return [Job(seed, every, base, span_s, given) for seed in seeds]
 
 
-def _replay(corpus: Path, every: int, console: Console) -> int:
+def _only_one(worlds: int, option: str) -> None:
+    if worlds != 1:
+        problem = f"tells the life of one world, and there are {worlds}"
+        raise InputError("--log-level", None, option, problem)
+
+
+def _replay(corpus: Path, every: int, console: Console, log: Log | None) -> int:
     """Worlds that once failed must pass."""
     paths = sorted(corpus.glob("*.toml")) if corpus.is_dir() else [corpus]
+    if log is not None:
+        _only_one(len(paths), "--corpus")
     failing = 0
     for path in paths:
         world = read_world(path)
-        verdict = run_world(world, int(world.tables.get("seed", 0)), every=every)
+        verdict = run_world(world, int(world.tables.get("seed", 0)), every=every, log=log)
         failing += bool(verdict.problems)
         if verdict.problems:
             console.print(f"{path}", soft_wrap=True)

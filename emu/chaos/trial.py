@@ -24,6 +24,7 @@ from emu.cluster.recorder import Recorder
 from emu.config.load import config_from_dict
 from emu.config.schema import Config
 from emu.errors import EmuError, InputError
+from emu.log import Log
 from emu.process.interrupts import scratch, sent_to
 from emu.report.history import History
 from emu.report.summary import build_summary
@@ -69,11 +70,12 @@ def run_world(
     every: int = 40,
     leaps: tuple[bool, ...] = (True, False),
     break_it: Callable[[Cluster], None] | None = None,
+    log: Log | None = None,
 ) -> Verdict:
     """Run a world with and without leaps, check everything, and compare the two.
 
     `every`: the full recount comes before every so many timers. `break_it` is for tests: it
-    plants a fault in the cluster.
+    plants a fault in the cluster. `log`: of the first of the two runs.
     """
     verdict = Verdict(seed=seed)
     started_s = time.process_time()
@@ -81,7 +83,16 @@ def run_world(
         with scratch("emu-chaos-") as directory:
             config = world_config(world, directory)
             runs = [
-                _run(config, world, directory / f"run{leap:d}", verdict, every, leap, break_it)
+                _run(
+                    config,
+                    world,
+                    directory / f"run{leap:d}",
+                    verdict,
+                    every,
+                    leap,
+                    break_it,
+                    log if leap is leaps[0] else None,
+                )
                 for leap in leaps
             ]
             _compare(runs, verdict)
@@ -114,10 +125,11 @@ def _run(
     every: int,
     leap: bool,
     break_it: Callable[[Cluster], None] | None,
+    log: Log | None,
 ) -> _Run:
     directory.mkdir()
     plan, workload = prepare(config, "chaos")
-    recorder = Recorder(directory, config.output)
+    recorder = Recorder(directory, config.output, log)
     history = recorder.history = History()
     found: list[tuple[Cluster, Outcome, CheckingKernel]] = []
     interrupts: list[KeyboardInterrupt] = []
@@ -162,7 +174,9 @@ def _run(
     summary = build_summary(stats, recorder.gaps.finish(), run_facts(cluster), config.slo)
     files = {name: (directory / name).read_bytes() for name in FILES if is_whole}
     files["summary.json"] = msgspec.json.encode(summary)
-    judge = Judge(config.autoscale)
+    drafts = [replica.speculation for replica in plan.replicas]
+    most = max((table.num_speculative_tokens for table in drafts if table is not None), default=0)
+    judge = Judge(config.autoscale, 1 + most)
     judge.read(history.records)
     if is_whole:
         judge.end()

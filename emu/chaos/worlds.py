@@ -24,6 +24,7 @@ from emu.chaos.drawfaults import (
     ground_of,
     pick,
 )
+from emu.chaos.drawmodels import draw_models
 from emu.config.kinds import KINDS
 from emu.config.schema import SchedulerTable
 from emu.rng import rng_stream
@@ -66,6 +67,7 @@ def draw_world(seed: int, *, requests_max: int = 60) -> World:
     _cluster(rng, tables, kind)
     _policies(rng, tables, kind)
     lines = _workload(rng_stream(seed, "chaos workload"), requests_max, tables)
+    draw_models(seed, tables, lines)
     heals = _recovery(rng, tables)
     span_s = max(line["arrival_time_ns"] for line in lines) / 1e9
     ground = ground_of(tables, heals=heals)

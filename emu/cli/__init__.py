@@ -31,6 +31,7 @@ _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "workload": ("workload",),
         "plan": ("plan",),
         "whatif": ("whatif", "export"),
+        "astra": ("collective", "parity"),
         "paper": ("plot", "rerun", "bundle", "log"),
     }
 )
@@ -47,6 +48,7 @@ _HEADINGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "Measurements and other systems": (
             *("learn", "fidelity", "reproduce", "profile", "import-cluster"),
         ),
+        "ASTRA-Sim": ("collective", "parity"),
         "Tools": ("trace", "schema", "completion"),
     }
 )

@@ -45,6 +45,11 @@ def plan(
     ] = (),
     mode: tuple[str, ...] = (),
     dtype: tuple[str, ...] = (),
+    pipeline_parallel: Annotated[
+        tuple[int, ...], Parameter(name=["--pipeline-parallel", "--pp"], validator=Number(gte=1))
+    ] = (),
+    max_num_batched_tokens: Annotated[tuple[int, ...], Parameter(validator=Number(gte=1))] = (),
+    max_num_seqs: Annotated[tuple[int, ...], Parameter(validator=Number(gte=1))] = (),
     seeds: Count = 0,
     max_gpus: Positive = 256,
     gpus_per_node: Positive = 8,
@@ -103,6 +108,12 @@ def plan(
         colocated, disaggregated; both if not given.
     dtype
         Types of the weights to try, such as auto fp8 [auto].
+    pipeline_parallel
+        Numbers of pipeline stages to try [1].
+    max_num_batched_tokens
+        Tokens of an iteration to try [as configured].
+    max_num_seqs
+        Running requests of a replica to try [as configured].
     seeds
         Every objective must be met with each of so many seeds; 0 = 3, or 1 of a trace.
     max_gpus
@@ -150,6 +161,9 @@ def plan(
         tensor_parallel=tensor_parallel,
         mode=mode,
         dtype=dtype,
+        pipeline_parallel=pipeline_parallel,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
         seeds=seeds,
         max_gpus=max_gpus,
         gpus_per_node=gpus_per_node,

@@ -5,14 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from emu.cli.options import Count, Jobs, Json, Overrides, Parameter, Quiet, Seed
+from emu.cli.options import Count, Jobs, Json, Number, Overrides, Parameter, Quiet, Seed
 from emu.errors import InputError
 from emu.log import Format, Level
 
 
 def run(
-    config: Path,
+    config: Path | None = None,
     *,
+    model: str = "",
+    gpu: Annotated[tuple[str, ...], Parameter(metavar="NAME[=PRICE]")] = (),
+    replicas: Count = 1,
+    tensor_parallel: Annotated[
+        int, Parameter(name=["--tensor-parallel", "--tp"], validator=Number(gte=1))
+    ] = 1,
+    workload: str = "",
+    rate: Annotated[float, Parameter(validator=Number(gte=0))] = 0.0,
+    prompt_tokens: str = "",
+    output_tokens: str = "",
+    preset: str = "",
+    requests: Count = 0,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     seed: Seed | None = None,
     seeds: Count = 0,
@@ -34,7 +46,27 @@ def run(
     Parameters
     ----------
     config
-        Configuration file.
+        Configuration file; without one, --model, --gpu and traffic say what is run.
+    model
+        Model of the catalogue, without a configuration.
+    gpu
+        Kind of GPU, without a configuration.
+    replicas
+        How many colocated replicas, without a configuration.
+    tensor_parallel
+        GPUs of each of them.
+    workload
+        Trace to replay, without a configuration.
+    rate
+        Requests per second; a trace is stretched to it.
+    prompt_tokens
+        Lengths without a trace: 512, 100-2000 or median=1000,sigma=0.8,max=8000.
+    output_tokens
+        The same of outputs.
+    preset
+        Lengths of a known service: conversation or code.
+    requests
+        Requests of the run; 0 = 2000, or the whole trace.
     output
         Output directory, instead of the config's.
     seed
@@ -64,7 +96,28 @@ def run(
     emu run cluster.toml --seed 7 --set scheduler.max_num_seqs=64 -o runs/small-batches
     emu run cluster.toml --set workload.path=/data/trace.jsonl
     emu run cluster.toml --seeds 5 -o runs/five
+    emu run --model Llama-3.1-8B --gpu H100 --replicas 2 --rate 20 --preset code
     """
+    given = bool(model or gpu or workload or rate or preset or prompt_tokens or output_tokens)
+    if config is not None and given:
+        raise InputError("run", None, "", "give a configuration, or --model and what goes with it")
+    if config is None:
+        from emu.sizing.plain import plain_config
+
+        output = output or Path("runs/run")
+        config = plain_config(
+            output,
+            model=model,
+            gpu=gpu,
+            replicas=replicas,
+            tensor_parallel=tensor_parallel,
+            workload=workload,
+            rate=rate,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            preset=preset,
+            requests=requests,
+        )
     if draws:
         from emu.sweeps.draws import draws_command
 

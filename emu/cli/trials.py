@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from emu.cli.options import Count, Jobs, Overrides, Parameter, Positive, Quiet
+from emu.log import Format, Level
 
 
 def chaos(
@@ -20,6 +21,8 @@ def chaos(
     keep: Path = Path("chaos-failures"),
     at_least: Count = 1,
     quiet: Quiet = False,
+    log_level: Level | None = None,
+    log_format: Format = "text",
 ) -> int:
     """Many seeds of random faults, everything checked; exit status 4 if anything was wrong.
 
@@ -43,6 +46,11 @@ def chaos(
         Exit status 3, and the names, if a kind of fault struck less often.
     quiet
         Print failures only.
+    log_level
+        Of one seed or one world of the corpus: log to standard error from this level on; off
+        without it (info with --log-format json).
+    log_format
+        One event a line, as text or as JSON.
     """
     from emu.chaos.command import chaos_command
 
@@ -56,6 +64,8 @@ def chaos(
         keep=keep,
         at_least=at_least,
         quiet=quiet,
+        log_level=log_level or ("off" if log_format == "text" else "info"),
+        log_format=log_format,
     )
 
 

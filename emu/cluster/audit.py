@@ -51,8 +51,21 @@ def run_facts(cluster: Cluster) -> RunFacts:
         faults_missed=faults.missed,
         energy_j=energy,
         speculation=_speculation(cluster),
+        adapters=_adapters(cluster),
         cost=_cost(cluster, prices) if any(prices) else None,
     )
+
+
+def _adapters(cluster: Cluster) -> dict[str, int] | None:
+    """Loads and hits of LoRA adapters on all replicas; None without adapters."""
+    books = [r.scheduler.adapters for r in cluster.replicas if r.scheduler.adapters is not None]
+    if not books:
+        return None
+    return {
+        "cold_loads": sum(book.cold_loads for book in books),
+        "host_loads": sum(book.host_loads for book in books),
+        "hits": sum(book.hits for book in books),
+    }
 
 
 def model_facts(cluster: Cluster) -> list[ModelFacts]:
@@ -174,6 +187,14 @@ def expert_loads(cluster: Cluster) -> list[tuple[int, list[int]]]:
         (replica.replica_id, replica.expert_tokens.tolist())
         for replica in cluster.replicas
         if replica.expert_tokens is not None
+    ]
+
+
+def flows_of(cluster: Cluster) -> list[tuple[int, int, str, int, int]]:
+    """(source, destination, kind, transfers, bytes) of all that went between replicas."""
+    return [
+        (*key, arrived.transfers, arrived.size_bytes)
+        for key, arrived in cluster.network.arrived.items()
     ]
 
 

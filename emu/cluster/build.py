@@ -87,6 +87,7 @@ def build_dispatches(cluster: Cluster) -> list[Dispatch]:
                 seed=config.seed,
                 pool=name,
                 match=cluster.prefix_match,
+                holds_adapter=cluster.holds_adapter,
                 own=make_plugin if cluster.insight is None else cluster.insight.make,
             ),
             pool.members,

@@ -393,6 +393,11 @@ class Cluster:
         self.actors[request.holder_id].post(leave)
 
     # --- seeing -------------------------------------------------------------------------------
+    def holds_adapter(self, replica_id: int, request: Request) -> bool:
+        """Whether the request's LoRA adapter is on a replica's GPU."""
+        adapters = self.replicas[replica_id].scheduler.adapters
+        return adapters is not None and adapters.holds(request.adapter)
+
     def prefix_match(self, replica_id: int, request: Request) -> int:
         """Prompt tokens of the request that a replica has in its cache."""
         replica = self.replicas[replica_id]

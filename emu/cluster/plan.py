@@ -18,6 +18,7 @@ from emu.catalogue.draft import Draft
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.lookup import lookup_gpu, lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
+from emu.cluster.adapters import adapter_bytes, check_adapters, lora_plan
 from emu.cluster.kv_tiers import check_tiers
 from emu.cluster.speculation import (
     check_speculation,
@@ -38,6 +39,7 @@ from emu.config.schema import (
     ReplicaTable,
     SchedulerTable,
     SpeculativeTable,
+    VllmTable,
 )
 from emu.errors import InputError
 from emu.kv.engine_memory import NULL_BLOCKS, MemoryRule, engine_memory
@@ -45,7 +47,7 @@ from emu.kv.groups import KvLayout, kv_layout
 from emu.kv.memory import MemoryPlan, engine_plan
 from emu.latency.engine import EngineModel
 from emu.latency.placement import Placement, bytes_by_device
-from emu.latency.registry import LatencyContext, engine_of
+from emu.latency.registry import LatencyContext, check_collectives, engine_of
 from emu.network.placement import place
 from emu.network.topology import Topology, build_topology
 from emu.plugins import check_plugin, find_plugin
@@ -92,6 +94,11 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     def speculation(self) -> SpeculativeTable | None:
         """Speculative decoding; None = there is none."""
         return speculative_table(self.scheduler)
+
+    @property
+    def has_adapters(self) -> bool:
+        """Requests may name LoRA adapters."""
+        return isinstance(self.scheduler, VllmTable) and self.scheduler.enable_lora
 
     @property
     def ahead_tokens(self) -> int:
@@ -190,6 +197,7 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
             max_num_batched_tokens=self.scheduler.tokens_max,
             drafts=self.speculation,
             draft=self.draft,
+            lora=lora_plan(self.scheduler, self.model, self.tensor_parallel, self.node, self.gpu),
         )
 
 
@@ -245,6 +253,8 @@ def _resolve(config: Config, source: str, *, imports: bool) -> Plan:
         else:
             find_plugin(path, key, source)
     check_tiers(config.network, replicas, source)
+    for context in {replica.group: replica for replica in replicas}.values():
+        check_collectives(context.latency_context(config))
     _check_drafts(replicas, source)
     _check_groups(config, replicas, source)
     return Plan(config, source, topology, gpu_specs, tuple(replicas))
@@ -268,6 +278,7 @@ def _plan_group(
     model = _model(model_table, source)
     _check_parallel(model, table, key, source)
     _check_layers(model, table, latency.backend, source)
+    check_adapters(scheduler, latency, model, table, source)
     drafts, draft = speculative_table(scheduler), None
     if drafts is not None:
         check_speculation(drafts, scheduler, latency, table, source)
@@ -370,6 +381,7 @@ def _memory(
         outside_bytes=_outside_bytes(model, table, model_table.dtype, source, key),
         block_bytes=0 if layout is None else layout.block_bytes,
         draft=draft,
+        adapter_bytes=adapter_bytes(scheduler, model, table.tensor_parallel),
         source=f"{source}: {key}",
     )
     blocks = memory.num_blocks - (0 if engine is None else NULL_BLOCKS)

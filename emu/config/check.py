@@ -312,7 +312,7 @@ def _quoted(word: object) -> str:
 
 
 def _literal_problem(kind: inspect.LiteralType, value: object) -> str:
-    if isinstance(value, str) and value in kind.values:
+    if type(value) in (str, int) and value in kind.values:
         return ""
     words = [str(word) for word in kind.values]
     near = nearest(value, words) if isinstance(value, str) else ""

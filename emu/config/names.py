@@ -9,7 +9,14 @@ from __future__ import annotations
 import re
 from typing import Final
 
-ROUTERS: Final = ("load", "round_robin", "random", "least_outstanding", "prefix_aware")
+ROUTERS: Final = (
+    "load",
+    "round_robin",
+    "random",
+    "least_outstanding",
+    "prefix_aware",
+    "lora_affinity",
+)
 ENGINES: Final = ("vllm-0.11", "vllm-0.15", "vllm-0.19", "none")
 EXPERT_ROUTING: Final = ("balanced", "round_robin", "random", "skewed")
 PLANNERS: Final = ("blitz", "paper", "hpa")

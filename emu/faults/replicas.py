@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from emu.config.tables.faults import (
     Freeze,
@@ -20,7 +20,7 @@ from emu.faults.control_plane import lose_memory
 from emu.faults.injector import states_of
 from emu.replica.events import KvRestored, KvShrunk, Paused, SlowdownSet, Unpaused
 from emu.replica.replica import Replica
-from emu.replica.states import ReplicaState
+from emu.replica.states import LOADING, ReplicaState
 from emu.units import ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from emu.faults.injector import Injector
 
 S = ReplicaState
+_WITHOUT_KV: Final = frozenset({S.FAILED, S.INACTIVE}) | LOADING
+"""States in which no engine runs whose memory could shrink."""
 
 
 def _target(injector: Injector, fault: ReplicaCrash | ReplicaRestart) -> Replica | None:
@@ -187,6 +189,9 @@ def shrink_kv(injector: Injector, fault: KvShrink, rng: np.random.Generator) -> 
     """After the iteration in flight; requests that stand in the way, last admitted first, go."""
     assert fault.replica is not None
     replica = injector.cluster.replicas[fault.replica]
+    if replica.state in _WITHOUT_KV:  # its next life would lack what it never had
+        injector.miss(fault, f"{replica.name} has no KV memory")
+        return
     incarnation = replica.incarnation
 
     def struck(blocks: int) -> None:

@@ -12,6 +12,7 @@ are linearised; predictions are emulated.
 
 from __future__ import annotations
 
+import json
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +44,7 @@ _PART: Final = 0.12
 _FITTED: Final = ("cached", "mixed")
 _RUNS_MIN: Final = 4
 """Runs on a GPU from which it has a prior of its own."""
+_PARTS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 _Z90: Final = 1.6449
 SHOWN: Final = ("ttft", "tpot", "e2e")
 EXPERIMENTS: Final = ("first-stage", "half", "coverage")
@@ -159,20 +161,28 @@ def _evidence(stages: Sequence[tuple[Row, int]], slopes: Slopes) -> RunEvidence:
     return RunEvidence(np.array(residuals), np.stack(steep), np.array(metrics))
 
 
-def guess(runs: Sequence[MeasuredRun], evidence: Mapping[str, RunEvidence], gpu: str) -> Guess:
-    """What these runs say of another run on a GPU.
+def guess(
+    runs: Sequence[MeasuredRun], evidence: Mapping[str, RunEvidence], gpu: str, model: str
+) -> Guess:
+    """What these runs say of another run of a model on a GPU.
 
-    A GPU with too few runs gets a generic guess: no shift, and a spread as wide as the shift and
-    the spread of the GPU with most runs.
+    Of a model that is not among them only as much of the shift is taken as carries over between
+    their models; the rest widens the spread. A GPU with too few runs gets a generic guess: no
+    shift, and a spread as wide as the shift and the spread of the GPU with most runs.
     """
     groups = _by_gpu(runs, evidence)
     if not groups:
         raise InputError("fidelity", None, "--learn", f"needs {_RUNS_MIN} runs on one GPU")
     mine = groups.get(gpu)
-    if mine is not None:
-        found = population(mine)
-        return Guess(found.shift, found.covariance, found.noise)
-    return generic(population(max(groups.values(), key=len)))
+    if mine is None:
+        return generic(_population(max(groups.values(), key=len), evidence))
+    if any(run.model == model for run in mine):
+        return _guess(_population(mine, evidence))
+    return other(mine, evidence)
+
+
+def _guess(found: Population) -> Guess:
+    return Guess(found.shift, found.covariance, found.noise)
 
 
 def generic(found: Population) -> Guess:
@@ -180,13 +190,58 @@ def generic(found: Population) -> Guess:
     return Guess(np.zeros(len(NAMES)), np.diag(found.spread**2 + found.shift**2), found.noise)
 
 
+def other(runs: Sequence[MeasuredRun], evidence: Mapping[str, RunEvidence]) -> Guess:
+    """For a model that was not measured on a GPU where others were."""
+    found = _population(runs, evidence)
+    part = carried_part(runs, evidence)
+    rest = (1 - part) * found.shift
+    return Guess(part * found.shift, found.covariance + np.outer(rest, rest), found.noise)
+
+
+def carried_part(runs: Sequence[MeasuredRun], evidence: Mapping[str, RunEvidence]) -> float:
+    """The part of a shift that helps models which it was not found with, by leaving each out.
+
+    0 if no part of it does, or there is but one model.
+    """
+    models = list(dict.fromkeys(run.model for run in runs))
+    if len(models) < 2:
+        return 0.0
+    shifts = {
+        model: _population([run for run in runs if run.model != model], evidence)
+        for model in models
+    }
+    off = {}
+    for part in _PARTS:
+        each = []
+        for model, found in shifts.items():
+            mine = [evidence[run.run_id] for run in runs if run.model == model]
+            each.append(
+                statistics.fmean(
+                    float(
+                        np.mean(
+                            np.abs(e.residuals - part * e.slopes @ found.shift)
+                            / found.noise[e.metrics]
+                        )
+                    )
+                    for e in mine
+                )
+            )
+        off[part] = statistics.fmean(each)
+    return min(_PARTS, key=lambda part: off[part])
+
+
+def _population(runs: Sequence[MeasuredRun], evidence: Mapping[str, RunEvidence]) -> Population:
+    return population([evidence[run.run_id] for run in runs])
+
+
 def _by_gpu(
     runs: Sequence[MeasuredRun], evidence: Mapping[str, RunEvidence]
-) -> dict[str, list[RunEvidence]]:
-    groups: dict[str, list[RunEvidence]] = {}
+) -> dict[str, list[MeasuredRun]]:
+    """Runs that say something, of GPUs that have enough of them."""
+    groups: dict[str, list[MeasuredRun]] = {}
     for run in runs:
         if run.run_id in evidence:
-            groups.setdefault(run.gpu, []).append(evidence[run.run_id])
+            groups.setdefault(run.gpu, []).append(run)
     return {gpu: those for gpu, those in groups.items() if len(those) >= _RUNS_MIN}
 
 
@@ -195,17 +250,18 @@ def prior_text(runs: Sequence[MeasuredRun], evidence: Mapping[str, RunEvidence])
     groups = _by_gpu(runs, evidence)
     if not groups:
         raise InputError("fidelity", None, "--prior", f"needs {_RUNS_MIN} runs on one GPU")
-    largest = max(groups.values(), key=len)
+    largest = _population(max(groups.values(), key=len), evidence)
     lines = [
         "# How measured runs differ from the shipped engine (`emu fidelity DIR --prior FILE`).",
         f"runs = {len(evidence)}\n",
-        posterior_text(_posterior(generic(population(largest))), "generic"),
+        posterior_text(_posterior(generic(largest)), "generic"),
     ]
     for gpu, those in groups.items():
-        found = population(those)
-        lines.append(f'[[gpus]]\ngpu = "{gpu}"\nruns = {len(those)}\n')
-        shifted = Guess(found.shift, found.covariance, found.noise)
-        lines.append(posterior_text(_posterior(shifted), "gpus.posterior"))
+        models = json.dumps(sorted({run.model for run in those}))
+        lines.append(f'[[gpus]]\ngpu = "{gpu}"\nruns = {len(those)}\nmodels = {models}\n')
+        found = _posterior(_guess(_population(those, evidence)))
+        lines.append(posterior_text(found, "gpus.posterior"))
+        lines.append(posterior_text(_posterior(other(those, evidence)), "gpus.other"))
     return "\n".join(lines)
 
 
@@ -234,7 +290,7 @@ def first_stage(
         and not by_run[run.run_id][0].emulated_overloaded
     ]
     guesses = {
-        run.run_id: guess([r for r in runs if r.run_id != run.run_id], evidence, run.gpu)
+        run.run_id: guess([r for r in runs if r.run_id != run.run_id], evidence, run.gpu, run.model)
         for run in chosen
     }
     places = {run.run_id: values_of(shipped(run)) for run in chosen}
@@ -276,7 +332,7 @@ def half(
             continue
         for run in runs:
             if run.model not in models[side::2]:
-                found = guess(teachers, evidence, run.gpu)
+                found = guess(teachers, evidence, run.gpu, run.model)
                 places[run.run_id] = values_of(shipped(run)) + found.shift
                 chosen.append(run)
     if not chosen:
@@ -297,7 +353,7 @@ def coverage(runs: Sequence[MeasuredRun], rows: Sequence[Row], slopes: Slopes) -
     by_run = _rows_by_run(rows)
     intervals = []
     for run in runs:
-        found = guess([r for r in runs if r.run_id != run.run_id], evidence, run.gpu)
+        found = guess([r for r in runs if r.run_id != run.run_id], evidence, run.gpu, run.model)
         for index, row in enumerate(by_run[run.run_id]):
             if not row.is_compared:
                 continue

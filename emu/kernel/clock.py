@@ -33,6 +33,7 @@ from mypy_extensions import mypyc_attr
 from emu.errors import Deadlock, EmuError, LimitReached, Zeno
 from emu.kernel.actor import AGAIN, AT_DUE, NEVER, NOW, Actor
 from emu.kernel.digest import Digest
+from emu.kernel.guard import guarded
 from emu.kernel.lock import Lock
 from emu.kernel.priorities import PRIORITY_CONTROL
 
@@ -331,12 +332,8 @@ class Kernel:
         self._is_advancing = True
         if len(self._digest.waiting) >= _YIELD_EVERY:
             self._digest.fold()
-        try:
-            self._move_on()
-        except BaseException as error:
-            self.fail(error)
-        finally:
-            self._is_advancing = False
+        guarded(self._move_on, self.fail)
+        self._is_advancing = False
 
     def _move_on(self) -> None:
         heap, ready, pop = self._heap, self._ready, heapq.heappop

@@ -25,7 +25,7 @@ from typing import Final
 import msgspec
 
 from emu.kv.groups import KvGroup, KvLayout
-from emu.kv.hashing import block_keys
+from emu.kv.hashing import block_keys, with_adapter
 from emu.kv.pool import NO_HIT, Hit
 from emu.request import Request
 from emu.units import ceil_div
@@ -116,6 +116,8 @@ class GroupedPool:
             keys = request.block_keys = block_keys(
                 request.prefix, self.block_size, request.prompt_tokens
             )
+            if request.adapter:  # KV of one adapter is of no use to another
+                keys = request.block_keys = with_adapter(keys, request.adapter)
             request.block_keys_size = self.block_size
         return keys
 
@@ -462,6 +464,14 @@ class GroupedPool:
             for number, block in self._blocks.items()
             if block.references != counted.get(number, 0)
         ][:8]
+        for number, group in enumerate(self.layout.groups):
+            if group.keeps != "state" or self.prefix_caching:
+                continue
+            problems += [
+                f"request {name} has {len(tables[number])} of {self._state_slots} state slots"
+                for name, tables in self._tables.items()
+                if tables[number] and len(tables[number]) != self._state_slots
+            ]
         free = {number for number, block in self._blocks.items() if not block.references}
         if sorted(free) != sorted([*self._free_first, *self._free_last]):
             problems.append("the free list is not the set of unreferenced blocks")

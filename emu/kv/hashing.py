@@ -13,6 +13,7 @@ cumulative sum is one vectorised pass.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Final
 
 import numpy as np
@@ -82,3 +83,9 @@ def _keys_of_hashes(
     sums = _running_sums(ids)[covering]
     keys: list[int] = mix64(sums + (index + np.uint64(1)) * _GOLDEN).tolist()
     return keys
+
+
+def with_adapter(keys: list[int], adapter: str) -> list[int]:
+    """The keys of the same tokens computed with a LoRA adapter."""
+    salt = int.from_bytes(hashlib.blake2b(adapter.encode(), digest_size=7).digest(), "big")
+    return [key ^ salt for key in keys]

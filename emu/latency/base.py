@@ -49,6 +49,28 @@ class Verify:
 
 
 @final
+class LoraWork:
+    """What LoRA adapters add to an iteration."""
+
+    adapters: int
+    """Different adapters of its members."""
+    tokens: int
+    """New tokens of members with an adapter."""
+    cold_loads: int
+    """Adapters that are read from the disk first."""
+    host_loads: int
+    """Adapters that are copied from host memory first."""
+
+    __slots__ = ("adapters", "cold_loads", "host_loads", "tokens")
+
+    def __init__(self, adapters: int, tokens: int, cold_loads: int, host_loads: int) -> None:
+        self.adapters = adapters
+        self.tokens = tokens
+        self.cold_loads = cold_loads
+        self.host_loads = host_loads
+
+
+@final
 class BatchShape:
     """The shape of one iteration.
 
@@ -79,6 +101,8 @@ class BatchShape:
     """Number of layers to run; -1 = all to the end."""
     verify: Verify | None
     """Speculative decoding; None = the replica has none."""
+    lora: LoraWork | None
+    """Adapters; None = the replica has none."""
 
     __slots__ = (
         "decode_context_max",
@@ -88,6 +112,7 @@ class BatchShape:
         "group_tokens",
         "group_tokens_max",
         "layers",
+        "lora",
         "padded_tokens",
         "prefill_context",
         "prefill_new",
@@ -124,6 +149,7 @@ class BatchShape:
         self.start_layer = start_layer
         self.layers = layers
         self.verify = None
+        self.lora = None
 
     @property
     def new_tokens(self) -> int:

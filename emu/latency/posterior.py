@@ -110,7 +110,12 @@ class Known(msgspec.Struct, frozen=True):
 class _PriorOfGpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpu: str
     runs: int
+    models: list[str]
+    """Measured on it."""
     posterior: Posterior
+    """Of these models."""
+    other: Posterior
+    """Of models that were not measured on it: as much of the shift as carries over."""
 
 
 class _PriorFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -133,8 +138,10 @@ def prior_file(path: Path) -> _PriorFile:
         found = msgspec.toml.decode(read_input(path), type=_PriorFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(str(path), None, "", str(error)) from None
-    for one in (found.generic, *(of_gpu.posterior for of_gpu in found.gpus)):
-        one.check(str(path))
+    found.generic.check(str(path))
+    for of_gpu in found.gpus:
+        of_gpu.posterior.check(str(path))
+        of_gpu.other.check(str(path))
     return found
 
 
@@ -152,18 +159,22 @@ def with_values(engine: EngineModel, values: Floats) -> EngineModel:
     return msgspec.structs.replace(engine, **changes)
 
 
-def prior_of(engine: EngineModel, gpu: str, backend: str = "roofline") -> Known:
-    """What measured runs say of an engine that was not measured here."""
+def prior_of(engine: EngineModel, gpu: str, model: str, backend: str = "roofline") -> Known:
+    """What measured runs say of an engine that was not measured here (catalogue names)."""
     priors = _priors()
     mine = next((p for p in priors.gpus if p.gpu == gpu and backend == "roofline"), None)
-    shift = priors.generic if mine is None else mine.posterior
+    if mine is None:
+        shift = priors.generic
+        words = f"generic prior of {priors.runs} measured runs, none on {gpu} with {backend}"
+    elif model in mine.models:
+        shift = mine.posterior
+        words = f"prior of {mine.runs} measured runs on {gpu}"
+    else:
+        shift = mine.other
+        words = f"prior of {mine.runs} measured runs of other models on {gpu}"
     posterior = msgspec.structs.replace(
         shift, mean=(values_of(engine) + np.array(shift.mean)).tolist()
     )
-    if mine is not None:
-        words = f"prior of {mine.runs} measured runs on {gpu}"
-    else:
-        words = f"generic prior of {priors.runs} measured runs, none on {gpu} with {backend}"
     return Known(engine, posterior, words)
 
 
@@ -183,13 +194,13 @@ def learned_posterior(path: Path) -> Posterior | None:
     return found
 
 
-def known_engine(engine: EngineModel, name: str, gpu: str, backend: str) -> Known:
+def known_engine(engine: EngineModel, name: str, gpu: str, model: str, backend: str) -> Known:
     """What is known of the engine that `latency.engine` names (a file, or by name)."""
     if name.endswith(".toml"):
         found = learned_posterior(Path(name))
         if found is not None:
             return Known(engine, found, f"posterior of {Path(name).name}")
-    return prior_of(engine, gpu, backend)
+    return prior_of(engine, gpu, model, backend)
 
 
 def draws(known: Known, count: int, rng: np.random.Generator) -> list[EngineModel]:

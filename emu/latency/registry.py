@@ -6,7 +6,7 @@ filled once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,14 +44,16 @@ from emu.latency.engine import (
 from emu.latency.engine_steps import EngineSteps
 from emu.latency.host import HostCosts, host_costs
 from emu.latency.linear import LinearBackend
+from emu.latency.lora import ADAPTER_BYTES, LoraBackend, LoraPlan, adapted_matrices
 from emu.latency.roofline.backend import RooflineBackend
 from emu.latency.roofline.coefficients import kernels_of, scaled
-from emu.latency.roofline.ops import machine_collective
+from emu.latency.roofline.ops import Ops, machine_collective
 from emu.latency.roofline.passes import RooflinePasses
 from emu.latency.sampler import resolve_sampling
 from emu.latency.speculative import DraftPlan, SpeculativeBackend
 from emu.network.collectives import Collectives, CollectiveSystem
 from emu.network.dims import NetworkDim
+from emu.network.rounds import KINDS, Kind, check_algorithm, parse_algorithm
 from emu.plugins import make_plugin
 from emu.policy.calls import shown
 
@@ -98,6 +100,8 @@ class LatencyContext(msgspec.Struct, frozen=True, kw_only=True):
     """Speculative decoding."""
     draft: Draft | None = None
     """The drafter's layers, if it has any."""
+    lora: LoraPlan | None = None
+    """LoRA adapters, if requests may name some."""
 
 
 def link_dims(context: LatencyContext) -> tuple[NetworkDim, NetworkDim]:
@@ -113,14 +117,33 @@ def link_dims(context: LatencyContext) -> tuple[NetworkDim, NetworkDim]:
         inner_ns = outer_ns = network.link_latency_ns
     if node.nvlink_latency_ns >= 0:
         inner_ns = node.nvlink_latency_ns
+    inside, between = (*network.topology, *("FullyConnected",) * 2)[:2]
     return (
-        NetworkDim(npus=1, gib_per_s=_gib(inner_gbps), latency_ns=inner_ns),
-        NetworkDim(npus=1, gib_per_s=_gib(node.nic_gbps), latency_ns=outer_ns),
+        NetworkDim(topology=inside, npus=1, gib_per_s=_gib(inner_gbps), latency_ns=inner_ns),
+        NetworkDim(topology=between, npus=1, gib_per_s=_gib(node.nic_gbps), latency_ns=outer_ns),
     )
 
 
-def collectives(context: LatencyContext) -> CollectiveCost:
-    """Cost of collectives among the ranks of a replica: rings over NVLink (or PCIe), then NICs."""
+def collective_system(
+    context: LatencyContext, dims: Sequence[NetworkDim], kind: Kind | None = None
+) -> CollectiveSystem:
+    """What [network] says of collectives on these dimensions; `kind` None = those not named."""
+    network = context.network
+    name: str = network.collective_algorithm
+    if kind is not None:
+        name = network.collective_algorithms.get(kind, name)
+    return CollectiveSystem(
+        dims=tuple(dims),
+        algorithms=(name,) * len(dims),
+        splits=network.collective_splits,
+        active_chunks=network.collective_active_chunks,
+        local_mem_gbytes_per_s=context.gpu.memory_gbytes_per_s,
+        endpoint_delay_ns=network.endpoint_delay_ns,
+    )
+
+
+def collective_dims(context: LatencyContext) -> list[NetworkDim]:
+    """Dimensions of a replica's ranks: those of a machine, then machines."""
     inner, outer = link_dims(context)
     ranks = max(context.tensor_parallel, context.expert_parallel, 1) * context.pipeline_parallel
     inside = min(ranks, context.gpus_per_machine)
@@ -128,24 +151,57 @@ def collectives(context: LatencyContext) -> CollectiveCost:
     if ranks > inside:
         outside = -(-ranks // inside)
         dims.append(msgspec.structs.replace(outer, npus=outside))
-    system = Collectives(
-        CollectiveSystem(
-            dims=tuple(dims),
-            algorithms=tuple(context.network.collective_algorithm for _ in dims),
-            local_mem_gbytes_per_s=context.gpu.memory_gbytes_per_s,
-            endpoint_delay_ns=context.network.endpoint_delay_ns,
-        )
-    )
+    return dims
+
+
+def check_collectives(context: LatencyContext) -> None:
+    """Refuse algorithms that the replica's ranks cannot run. Raises InputError with the key."""
+    network, dims = context.network, collective_dims(context)
+    ranks = max(context.tensor_parallel, context.expert_parallel, 1)
+    wanted: list[Kind] = ["all-reduce"] if ranks > 1 else []
+    if context.model.experts is not None and ranks > 1:
+        wanted.append("all-to-all")
+    for kind in network.collective_algorithms:
+        key = "network.collective_algorithms"
+        try:
+            parse_algorithm(network.collective_algorithms[kind])
+        except InputError as error:
+            raise InputError(context.source, None, key, error.problem) from None
+    if network.congestion and len(dims) > 1:
+        problem = "knows one dimension: replicas inside a machine"
+        raise InputError(context.source, None, "network.congestion", problem)
+    for kind in wanted:
+        is_own = kind in network.collective_algorithms
+        key = "network.collective_algorithm" + ("s" if is_own else "")
+        system = collective_system(context, dims, kind)
+        sizes = [ranks] if system.is_one else [min(ranks, dim.npus) for dim in dims]
+        for npus in sizes:
+            try:
+                check_algorithm(system.algorithm(0), kind, npus)
+            except InputError as error:
+                raise InputError(context.source, None, key, error.problem) from None
+
+
+def collectives(context: LatencyContext) -> CollectiveCost:
+    """Cost of collectives among the ranks of a replica: rings over NVLink (or PCIe), then NICs."""
+    dims = collective_dims(context)
+    systems = {
+        kind: Collectives(collective_system(context, dims, kind))  # type: ignore[arg-type]
+        for kind in KINDS
+    }
+    plain = systems["all-reduce"]
     known: dict[tuple[str, int, int], int] = {}
 
     def cost_ns(kind: str, size_bytes: int, members: int) -> int:
         key = (kind, size_bytes, members)
         if key not in known:
             if kind in ("send", "point_to_point"):
-                known[key] = system.message_ns(size_bytes, len(dims) - 1)
+                known[key] = plain.message_ns(size_bytes, len(dims) - 1)
             else:
                 name: Any = kind.replace("_", "-")
-                known[key] = system.collective_ns(name, size_bytes, members)
+                known[key] = systems[name].collective_ns(
+                    name, size_bytes, members, congestion=context.network.congestion
+                )
         return known[key]
 
     return cost_ns
@@ -162,7 +218,13 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
     """
     inner = _corrected(_named(context), context)
     if context.drafts is not None:
-        return _speculative(context, context.drafts, inner)
+        inner = _speculative(context, context.drafts, inner)
+    if context.lora is not None:
+        ops = Ops(context.gpu, kernels_of(context.gpu), ADAPTER_BYTES)
+        matrices = adapted_matrices(context.model, context.tensor_parallel)
+        inner = LoraBackend(inner, context.lora, ops, matrices)
+    if context.drafts is not None or context.lora is not None:
+        return inner
     loads, pim = weight_loads(context), pim_attention(context)
     interleaves = context.table.sub_batch_interleaving
     if interleaves and (pim is None or context.pipeline_parallel > 1):
@@ -195,6 +257,9 @@ def _speculative(
     context: LatencyContext, drafts: SpeculativeTable, inner: LatencyBackend
 ) -> LatencyBackend:
     """The backend with the drafter's passes behind each step."""
+    if is_corrected(engine_of(context.table, context.source)):
+        problem = "its corrections know no drafts (scheduler.speculative_config)"
+        raise InputError(context.source, None, "latency.engine", problem)
     step_ns = round(drafts.draft_step_us * 1000) if drafts.draft_step_us >= 0 else -1
     passes = None
     if step_ns < 0 and context.draft is None:
@@ -357,6 +422,10 @@ def engine_collectives(context: LatencyContext) -> CollectiveCost:
     default = NetworkTable()
     is_given = (
         network.collective_algorithm != default.collective_algorithm
+        or network.collective_algorithms
+        or network.topology
+        or network.collective_splits > 1
+        or network.congestion
         or network.endpoint_delay_ns != default.endpoint_delay_ns
         or network.link_latency_ns >= 0
         or node.nvlink_latency_ns >= 0

@@ -104,6 +104,8 @@ def learn_levels(
         path = options.config
         save_case(place, text, levels, options.shared_tokens)
         overrides = (*overrides, f"workload.path={(place / 'workload.jsonl').absolute()}")
+    if any(level.is_engines_time for level in levels):
+        overrides = (*overrides, "latency.front_end=false")
     config = load_config(path, overrides)
     plan = make_plan(config, str(path))
     replica = plan.replicas[0]
@@ -111,7 +113,9 @@ def learn_levels(
     if engine_name == NO_ENGINE or not replica.latency.host_overhead:
         raise InputError(str(path), None, "latency.engine", "learning needs an engine, not none")
     engine = engine_model(engine_name, str(path))
-    known = known_engine(engine, engine_name, replica.gpu.name, replica.latency.backend)
+    known = known_engine(
+        engine, engine_name, replica.gpu.name, replica.model.name, replica.latency.backend
+    )
     requests = sum(len(level.requests) for level in levels)
     progress = Progress(is_quiet=options.quiet)
     out = options.directory / f"{name}.toml"

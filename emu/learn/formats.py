@@ -63,6 +63,8 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     """Starts were not recorded and are drawn at the rate that the tool was given."""
     model: str = ""
     date: str = ""
+    is_engines_time: bool = False
+    """Times begin where the engine took a request, not at its client: no front end."""
     judges: bool = False
     """Its sender says that it is for judging, not for fitting (a probe's mixed load)."""
 
@@ -448,6 +450,7 @@ def _observe(source: str, rows: Sequence[tuple[int, dict[str, Any]]]) -> list[Le
     """Levels by `level`, where the rows have one (a probe's), else one level."""
     found: dict[str, list[Sent]] = {}
     judges: set[str] = set()
+    is_engines_time = False
     numbers = request_ids([row for _, row in rows])
     for _, (line, row) in sorted(zip(numbers, rows, strict=True), key=lambda pair: pair[0]):
         number: Callable[[str], float] = lambda key, at=line, of=row: _number(  # type: ignore[misc] # noqa: E731
@@ -457,6 +460,7 @@ def _observe(source: str, rows: Sequence[tuple[int, dict[str, Any]]]) -> list[Le
         arrival = row.get("arrival_time")
         is_near = isinstance(arrival, (int, float)) and abs(first - arrival) <= _ANCHOR_LIMIT_S
         begin = number("arrival_time" if is_near else "queued_ts")
+        is_engines_time = is_engines_time or not is_near
         _seconds(source, line, first - begin, last - begin, "first_token_ts")
         group = row.get("group", -1)
         sent = Sent(
@@ -474,4 +478,7 @@ def _observe(source: str, rows: Sequence[tuple[int, dict[str, Any]]]) -> list[Le
         if row.get("judges") is True:
             judges.add(label)
     levels = [_level(source, "observe", label, sent, 0) for label, sent in found.items()]
-    return [msgspec.structs.replace(one, judges=one.label in judges) for one in levels]
+    return [
+        msgspec.structs.replace(one, judges=one.label in judges, is_engines_time=is_engines_time)
+        for one in levels
+    ]

@@ -50,6 +50,10 @@ class Carried(msgspec.Struct, eq=False):
     fate: Fate | None = None
     is_over: bool = False
     """Nothing is reported any more."""
+    pair: tuple[int, int] | None = None
+    """Replicas that it is between; -1 as the source: a copy in the machine's memory or on disk."""
+    overlapped_bytes: int = 0
+    """What had left while the sender computed."""
     progress: tuple[int, int] = (-1, 0)
     """Bytes delivered when last looked at, and since when (only while links are cut)."""
 
@@ -57,6 +61,13 @@ class Carried(msgspec.Struct, eq=False):
         """Stop it; neither `on_done` nor `on_failed` will be called."""
         self.is_over = True
         self.carrier.cancel(self.flow_id)
+
+
+class Arrived(msgspec.Struct):
+    """Transfers of one kind that have arrived at a replica from another."""
+
+    transfers: int = 0
+    size_bytes: int = 0
 
 
 class Lane(msgspec.Struct, frozen=True):
@@ -82,6 +93,8 @@ class Carrier:
         self.table = FlowTable(self._rates)
         self.moved_bytes: defaultdict[str, int] = defaultdict(int)
         """Bytes of ended transfers by kind, overlapped parts included."""
+        self.arrived: dict[tuple[int, int, str], Arrived] = {}
+        """What has arrived, by source replica, destination replica and kind."""
         self.active: defaultdict[str, int] = defaultdict(int)
         """Transfers under way by kind."""
         self._lanes: dict[tuple[Grid, Grid], Lane] = {}
@@ -117,6 +130,7 @@ class Carrier:
         """
         lane = self._lanes.get((source, destination)) or self._new_lane(source, destination)
         left_bytes = size_bytes
+        hidden = 0
         if overlapped_ns and pieces > 1:
             rate = lane.bytes_per_s
             if self.cuts and pair is not None and self.table.is_cut(pair):
@@ -131,7 +145,7 @@ class Carrier:
         parts: Parts = ((lane.path, left_bytes),)
         if not lane.is_single:
             parts = shard_paths(source, destination, left_bytes, self.topology)
-        return self.carry(
+        carried = self.carry(
             parts,
             kind=kind,
             on_done=on_done,
@@ -139,6 +153,8 @@ class Carrier:
             pair=pair,
             on_failed=on_failed,
         )
+        carried.overlapped_bytes = hidden
+        return carried
 
     def _new_lane(self, source: Grid, destination: Grid) -> Lane:
         """Look up the way from one replica to another; it holds until links change."""
@@ -174,6 +190,7 @@ class Carrier:
         for _, part_bytes in parts:
             size_bytes += part_bytes
         carried = Carried(self._next_id, self, kind, size_bytes, on_done, on_mark, on_failed)
+        carried.pair = pair
         if self.fate is not None and (on_failed is not None or kind == "weights"):
             fate = carried.fate = self.fate(kind, pair)
             if fate is not None and self._is_doomed(carried, fate):
@@ -330,6 +347,14 @@ class Carrier:
                 kind = carried.kind
                 self.moved_bytes[kind] += carried.size_bytes
                 self.active[kind] -= 1
+                pair = carried.pair
+                if pair is not None:
+                    key = (pair[0], pair[1], kind)
+                    arrived = self.arrived.get(key)
+                    if arrived is None:
+                        arrived = self.arrived[key] = Arrived()
+                    arrived.transfers += 1
+                    arrived.size_bytes += carried.size_bytes + carried.overlapped_bytes
                 if not carried.is_over:  # given up by what came before at this instant
                     self._end(carried)
             elif carried.is_over:

@@ -17,7 +17,7 @@ Source of the rules: ASTRA-Sim as LLMServingSim drives it, confirmed against the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Final, Literal
 
@@ -69,6 +69,10 @@ class CollectiveSystem(msgspec.Struct, frozen=True, kw_only=True):
         """Algorithm of a dimension."""
         return self.algorithms[dim] if self.algorithms else "ring"
 
+    def is_tree(self, dim: int) -> bool:
+        """A dimension runs double binary trees."""
+        return parse_algorithm(self.algorithm(dim)).base == "doubleBinaryTree"
+
     @property
     def is_one(self) -> bool:
         """A `one...` algorithm: all dimensions are run as a single one."""
@@ -97,6 +101,8 @@ def phases(
     def add(dim: int, phase_kind: Kind, direction: int = 1) -> None:
         nonlocal size
         result.append(Phase(dim, phase_kind, size, direction))
+        if system.is_tree(dim):  # it reduces and sends everything, whatever it is asked for
+            return
         if phase_kind == "reduce-scatter":
             size //= dims[dim].npus
         elif phase_kind == "all-gather":
@@ -156,12 +162,14 @@ def _packet_ends(
     phase: Phase,
     starts: Sequence[int],
     net: Callable[[int, int], int],
+    *,
+    mirrored: bool = False,
 ) -> list[int]:
     """Ends of one phase of an algorithm that is followed message by message."""
     reduction = system.reduction_ns(_message_bytes(phase, parsed, len(starts)))
     delay = system.endpoint_delay_ns
     if parsed.base == "doubleBinaryTree":
-        return tree_ends_ns(starts, net, delay_ns=delay, reduction_ns=reduction)
+        return tree_ends_ns(starts, net, delay_ns=delay, reduction_ns=reduction, mirrored=mirrored)
     return direct_ends_ns(
         phase.kind, starts, net, delay_ns=delay, reduction_ns=reduction, window=parsed.window
     )
@@ -245,9 +253,26 @@ def collective_ns(
         [(p.dim, phase_ns(system, p)) for p in phases(system, kind, size, active)]
         for size in chunks
     ]
+    if any(map(system.is_tree, active)) and (len(plans) > 1 or len(active) > 1):
+        return _tree_chunks_ns(system, kind, size_bytes, active)
     if len(plans) == 1:
         return sum(duration for _, duration in plans[0])
     return pipeline_ns(plans, len(system.dims), system.active_chunks)
+
+
+def _tree_chunks_ns(
+    system: CollectiveSystem, kind: Kind, size_bytes: int, active: Sequence[int]
+) -> int:
+    """Ranks of a tree end apart, and begin their next chunks so: followed message by message."""
+    from emu.network.congestion import simulate_ends_ns  # built on this module
+
+    part = msgspec.structs.replace(
+        system,
+        dims=tuple(system.dims[dim] for dim in active),
+        algorithms=tuple(system.algorithm(dim) for dim in active),
+        npus_total=system.padding_bytes,
+    )
+    return max(simulate_ends_ns(part, kind, size_bytes, aware=False))
 
 
 def ends_ns(
@@ -256,12 +281,15 @@ def ends_ns(
     size_bytes: int,
     starts_ns: Sequence[int],
     involved: Sequence[bool] | None = None,
+    *,
+    mirrored: Collection[int] = (),
 ) -> list[int]:
     """When each rank is done, for ranks that start at different instants.
 
     `starts_ns` has one entry per rank of the active dimensions' product, first dimension
     fastest. Only for uncut collectives (`splits` = 1): with several chunks the order in the
-    queues depends on the stagger, which `congestion.py` simulates.
+    queues depends on the stagger, which `congestion.py` simulates. `mirrored`: dimensions whose
+    next double binary tree is the second one; they take turns, also within a collective.
     """
     if system.is_one:
         return _one_ends(system, kind, size_bytes, starts_ns)
@@ -272,25 +300,31 @@ def ends_ns(
     assert len(starts_ns) == rank_count(shape)
     step = dict(zip(active, strides(shape), strict=True))
     now = list(starts_ns)
+    turns = set(mirrored)
     for phase in phases(system, kind, size, active):
+        is_mirrored = phase.dim in turns
+        turns ^= {phase.dim}
         for first in range(len(now)):
             if first // step[phase.dim] % system.dims[phase.dim].npus:
                 continue
             lane = range(
                 first, first + step[phase.dim] * system.dims[phase.dim].npus, step[phase.dim]
             )
-            ends = _lane_ends(system, phase, [now[rank] for rank in lane])
+            ends = _lane_ends(system, phase, [now[rank] for rank in lane], mirrored=is_mirrored)
             for rank, end in zip(lane, ends, strict=True):
                 now[rank] = end
     return now
 
 
-def _lane_ends(system: CollectiveSystem, phase: Phase, starts: Sequence[int]) -> list[int]:
+def _lane_ends(
+    system: CollectiveSystem, phase: Phase, starts: Sequence[int], *, mirrored: bool
+) -> list[int]:
     """One phase along one line of ranks."""
     dim, delay, npus = system.dims[phase.dim], system.endpoint_delay_ns, len(starts)
     parsed = parse_algorithm(system.algorithm(phase.dim))
     if parsed.base in ("direct", "doubleBinaryTree"):
-        return _packet_ends(system, parsed, phase, starts, _net_along(dim, phase, parsed))
+        along = _net_along(dim, phase, parsed)
+        return _packet_ends(system, parsed, phase, starts, along, mirrored=mirrored)
     plan = rounds(system.algorithm(phase.dim), phase, npus)
     at = [start + delay for start in starts]
     for each in plan:
@@ -338,8 +372,13 @@ class Collectives:
             raise InputError("network", None, "dims", problem)
         return tuple(shape)
 
-    def collective_ns(self, kind: Kind, size_bytes: int, ranks: int) -> int:
-        """Time of a collective among `ranks` ranks that start together; 0 for one rank."""
+    def collective_ns(
+        self, kind: Kind, size_bytes: int, ranks: int, *, congestion: bool = False
+    ) -> int:
+        """Time of a collective among `ranks` ranks that start together; 0 for one rank.
+
+        `congestion`: messages wait for links that others use (one dimension).
+        """
         if ranks <= 1:
             return 0
         dims = tuple(
@@ -349,6 +388,10 @@ class Collectives:
         system = msgspec.structs.replace(
             self.system, dims=dims, npus_total=self.system.padding_bytes
         )
+        if congestion:
+            from emu.network.congestion import congested_ns  # built on this module
+
+            return congested_ns(system, kind, size_bytes)
         return collective_ns(system, kind, size_bytes)
 
     def message_ns(self, size_bytes: int, dim: int = 0) -> int:

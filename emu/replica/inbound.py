@@ -73,7 +73,10 @@ def submitted(replica: Replica, event: Submitted) -> int:
         replica.out.append(End(request, Status.REJECTED, reason))
         return PARK
     ends = replica.ends if replica.signals is None else None
-    done = replica.settle() if ends is None else replica.steps_ended(ends)
+    if ends is not None:
+        done = replica.steps_ended(ends)
+    else:
+        done = 0 if replica.ends is None else replica.settle()
     request.status = _QUEUED
     request.holder_id = replica.replica_id
     if request.taken_ns < 0:
@@ -82,7 +85,8 @@ def submitted(replica: Replica, event: Submitted) -> int:
     if not replica.is_touched:
         replica.touch()
     if ends is None or not replica.puts_off(done):
-        replica.settle()
+        if replica.ends is not None:
+            replica.settle()
         replica.changed(done)
     if replica.signals is not None:
         replica.note_signal()
@@ -91,7 +95,7 @@ def submitted(replica: Replica, event: Submitted) -> int:
 
 def reserve(replica: Replica, requests: list[Request]) -> bool:
     """Reserve blocks for inbound KV, all or nothing: a question, answered now."""
-    done = replica.settle()
+    done = 0 if replica.ends is None else replica.settle()
     if not replica.scheduler.reserve(requests):
         return False
     if replica.ends is not None:
@@ -109,7 +113,7 @@ def unreserved(replica: Replica, event: Unreserved) -> int:
 
 def released(replica: Replica, event: Released) -> int:
     """The KV of detached requests has left: their blocks are free."""
-    done = replica.settle()
+    done = 0 if replica.ends is None else replica.settle()
     for request in event.requests:
         replica.scheduler.release(request)
     if replica.scheduler.waiting_count or replica.ends is not None or not replica.waits_here_only:
@@ -174,8 +178,9 @@ def commanded(replica: Replica, event: Commanded) -> int:
     if event.weights is not None:
         replica.model_loaded = event.weights
     replica.out.append(Move(replica.state, event.to, event.cause, event.writer))
-    if event.to is S.FAILED:
-        close(replica)
+    is_open_spare = event.to is S.PREFILL and replica.state is S.SHUTTING_NULL
+    if event.to is S.FAILED or (is_open_spare and replica.lock.holder != replica.name):
+        close(replica)  # a spare that was paused before it had closed must not prefill open for KV
     return PARK
 
 

@@ -31,6 +31,7 @@ RUN_FILES: Final = (
     "requests.csv",
     "timeseries.csv",
     "replicas.csv",
+    "flows.csv",
     "transitions.csv",
     "marks.csv",
     "trace.json.gz",

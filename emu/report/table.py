@@ -124,6 +124,9 @@ def _resources(summary: Summary) -> Iterator[Figure]:
         shares = ", ".join(f"{part} {number(kj)}" for part, kj in parts)
         total = number(sum(summary.energy_j.values()) / 1e3)
         yield "Energy", f"{total} kJ ({shares})", ""
+    if isinstance(summary.adapters, dict):
+        loads = summary.adapters
+        yield "Adapters", f"{loads['cold_loads']:,} read, {loads['host_loads']:,} copied", ""
     if isinstance(summary.speculation, dict):
         yield "Drafts", _drafts(summary.speculation), ""
     if summary.prefix_hit_tokens["total"]:

@@ -14,6 +14,7 @@ call order, which is time order.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,23 @@ from emu.report.csvtext import CsvFile, text_cell
 
 TRANSITION_COLUMNS: Final = ("time_ns", "replica", "from", "to", "writer", "cause")
 MARK_COLUMNS: Final = ("time_ns", "kind", "target", "text")
+
+
+FLOW_COLUMNS: Final = ("source", "destination", "kind", "transfers", "bytes")
+
+
+def write_flows(path: Path, flows: Iterable[tuple[int, int, str, int, int]]) -> None:
+    """flows.csv: what went from replica to replica, by kind, in order of both; no file if nothing.
+
+    Source -1: a copy in the machine's memory, or the disk.
+    """
+    rows = sorted(flows)
+    if not rows:
+        return
+    file = CsvFile(path, FLOW_COLUMNS)
+    for source, destination, kind, transfers, size_bytes in rows:
+        file.line(f"{source},{destination},{text_cell(kind)},{transfers},{size_bytes}\n")
+    file.close()
 
 
 class TransitionLog:

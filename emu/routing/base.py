@@ -58,6 +58,10 @@ PrefixMatch = Callable[[int, Request], int]
 """(replica id, request) -> prompt tokens that the replica's cache holds."""
 
 
+AdapterMatch = Callable[[int, Request], bool]
+"""(replica id, request) -> whether the request's LoRA adapter is on the replica's GPU."""
+
+
 class Router(Protocol):
     """Chooses a replica for a request.
 

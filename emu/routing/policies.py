@@ -13,7 +13,7 @@ from emu.policy.calls import index_of, shown
 from emu.policy.views import RequestView
 from emu.request import Request
 from emu.rng import rng_stream
-from emu.routing.base import PrefixMatch, Router, Signal
+from emu.routing.base import AdapterMatch, PrefixMatch, Router, Signal
 
 WAITING_WEIGHT = 4
 """vLLM's data-parallel balancer (and LLMServingSim's LOAD) count a waiting request four times."""
@@ -103,6 +103,28 @@ class PrefixAwareRouter:
         return best
 
 
+class LoraAffinityRouter:
+    """Replicas that have the request's adapter on the GPU first, then the least loaded.
+
+    A replica without it is taken when those with it have more requests than places, as in gateways
+    that look at the adapters that engines report.
+    """
+
+    def __init__(self, holds_adapter: AdapterMatch) -> None:
+        self._holds = holds_adapter
+
+    def choose(self, request: Request, signals: Sequence[Signal]) -> int:
+        """The least loaded of those with the adapter and a place, else of all."""
+        best, best_key = 0, (2, 0)
+        for index, signal in enumerate(signals):
+            has_place = signal.waiting + signal.running < signal.max_num_seqs
+            fits = has_place and bool(request.adapter) and self._holds(signal.replica_id, request)
+            key = (0 if fits else 1, WAITING_WEIGHT * signal.waiting + signal.running)
+            if key < best_key:
+                best, best_key = index, key
+        return best
+
+
 class _Own:
     """A router of a user's own: it sees views of requests, and its choices are looked at."""
 
@@ -122,6 +144,7 @@ def make_router(
     seed: int,
     pool: str,
     match: PrefixMatch,
+    holds_adapter: AdapterMatch | None = None,
     own: Callable[[str, str], Any] = make_plugin,
 ) -> Router:
     """The router of a pool of replicas. Each pool has its own (counters are not shared).
@@ -139,6 +162,9 @@ def make_router(
         return RandomRouter(seed, f"router.{pool}")
     if policy == "prefix_aware":
         return PrefixAwareRouter(match)
+    if policy == "lora_affinity":
+        assert holds_adapter is not None
+        return LoraAffinityRouter(holds_adapter)
     made: Router = own(policy, "router.policy")
     weights = getattr(made, "linear_load", None)
     if weights is None:

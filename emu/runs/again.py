@@ -34,6 +34,7 @@ COMPARED: Final = (
     "transitions.csv",
     "timeseries.csv",
     "replicas.csv",
+    "flows.csv",
     "marks.csv",
     "itl.json",
     "experts.csv",

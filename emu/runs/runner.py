@@ -20,7 +20,14 @@ from typing import Any, Final
 
 import msgspec
 
-from emu.cluster.audit import expert_loads, final_error, model_facts, objectives, run_facts
+from emu.cluster.audit import (
+    expert_loads,
+    final_error,
+    flows_of,
+    model_facts,
+    objectives,
+    run_facts,
+)
 from emu.cluster.cluster import Cluster, Outcome
 from emu.cluster.commands import check_commands
 from emu.cluster.plan import Plan, make_plan, plugins_of
@@ -37,6 +44,7 @@ from emu.report.atomic import RunDirectory, write_text
 from emu.report.experts import write_experts
 from emu.report.gapfile import write_gaps
 from emu.report.summary import DEFINITIONS, Summary, build_summary, write_summary
+from emu.report.transitions import write_flows
 from emu.runs.inputs import digests
 from emu.units import NS_PER_S
 from emu.workload.items import Notes
@@ -87,6 +95,9 @@ def prepare(config: Config, source: str, *, imports: bool = True) -> tuple[Plan,
             default_model=plan.default_model,
         )
         check_commands(config.commands, len(plan.replicas), source)
+        if workload.adapter and not all(replica.has_adapters for replica in plan.replicas):
+            problem = f"the workload names adapters ({workload.adapter}); set it to true everywhere"
+            raise InputError(source, None, "scheduler.enable_lora", problem)
     if workload.facts.names_models and not is_named:
         workload.notes.warn("`model` of a request is not compared: one model is served")
     if config.power is not None:
@@ -289,6 +300,7 @@ def write_results(
     gaps = recorder.gaps.finish()
     write_gaps(staging / "itl.json", gaps)
     write_experts(staging / "experts.csv", expert_loads(cluster))
+    write_flows(staging / "flows.csv", flows_of(cluster))
     summary = build_summary(stats, gaps, found, cluster.config.slo)
     if recorder.models is not None:
         summary.definitions["models"] = DEFINITIONS["models"]

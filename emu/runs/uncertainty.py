@@ -32,7 +32,9 @@ def uncertainty_line(config: Config, plan: Plan, summary: Summary) -> str:
     if not summary.completed or not latency.host_overhead or latency.engine == NO_ENGINE:
         return ""
     engine = engine_model(latency.engine)
-    known = known_engine(engine, latency.engine, replica.gpu.name, latency.backend)
+    known = known_engine(
+        engine, latency.engine, replica.gpu.name, replica.model.name, latency.backend
+    )
     backend = make_latency(replica.latency_context(config))
     if backend.foreign:
         return ""

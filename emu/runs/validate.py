@@ -11,10 +11,11 @@ from pathlib import Path
 from rich.table import Table
 
 from emu.catalogue import sizes
+from emu.cluster.adapters import adapter_bytes
 from emu.cluster.plan import Plan, ReplicaPlan
 from emu.config.load import load_config
 from emu.config.placing import blaming, placing
-from emu.config.schema import SchedulerTable
+from emu.config.schema import SchedulerTable, VllmTable
 from emu.errors import printable
 from emu.latency.base import LatencyBackend
 from emu.latency.roofline.coefficients import kernels_of
@@ -105,6 +106,7 @@ def _facts_of(replica: ReplicaPlan) -> dict[str, str]:
         "KV per token": f"{memory.kv_bytes_token / 1024:.0f} KiB",
         **_kv_facts(replica),
         **_speculation_facts(replica),
+        **_adapter_facts(replica),
         "scheduler": replica.scheduler.policy,
         "latency": _latency_fact(replica),
         "load from SSD": f"{weight * 8 / (node.ssd_gbps * 1e9):.2f} s",
@@ -127,6 +129,20 @@ def _speculation_facts(replica: ReplicaPlan) -> dict[str, str]:
         token = draft.kv_bytes_token(replica.kv_dtype) / 1024
         facts["drafter per GPU"] = f"{weights:.2f} GB, KV {token:g} KiB a token (counted above)"
     return facts
+
+
+def _adapter_facts(replica: ReplicaPlan) -> dict[str, str]:
+    """Slots of LoRA adapters; nothing without them."""
+    table = replica.scheduler
+    if not isinstance(table, VllmTable) or not table.enable_lora:
+        return {}
+    tp = replica.tensor_parallel
+    one = adapter_bytes(table, replica.model, tp) / table.max_loras
+    host = table.max_cpu_loras or table.max_loras
+    return {
+        "adapters": f"{table.max_loras} slots of {one / 1e6:.1f} MB on a GPU "
+        f"(rank {table.max_lora_rank}), {host} on the host"
+    }
 
 
 def _latency_fact(replica: ReplicaPlan) -> str:

@@ -38,6 +38,7 @@ from emu.units import ceil_div
 
 if TYPE_CHECKING:
     from emu.config.schema import SchedulerTable
+    from emu.scheduling.adapters import Adapters
     from emu.scheduling.speculation import Speculation
 
 
@@ -272,6 +273,8 @@ class Scheduler(ABC):
     """The pool, where blocks have identities (prefix caching)."""
     speculation: Speculation | None = None
     """Which drafts are accepted, where decodes verify drafts."""
+    adapters: Adapters | None = None
+    """LoRA adapters, where requests may name some."""
     is_shared = False
     """It pulls its prompts from a queue that other replicas pull from too."""
     pulls = False

@@ -12,6 +12,7 @@ from emu.errors import PluginError
 from emu.kv.tiers import LowerTier
 from emu.plugins import make_plugin
 from emu.policy.calls import OwnEviction, shown
+from emu.scheduling.adapters import Adapters
 from emu.scheduling.base import Batch, Progress, ReplicaLimits, Scheduler
 from emu.scheduling.fcfs import FcfsScheduler, PrefillQueue
 from emu.scheduling.speculation import Speculation
@@ -27,6 +28,13 @@ _VIDUR: Final = MappingProxyType(
     }
 )
 """Policy -> its class in `emu/scheduling/vidur_POLICY.py`, loaded when it is asked for."""
+
+
+def adapters_of(table: VllmTable) -> Adapters | None:
+    """Slots of LoRA adapters; None where requests cannot name any."""
+    if not table.enable_lora:
+        return None
+    return Adapters(table.max_loras, table.max_cpu_loras or table.max_loras)
 
 
 def make_scheduler(
@@ -60,6 +68,7 @@ def make_scheduler(
             ahead=ahead,
             speculation=None if drafts is None else Speculation(drafts, seed),
             eviction=eviction,
+            adapters=adapters_of(table),
         )
     elif isinstance(table, FcfsTable):
         made = FcfsScheduler(table, limits, queue=queue)

@@ -26,6 +26,7 @@ from mypy_extensions import mypyc_attr
 from emu.kv.blocks import BlockPool
 from emu.latency.base import next_decode_shape
 from emu.request import Request
+from emu.scheduling.adapters import Adapters
 from emu.scheduling.base import Batch, Progress, ReplicaLimits, RunOn
 from emu.scheduling.cohort import Cohort, RunningRequest
 from emu.scheduling.ledger import Ledger
@@ -78,6 +79,8 @@ class RunningSet:
         self.next_batch_id = 0
         self.cohort_end_ns = -1
         """When every cohort member received its latest token."""
+        self.adapters: Adapters | None = None
+        """LoRA adapters of the running requests, where there may be any."""
         self._admissions = 0
         self._busy_ns = 0
         """Time in batches so far (one pipeline stage)."""
@@ -87,6 +90,8 @@ class RunningSet:
         """The request runs from now on, beside the cohort, admitted after all others."""
         running = RunningRequest(request, self._admissions, self._busy_ns)
         self._admissions += 1
+        if self.adapters is not None:
+            self.adapters.begin(request)
         self.requests[request.request_id] = running
         self.beside[running.admission] = running
         return running
@@ -97,6 +102,8 @@ class RunningSet:
         for request_id in list(arrived):
             if len(self.requests) >= requests_max:
                 return
+            if self.adapters is not None and not self.adapters.can_run(arrived[request_id]):
+                continue
             request = arrived.pop(request_id)
             running = self.admit(request)
             running.prefilling = (
@@ -157,6 +164,8 @@ class RunningSet:
         else:
             self.beside.pop(running.admission, None)
         request = running.request
+        if self.adapters is not None:
+            self.adapters.end(request)
         del self.requests[request.request_id]
         running.is_alive = False
         # One batch at a time: a running request takes part in all of them.
@@ -216,6 +225,8 @@ class RunningSet:
         self.leaving.clear()
         self.leaping = None
         self.cohort.in_flight = 0
+        if self.adapters is not None:
+            self.adapters.clear()
         return [running.request for running in members]
 
     def free_ended(self) -> bool:
@@ -433,6 +444,9 @@ class RunningSet:
             problems.append(f"cohort of {self.cohort.count}, counted {members}")
         if members + len(self.beside) != len(self.requests):
             problems.append("a running request is neither in the cohort nor beside it")
+        if self.adapters is not None:
+            running_requests = [running.request for running in self.requests.values()]
+            problems += self.adapters.recount(running_requests)
         return problems
 
 

@@ -52,9 +52,10 @@ from emu.kv.blocks import BlockPool
 from emu.kv.grouped import GroupedPool
 from emu.kv.pool import NO_HIT, CountingPool, Hit
 from emu.kv.tiers import LowerTier
-from emu.latency.base import BatchShape, Verify
+from emu.latency.base import BatchShape, LoraWork, Verify
 from emu.policy.calls import OwnEviction
 from emu.request import Request
+from emu.scheduling.adapters import Adapters
 from emu.scheduling.base import (
     Batch,
     Chunk,
@@ -129,17 +130,19 @@ class VllmScheduler(Scheduler):
         running_set: type[RunningSet] = RunningSet,
         speculation: Speculation | None = None,
         eviction: OwnEviction | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         """`preemptions_max`: a request preempted more often fails (0 = no limit). `tiers`: KV
         tiers below the GPU pool, used only with prefix caching. `ahead`: each batch is formed
         while the one before it runs. `walks`: without a cohort, every iteration by the rule.
         `speculation`: decodes verify drafts (one stage). `eviction`: which is preempted, instead of
-        the last; then it walks."""
+        the last; then it walks. `adapters`: LoRA adapters that requests may name (one stage); then
+        it walks too."""
         assert not (ahead or speculation) or limits.pipeline_stages == 1
         pool: BlockPool | CountingPool | GroupedPool
         self._clips = False
         self._eviction = eviction
-        walks = walks or eviction is not None
+        walks = walks or eviction is not None or adapters is not None
         if limits.kv_layout is not None:
             walks = True
             caches = limits.prefix_caching and table.prefix_caching
@@ -177,6 +180,7 @@ class VllmScheduler(Scheduler):
             self.running = self._verifying = VerifyingSet(
                 self.ledger, limits, speculation, frees_late=ahead
             )
+        self.running.adapters = self.adapters = adapters
         self.pool = pool
         self._cohort = self.running.cohort
         self._queue = self.ledger.queue
@@ -265,6 +269,8 @@ class VllmScheduler(Scheduler):
         """The batch is formed; whether it is the first of a leap."""
         running, records = self.running, forming.records
         forming.shape.sequences = self._cohort.count + len(records)
+        if self.adapters is not None:
+            forming.shape.lora = _lora_work(self.adapters, records)
         has_freed = (running.free_ended() if running.leaving else False) or has_evicted
         batch_id = running.next_batch_id
         running.next_batch_id = batch_id + 1
@@ -466,12 +472,16 @@ class VllmScheduler(Scheduler):
             request = queue.head() if passed is None else next(passed, None)
             if request is None:
                 return
-            hit = self.pool.lookup(request)
-            new = self._fit(request, hit, forming.budget)
+            hit, new, may_run = NO_HIT, 0, True
+            if self.adapters is not None:
+                may_run = self.adapters.can_run(request)
+            if may_run:
+                hit = self.pool.lookup(request)
+                new = self._fit(request, hit, forming.budget)
             if new == 0:
                 self._blocked = BLOCKED_BY_KV
-                if not self.settings.skip_blocked:
-                    return
+                if may_run and not self.settings.skip_blocked:
+                    return  # (a request whose adapter has no slot is passed by)
                 if passed is None:
                     passed = iter(list(queue)[1:])
                 continue
@@ -828,3 +838,15 @@ class VllmScheduler(Scheduler):
             tokens = f"{request.reached_tokens} tokens ({blocks} KV blocks)"
             dropped.append((request, f"{tokens} can never be scheduled"))
         return dropped
+
+
+def _lora_work(adapters: Adapters, records: Sequence[Record]) -> LoraWork:
+    """What the adapters of a batch's members add to it; those without a slot get one."""
+    needed: dict[str, None] = {}
+    tokens = 0
+    for running, new, _ in records:
+        if running.request.adapter:
+            needed[running.request.adapter] = None
+            tokens += new
+    cold, warm = adapters.take(needed)
+    return LoraWork(len(needed), tokens, cold, warm)

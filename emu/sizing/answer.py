@@ -72,7 +72,10 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
     """Number of GPUs where they have no price."""
     mode: str
     tensor_parallel: int
+    pipeline_parallel: int
     dtype: str
+    limits: dict[str, int]
+    """Keys of [scheduler] that were tried and chosen."""
     prefill: int
     decode: int
     replicas: int
@@ -176,6 +179,7 @@ def base_config(question: Question) -> dict[str, Any]:
     model: dict[str, Any] = {"name": question.model} if question.model else {}
     if question.hf_config:
         model["hf_config"] = str(Path(question.hf_config).resolve())
+        model.setdefault("name", _model(question).name)
     workload = dict(question.workload)
     if workload.get("path"):
         workload["path"] = str(Path(workload["path"]).resolve())
@@ -287,7 +291,7 @@ class _Trials:
     def limit(self, layout: Layout) -> int:
         """Most replicas of a layout: so many GPUs there are, at no more than the best's cost."""
         most = min(layout.gpu.count_max or self._question.gpus_max, self._question.gpus_max)
-        replicas = most // layout.tensor_parallel
+        replicas = most // layout.replica_gpus
         if self.best_cost < float("inf"):
             replicas = min(replicas, int(self.best_cost / layout.price * (1 + _EPSILON)))
         return replicas
@@ -370,7 +374,9 @@ def _row(rows: Sequence[Row], candidate: Candidate, question: Question) -> Ranke
         cost_per_h=candidate.cost,
         mode=layout.mode,
         tensor_parallel=layout.tensor_parallel,
+        pipeline_parallel=layout.pipeline_parallel,
         dtype=layout.dtype,
+        limits=layout.limits,
         prefill=candidate.prefill if candidate.decode else 0,
         decode=candidate.decode,
         replicas=candidate.replicas,
@@ -455,6 +461,8 @@ def _checked_tables(plain: dict[str, Any], question: Question, best: Candidate) 
     if question.has_prices:
         node["hourly_price"] = best.layout.gpu.price
     tables["replicas"] = values["replicas"]
+    if best.layout.limits:
+        tables.setdefault("scheduler", {}).update(best.layout.limits)
     if best.layout.dtype != "auto":
         tables["model"]["dtype"] = best.layout.dtype
     for objective in question.objectives:

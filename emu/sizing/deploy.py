@@ -57,7 +57,12 @@ def vllm_flags(config: Config, group: int) -> list[str]:
     """`vllm serve MODEL --flags` of a group of replicas."""
     table, scheduler, model = config.replicas[group], config.scheduler, config.model
     flags = ["vllm", "serve", model.name]
+    if model.hf_config:  # the checkpoint lies beside its config.json
+        flags = ["vllm", "serve", str(Path(model.hf_config).parent)]
+        flags += ["--served-model-name", model.name]
     flags += ["--tensor-parallel-size", str(table.tensor_parallel)]
+    if table.pipeline_parallel > 1:
+        flags += ["--pipeline-parallel-size", str(table.pipeline_parallel)]
     flags += ["--gpu-memory-utilization", f"{scheduler.gpu_memory_utilization:g}"]
     flags += ["--max-num-seqs", str(scheduler.requests_max)]
     flags += ["--max-num-batched-tokens", str(scheduler.tokens_max)]
@@ -91,7 +96,8 @@ def manifests(config: Config, model: str) -> str:
     documents: list[dict[str, Any]] = []
     for group, (role, count, flags) in enumerate(_roles(config)):
         name = f"{short}-{role}"
-        gpus = config.replicas[group].tensor_parallel
+        table = config.replicas[group]
+        gpus = table.tensor_parallel * table.pipeline_parallel
         labels = {"app": name, "role": role}
         documents.append(_deployment(name, labels, count, flags[2:], gpus))
         documents.append(

@@ -1,7 +1,8 @@
 """Which clusters come into question, and what rules some of them out before a run. Pure.
 
-A **layout** is a kind of GPU, a tensor-parallel degree, a precision and a mode; a **candidate** is
-a layout with its numbers of replicas. Two facts rule out clusters without a run:
+A **layout** is a kind of GPU, tensor- and pipeline-parallel degrees, a precision, limits of a batch
+and a mode; a **candidate** is a layout with its numbers of replicas. Two facts rule out clusters
+without a run:
 
 - A replica whose weights (and one block of KV) do not fit its GPUs cannot start.
 - Prefill takes at least 2 FLOP per parameter and token. An objective on a percentile q of TTFT
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
 from typing import Any, Final
 
 import msgspec
@@ -43,17 +45,45 @@ class Layout(msgspec.Struct, frozen=True):
     mode: str
     replicas_min: int
     """Fewer (of those that prefill) cannot meet the objectives."""
+    pipeline_parallel: int = 1
+    batch_tokens: int = 0
+    """max_num_batched_tokens; 0 = as configured."""
+    batch_requests: int = 0
+    """max_num_seqs; 0 = as configured."""
+
+    @property
+    def replica_gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.tensor_parallel * self.pipeline_parallel
 
     @property
     def price(self) -> float:
         """Of one replica, per hour."""
-        return self.tensor_parallel * self.gpu.price
+        return self.replica_gpus * self.gpu.price
+
+    @property
+    def shape(self) -> str:
+        """TP 4, PP 2, fp8, 8192 tokens, 64 requests; what is as usual is not said."""
+        words = [f"TP {self.tensor_parallel}"]
+        words += [f"PP {self.pipeline_parallel}"] if self.pipeline_parallel > 1 else []
+        words += [self.dtype] if self.dtype != "auto" else []
+        words += [f"{self.batch_tokens} tokens"] if self.batch_tokens else []
+        words += [f"{self.batch_requests} requests"] if self.batch_requests else []
+        return ", ".join(words)
 
     @property
     def label(self) -> str:
         """H100 TP 4 colocated."""
-        dtype = "" if self.dtype == "auto" else f" {self.dtype}"
-        return f"{self.gpu.name} TP {self.tensor_parallel}{dtype} {self.mode}"
+        return f"{self.gpu.name} {self.shape.replace(',', '')} {self.mode}"
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """Keys of [scheduler] that bound a batch."""
+        given = {
+            "max_num_batched_tokens": self.batch_tokens,
+            "max_num_seqs": self.batch_requests,
+        }
+        return {key: value for key, value in given.items() if value}
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -72,7 +102,7 @@ class Candidate(msgspec.Struct, frozen=True):
     @property
     def gpus(self) -> int:
         """All GPUs."""
-        return self.replicas * self.layout.tensor_parallel
+        return self.replicas * self.layout.replica_gpus
 
     @property
     def cost(self) -> float:
@@ -84,21 +114,27 @@ class Candidate(msgspec.Struct, frozen=True):
         """20 x H100: 4P+1D, TP 4."""
         layout = self.layout
         split = f"{self.prefill}P+{self.decode}D" if self.decode else f"{self.prefill} colocated"
-        dtype = "" if layout.dtype == "auto" else f", {layout.dtype}"
-        return f"{self.gpus} x {layout.gpu.name}: {split}, TP {layout.tensor_parallel}{dtype}"
+        return f"{self.gpus} x {layout.gpu.name}: {split}, {layout.shape}"
 
     def values(self, gpus_per_node: int) -> dict[str, Any]:
         """The keys of a configuration that make this cluster."""
         layout = self.layout
         shape = {"tensor_parallel": layout.tensor_parallel}
+        if layout.pipeline_parallel > 1:
+            shape["pipeline_parallel"] = layout.pipeline_parallel
         replicas: list[dict[str, Any]] = [{"role": "colocated", "count": self.prefill, **shape}]
         if self.decode:
             replicas = [
                 {"role": "prefill", "count": self.prefill, **shape},
                 {"role": "decode", "count": self.decode, **shape},
             ]
-        machines = ceil_div(self.replicas, gpus_per_node // layout.tensor_parallel)
+        # A replica of several machines takes whole ones; a smaller one never lies across two.
+        each = layout.replica_gpus
+        machines = ceil_div(self.replicas, max(1, gpus_per_node // each))
+        if each > gpus_per_node:
+            machines = self.replicas * ceil_div(each, gpus_per_node)
         return {
+            **{f"scheduler.{key}": value for key, value in layout.limits.items()},
             "model.dtype": layout.dtype,
             "nodes.0.gpu": layout.gpu.name,
             "nodes.0.gpus": gpus_per_node,
@@ -124,19 +160,24 @@ def layouts_of(
     """Layouts that can run, and (label, reason) of those that cannot."""
     found: list[Layout] = []
     refused: list[tuple[str, str]] = []
-    for gpu in question.gpus:
-        for tensor_parallel in question.tensor_parallel:
-            for dtype in question.dtypes:
-                reason = _obstacle(question, model, gpu, tensor_parallel, dtype, utilization)
-                least = 1
-                if is_roofline and not reason:
-                    least = replicas_min(model, gpu, tensor_parallel, prompts, question.objectives)
-                for mode in question.modes:
-                    layout = Layout(gpu, tensor_parallel, dtype, mode, least)
-                    if reason:
-                        refused.append((layout.label, reason))
-                    else:
-                        found.append(layout)
+    batches = list(product(question.batch_tokens, question.batch_requests))
+    for gpu, degrees, dtype in product(
+        question.gpus,
+        product(question.tensor_parallel, question.pipeline_parallel),
+        question.dtypes,
+    ):
+        reason = _obstacle(question, model, gpu, degrees, dtype, utilization)
+        least = 1
+        if is_roofline and not reason:
+            gpus = degrees[0] * degrees[1]
+            least = replicas_min(model, gpu, gpus, prompts, question.objectives)
+        for mode in question.modes:
+            for tokens, requests in batches[: 1 if reason else None]:
+                layout = Layout(gpu, degrees[0], dtype, mode, least, degrees[1], tokens, requests)
+                if reason:
+                    refused.append((layout.label, reason))
+                else:
+                    found.append(layout)
     # Colocated first: their search is short, and its answer bounds the search over splits.
     found.sort(key=lambda layout: (MODES.index(layout.mode), layout.price * layout.replicas_min))
     return found, refused
@@ -146,22 +187,28 @@ def _obstacle(
     question: Question,
     model: ModelSpec,
     gpu: GpuKind,
-    tensor_parallel: int,
+    degrees: tuple[int, int],
     dtype: str,
     utilization: float,
 ) -> str:
-    """Why such a replica cannot start; empty if it can."""
+    """Why such a replica cannot start; empty if it can. `degrees`: tensor and pipeline."""
+    tensor_parallel, pipeline_parallel = degrees
+    if pipeline_parallel > model.layers:
+        return f"{model.layers} layers make no {pipeline_parallel} stages"
+    if pipeline_parallel > 1 and model.special_layers:
+        return "emu does not split unlike layers over stages"
     if model.heads % tensor_parallel:
         return f"{model.heads} attention heads cannot be shared by {tensor_parallel} GPUs"
     if tensor_parallel > question.gpus_per_node:
         return f"a machine has {question.gpus_per_node} GPUs"
-    if gpu.count_max and tensor_parallel > gpu.count_max:
+    if gpu.count_max and tensor_parallel * pipeline_parallel > gpu.count_max:
         return f"there are {gpu.count_max} GPUs"
     try:
         engine_plan(
             model,
             gpu.spec.memory_gib,
             tp=tensor_parallel,
+            pp=pipeline_parallel,
             dtype=dtype,
             utilization=utilization,
         )
@@ -173,17 +220,18 @@ def _obstacle(
 def replicas_min(
     model: ModelSpec,
     gpu: GpuKind,
-    tensor_parallel: int,
+    gpus: int,
     prompts: Prompts,
     objectives: Sequence[Objective],
 ) -> int:
-    """The least number of replicas that can compute the prompts in time (see the module)."""
+    """The least number of replicas of so many GPUs that can compute the prompts in time (see the
+    module)."""
     least = 1
     if prompts.is_shared:
         return least
     tables = sizes.embedding_params(model) + sizes.head_params(model)
     per_token = _FLOP_PER_PARAMETER * (sizes.active_parameter_count(model) - tables)
-    peak = tensor_parallel * max(gpu.spec.peak_flops(dtype) for dtype in _FASTEST)
+    peak = gpus * max(gpu.spec.peak_flops(dtype) for dtype in _FASTEST)
     for objective in objectives:
         if objective.metric != "ttft":
             continue

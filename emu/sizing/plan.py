@@ -14,6 +14,7 @@ from emu.report.table import number
 from emu.sizing.answer import Answer, Ranked, Watch, find_cluster
 from emu.sizing.deploy import write_answer
 from emu.sizing.layouts import MODES
+from emu.sizing.page import write_page
 from emu.sizing.question import (
     OBJECTIVES,
     Question,
@@ -42,6 +43,9 @@ def plan(
     tensor_parallel: Iterable[int] = (),
     mode: Iterable[str] = (),
     dtype: Iterable[str] = (),
+    pipeline_parallel: Iterable[int] = (),
+    max_num_batched_tokens: Iterable[int] = (),
+    max_num_seqs: Iterable[int] = (),
     seeds: int = 0,
     max_gpus: int = 256,
     gpus_per_node: int = 8,
@@ -58,8 +62,8 @@ def plan(
         answer.rows[0].label, answer.rows[0].cost_per_h, answer.headroom.factor
 
     Arguments are the options of `emu plan` (docs/planning.md). `output` receives the store of
-    runs, cluster.toml, plan.json, vLLM flags and a Kubernetes manifest. Raises InputError for a
-    wrong argument, RunError if no cluster meets the objectives.
+    runs, cluster.toml, plan.json, report.html, vLLM flags and a Kubernetes manifest. Raises
+    InputError for a wrong argument, RunError if no cluster meets the objectives.
     """
     if not model and not hf_config:
         raise wrong("--model", "give a model of the catalogue, or --hf-config FILE")
@@ -95,7 +99,10 @@ def plan(
         workload=table,
         rate_per_s=rate,
         objectives=tuple(given),
-        tensor_parallel=_degrees(tensor_parallel),
+        tensor_parallel=_numbers(tensor_parallel, TENSOR_PARALLEL, "--tensor-parallel"),
+        pipeline_parallel=_numbers(pipeline_parallel, (1,), "--pipeline-parallel"),
+        batch_tokens=_numbers(max_num_batched_tokens, (0,), "--max-num-batched-tokens"),
+        batch_requests=_numbers(max_num_seqs, (0,), "--max-num-seqs"),
         modes=_words(mode, MODES, MODES, "--mode"),
         dtypes=_words(dtype, get_args(Dtype), ("auto",), "--dtype"),
         seeds=_seeds(seeds, is_trace="path" in table),
@@ -106,14 +113,15 @@ def plan(
     directory = Path(output)
     answer = find_cluster(question, directory, jobs=jobs, ray=ray, watch=watch)
     write_answer(answer, directory)
+    write_page(answer, directory)
     return answer
 
 
-def _degrees(given: Iterable[int]) -> tuple[int, ...]:
-    degrees = tuple(sorted(set(given))) or TENSOR_PARALLEL
-    if degrees[0] < 1:
-        raise wrong("--tensor-parallel", f"must be at least 1, not {degrees[0]}")
-    return degrees
+def _numbers(given: Iterable[int], default: tuple[int, ...], option: str) -> tuple[int, ...]:
+    numbers = tuple(sorted(set(given)))
+    if numbers and numbers[0] < 1:
+        raise wrong(option, f"must be at least 1, not {numbers[0]}")
+    return numbers or default
 
 
 def _words(

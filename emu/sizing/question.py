@@ -92,6 +92,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """Requests per second; 0 = as the trace has it."""
     objectives: tuple[Objective, ...]
     tensor_parallel: tuple[int, ...]
+    pipeline_parallel: tuple[int, ...] = (1,)
+    batch_tokens: tuple[int, ...] = (0,)
+    """max_num_batched_tokens to try; 0 = as configured."""
+    batch_requests: tuple[int, ...] = (0,)
+    """max_num_seqs to try; 0 = as configured."""
     modes: tuple[str, ...]
     dtypes: tuple[str, ...]
     seeds: tuple[int, ...]

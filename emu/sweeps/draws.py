@@ -185,7 +185,9 @@ def engines_of(config: Config, source: str) -> dict[int, Known]:
         if not latency.host_overhead or latency.engine == NO_ENGINE:
             continue
         engine = engine_model(latency.engine, source)
-        found[group] = known_engine(engine, latency.engine, replica.gpu.name, latency.backend)
+        found[group] = known_engine(
+            engine, latency.engine, replica.gpu.name, replica.model.name, latency.backend
+        )
     if not found:
         raise InputError(source, None, "latency.engine", "draws need an engine, not none")
     return found

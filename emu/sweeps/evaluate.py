@@ -28,6 +28,10 @@ FORMAT: Final = 1
 """Changes when stored results of earlier versions no longer mean the same."""
 
 
+_PATHS: Final = ("path", "hf_config", "tokenizer", "replay")
+"""Keys that name files on which a result depends."""
+
+
 class Task(msgspec.Struct, frozen=True):
     """One run to be done."""
 
@@ -88,7 +92,9 @@ class Base:
         for key, inner in list(items):
             if isinstance(inner, (dict, list)):
                 self._replace_paths(inner)
-            elif key in ("path", "hf_config", "tokenizer", "replay") and inner:
+            elif (key in ("path", "hf_config", "tokenizer", "replay") and inner) or (
+                key == "engine" and str(inner).endswith(".toml")
+            ):
                 value[key] = self._digest(inner)
 
     def _digest(self, path: str) -> str:

@@ -45,6 +45,8 @@ class Facts(msgspec.Struct):
     prompt_tokens: int = 0
     output_tokens: int = 0
     has_prefixes: bool = False
+    adapter: str = ""
+    """The first LoRA adapter that a request names; empty = none does."""
     names_models: bool = False
     """Some line says which model it is for."""
     is_sorted: bool = True
@@ -81,6 +83,11 @@ class Workload:
     def count(self) -> int:
         """Requests, sub-requests included."""
         return self.facts.requests
+
+    @property
+    def adapter(self) -> str:
+        """The first LoRA adapter that a request names; empty = none does."""
+        return self.facts.adapter
 
     @property
     def has_prefixes(self) -> bool:
@@ -428,6 +435,7 @@ def _count(block: Block, facts: Facts) -> None:
         facts.prompt_tokens += sum(item.input_toks for item in items)
         facts.output_tokens += sum(item.output_toks for item in items)
         facts.has_prefixes = facts.has_prefixes or has_prefix(line)
+        facts.adapter = facts.adapter or line.adapter
         facts.names_models = facts.names_models or bool(line.model)
 
 

@@ -198,6 +198,15 @@ def test_memory_shrinks_at_the_boundary_and_comes_back() -> None:
     assert world.recorder.over == [(10**9, "kv_shrink", "replica 2")]
 
 
+@pytest.mark.parametrize("state", [S.FAILED, S.INACTIVE, S.LOADING_DECODE])
+def test_a_replica_without_an_engine_has_no_memory_to_lose(state: ReplicaState) -> None:
+    """Its next life would lack blocks that it never lost."""
+    world = World(S.PREFILL, state)
+    world.strike("kv_shrink", replica=1, part=0.5)
+    assert world.missed == ["replica 1 has no KV memory"]
+    assert world.actor(1).posted == []
+
+
 def test_memory_is_not_given_back_to_another_life() -> None:
     world = World(*MACHINE)
     world.strike("kv_shrink", replica=2, part=0.5, duration_s=1.0)

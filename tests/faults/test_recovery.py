@@ -210,6 +210,20 @@ def test_what_was_leaving_comes_back_without_a_role(state: ReplicaState) -> None
     assert (world.states, world.scaler.restored) == ([S.INACTIVE], [])
 
 
+def test_a_role_of_an_earlier_crash_does_not_come_back_with_one_that_was_leaving() -> None:
+    world = World(S.DECODE)
+    crash(world, 0)
+    world.until(1.0)
+    replica = world.replicas[0]
+    replica.actor.tell(ev.Commanded(to=S.LOADING_DECODE, writer="recovery", cause="test"))
+    replica.actor.tell(ev.WeightsArrived(to=S.AUS_DECODE))
+    replica.state = S.DECODE  # opened
+    replica.actor.tell(ev.Commanded(to=S.SHUTTING_DECODE, writer="planner", cause="test"))
+    crash(world, 0)
+    world.until(2.0)
+    assert world.scaler.restored == [(0, "decode", False)]  # of the first crash alone
+
+
 def test_where_a_planner_decides_nothing_is_loaded() -> None:
     world = World(S.PREFILL)
     world.scaler.is_active = True
@@ -220,14 +234,15 @@ def test_where_a_planner_decides_nothing_is_loaded() -> None:
 
 def test_the_timer_of_an_earlier_life_brings_nothing_back() -> None:
     world = World(S.PREFILL)
-    crash(world, 0, back_ns=1_000)
-    crash_again = world.replicas[0]
-    world.kernel.ring()
-    assert crash_again.state is S.INACTIVE
-    crash_again.actor.tell(ev.Commanded(to=S.PREFILL, writer="command", cause="test", weights=True))
     crash(world, 0, back_ns=10_000_000)
-    world.until(0.005)
+    replica = world.replicas[0]
+    replica.actor.tell(ev.Restarted(life=replica.incarnation))  # back earlier, by another way
+    replica.actor.tell(ev.Commanded(to=S.PREFILL, writer="command", cause="test", weights=True))
+    crash(world, 0, back_ns=30_000_000)
+    world.until(0.02)
     assert world.states == [S.FAILED]
+    world.until(0.03)
+    assert world.states == [S.INACTIVE]
 
 
 def test_a_replica_waits_for_the_last_fault_of_its_gpu() -> None:

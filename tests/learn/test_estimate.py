@@ -100,7 +100,7 @@ def test_intervals_of_the_population_hold_as_often_as_they_say() -> None:
 
 
 def test_draws_have_the_mean_and_spread_of_what_they_are_drawn_from() -> None:
-    known = prior_of(ENGINES["vllm-0.15"], "H100-SXM5-80GB")
+    known = prior_of(ENGINES["vllm-0.15"], "H100-SXM5-80GB", "Qwen/Qwen2.5-7B")
     engines = draws(known, 4000, np.random.default_rng(1))
     values = np.array([values_of(engine) for engine in engines])
     spread = known.posterior.matrix.diagonal() ** 0.5
@@ -113,9 +113,13 @@ def test_draws_have_the_mean_and_spread_of_what_they_are_drawn_from() -> None:
 
 def test_a_gpu_without_measured_runs_has_the_generic_prior() -> None:
     engine = ENGINES["vllm-0.15"]
-    mine = prior_of(engine, "H100-SXM5-80GB")
-    other = known_engine(engine, "vllm-0.15", "L40S", "roofline")
+    mine = prior_of(engine, "H100-SXM5-80GB", "Qwen/Qwen2.5-7B")
+    other = known_engine(engine, "vllm-0.15", "L40S", "Qwen/Qwen2.5-7B", "roofline")
     assert "none on L40S" in other.source
     assert other.posterior.mean == values_of(engine).tolist()
     assert mine.posterior.mean != other.posterior.mean
     assert other.posterior.covariance[0][0] > mine.posterior.covariance[0][0]
+    new = prior_of(engine, "H100-SXM5-80GB", "Qwen/Qwen2.5-0.5B")
+    assert "of other models on H100" in new.source
+    for index, shift in enumerate(np.array(mine.posterior.mean) - values_of(engine)):
+        assert abs(new.posterior.mean[index] - values_of(engine)[index]) <= abs(shift) + 1e-9

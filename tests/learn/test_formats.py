@@ -233,6 +233,14 @@ def test_observed_requests_are_counted_from_the_first(tmp_path: Path) -> None:
     assert level.requests[0].cached_tokens == 16
 
 
+def test_times_of_the_engine_have_no_front_end(tmp_path: Path) -> None:
+    rows = [row | {"arrival_time": 1e9} for row in OBSERVE]  # another clock
+    (level,) = read_benchmarks(written(tmp_path, rows, lines=True))
+    assert level.is_engines_time
+    assert level.requests[0].ttft_s == 0.5
+    assert not read_benchmarks(written(tmp_path, OBSERVE, lines=True))[0].is_engines_time
+
+
 def test_levels_of_a_probe_stand_apart(tmp_path: Path) -> None:
     rows = [OBSERVE[0] | {"level": "mixed", "judges": True, "part": "p"}, OBSERVE[1]]
     levels = read_benchmarks(written(tmp_path, rows, lines=True))

@@ -22,7 +22,7 @@ from emu.learn.session import Learned, Session
 from tests.learn.hidden import served, workload
 
 SHIPPED = ENGINES["vllm-0.15"]
-KNOWN = prior_of(SHIPPED, "H100-SXM5-80GB")
+KNOWN = prior_of(SHIPPED, "H100-SXM5-80GB", "Qwen/Qwen2.5-7B")
 
 
 def level(label: str, rate: float, seed: int, judges: bool = False) -> Level:

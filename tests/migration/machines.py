@@ -102,7 +102,7 @@ class Pair:
 
     def __init__(self, *ids: int, destinations: Sequence[int], start: int = 1) -> None:
         self.first = outbound(source_id=0, destinations=destinations)
-        self.second = outbound(source_id=1)
+        self.second = outbound(source_id=1, destinations=[8])  # never asked for one
         self.split = split_of(*(ids or (1,)), start=start)
         self.done: list[msg.Action] = []
         self._by: list[Outbound] = []

@@ -10,6 +10,8 @@ from emu.migration.destinations import Destinations
 from emu.replica.states import ReplicaState
 from tests.migration.fakes import FakeWorld
 
+pytestmark = pytest.mark.doubles
+
 S = ReplicaState
 
 

@@ -11,6 +11,8 @@ from emu.replica.states import ReplicaState
 from emu.request import Request, Status
 from tests.migration.fakes import FakeWorld
 
+pytestmark = pytest.mark.doubles
+
 S = ReplicaState
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from emu.migration.messages import DestinationLost
 from emu.replica.events import KvDelivered
 from emu.replica.states import ReplicaState
 from emu.request import Status
 from tests.migration.fakes import FakeWorld
+
+pytestmark = pytest.mark.doubles
 
 S = ReplicaState
 

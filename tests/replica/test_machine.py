@@ -764,3 +764,13 @@ def test_memory_that_is_back_is_free_for_all() -> None:
     made.post(ev.KvRestored(over=lambda: None))
     assert kinds(made.step()) == ["Reply", "FreeCapacity"]
     assert made.scheduler.ledger.lost == 0
+
+
+def test_a_spare_that_had_not_closed_closes_before_it_prefills() -> None:
+    """A pause had kept it open: it must not serve prompts while KV may come."""
+    made = Bench(S.SHUTTING_NULL)
+    command = ev.Commanded(to=S.PREFILL, writer="command", cause="test", weights=True)
+    assert kinds(made.tell(command)) == ["Move", "CloseLock"]
+    closed = Bench(S.SHUTTING_NULL)
+    closed.lock.try_acquire(closed.replica.name)
+    assert kinds(closed.tell(command)) == ["Move"]

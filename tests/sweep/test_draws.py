@@ -78,7 +78,7 @@ def test_a_run_with_draws_keeps_the_run_and_adds_intervals(tmp_path: Path) -> No
     found = read_draws(tmp_path / "drawn")
     assert found.count == 6
     assert found.varied == ["engine", "arrivals", "sampling"]
-    assert "measured runs on H100" in found.engines[0]
+    assert "measured runs of other models on H100" in found.engines[0]
     ttft = found.figures["mean_ttft_ms"]
     assert ttft.low < ttft.median < ttft.high
     assert sum(ttft.shares.values()) == pytest.approx(1)

@@ -233,6 +233,25 @@ class NetworkTable(Table, kw_only=True, frozen=True):
         ],
         doc("Algorithm of collectives; `one...` runs all dimensions as a single one."),
     ] = "ring"
+    collective_algorithms: Annotated[
+        dict[Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all"], str],
+        doc(
+            "Algorithm of single collectives, where it is another; direct may have a window: direct4."
+        ),
+    ] = field(default_factory=dict)
+    topology: Annotated[
+        list[Literal["FullyConnected", "Ring", "Switch"]],
+        doc("How a collective's links join GPUs: inside a machine, then machines; absent = fully."),
+    ] = field(default_factory=list)
+    collective_splits: Annotated[
+        Count, doc("Chunks that a collective is cut into (preferred-dataset-splits).")
+    ] = 1
+    collective_active_chunks: Annotated[
+        Count, doc("Chunks of a collective under way in a dimension at a time.")
+    ] = 1
+    congestion: Annotated[
+        bool, doc("Messages of a collective wait for links that others use (one machine).")
+    ] = False
     endpoint_delay_ns: Annotated[Count0, doc("Fixed cost of a message step.")] = 10
     link_latency_ns: Annotated[
         int, doc("Latency of a collective's link; -1 = by kind of link.")

@@ -157,6 +157,15 @@ class VllmTable(SchedulerTable, kw_only=True, frozen=True):
     chunked_prefill: Annotated[bool, doc("Split prompts over iterations.")] = True
     prefix_caching: Annotated[bool, doc("Reuse KV blocks of equal prefixes.")] = True
     reserve_full_sequence: Annotated[bool, doc("Admit only if the whole length fits now.")] = True
+    enable_lora: Annotated[bool, doc("Requests may name LoRA adapters (docs/adapters.md).")] = False
+    max_loras: Annotated[Count, doc("LoRA: slots on the GPU, different adapters at once.")] = 1
+    max_cpu_loras: Annotated[
+        Count0, doc("LoRA: copies in host memory, at least max_loras; 0 = max_loras.")
+    ] = 0
+    max_lora_rank: Annotated[
+        Literal[1, 8, 16, 32, 64, 128, 256, 320, 512],
+        doc("LoRA: rank of every slot, and of the adapters."),
+    ] = 16
     speculative_config: Annotated[
         SpeculativeTable | None, doc("Speculative decoding (docs/speculation.md); absent: none.")
     ] = None
@@ -278,7 +287,9 @@ class RouterTable(Table, kw_only=True, frozen=True):
 
     policy: Annotated[
         str,
-        doc("load, round_robin, random, least_outstanding, prefix_aware, or package.module:Class"),
+        doc(
+            "load, round_robin, random, least_outstanding, prefix_aware, lora_affinity, or package.module:Class"
+        ),
     ] = "load"
     signal_delay_ms: Annotated[NonNegative, doc("Age of the signals that the router sees.")] = 0.0
     max_outstanding: Annotated[

@@ -22,6 +22,7 @@ from emu.network.chunks import chunk_sizes
 from emu.network.collectives import CollectiveSystem, active_dims, phases
 from emu.network.dims import NetworkDim, group_of, message_between_ns
 from emu.network.rounds import Kind, Phase, Round, check_algorithm, parse_algorithm, rounds
+from emu.network.tree import tree_neighbours
 
 Action = Callable[[], None]
 
@@ -156,6 +157,77 @@ class _Lane:
             self.world.clock.after(step.after_ns, lambda: self._next(index))
 
 
+class _TreeLane:
+    """One all-reduce of one chunk on a double binary tree, along one line of ranks."""
+
+    def __init__(
+        self,
+        world: _World,
+        members: tuple[int, ...],
+        phase: Phase,
+        done: Callable[[int], None],
+        *,
+        mirrored: bool,
+    ) -> None:
+        self.world = world
+        self.members = members
+        self.done = done
+        self.size_bytes = phase.size_bytes
+        self.places = tree_neighbours(len(members), mirrored=mirrored)
+        self.entered = [False] * len(members)
+        self.early: list[int] = [0] * len(members)
+        """Messages that came before their rank entered."""
+        self.missing = [len(children) for _, children in self.places]
+        """Children that a rank has not heard of."""
+
+    def enter(self, index: int) -> None:
+        """A rank starts the phase."""
+        self.entered[index] = True
+        if not self.places[index][1]:
+            self.world.clock.after(self.world.system.endpoint_delay_ns, lambda: self._up(index))
+        for _ in range(self.early[index]):
+            self._receive(index)
+
+    def _send(self, source: int, destination: int) -> None:
+        self.world.send(
+            self.members[source],
+            self.members[destination],
+            self.size_bytes,
+            lambda: self._arrive(destination),
+        )
+
+    def _arrive(self, index: int) -> None:
+        if self.entered[index]:
+            self._receive(index)
+        else:
+            self.early[index] += 1
+
+    def _receive(self, index: int) -> None:
+        system = self.world.system
+        children = self.places[index][1]
+        after = system.endpoint_delay_ns
+        if not children:  # a leaf has the result
+            self.world.clock.after(after, lambda: self.done(self.members[index]))
+            return
+        after += system.reduction_ns(self.size_bytes)
+        if not self.missing[index]:  # from above
+            self.world.clock.after(after, lambda: self._down(index))
+            return
+        self.missing[index] -= 1
+        if not self.missing[index]:
+            is_root = self.places[index][0] < 0
+            step = self._down if is_root else self._up
+            self.world.clock.after(after, lambda: step(index))
+
+    def _up(self, index: int) -> None:
+        self._send(index, self.places[index][0])
+
+    def _down(self, index: int) -> None:
+        for child in self.places[index][1]:
+            self._send(index, child)
+        self.done(self.members[index])
+
+
 class _World:
     """All ranks, their queues (one per dimension) and the chunks that pass through them."""
 
@@ -163,7 +235,7 @@ class _World:
         self.system = system
         self.clock = _Clock()
         self.links = _Links(system.dims[0], self.clock) if aware else None
-        self.lanes: dict[tuple[int, int, int], _Lane] = {}
+        self.lanes: dict[tuple[int, int, int], _Lane | _TreeLane] = {}
         self.plans: list[list[Phase]] = []
 
     def send(self, source: int, destination: int, size_bytes: int, arrived: Action) -> None:
@@ -211,15 +283,25 @@ class _Rank:
             lane = self._lane(chunk)
             lane.enter(lane.members.index(self.rank))
 
-    def _lane(self, chunk: int) -> _Lane:
+    def _lane(self, chunk: int) -> _Lane | _TreeLane:
         phase = self.world.plans[chunk][self.step[chunk]]
         members = group_of(self.rank, self.world.system.dims, [phase.dim])
         key = (chunk, self.step[chunk], members[0])
-        if key not in self.world.lanes:
-            self.world.lanes[key] = _Lane(
-                self.world, members, phase, lambda rank: self.ranks[rank].finished(chunk)
-            )
-        return self.world.lanes[key]
+        world = self.world
+        if key not in world.lanes:
+
+            def done(rank: int) -> None:
+                self.ranks[rank].finished(chunk)
+
+            if world.system.is_tree(phase.dim):
+                plan, at = world.plans[chunk], self.step[chunk]
+                before = sum(each.dim == phase.dim for each in plan[:at])
+                each_chunk = sum(each.dim == phase.dim for each in plan)
+                mirrored = bool((chunk * each_chunk + before) % 2)
+                world.lanes[key] = _TreeLane(world, members, phase, done, mirrored=mirrored)
+            else:
+                world.lanes[key] = _Lane(world, members, phase, done)
+        return world.lanes[key]
 
     def finished(self, chunk: int) -> None:
         queue = self.world.plans[chunk][self.step[chunk]].dim
@@ -249,8 +331,8 @@ def simulate_ends_ns(
         return list(starts_ns or [0])
     for name in system.algorithms:
         parsed = parse_algorithm(name)
-        if parsed.is_one or parsed.window or parsed.base == "doubleBinaryTree":
-            problem = f"{name} is not supported with congestion; use ring, direct, halvingDoubling"
+        if parsed.is_one or parsed.window:
+            problem = f"{name} is not supported with congestion or chunks of a tree beside it"
             raise InputError("network", None, "algorithm", problem)
     for dim in active:
         check_algorithm(system.algorithm(dim), kind, system.dims[dim].npus)
@@ -265,7 +347,9 @@ def simulate_ends_ns(
         ranks.append(_Rank(world, rank, ranks))
         world.clock.after(starts_ns[rank] if starts_ns else 0, ranks[rank].start)
     world.clock.run()
-    assert all(rank.end_ns >= 0 for rank in ranks)
+    if any(rank.end_ns < 0 for rank in ranks):
+        problem = "chunks of trees over several dimensions wait for each other; use fewer"
+        raise InputError("network", None, "splits", problem)
     return [rank.end_ns for rank in ranks]
 
 

@@ -1,0 +1,80 @@
+"""Draws of newer models and engines' features: hybrid layers, speculative decoding, adapters.
+
+A stream of its own decides, so that the rest of a world stays as it was drawn. What a world's
+schedulers and backends cannot do is not drawn for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from emu.chaos.drawfaults import Rng, Tables, chance, pick
+from emu.rng import rng_stream
+
+HYBRIDS: Final = ("openai/gpt-oss-20b", "google/gemma-2-9b", "LiquidAI/LFM2-2.6B")
+"""Models with windows and with states that fit a GPU of the drawn clusters."""
+
+
+def draw_models(seed: int, tables: Tables, lines: list[dict[str, Any]]) -> None:
+    """Change a part of the worlds with the vllm scheduler on one stage."""
+    rng = rng_stream(seed, "chaos models")
+    groups = tables["replicas"]
+    if tables["scheduler"]["policy"] != "vllm" or any("pipeline_parallel" in g for g in groups):
+        return
+    if any(_overrides(group) for group in groups):
+        return
+    is_plain = all(
+        group["role"] in ("colocated", "inactive") and "data_parallel_group" not in group
+        for group in groups
+    )
+    if is_plain and not tables["network"].get("tiers") and chance(rng, 0.25):
+        _hybrid(rng, tables)
+    if chance(rng, 0.35):
+        _speculation(rng, tables, lines)
+    if "name" in tables["model"] and tables["model"]["name"] not in HYBRIDS and chance(rng, 0.3):
+        _adapters(rng, tables, lines)
+
+
+def _overrides(group: Tables) -> bool:
+    return bool(group.get("scheduler") or group.get("latency") or group.get("model"))
+
+
+def _hybrid(rng: Rng, tables: Tables) -> None:
+    tables["model"] = {"name": pick(rng, HYBRIDS)}
+
+
+def _speculation(rng: Rng, tables: Tables, lines: list[dict[str, Any]]) -> None:
+    if tables["model"].get("name") == HYBRIDS[2]:
+        tables["scheduler"]["prefix_caching"] = False  # states of drafts cannot be cached
+    table: Tables = {
+        "method": pick(rng, ("ngram", "eagle", "eagle3")),
+        "num_speculative_tokens": int(pick(rng, (1, 2, 4))),
+        "draft_step_us": float(pick(rng, (0.0, 500.0))),
+    }
+    rate = float(pick(rng, (0.0, 0.5, 0.9, 1.0)))
+    if chance(rng, 0.3):
+        count = table["num_speculative_tokens"]
+        table["synthetic_acceptance_rates"] = [rate ** (at + 1) for at in range(count)]
+    else:
+        table["acceptance_rate"] = rate
+        table["tenants"] = [{"tenant": "t1", "acceptance_rate": 0.7}]
+    if table["method"] == "ngram":
+        table["proposal_rate"] = float(pick(rng, (1.0, 0.5)))
+    tables["scheduler"]["speculative_config"] = table
+    for line in lines:
+        if chance(rng, 0.1):
+            line["acceptance_rate"] = float(pick(rng, (0.0, 0.3, 1.0)))
+
+
+def _adapters(rng: Rng, tables: Tables, lines: list[dict[str, Any]]) -> None:
+    slots = int(pick(rng, (1, 2, 3)))
+    tables["scheduler"] |= {
+        "enable_lora": True,
+        "max_loras": slots,
+        "max_cpu_loras": slots + int(pick(rng, (0, 1, 4))),
+    }
+    if chance(rng, 0.5):
+        tables["router"]["policy"] = "lora_affinity"
+    for line in lines:
+        if chance(rng, 0.7):
+            line["adapter"] = f"a{int(rng.integers(5))}"

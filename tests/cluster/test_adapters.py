@@ -1,0 +1,219 @@
+"""LoRA adapters: slots, loads, admission, prefixes, routing, memory, cost."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from emu.cluster.plan import make_plan
+from emu.config.load import config_from_dict
+from emu.config.schema import VllmTable
+from emu.errors import InputError
+from emu.request import Prefix, Request
+from emu.scheduling.adapters import Adapters
+from emu.scheduling.base import ReplicaLimits
+from emu.scheduling.vllm import VllmScheduler
+from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload
+
+
+def request(number, adapter="", prompt=20, output=5, ids=None):
+    made = Request(
+        request_id=number,
+        arrival_ns=0,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        max_output_tokens=output,
+        prefix=None if ids is None else Prefix(np.array(ids, dtype=np.int64)),
+    )
+    made.adapter = adapter
+    return made
+
+
+def scheduler(slots=2, host=4, blocks=1000, caching=False, **keys):
+    limits = ReplicaLimits(
+        num_blocks=blocks, block_size=16, max_model_tokens=10_000, prefix_caching=caching
+    )
+    return VllmScheduler(VllmTable(**keys), limits, adapters=Adapters(slots, host))
+
+
+def drive(engine, requests):
+    for one in requests:
+        engine.enqueue(one, 0)
+    now_ns, batches = 0, []
+    while (batch := engine.schedule(now_ns)) is not None:
+        batches.append(batch)
+        now_ns += 1
+        assert engine.recount() == []
+        engine.complete(batch, 1, now_ns, 1)
+        assert engine.recount() == []
+    return batches
+
+
+def test_a_request_whose_adapter_has_no_slot_is_passed_by():
+    engine = scheduler(slots=1)
+    first, other, same, plain = (
+        request(1, "a"),
+        request(2, "b"),
+        request(3, "a"),
+        request(4),
+    )
+    batches = drive(engine, [first, other, same, plain])
+    opening = [chunk.request.request_id for chunk in batches[0].chunks]
+    assert opening == [1, 3, 4]
+    assert other.generated_tokens == other.output_tokens
+    assert engine.adapters.cold_loads == 2
+
+
+def test_the_host_keeps_what_has_left_the_gpu():
+    book = Adapters(1, 2)
+    assert book.take(["a"]) == (1, 0)
+    assert book.take(["a"]) == (0, 0)
+    assert book.take(["b"]) == (1, 0)
+    assert book.take(["a"]) == (0, 1)  # its slot was taken, its copy was not
+    assert book.take(["c"]) == (1, 0)  # "b" leaves the host: used longest ago
+    assert book.take(["b"]) == (1, 0)
+    assert (book.cold_loads, book.host_loads, book.hits) == (4, 1, 1)
+
+
+def test_the_batch_says_what_its_adapters_cost():
+    engine = scheduler()
+    batches = drive(engine, [request(1, "a", 30), request(2, "b", 10), request(3, prompt=50)])
+    lora = batches[0].shape.lora
+    assert (lora.adapters, lora.tokens, lora.cold_loads, lora.host_loads) == (2, 40, 2, 0)
+    lora = batches[1].shape.lora
+    assert (lora.adapters, lora.tokens, lora.cold_loads) == (2, 2, 0)
+
+
+def test_prefixes_are_not_shared_between_adapters():
+    engine = scheduler(caching=True, max_num_seqs=1)
+    ids = list(range(1, 70))
+    requests = [request(n, name, 64, 5, ids) for n, name in enumerate(("a", "b", "a", ""))]
+    drive(engine, requests)
+    assert [one.prefix_hit_tokens for one in requests] == [0, 0, 48, 0]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_slots_are_kept_in_crowded_random_worlds(seed):
+    rng = random.Random(seed)
+    engine = scheduler(
+        slots=rng.choice((1, 2, 3)),
+        host=4,
+        blocks=rng.choice((16, 40)),
+        max_num_seqs=6,
+        max_num_batched_tokens=rng.choice((24, 64)),
+    )
+    requests = [
+        request(
+            n, rng.choice(("", "a", "b", "c", "d", "e")), rng.randint(1, 100), rng.randint(1, 40)
+        )
+        for n in range(30)
+    ]
+    drive(engine, requests)
+    assert all(one.generated_tokens == one.output_tokens for one in requests)
+    assert engine.blocks_used == 0
+
+
+def world(folder, slots=2, replicas=1, policy="load", **scheduler_keys):
+    rng = random.Random(3)
+    rows = [
+        {
+            "arrival_time_ns": n * 60_000_000,
+            "input_toks": 100,
+            "output_toks": 20,
+            "adapter": rng.choice(("a", "b", "c", "d")),
+        }
+        for n in range(80)
+    ]
+    return {
+        "model": {"name": "meta-llama/Llama-3.1-8B"},
+        "nodes": [{"gpu": "H100-SXM5-80GB", "gpus": replicas}],
+        "replicas": [{"count": replicas}],
+        "router": {"policy": policy},
+        "scheduler": {
+            "enable_lora": True,
+            "max_loras": slots,
+            "max_cpu_loras": 8,
+            **scheduler_keys,
+        },
+        "workload": {"path": workload(folder / "w.jsonl", rows)},
+    }
+
+
+def test_loads_make_the_batch_wait_and_affinity_saves_them(tmp_path):
+    seen = {}
+    for policy in ("load", "lora_affinity"):
+        run_config(tmp_path / policy, **world(tmp_path, slots=1, replicas=4, policy=policy))
+        summary = summary_of(tmp_path / policy)
+        assert summary["completed"] == 80
+        seen[policy] = summary["adapters"], summary["mean_ttft_ms"]
+    load, affinity = seen["load"][0], seen["lora_affinity"][0]
+    assert affinity["cold_loads"] + affinity["host_loads"] < load["cold_loads"] + load["host_loads"]
+    assert seen["lora_affinity"][1] < seen["load"][1]
+
+
+def test_leaps_make_no_difference_to_the_bytes(tmp_path):
+    for leap in (True, False):
+        run_config(tmp_path / str(leap), **world(tmp_path, leap=leap))
+    first, second = ((tmp_path / name / "requests.csv").read_bytes() for name in ("True", "False"))
+    assert first == second
+    assert len(rows_of(tmp_path / "True")) == 80
+
+
+def test_slots_take_memory_whatever_is_loaded(tmp_path):
+    """Llama-3.1-8B, rank 16, all seven matrices: 83.9 MB a slot."""
+    plain = world(tmp_path, slots=4)
+    config = config_from_dict(plain)
+    with_slots = make_plan(config).replicas[0]
+    plain["scheduler"] = {}
+    without = make_plan(config_from_dict(plain)).replicas[0]
+    lost = (without.num_blocks - with_slots.num_blocks) * without.memory.kv_bytes_block_rank
+    assert lost == pytest.approx(4 * 83.886e6, rel=0.01)
+
+
+def test_adapters_and_drafts_together(tmp_path):
+    drafts = {"method": "eagle", "num_speculative_tokens": 2, "acceptance_rate": 0.8}
+    run_config(tmp_path / "out", **world(tmp_path, speculative_config=drafts))
+    summary = summary_of(tmp_path / "out")
+    assert summary["completed"] == 80
+    assert summary["speculation"]["num_drafts"] > 0
+    assert summary["adapters"]["cold_loads"] == 4
+
+
+@pytest.mark.parametrize(
+    ("tables", "problem"),
+    [
+        ({"scheduler": {"max_loras": 3}}, "means nothing without enable_lora"),
+        (
+            {"scheduler": {"enable_lora": True, "max_loras": 3, "max_cpu_loras": 2}},
+            "at least max_loras",
+        ),
+        (
+            {"scheduler": {"enable_lora": True}, "latency": {"backend": "astra-sim"}},
+            "no cost of adapters",
+        ),
+        (
+            {"scheduler": {"enable_lora": True}, "model": {"name": "Qwen/Qwen3-30B-A3B"}},
+            "more than dense layers",
+        ),
+        (
+            {"scheduler": {"enable_lora": True}, "replicas": [{"pipeline_parallel": 2}]},
+            "one pipeline stage",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(tmp_path, tables, problem):
+    made = {**world(tmp_path), "nodes": [{"gpu": "H100-SXM5-80GB", "gpus": 2}], **tables}
+    with pytest.raises(InputError, match=problem):
+        make_plan(config_from_dict(made))
+
+
+def test_a_workload_that_names_adapters_needs_them(tmp_path):
+    made = world(tmp_path)
+    made["scheduler"] = {}
+    made["latency"] = LINEAR
+    with pytest.raises(InputError, match="the workload names adapters"):
+        run_config(tmp_path / "out", **made)
+    assert json.loads((tmp_path / "w.jsonl").read_text().splitlines()[0])["adapter"]
