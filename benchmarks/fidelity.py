@@ -119,7 +119,7 @@ def emulate(
     if host is not None:
         registry.host_costs = lambda *_, **__: host  # type: ignore[assignment]
     if splits:
-        registry.block_grid = lambda _: None
+        registry.block_grid = lambda *_: None
     try:
         with tempfile.TemporaryDirectory() as scratch:
             file = Path(scratch) / "cluster.toml"

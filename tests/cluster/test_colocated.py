@@ -243,7 +243,7 @@ def test_real_workloads_run_and_leave_empty_books(
         tmp_path / "out",
         nodes=[{"gpu": "H100-SXM5-80GB"}],
         replicas=[{"count": replicas}],
-        workload={"path": str(SHARED / name), "limit": limit},
+        workload={"path": str(SHARED / name), "limit": limit, "oversized": "reject"},
     )
     rows = rows_of(tmp_path / "out")
     summary = summary_of(tmp_path / "out")
