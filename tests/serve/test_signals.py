@@ -172,7 +172,12 @@ def test_an_idle_server_ends_at_once_from_the_first_line_it_prints(tmp_path: Pat
 def test_a_recording_is_kept_unless_forced(tmp_path: Path) -> None:
     def session(*options: str) -> str:
         process = Process(tmp_path, *options)
-        asyncio.run(process.stream(2))
+
+        async def ask() -> None:
+            await (await process.stream(2)).ended
+            await asyncio.sleep(0.05)  # its connection closes
+
+        asyncio.run(ask())
         process.popen.send_signal(signal.SIGTERM)
         return process.popen.communicate(timeout=PATIENCE_S)[1]
 
