@@ -10,7 +10,8 @@ import msgspec
 
 from emu.report.atomic import write_bytes, write_text, writing
 from emu.report.csvtext import quote, text_cell
-from emu.sweeps.drive import Row, SweepResult
+from emu.sweeps.drive import SweepResult
+from emu.sweeps.driver import Row
 from emu.sweeps.pool import missing
 
 
