@@ -31,7 +31,6 @@ from emu.latency.engine import (
     with_step_overhead,
 )
 from emu.latency.engine_steps import EngineSteps
-from emu.latency.lora import LoraPlan
 from emu.latency.roofline.coefficients import kernels_of
 from emu.latency.roofline.ops import machine_collective
 from emu.latency.sampler import resolve_sampling
@@ -40,7 +39,7 @@ from emu.network.dims import NetworkDim
 from emu.network.rounds import KINDS, CollectiveSystem, Kind, check_algorithm, parse_algorithm
 
 if TYPE_CHECKING:
-    pass
+    from emu.latency.lora import LoraPlan
 
 _BYTES_PER_GIB = 1 << 30
 _NVLINK_LATENCY_NS = 1_000
