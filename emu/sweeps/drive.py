@@ -26,11 +26,14 @@ from emu.sweeps.conditions import (
     unserved_part,
 )
 from emu.sweeps.driver import Driver, Row, Watch
-from emu.sweeps.evaluate import Base, PointResult
+from emu.sweeps.evaluate import (
+    Base,
+    PointResult,
+    point_pool,
+    point_store,
+)
 from emu.sweeps.points import fixed_points, with_seeds
-from emu.sweeps.pool import cores, make_pool
 from emu.sweeps.schema import SearchTable, Sweep, flat, load_sweep
-from emu.sweeps.store import Store
 
 
 class Answer(msgspec.Struct):
@@ -88,9 +91,9 @@ def run_sweep(
     fixed = {**flat(sweep.fixed), **(settings or {})}
     _check_figures(sweep, source)
     first = [] if sweep.kind in ("search", "pareto") else fixed_points(sweep, source)
-    with make_pool(jobs or cores(), ray) as pool:
+    with point_pool(jobs, ray) as pool:
         keep_in = str(directory.resolve() / "runs") if sweep.keep_runs else ""
-        driver = Driver(base, fixed, Store(directory), pool, keep_in)
+        driver = Driver(base, fixed, point_store(directory), pool, keep_in)
         if watch is not None:
             driver.watch = watch
         answer: Answer | None = None

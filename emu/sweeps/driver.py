@@ -14,10 +14,8 @@ import msgspec
 from emu.config.schema import Config
 from emu.errors import InputError, InvariantViolation
 from emu.process.interrupts import strike_if_lost
-from emu.sweeps.evaluate import Base, PointResult, Task
+from emu.sweeps.evaluate import Base, PointPool, PointResult, PointStore, Task
 from emu.sweeps.points import Point
-from emu.sweeps.pool import Pool
-from emu.sweeps.store import Store
 
 Watch = Callable[[int, int, str], None]
 """Told (points done, points known, a line) whenever something changes."""
@@ -36,7 +34,12 @@ class Driver:
     """Runs batches of points, through the store."""
 
     def __init__(
-        self, base: Base, fixed: dict[str, Any], store: Store, pool: Pool, keep_in: str
+        self,
+        base: Base,
+        fixed: dict[str, Any],
+        store: PointStore,
+        pool: PointPool,
+        keep_in: str,
     ) -> None:
         self._base = base
         self._fixed = fixed
@@ -62,7 +65,8 @@ class Driver:
             for result in self._pool.results(list(tasks.values())):
                 if result.status == "violated":
                     raise InvariantViolation(f"a point of the sweep: {result.error}")
-                self._store.put(result)
+                if result.is_kept:
+                    self._store.put(result.key, result)
                 results[result.key] = result
                 self.done += 1
                 self._tell()
