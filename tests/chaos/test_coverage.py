@@ -38,13 +38,14 @@ workload.synthetic.output.sigma workload.synthetic.output.theta
 workload.synthetic.sessions.turns_min workload.synthetic.sessions.turns_max
 workload.synthetic.sessions.tool_s workload.synthetic.sessions.shared_context
 workload.synthetic.tenants workload.synthetic.prefix_groups workload.synthetic.prefix_tokens
-scheduler.speculative_config.draft_tensor_parallel_size latency.backend=roofline latency.engine
-latency.host_overhead latency.sampling latency.penalties latency.front_end latency.jitter
-latency.warm_up latency.step_overhead_us latency.expert_routing latency.attention_offload
-latency.sub_batch_interleaving latency.compute_efficiency latency.memory_efficiency
-latency.round_tokens_to latency.enforce_eager latency.prefill_tokens_per_s
-latency.backend=astra-sim latency.compute latency.faithful network.congestion autoscale.preset
-autoscale.min_prefill autoscale.min_decode autoscale.min_replicas autoscale.idle_s
+workload.synthetic.adapters scheduler.speculative_config.draft_tensor_parallel_size
+latency.backend=roofline latency.engine latency.host_overhead latency.sampling latency.penalties
+latency.front_end latency.jitter latency.warm_up latency.step_overhead_us latency.expert_routing
+latency.attention_offload latency.sub_batch_interleaving latency.compute_efficiency
+latency.memory_efficiency latency.round_tokens_to latency.enforce_eager
+latency.prefill_tokens_per_s latency.backend=astra-sim latency.compute latency.faithful
+network.congestion autoscale.preset autoscale.min_prefill autoscale.min_decode
+autoscale.min_replicas autoscale.idle_s
 """
 NOT_YET = frozenset(NOT_YET_TEXT.split())
 """Keys that worlds are still to give."""
