@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from emu.report.atomic import write_text
-from emu.report.chart import PALETTE, Axis, Chart, Limit, Region, Series, short, spread_axis
+from emu.report.chart import PALETTE, Chart, Limit, Region, Series, close_axis, short, spread_axis
 from emu.report.interval import Mean, mean_of
 from emu.report.pages import page
 from emu.report.table import number
@@ -180,8 +180,8 @@ def _trade_off(
         section="trade-off",
         title=f"{names[1]} against {names[0]}",
         note=note + ("; green: objectives met" if set(names) & set(limits) else ""),
-        x=Axis(title=names[0], low=None),
-        y=spread_axis(min(ys), max(ys), names[1]),
+        x=close_axis(min(cloud.x), max(cloud.x), names[0]),
+        y=close_axis(min(ys), max(ys), names[1]),
         series=series,
         limits=_limit_lines(names, limits),
         regions=_region(names, limits),
@@ -239,7 +239,10 @@ def _by_key(
         for name in names or latencies(result):
             if name in columns:
                 curves = _curves(result, columns, key, name)
-                charts += [_key_chart(f"{place}-{name}", key, name, curves, limits)] * bool(curves)
+                title = key_label(key, [key], result.roles) if key.startswith("replicas.") else key
+                charts += [_key_chart(f"{place}-{name}", title, name, curves, limits)] * bool(
+                    curves
+                )
     return charts
 
 

@@ -78,12 +78,13 @@ const emuCharts = (function () {
   function lineOf(one, chart, colours, width) {
     const isPoints = one.shape === "points";
     const data = one.x.map((x, i) => one.sums ? [x, one.sums[i], one.y[i]] : [x, one.y[i]]);
+    const color = one.color === "text" ? colours.text : one.color;
     const made = {
       type: isPoints ? "scatter" : one.shape === "bar" ? "bar" : "line",
       name: one.name || "",
       data,
       yAxisIndex: one.right ? 1 : 0,
-      itemStyle: { color: one.color },
+      itemStyle: { color },
     };
     if (isPoints) {
       made.symbol = symbols[one.symbol || "circle"];
@@ -105,7 +106,7 @@ const emuCharts = (function () {
       made.showSymbol = one.shape === "linepoints";
       made.symbolSize = 6;
       made.step = { after: "end", before: "start" }[one.shape] || false;
-      made.lineStyle = { width: one.area ? 0 : one.width || 1.5, color: one.color, type: one.dash ? "dashed" : "solid" };
+      made.lineStyle = { width: one.area ? 0 : one.width || 1.5, color, type: one.dash ? "dashed" : "solid" };
       if (one.area) made.areaStyle = { color: one.color, opacity: 1 };
     }
     return made;
