@@ -25,7 +25,7 @@ from emu.astra.nodes import COMM_TYPES, LOCAL, Node, NodeKind, Place
 from emu.astra.rows import TraceGenerator
 from emu.astra.trace import Marker, Row
 from emu.latency.base import BatchShape, next_decode_shape
-from emu.network.collectives import CollectiveSystem
+from emu.network.rounds import CollectiveSystem
 
 _ATTENTION = "attention"
 _KNOWN_MAX = 1 << 16

@@ -10,8 +10,8 @@ from emu.astra.nodes import Location, Place
 from emu.astra.once import run_once
 from emu.astra.rows import Placement
 from emu.latency.base import BatchShape, next_decode_shape
-from emu.network.collectives import CollectiveSystem
 from emu.network.dims import NetworkDim
+from emu.network.rounds import CollectiveSystem
 from tests.astra.test_convert import LLAMA, QWEN, generator
 
 TOPOLOGIES = ("Ring", "FullyConnected", "Switch")
