@@ -129,6 +129,7 @@ def build_replica(
         layers=plan.model.layers,
     )
     replica.board = pool.relay
+    replica.peers = cluster.replicas
     replica.model = pool.index
     if plan.has_front_end and plan.engine is not None:
         replica.stream = OutputStream(plan.engine)

@@ -287,7 +287,7 @@ class Cluster:
         """A running request has moved."""
         self.recorder.moved_live(request, source, destination, started_ns, stop_ns)
 
-    def on_tokens(self, replica: Replica, receivers: Iterable[Request]) -> None:
+    def on_tokens(self, replica_id: int, receivers: Iterable[Request]) -> None:
         """Never called off line; live mode overrides this."""
 
     def on_moved(
@@ -298,7 +298,7 @@ class Cluster:
         self._draining = None
         pool.replica_moved()
         self.recorder.moved(replica, before, writer, cause, at_ns)
-        pool.relay.on_moved(replica, before)
+        pool.relay.on_moved(replica.replica_id, before, replica.state)
         self.sharing.on_moved(replica, before)
         pool.scaler.on_moved(replica, before, writer)
         self.faults.on_moved(replica, before)

@@ -39,7 +39,7 @@ class ModelPool:
         self.queue = queue
         self.members: list[Replica] = []
         """Its replicas, ascending id."""
-        self.relay = RelayBoard(lambda: self.members, cluster.next_batch_id)
+        self.relay = RelayBoard(lambda one: self.replicas[one].actor.look(), cluster.next_batch_id)
         self.scarce_decode = False
         self.replicas = cluster.replicas
         """All replicas of the cluster, by id."""
