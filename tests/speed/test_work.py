@@ -69,7 +69,6 @@ def _run(
 
     async def main() -> None:
         cluster = Cluster(plan, workload, recorder, has_prefixes=workload.has_prefixes)
-        recorder.started(cluster)
         with _profiled(profile):
             outcome = await cluster.run()
         kept.append((cluster, outcome))
