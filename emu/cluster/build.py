@@ -105,7 +105,8 @@ def build_dispatch(
     config, insight = shared.plan.config, shared.insight
     plans = [shared.plan.replicas[replica.replica_id] for replica in members]
     served = plans[0].served
-    dispatch = Dispatch(
+    limits = {model.label: model.max_outstanding for model in config.models}
+    return Dispatch(
         shared.kernel,
         make_router(
             config.router.policy,
@@ -121,10 +122,8 @@ def build_dispatch(
         delay_ns=ms_to_ns(config.router.signal_delay_ms),
         max_model_tokens=max(r.max_model_tokens for r in plans),
         is_own=is_import_path(config.router.policy),
+        outstanding_max=limits.get(served, 0),
     )
-    limits = {model.label: model.max_outstanding for model in config.models}
-    dispatch.outstanding_max = limits.get(served, 0)
-    return dispatch
 
 
 def build_replica(
