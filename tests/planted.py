@@ -88,7 +88,7 @@ PLANTED = (
     Planted(
         "a crash keeps what its batch waits for",
         "replica/crash.py",
-        "    replica.prerequisites.drop()\n",
+        "    replica.prerequisites.drop(replica.wave)\n",
         "",
     ),
     Planted(
@@ -123,7 +123,7 @@ PLANTED = (
     ),
     Planted(
         "life not checked when a prerequisite is met",
-        "replica/prerequisites.py",
+        "replica/serving.py",
         "    if event.life != replica.incarnation:\n        return PARK\n",
         "",
     ),
@@ -141,7 +141,7 @@ PLANTED = (
     ),
     Planted(
         "a prerequisite met does not interrupt",
-        "replica/prerequisites.py",
+        "replica/serving.py",
         "    if prerequisites.left == 0:\n"
         "        replica.look = INTERRUPT if replica.stages == 1 else LOOK\n",
         "    if prerequisites.left == 0:\n        replica.look = LOOK\n",
