@@ -241,7 +241,7 @@ STEPS = st.lists(
     max_size=40,
 )
 many = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
 
 
