@@ -275,8 +275,8 @@ PLANTED = (
     Planted(
         "KV that has left wakes no request that waits here",
         "replica/inbound.py",
-        "    if replica.scheduler.waiting_count or replica.ends is not None or not",
-        "    if replica.ends is not None or not",
+        "    if replica.ends is not None or not replica.waits_here_only or replica.scheduler",
+        "    if replica.ends is not None or not replica.waits_here_only or False and replica.scheduler",
     ),
     Planted(
         "a stop that comes too late is not answered",

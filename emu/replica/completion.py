@@ -263,7 +263,8 @@ def _hand_out(
         for request in leaving:
             replica.scheduler.detach(request)
             request.status = Status.MIGRATING
-        replica.touch()
+        if not replica.is_touched:
+            replica.touch()
         if split is not None:
             out.append(HandOffSecond(split, leaving))
         elif leaving:

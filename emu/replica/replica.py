@@ -320,7 +320,8 @@ class Replica:
             ends = self.ends
             if ends is None or self.is_paused:
                 return AT_DUE
-            return self.iteration_end_ns(self.steps_ended(ends))
+            done = self.steps_ended(ends)
+            return self.end_ns if done >= len(ends) else self.start_ns + ends.item(done)
         if activity == RESTING:
             return AT_DUE if self.is_paused else NOW
         return NOW if activity in (STAGED, LAYER) else AT_DUE

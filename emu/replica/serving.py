@@ -225,7 +225,8 @@ def rest(replica: Replica) -> int:
     if replica.stages > 1 and replica.has_batches_in_flight:
         return wait_for_stage(replica)
     unschedulable = replica.scheduler.drop_unschedulable(replica.clock.now_ns)
-    replica.touch()
+    if not replica.is_touched:
+        replica.touch()
     if not unschedulable:
         replica.activity = RESTING
         return PARK
