@@ -115,7 +115,9 @@ class Iterations:
             return
         done = self._layers.get(key, 0)
         if record["layer"] != done:
-            tape.say(f"T2: batch {key[1]} of replica {key[0]} ran layer {record['layer']} of {done}")
+            tape.say(
+                f"T2: batch {key[1]} of replica {key[0]} ran layer {record['layer']} of {done}"
+            )
         self._layers[key] = done + 1
         whole_ps = whole_cost_ps(seat, formed["members"], None)
         if whole_ps is None:

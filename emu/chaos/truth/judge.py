@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from emu.chaos.truth.iterations import Iterations
 from emu.chaos.truth.tape import Record, Seat, Tape
+from emu.chaos.truth.transfers import Transfers
 from emu.chaos.truth.windows import Windows
 from emu.config.schema import Config
 
@@ -20,6 +21,7 @@ def truth_of(config: Config, plan: Plan, records: Sequence[Record]) -> list[str]
     windows = Windows(tape)
     windows.judge()
     Iterations(tape, windows).judge()
+    Transfers(tape, windows).judge()
     return tape.problems
 
 

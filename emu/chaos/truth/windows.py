@@ -101,6 +101,7 @@ class Windows:
     def _judge_ends(self) -> None:
         tape = self._tape
         due: Counter[tuple[str, int]] = Counter()
+        fault: Any
         for fault in tape.config.faults:
             at_ns, kind = to_ns(fault.at_s), fault.kind
             duration_ns = to_ns(getattr(fault, "duration_s", None) or 0)
@@ -155,7 +156,9 @@ class Windows:
 
     def is_edge(self, replica: int, at_ns: int) -> bool:
         """A straggler begins or ends at this very instant: either factor may count."""
-        return any(at_ns in (span.since_ns, span.until_ns) for span, _ in self.slow.get(replica, ()))
+        return any(
+            at_ns in (span.since_ns, span.until_ns) for span, _ in self.slow.get(replica, ())
+        )
 
     def stood_ns(self, replica: int, start_ns: int, end_ns: int) -> int:
         """How long a replica stood still between two instants."""
@@ -164,6 +167,7 @@ class Windows:
     # --- reading the tables -------------------------------------------------------------------
     def _read(self) -> None:
         taken: Counter[tuple[str, int, str]] = Counter()
+        fault: Any
         for fault in self._tape.config.faults:
             at_ns = to_ns(fault.at_s)
             duration_s = getattr(fault, "duration_s", None)
