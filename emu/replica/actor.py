@@ -1,8 +1,7 @@
 """The actor of a replica: hands events to the machine, and applies its actions.
 
-Owns the machine: no other actor writes to it. This is the only place where a replica acts on the
-world: requests that end, KV that leaves, locks, weights, changes of state; and where the log of
-its life is written. Actions are applied in their order, each carried out before the next; what
+Owns the machine: no other actor writes to it. Actions (requests that end, KV that leaves, locks,
+weights, changes of state) are applied in their order, each carried out before the next; what
 reaches the replica meanwhile (a request that its own change of state has set free) is handled at
 once, between two handlers, never inside one.
 """
