@@ -285,7 +285,7 @@ class KvEvents:
         try:
             for index, endpoint in enumerate(endpoints):
                 topic = f"kv@{host}:{endpoint.port}@{house.model}"
-                ports = (port + index, port + len(endpoints) + index)
+                ports = (port + index, port + len(endpoints) + index) if port else (0, 0)
                 self.publishers.append(Publisher(self._context, host, *ports, topic))
                 self.ledgers.append(self._ledger(index, endpoint))
         except InputError:

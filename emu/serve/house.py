@@ -76,7 +76,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The first of these ports; 0 = the port after the server's own."""
     face: str = "vllm"
     kv_lease_s: float = 480.0
-    kv_events_port: int = 0
+    kv_events_port: int | None = None
     wire: str = "vllm-0.19"
     slow_down: str = "off"
     """"auto" lowers the speed while the machine does not keep up."""

@@ -224,7 +224,7 @@ class LiveServer:
         ports = [port_of(s) for s in self._endpoint_sockets]
         fleet = Fleet(house, ports, face=options.face, lease_s=options.kv_lease_s)
         self.fleet = fleet
-        if options.kv_events_port:
+        if options.kv_events_port is not None:
             wire = wire_of(options.wire)
             fleet.events = KvEvents(house, fleet.endpoints, options.kv_events_port, wire)
         for endpoint in fleet.endpoints:
@@ -487,7 +487,7 @@ def serve_command(
     for name, place in (("--tls-cert", options.tls_cert), ("--tls-key", options.tls_key)):
         if place and not Path(place).is_file():
             raise InputError(place, None, name, "no such file")
-    if options.kv_events_port and not options.fleet:
+    if options.kv_events_port is not None and not options.fleet:
         raise InputError("serve", None, "--kv-events", "needs --fleet: events are of endpoints")
     if not options.header_timeout_s > 0:
         raise InputError("serve", None, "--header-timeout-s", "must be above 0")
