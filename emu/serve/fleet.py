@@ -27,7 +27,7 @@ from starlette.requests import ClientDisconnect
 
 from emu.cluster.plan import ReplicaPlan
 from emu.errors import InputError
-from emu.kernel.actor import NEVER
+from emu.kernel.clock import NEVER
 from emu.latency.frontend import Intake
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
