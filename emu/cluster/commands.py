@@ -86,7 +86,7 @@ class Commander:
             return self._set_latency(replica, command)
         target = TARGETS.get((command.command, replica.state))
         if target is None:
-            return self._refuse(replica, command, f"is {replica.state.value}")
+            return self.refuse(replica, command, f"is {replica.state.value}")
         weights: bool | None = None
         if target is S.INACTIVE:
             weights = False
@@ -110,14 +110,15 @@ class Commander:
         """Forget cached prefixes; as in vLLM, not while a request holds a block."""
         replica.settle()
         if replica.scheduler.blocks_used:
-            return self._refuse(replica, command, "has requests")
+            return self.refuse(replica, command, "has requests")
         pool = getattr(replica.scheduler, "pool", None)
         if pool is None:  # Vidur's schedulers only count
-            return self._refuse(replica, command, "has no prefix cache")
+            return self.refuse(replica, command, "has no prefix cache")
         pool.clear()
         return True
 
-    def _refuse(self, replica: Replica, command: CommandTable, why: str) -> bool:
+    def refuse(self, replica: Replica, command: CommandTable, why: str) -> bool:
+        """Note that a command does not apply; False."""
         self.refused.append(
             f"{command.at_s:g} s: replica {replica.replica_id} {why}, "
             f"{command.command} does not apply"

@@ -154,7 +154,7 @@ def _replicas(config: Config) -> Iterator[Problem]:
 def _roles(config: Config) -> Iterator[Problem]:
     """Without a planner or commands, roles never change: some replica must serve each phase."""
     scaled = config.autoscale is not None and config.autoscale.executor != "none"
-    told = any(c.command not in ("reset_prefix_cache", "set_latency") for c in config.commands)
+    told = any(command.is_of_roles for command in config.commands)
     if scaled or told or not config.replicas:
         return
     roles = {group.role for group in config.replicas}

@@ -102,7 +102,7 @@ def snapshot(house: House) -> dict[str, Any]:
         "event": "state",
         "at_s": kernel.wall_ns() / NS_PER_S,
         "speed": house.speed,
-        "model": house.model,
+        "model": ", ".join(house.models) if len(house.models) > 1 else house.model,
         "is_ready": house.is_ready,
         "startup_left_s": round(house.startup_left_s, 3),
         "is_draining": house.is_draining,
@@ -206,7 +206,11 @@ def command_now(house: House, replica: Replica, command: str, factor: float | No
     now_s = cluster.kernel.now_ns / NS_PER_S
     given = {"at_s": now_s, "replica": replica.replica_id, "command": command, "factor": factor}
     table = msgspec.convert(given, CommandTable)
-    is_done = cluster.commander.issue(replica, table)
+    steps_alone = not house.plan.replicas[replica.replica_id].data_parallel_group
+    if steps_alone or not table.is_of_roles:
+        is_done = cluster.commander.issue(replica, table)
+    else:
+        is_done = cluster.commander.refuse(replica, table, "steps together with others")
     outcome = "done" if is_done else "refused"
     count = house.commands_given.get((command, outcome), 0)
     house.commands_given[command, outcome] = count + 1
@@ -340,6 +344,9 @@ class Control:
             raise ApiError(400, f"commands are {', '.join(sorted(known))}", param="command")
         house = self._house
         replicas = house.cluster.replicas
+        is_planned = len(house.models) > 1 and house.plan.config.autoscale is not None
+        if is_planned and body.command != RESET:
+            raise ApiError(409, "models that share GPUs are loaded by the planner alone")
         if body.replica >= len(replicas):
             problem = f"there is no replica {body.replica}, the last one is {len(replicas) - 1}"
             raise ApiError(404, problem, param="replica")
@@ -354,6 +361,8 @@ class Control:
         """Give so many replicas a role, by commands: idle ones first, highest ids leave first."""
         body = decode_body(await request.body(), ScaleBody)
         self._check_room()
+        if len(self._house.models) > 1:
+            raise ApiError(409, "roles can be scaled where one model is served")
         done = await self._house.enter(lambda: self._scale(body))
         if done is None:
             problem = f"there are not {body.replicas} replicas that can be {body.role} now"

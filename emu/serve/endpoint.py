@@ -196,7 +196,7 @@ class EndpointApi(Api):
         return [*own, *super().routes()]
 
     # --- generation ---------------------------------------------------------------------------
-    def _check_serving(self) -> None:
+    def _check_serving(self, model: int = -1) -> None:
         if not self.endpoint.role:
             state = self.endpoint.replica.state.value
             problem = f"replica {self.endpoint.replica.replica_id} is {state}"

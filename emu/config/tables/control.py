@@ -170,6 +170,11 @@ class CommandTable(Table, kw_only=True, frozen=True):
         doc("set_latency: iterations take so many times longer from then on; 1 = as configured."),
     ] = None
 
+    @property
+    def is_of_roles(self) -> bool:
+        """It changes what the replica serves."""
+        return self.command not in ("reset_prefix_cache", "set_latency")
+
 
 class FaultTable(Table, kw_only=True, frozen=True):
     """One injected fault; `kind` says which, and each kind has its own keys (docs/faults.md)."""
