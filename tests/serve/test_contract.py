@@ -470,7 +470,12 @@ def test_several_models_answer_by_name(tmp_path: Path) -> None:
 
     models = [
         {"served_name": "chat", "name": "meta-llama/Llama-3.1-8B", "colocated": 1},
-        {"served_name": "large", "name": "mistralai/Mistral-Small-24B-Base-2501", "tensor_parallel": 4, "colocated": 1},
+        {
+            "served_name": "large",
+            "name": "mistralai/Mistral-Small-24B-Base-2501",
+            "tensor_parallel": 4,
+            "colocated": 1,
+        },
     ]
     raw = tables(models=models, nodes=[{"gpu": "H100-SXM5-80GB", "gpus": 8}])
     del raw["replicas"]
