@@ -236,7 +236,8 @@ def rendered(text: str, kept: Kept) -> str:
 
     def fill(match: re.Match[str]) -> str:
         name = match[1]
-        return f"<!-- speed: {name} -->\n\n{(BLOCKS | SHORT_BLOCKS)[name](kept)}\n\n<!-- end of speed -->"
+        block = {**BLOCKS, **SHORT_BLOCKS}[name](kept)
+        return f"<!-- speed: {name} -->\n\n{block}\n\n<!-- end of speed -->"
 
     return _BLOCK.sub(fill, text)
 
