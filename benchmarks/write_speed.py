@@ -201,15 +201,17 @@ def builds(kept: Kept) -> str:
     """Both builds beside other emulators; the fastest of each row is bold."""
     heads = ["case", "emu, interpreted", "emu, compiled", "CPU s", "Dynamo 1.6.1", "BLIS f90a1e3"]
     rows = []
-    for row in kept["builds"]["rows"]:
-        plain, fast = (row["requests"] / cost["cpu_s"] for cost in row["costs"])
-        rates = [plain, fast, *PUBLISHED.get(row["case"], (0, 0))]
+    measured = {row["case"]: row for row in kept["builds"]["rows"]}
+    for case in {**PUBLISHED, **measured}:
+        row = measured.get(case, {"costs": [], "requests": 0})
+        own = [row["requests"] / cost["cpu_s"] for cost in row["costs"]] or [0, 0]
+        rates = [*own, *PUBLISHED.get(case, (0, 0))]
         texts = [
             "" if not rate else f"**{rate:,.0f}**" if rate == max(rates) else f"{rate:,.0f}"
             for rate in rates
         ]
         seconds = " / ".join(f"{cost['cpu_s']:.2f}" for cost in row["costs"])
-        rows.append([row["case"], *texts[:2], seconds, *texts[2:]])
+        rows.append([case, *texts[:2], seconds or "not measured yet", *texts[2:]])
     facts = kept["builds"]
     note = place_and_time(facts, f"both builds in turn, medians of {facts['repeats']}")
     return f"{table(heads, rows)}\n\nemu: {note}"
