@@ -10,17 +10,20 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import numpy as np
 
 from emu.catalogue import sizes
+from emu.catalogue.lookup import lookup_gpu
 from emu.cluster.dispatch import Dispatch
 from emu.cluster.plan import Plan, ReplicaPlan, groups_of, plugins_of
 from emu.config.names import is_import_path
 from emu.errors import InputError
 from emu.latency.base import LatencyBackend
+from emu.latency.encoder import EncoderFleet, embedding_bytes
 from emu.latency.frontend import Intake, OutputStream
 from emu.latency.jitter import Jitter
-from emu.latency.registry import engine_of
+from emu.latency.registry import engine_of, tower_costs
 from emu.migration.destinations import Destinations
 from emu.migration.outbound import Kv
 from emu.migration.watcher import Watcher, name_of
@@ -35,7 +38,7 @@ from emu.routing.policies import make_router
 from emu.scheduling.base import ReplicaLimits, Scheduler
 from emu.scheduling.fcfs import PrefillQueue
 from emu.scheduling.registry import make_scheduler
-from emu.units import ms_to_ns, s_to_ns
+from emu.units import gbps_to_bytes_per_s, ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
     from emu.autoscale.kv_reject import KvRejecter
@@ -161,6 +164,26 @@ def build_intake(cluster: Cluster) -> Intake | None:
     return Intake(models) if models and len(models) == len(takers) else None
 
 
+def build_encoders(cluster: Cluster) -> EncoderFleet | None:
+    """Encoders of images on GPUs of their own, if there are any."""
+    table = cluster.config.encoders
+    if table is None:
+        return None
+    first = cluster.plan.replicas[0]
+    gpu = lookup_gpu(table.gpu) if table.gpu else first.gpu
+    context = msgspec.structs.replace(
+        first.latency_context(cluster.config), gpu=gpu, tensor_parallel=1, expert_parallel=1
+    )
+    return EncoderFleet(
+        tower_costs(context),
+        table.count,
+        cache_tokens=table.cache_tokens,
+        token_bytes=embedding_bytes(first.model),
+        bytes_per_s=gbps_to_bytes_per_s(table.nic_gbps or first.node.nic_gbps),
+        latency_ns=round(first.node.nic_latency_us * 1000),
+    )
+
+
 def _scheduler(
     cluster: Cluster,
     pool: ModelPool,
@@ -194,6 +217,7 @@ def _scheduler(
         seed=cluster.config.seed,
         own=None if insight is None else partial(insight.make, replica_id=plan.replica_id),
         eviction=eviction,
+        encodes=not plan.encodes_apart,
     )
 
 

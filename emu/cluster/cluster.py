@@ -16,6 +16,7 @@ from emu.autoscale.scaler import Scaler
 from emu.cluster.audit import story
 from emu.cluster.build import (
     build_dispatches,
+    build_encoders,
     build_insight,
     build_intake,
     build_live,
@@ -132,6 +133,7 @@ class Cluster:
             on_terminal=ended,
             cancel=self.cancel,
             intake=build_intake(self),
+            encoders=build_encoders(self),
             admission=None if self.insight is None else self.insight.admission(),
         )
         check_commands(config.commands, len(self.replicas), plan.source)
@@ -372,6 +374,7 @@ class Cluster:
         if request.holder_id < 0:
             if (
                 request in self.gateway.taking
+                or request.request_id in self.gateway.encoding
                 or any(q.cancel(request) for q in self.queues)
                 or self.gateway.cancel_held(request)
             ):

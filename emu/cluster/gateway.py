@@ -17,6 +17,7 @@ from emu.config.schema import RecoveryTable, RouterTable
 from emu.kernel.actor import AT_DUE, PARK, Actor
 from emu.kernel.clock import Kernel
 from emu.kernel.priorities import PRIORITY_WORLD
+from emu.latency.encoder import EncoderFleet
 from emu.latency.frontend import Intake
 from emu.policy.calls import OwnAdmission
 from emu.replica.events import Submitted
@@ -61,6 +62,7 @@ class Gateway(Actor):
         on_terminal: Callable[[Request], None],
         cancel: Callable[[Request], None],
         intake: Intake | None = None,
+        encoders: EncoderFleet | None = None,
         admission: OwnAdmission | None = None,
     ) -> None:
         super().__init__(kernel, "gateway", PRIORITY_WORLD)
@@ -74,7 +76,10 @@ class Gateway(Actor):
         self.held: deque[Request] = deque()
         self.taking: deque[Request] = deque()
         """Requests in the front end, in order of arrival."""
+        self.encoding: dict[int, Request] = {}
+        """Requests whose images are encoded on GPUs of the encoders' own."""
         self._intake = intake
+        self.encoders = encoders
         self._admission = admission
         self._delivered_ns = 0
         """When the last token so far is with its client."""
@@ -156,7 +161,7 @@ class Gateway(Actor):
                 lambda: None if request.status.is_terminal else self._cancel(request),
             )
         if self._intake is None:
-            self._admit(request)
+            self._encode(request)
             return
         ready_ns = self._intake.ready_ns(self.kernel.now_ns, request.prompt_tokens)
         self.taking.append(request)
@@ -166,6 +171,20 @@ class Gateway(Actor):
         """The front end has done with its oldest request."""
         request = self.taking.popleft()
         if not request.status.is_terminal:  # else its client has left
+            self._encode(request)
+
+    def _encode(self, request: Request) -> None:
+        """Images first, where encoders stand apart."""
+        if self.encoders is None or not request.images:
+            self._admit(request)
+            return
+        ready_ns = self.encoders.ready_ns(self.kernel.now_ns, request.images)
+        self.encoding[request.request_id] = request
+        self.kernel.call_at(ready_ns, PRIORITY_WORLD, partial(self._encoded, request))
+
+    def _encoded(self, request: Request) -> None:
+        del self.encoding[request.request_id]
+        if not request.status.is_terminal:
             self._admit(request)
 
     def _admit(self, request: Request) -> None:
@@ -284,6 +303,7 @@ class Gateway(Actor):
         again.model = request.model
         again.acceptance_rate = request.acceptance_rate
         again.adapter = request.adapter
+        again.images = request.images
         again.retries = request.retries + 1
         pause_ms = self._recovery.client_backoff_ms * 2**request.retries
         again.arrival_ns = self.kernel.now_ns + ms_to_ns(pause_ms)

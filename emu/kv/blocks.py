@@ -25,7 +25,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from emu.kv.freelist import FreeList, Ids
-from emu.kv.hashing import block_keys, with_adapter
+from emu.kv.hashing import block_keys, with_adapter, with_images
 from emu.kv.pool import NO_HIT, Hit
 from emu.kv.tiers import LowerTier, chunks_resident
 from emu.request import Request
@@ -118,6 +118,8 @@ class BlockPool:
             )
             if request.adapter:  # KV of one adapter is of no use to another
                 keys = request.block_keys = with_adapter(keys, request.adapter)
+            if request.images:
+                keys = request.block_keys = with_images(keys, request.images, self.block_size)
             request.block_keys_size = self.block_size
         return keys
 

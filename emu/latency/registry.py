@@ -34,6 +34,7 @@ from emu.errors import InputError, PluginError
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.latency.corrected import CorrectedBackend, is_corrected
 from emu.latency.eager import eager_calls
+from emu.latency.encoder import EncoderBackend, TowerCosts
 from emu.latency.engine import (
     NO_ENGINE,
     EngineModel,
@@ -102,6 +103,8 @@ class LatencyContext(msgspec.Struct, frozen=True, kw_only=True):
     """The drafter's layers, if it has any."""
     lora: LoraPlan | None = None
     """LoRA adapters, if requests may name some."""
+    encodes: bool = False
+    """Requests may have images, which it encodes."""
 
 
 def link_dims(context: LatencyContext) -> tuple[NetworkDim, NetworkDim]:
@@ -223,7 +226,9 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
         ops = Ops(context.gpu, kernels_of(context.gpu), ADAPTER_BYTES)
         matrices = adapted_matrices(context.model, context.tensor_parallel)
         inner = LoraBackend(inner, context.lora, ops, matrices)
-    if context.drafts is not None or context.lora is not None:
+    if context.encodes:
+        inner = EncoderBackend(inner, tower_costs(context))
+    if context.drafts is not None or context.lora is not None or context.encodes:
         return inner
     loads, pim = weight_loads(context), pim_attention(context)
     interleaves = context.table.sub_batch_interleaving
@@ -239,6 +244,19 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
 
     return OffloadedBackend(
         inner, context.model.layers, loads=loads, pim=pim, interleaves=interleaves
+    )
+
+
+def tower_costs(context: LatencyContext) -> TowerCosts:
+    """What images take on the replica's ranks."""
+    engine = engine_of(context.table, context.source)
+    return TowerCosts(
+        context.model,
+        context.gpu,
+        kernels_of(context.gpu),
+        engine_collectives(context),
+        context.tensor_parallel,
+        0 if engine is None else engine.launch_ns,
     )
 
 
