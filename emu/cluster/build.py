@@ -20,7 +20,6 @@ from emu.cluster.plan import Plan, ReplicaPlan, groups_of, plugins_of
 from emu.config.names import is_import_path
 from emu.errors import InputError
 from emu.latency.base import LatencyBackend
-from emu.latency.encoder import EncoderFleet, embedding_bytes
 from emu.latency.frontend import Intake, OutputStream
 from emu.latency.jitter import Jitter
 from emu.latency.registry import engine_of, tower_costs
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from emu.cluster.pool import ModelPool
     from emu.config.schema import Config
     from emu.faults.injector import Handler
+    from emu.latency.encoder import EncoderFleet
     from emu.migration.live import LiveMigrator
 
 S = ReplicaState
@@ -133,7 +133,7 @@ def build_replica(
     )
     replica.board = pool.relay
     replica.model = pool.index
-    if plan.has_front_end and plan.engine is not None and not cluster.streams:
+    if plan.has_front_end and plan.engine is not None:
         replica.stream = OutputStream(plan.engine)
     if plan.latency.jitter:
         engine = engine_of(plan.latency)
@@ -157,11 +157,13 @@ def build_replica(
 
 
 def build_intake(cluster: Cluster) -> Intake | None:
-    """The front ends that requests pass before they are routed; live mode has a real one."""
-    replicas = [] if cluster.streams else cluster.plan.replicas
+    """The front ends that requests pass before they are routed."""
+    replicas = cluster.plan.replicas
     takers = [r for r in replicas if r.role in ("colocated", "prefill")] or replicas
-    models = [r.engine for r in takers if r.has_front_end and r.engine is not None]
-    return Intake(models) if models and len(models) == len(takers) else None
+    engines = {r.replica_id: r.engine for r in replicas if r.has_front_end}
+    own = {replica_id: engine for replica_id, engine in engines.items() if engine is not None}
+    models = [own[r.replica_id] for r in takers if r.replica_id in own]
+    return Intake(models, own) if models and len(models) == len(takers) else None
 
 
 def build_encoders(cluster: Cluster) -> EncoderFleet | None:
@@ -169,6 +171,8 @@ def build_encoders(cluster: Cluster) -> EncoderFleet | None:
     table = cluster.config.encoders
     if table is None:
         return None
+    from emu.latency.encoder import EncoderFleet, embedding_bytes
+
     first = cluster.plan.replicas[0]
     gpu = lookup_gpu(table.gpu) if table.gpu else first.gpu
     context = msgspec.structs.replace(

@@ -10,20 +10,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from emu.cluster.dispatch import TAKES_PROMPTS, Dispatch
 from emu.config.schema import RecoveryTable, RouterTable
 from emu.kernel.actor import AT_DUE, PARK, Actor
 from emu.kernel.clock import Kernel
 from emu.kernel.priorities import PRIORITY_WORLD
-from emu.latency.encoder import EncoderFleet
 from emu.latency.frontend import Intake
 from emu.policy.calls import OwnAdmission
 from emu.replica.events import Submitted
 from emu.replica.replica import Replica
 from emu.request import Request, Status
 from emu.units import ms_to_ns
+
+if TYPE_CHECKING:
+    from emu.latency.encoder import EncoderFleet
 
 # A member of an enumeration is looked up by its class in Python, at each arrival and end.
 _COMPLETED: Final = Status.COMPLETED
@@ -127,8 +129,10 @@ class Gateway(Actor):
         self.pending_clients += 1
 
     def client_left(self) -> None:
-        """It will send no more."""
+        """It will send no more; the run ends if nothing else is left."""
         self.pending_clients -= 1
+        if self.is_exhausted:
+            self._check_end()
 
     def cancel_held(self, request: Request) -> bool:
         """Remove a request that no replica can take at the moment; False if it is not held."""
@@ -163,13 +167,14 @@ class Gateway(Actor):
         if self._intake is None:
             self._encode(request)
             return
-        ready_ns = self._intake.ready_ns(self.kernel.now_ns, request.prompt_tokens)
+        now_ns = self.kernel.now_ns
+        ready_ns = self._intake.ready_ns(now_ns, request.prompt_tokens, request.pin)
         self.taking.append(request)
-        self.kernel.call_at(ready_ns, PRIORITY_WORLD, self._take)
+        self.kernel.call_at(ready_ns, PRIORITY_WORLD, partial(self._take, request))
 
-    def _take(self) -> None:
-        """The front end has done with its oldest request."""
-        request = self.taking.popleft()
+    def _take(self, request: Request) -> None:
+        """The front end has done with a request."""
+        self.taking.remove(request)  # the oldest, but where routers outside choose
         if not request.status.is_terminal:  # else its client has left
             self._encode(request)
 

@@ -12,7 +12,6 @@ from emu.catalogue.lookup import lookup_gpu
 from emu.catalogue.model import ModelSpec
 from emu.config.schema import Config, LatencyTable, ReplicaTable, SchedulerTable, VllmTable
 from emu.errors import InputError
-from emu.latency.encoder import embedding_bytes
 
 if TYPE_CHECKING:
     from emu.cluster.plan import ReplicaPlan
@@ -75,4 +74,8 @@ def check_encoders(config: Config, replicas: Sequence[ReplicaPlan], source: str)
 def encoder_cache_bytes(scheduler: SchedulerTable, model: ModelSpec) -> int:
     """Bytes of the encoder cache on every rank; 0 without images."""
     table = images_table(scheduler)
-    return 0 if table is None else table.encoder_cache_tokens * embedding_bytes(model)
+    if table is None:
+        return 0
+    from emu.latency.encoder import embedding_bytes  # most runs have no images
+
+    return table.encoder_cache_tokens * embedding_bytes(model)

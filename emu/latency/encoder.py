@@ -149,9 +149,9 @@ class EncoderBackend:
 class EncoderFleet:
     """Encoders on GPUs of their own, which requests pass before they are routed.
 
-    Pure arithmetic on instants. The images of a request that are not kept yet are encoded together by
-    the encoder that is free first; requests wait in order of arrival. Embeddings are kept for all
-    replicas, the least recently used leaves. A request goes on when all of its embeddings have
+    Pure arithmetic on instants. The images of a request that are not kept yet are encoded together
+    by the encoder that is free first; requests wait in order of arrival. Embeddings are kept for
+    all replicas, the least recently used leaves. A request goes on when all of its embeddings have
     been sent over one link.
     """
 
