@@ -72,14 +72,18 @@ class EncoderCache:
         """What the request looked at last would have encoded."""
         self._plan_of = -1
 
-    def begin_step(self) -> None:
-        """A step is formed: images whose tokens all were in earlier ones are given up."""
+    def begin_step(self, running: Iterable[Request]) -> None:
+        """A step is formed: images whose tokens all were in earlier ones are given up.
+
+        `running`: requests in order of admission, in which images come to be evictable.
+        """
         self._left, self._step = self.budget_tokens, []
-        for request, mine in list(self._held.values()):
-            for at in list(mine):
+        for request in running if self._held else ():
+            held = self._held.get(request.request_id)
+            for at in () if held is None else sorted(held[1]):
                 _, start, tokens = request.images[at]
                 if start + tokens <= request.computed_tokens:
-                    self._give_up(request, mine, at)
+                    self._give_up(request, self._held[request.request_id][1], at)
 
     def fit(self, request: Request, had_tokens: int, new_tokens: int) -> int:
         """How many of the new tokens of a request can be computed, as far as images go.

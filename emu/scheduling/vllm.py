@@ -236,7 +236,7 @@ class VllmScheduler(Scheduler):
         if self._grouped is not None:
             self._grouped.begin_step()
         if self.encoder is not None:
-            self.encoder.begin_step()
+            self.encoder.begin_step([one.request for one in self.running.requests.values()])
         if self._verifying is not None:
             forming.shape.verify = self._overrun(self._verifying, forming)
         if not cohort.count or not self._serve_together(forming):

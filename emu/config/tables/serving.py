@@ -168,7 +168,9 @@ class VllmTable(SchedulerTable, kw_only=True, frozen=True):
     ] = 16
     limit_mm_per_prompt: Annotated[
         dict[Literal["image"], Count],
-        doc("Most images of a request, as { image = 4 }; empty = text only (docs/images.md)."),
+        doc(
+            "Most images of a request, as { image = 4 }; empty = text only (docs/architectures.md)."
+        ),
     ] = field(default_factory=dict)
     max_num_encoder_input_tokens: Annotated[
         Count0, doc("Images: tokens encoded in a step; 0 = max_num_batched_tokens.")
