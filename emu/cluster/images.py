@@ -5,16 +5,12 @@ Pure. What a scheduler, a model or a backend cannot do is refused here, in one l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from emu.catalogue.lookup import lookup_gpu
 from emu.catalogue.model import ModelSpec
-from emu.config.schema import Config, LatencyTable, ReplicaTable, SchedulerTable, VllmTable
+from emu.config.schema import EncodersTable, LatencyTable, ReplicaTable, SchedulerTable, VllmTable
 from emu.errors import InputError
-
-if TYPE_CHECKING:
-    from emu.cluster.plan import ReplicaPlan
 
 _KEYS = ("max_num_encoder_input_tokens", "encoder_cache_size")
 
@@ -58,17 +54,19 @@ def check_images(
         wrong(here, "weights or attention outside the GPU cannot be combined with images")
 
 
-def check_encoders(config: Config, replicas: Sequence[ReplicaPlan], source: str) -> None:
+def check_encoders(
+    table: EncodersTable | None, models: int, replicas_take: bool, source: str
+) -> None:
     """Encoders of their own serve replicas of one model, all of which take images."""
-    if config.encoders is None:
+    if table is None:
         return
-    if len({replica.served for replica in replicas}) > 1:
+    if models > 1:
         raise InputError(source, None, "encoders", "serve one model")
-    if not all(replica.images for replica in replicas):
+    if not replicas_take:
         problem = "means nothing without scheduler.limit_mm_per_prompt for every replica"
         raise InputError(source, None, "encoders", problem)
-    if config.encoders.gpu:
-        lookup_gpu(config.encoders.gpu, f"{source}: encoders.gpu")
+    if table.gpu:
+        lookup_gpu(table.gpu, f"{source}: encoders.gpu")
 
 
 def encoder_cache_bytes(scheduler: SchedulerTable, model: ModelSpec) -> int:

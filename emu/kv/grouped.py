@@ -121,6 +121,7 @@ class GroupedPool:
             if request.images:
                 keys = request.block_keys = with_images(keys, request.images, self.block_size)
             request.block_keys_size = self.block_size
+            request.known_blocks = len(keys)
         return keys
 
     def _common_hit(self, keys: Sequence[int], limit_tokens: int) -> tuple[int, int, int]:

@@ -205,7 +205,7 @@ class Summary(msgspec.Struct, kw_only=True):
     speculation: Any = msgspec.UNSET
     """With speculative decoding only: what became of drafts (docs/speculation.md)."""
     images: Any = msgspec.UNSET
-    """With images only: how many were encoded or found, and the time it took (docs/architectures.md)."""
+    """With images only: how many were encoded or found, and how long (docs/architectures.md)."""
     adapters: Any = msgspec.UNSET
     """With LoRA adapters only: loads and hits (docs/adapters.md)."""
     definitions: dict[str, str]

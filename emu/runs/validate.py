@@ -12,6 +12,7 @@ from rich.table import Table
 
 from emu.catalogue import sizes
 from emu.cluster.adapters import adapter_bytes
+from emu.cluster.backends import SharedBackends, tower_costs
 from emu.cluster.images import encoder_cache_bytes
 from emu.cluster.plan import Plan, ReplicaPlan
 from emu.config.load import load_config
@@ -19,9 +20,7 @@ from emu.config.placing import blaming, placing
 from emu.config.schema import Config, SchedulerTable, VllmTable
 from emu.errors import printable
 from emu.latency.base import LatencyBackend
-from emu.latency.registry import tower_costs
 from emu.latency.roofline.coefficients import kernels_of
-from emu.latency.shared import SharedBackends
 from emu.process.terminal import open_console
 from emu.runs.runner import prepare, range_warnings
 from emu.scheduling.speculation import conditional_rates, expected_tokens

@@ -8,11 +8,11 @@ import pytest
 
 from emu.catalogue.hf import from_hf_config
 from emu.catalogue.lookup import lookup_gpu, lookup_model
+from emu.cluster.backends import tower_costs
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.errors import InputError
 from emu.latency.encoder import EncoderFleet
-from emu.latency.registry import tower_costs
 from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload
 
 VISION = "Qwen/Qwen3-VL-8B"
@@ -61,8 +61,8 @@ def test_a_large_image_takes_the_arithmetic_of_its_patches():
     assert 1.2 * ideal_ns < took_ns < 3 * ideal_ns
     assert costs().images_ns([1024, 1024]) == pytest.approx(2 * took_ns, rel=0.1)
     assert costs(tp=2).images_ns([1024]) < took_ns  # and two all-reduces a layer
-    # A small image takes the host's launches: 27 layers of ten kernels, 6 us each.
-    assert costs().images_ns([16]) == 27 * 10 * 6_000
+    # A small image takes launches at least: 27 layers of ten kernels, 6 us each.
+    assert 27 * 10 * 6_000 <= costs().images_ns([16]) < 3_000_000
 
 
 def test_windows_make_most_layers_cheap():
