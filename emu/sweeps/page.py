@@ -14,11 +14,13 @@ import msgspec
 
 from emu.report.atomic import write_text
 from emu.report.chart import PALETTE, Axis, Chart, Limit, Region, Series, short, spread_axis
+from emu.report.drawn import interval_text
 from emu.report.interval import Mean, mean_of
 from emu.report.pages import page
 from emu.report.table import number
 from emu.sweeps.conditions import parse_conditions
 from emu.sweeps.drive import Answer, SweepResult
+from emu.sweeps.driver import Row
 from emu.sweeps.results import cell_text, columns_of, front
 
 SHOWN: Final = (
@@ -73,7 +75,12 @@ def write_page(result: SweepResult) -> Path:
         "sweep.html",
         title=f"emu: sweep {Path(result.source).stem}",
         charts=charts,
-        facts=[f"{len(result.rows)} points", result.sweep.kind, f"base {result.sweep.base}"],
+        facts=[
+            f"{len(result.rows)} points",
+            result.sweep.kind,
+            f"base {result.sweep.base}",
+            *drawn_lines(result),
+        ],
         answer="" if result.answer is None else answer_text(result.answer),
         pivot=_pivot(result, columns),
         sections=[(key, name) for key, name in sections if key in present],
@@ -99,6 +106,26 @@ def answer_text(answer: Answer) -> str:
     if not answer.is_monotone:
         text += "; the conditions changed more than once over the range, the first change counts"
     return text
+
+
+def drawn_lines(result: SweepResult) -> list[str]:
+    """What intervals come from, in words; nothing without draws."""
+    drawn = [row.draws for row in result.rows if row.draws is not None]
+    if not drawn:
+        return []
+    first = drawn[0]
+    lines = [f"{first.level_percent} % intervals of {first.count} draws at each point"]
+    for name in SHOWN:
+        shares: dict[str, list[float]] = {}
+        for one in drawn:
+            for source, share in (one.figures[name].shares if name in one.figures else {}).items():
+                shares.setdefault(source, []).append(share)
+        if shares:
+            means = {source: sum(each) / len(each) for source, each in shares.items()}
+            ordered = sorted(means.items(), key=lambda item: -item[1])
+            text = ", ".join(f"{source} {100 * share:.0f} %" for source, share in ordered)
+            lines.append(f"{name} varies by {text} (mean over points)")
+    return [*lines, "engines: " + "; ".join(first.engines)]
 
 
 def limits_of(result: SweepResult, columns: Columns) -> dict[str, tuple[str, float]]:
@@ -201,7 +228,7 @@ def _beside(result: SweepResult, columns: Columns, rows: Sequence[int]) -> list[
     """The settings of each point in short, if there are few enough to be read."""
     if len(rows) > _LABELS_MAX:
         return None
-    return [", ".join(_cell(columns[key][row]) for key in result.keys) for row in rows]
+    return [", ".join(_text(columns[key][row]) for key in result.keys) for row in rows]
 
 
 def _limit_lines(names: Sequence[str], limits: dict[str, tuple[str, float]]) -> list[Limit]:
@@ -378,9 +405,18 @@ def _table(result: SweepResult, columns: Columns) -> tuple[list[str], list[list[
     if result.sweep.search is not None:  # in order of the key, not of the trials
         values = _numbers(columns[result.sweep.search.key])
         order.sort(key=lambda i: (values[i] is None, values[i] or 0.0))
-    return heads, [[_cell(columns[name][index]) for name in names] for index in order[:_ROWS_MAX]]
+    return heads, [
+        [drawn_cell(result.rows[index], name, columns[name][index]) for name in names]
+        for index in order[:_ROWS_MAX]
+    ]
 
 
-def _cell(value: Any) -> str:
-    is_number = isinstance(value, float) and not isinstance(value, bool)
-    return number(value) if is_number else cell_text(value)
+def _text(value: Any) -> str:
+    return number(value) if isinstance(value, float) else cell_text(value)
+
+
+def drawn_cell(row: Row, name: str, value: Any) -> str:
+    """A value of a point in a table, with its interval where there are draws."""
+    text = _text(value)
+    interval = None if row.draws is None else row.draws.figures.get(name)
+    return text if interval is None else f"{text} ({interval_text(interval)})"
