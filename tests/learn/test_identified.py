@@ -121,7 +121,7 @@ def test_designed_steps_tell_those_of_a_crowded_server(tmp_path: Path, seed: int
     assert np.abs(off[0]).max() < 3.5
     # A prompt's cost beside decodes is no common factor: small chunks go one way, large the other.
     assert np.abs(off[1]).max() < 4
-    assert abs(off[1].mean()) < 1
+    assert abs(off[1].mean()) < 1.5
 
 
 @pytest.mark.slow
