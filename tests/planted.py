@@ -309,14 +309,6 @@ PLANTED = (
         "    if True:\n",
     ),
     Planted(
-        "a state that was left in the middle of a run goes on cruising",
-        "replica/replica.py",
-        "            elif self.is_cruising and (not self.is_serving or self.is_paused):\n"
-        "                self.is_cruising = False\n                return AGAIN\n",
-        "            elif self.is_cruising and self.is_paused:\n"
-        "                self.is_cruising = False\n                return AGAIN\n",
-    ),
-    Planted(
         "the younger new replica hands over first",
         "replica/live_scaling.py",
         "            if elder is not None:\n",
