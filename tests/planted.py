@@ -32,7 +32,10 @@ TESTS = {
     ),
     "migration": tuple(
         f"tests/migration/test_{name}.py"
-        for name in ("outbound", "live_move", "live_moves", "watcher", "destinations", "sequences")
+        for name in (
+            *("outbound", "live_move", "live_moves", "rebalancing", "watcher"),
+            *("destinations", "sequences"),
+        )
     ),
     "faults": ("tests/faults",),
 }
@@ -306,14 +309,6 @@ PLANTED = (
         "    if True:\n",
     ),
     Planted(
-        "a state that was left in the middle of a run goes on cruising",
-        "replica/replica.py",
-        "            elif self.is_cruising and (not self.is_serving or self.is_paused):\n"
-        "                self.is_cruising = False\n                return AGAIN\n",
-        "            elif self.is_cruising and self.is_paused:\n"
-        "                self.is_cruising = False\n                return AGAIN\n",
-    ),
-    Planted(
         "the younger new replica hands over first",
         "replica/live_scaling.py",
         "            if elder is not None:\n",
@@ -489,6 +484,36 @@ PLANTED = (
         "migration/destinations.py",
         "        if self.failures:\n            candidates = sorted(",
         "        if False:\n            candidates = sorted(",
+    ),
+    Planted(
+        "a move that only swaps the load is made",
+        "migration/live.py",
+        "            if rebalances and not _lowers(request, source, destination):\n",
+        "            if False:\n",
+    ),
+    Planted(
+        "a request is moved for ever",
+        "migration/live.py",
+        "        if times >= MOVES_MAX and not is_drain:\n            return False\n",
+        "",
+    ),
+    Planted(
+        "what has just moved is waited for without end",
+        "migration/live.py",
+        "            if 0 < self._waits <= WAITS_MAX:\n",
+        "            if 0 < self._waits:\n",
+    ),
+    Planted(
+        "a locked replica is shown to a policy of a user's own",
+        "migration/destinations.py",
+        "            if replica is self._source or replica.lock.is_held:\n",
+        "            if replica is self._source:\n",
+    ),
+    Planted(
+        "a client that left in a batch on its way keeps its room there",
+        "migration/watcher.py",
+        "        for request in action.ended:\n",
+        "        for request in ():\n",
     ),
     # --- faults -----------------------------------------------------------------------------------
     Planted(
