@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from emu.chaos.truth.figures import Figures
 from emu.chaos.truth.iterations import Iterations
 from emu.chaos.truth.tape import Record, Seat, Tape
 from emu.chaos.truth.transfers import Transfers
@@ -15,13 +16,24 @@ if TYPE_CHECKING:
     from emu.cluster.plan import Plan
 
 
-def truth_of(config: Config, plan: Plan, records: Sequence[Record]) -> list[str]:
-    """One line for everything in a complete, stepped run that should have been otherwise."""
+def truth_of(
+    config: Config,
+    plan: Plan,
+    records: Sequence[Record],
+    rows: Sequence[Mapping[str, str]] | None = None,
+    summary: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """One line for everything in a complete, stepped run that should have been otherwise.
+
+    `rows` of requests.csv and the `summary` are judged if they are given.
+    """
     tape = Tape(config, seats_of(plan), records)
     windows = Windows(tape)
     windows.judge()
     Iterations(tape, windows).judge()
     Transfers(tape, windows).judge()
+    if rows is not None and summary is not None:
+        Figures(tape).judge(rows, summary)
     return tape.problems
 
 
