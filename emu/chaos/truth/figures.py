@@ -165,7 +165,10 @@ class Figures:
 
     def _judge_rows(self, rows: Sequence[Mapping[str, str]]) -> None:
         is_vllm = {seat.scheduler.policy for seat in self._tape.seats} == {"vllm"}
-        is_vllm = is_vllm and not self._drafts
+        tiers_lose = any(
+            record["kind"] == "recall lost" for record in self._tape.by_event["noted"]
+        )  # what was on its way up counts as computed again, too
+        is_vllm = is_vllm and not (self._drafts or tiers_lose)
         clients_retry = self._tape.config.recovery.client_retries > 0
         for place, row in enumerate(rows):
             story = self.stories[place]
