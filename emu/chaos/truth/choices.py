@@ -200,8 +200,8 @@ class Choices:
             return
         if not seat.is_plain or table.order not in ("arrival", "priority", "deadline"):
             return
-        if table.policy == "fcfs" and seat.role != "colocated":
-            return  # one queue for all
+        if table.policy == "fcfs" and (seat.role != "colocated" or table.order != "arrival"):
+            return  # one queue for all, which is first in, first out
         joined = [m[0] for m in record["members"] if m[0] in desk.waiting]
         taken = set(joined)
         # What the engine may not have seen when it formed the batch counts for nothing.
