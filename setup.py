@@ -23,11 +23,11 @@ ROOT = Path(__file__).resolve().parent
 # The hot path. One group: calls between these modules are C calls. No msgspec.Struct may stand in
 # them (mypyc drops the keywords of a class statement): tests/speed/test_compiled_modules.py.
 COMPILED = """
-kernel/actor kernel/clock kernel/digest kernel/lock kernel/priorities
+kernel/clock kernel/digest kernel/lock kernel/priorities
 request
 scheduling/base scheduling/cohort scheduling/ledger scheduling/running scheduling/stages
 scheduling/vllm scheduling/waiting scheduling/simple scheduling/verifying
-kv/pool kv/blocks kv/freelist kv/hashing
+kv/pool kv/blocks kv/freelist kv/hashing kv/radix
 migration/watcher migration/outbound migration/destinations
 network/engine network/sharing
 latency/base latency/engine_steps latency/frontend latency/sampler
