@@ -47,8 +47,8 @@ class Judge:
     def __init__(
         self, scaling: Mapping[str, AutoscaleTable] | None = None, step_tokens: int = 1
     ) -> None:
-        """`scaling`: the bounds that plans must keep, by planner ("": the only one). `step_tokens`: most tokens of a request that
-        one step may bring (speculative decoding); they stand in one record."""
+        """`scaling`: the bounds that plans must keep, by planner ("": the only one). `step_tokens`:
+        most tokens of a request that one step may bring (speculative decoding), in one record."""
         self._step_tokens = step_tokens
         self._plans = {name: PlanWatch(table) for name, table in (scaling or {}).items()}
         self.lives: dict[int, Life] = {}

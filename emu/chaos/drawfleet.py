@@ -139,7 +139,7 @@ def draw_sessions(rng: Rng, lines: Sequence[Tables]) -> None:
     for index, line in enumerate(lines):
         if "sub_requests" in line or not chance(rng, 0.15):
             continue
-        kept = {key: line[key] for key in _OF_A_SESSION if key in line}
+        kept: Tables = {key: line[key] for key in _OF_A_SESSION if key in line}
         turn = {key: value for key, value in line.items() if key not in _OF_A_SESSION}
         short = {**turn, "input_toks": max(1, turn["input_toks"] // 4)}
         if "input_tok_ids" in short:
@@ -154,7 +154,7 @@ def draw_sessions(rng: Rng, lines: Sequence[Tables]) -> None:
         ]
 
 
-_OF_A_SESSION: Final = (
+_OF_A_SESSION: Final[Sequence[str]] = (
     *("arrival_time_ns", "priority", "tenant", "adapter", "acceptance_rate", "model"),
 )
 
@@ -193,7 +193,7 @@ def draw_made(rng: Rng, tables: Tables) -> float:
         made["adapters"] = 4
     tables["workload"].pop("start_s", None)  # of the lines that were there
     tables["workload"]["synthetic"] = made
-    return min(10.0, made["requests"] / arrivals["rate_per_s"])
+    return min(10.0, float(made["requests"] / arrivals["rate_per_s"]))
 
 
 def _lengths(rng: Rng, longest: int) -> Tables:
@@ -202,7 +202,7 @@ def _lengths(rng: Rng, longest: int) -> Tables:
         "min": 1,
         "max": longest,
     }
-    figures = {
+    figures: dict[str, Tables] = {
         "fixed": {"value": longest // 3},
         "zipf": {"theta": float(pick(rng, (0.4, 1.1)))},
         "lognormal": {"median": longest / 5, "sigma": 0.8},

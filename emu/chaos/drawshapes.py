@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from emu.chaos.drawfaults import Rng, Tables, chance, pick
 from emu.config.kinds import KINDS
 from emu.config.names import ENGINES
-from emu.config.schema import SchedulerTable
+from emu.config.schema import PlacedTensors, SchedulerTable
 
 
 class Model(NamedTuple):
@@ -63,7 +63,8 @@ _CUSTOM: Final = {
 def draw_shapes(rng: Rng, tables: Tables) -> None:
     """Another shape, model or cost for the replicas of a world."""
     tensor, pipeline = _shape(rng, tables)
-    if chance(rng, 0.1) and tensor > 1:
+    is_apart = any("data_parallel_group" in group for group in tables["replicas"])
+    if chance(rng, 0.1) and tensor > 1 and pipeline == 1 and not is_apart:
         tables["network"]["congestion"] = True
         tables["network"].pop("collective_algorithms", None)
     model = _model(rng, tables, tensor, pipeline)
@@ -171,7 +172,7 @@ def _latency(rng: Rng, tables: Tables, model: Model, tensor: int, pipeline: int)
     )
     can_astra = can_astra and not tables["scheduler"].get("enable_lora")
     can_astra = can_astra and "collective_algorithms" not in tables["network"]
-    can_astra = can_astra and chance(rng, 0.2)  # its executor takes the most time by far
+    can_astra = can_astra and chance(rng, 0.08)  # its executor takes the most time by far
     can_astra = can_astra and not tables["network"].get("congestion")
     backend = "astra-sim" if can_astra else pick(rng, ("linear", "roofline", "roofline"))
     if backend == "linear":
@@ -190,7 +191,7 @@ def _latency(rng: Rng, tables: Tables, model: Model, tensor: int, pipeline: int)
         table["expert_routing"] = pick(rng, ("balanced", "round_robin", "random", "skewed"))
     if backend == "astra-sim":
         table["compute"] = "roofline"
-        if chance(rng, 0.2):
+        if chance(rng, 0.6):
             table["faithful"] = ["end_npu_stagger"]
         return
     _engine(rng, table, tables)
@@ -233,10 +234,10 @@ def _placement(rng: Rng, tables: Tables) -> None:
     if chance(rng, 0.5):
         place["blocks"] = [{"layers": "0-3", "weights": "cpu"}]
     if chance(rng, 0.5):
-        names = ("embedding", "layernorm", "qkv_proj", "qk_norm", "o_proj", "gate_up_proj")
-        names = (*names, "down_proj", "moe", "final_layernorm", "lm_head")
-        place["tensors"] = {name: pick(rng, ("gpu", "cpu")) for name in names if chance(rng, 0.5)}
-    if chance(rng, 0.3):
+        place["tensors"] = {
+            name: pick(rng, ("gpu", "cpu")) for name in PlacedTensors.__struct_fields__
+        }
+    if chance(rng, 0.5):
         place["local_loads"] = True
     for group in tables["replicas"]:
         group["placement"] = place
