@@ -217,6 +217,8 @@ def _engine(rng: Rng, table: Tables, tables: Tables) -> None:
         table["host_overhead"] = False
     elif table.get("engine") != "none" and chance(rng, 0.15):
         table["enforce_eager"] = True
+    if table.get("engine") == "none" or table.get("host_overhead") is False:
+        table.pop("jitter", None)
     if chance(rng, 0.15):
         table["step_overhead_us"] = float(pick(rng, (-1.0, 0.0, 700.0)))
 

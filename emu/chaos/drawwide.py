@@ -214,7 +214,8 @@ def _scheduling(rng: Rng, tables: Tables, lines: list[Tables]) -> None:
                 if chance(rng, 0.6):
                     turn["deadline_ns"] = int(pick(rng, (0, 50_000_000, 2_000_000_000)))
     drafts = scheduler.get("speculative_config")
-    if drafts is not None and drafts["method"] == "eagle" and chance(rng, 0.4):
+    is_plain = tables["model"]["name"] == "meta-llama/Llama-3.1-8B"
+    if drafts is not None and drafts["method"] == "eagle" and is_plain and chance(rng, 0.4):
         drafts |= {"method": "draft_model", "model": "meta-llama/Llama-3.2-1B"}
         drafts["draft_tensor_parallel_size"] = int(pick(rng, (0, 1)))
     if drafts is not None and "acceptance_rate" in drafts:
