@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from emu.chaos.drawfaults import Rng, Tables, chance, pick
+from emu.chaos.drawfaults import TIMES_S, Rng, Tables, chance, pick
 from emu.chaos.drawfleet import draw_fleet, draw_made, draw_scaling, draw_sessions
 from emu.chaos.drawshapes import draw_shapes
 from emu.config.kinds import KINDS
@@ -130,6 +130,7 @@ def draw_wide(seed: int, tables: Tables, lines: list[Tables]) -> float:
         return span_s
     if chance(rng, 0.5):
         _figures(rng, tables, lines)
+    _latencies(rng_stream(seed, "chaos latencies"), tables)
     draw_scaling(rng, tables)
     if chance(rng, 0.15) and _can_be_fleet(tables):
         draw_fleet(rng, tables, lines)
@@ -156,6 +157,22 @@ def _can_be_fleet(tables: Tables) -> bool:
         and tables["model"]["name"] == "meta-llama/Llama-3.1-8B"
         and "preset" not in tables.get("autoscale", {})
     )
+
+
+def _latencies(rng: Rng, tables: Tables) -> None:
+    """Some replicas become slower or faster by command, and some of these are turned back."""
+    if not chance(rng, 0.2):
+        return
+    commands: list[Tables] = []
+    for replica in range(sum(group["count"] for group in tables["replicas"])):
+        at_s = float(pick(rng, TIMES_S))
+        factors = (float(pick(rng, (0.5, 1.7, 4.0))), 1.0)[: 1 + chance(rng, 0.5)]
+        for factor in factors if chance(rng, 0.5) else ():
+            turned = {"at_s": at_s, "replica": replica, "command": "set_latency"}
+            commands.append({**turned, "factor": factor})
+            at_s += float(pick(rng, TIMES_S))
+    if commands:
+        tables["commands"] = [*tables.get("commands", ()), *commands]
 
 
 def _some(rng: Rng, values: Values, share: float) -> Tables:
