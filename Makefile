@@ -102,8 +102,9 @@ kill: $(STAMP)  ## stop 50 runs at random moments: no half result looks whole
 planted: $(STAMP)  ## planted bugs that unit tests of replicas, migration and faults must catch, each in ten seconds
 	@$(PY) -m tests.planted
 
-mutants: $(STAMP)  ## planted bugs that the campaign must catch, and a canary
+mutants: $(STAMP)  ## planted bugs that the campaign must catch, and a canary; 120 more that operators make (goes on where it was)
 	@$(PY) -m tests.chaos.mutants --seeds 1000
+	@$(PY) -m tests.chaos.made_mutants --count 120
 
 docs: $(STAMP)  ## regenerate the generated pages
 	@$(PY) -m emu.cli.docs
