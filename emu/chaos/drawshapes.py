@@ -106,7 +106,7 @@ def _model(rng: Rng, tables: Tables, tensor: int, pipeline: int) -> Model:
     drawn = tables["model"]["name"]
     drafter = scheduler.get("speculative_config", {}).get("model")
     if drawn != "meta-llama/Llama-3.1-8B" or scheduler.get("enable_lora") or drafter:
-        return known[drawn]
+        return known.get(drawn, Model(drawn, 8, "window"))  # one stage is right for any
     keeps_states = (
         scheduler["policy"] == "vllm"
         and all(g["role"] == "colocated" and "data_parallel_group" not in g for g in groups)
