@@ -1,16 +1,21 @@
 """Bugs planted into `emu/replica/`, `emu/migration/` and `emu/faults/`, for their unit tests to catch.
 
     python -m tests.planted [--only NAME | --only faults/]
+    python -m tests.planted --campaign 300 [--jobs 2] [--only NAME]
 
 Each is one change of one file of a copy of the program; then the unit tests of its package run
 against the copy until a test fails: in ten seconds of CPU, without a whole run of a cluster. Taken
 from the list of subtleties that only digests guarded. A change whose text is not found is an error,
 never a pass.
+
+With `--campaign`, the bugs are those of `tests/planted_worlds.py`: random worlds run on each copy
+until one fails, and then, whatever they found, the unit tests of the package that has the bug.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import os
 import resource
 import shutil
@@ -19,6 +24,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.planted_worlds import BUGS
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 10.0
@@ -685,10 +692,71 @@ def run_one(planted: Planted) -> tuple[bool, str, float]:
     return bool(failed), (failed or done.stdout.splitlines()[-1:] or [""])[0][:110], took_s
 
 
+WORLDS = (
+    "import sys\n"
+    "from emu.chaos.trial import run_world\n"
+    "from emu.chaos.worlds import draw_world\n"
+    "for seed in range(int(sys.argv[1])):\n"
+    "    verdict = run_world(draw_world(seed), seed)\n"
+    "    if verdict.problems:\n"
+    "        print(f'seed {seed}: {verdict.problems[0]}')\n"
+    "        sys.exit(4)\n"
+)
+
+
+def run_worlds(bug: tuple[str, str, str, str], seeds: int) -> tuple[str, str, str]:
+    """(name, what the campaign found, what unit tests found); empty = nothing."""
+    name, file, old, new = bug
+    with tempfile.TemporaryDirectory(prefix="emu-planted-") as directory:
+        copy = Path(directory)
+        ignored = shutil.ignore_patterns("__pycache__")
+        for part in ("emu", "tests", "configs"):
+            shutil.copytree(ROOT / part, copy / part, ignore=ignored)
+        shutil.copy(ROOT / "pyproject.toml", copy)
+        path = copy / "emu" / file
+        text = path.read_text()
+        if text.count(old) != 1:
+            return name, f"ERROR: text found {text.count(old)} times", ""
+        path.write_text(text.replace(old, new))
+        env = {**os.environ, "PYTHONPATH": str(copy)}
+        call = [sys.executable, "-c", WORLDS, str(seeds)]
+        done = subprocess.run(call, cwd=copy, env=env, capture_output=True, text=True, check=False)
+        found = ""
+        if done.returncode:
+            found = (done.stdout.splitlines() or done.stderr.splitlines()[-1:] or ["?"])[0]
+        tests = copy / "tests" / file.partition("/")[0]
+        if not tests.is_dir():
+            return name, found, ""
+        call = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+        call += ["-m", "not slow", str(tests)]
+        done = subprocess.run(call, cwd=copy, env=env, capture_output=True, text=True, check=False)
+        failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return name, found, (failed or [""])[0]
+
+
+def campaign(seeds: int, jobs: int, only: str) -> int:
+    """Plant each bug of `tests/planted_worlds.py`; prints what found it."""
+    wanted = [bug for bug in BUGS if only in bug[0] or bug[1].startswith(only)]
+    by_worlds = by_any = 0
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for name, found, failed in pool.map(lambda bug: run_worlds(bug, seeds), wanted):
+            is_error = found.startswith("ERROR: text")
+            by_worlds += bool(found) and not is_error
+            by_any += bool(found or failed) and not is_error
+            word = "worlds" if found else "tests" if failed else "MISSED"
+            print(f"{word:7} {name}\n    {found[:110]}\n    {failed[:110]}", flush=True)
+    print(f"of {len(wanted)} bugs the campaign caught {by_worlds}, with unit tests {by_any}")
+    return 0 if by_any == len(wanted) else 4
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--only", default="")
+    parser.add_argument("--campaign", type=int, default=0, metavar="SEEDS")
+    parser.add_argument("--jobs", type=int, default=1)
     arguments = parser.parse_args()
+    if arguments.campaign:
+        return campaign(arguments.campaign, arguments.jobs, arguments.only)
     wanted = [
         planted
         for planted in PLANTED
