@@ -45,9 +45,13 @@ check: fmt lint type test  ## everything before a commit
 fmt: $(STAMP)  ## format
 	@$(VENV)/bin/ruff format emu tests benchmarks
 
-lint: $(STAMP)  ## ruff
+PROSE := README.md CONTRIBUTING.md $(shell find docs -name '*.md' -not -path 'docs/reference/*')
+
+lint: $(STAMP)  ## ruff; codespell (American spelling, docs/vocabulary.txt) and proselint (.proselintrc.json)
 	@$(VENV)/bin/ruff check emu tests benchmarks
 	@$(VENV)/bin/ruff format --check emu tests benchmarks
+	@$(VENV)/bin/codespell README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs emu benchmarks configs tests
+	@$(VENV)/bin/proselint check -o compact $(PROSE)
 
 type: $(STAMP)  ## mypy --strict
 	@$(VENV)/bin/mypy

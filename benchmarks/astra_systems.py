@@ -5,7 +5,7 @@
 
 The first form asks the programs (`make astra-sim`) and writes a table, the second compares emu with
 a table. Systems have one to three dimensions of every topology, the four algorithms and their
-`one...` and windowed kinds, chunks, both optimisations, and, with one dimension, congestion. Exit
+`one...` and windowed kinds, chunks, both optimizations, and, with one dimension, congestion. Exit
 status 1 if anything differs.
 """
 

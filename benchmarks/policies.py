@@ -76,7 +76,7 @@ class Bench:
         """One run."""
         return emu.run(tables, output=self._directory / "run", report=False)
 
-    def labelled(self, name: str, limit: int, label: Callable[[int], Mapping[str, Any]]) -> Path:
+    def labeled(self, name: str, limit: int, label: Callable[[int], Mapping[str, Any]]) -> Path:
         """The first requests of a trace with labels, in emu's own format."""
         source = self._directory / "source.toml"
         source.write_text(f"[workload]\npath = {str(self.traces / name)!r}\nlimit = {limit}\n")
@@ -189,7 +189,7 @@ def admission(bench: Bench) -> str:
         def priority(row: int, draws: Any = draws) -> Mapping[str, Any]:
             return {"priority": int(draws[row] > 0.25)}
 
-        path = bench.labelled(trace, limit, priority)
+        path = bench.labeled(trace, limit, priority)
         for name, router in (
             ("none", {}),
             ("max_outstanding = 64", {"max_outstanding": 64}),
@@ -229,7 +229,7 @@ def fairness(bench: Bench) -> str:
         def tenant(row: int, draws: Any = draws) -> Mapping[str, Any]:
             return {"tenant": "heavy" if draws[row] < 0.9 else "light"}
 
-        path = bench.labelled(trace, limit, tenant)
+        path = bench.labeled(trace, limit, tenant)
         for name, scheduler in (
             ("vllm, arrival", {}),
             ("vllm, order = fair", {"order": "fair"}),

@@ -79,8 +79,8 @@ class Browser:
         self._session = attached["sessionId"]
         for domain in ("Runtime", "Log", "Network", "Page"):  # before the page, to miss nothing
             self.call(f"{domain}.enable")
-        colours = {"name": "prefers-color-scheme", "value": scheme}
-        self.call("Emulation.setEmulatedMedia", features=[colours])
+        colors = {"name": "prefers-color-scheme", "value": scheme}
+        self.call("Emulation.setEmulatedMedia", features=[colors])
         self.call("Page.navigate", url=url)
 
     def __enter__(self) -> Self:
@@ -175,9 +175,9 @@ _SEEN: Final = """(() => {
     const canvas = chart.querySelector("canvas");
     if (!canvas || !canvas.width) return false;
     const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-    const colours = new Set();
-    for (let i = 0; i < pixels.length; i += 4) if (pixels[i + 3]) colours.add(pixels[i] << 16 | pixels[i + 1] << 8 | pixels[i + 2]);
-    return colours.size > 3;
+    const colors = new Set();
+    for (let i = 0; i < pixels.length; i += 4) if (pixels[i + 3]) colors.add(pixels[i] << 16 | pixels[i + 1] << 8 | pixels[i + 2]);
+    return colors.size > 3;
   };
   return {
     drawn: root.dataset.drawn,

@@ -133,7 +133,7 @@ class OneShotCalculator:
     """The published program: one process for each question.
 
     `setup` must be of the upstream dialect. It cannot have dimensions of one NPU, so a lone NPU
-    is given an idle neighbour.
+    is given an idle neighbor.
     """
 
     def __init__(

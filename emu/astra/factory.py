@@ -215,7 +215,7 @@ def input_setup(
     """What a program's input files say."""
     if dialect == "fork":
         return InputSetup(network=network, memories=memories)
-    # The published program takes no dimension of one NPU; a lone NPU is given a neighbour.
+    # The published program takes no dimension of one NPU; a lone NPU is given a neighbor.
     kept = [index for index, dim in enumerate(network.dims) if dim.npus > 1]
     dims = tuple(network.dims[index] for index in kept)
     if not dims:

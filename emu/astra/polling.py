@@ -102,7 +102,7 @@ class Polling:
         if due < 0:
             # An answer may have changed what another NPU, asked before, would be told now: a
             # member of a group that has become empty, a wave that lacks one batch. Each round
-            # can bring one such step for each NPU. The original would go on for ever.
+            # can bring one such step for each NPU. The original would go on forever.
             if self._vain_rounds > len(self._order):
                 stuck = "\n  ".join(executor.unfinished()) or "all NPUs are idle"
                 raise Deadlock(f"at {executor.now_ns} ns nothing can ever happen again\n  {stuck}")

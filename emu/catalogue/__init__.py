@@ -1,7 +1,7 @@
 """What emu knows of models and GPUs, and what follows from a model's architecture.
 
 `model.py` and `gpu.py` hold the specs, `hf.py` reads a `config.json`, `lookup.py` finds names,
-`sizes.py` derives parameters and bytes. Pure data and arithmetic; no speed is modelled here.
+`sizes.py` derives parameters and bytes. Pure data and arithmetic; no speed is modeled here.
 """
 
 from emu.catalogue.gpu import GpuSpec

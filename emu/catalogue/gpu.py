@@ -51,7 +51,7 @@ class GpuSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reported_gib(self) -> float:
-        """What the driver reports: `driver_gib`, else what data centre GPUs have of their size."""
+        """What the driver reports: `driver_gib`, else what data center GPUs have of their size."""
         return self.driver_gib or _REPORTED * self.memory_gib
 
     def peak_flops(self, dtype: str) -> float:

@@ -240,7 +240,7 @@ def base_of(config: Config) -> dict[str, Any]:
 
 
 def write_failure(job: Job, directory: Path) -> Path:
-    """Minimise a failing seed and write it down; the configuration's path."""
+    """Minimize a failing seed and write it down; the configuration's path."""
     world = shrink(world_of(job), job.seed, every=job.every)
     return write_world(world, job.seed, directory)
 

@@ -62,7 +62,7 @@ _QUIRKS: Final[Values] = {
     "lightllm": ("oversized_restart_blocks",),
 }
 """Defects of the originals that the judge can live with: it knows no request whose length changes,
-and no head that blocks its queue for ever."""
+and no head that blocks its queue forever."""
 _AUTOSCALE: Final[Values] = {
     "tick_ms": (1.0, 10.0, 100.0),
     "tokens_prefilled_per_s": (0.0, 5_000.0),

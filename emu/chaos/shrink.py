@@ -39,11 +39,11 @@ def shrink(world: World, seed: int, *, every: int = 40) -> World:
         problems = run_world(candidate, seed, every=every).problems
         return bool(problems) and signature(problems[0]) == wanted
 
-    faults = minimise(
+    faults = minimize(
         list(world.tables.get("faults", [])), lambda kept: fails(_with_faults(world, kept))
     )
     world = _with_faults(world, faults)
-    lines = minimise(world.lines, lambda kept: fails(msgspec.structs.replace(world, lines=kept)))
+    lines = minimize(world.lines, lambda kept: fails(msgspec.structs.replace(world, lines=kept)))
     return msgspec.structs.replace(world, lines=lines)
 
 
@@ -54,7 +54,7 @@ def _with_faults(world: World, faults: list[dict[str, object]]) -> World:
     return msgspec.structs.replace(world, tables=tables)
 
 
-def minimise(items: list[T], fails: Callable[[list[T]], bool]) -> list[T]:
+def minimize(items: list[T], fails: Callable[[list[T]], bool]) -> list[T]:
     """A sublist that still fails and loses that when any one chunk tried is dropped."""
     size = max(1, len(items) // 2)
     while items:

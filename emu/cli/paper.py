@@ -1,4 +1,4 @@
-"""Commands for publishing: figures, the same run again, an artefact, loggers."""
+"""Commands for publishing: figures, the same run again, an artifact, loggers."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def bundle(
     runs: list[Path],
     /,
     *,
-    out: Annotated[Path, Parameter(name=["--out", "-o"])] = Path("artefact.tar.gz"),
+    out: Annotated[Path, Parameter(name=["--out", "-o"])] = Path("artifact.tar.gz"),
     quiet: Quiet = False,
 ) -> int:
     """Pack runs, their configurations, inputs and versions into one file for others.
@@ -103,7 +103,7 @@ def bundle(
 
     Examples
     --------
-    emu bundle runs/static runs/live --out artefact.tar.gz
+    emu bundle runs/static runs/live --out artifact.tar.gz
     """
     from emu.runs.again import bundle as pack
 

@@ -54,7 +54,7 @@ def check_adapters(
     if replica.placement is not None or latency.attention_offload:
         wrong(here, "weights or attention outside the GPU cannot be combined with adapters")
     if model.special_layers or model.latent is not None or model.experts is not None:
-        wrong(here, f"adapters of {model.name}, which has more than dense layers, are not modelled")
+        wrong(here, f"adapters of {model.name}, which has more than dense layers, are not modeled")
 
 
 def adapter_bytes(scheduler: SchedulerTable, model: ModelSpec, tp: int) -> int:

@@ -114,7 +114,7 @@ def fault_problems(index: int, fault: FaultTable) -> Iterator[Problem]:
 def read_fault(raw: dict[str, Any]) -> FaultTable:
     """One table without `at_s`, for a fault that strikes now. Raises InputError, in one line."""
     tables = [raw | {"at_s": 0.0}]
-    modernise(tables)
+    modernize(tables)
     problems = check_document({"faults": tables})
     if problems:
         path, problem = problems[0]
@@ -122,7 +122,7 @@ def read_fault(raw: dict[str, Any]) -> FaultTable:
     return fault_of(tables[0])
 
 
-def modernise(faults: object) -> dict[tuple[str | int, ...], tuple[str | int, ...]]:
+def modernize(faults: object) -> dict[tuple[str | int, ...], tuple[str | int, ...]]:
     """Bring `[[faults]]` of before into today's keys, in place, where their meaning was clear.
 
     `magnitude` (seconds, a factor, a part or milliseconds, by kind) becomes the kind's own key; -1,

@@ -1,7 +1,7 @@
 """`[[models]]`: several models that share all GPUs, written out as tables of replicas. Pure.
 
 Each model gets a replica on every group of GPUs that it may be loaded on: `tensor_parallel`
-neighbours of a machine, counted from its first GPU. Those that serve from the start are placed
+neighbors of a machine, counted from its first GPU. Those that serve from the start are placed
 first, the widest models first, so that no GPU is lost to gaps; the others are inactive. Replicas
 of different models overlap (`shared`): at most one of those on a GPU is loaded at a time. Without
 a planner nothing is ever loaded anew, and only the replicas that serve are there.

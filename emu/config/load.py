@@ -105,9 +105,9 @@ class _Loading:
         for override in overrides:
             self.overridden.append(apply_override(self.raw, override))
         if self.raw.get("faults"):
-            from emu.config.faultkinds import modernise  # most files have none
+            from emu.config.faultkinds import modernize  # most files have none
 
-            self.moved = modernise(self.raw["faults"])
+            self.moved = modernize(self.raw["faults"])
         self._refuse(check_document(self.raw))
         default = [msgspec.to_builtins(ReplicaTable())]  # as `effective_dict` writes it
         if self.raw.get("models") and self.raw.get("replicas", default) != default:

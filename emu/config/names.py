@@ -1,6 +1,6 @@
 """Names that open-ended keys accept beside an import path, as the schema's descriptions list them.
 
-The rooms that implement them own the behaviour; these tuples only let the configuration refuse a
+The rooms that implement them own the behavior; these tuples only let the configuration refuse a
 typing error before anything is built.
 """
 

@@ -2,7 +2,7 @@
 
 The load is rebuilt as that generator makes it: `groups x prompts_per_group` prompts in one shuffled
 order that repeats and restarts with each stage; gaps drawn from an exponential distribution and
-scaled to the stage's duration (the realised ones are not known, hence seeds); clients that give up
+scaled to the stage's duration (the realized ones are not known, hence seeds); clients that give up
 after 300 s. Prompts are re-tokenised by the server and differ by a few per cent in length.
 """
 

@@ -50,7 +50,7 @@ class WallKernel(Kernel):
         self._alarm: asyncio.TimerHandle | None = None
 
     def stop(self) -> None:
-        """The run is over, at once: an actor may wait for the real world for ever."""
+        """The run is over, at once: an actor may wait for the real world forever."""
         if not self._done.done():
             self._is_over = True
             self._done.set_result(None)

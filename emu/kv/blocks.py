@@ -77,7 +77,7 @@ class BlockPool:
         """Walk the first (reached - 1) // block_size blocks to the first that is not here.
 
         At least one token is always left to compute, in the lower tiers too (the original can
-        hit a whole prompt there and then waits for ever).
+        hit a whole prompt there and then waits forever).
         """
         chain = chain_of(request, self.block_size)
         if not chain.blocks:

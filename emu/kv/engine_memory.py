@@ -8,7 +8,7 @@ sampler runs when the layers have given back what they used. Pure.
 Held for the whole run: the rotary cache (by the positions of the model's config, whatever
 `max_model_tokens` is) and what libraries take outside the allocator. One block is never given out.
 
-Not modelled: encoders of multimodal models, speculative decoding.
+Not modeled: encoders of multimodal models, speculative decoding.
 """
 
 from __future__ import annotations

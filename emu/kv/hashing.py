@@ -5,10 +5,10 @@ full block of `block_size` tokens. Does not store anything. Keys depend on the t
 on the process, so they are equal in every run and on every machine.
 
 Rule: LLMServingSim chains a hash over full blocks of prompt and output together; any chained
-hash without collisions gives the same behaviour. Here token t at position p adds
+hash without collisions gives the same behavior. Here token t at position p adds
 `mix(t, p)` to a running 64-bit sum, and the key of a block is the mixed sum at its end. The sum
 over a prefix is the same exactly when the tokens are (up to a chance of 2^-64 a pair), and a
-cumulative sum is one vectorised pass.
+cumulative sum is one vectorized pass.
 """
 
 from __future__ import annotations

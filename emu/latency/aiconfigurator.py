@@ -6,7 +6,7 @@ table that was saved (`latency.path`) works again without the wheel, and says wh
 
 A query is one forward pass over (prompt tokens, their history, decodes, their summed history): GPU
 time without any of the host's, which is added as for every backend that knows kernels only. Several
-prompts and unequal decodes are treated as in `profile_attention.py`. Pipelines are not modelled.
+prompts and unequal decodes are treated as in `profile_attention.py`. Pipelines are not modeled.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ model, GPU and run; docs/fidelity.md shows what each of them does to two measure
 
 Step. An engine must schedule, build the inputs, launch, fetch the sampled tokens, and detokenise.
 With asynchronous scheduling (vLLM's default since 0.14) step n+1 is scheduled while step n runs;
-what stays exposed is one synchronising copy and the start of the first kernel. Without it all of
+what stays exposed is one synchronizing copy and the start of the first kernel. Without it all of
 it is exposed: 1 to 3 ms a step for batches of 1 to 256 (vLLM's own profile in the post on
 v0.6, September 2024, found more than half of a step of a small model there).
 

@@ -3,7 +3,7 @@
 Owns `PARAMETERS` (what is estimated of an `EngineModel`), the distribution's form in a file, and
 where it comes from: the table `[posterior]` of a learned engine (`emu learn`), else the prior in
 `prior.toml`, which measured runs have given for their GPUs (`emu fidelity DIR --prior FILE`). A GPU
-without measured runs has the generic prior: centred on the constants as they are, and as wide as
+without measured runs has the generic prior: centered on the constants as they are, and as wide as
 the shift that measured runs showed and their spread together.
 """
 
@@ -57,7 +57,7 @@ PARAMETERS: Final = (
 """Kernel efficiency by class, host time by step, sequence and prompt, front end."""
 NAMES: Final = tuple(parameter.name for parameter in PARAMETERS)
 METRICS: Final = ("ttft", "tpot")
-"""What a server's behaviour is described by; relative errors of both are normal."""
+"""What a server's behavior is described by; relative errors of both are normal."""
 
 
 class Posterior(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -4,7 +4,7 @@ Owns the drafter's part. The target's backend costs the verification itself (`Ba
 A drafter of layers passes first over all tokens of the step, because it keeps KV of its own for
 every token, and then k - 1 times over one token of each sequence that gets drafts, each pass with
 its rows of logits. N-grams are looked up on the host and cost what the configuration says. Launch
-gaps between passes are not modelled. Pure.
+gaps between passes are not modeled. Pure.
 """
 
 from __future__ import annotations

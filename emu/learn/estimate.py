@@ -54,23 +54,23 @@ def most_probable(
     """
     design = slopes * SCALES / errors[:, None]
     offset = residuals / errors
-    centre = (prior_mean - here) / SCALES
+    center = (prior_mean - here) / SCALES
     scatter = prior_covariance / np.outer(SCALES, SCALES)
     information = np.linalg.inv(scatter + 1e-9 * np.eye(len(SCALES)))
     weights = np.ones(len(residuals))
     give = 1.0
-    change = centre
+    change = center
     normal = information
     squared = 0.0
     low = np.maximum((_LEAST - here) / SCALES, -reach)
     high = np.minimum((_MOST - here) / SCALES, reach)
     for _ in range(_REWEIGHTINGS):
         normal = design.T @ (design * weights[:, None]) + give * information
-        right = design.T @ (weights * offset) + give * (information @ centre)
+        right = design.T @ (weights * offset) + give * (information @ center)
         change = _within(normal, right, low, high)
         left = np.abs(offset - design @ change)
         weights = np.where(left <= _HUBER, 1.0, _HUBER / np.maximum(left, 1e-12))
-        away = change - centre
+        away = change - center
         squared = float(away @ information @ away)
         give = (_FREEDOM + len(SCALES)) / (_FREEDOM + max(squared, float(len(SCALES))))
     return Estimate(
@@ -137,7 +137,7 @@ _NOISE: Final[Floats] = np.array([0.03, 0.012])
 
 
 def population(runs: list[RunEvidence]) -> Population:
-    """Shift, spread and noise that make the runs most probable (expectation maximisation).
+    """Shift, spread and noise that make the runs most probable (expectation maximization).
 
     Runs whose observations fit badly together with the others count less (Student's t): one odd
     host does not widen everything.

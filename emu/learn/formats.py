@@ -2,7 +2,7 @@
 
     levels = read_benchmarks(path)
 
-The format is recognised by content:
+The format is recognized by content:
 
     vllm            `vllm bench serve --save-result --save-detailed`, also several (--append-result)
     sglang          `sglang.bench_serving --output-file F --output-details`, one line a run

@@ -371,7 +371,7 @@ class Outbound:
         self.out.append(OFFER)
 
     def _refused(self, batch: MigratingBatch) -> None:
-        """Every destination refuses: again later, but not for ever."""
+        """Every destination refuses: again later, but not forever."""
         batch.attempts += 1
         if batch.attempts > self.attempts_max:
             self.queue.remove(batch)

@@ -310,6 +310,6 @@ class Collectives:
         return collective_ns(system, kind, size_bytes)
 
     def message_ns(self, size_bytes: int, dim: int = 0) -> int:
-        """Point-to-point message between neighbours of a dimension."""
+        """Point-to-point message between neighbors of a dimension."""
         which = self.system.dims[dim]
         return which.message_ns(size_bytes, which.neighbour_hops())

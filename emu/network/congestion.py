@@ -91,9 +91,9 @@ class _Links:
             self._transmit(link, size_bytes, forward)
 
     def _transmit(self, link: tuple[int, int], size_bytes: int, arrived: Action) -> None:
-        serialise = size_bytes / self.dim.bytes_per_ns
-        self.clock.after(int(self.dim.latency_ns + serialise), arrived)
-        self.clock.after(int(serialise), lambda: self._free(link))
+        serialize = size_bytes / self.dim.bytes_per_ns
+        self.clock.after(int(self.dim.latency_ns + serialize), arrived)
+        self.clock.after(int(serialize), lambda: self._free(link))
 
     def _free(self, link: tuple[int, int]) -> None:
         waiting = self._waiting[link]

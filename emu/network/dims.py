@@ -44,7 +44,7 @@ class NetworkDim(msgspec.Struct, frozen=True, kw_only=True):
         return min(clockwise, self.npus - clockwise)
 
     def message_ns(self, size_bytes: int, hops: int = 1) -> int:
-        """Time of one message without contention; latency per hop, serialised once."""
+        """Time of one message without contention; latency per hop, serialized once."""
         return int(hops * self.latency_ns + size_bytes / self.bytes_per_ns)
 
     def neighbour_hops(self) -> int:
@@ -58,7 +58,7 @@ def rank_count(dims: Sequence[NetworkDim]) -> int:
 
 
 def strides(dims: Sequence[NetworkDim]) -> tuple[int, ...]:
-    """Distance in rank numbers of neighbours in each dimension."""
+    """Distance in rank numbers of neighbors in each dimension."""
     result, stride = [], 1
     for dim in dims:
         result.append(stride)

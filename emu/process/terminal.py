@@ -11,7 +11,7 @@ _PIPE_COLUMNS = 160
 
 
 def open_console(min_columns: int = 0) -> Console:
-    """The console of a command's result; figures are not coloured.
+    """The console of a command's result; figures are not colored.
 
     `min_columns`: below it lines wrap, which is better than figures cut in half.
     """

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 PALETTE: Final = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#8c6d1f")
-"""Okabe and Ito's colors: they stay apart for colour-blind readers and in grey print."""
+"""Okabe and Ito's colors: they stay apart for colour-blind readers and in gray print."""
 WIDE_RATIO: Final = 20.0
 """Values that span a larger factor get a logarithmic axis."""
 NARROW_RATIO: Final = 2.0
@@ -141,7 +141,7 @@ class Chart(Part, kw_only=True, omit_defaults=True):
     slider: bool = False
     """It carries the slider that zooms them."""
     back: bool = False
-    """Where nothing is drawn, the ground is grey: there is nothing, not zero."""
+    """Where nothing is drawn, the ground is gray: there is nothing, not zero."""
     row: str = ""
     """What a row of the y axis is."""
 

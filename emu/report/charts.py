@@ -169,7 +169,7 @@ def _kv_by_replica(run: RunData) -> list[Chart]:
             if i >= 0 and not off[cell]
         ]
     unit = "%" if has_totals else "blocks"
-    note = f"{'% of ' if has_totals else ''}KV blocks in use, sampled; grey: inactive"
+    note = f"{'% of ' if has_totals else ''}KV blocks in use, sampled; gray: inactive"
     if len(replicas) > len(shown):
         note += f"; first {len(shown)} of {len(replicas)} replicas"
     top = 100.0 if has_totals else max((value for _, _, value in cells), default=1.0)

@@ -2,7 +2,7 @@
 
     measurement = read_measurement(path)
 
-Two formats, recognised by content:
+Two formats, recognized by content:
 
 * one JSON object per line, as LLMServingSim's recorder of vLLM writes (`requests.jsonl`):
   request_id, input_toks, output_toks, arrival_time, queued_ts, first_token_ts, last_token_ts, s.

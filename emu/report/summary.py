@@ -83,7 +83,7 @@ class RunFacts(msgspec.Struct, kw_only=True):
     faults_missed: Mapping[str, int] = {}
     """Faults that found nothing to strike (a replica that was not in service), by kind."""
     energy_j: Mapping[str, float] | None = None
-    """By part of the machine; None = not modelled."""
+    """By part of the machine; None = not modeled."""
     images: Mapping[str, Any] | None = None
     """What encoders of images did; None = requests have none."""
     adapters: Mapping[str, int] | None = None

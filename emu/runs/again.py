@@ -169,7 +169,7 @@ def rerun_command(directory: Path, output: Path | None, *, quiet: bool) -> int:
     raise RunError("\n  ".join(lines))
 
 
-# --- an artefact ---------------------------------------------------------------------------------
+# --- an artifact ---------------------------------------------------------------------------------
 def bundle(directories: Sequence[Path], output: Path) -> list[str]:
     """Pack runs with their inputs into a .tar.gz; the names in it. Same runs, same bytes."""
     if not output.name.endswith((".tar.gz", ".tgz")):

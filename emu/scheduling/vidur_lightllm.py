@@ -67,7 +67,7 @@ class LightLlmScheduler(SimpleScheduler):
         self._decode(plan)
 
     def leap_limit(self, plan: Plan) -> int:
-        """Until the queue gets its next turn; for ever if it is empty or the cap is reached."""
+        """Until the queue gets its next turn; forever if it is empty or the cap is reached."""
         if not self.waiting_count or self.running_count >= self.batch_size_cap:
             return UNLIMITED
         # This decode has been counted; it and those up to the limit form no prompt batch.

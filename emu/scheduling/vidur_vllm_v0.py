@@ -59,7 +59,7 @@ class VllmV0Scheduler(PagedScheduler):
                 longest = max(longest, tokens)
 
     def _longer_than_batch(self, request: Request) -> str:
-        """Empty, or why `max_tokens_in_batch` keeps the request out for ever."""
+        """Empty, or why `max_tokens_in_batch` keeps the request out forever."""
         limit = self.max_tokens_in_batch
         tokens = request.prompt_tokens if self._restart_alone else request.reached_tokens
         return "" if tokens <= limit else f"prompt longer than max_tokens_in_batch {limit}"

@@ -366,7 +366,7 @@ class KvEvents:
         """All sockets."""
         for publisher in self.publishers:
             publisher.close()
-        self._context.destroy(linger=0)  # with a socket whose port was taken, `term` waits for ever
+        self._context.destroy(linger=0)  # with a socket whose port was taken, `term` waits forever
 
 
 def check_fleet(plan_replicas: int, policy: str, base_port: int, source: str) -> None:

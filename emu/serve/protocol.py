@@ -352,7 +352,7 @@ def chat_call(body: ChatBody, tokenizer: Tokenizer) -> Call:
 def _chosen_tool(body: ChatBody, seed: int) -> Function | None:
     """The function that this answer calls, if it calls one.
 
-    An emulated model has no judgement: with "auto" it calls a tool exactly if the last message is
+    An emulated model has no judgment: with "auto" it calls a tool exactly if the last message is
     not the result of one.
     """
     choice = body.tool_choice

@@ -86,7 +86,7 @@ def text_for(pattern: str, seed: int) -> str:
     """A text that the whole of a regular expression matches. Raises CannotFill.
 
     The text is right by construction and never matched against the pattern: a client's pattern
-    could keep Python's matcher busy for ever.
+    could keep Python's matcher busy forever.
     """
     if len(pattern) > _PATTERN_MAX:
         raise CannotFill(f"a pattern has at most {_PATTERN_MAX} characters")

@@ -49,7 +49,7 @@ class Bisection:
 
     @property
     def bracket(self) -> tuple[float, float] | None:
-        """(meets, does not meet), neighbours as far as tried; None without a change."""
+        """(meets, does not meet), neighbors as far as tried; None without a change."""
         if self.answer is None or self.is_end_of_range:
             return None
         return self._good, self._bad

@@ -96,7 +96,7 @@ def power_rows(directory: Path, overrides: Sequence[str] = ()) -> list[SystemRow
         measured = _series(series, "power_w")
         summary, _ = _run(cluster, workload, overrides)
         if summary.energy_j is None:
-            raise InputError(str(cluster), None, "nodes.power", "missing: no energy is modelled")
+            raise InputError(str(cluster), None, "nodes.power", "missing: no energy is modeled")
         watts = sum(summary.energy_j.values()) / summary.duration
         energy_kj = (float(measured.sum()) / 1e3, watts * len(measured) / 1e3)
         found.append(SystemRow(_name(directory, cluster), "kJ", *energy_kj))

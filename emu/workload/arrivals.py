@@ -129,7 +129,7 @@ def _invert_points(points: list[list[float]], config_source: str) -> Callable[[F
         at = np.searchsorted(reached, expected, side="right") - 1
         left = expected - reached[at]
         rate = rates[at]
-        # The root of left = rate t + slope t^2 / 2 without cancellation. Rate 0 for ever: never.
+        # The root of left = rate t + slope t^2 / 2 without cancellation. Rate 0 forever: never.
         root = rate + np.sqrt(np.maximum(rate * rate + 2 * slopes[at] * left, 0.0))
         inside = np.where(left > 0, math.inf, 0.0)
         np.divide(2 * left, root, out=inside, where=root > 0)

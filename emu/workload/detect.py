@@ -168,7 +168,7 @@ def _recognise(head: bytes, source: str) -> str:
                 raise InputError(source, 1, "$", f"columns are separated by {name}, not by commas")
         return "jsonl"
     known = "; set workload.format, or name the columns as docs/workloads.md says"
-    raise InputError(source, 1, "$", f"format cannot be recognised from the header{known}")
+    raise InputError(source, 1, "$", f"format cannot be recognized from the header{known}")
 
 
 def _recognise_json(start: bytes, source: str) -> str:
@@ -187,6 +187,6 @@ def _recognise_json(start: bytes, source: str) -> str:
         names = ", ".join(list(fields)[:8])
         known = "see docs/workloads.md for the formats that are read"
         raise InputError(
-            source, 1, "$", f"format cannot be recognised from the fields {names}; {known}"
+            source, 1, "$", f"format cannot be recognized from the fields {names}; {known}"
         )
     return "jsonl"

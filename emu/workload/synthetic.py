@@ -30,7 +30,7 @@ _IMAGE_IDS: Final = 1 << 50
 
 
 REQUESTS_MAX: Final = 10_000_000
-"""So many requests take hours to emulate; more are a slip, and would be read for ever."""
+"""So many requests take hours to emulate; more are a slip, and would be read forever."""
 TURNS_MAX: Final = 2_000_000
 """The same for turns of sessions, which are objects and not columns."""
 

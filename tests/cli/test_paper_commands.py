@@ -1,4 +1,4 @@
-"""Publishing: figures, the same run again, artefacts, trackers."""
+"""Publishing: figures, the same run again, artifacts, trackers."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_only_complete_runs_are_run_again() -> None:
         run_again(directory)
 
 
-# --- an artefact ---------------------------------------------------------------------------------
+# --- an artifact ---------------------------------------------------------------------------------
 @pytest.mark.usefixtures("place")
 def test_a_bundle_is_enough_to_run_again() -> None:
     runs = [run("runs/a"), run("runs/b", "--seed", "7")]

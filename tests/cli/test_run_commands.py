@@ -1,4 +1,4 @@
-"""`emu run`, `emu report` and the rim: streams, colours, exit statuses."""
+"""`emu run`, `emu report` and the rim: streams, colors, exit statuses."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from emu.config.faultkinds import KINDS, modernise
+from emu.config.faultkinds import KINDS, modernize
 from emu.config.kinds import unions
 from emu.config.load import config_from_dict, config_from_text, effective_dict
 from emu.config.schema import FaultTable
@@ -161,5 +161,5 @@ def test_set_reaches_the_keys_of_a_kind() -> None:
 def test_modernising_leaves_what_is_not_understood_alone() -> None:
     for odd in (None, 3, [4], [{"kind": "nothing", "magnitude": 1}], [{"magnitude": 2}]):
         before = repr(odd)
-        assert modernise(odd) == {}
+        assert modernize(odd) == {}
         assert repr(odd) == before

@@ -207,13 +207,13 @@ def test_bundles_are_used_where_there_are_some(convert, tmp_path):
 
 def test_what_is_left_behind_is_said(convert):
     placement = {"default": {"weights": "npu"}, "blocks": [{"blocks": "0-3", "weights": "cxl:1"}]}
-    made = cluster({"placement": placement, "enable_local_offloading": True, "colour": "red"})
+    made = cluster({"placement": placement, "enable_local_offloading": True, "color": "red"})
     made["nodes"][0]["instances"][0]["npu_mem"]["mem_utl"] = 0.5
     config, text = convert(made)
     left = [line for line in text.splitlines() if line.startswith("# not carried over")]
     assert left == [
         "# not carried over: nodes[0].instances[0].npu_mem.mem_utl, a key that has no meaning",
-        "# not carried over: nodes[0].instances[0].colour, a key that has no meaning",
+        "# not carried over: nodes[0].instances[0].color, a key that has no meaning",
     ]
     table = config.replicas[0].placement
     assert table is not None

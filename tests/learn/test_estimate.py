@@ -107,8 +107,8 @@ def test_draws_have_the_mean_and_spread_of_what_they_are_drawn_from() -> None:
     wide = values.std(axis=0)
     for index, parameter in enumerate(PARAMETERS[3:5], start=3):
         assert wide[index] == pytest.approx(spread[index], rel=0.1), parameter.name
-        centre = known.posterior.mean[index]
-        assert values[:, index].mean() == pytest.approx(centre, abs=0.1 * spread[index])
+        center = known.posterior.mean[index]
+        assert values[:, index].mean() == pytest.approx(center, abs=0.1 * spread[index])
 
 
 def test_a_gpu_without_measured_runs_has_the_generic_prior() -> None:

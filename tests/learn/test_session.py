@@ -1,4 +1,4 @@
-"""Learning from files: found constants, judgement elsewhere, files, and the command."""
+"""Learning from files: found constants, judgment elsewhere, files, and the command."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_recursive_schemas_come_to_an_end() -> None:
         {"type": "array", "minItems": 5, "maxItems": 2},
         {"$ref": "#/nowhere"},
         {"$ref": "https://example.com/schema"},
-        {"type": "colour"},
+        {"type": "color"},
         False,
     ],
 )

@@ -215,7 +215,7 @@ def test_control_calls_are_checked(tmp_path: Path) -> None:
         ("scale", {"role": "decode", "replicas": 9}, 409),
         ("faults", {"kind": "no_such_kind"}, 400),
         ("faults", {"kind": "replica_crash", "replica": 77}, 400),
-        ("faults", {"kind": "replica_crash", "colour": "red"}, 400),
+        ("faults", {"kind": "replica_crash", "color": "red"}, 400),
         ("faults", [], 400),
         ("failures", {"rules": [{"rate": 2}]}, 400),
     ]

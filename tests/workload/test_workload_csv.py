@@ -96,7 +96,7 @@ def test_bad_utf8_in_a_csv(tmp_path):
 
 def test_header_only_and_unknown_headers(tmp_path):
     assert error_of(tmp_path, AZURE) == "w:1: $: the file has no requests"
-    problem = "format cannot be recognised from the header; set workload.format, or name the columns as docs/workloads.md says"
+    problem = "format cannot be recognized from the header; set workload.format, or name the columns as docs/workloads.md says"
     assert error_of(tmp_path, "a,b,c\n1,2,3\n") == f"w:1: $: {problem}"
     for mark, name in ((";", "semicolons"), ("\t", "tabs")):
         text = "arrival_s,input_toks,output_toks\n1,2,3\n".replace(",", mark)
@@ -167,7 +167,7 @@ def test_plain_csv_units_quotes_and_labels(tmp_path):
     for unit, power in (("ns", 1), ("us", 10**3), ("ms", 10**6), ("s", 10**9)):
         text = f"output_tokens,arrival_{unit},prompt_tokens\n4,2,3\n"
         assert rows(open_file(tmp_path, text)) == [(0, 2 * power, 3, 4)]
-    text = 'arrival_ms,prompt_tokens,output_tokens,tenant,colour,priority,deadline_ns\n1.0000005,3,4,"a, b",red,7,50\n\n2,3,4,c,blue,,\n'
+    text = 'arrival_ms,prompt_tokens,output_tokens,tenant,color,priority,deadline_ns\n1.0000005,3,4,"a, b",red,7,50\n\n2,3,4,c,blue,,\n'
     workload = open_file(tmp_path, text)
     first, second = workload.releases()
     assert (first.arrival_ns, second.arrival_ns) == (1_000_000, 2_000_000)  # half to even

@@ -274,7 +274,7 @@ def test_a_pipe_is_refused_with_the_reason(tmp_path):
 
 def test_fields_of_another_world_are_listed(tmp_path):
     found = error_of(tmp_path, '{"prompt": "hello", "output_tokens": 4}\n')
-    assert "cannot be recognised from the fields prompt, output_tokens" in found
+    assert "cannot be recognized from the fields prompt, output_tokens" in found
 
 
 def test_a_time_too_short_for_any_request_names_its_key(tmp_path):

@@ -1,6 +1,6 @@
 """A second, slow model of what a run should have been: reads the history, shares no engine code.
 
-Owns: the judgement of costs, choices, faults and figures from the records of `events.jsonl`, the
+Owns: the judgment of costs, choices, faults and figures from the records of `events.jsonl`, the
 configuration and the placement of replicas. Each module restates one part of the rules in the
 plainest way that there is: what an iteration costs (`iterations`), when bytes arrive (`links`,
 `transfers`), how strong and long a fault is (`windows`), whom a scheduler takes (`choices`), what

@@ -203,7 +203,7 @@ class RecoveryTable(Table, kw_only=True, frozen=True):
         5_000.0
     )
     lease_ms: Annotated[
-        NonNegative, doc("A source keeps KV so long for a transfer to begin; 0 = for ever.")
+        NonNegative, doc("A source keeps KV so long for a transfer to begin; 0 = forever.")
     ] = 0.0
     progress_deadline_ms: Annotated[
         Positive, doc("A replica without progress is declared dead.")
@@ -214,7 +214,7 @@ class RecoveryTable(Table, kw_only=True, frozen=True):
         Positive, doc("A replica that is not ready by then is given up.")
     ] = 120.0
     drain_grace_s: Annotated[
-        NonNegative, doc("A shutting replica may drain so long; 0 = for ever.")
+        NonNegative, doc("A shutting replica may drain so long; 0 = forever.")
     ] = 0.0
     client_retries: Annotated[Count0, doc("A rejected client tries again so often.")] = 0
     client_backoff_ms: Annotated[Positive, doc("First pause before a client's retry; doubles.")] = (

@@ -20,7 +20,7 @@ Node = Annotated[Index | None, doc("Which machine.")]
 Gpu = Annotated[Index | None, doc("Which GPU, counted over the whole cluster.")]
 Source = Annotated[Index | None, doc("Only what leaves this replica.")]
 Destination = Annotated[Index | None, doc("Only what goes to this replica.")]
-Lasts = Annotated[Positive | None, doc("How long; without it, for ever.")]
+Lasts = Annotated[Positive | None, doc("How long; without it, forever.")]
 Probability = Annotated[Fraction, doc("Of each thing that it could strike.")]
 
 ReplicaStage = Literal[
@@ -85,7 +85,7 @@ class GpuCrash(FaultTable, kw_only=True, frozen=True):
     kind: Literal["gpu_crash"]
     gpu: Gpu = None
     duration_s: Annotated[
-        Positive | None, doc("It cannot be used for so long; without it, for ever.")
+        Positive | None, doc("It cannot be used for so long; without it, forever.")
     ] = None
     numbers = "F01-F04"
     target = (("gpu",),)
@@ -97,7 +97,7 @@ class NodeCrash(FaultTable, kw_only=True, frozen=True):
     kind: Literal["node_crash"]
     node: Node = None
     duration_s: Annotated[
-        Positive | None, doc("They cannot be used for so long; without it, for ever.")
+        Positive | None, doc("They cannot be used for so long; without it, forever.")
     ] = None
     numbers = "F01-F04, F21"
     target = (("node",),)

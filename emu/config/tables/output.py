@@ -14,7 +14,7 @@ class SloTable(Table, kw_only=True, frozen=True):
 
 
 class PowerTable(Table, kw_only=True, frozen=True):
-    """Power of a machine's parts; absent = energy is not modelled."""
+    """Power of a machine's parts; absent = energy is not modeled."""
 
     base_node_w: Annotated[NonNegative, doc("A machine without its parts.")] = 60.0
     gpu_idle_w: Annotated[NonNegative, doc("A GPU that does nothing.")] = 0.0

@@ -43,7 +43,7 @@ class TenantAcceptance(Table, kw_only=True, frozen=True):
 
 
 class SpeculativeTable(Table, kw_only=True, frozen=True):
-    """Speculative decoding, with vLLM's keys. How many drafts are accepted is given, not modelled."""
+    """Speculative decoding, with vLLM's keys. How many drafts are accepted is given, not modeled."""
 
     method: Annotated[
         Literal["ngram", "draft_model", "eagle", "eagle3", "mtp"], doc("Where drafts come from.")
@@ -395,7 +395,7 @@ class LatencyTable(Table, kw_only=True, frozen=True):
     expert_routing: Annotated[
         str,
         doc(
-            "MoE gate: balanced (no rank is favoured), round_robin, random, skewed, or package.module:Class; roofline, profile, astra-sim."
+            "MoE gate: balanced (no rank is favored), round_robin, random, skewed, or package.module:Class; roofline, profile, astra-sim."
         ),
     ] = "balanced"
     attention_offload: Annotated[

@@ -119,7 +119,7 @@ class WorkloadTable(Table, kw_only=True, frozen=True):
     path: Annotated[str, doc("Workload file; empty = synthetic.")] = ""
     format: Annotated[
         WorkloadFormat,
-        doc("auto = recognised by content."),
+        doc("auto = recognized by content."),
     ] = "auto"
     limit: Annotated[Annotated[int, Meta(ge=0)], doc("First N lines; 0 = all.")] = 0
     time_scale: Annotated[Positive, doc("> 1 stretches arrivals.")] = 1.0

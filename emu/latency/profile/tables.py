@@ -3,7 +3,7 @@
 Owns the interpolation rules of the profile backend (LLMServingSim 2.0): 1-D curves, the 4-D
 attention grid, the skew correction and the 2-D expert table.
 All times are integer nanoseconds, interpolation is linear on raw values in float64, and results
-are truncated, so the order of operations is part of the contract: scalar and vectorised paths
+are truncated, so the order of operations is part of the contract: scalar and vectorized paths
 perform the same float operations in the same order and agree bit by bit.
 
 Does not know layers, models or batches (`profile.py`), nor files (`profile_bundle.py`).

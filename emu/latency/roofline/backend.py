@@ -10,7 +10,7 @@ arithmetic is on integers, hence a leap over many steps equals stepping bit for 
 sliding-window layers the sum over members of min(context, window) is bounded by min(summed
 context, members x window), which is exact unless the batch has members on both sides.
 
-Not modelled: overlap of collectives with computation, re-expansion of cached latent KV in later
+Not modeled: overlap of collectives with computation, re-expansion of cached latent KV in later
 chunks.
 """
 

@@ -143,7 +143,7 @@ class Ops:
         )
 
     def sampler_s(self, rows: int, vocab: int) -> float:
-        """Logits are widened to 32 bits, penalised and searched: 2 + 4 + 4 bytes for each."""
+        """Logits are widened to 32 bits, penalized and searched: 2 + 4 + 4 bytes for each."""
         return self.elementwise_s(10.0 * rows * vocab) + (_SAMPLER_KERNELS - 1) * self.element_s
 
 

@@ -80,7 +80,7 @@ def _systems_table(runs: Mapping[str, Figures]) -> Table:
 
 # --- the order ------------------------------------------------------------------------------------
 def _order(runner: Runner, clusters: Sequence[str]) -> Table:
-    """Differences between neighbours with 95 % intervals: the seeds are the same for both."""
+    """Differences between neighbors with 95 % intervals: the seeds are the same for both."""
     table = [["pairing", "cluster", "from, to", "TTFT mean ms", "TTFT p95 ms", "order"]]
     for cluster in clusters:
         for pairing in PAIRINGS:

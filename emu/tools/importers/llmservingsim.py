@@ -366,7 +366,7 @@ def _latency(file: ClusterFile, profiles: str | Path | None) -> list[str]:
 
 
 def _power(cluster: Cluster) -> list[str]:
-    """Power is modelled only if every node says its figures; ours are one set for all."""
+    """Power is modeled only if every node says its figures; ours are one set for all."""
     powers = [node.power for node in cluster.nodes]
     first = powers[0]
     if first is None or None in powers:
