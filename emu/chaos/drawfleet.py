@@ -137,7 +137,7 @@ def _asked(rng: Rng, tables: Tables, lines: Sequence[Tables], served: Sequence[s
 def draw_sessions(rng: Rng, lines: Sequence[Tables]) -> None:
     """A few requests become long conversations."""
     for index, line in enumerate(lines):
-        if "sub_requests" in line or not chance(rng, 0.15):
+        if "sub_requests" in line or "images" in line or not chance(rng, 0.15):
             continue
         kept: Tables = {key: line[key] for key in _OF_A_SESSION if key in line}
         turn = {key: value for key, value in line.items() if key not in _OF_A_SESSION}

@@ -134,7 +134,8 @@ def modernize(faults: object) -> dict[tuple[str | int, ...], tuple[str | int, ..
         return moved
     kinds = unions()[FaultTable].kinds
     for index, fault in enumerate(faults):
-        kind = kinds.get(fault.get("kind", "")) if isinstance(fault, dict) else None
+        name = fault.get("kind") if isinstance(fault, dict) else None
+        kind = kinds.get(name) if isinstance(name, str) else None
         if kind is None or not issubclass(kind, FaultTable):
             continue
         for before, now in kind.old:

@@ -37,6 +37,10 @@ REFUSED = {
         '[workload.synthetic]\nprompt = { distribution = "fixed", value = 200000 }\n',
         ":2: workload.synthetic.prompt: a request of 200000 + ",
     ),
+    "kind": (
+        "[[faults]]\nat_s = 1.0\nkind = []\n",
+        ":3: faults.0.kind: expected a string, got an array",
+    ),
     "jitter": (
         '[latency]\nengine = "none"\njitter = true\n',
         ":3: latency.jitter: needs an engine, not none",
