@@ -183,6 +183,7 @@ def _scheduler(
         prefix_caching=table.caches_prefixes and has_prefixes,
         leap=not must_step and (table.leap if leap is None else leap),
         kv_layout=plan.kv_layout,
+        prompts_present=cluster.config.workload.skip_prefill,
     )
     return make_scheduler(
         table,

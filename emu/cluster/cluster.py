@@ -133,6 +133,7 @@ class Cluster:
             cancel=self.cancel,
             intake=build_intake(self),
             admission=None if self.insight is None else self.insight.admission(),
+            clients=config.workload.concurrency,
         )
         check_commands(config.commands, len(self.replicas), plan.source)
         self.commander = Commander(self.kernel, self.replicas, config.commands)

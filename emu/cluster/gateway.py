@@ -27,6 +27,8 @@ from emu.units import ms_to_ns
 # A member of an enumeration is looked up by its class in Python, at each arrival and end.
 _COMPLETED: Final = Status.COMPLETED
 _REJECTED: Final = Status.REJECTED
+_SESSION_ENDED: Final = "session_ended"
+"""Reason of a turn that is never asked: one before it did not complete."""
 
 
 class Source(Protocol):
@@ -62,7 +64,10 @@ class Gateway(Actor):
         cancel: Callable[[Request], None],
         intake: Intake | None = None,
         admission: OwnAdmission | None = None,
+        clients: int = 0,
     ) -> None:
+        """`clients`: of a closed loop, each with one request or session; 0 = requests arrive at
+        their times."""
         super().__init__(kernel, "gateway", PRIORITY_WORLD)
         self.source = source
         self.dispatches = dispatches
@@ -76,6 +81,7 @@ class Gateway(Actor):
         """Requests in the front end, in order of arrival."""
         self._intake = intake
         self._admission = admission
+        self._clients = clients
         self._delivered_ns = 0
         """When the last token so far is with its client."""
         self.outstanding = 0
@@ -99,6 +105,10 @@ class Gateway(Actor):
         """Let in all requests that arrive by now, and come back for the next."""
         if self._releases is None:
             self._releases = iter(self.source.releases())
+        if self._clients:
+            for _ in range(self._clients):
+                self._begin_line(self.kernel.now_ns)
+            return PARK
         now_ns = self.kernel.now_ns
         request = self._next
         if request is not None:
@@ -112,6 +122,19 @@ class Gateway(Actor):
         self.is_exhausted = True
         self._check_end()
         return PARK
+
+    def _begin_line(self, at_ns: int) -> None:
+        """A client of the closed loop takes the next line of the workload, if there is one."""
+        assert self._releases is not None
+        request = None if self.is_exhausted else next(self._releases, None)
+        if request is None:
+            self.is_exhausted = True
+            self._check_end()
+            return
+        if request.deadline_ns >= 0:
+            request.deadline_ns += at_ns - request.arrival_ns
+        request.arrival_ns = at_ns
+        self._arrive_at(request, at_ns)
 
     def align(self, now_ns: int) -> int:
         """No message makes a request arrive earlier."""
@@ -249,25 +272,28 @@ class Gateway(Actor):
         self._on_terminal(request)
         if status is _REJECTED and request.retries < self._recovery.client_retries:
             self._retry_later(request)
-        elif request.session_id:
-            self._go_on_with_session(request, self.kernel.now_ns)
+        elif request.session_id and self._goes_on(request, self.kernel.now_ns):
+            pass  # its client has not ended
+        elif self._clients and reason != _SESSION_ENDED:
+            self._begin_line(self.kernel.now_ns + request.last_out_ns)
         if self.is_exhausted:
             self._check_end()
 
-    def _go_on_with_session(self, request: Request, now_ns: int) -> None:
+    def _goes_on(self, request: Request, now_ns: int) -> bool:
         """The next turn arrives after its tool; if a turn did not complete, none follows."""
         if request.status is Status.COMPLETED:
             following = self.source.next_in_session(request, now_ns + request.last_out_ns)
             if following is not None:
                 self._arrive_at(following, following.arrival_ns)
-            return
+            return following is not None
         for turn in self.source.drop_session(request, now_ns):
             self.released += 1
             self.outstanding += 1
             if self._has_many and turn.model >= 0:
                 self.dispatches[turn.model].outstanding += 1
             self._on_release(turn)
-            self.terminal(turn, Status.CANCELLED, "session_ended")
+            self.terminal(turn, Status.CANCELLED, _SESSION_ENDED)
+        return False
 
     def _retry_later(self, request: Request) -> None:
         """The client sends the same again after a pause that doubles (a new request to us)."""

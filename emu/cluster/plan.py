@@ -303,6 +303,9 @@ def _plan_group(
             keeps_groups,
             f"{source}: {key}",
         )
+    if layout is not None and config.workload.skip_prefill:
+        problem = f"{model.name} has layers that keep other things than all tokens"
+        raise InputError(source, None, "workload.skip_prefill", problem)
     memories: dict[int, tuple[MemoryPlan, int]] = {}
     """By table of nodes: machines of one table have the same GPU."""
     for replica_id, gpus in enumerate(places, start=first_id):

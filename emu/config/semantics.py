@@ -14,11 +14,13 @@ from emu.config.fleet import expand_models, fleet_problems
 from emu.config.locate import Path
 from emu.config.presets import PRESETS
 from emu.config.schema import (
+    ArrivalsTable,
     Config,
     LengthsTable,
     ProfileTable,
     ReplicaTable,
     VidurLayersTable,
+    WorkloadTable,
 )
 from emu.config.suggest import unknown_value
 
@@ -176,8 +178,11 @@ def _lengths(path: Path, table: LengthsTable) -> Iterator[Problem]:
 def _workload(config: Config) -> Iterator[Problem]:
     workload = config.workload
     made = workload.synthetic
-    if made is not None and workload.path:
-        yield ("workload", "synthetic"), "a workload has a path or is synthetic, not both"
+    yield from _time_of_arrivals(workload)
+    if workload.skip_prefill:
+        yield from _skipped_prefill(config)
+    if workload.path and workload.preset:
+        yield ("workload", "preset"), "a preset makes a workload; it does not go with a path"
     if made is None:
         return
     here: Path = ("workload", "synthetic")
@@ -204,6 +209,37 @@ def _workload(config: Config) -> Iterator[Problem]:
         if point[1] < 0:
             yield (*points, index, 1), f"expected a rate >= 0, got {point[1]:g}"
         before = point[0]
+
+
+def _time_of_arrivals(workload: WorkloadTable) -> Iterator[Problem]:
+    """Of the keys that move arrivals, one counts."""
+    made = workload.synthetic
+    if workload.rate_per_s and workload.time_scale != 1:
+        yield ("workload", "rate_per_s"), "stretches arrivals as time_scale does; give one of them"
+    if workload.rate_per_s and made is not None and made.duration_s:
+        problem = "changes the time that duration_s gives; expected synthetic.arrivals.rate_per_s"
+        yield ("workload", "rate_per_s"), problem
+    if not workload.concurrency:
+        return
+    here: Path = ("workload", "concurrency")
+    if workload.rate_per_s or workload.time_scale != 1:
+        yield here, "clients in a closed loop have no times that a rate or time_scale could move"
+    if made is not None and made.duration_s:
+        problem = "clients in a closed loop have no times; expected a number of requests"
+        yield ("workload", "synthetic", "duration_s"), problem
+    if made is not None and made.arrivals != ArrivalsTable():
+        problem = "clients in a closed loop arrive when others end; leave out the arrivals"
+        yield ("workload", "synthetic", "arrivals"), problem
+
+
+def _skipped_prefill(config: Config) -> Iterator[Problem]:
+    """Prompts that are there already need replicas that decode what arrives, and their books."""
+    here: Path = ("workload", "skip_prefill")
+    if any(group.role != "colocated" for group in config.replicas) or config.models:
+        yield here, "expected colocated replicas: there is nothing for prefill replicas to do"
+    tables = [group.scheduler or config.scheduler for group in config.replicas]
+    if any(table.policy != "vllm" for table in tables):
+        yield here, 'needs scheduler.policy = "vllm"'
 
 
 def _autoscale(config: Config) -> Iterator[Problem]:

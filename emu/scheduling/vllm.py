@@ -50,7 +50,7 @@ from mypy_extensions import mypyc_attr
 from emu.config.schema import VllmTable
 from emu.kv.blocks import BlockPool
 from emu.kv.grouped import GroupedPool
-from emu.kv.pool import NO_HIT, CountingPool, Hit
+from emu.kv.pool import NO_HIT, CountingPool, Hit, PresentPool
 from emu.kv.tiers import LowerTier
 from emu.latency.base import BatchShape, LoraWork, Verify
 from emu.policy.calls import OwnEviction
@@ -142,8 +142,11 @@ class VllmScheduler(Scheduler):
         pool: BlockPool | CountingPool | GroupedPool
         self._clips = False
         self._eviction = eviction
-        walks = walks or eviction is not None or adapters is not None
-        if limits.kv_layout is not None:
+        walks = walks or eviction is not None or adapters is not None or limits.prompts_present
+        if limits.prompts_present:
+            assert limits.kv_layout is None
+            pool = PresentPool(limits.num_blocks, limits.block_size)
+        elif limits.kv_layout is not None:
             walks = True
             caches = limits.prefix_caching and table.prefix_caching
             pool = GroupedPool(

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from emu.config.schema import WorkloadTable
+from emu.config.schema import ArrivalsTable, SyntheticTable, WorkloadTable
 from emu.errors import InputError
 from emu.request import Request
 from emu.units import NS_PER_S, s_to_ns
@@ -356,12 +356,15 @@ def open_workload(
     facts = workload.facts
     if source.is_absolute and not start_ns:
         origin_ns = facts.first_ns
-    workload.set_time(origin_ns + start_ns, table.time_scale)
+    time_scale, key = table.time_scale, "time_scale"
+    if table.rate_per_s:
+        time_scale, key = _scale_to(table.rate_per_s, facts, config_source), "rate_per_s"
+    workload.set_time(origin_ns + start_ns, time_scale)
     try:
         _ = workload.last_arrival_ns
     except OverflowError:
         problem = f"the last arrival would be later than {2**62} ns"
-        raise InputError(config_source, None, "workload.time_scale", problem) from None
+        raise InputError(config_source, None, f"workload.{key}", problem) from None
     if table.path and source.has_arrivals:
         _warn_implausible(facts, notes)
     return workload
@@ -386,6 +389,15 @@ def _naming(
         run=table.model_run,
         seed=seed,
     )
+
+
+def _scale_to(rate_per_s: float, facts: Facts, config_source: str) -> float:
+    """What stretches arrivals to a mean rate; raises InputError where they have none."""
+    span_s = (facts.last_ns - facts.first_ns) / NS_PER_S
+    if span_s <= 0:
+        problem = "all requests arrive at once: no rate to scale"
+        raise InputError(config_source, None, "workload.rate_per_s", problem)
+    return (facts.lines - 1) / span_s / rate_per_s
 
 
 def refused_warning(refused: int, requests: int) -> str:
@@ -416,8 +428,12 @@ def _arrivals_for_file(
             raise InputError(config_source, None, "workload.synthetic", problem)
         return _no_arrivals
     if synthetic is None:
-        notes.warn("the file has no arrival times: all requests arrive at 0")
+        if not table.concurrency:
+            notes.warn("the file has no arrival times: all requests arrive at 0")
         return _no_arrivals
+    if msgspec.structs.replace(synthetic, arrivals=ArrivalsTable()) != SyntheticTable():
+        problem = "beside a file, only arrivals can be given: the lengths are the file's"
+        raise InputError(config_source, None, "workload.synthetic", problem)
     return lambda: arrival_stream(synthetic.arrivals, seed, config_source)
 
 

@@ -28,6 +28,9 @@ WorkloadFormat = Literal[
 ]
 
 
+WorkloadPreset = Literal["", "agents", "chat", "code", "conversation", "summarization"]
+
+
 class ArrivalsTable(Table, kw_only=True, frozen=True):
     """When synthetic requests arrive."""
 
@@ -93,12 +96,30 @@ class WorkloadTable(Table, kw_only=True, frozen=True):
     """The requests: a file, or made from distributions."""
 
     path: Annotated[str, doc("Workload file; empty = synthetic.")] = ""
+    preset: Annotated[
+        WorkloadPreset,
+        doc("Keys of [workload.synthetic] that the file leaves out, for a known kind of service."),
+    ] = ""
     format: Annotated[
         WorkloadFormat,
         doc("auto = recognised by content."),
     ] = "auto"
     limit: Annotated[Annotated[int, Meta(ge=0)], doc("First N lines; 0 = all.")] = 0
     time_scale: Annotated[Positive, doc("> 1 stretches arrivals.")] = 1.0
+    rate_per_s: Annotated[
+        NonNegative,
+        doc("Stretch arrivals to this mean rate of lines (a session is one); 0 = as they are."),
+    ] = 0.0
+    concurrency: Annotated[
+        Count0,
+        doc(
+            "Closed loop: so many clients, each with one line (request or session) in flight; 0 = "
+            "requests arrive at their times."
+        ),
+    ] = 0
+    skip_prefill: Annotated[
+        bool, doc("The KV of every prompt is there at its arrival: only decoding is emulated.")
+    ] = False
     start_s: Annotated[NonNegative, doc("Skip what arrives earlier.")] = 0.0
     max_prompt_tokens: Annotated[Tokens0, doc("Clip longer prompts (counted); 0 = off.")] = 0
     max_output_tokens: Annotated[Tokens0, doc("Clip longer outputs (counted); 0 = off.")] = 0
