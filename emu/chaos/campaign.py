@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
+from emu.chaos.coverage import NOT_DRAWN, STRIKES, schema_keys
 from emu.chaos.drawfaults import draw_faults, ground_of
 from emu.chaos.shrink import shrink
 from emu.chaos.tomltext import toml_text
@@ -73,6 +74,10 @@ class Totals(msgspec.Struct):
     wall_s: float = 0.0
     faults: dict[str, int] = {}
     missed: dict[str, int] = {}
+    parts: dict[str, int] = {}
+    """`kind on part` -> how often a fault struck a replica that played this part."""
+    keys: dict[str, int] = {}
+    """Key of the schema -> worlds that gave it."""
     transitions: dict[str, int] = {}
     ends: dict[str, int] = {}
     failing: list[Verdict] = []
@@ -92,6 +97,8 @@ class Totals(msgspec.Struct):
         for mine, its in (
             (self.faults, verdict.faults),
             (self.missed, verdict.missed),
+            (self.parts, verdict.parts),
+            (self.keys, dict.fromkeys(verdict.keys, 1)),
             (self.transitions, verdict.transitions),
             (self.ends, verdict.ends),
         ):
@@ -106,10 +113,23 @@ class Totals(msgspec.Struct):
         seen = {kind: self.faults.get(kind, 0) for kind in KINDS}
         return [f"{kind} ({count})" for kind, count in seen.items() if count < times]
 
+    def parts_below(self, times: int) -> list[str]:
+        """Kinds of faults on parts that they can strike, which did so less often."""
+        seen = {name: self.parts.get(name, 0) for name in STRIKES}
+        return [f"{name} ({count})" for name, count in seen.items() if count < times]
+
+    def changes_below(self, times: int) -> list[str]:
+        """Changes of state that came less often, with how often."""
+        seen = {name: self.transitions.get(name, 0) for name in CHANGES}
+        return [f"{name} ({count})" for name, count in seen.items() if count < times]
+
+    def keys_not_drawn(self) -> list[str]:
+        """Keys of the schema that no world gave, apart from those that none ever does."""
+        return [key for key in schema_keys() if key not in self.keys and key not in NOT_DRAWN]
+
     def never_seen(self) -> list[str]:
-        """Ends of requests and changes of state: what the campaign did not meet (a finding)."""
-        ends = [end for end in ENDS if end not in self.ends]
-        return ends + [name for name in CHANGES if name not in self.transitions]
+        """Ends of requests that the campaign did not meet (a finding)."""
+        return [end for end in ENDS if end not in self.ends]
 
 
 class Job(msgspec.Struct):

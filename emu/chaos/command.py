@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from emu.chaos.campaign import CHANGES, Job, Totals, base_of, campaign, world_of, write_failure
+from emu.chaos.coverage import NOT_DRAWN, STRIKES, schema_keys
 from emu.chaos.trial import Verdict, run_world
 from emu.chaos.worlds import World
 from emu.config.faultkinds import KINDS
@@ -159,6 +160,13 @@ def print_totals(
     _print_counts("ends of requests", totals.ends, console)
     never = dict.fromkeys(CHANGES, 0) if is_drawn else {}
     _print_counts("changes of state", never | totals.transitions, console)
+    if is_drawn:
+        _print_parts(totals, console)
+        drawn = sum(key in totals.keys for key in schema_keys())
+        console.print(
+            f"{drawn} of {len(schema_keys())} keys of the schema drawn, "
+            f"{len(NOT_DRAWN)} never are (emu/chaos/coverage.py says why)"
+        )
     minutes = totals.cpu_s / 60
     console.print(
         f"{totals.seeds:,} seeds, {len(totals.failing)} with violations; {totals.events:,} events, "
@@ -171,10 +179,27 @@ def print_totals(
     if at_least > 1 or (is_drawn and totals.seeds >= 100):
         for head, names in (
             (f"struck less than {at_least} times", totals.faults_below(at_least)),
+            (f"struck a part less than {at_least} times", totals.parts_below(at_least)),
+            (f"changes less than {at_least} times", totals.changes_below(at_least)),
+            ("keys that no world gave", totals.keys_not_drawn()),
             ("never seen", totals.never_seen()),
         ):
             if names:
                 console.print(f"{head}: {'; '.join(names)}", style="red", soft_wrap=True)
+
+
+def _print_parts(totals: Totals, console: Console) -> None:
+    """Kinds of faults by the part that the struck replica played; a dash where none can."""
+    parts = tuple(dict.fromkeys(name.partition(" on ")[2] for name in STRIKES))
+    table = Table(title="faults by the part of the replica")
+    for column in ("kind", *parts):
+        table.add_column(column, justify="left" if column == "kind" else "right")
+    for kind in KINDS:
+        names = [f"{kind} on {part}" for part in parts]
+        if any(name in STRIKES for name in names):
+            counts = (f"{totals.parts.get(n, 0):,}" if n in STRIKES else "-" for n in names)
+            table.add_row(kind, *counts)
+    console.print(table)
 
 
 def _print_counts(title: str, counts: Mapping[str, int], console: Console) -> None:

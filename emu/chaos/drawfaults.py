@@ -185,13 +185,13 @@ def _fault(rng: Rng, name: str, at_s: float, ground: Ground) -> Tables:
     if "replica" in spec.may and chance(rng, 0.2):
         fault["replica"] = int(rng.integers(ground.replicas))
     if spec.magnitude is not None and not spec.may_magnitude:
-        fault["magnitude"] = _magnitude(rng, name)
+        fault[spec.size] = _size(rng, name)
     if name in _WITH_PROBABILITY:
         fault["probability"] = float(pick(rng, (0.2, 0.5, 1.0)))
     if name == "swizzle":
         fault["probability"] = float(pick(rng, (0.5, 1.0)))
     if "stage" in fault and name == "replica_crash" and chance(rng, 0.5):
-        fault["magnitude"] = float(pick(rng, (0.001, 0.01, 0.1, 0.3)))
+        fault["after_s"] = float(pick(rng, (0.001, 0.01, 0.1, 0.3)))
     # A window of stuck loads always ends, or nothing would ever load.
     is_finite = ground.heals or spec.needs_duration or name in ("load_stuck", "drain_expired")
     if spec.takes_duration and (is_finite or chance(rng, 0.6)):
@@ -199,7 +199,7 @@ def _fault(rng: Rng, name: str, at_s: float, ground: Ground) -> Tables:
     if name == "link_down" and fault.get("duration_s"):
         fault["times"] = int(rng.integers(1, 21))
     elif name in ("client_leaves", "completion_twice"):
-        fault["times"] = int(rng.integers(1, 4))
+        fault["clients" if name == "client_leaves" else "times"] = int(rng.integers(1, 4))
     return fault
 
 
@@ -210,7 +210,7 @@ def _stages(stages: Sequence[str], ground: Ground) -> list[str]:
     return [stage for stage in stages if stage in _COLOCATED_STAGES]
 
 
-def _magnitude(rng: Rng, name: str) -> float:
+def _size(rng: Rng, name: str) -> float:
     if name == "straggler":
         return float(pick(rng, (1.2, 3.0, 10.0)))
     if name == "overload":
@@ -241,4 +241,4 @@ def _narrowed(rng: Rng, fault: Tables, ground: Ground) -> Tables:
         return fault
     if fault["kind"] in _TRANSFERS:
         return {**fault, "destination": int(rng.integers(ground.replicas))}
-    return {**fault, "magnitude": 2.0} if fault["kind"] == "overload" else fault
+    return {**fault, "factor": 2.0} if fault["kind"] == "overload" else fault

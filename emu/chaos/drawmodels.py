@@ -40,7 +40,10 @@ def _overrides(group: Tables) -> bool:
 
 
 def _hybrid(rng: Rng, tables: Tables) -> None:
-    tables["model"] = {"name": pick(rng, HYBRIDS)}
+    name = pick(rng, HYBRIDS)
+    if name == HYBRIDS[2] and any(group["role"] != "colocated" for group in tables["replicas"]):
+        name = HYBRIDS[0]  # states are nowhere but on replicas that serve from the start
+    tables["model"] = {"name": name}
 
 
 def _speculation(rng: Rng, tables: Tables, lines: list[dict[str, Any]]) -> None:

@@ -15,6 +15,7 @@ import anyio
 import msgspec
 
 from emu.chaos.checker import Judge
+from emu.chaos.coverage import Place, fault_parts, keys_of
 from emu.chaos.invariants import validate_world
 from emu.chaos.kernel import CheckingKernel
 from emu.chaos.worlds import World
@@ -47,6 +48,10 @@ class Verdict(msgspec.Struct, kw_only=True):
     missed: dict[str, int] = {}
     transitions: dict[str, int] = {}
     ends: dict[str, int] = {}
+    parts: dict[str, int] = {}
+    """`kind on part`: how often a fault struck a replica that played this part."""
+    keys: list[str] = []
+    """Keys of the schema that its world gives."""
     digest: str = ""
     """Of all result files."""
     kernel_digest: str = ""
@@ -77,7 +82,7 @@ def run_world(
     `every`: the full recount comes before every so many timers. `break_it` is for tests: it
     plants a fault in the cluster. `log`: of the first of the two runs.
     """
-    verdict = Verdict(seed=seed)
+    verdict = Verdict(seed=seed, keys=sorted(keys_of(world.tables)))
     started_s = time.process_time()
     try:
         with scratch("emu-chaos-") as directory:
@@ -226,6 +231,12 @@ def _count(
     verdict.kernel_digest = outcome.digest
     verdict.faults = dict(cluster.faults.struck)
     verdict.missed = dict(cluster.faults.missed)
+    roles = [plan.role for plan in cluster.plan.replicas]
+    places = [
+        Place(replica.machine, replica.gpus, role)
+        for replica, role in zip(cluster.replicas, roles, strict=True)
+    ]
+    verdict.parts = fault_parts(records, places)
     arrived = hashlib.sha256()
     for record in records:
         event = record["event"]
