@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from emu.config import names
 from emu.config.check import Problem, shown
 from emu.config.fleet import expand_models, fleet_problems
@@ -19,6 +21,7 @@ from emu.config.schema import (
     LengthsTable,
     ProfileTable,
     ReplicaTable,
+    SyntheticTable,
     VidurLayersTable,
     WorkloadTable,
 )
@@ -177,7 +180,7 @@ def _lengths(path: Path, table: LengthsTable) -> Iterator[Problem]:
 
 def _workload(config: Config) -> Iterator[Problem]:
     workload = config.workload
-    made = workload.synthetic
+    made, plain = workload.synthetic, SyntheticTable()
     yield from _time_of_arrivals(workload)
     if workload.skip_prefill:
         yield from _skipped_prefill(config)
@@ -185,6 +188,9 @@ def _workload(config: Config) -> Iterator[Problem]:
         yield ("workload", "preset"), "a preset makes a workload; it does not go with a path"
     if made is None:
         return
+    if workload.path and msgspec.structs.replace(made, arrivals=plain.arrivals) != plain:
+        problem = "beside a path, only arrivals can be given: the lengths are the file's"
+        yield ("workload", "synthetic"), problem
     here: Path = ("workload", "synthetic")
     yield from _lengths((*here, "prompt"), made.prompt)
     yield from _lengths((*here, "output"), made.output)

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from emu.config.schema import ArrivalsTable, SyntheticTable, WorkloadTable
+from emu.config.schema import WorkloadTable
 from emu.errors import InputError
 from emu.request import Request
 from emu.units import NS_PER_S, s_to_ns
@@ -431,9 +431,6 @@ def _arrivals_for_file(
         if not table.concurrency:
             notes.warn("the file has no arrival times: all requests arrive at 0")
         return _no_arrivals
-    if msgspec.structs.replace(synthetic, arrivals=ArrivalsTable()) != SyntheticTable():
-        problem = "beside a file, only arrivals can be given: the lengths are the file's"
-        raise InputError(config_source, None, "workload.synthetic", problem)
     return lambda: arrival_stream(synthetic.arrivals, seed, config_source)
 
 

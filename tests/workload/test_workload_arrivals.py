@@ -153,8 +153,8 @@ def test_beside_a_file_without_times_only_arrivals_are_given(tmp_path: Path) -> 
     opened = open_workload(config.workload, base_dir=tmp_path, seed=1)
     assert 1e9 < opened.last_arrival_ns < 9e9
     base["workload"]["synthetic"]["requests"] = 7
-    with pytest.raises(InputError, match=r"workload\.synthetic: beside a file, only arrivals"):
-        open_workload(config_from_dict(base).workload, base_dir=tmp_path, seed=1)
+    with pytest.raises(InputError, match=r"workload\.synthetic: beside a path, only arrivals"):
+        config_from_dict(base)
 
 
 @pytest.mark.parametrize("leap", [True, False])
