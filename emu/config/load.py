@@ -143,8 +143,9 @@ class _Loading:
                 workload.pop("synthetic", None)
         elif "workload.preset" in keys:
             workload.pop("path", None)
-            for key in ("prompt", "output", "sessions") if isinstance(made, dict) else ():
-                made.pop(key, None)
+            if isinstance(made, dict):
+                for key in ("prompt", "output", "sessions"):
+                    made.pop(key, None)
         if "workload.concurrency" in keys:
             for key in ("rate_per_s", "time_scale"):
                 workload.pop(key, None)

@@ -243,8 +243,9 @@ def _skipped_prefill(config: Config) -> Iterator[Problem]:
     here: Path = ("workload", "skip_prefill")
     if any(group.role != "colocated" for group in config.replicas) or config.models:
         yield here, "expected colocated replicas: there is nothing for prefill replicas to do"
-    tables = [group.scheduler or config.scheduler for group in config.replicas]
-    if any(table.policy != "vllm" for table in tables):
+    common = config.scheduler.policy
+    own = [g.scheduler if isinstance(g.scheduler, dict) else {} for g in config.replicas]
+    if any(table.get("policy", common) != "vllm" for table in own):
         yield here, 'needs scheduler.policy = "vllm"'
 
 
