@@ -23,6 +23,7 @@ from emu.replica.events import Submitted
 from emu.replica.replica import Replica
 from emu.request import Request, Status
 from emu.units import ms_to_ns
+from emu.workload.session import Following
 
 # A member of an enumeration is looked up by its class in Python, at each arrival and end.
 _COMPLETED: Final = Status.COMPLETED
@@ -35,15 +36,11 @@ class Source(Protocol):
     """The workload, as the gateway sees it."""
 
     def releases(self) -> Iterator[Request]:
-        """Requests in order of arrival; of a session only the first."""
+        """Requests in order of arrival; of a session only those that wait for no other."""
         ...
 
-    def next_in_session(self, request: Request, completed_ns: int) -> Request | None:
-        """What the session's client asks next, with its arrival time."""
-        ...
-
-    def drop_session(self, request: Request, at_ns: int) -> list[Request]:
-        """The session ends early: its turns that will never be asked."""
+    def end_turn(self, request: Request, now_ns: int, *, completed: bool) -> Following:
+        """What the session of a request that has ended does next."""
         ...
 
 
@@ -126,15 +123,19 @@ class Gateway(Actor):
     def _begin_line(self, at_ns: int) -> None:
         """A client of the closed loop takes the next line of the workload, if there is one."""
         assert self._releases is not None
-        request = None if self.is_exhausted else next(self._releases, None)
-        if request is None:
-            self.is_exhausted = True
-            self._check_end()
-            return
-        if request.deadline_ns >= 0:
-            request.deadline_ns += at_ns - request.arrival_ns
-        request.arrival_ns = at_ns
-        self._arrive_at(request, at_ns)
+        request = self._next or next(self._releases, None)
+        self._next = None
+        while request is not None:
+            if request.deadline_ns >= 0:
+                request.deadline_ns += at_ns - request.arrival_ns
+            request.arrival_ns = at_ns
+            self._arrive_at(request, at_ns)
+            request = next(self._releases, None)
+            if request is not None and request.sub_request_index <= 0:
+                self._next = request  # of the next line; the others arrive with their session
+                return
+        self.is_exhausted = True
+        self._check_end()
 
     def align(self, now_ns: int) -> int:
         """No message makes a request arrive earlier."""
@@ -280,20 +281,20 @@ class Gateway(Actor):
             self._check_end()
 
     def _goes_on(self, request: Request, now_ns: int) -> bool:
-        """The next turn arrives after its tool; if a turn did not complete, none follows."""
-        if request.status is Status.COMPLETED:
-            following = self.source.next_in_session(request, now_ns + request.last_out_ns)
-            if following is not None:
-                self._arrive_at(following, following.arrival_ns)
-            return following is not None
-        for turn in self.source.drop_session(request, now_ns):
+        """Turns arrive after their tools; if one did not complete, none is asked after it."""
+        is_done = request.status is _COMPLETED
+        at_ns = now_ns + request.last_out_ns if is_done else now_ns
+        following = self.source.end_turn(request, at_ns, completed=is_done)
+        for turn in following.arriving:
+            self._arrive_at(turn, turn.arrival_ns)
+        for turn in following.dropped:
             self.released += 1
             self.outstanding += 1
             if self._has_many and turn.model >= 0:
                 self.dispatches[turn.model].outstanding += 1
             self._on_release(turn)
             self.terminal(turn, Status.CANCELLED, _SESSION_ENDED)
-        return False
+        return following.goes_on
 
     def _retry_later(self, request: Request) -> None:
         """The client sends the same again after a pause that doubles (a new request to us)."""
@@ -306,6 +307,8 @@ class Gateway(Actor):
             prefix=request.prefix,
             tenant=request.tenant,
             priority=request.priority,
+            session_id=request.session_id,
+            sub_request_index=request.sub_request_index,
         )
         again.model = request.model
         again.acceptance_rate = request.acceptance_rate

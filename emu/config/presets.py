@@ -73,7 +73,7 @@ _REST: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
         "chat": {"sessions": {"turns_min": 1, "turns_max": 3, "tool_s": 20.0}},
         "agents": {
-            "sessions": {"turns_min": 5, "turns_max": 20, "tool_s": 3.0},
+            "sessions": {"turns_min": 5, "turns_max": 20, "branches": 3, "tool_s": 3.0},
             "prefix_groups": 1,
             "prefix_tokens": 4000,
         },

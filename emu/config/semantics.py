@@ -184,6 +184,10 @@ def _workload(config: Config) -> Iterator[Problem]:
     yield from _time_of_arrivals(workload)
     if workload.skip_prefill:
         yield from _skipped_prefill(config)
+    if workload.think_s and workload.turns != "all":
+        yield ("workload", "think_s"), 'is between turns; it needs turns = "all"'
+    if workload.turns == "all" and not workload.path:
+        yield ("workload", "turns"), "is of a file in the format sharegpt"
     if workload.path and workload.preset:
         yield ("workload", "preset"), "a preset makes a workload; it does not go with a path"
     if made is None:

@@ -27,7 +27,7 @@ from emu.units import NS_PER_S, s_to_ns
 from emu.workload.detect import ParsedFile, Source, open_source
 from emu.workload.items import Block, Holds, Ints, Notes, has_prefix, prefix_of
 from emu.workload.naming import UNKNOWN, Naming
-from emu.workload.session import Session, make_request, open_session
+from emu.workload.session import NOTHING_FOLLOWS, Following, Session, make_request, open_session
 from emu.workload.shape import OVERSIZED, ArrivalStream, Rules, Shaper, Timebase
 from emu.workload.synthetic import SyntheticSource, arrival_stream
 
@@ -78,6 +78,7 @@ class Workload:
         self._only: Block | None = None
         self._timebase = Timebase(0, 1.0)
         self._open: dict[int, Session] = {}
+        """By request id, the sessions of the turns that are in the system."""
 
     @property
     def count(self) -> int:
@@ -97,7 +98,7 @@ class Workload:
     @property
     def open_sessions(self) -> int:
         """Sessions of which a sub-request is in the system."""
-        return len(self._open)
+        return len({session.first_request_id for session in self._open.values()})
 
     @property
     def first_arrival_ns(self) -> int:
@@ -202,7 +203,7 @@ class Workload:
             begin = end
 
     def releases(self) -> Iterator[Request]:
-        """Flat requests and first sub-requests in order of arrival, equal ones in file order.
+        """Flat requests and sub-requests that wait for none, in order of arrival and of the file.
 
         A request whose `reason` is set can never be served: the gateway must reject it.
         """
@@ -240,7 +241,13 @@ class Workload:
                     request.decode_pin = line.decode_replica
                     request.handoff_after_ns = line.handoff_ns
                 else:
-                    request = self._next(open_session(line, request_id, model), arrival_ns)
+                    session = open_session(line, request_id, model)
+                    for index in session.roots():
+                        request = self._release(session, index, arrival_ns)
+                        if judged:
+                            self._mark(request)
+                        yield request
+                    continue
                 if model:
                     request.model = model
                     if model < 0:
@@ -249,37 +256,31 @@ class Workload:
                     self._mark(request)
                 yield request
 
-    def next_in_session(self, request: Request, completed_ns: int) -> Request | None:
-        """The sub-request that follows one that completed; None for the last and for flat ones."""
+    def end_turn(self, request: Request, now_ns: int, *, completed: bool) -> Following:
+        """What follows in the session of a request that ended; nothing if it has none."""
         session = self._open.pop(request.request_id, None)
-        if session is None or not session.remaining:
-            return None
-        pause_ns = session.turns[session.next_index - 1].tool_duration_ns
-        follower = self._next(session, completed_ns + pause_ns)
-        if self.notes.rejected:
-            self._mark(follower)
-        return follower
+        if session is None:
+            return NOTHING_FOLLOWS
+        session.in_flight -= 1
+        index = request.request_id - session.first_request_id
+        arriving, dropped = [], []
+        if completed:
+            for follower in session.complete(index, now_ns):
+                arriving.append(self._release(session, follower, session.ready_ns[follower]))
+                if self.notes.rejected:
+                    self._mark(arriving[-1])
+        else:
+            for left in session.drop():
+                dropped.append(self._release(session, left, now_ns))
+                del self._open[dropped[-1].request_id]
+                session.in_flight -= 1
+        return Following(arriving, dropped, bool(session.in_flight))
 
-    def drop_session(self, request: Request, at_ns: int) -> list[Request]:
-        """End the session of a request that did not complete.
-
-        Returns the sub-requests that were never released, as if they had arrived at `at_ns`, so
-        that the caller can give each its terminal state.
-        """
-        session = self._open.pop(request.request_id, None)
-        dropped = []
-        while session is not None and session.remaining:
-            follower = self._next(session, at_ns)
-            del self._open[follower.request_id]
-            dropped.append(follower)
-        return dropped
-
-    def _next(self, session: Session, arrival_ns: int) -> Request:
-        index = session.next_index
+    def _release(self, session: Session, index: int, arrival_ns: int) -> Request:
         turn = session.turns[index]
         prefix = session.prefixes[index] or prefix_of(turn)
         session.prefixes[index] = None
-        request = make_request(turn, session.next_request_id, arrival_ns, prefix)
+        request = make_request(turn, session.first_request_id + index, arrival_ns, prefix)
         request.session_id = session.session_id
         request.sub_request_index = index
         request.tenant = session.tenant
@@ -289,8 +290,7 @@ class Workload:
         request.priority = session.priority
         request.acceptance_rate = session.acceptance_rate
         request.adapter = session.adapter
-        session.next_index += 1
-        session.next_request_id += 1
+        session.in_flight += 1
         self._open[request.request_id] = session
         return request
 
@@ -323,7 +323,18 @@ def open_workload(
     arrivals: Callable[[], ArrivalStream | None]
     if table.path:
         tokenizer = (base_dir / table.tokenizer, table.tokenizer) if table.tokenizer else None
-        source = open_source(base_dir / table.path, table.path, table.format, tokenizer, seed)
+        source = open_source(
+            base_dir / table.path,
+            table.path,
+            table.format,
+            tokenizer,
+            seed,
+            sessions=table.turns == "all",
+            think_s=table.think_s,
+        )
+        if table.turns == "all" and source.name != "sharegpt":
+            problem = f"is for conversations of ShareGPT; {table.path} is {source.name}"
+            raise InputError(config_source, None, "workload.turns", problem)
         label = table.path
         arrivals = _arrivals_for_file(table, source, seed, config_source, notes)
     else:

@@ -70,6 +70,13 @@ class SessionsTable(Table, kw_only=True, frozen=True):
     turns_max: Annotated[
         Annotated[int, Meta(ge=1, le=100_000)], doc("Requests per session, at most.")
     ] = 1
+    branches: Annotated[
+        Annotated[int, Meta(ge=1, le=64)],
+        doc(
+            "Every second turn is asked as 1 to so many requests at once, and the next turn waits for "
+            "all of them (agents with sub-agents); 1 = a chain."
+        ),
+    ] = 1
     tool_s: Annotated[NonNegative, doc("Mean pause between turns (exponential).")] = 2.0
     shared_context: Annotated[bool, doc("Each turn's prompt starts with all earlier turns.")] = True
 
@@ -140,6 +147,13 @@ class WorkloadTable(Table, kw_only=True, frozen=True):
         Annotated[float, Meta(ge=1, le=1e6)],
         doc("model_shares: mean number of consecutive requests for the same model."),
     ] = 1.0
+    turns: Annotated[
+        Literal["first", "all"],
+        doc("sharegpt: the first question and answer, or the conversation as a session."),
+    ] = "first"
+    think_s: Annotated[
+        NonNegative, doc("turns = all: mean pause before the next question (exponential).")
+    ] = 0.0
     seed: Annotated[
         Annotated[int, Meta(ge=-1)],
         doc("Of arrivals and lengths that are drawn; -1 = the run's seed."),
