@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from benchmarks.cases import ROOT, colocated, synthetic
 from benchmarks.measure import environment, facts_of_this_run, keep
-from emu.sweeps.pool import cores
+from emu.process.pool import cores
 
 # In the sweep's own process: what it used itself, and what the workers that it waited for did.
 # With one worker the points run in the parent; a first sweep with two tells the two apart.

@@ -280,15 +280,17 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--timeout-s", type=float, default=1800.0)
-    parser.add_argument("--write", type=Path, help="record vLLM's answers to the first 100")
+    parser.add_argument("--write", type=Path, help="record vLLM's answers to the seeds of a file")
     args = parser.parse_args()
     made = [schedule(seed) for seed in range(args.first, args.first + args.schedules)]
     found = reference(args.python, args.vllm, [program for program, _ in made], args.timeout_s)
     assert len(found) == len(made)
     if args.write is not None:
+        kept = json.loads(args.write.read_text())
         recorded = {
             program["seed"]: [program["form"], len(theirs), digest(theirs)]
-            for (program, _), theirs in zip(made[:100], found[:100], strict=True)
+            for (program, _), theirs in zip(made, found, strict=True)
+            if str(program["seed"]) in kept
         }
         args.write.write_text(json.dumps(recorded, indent=0) + "\n")
     operations = refused = hits = junctions = differing = 0

@@ -11,17 +11,18 @@ file and the line.
 
 from __future__ import annotations
 
-import ast
-import hashlib
 import importlib
 import importlib.machinery
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType, MappingProxyType, ModuleType, TracebackType
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from emu.errors import EmuError, InputError, PluginError
+
+if TYPE_CHECKING:
+    import ast
 
 _FILES: Final[set[str]] = set()
 """Source files of classes that were loaded, and of what they import from their own folders."""
@@ -161,6 +162,8 @@ def sources(path: str) -> list[Path]:
 
 def digest(path: str) -> str:
     """Digest of the sources of a class; of its methods' code where there is no file."""
+    import hashlib
+
     whole = hashlib.sha256()
     for file in sources(path):
         whole.update(file.name.encode() + b"\0" + file.read_bytes())
@@ -198,6 +201,8 @@ def _files_of(module: str) -> list[Path]:
 
 def _imports_beside(file: Path) -> list[Path]:
     """Modules of the file's own folder (and packages there) that it imports."""
+    import ast  # runs without classes of a user's own need no parser
+
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
@@ -241,6 +246,8 @@ def find_plugin(path: str, key: str, source: str = "config") -> None:
         if module.partition(".")[0] in {*sys.builtin_module_names, *sys.stdlib_module_names}:
             return  # of C: only an import can tell
         raise InputError(source, None, key, f"cannot import {module!r}: no such module")
+    import ast
+
     try:
         body = ast.parse(files[-1].read_bytes(), str(files[-1])).body
     except (OSError, SyntaxError, ValueError, RecursionError) as error:
@@ -256,6 +263,8 @@ def find_plugin(path: str, key: str, source: str = "config") -> None:
 
 def _defined(body: Sequence[ast.stmt]) -> dict[str, object]:
     """Names that the statements of a module define, and what functions are."""
+    import ast
+
     names: dict[str, object] = {}
     for node in body:
         if isinstance(node, ast.ClassDef):
@@ -327,6 +336,8 @@ def _load_file(file: Path, key: str, source: str) -> ModuleType:
     for name, other in list(sys.modules.items()):
         if known is not None and getattr(other, "__file__", None) in beside:
             del sys.modules[name]
+    import hashlib
+
     name = f"emu_plugin_{hashlib.sha256(place.encode()).hexdigest()[:8]}_{resolved.stem}"
     module = ModuleType(name)
     module.__file__ = place

@@ -28,14 +28,11 @@ from emu.autoscale.actions import (
     involved,
     words,
 )
-from emu.autoscale.blitz_plan import blitz_plan
 from emu.autoscale.demand import Demand, Rates
-from emu.autoscale.detours import detour
 from emu.autoscale.hostcache import HostCache
 from emu.autoscale.launch import Launches, ScalerWorld
 from emu.autoscale.loads import Weights
 from emu.autoscale.planner import make_planner
-from emu.autoscale.serverless_plan import colocated_plan, serverless_plan
 from emu.autoscale.sight import Sight, load_of, with_load
 from emu.autoscale.snapshot import ReplicaView, Site, Snapshot
 from emu.config.schema import AutoscaleTable
@@ -192,6 +189,8 @@ class Scaler(Launches, Actor):
         if not self._world.is_only:
             snapshot = self._with_room(snapshot, demand)
         self.last_demand, self.looked_ns = demand, now.now_ns
+        from emu.autoscale.detours import detour  # a run without a planner needs no plans
+
         actions = detour(self._plan(snapshot, demand), snapshot, self.table)
         if actions:
             text = f"{demand.text()}; {'; '.join(map(words, actions))}"
@@ -237,11 +236,17 @@ class Scaler(Launches, Actor):
 
     def _plan(self, snapshot: Snapshot, demand: Demand) -> list[Action]:
         if self.table.planner == "hpa" or demand.colocated:
+            from emu.autoscale.serverless_plan import colocated_plan
+
             return colocated_plan(snapshot, demand, self.table)
         if self.table.executor == "serverless":
+            from emu.autoscale.serverless_plan import serverless_plan
+
             return serverless_plan(snapshot, demand, self.table)
         if not (demand.prefill or demand.decode or self._shut_ns):
             return []  # as the plan would say, after a look at every replica
+        from emu.autoscale.blitz_plan import blitz_plan
+
         return blitz_plan(snapshot, demand, self.table, self._sites)
 
     # --- looking ----------------------------------------------------------------------------------

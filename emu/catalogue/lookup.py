@@ -13,7 +13,6 @@ the form of the two files (a test compares with parsing them whole): a table beg
 from __future__ import annotations
 
 import functools
-import json
 import re
 import tomllib
 from collections.abc import Mapping
@@ -102,6 +101,8 @@ def model_from_file(path: Path, name: str = "", assume: str = "") -> ModelSpec:
 
 def _decoded(file: Path) -> dict[str, Any]:
     """A JSON object from a file; NaN and Infinity, which some configurations hold, are allowed."""
+    import json  # msgspec refuses NaN
+
     try:
         found = json.loads(read_input(file))
     except (ValueError, RecursionError) as error:

@@ -177,6 +177,22 @@ def layer_weight_bytes(
     )
 
 
+def layers_weight_bytes(
+    spec: ModelSpec, tp: int = 1, ep: int = 0, dtype: str = "auto"
+) -> list[int]:
+    """Bytes of each layer on one rank; layers that are alike are weighed once."""
+    if spec.special_layers or spec.unquantized:
+        return [layer_weight_bytes(spec, index, tp, ep, dtype) for index in range(spec.layers)]
+    known: dict[bool, int] = {}
+    found: list[int] = []
+    for index in range(spec.layers):
+        is_moe = spec.is_moe_layer(index)
+        if is_moe not in known:
+            known[is_moe] = layer_weight_bytes(spec, index, tp, ep, dtype)
+        found.append(known[is_moe])
+    return found
+
+
 def embedding_bytes(spec: ModelSpec, tp: int = 1, dtype: str = "auto") -> int:
     """Bytes of the embedding, and of vision and audio towers, on one rank."""
     towers = ceil_div(spec.tower_params, tp)
@@ -217,8 +233,9 @@ def stage_weight_bytes(
 ) -> tuple[int, ...]:
     """Bytes on each rank of every pipeline stage."""
     stages = []
+    each = layers_weight_bytes(spec, tp, ep, dtype)
     for index, layers in enumerate(stage_layers(spec, pp)):
-        total = sum(layer_weight_bytes(spec, layer, tp, ep, dtype) for layer in layers)
+        total = sum(each[layer] for layer in layers)
         if index == 0:
             total += embedding_bytes(spec, tp, dtype)
         if index == pp - 1:
@@ -241,7 +258,7 @@ def weight_segments(
 
     For layer-by-layer loading; a stage of a pipeline loads its part of the list.
     """
-    layers = (layer_weight_bytes(spec, index, tp, ep, dtype) for index in range(spec.layers))
+    layers = layers_weight_bytes(spec, tp, ep, dtype)
     return (embedding_bytes(spec, tp, dtype), *layers, head_bytes(spec, tp, dtype))
 
 

@@ -7,7 +7,6 @@ with its workload beside it; one line reproduces it.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import sys
 import time
@@ -27,13 +26,15 @@ from emu.config.faultkinds import KINDS
 from emu.config.load import effective_dict
 from emu.config.schema import Config
 from emu.log import Log
-from emu.process.interrupts import strike_if_lost
-from emu.process.workers import Workers
+from emu.process.pool import pool_of
 from emu.replica.states import TRANSITIONS
 from emu.rng import rng_stream
 from emu.runs.progress import told_every
+from emu.runs.store import Keys, Store, kept_results
 
 _TOLD_EVERY_S: Final = 10.0
+_FEW: Final = 4
+"""Fewer seeds run in this process: they end before another has started."""
 _DIGITS: Final = re.compile(r"\d+")
 ENDS: Final = (
     "completed",
@@ -164,27 +165,39 @@ def run_job(job: Job) -> Verdict:
     return run_world(world_of(job), job.seed, every=job.every)
 
 
-def verdicts(jobs: Sequence[Job], processes: int) -> Iterator[Verdict]:
-    """Verdicts as they come; with one process, in this one."""
-    if processes <= 1 or len(jobs) < 4:
-        for job in jobs:
-            yield run_job(job)
-        return
-    with Workers(processes, run_job, lambda job: f"its seed was {job.seed}") as workers:
-        yield from workers.results(jobs)
+def verdicts(
+    jobs: Sequence[Job], processes: int, ray: str | None, kept: Path | None
+) -> Iterator[Verdict]:
+    """Verdicts as they come; those in the store of a directory first."""
+    keys = {job.seed: str(job.seed) for job in jobs}
+    store: Store[Verdict] | None = None
+    if kept is not None:
+        store, known = Store(kept, Verdict), Keys()
+        keys = {job.seed: known.key_of(msgspec.to_builtins(job)) for job in jobs}
+    tasks = {keys[job.seed]: job for job in jobs}
+    few = 1 if len(jobs) < _FEW and ray is None else processes
+    with pool_of(run_job, few, ray, lambda job: f"its seed was {job.seed}") as pool:
+        yield from kept_results(tasks, pool, store, lambda verdict: keys[verdict.seed])
 
 
 def campaign(
-    jobs: Sequence[Job], *, processes: int = 0, progress: bool = False, log: Log | None = None
+    jobs: Sequence[Job],
+    *,
+    processes: int = 0,
+    ray: str | None = None,
+    kept: Path | None = None,
+    progress: bool = False,
+    log: Log | None = None,
 ) -> Totals:
     """Run all jobs; failing seeds in ascending order. An interrupt ends it early.
 
-    `log`: of the worlds, which then run in this process.
+    `ray`: address of a cluster. `kept`: directory of what was run before, so that a campaign goes
+    on where it was. `log`: of the worlds, which then run in this process.
     """
     started_s = time.perf_counter()
     totals = Totals()
     stream = (
-        verdicts(jobs, processes or os.cpu_count() or 1)
+        verdicts(jobs, processes, ray, kept)
         if log is None
         else (run_world(world_of(job), job.seed, every=job.every, log=log) for job in jobs)
     )
@@ -207,7 +220,6 @@ def campaign(
         with telling:
             for verdict in stream:
                 totals.add(verdict)
-                strike_if_lost()
     except KeyboardInterrupt:
         totals.left = len(jobs) - totals.seeds
     totals.wall_s = time.perf_counter() - started_s

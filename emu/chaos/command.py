@@ -61,6 +61,8 @@ def chaos_command(
     keep: Path,
     quiet: bool,
     at_least: int = 1,
+    ray: str | None = None,
+    output: Path | None = None,
     log_level: Level = "off",
     log_format: Format = "text",
 ) -> int:
@@ -72,7 +74,14 @@ def chaos_command(
     jobs = _jobs(path, seed_range(seeds), faults, every)
     if log is not None:
         _only_one(len(jobs), "--seeds")
-    totals = campaign(jobs, processes=processes, progress=not quiet and log is None, log=log)
+    totals = campaign(
+        jobs,
+        processes=processes,
+        ray=ray,
+        kept=output,
+        progress=not quiet and log is None,
+        log=log,
+    )
     if not quiet:
         print_totals(totals, console, at_least, is_drawn=path is None)
     by_seed = {job.seed: job for job in jobs}
@@ -87,7 +96,8 @@ def chaos_command(
     if totals.failing:
         return InvariantViolation.exit_status
     if totals.left:
-        console.print(f"interrupted; {totals.left:,} seeds did not run")
+        again = "" if output is None else "; the same command goes on from there"
+        console.print(f"interrupted; {totals.left:,} seeds did not run{again}")
         return 130
     return RunError.exit_status if at_least > 1 and totals.faults_below(at_least) else 0
 

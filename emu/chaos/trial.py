@@ -135,7 +135,7 @@ def _run(
     directory.mkdir()
     plan, workload = prepare(config, "chaos")
     recorder = Recorder(directory, config.output, log)
-    history = recorder.history = History()
+    history = recorder.history = History(follows_steps=not leap)
     found: list[tuple[Cluster, Outcome, CheckingKernel]] = []
     interrupts: list[KeyboardInterrupt] = []
 

@@ -31,6 +31,7 @@ def run(
     seeds: Count = 0,
     draws: Count = 0,
     jobs: Jobs = 0,
+    ray: str | None = None,
     set_: Overrides = (),
     quiet: Quiet = False,
     json: Json = False,
@@ -80,6 +81,8 @@ def run(
         Run this many draws of engine, arrivals and sampling too: 90 % intervals of every figure.
     jobs
         Processes for several seeds or draws; 0 = one for each core.
+    ray
+        Address of a Ray cluster that runs the seeds or draws, or "local".
     quiet
         No progress and no table.
     json
@@ -135,6 +138,7 @@ def run(
             seed=seed,
             overrides=set_,
             jobs=jobs,
+            ray=ray,
             quiet=quiet,
             report=report,
             as_json=json,
@@ -150,6 +154,7 @@ def run(
             seed=seed,
             overrides=set_,
             jobs=jobs,
+            ray=ray,
             quiet=quiet,
             report=report,
             as_json=json,

@@ -20,6 +20,8 @@ def chaos(
     jobs: Jobs = 0,
     keep: Path = Path("chaos-failures"),
     at_least: Count = 1,
+    ray: str | None = None,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     quiet: Quiet = False,
     log_level: Level | None = None,
     log_format: Format = "text",
@@ -44,6 +46,10 @@ def chaos(
         Where failing worlds are written, minimised.
     at_least
         Exit status 3, and the names, if a kind of fault struck less often.
+    ray
+        Address of a Ray cluster that runs the seeds, or "local".
+    output
+        Keep what each seed showed in this directory: the same command goes on where it was.
     quiet
         Print failures only.
     log_level
@@ -63,6 +69,8 @@ def chaos(
         processes=jobs,
         keep=keep,
         at_least=at_least,
+        ray=ray,
+        output=output,
         quiet=quiet,
         log_level=log_level or ("off" if log_format == "text" else "info"),
         log_format=log_format,

@@ -5,14 +5,16 @@ Pure. What a scheduler, a model or a backend cannot do is refused here, in one l
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.config.schema import LatencyTable, NodeTable, ReplicaTable, SchedulerTable, VllmTable
 from emu.errors import InputError
-from emu.latency.lora import LoraPlan, slot_bytes
 from emu.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from emu.latency.lora import LoraPlan
 
 _KEYS = ("max_loras", "max_cpu_loras", "max_lora_rank")
 
@@ -58,7 +60,11 @@ def check_adapters(
 def adapter_bytes(scheduler: SchedulerTable, model: ModelSpec, tp: int) -> int:
     """Bytes of all slots on one rank; 0 without adapters."""
     table = _table(scheduler)
-    return 0 if table is None else table.max_loras * slot_bytes(model, tp, table.max_lora_rank)
+    if table is None:
+        return 0
+    from emu.latency.lora import slot_bytes
+
+    return table.max_loras * slot_bytes(model, tp, table.max_lora_rank)
 
 
 def lora_plan(
@@ -68,6 +74,8 @@ def lora_plan(
     table = _table(scheduler)
     if table is None:
         return None
+    from emu.latency.lora import LoraPlan, slot_bytes
+
     one = slot_bytes(model, 1, table.max_lora_rank)
     pcie_gbps = node.pcie_gbps if node.pcie_gbps > 0 else gpu.pcie_gbps
     host_ns = round(slot_bytes(model, tp, table.max_lora_rank) * 8 / (pcie_gbps * 1e9) * NS_PER_S)

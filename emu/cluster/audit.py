@@ -13,7 +13,6 @@ import msgspec
 
 from emu.config.schema import SloTable
 from emu.errors import InvariantViolation
-from emu.latency.speculative import stops_paying_at
 from emu.replica.states import GPU_ROLE
 from emu.report.models import ModelFacts
 from emu.report.summary import RunFacts
@@ -125,6 +124,8 @@ def _speculation(cluster: Cluster) -> dict[str, Any] | None:
     assert table is not None
     limit = 0
     if counts.drafts:
+        from emu.latency.speculative import stops_paying_at
+
         plain = msgspec.structs.replace(
             plan.latency_context(cluster.config), drafts=None, draft=None
         )

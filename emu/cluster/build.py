@@ -130,7 +130,7 @@ def build_replica(
     )
     replica.board = pool.relay
     replica.model = pool.index
-    if plan.has_front_end and plan.engine is not None and not cluster.streams:
+    if plan.has_front_end and plan.engine is not None:
         replica.stream = OutputStream(plan.engine)
     if plan.latency.jitter:
         engine = engine_of(plan.latency)
@@ -154,11 +154,13 @@ def build_replica(
 
 
 def build_intake(cluster: Cluster) -> Intake | None:
-    """The front ends that requests pass before they are routed; live mode has a real one."""
-    replicas = [] if cluster.streams else cluster.plan.replicas
+    """The front ends that requests pass before they are routed."""
+    replicas = cluster.plan.replicas
     takers = [r for r in replicas if r.role in ("colocated", "prefill")] or replicas
-    models = [r.engine for r in takers if r.has_front_end and r.engine is not None]
-    return Intake(models) if models and len(models) == len(takers) else None
+    engines = {r.replica_id: r.engine for r in replicas if r.has_front_end}
+    own = {replica_id: engine for replica_id, engine in engines.items() if engine is not None}
+    models = [own[r.replica_id] for r in takers if r.replica_id in own]
+    return Intake(models, own) if models and len(models) == len(takers) else None
 
 
 def _scheduler(

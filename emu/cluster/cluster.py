@@ -95,6 +95,10 @@ class Cluster:
         self.batches: BatchSink | None = recorder.trace
         self.history = recorder.history
         self.network = Carrier(self.kernel, plan.topology)
+        if self.history is not None and self.history.follows_steps:
+            leap = False
+            self.history.links(plan.topology)
+            self.network.tell_history(self.history)
         self._draining: list[Replica] | None = None
         """Replicas that shut down their decodes; None = to be found again."""
         self._batch_ids = 0

@@ -146,8 +146,10 @@ class Gateway(Actor):
         self.pending_clients += 1
 
     def client_left(self) -> None:
-        """It will send no more."""
+        """It will send no more; the run ends if nothing else is left."""
         self.pending_clients -= 1
+        if self.is_exhausted:
+            self._check_end()
 
     def cancel_held(self, request: Request) -> bool:
         """Remove a request that no replica can take at the moment; False if it is not held."""
@@ -182,13 +184,14 @@ class Gateway(Actor):
         if self._intake is None:
             self._admit(request)
             return
-        ready_ns = self._intake.ready_ns(self.kernel.now_ns, request.prompt_tokens)
+        now_ns = self.kernel.now_ns
+        ready_ns = self._intake.ready_ns(now_ns, request.prompt_tokens, request.pin)
         self.taking.append(request)
-        self.kernel.call_at(ready_ns, PRIORITY_WORLD, self._take)
+        self.kernel.call_at(ready_ns, PRIORITY_WORLD, partial(self._take, request))
 
-    def _take(self) -> None:
-        """The front end has done with its oldest request."""
-        request = self.taking.popleft()
+    def _take(self, request: Request) -> None:
+        """The front end has done with a request."""
+        self.taking.remove(request)  # the oldest, but where routers outside choose
         if not request.status.is_terminal:  # else its client has left
             self._admit(request)
 

@@ -99,6 +99,7 @@ class Recorder:
                 request=request.request_id,
                 prompt=request.prompt_tokens,
                 output=request.output_tokens,
+                **_wishes(request),
             )
         if self.trace is not None:
             self.trace.arrived(request, request.arrival_ns)
@@ -182,7 +183,8 @@ class Recorder:
     ) -> None:
         """A migration has ended."""
         if self.history is not None:
-            self._note_move([r.row for r in batch.requests], source, destination, ended_ns)
+            rows = [r.row for r in batch.requests]
+            self._note_move(rows, source, destination, ended_ns, kv_bytes=batch.kv_bytes)
         if self.trace is not None:
             self.trace.transfer(batch, source, destination, ended_ns)
         if self.log is not None:
@@ -201,7 +203,8 @@ class Recorder:
         """A running request went from one replica to another."""
         self.live_migrations += 1
         if self.history is not None:
-            self._note_move([request.row], source, destination, source.clock.now_ns)
+            at_ns, is_live = source.clock.now_ns, True
+            self._note_move([request.row], source, destination, at_ns, live=is_live)
         if self.log is not None:
             self.log.event(
                 "request.moved_live",
@@ -218,14 +221,17 @@ class Recorder:
         self.marks.record(at_ns, kind, target, text)
         if self.log is not None:
             self.log.event(_EVENTS.get(kind, "timeline.noted"), kind=kind, target=target, text=text)
-        if self.history is not None and kind == "plan":
-            self.history.add(at_ns, "plan", text=text)
+        if self.history is not None:
+            if kind == "plan":
+                self.history.add(at_ns, "plan", text=text)
+            elif kind not in ("fault over", "host_cache"):
+                self.history.add(at_ns, "noted", kind=kind, target=target, text=text)
         if self.trace is not None:
             replica = int(target.removeprefix("replica ")) if target.startswith("replica ") else 0
             self.trace.mark(at_ns, replica, kind, text)
 
     def _note_move(
-        self, rows: list[int], source: Replica, destination: Replica, at_ns: int
+        self, rows: list[int], source: Replica, destination: Replica, at_ns: int, **what: object
     ) -> None:
         assert self.history is not None
         self.history.add(
@@ -234,6 +240,7 @@ class Recorder:
             source=source.replica_id,
             destination=destination.replica_id,
             rows=rows,
+            **what,
         )
 
     def fault(self, at_ns: int, kind: str, target: str, text: str, replica_id: int) -> None:
@@ -246,7 +253,7 @@ class Recorder:
             self.trace.mark(at_ns, max(0, replica_id), f"fault: {kind}", target)
 
         if self.history is not None:
-            self.history.add(at_ns, "fault", kind=kind, target=target)
+            self.history.add(at_ns, "fault", kind=kind, target=target, figures=text)
 
     def fault_over(self, at_ns: int, kind: str, target: str) -> None:
         """A fault that lasted is over."""
@@ -361,3 +368,17 @@ class Recorder:
                 files.callback(self.history.close)
             for file in (self.per_replica, self.series, self.marks, self.transitions):
                 files.callback(file.close)
+
+
+def _wishes(request: Request) -> dict[str, object]:
+    """What a request asks for besides its tokens."""
+    wishes: dict[str, object] = {}
+    if request.priority:
+        wishes["priority"] = request.priority
+    if request.tenant:
+        wishes["tenant"] = request.tenant
+    if request.deadline_ns >= 0:
+        wishes["deadline_ns"] = request.deadline_ns
+    if request.model:
+        wishes["model"] = request.model
+    return wishes

@@ -44,8 +44,7 @@ class LinkFaults:
                 delays.remove(-delay_ns)
             else:
                 delays.append(delay_ns)
-            now_ns = self._carrier.kernel.now_ns
-            self._carrier.table.set_extra_latency(link, sum(delays), now_ns)
+            self._carrier.set_extra_latency(link, sum(delays))
         self._carrier.links_changed()
 
     def cut(self, pair: tuple[int, int], is_cut: bool) -> None:
@@ -53,7 +52,7 @@ class LinkFaults:
         count = self._cuts.get(pair, 0) + (1 if is_cut else -1)
         self._cuts[pair] = count
         if count == int(is_cut):
-            self._carrier.table.set_partition(pair, is_cut, self._carrier.kernel.now_ns)
+            self._carrier.set_partition(pair, is_cut)
         self._carrier.links_changed(1 if is_cut else -1)
 
     def _apply(self, link: int) -> None:
@@ -61,7 +60,7 @@ class LinkFaults:
         for factor in self._factors[link]:
             rate *= factor
         whole = max(1, int(rate)) if rate else 0
-        self._carrier.table.set_rate(link, whole, self._carrier.kernel.now_ns)
+        self._carrier.set_rate(link, whole)
 
 
 def network_links(topology: Topology, gpus: Sequence[int]) -> list[int]:

@@ -19,7 +19,7 @@ from emu.config.load import load_config
 from emu.errors import InputError
 from emu.fidelity import inference_perf, recorded
 from emu.fidelity.runs import METRICS, OVERLOADED_MS, Figures, MeasuredRun, Reader, Stage
-from emu.process.workers import Workers
+from emu.process.pool import pool_of
 from emu.runs.runner import adjust, execute
 
 READERS: Final = (
@@ -113,11 +113,8 @@ def emulate(task: Task) -> Answer:
 def answers(tasks: Sequence[Task], processes: int) -> Iterator[Answer]:
     """All tasks' answers, in any order; the long ones are begun first."""
     ordered = sorted(tasks, key=lambda t: -sum(stage.requests for stage in t.run.stages))
-    if processes == 1:
-        yield from map(emulate, ordered)
-        return
-    with Workers(processes, emulate, lambda task: f"its run was {task.run.run_id}") as workers:
-        yield from workers.results(ordered)
+    with pool_of(emulate, processes, None, lambda task: f"its run was {task.run.run_id}") as pool:
+        yield from pool.results(ordered)
 
 
 def tasks_of(

@@ -90,12 +90,12 @@ class GroupedPool:
         keys = self.keys_of(request)
         usable_tokens = request.prompt_tokens + request.generated_tokens - 1
         limit_tokens = min(usable_tokens, len(keys) * self.layout.hash_tokens)
-        tokens, longest = self._common_hit(keys, limit_tokens)
+        tokens, longest, bound = self._common_hit(keys, limit_tokens)
         junction = longest if longest > tokens else 0
         if not tokens:
             return NO_HIT if not junction else Hit(junction_tokens=junction)
         tables = tuple(
-            self._table_at(number, group, keys, tokens)
+            self._table_at(number, group, keys, tokens, bound)
             for number, group in enumerate(self.layout.groups)
         )
         ids = tuple(block for table in tables for block in table if block)
@@ -121,20 +121,26 @@ class GroupedPool:
             request.block_keys_size = self.block_size
         return keys
 
-    def _common_hit(self, keys: Sequence[int], limit_tokens: int) -> tuple[int, int]:
+    def _common_hit(self, keys: Sequence[int], limit_tokens: int) -> tuple[int, int, int]:
         """Tokens of the hit that all groups have, and of the longest that some had on the way.
 
-        Alike groups are looked up together. Kinds shorten each other's hits until all agree.
+        Alike groups are looked up together. Kinds shorten each other's hits until all agree; one
+        kind alone, or one beside groups that keep everything, is looked up once. The third figure
+        is the length below which chunked groups were last looked up.
         """
         unit = self.layout.block_tokens
-        tokens, longest = limit_tokens // unit * unit, 0
+        tokens, longest, bound = limit_tokens, 0, limit_tokens
+        kinds = [self.layout.groups[numbers[0]].keeps for numbers in self._alike]
+        once = len(kinds) == 1 or (len(kinds) == 2 and kinds[0] == "all")
         while True:
             before = tokens
-            for numbers in self._alike:
+            for numbers, keeps in zip(self._alike, kinds, strict=True):
+                if keeps == "chunk":
+                    bound = tokens
                 tokens = self._hit_of(numbers, keys, tokens) // unit * unit
                 longest = max(longest, tokens)
-            if tokens == before:
-                return tokens, longest
+            if once or tokens == before:
+                return tokens, longest, bound
 
     def _hit_of(self, numbers: Sequence[int], keys: Sequence[int], tokens: int) -> int:
         """The longest hit of alike groups of at most so many tokens."""
@@ -142,6 +148,15 @@ class GroupedPool:
         size = group.block_tokens
         if group.keeps == "all":
             count = 0
+            while count < tokens // size and all(
+                self._cached(number, group, keys, count) for number in numbers
+            ):
+                count += 1
+            return count * size
+        if group.keeps == "chunk":
+            # The chunk that the bound lies in decides what counts as read already: a miss in it
+            # ends the hit there, and earlier chunks are not searched.
+            count = group.skipped_tokens(tokens) // size
             while count < tokens // size and all(
                 self._cached(number, group, keys, count) for number in numbers
             ):
@@ -158,11 +173,7 @@ class GroupedPool:
         last = tokens // group.block_tokens
         if group.keeps == "state":
             return self._cached(number, group, keys, last - 1) is not None
-        if group.keeps == "window":
-            wanted = ceil_div(group.limit_tokens - 1, group.block_tokens)
-            first = max(0, last - wanted)
-        else:
-            first = group.skipped_tokens(tokens) // group.block_tokens
+        first = max(0, last - ceil_div(group.limit_tokens - 1, group.block_tokens))
         return all(self._cached(number, group, keys, entry) for entry in range(first, last))
 
     def _cached(self, number: int, group: KvGroup, keys: Sequence[int], entry: int) -> int | None:
@@ -173,9 +184,12 @@ class GroupedPool:
         return None if blocks is None else next(iter(blocks))
 
     def _table_at(
-        self, number: int, group: KvGroup, keys: Sequence[int], tokens: int
+        self, number: int, group: KvGroup, keys: Sequence[int], tokens: int, bound_tokens: int
     ) -> tuple[int, ...]:
-        """The group's table of a sequence that hits so many tokens."""
+        """The group's table of a sequence that hits so many tokens.
+
+        `bound_tokens`: the length below which a chunked group was looked up.
+        """
         last = tokens // group.block_tokens
         if group.keeps == "all":
             first = 0
@@ -184,7 +198,7 @@ class GroupedPool:
         elif group.keeps == "window":
             first = max(0, last - ceil_div(group.limit_tokens - 1, group.block_tokens))
         else:
-            first = group.skipped_tokens(tokens) // group.block_tokens
+            first = min(last, group.skipped_tokens(bound_tokens) // group.block_tokens)
         found = [self._cached(number, group, keys, entry) for entry in range(first, last)]
         return (NULL_BLOCK,) * first + tuple(block or NULL_BLOCK for block in found)
 

@@ -11,7 +11,7 @@ each step, sequence and prompt chunk. The classes are told apart by asking the b
            + added_step + sequences * added_sequence + chunks * added_prompt
 
 All in integers (binary fixed point), so that a leap equals stepping. Neutral corrections need no
-such backend: `is_corrected` says whether an engine has any.
+such backend: `EngineModel.is_corrected` says whether an engine has any.
 """
 
 from __future__ import annotations
@@ -36,15 +36,6 @@ CORRECTIONS: Final = (
     "added_prompt_ns",
 )
 """Fields of `EngineModel` that are corrections."""
-
-
-def is_corrected(engine: EngineModel | None) -> bool:
-    """Some correction of the engine is not neutral."""
-    if engine is None:
-        return False
-    times = (engine.weights_time, engine.context_time, engine.prompt_time)
-    added = (engine.added_step_ns, engine.added_sequence_ns, engine.added_prompt_ns)
-    return times != (1.0, 1.0, 1.0) or added != (0, 0, 0)
 
 
 class CorrectedBackend:

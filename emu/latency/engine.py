@@ -14,7 +14,6 @@ host's launches; so are all steps of an engine that runs eagerly, whose launches
 
 from __future__ import annotations
 
-import difflib
 import functools
 import tomllib
 from pathlib import Path
@@ -115,6 +114,13 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     graphs_in_kv: bool = False
     """Memory of graphs is taken off what the KV cache may have."""
 
+    @property
+    def is_corrected(self) -> bool:
+        """Some correction (`emu/latency/corrected.py`) is not neutral."""
+        times = (self.weights_time, self.context_time, self.prompt_time)
+        added = (self.added_step_ns, self.added_sequence_ns, self.added_prompt_ns)
+        return times != (1.0, 1.0, 1.0) or added != (0, 0, 0)
+
     def graph_limit(self, max_num_seqs: int, max_num_batched_tokens: int) -> int:
         """The largest captured token count of a server with these limits; 0 = no graphs."""
         if self.enforce_eager:
@@ -182,6 +188,8 @@ def engine_model(name: str, source: str = "config", field: str = "latency.engine
         return found
     if name.endswith(".toml"):
         return engine_from_file(Path(name))
+    import difflib  # only after a mistake
+
     known = [*ENGINES, NO_ENGINE]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"

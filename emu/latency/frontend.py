@@ -16,7 +16,7 @@ step j of a run is max over k <= j of (end of step k + events of steps k to j).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,16 +28,25 @@ from emu.request import Request
 class Intake:
     """What a request passes before the engines' scheduler can see it; first come, first served."""
 
-    def __init__(self, models: Sequence[EngineModel]) -> None:
-        """One API server for each of `models` (at least one); requests go to them in turn."""
+    def __init__(
+        self, models: Sequence[EngineModel], own: Mapping[int, EngineModel] | None = None
+    ) -> None:
+        """One API server for each of `models` (at least one); requests go to them in turn.
+
+        `own`: of each replica that an outside router can choose, by its id. The servers behind a
+        router outside are the replicas' own: one that is busy delays nobody else.
+        """
         assert models
         self._models = tuple(models)
         self._free_ns = [0] * len(models)
         self._next = 0
         self._last_ready_ns = 0
+        self._own = {pin: Intake([model]) for pin, model in (own or {}).items()}
 
-    def ready_ns(self, now_ns: int, prompt_tokens: int) -> int:
-        """When a request that arrives now is with an engine."""
+    def ready_ns(self, now_ns: int, prompt_tokens: int, pin: int = -1) -> int:
+        """When a request that arrives now is with an engine; `pin`: with that replica's."""
+        if pin in self._own:
+            return self._own[pin].ready_ns(now_ns, prompt_tokens)
         at = self._next
         self._next = at + 1 if at + 1 < len(self._models) else 0
         model = self._models[at]
@@ -55,13 +64,16 @@ class OutputStream:
         self._event_ns = model.output_event_ns
         self._output_ns = model.output_ns
         self._free_ns = 0
+        self.delay_ns = 0
+        """Of the tokens of the last step."""
 
     def step(self, end_ns: int, events: int) -> int:
         """A step ended with so many events; how much later a client has its token."""
         start_ns = end_ns if end_ns > self._free_ns else self._free_ns
         work_ns = events * self._event_ns
         self._free_ns = start_ns + work_ns
-        return start_ns - end_ns + work_ns // 2 + self._output_ns
+        self.delay_ns = start_ns - end_ns + work_ns // 2 + self._output_ns
+        return self.delay_ns
 
     def run(self, start_ns: int, ends: NDArray[np.int64], events: int) -> int:
         """Steps that end at `start_ns + ends`, each with so many events: the last one's delay."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import math
-import statistics
 import zlib
 from typing import Final
 
@@ -92,6 +91,8 @@ class Jitter:
 @functools.cache
 def _factors(deviation: float) -> NDArray[np.int64]:
     """Quantiles of the factor, mean 1, binary fixed point."""
+    import statistics  # 5 ms, and few runs vary
+
     normal = statistics.NormalDist()
     values = [
         math.exp(deviation * normal.inv_cdf((index + 0.5) / _QUANTILES))

@@ -32,7 +32,6 @@ from emu.config.schema import (
 )
 from emu.errors import InputError, PluginError
 from emu.latency.base import BatchShape, LatencyBackend
-from emu.latency.corrected import CorrectedBackend, is_corrected
 from emu.latency.eager import eager_calls
 from emu.latency.engine import (
     NO_ENGINE,
@@ -43,14 +42,10 @@ from emu.latency.engine import (
 )
 from emu.latency.engine_steps import EngineSteps
 from emu.latency.host import HostCosts, host_costs
-from emu.latency.linear import LinearBackend
-from emu.latency.lora import ADAPTER_BYTES, LoraBackend, LoraPlan, adapted_matrices
 from emu.latency.roofline.backend import RooflineBackend
 from emu.latency.roofline.coefficients import kernels_of, scaled
 from emu.latency.roofline.ops import Ops, machine_collective
-from emu.latency.roofline.passes import RooflinePasses
 from emu.latency.sampler import resolve_sampling
-from emu.latency.speculative import DraftPlan, SpeculativeBackend
 from emu.network.collectives import Collectives, CollectiveSystem
 from emu.network.dims import NetworkDim
 from emu.network.rounds import KINDS, Kind, check_algorithm, parse_algorithm
@@ -58,6 +53,7 @@ from emu.plugins import make_plugin
 from emu.policy.calls import shown
 
 if TYPE_CHECKING:
+    from emu.latency.lora import LoraPlan
     from emu.latency.moe_gate import Gate
     from emu.latency.pim import PimAttention
     from emu.latency.placement import WeightLoads
@@ -220,6 +216,8 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
     if context.drafts is not None:
         inner = _speculative(context, context.drafts, inner)
     if context.lora is not None:
+        from emu.latency.lora import ADAPTER_BYTES, LoraBackend, adapted_matrices
+
         ops = Ops(context.gpu, kernels_of(context.gpu), ADAPTER_BYTES)
         matrices = adapted_matrices(context.model, context.tensor_parallel)
         inner = LoraBackend(inner, context.lora, ops, matrices)
@@ -245,11 +243,13 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
 def _corrected(inner: LatencyBackend, context: LatencyContext) -> LatencyBackend:
     """The backend with the corrections of its engine, if it has any."""
     engine = engine_of(context.table, context.source)
-    if engine is None or not is_corrected(engine):
+    if engine is None or not engine.is_corrected:
         return inner
     if inner.foreign:
         problem = f"{inner.name!r} is outside simulated time and cannot be corrected"
         raise InputError(context.source, None, "latency.engine", problem)
+    from emu.latency.corrected import CorrectedBackend
+
     return CorrectedBackend(inner, engine)
 
 
@@ -257,7 +257,8 @@ def _speculative(
     context: LatencyContext, drafts: SpeculativeTable, inner: LatencyBackend
 ) -> LatencyBackend:
     """The backend with the drafter's passes behind each step."""
-    if is_corrected(engine_of(context.table, context.source)):
+    engine = engine_of(context.table, context.source)
+    if engine is not None and engine.is_corrected:
         problem = "its corrections know no drafts (scheduler.speculative_config)"
         raise InputError(context.source, None, "latency.engine", problem)
     step_ns = round(drafts.draft_step_us * 1000) if drafts.draft_step_us >= 0 else -1
@@ -266,7 +267,11 @@ def _speculative(
         step_ns = 0  # n-grams are looked up beside the GPU's work
     if step_ns < 0 and context.draft is not None:
         assert isinstance(context.table, RooflineTable)
+        from emu.latency.roofline.passes import RooflinePasses
+
         passes = RooflinePasses(context.draft, _roofline_of(context, context.table, context.draft))
+    from emu.latency.speculative import DraftPlan, SpeculativeBackend
+
     plan = DraftPlan(tokens=drafts.num_speculative_tokens, step_ns=step_ns)
     return SpeculativeBackend(inner, plan, passes)
 
@@ -339,6 +344,8 @@ def _named(context: LatencyContext) -> LatencyBackend:
     if isinstance(table, RooflineTable):
         return _roofline(context, table)
     if isinstance(table, LinearTable):
+        from emu.latency.linear import LinearBackend
+
         return LinearBackend(
             table.base_us,
             table.per_token_us,

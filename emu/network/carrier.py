@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -35,6 +35,31 @@ class Fate(msgspec.Struct, frozen=True):
     """late, twice: so much later."""
     copies: int = 1
     """twice: further notices, each so much after the one before."""
+
+
+class TransferSink(Protocol):
+    """What keeps the history of all transfers."""
+
+    def add(self, at_ns: int, event: str, **what: Any) -> None:
+        """Something happened now."""
+        ...
+
+    def transfer(
+        self,
+        carried: Carried,
+        at_ns: int,
+        topology: Topology,
+        parts: Parts,
+        latency_ns: int,
+        after: Carried | None,
+        lag_bytes: int,
+    ) -> None:
+        """Bytes set out, in parallel parts (links, bytes)."""
+        ...
+
+    def transfer_over(self, carried: Carried, at_ns: int, how: str, moved_bytes: int) -> None:
+        """A transfer has ended; `how`: `arrived`, `stopped`, or why it failed."""
+        ...
 
 
 class Carried(msgspec.Struct, eq=False):
@@ -105,6 +130,7 @@ class Carrier:
         """Faults in force that may stop transfers altogether."""
         self.failures: defaultdict[str, int] = defaultdict(int)
         """Transfers that failed, by reason."""
+        self._history: TransferSink | None = None
         self._is_watching = False
         self._next_id = 0
         self._armed_ns = -1
@@ -145,16 +171,15 @@ class Carrier:
         parts: Parts = ((lane.path, left_bytes),)
         if not lane.is_single:
             parts = shard_paths(source, destination, left_bytes, self.topology)
-        carried = self.carry(
+        return self.carry(
             parts,
             kind=kind,
             on_done=on_done,
             latency_ns=lane.latency_ns + setup_ns,
             pair=pair,
             on_failed=on_failed,
+            overlapped_bytes=hidden,
         )
-        carried.overlapped_bytes = hidden
-        return carried
 
     def _new_lane(self, source: Grid, destination: Grid) -> Lane:
         """Look up the way from one replica to another; it holds until links change."""
@@ -183,6 +208,7 @@ class Carrier:
         lag_bytes: int = 0,
         pair: tuple[int, int] | None = None,
         on_failed: Callable[[str], None] | None = None,
+        overlapped_bytes: int = 0,
     ) -> Carried:
         """Start a transfer of parallel parts (links, bytes); marks and chains as in `FlowTable`."""
         self._next_id += 1
@@ -191,6 +217,11 @@ class Carrier:
             size_bytes += part_bytes
         carried = Carried(self._next_id, self, kind, size_bytes, on_done, on_mark, on_failed)
         carried.pair = pair
+        carried.overlapped_bytes = overlapped_bytes
+        if self._history is not None:
+            self._history.transfer(
+                carried, self.kernel.now_ns, self.topology, parts, latency_ns, after, lag_bytes
+            )
         if self.fate is not None and (on_failed is not None or kind == "weights"):
             fate = carried.fate = self.fate(kind, pair)
             if fate is not None and self._is_doomed(carried, fate):
@@ -235,7 +266,10 @@ class Carrier:
         """A transfer ends without having brought its data; nothing if it is over already."""
         if carried.is_over:
             return
-        carried.cancel()
+        carried.is_over = True
+        moved_bytes = self._stop(carried.flow_id)
+        if self._history is not None:
+            self._history.transfer_over(carried, self.kernel.now_ns, reason, moved_bytes)
         self.failures[reason] += 1
         assert carried.on_failed is not None
         carried.on_failed(reason)
@@ -310,6 +344,30 @@ class Carrier:
         """A transfer without progress for so long fails."""
         self.timeout_ns = timeout_ns
 
+    def tell_history(self, history: TransferSink) -> None:
+        """Every transfer from now on, and every change of a link, is written down there."""
+        self._history = history
+
+    def set_rate(self, link: int, bytes_per_s: int) -> None:
+        """A link carries so much from now on (0: nothing)."""
+        self.table.set_rate(link, bytes_per_s, self.kernel.now_ns)
+        if self._history is not None:
+            name = self.topology.links[link].name
+            self._history.add(self.kernel.now_ns, "link", link=name, bytes_per_s=bytes_per_s)
+
+    def set_extra_latency(self, link: int, extra_ns: int) -> None:
+        """Reports over a link come so much later from now on."""
+        self.table.set_extra_latency(link, extra_ns, self.kernel.now_ns)
+        if self._history is not None:
+            name = self.topology.links[link].name
+            self._history.add(self.kernel.now_ns, "link", link=name, extra_ns=extra_ns)
+
+    def set_partition(self, pair: tuple[int, int], is_cut: bool) -> None:
+        """Nothing gets from one replica to another from now on, or it does again."""
+        self.table.set_partition(pair, is_cut, self.kernel.now_ns)
+        if self._history is not None:
+            self._history.add(self.kernel.now_ns, "partition", pair=list(pair), is_cut=is_cut)
+
     def ask_fate(self, fate: Callable[[str, tuple[int, int] | None], Fate | None] | None) -> None:
         """Ask `fate` at the start of each transfer from now on (None: nothing can happen)."""
         self.fate = fate
@@ -319,11 +377,22 @@ class Carrier:
         transfer = self.table.transfer(flow_id)
         if transfer is None:
             return
+        moved_bytes = self._stop(flow_id)
+        if self._history is not None:
+            carried: Carried = transfer.tag
+            self._history.transfer_over(carried, self.kernel.now_ns, "stopped", moved_bytes)
+
+    def _stop(self, flow_id: int) -> int:
+        """Take a transfer off its links, if it is still there; what it has moved."""
+        transfer = self.table.transfer(flow_id)
+        if transfer is None:
+            return 0
         kind = transfer.kind
         moved = self.table.cancel(flow_id, self.kernel.now_ns)
         self.moved_bytes[kind] += moved
         self.active[kind] -= 1
         self.rearm()
+        return moved
 
     def rearm(self) -> None:
         """Set the timer for the table's next event (call after any change to the table)."""
@@ -347,6 +416,9 @@ class Carrier:
                 kind = carried.kind
                 self.moved_bytes[kind] += carried.size_bytes
                 self.active[kind] -= 1
+                if self._history is not None:
+                    size_bytes = carried.size_bytes
+                    self._history.transfer_over(carried, now_ns, "arrived", size_bytes)
                 pair = carried.pair
                 if pair is not None:
                     key = (pair[0], pair[1], kind)

@@ -7,7 +7,7 @@ of emu, because the build of a wheel executes this file before there is a packag
 
 from __future__ import annotations
 
-import json
+import os
 from pathlib import Path
 
 __version__ = "0.1.0"
@@ -25,6 +25,8 @@ def version_line(version: str) -> str:
 
 def revision() -> str:
     """Twelve digits of the commit; empty if it cannot be known."""
+    import json
+
     try:
         content = json.loads((PACKAGE / "build.json").read_text(encoding="utf-8"))
         return str(content["revision"])
@@ -34,7 +36,8 @@ def revision() -> str:
 
 def build() -> str:
     """Whether modules of the hot path are compiled."""
-    compiled = any(next(PACKAGE.glob(f"*/*{end}"), None) for end in (".so", ".pyd"))
+    beside = os.listdir(PACKAGE / "kernel")
+    compiled = any(name.endswith((".so", ".pyd")) for name in beside)
     return "compiled" if compiled else "pure Python"
 
 

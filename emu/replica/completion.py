@@ -45,6 +45,8 @@ def complete(
     observers = replica.observers
     replica.iterations += steps
     replica.busy_ns += now_ns - start_ns
+    if replica.steps_history is not None:
+        replica.steps_history.ran(replica, batch, start_ns, spans)
     if batch.batch_id == DUMMY_ID:
         return
     if replica.is_metered:
@@ -217,6 +219,8 @@ def end_part(
     `split`: another replica computed its first layers.
     """
     observers = replica.observers
+    if replica.steps_history is not None:
+        replica.steps_history.ran(replica, batch, start_ns)
     receivers = list(replica.scheduler.token_receivers(batch)) if replica.tells else []
     progress = replica.scheduler.complete(batch, 1, replica.clock.now_ns, step_ns)
     if replica.stream is not None:

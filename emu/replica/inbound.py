@@ -82,6 +82,10 @@ def submitted(replica: Replica, event: Submitted) -> int:
     if request.taken_ns < 0:
         request.taken_ns = replica.iteration_end_ns(done)
     replica.scheduler.enqueue(request, replica.clock.now_ns)
+    if replica.steps_history is not None:
+        replica.steps_history.add(
+            replica.clock.now_ns, "queued", row=request.row, replica=replica.replica_id
+        )
     if not replica.is_touched:
         replica.touch()
     if ends is None or not replica.puts_off(done):

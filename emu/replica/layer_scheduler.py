@@ -53,7 +53,7 @@ class LayerScheduler:
         self.incarnation = incarnation
         self.pending: deque[LayerTask] = deque()
         self.running: LayerTask | None = None
-        self.run_end_ns = -1
+        self.run_start_ns = self.run_end_ns = -1
         self.segments_ready = 0
         """Loaded so far: embedding, layers, head."""
         self.is_wanted = False
@@ -95,6 +95,7 @@ class LayerScheduler:
             task.started_ns = now_ns
         task.cost_ns += cost_ns
         self.running = task
+        self.run_start_ns = now_ns
         self.run_end_ns = now_ns + cost_ns
 
     def end_layer(self, now_ns: int) -> bool:

@@ -65,7 +65,10 @@ def new_prefill(replica: Replica, event: Event) -> int:
     if replica.phase:  # the instant has ended, and posted events are applied
         return _finish(replica) if replica.phase == 1 else _give_and_admit(replica)
     layers = _layers(replica)
-    layers.end_layer(replica.clock.now_ns)
+    task = layers.running
+    if layers.end_layer(replica.clock.now_ns) and replica.steps_history is not None:
+        assert task is not None
+        replica.steps_history.layer(replica, task.batch, task.layers_done - 1, layers.run_start_ns)
     replica.activity = END_OF_INSTANT
     return UNTIL_END_OF_INSTANT
 
@@ -157,6 +160,8 @@ def _admit(replica: Replica, layers: LayerScheduler) -> None:
         if batch is None:
             return
         layers.admit(batch)
+        if replica.steps_history is not None:
+            replica.steps_history.formed(replica, batch)
         for chunk in batch.chunks:
             chunk.request.holder_id = replica.replica_id
             chunk.request.status = Status.RUNNING
@@ -296,6 +301,8 @@ def _hand_over(replica: Replica, layers: LayerScheduler, task: LayerTask, old: R
     layers.remove(task)
     layerwise.hand_out(scheduler, task.batch, hold=split_at > 0)
     taken = layerwise.take_over(taker, requests, now_ns)
+    if old.steps_history is not None:
+        old.steps_history.formed(old, taken, split_at)
     split: SplitBatch | None = None
     if split_at:
         split = SplitBatch(board.next_batch_id(), requests, split_at, layers.layers, now_ns)

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,6 +85,41 @@ class TokenSink(Protocol):
         ...
 
 
+class StepSink(TokenSink, Protocol):
+    """What keeps the history of the run, iteration by iteration."""
+
+    @property
+    def follows_steps(self) -> bool:
+        """Whether it is told of iterations at all."""
+        ...
+
+    def add(self, at_ns: int, event: str, **what: Any) -> None:
+        """Something happened now."""
+        ...
+
+    def formed(self, replica: Replica, batch: Batch, first_layer: int = 0) -> None:
+        """A replica has formed a batch; `first_layer`: another one has run the layers before."""
+        ...
+
+    def began(self, replica: Replica, batch: Batch) -> None:
+        """What the batch waited for is there: it runs from now on."""
+        ...
+
+    def ran(
+        self,
+        replica: Replica,
+        batch: Batch,
+        start_ns: int,
+        spans: Sequence[StageSpan] | None = None,
+    ) -> None:
+        """A batch, or the layers of it that run here, has ended now."""
+        ...
+
+    def layer(self, replica: Replica, batch: Batch, layer: int, start_ns: int) -> None:
+        """One layer of a batch has ended now (live scaling)."""
+        ...
+
+
 class Clock(Protocol):
     """The instant at which an event is handled."""
 
@@ -116,7 +151,7 @@ class Observers(Protocol):
         ...
 
     @property
-    def history(self) -> TokenSink | None:
+    def history(self) -> StepSink | None:
         """Where every token is written down, if anywhere."""
         ...
 

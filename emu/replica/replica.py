@@ -34,7 +34,7 @@ from emu.network.placement import Grid
 from emu.replica.actions import Action
 from emu.replica.events import CANCELS_APPLIED, LOOK, Event, Kind, KvDelivered
 from emu.replica.layer_scheduler import LayerScheduler
-from emu.replica.ports import Clock, GroupWave, Observers, Outbox, ReplicaActorPort
+from emu.replica.ports import Clock, GroupWave, Observers, Outbox, ReplicaActorPort, StepSink
 from emu.replica.prerequisites import Prerequisites
 from emu.replica.relay_board import RelayBoard, Relayed
 from emu.replica.states import CLOSED, LOADING, ReplicaState
@@ -174,6 +174,10 @@ class Replica:
         observers = self.observers
         self.tells = observers.streams or observers.history is not None
         """Some observer follows single tokens."""
+        self.steps_history: StepSink | None = None
+        """Where every iteration is written down, if anywhere."""
+        if observers.history is not None and observers.history.follows_steps:
+            self.steps_history = observers.history
         self.stream: OutputStream | None = None
         """The front end of its engine; None = a token is with its client at once."""
         self.is_metered = False

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from emu.kernel.actor import AGAIN, PARK
 from emu.latency.base import BatchShape
 from emu.replica.actions import End, FreeCapacity, Measure, Move, OpenLock, Requeue
-from emu.replica.completion import complete, longest_of
+from emu.replica.completion import DUMMY_ID, complete, longest_of
 from emu.replica.events import INTERRUPT, Event, Measured
 from emu.replica.inbound import close
 from emu.replica.pipelined import launch, wait_for_stage
@@ -52,6 +52,8 @@ def iterate(replica: Replica, event: Event | None = None) -> int:
             return rest(replica) if replica.is_serving else PARK
     if replica.rest_since_ns >= 0:
         replica.note_rest(now_ns)
+    if replica.steps_history is not None and batch.batch_id != DUMMY_ID:
+        replica.steps_history.formed(replica, batch)
     if replica.first_uses or (not replica.is_serving and replica.scheduler.waiting_count):
         batch.max_steps = 1  # a replica that shuts down gives back what it has just preempted
     if replica.stages > 1:
@@ -96,6 +98,8 @@ def prerequisites_looked(replica: Replica, event: Event) -> int:
     batch = replica.batch
     assert batch is not None
     replica.busy_ns -= replica.clock.now_ns - replica.start_ns
+    if replica.steps_history is not None:
+        replica.steps_history.began(replica, batch)
     if replica.latency.foreign:
         return measure(replica, batch.shape, _begin_measured)
     return replica.begin(batch)
@@ -119,6 +123,8 @@ def _launch_measured(replica: Replica, cost_ns: int) -> int:
     batch = replica.prerequisites.held
     assert batch is not None
     replica.prerequisites.held = None
+    if replica.steps_history is not None:
+        replica.steps_history.began(replica, batch)
     launch(replica, batch)
     return LOOP
 

@@ -2,28 +2,18 @@
 
 Written to events.jsonl when `output.events` is set, kept in memory by chaos runs. It is told by the
 same calls that change the world and never asked by it, so that a checker that reads only this
-(`emu/chaos/checker.py`) can find the world's books wrong.
+(`emu/chaos/checker.py`, `emu/chaos/truth/`) can find the world's books wrong.
 
-One record is one JSON object with `at_ns` and `event`:
-
-    arrived    row, request, prompt, output     a request reached the gateway; row = its line
-    tokens     replica, rows, ends              each of these got a token at each of these times
-    migrated   source, destination, rows        KV (or a half of it) has arrived elsewhere
-    routed     row                              it starts anew somewhere else (nothing was lost)
-    lost       row, reason                      its KV is gone
-    ended      row, status, reason, first_out,  its one terminal event; how much later than the
-               last_out                         engine its client had first and last token, ns
-    state      replica, from, to, writer        a replica changed its state
-    fault      kind, target                     a fault struck
-    fault_over kind, target                     one that lasted is over
-    plan       text                             what a planner decided, with its figures
+A record is a JSON object with `at_ns` and `event`; docs/reference/outputs.md lists them all. A run
+that writes them takes one iteration after another, without leaps: the file does not depend on
+`scheduler.leap`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import msgspec
 import numpy as np
@@ -31,13 +21,23 @@ from numpy.typing import NDArray
 
 from emu.request import Request
 
+if TYPE_CHECKING:
+    from emu.network.carrier import Carried
+    from emu.network.flows import Parts
+    from emu.network.topology import Topology
+    from emu.replica.replica import Replica
+    from emu.scheduling.base import Batch
+    from emu.scheduling.stages import StageSpan
+
 Record = dict[str, Any]
 
 
 class History:
     """Collects records, in memory or in a file."""
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, *, follows_steps: bool = True) -> None:
+        """`follows_steps`: single iterations are told, so the run must not leap."""
+        self.follows_steps = follows_steps
         self.records: list[Record] = []
         self._encoder = msgspec.json.Encoder()
         self._file: TextIO | None = None if path is None else path.open("w", encoding="utf-8")
@@ -62,6 +62,122 @@ class History:
         times = [now_ns] if ends is None else (ends + start_ns).tolist()
         rows = [request.row for request in receivers]
         self.add(times[-1], "tokens", replica=replica, rows=rows, ends=times)
+
+    # --- iterations ---------------------------------------------------------------------------
+    def formed(self, replica: Replica, batch: Batch, first_layer: int = 0) -> None:
+        """A replica has formed a batch; `first_layer`: another one has run the layers before."""
+        what: dict[str, Any] = {}
+        if batch.preempted:
+            what["preempted"] = [request.row for request in batch.preempted]
+        if batch.recalls:
+            what["recalls"] = [
+                [recall.request.row, recall.tier, recall.size_bytes, recall.tokens]
+                for recall in batch.recalls
+            ]
+        verify = batch.shape.verify
+        if verify is not None:
+            what["verified"] = [verify.count, verify.tokens, verify.context_sum]
+        if first_layer:
+            what["first_layer"] = first_layer
+        self.add(
+            replica.clock.now_ns,
+            "batch",
+            replica=replica.replica_id,
+            batch=batch.batch_id,
+            members=[
+                [request.row, before, new]
+                for request, before, new in replica.scheduler.members(batch)
+            ],
+            **what,
+        )
+
+    def began(self, replica: Replica, batch: Batch) -> None:
+        """What the batch waited for is there: it runs from now on."""
+        what: dict[str, Any] = {}
+        if replica.wave_wait_ns:
+            what["wait_ns"] = replica.wave_wait_ns
+        if batch.recalls:  # what a tier lost meanwhile is computed instead
+            what["chunks"] = [
+                [chunk.request.row, chunk.context_tokens, chunk.new_tokens]
+                for chunk in batch.chunks
+            ]
+        self.add(
+            replica.clock.now_ns,
+            "began",
+            replica=replica.replica_id,
+            batch=batch.batch_id,
+            **what,
+        )
+
+    def ran(
+        self,
+        replica: Replica,
+        batch: Batch,
+        start_ns: int,
+        spans: Sequence[StageSpan] | None = None,
+    ) -> None:
+        """A batch, or the layers of it that run here, has ended now."""
+        what: dict[str, Any] = {}
+        if spans is not None:
+            what["stages"] = [[span.start_ns, span.end_ns] for span in spans]
+        self.add(
+            replica.clock.now_ns,
+            "ran",
+            replica=replica.replica_id,
+            batch=batch.batch_id,
+            start_ns=start_ns,
+            **what,
+        )
+
+    def layer(self, replica: Replica, batch: Batch, layer: int, start_ns: int) -> None:
+        """One layer of a batch has ended now (live scaling)."""
+        self.add(
+            replica.clock.now_ns,
+            "layer",
+            replica=replica.replica_id,
+            batch=batch.batch_id,
+            layer=layer,
+            start_ns=start_ns,
+        )
+
+    # --- transfers ----------------------------------------------------------------------------
+    def links(self, topology: Topology) -> None:
+        """What the links carry at the start."""
+        for link in topology.links:
+            self.add(0, "link", link=link.name, bytes_per_s=link.bytes_per_s)
+
+    def transfer(
+        self,
+        carried: Carried,
+        at_ns: int,
+        topology: Topology,
+        parts: Parts,
+        latency_ns: int,
+        after: Carried | None,
+        lag_bytes: int,
+    ) -> None:
+        """Bytes set out, in parallel parts (links, bytes)."""
+        what: dict[str, Any] = {}
+        if carried.pair is not None:
+            what["source"], what["destination"] = carried.pair
+        if carried.overlapped_bytes:
+            what["overlapped_bytes"] = carried.overlapped_bytes
+        if after is not None:
+            what |= {"after": after.flow_id, "lag_bytes": lag_bytes}
+        self.add(
+            at_ns,
+            "transfer",
+            transfer=carried.flow_id,
+            kind=carried.kind,
+            bytes=carried.size_bytes,
+            latency_ns=latency_ns,
+            parts=[[[topology.links[link].name for link in links], size] for links, size in parts],
+            **what,
+        )
+
+    def transfer_over(self, carried: Carried, at_ns: int, how: str, moved_bytes: int) -> None:
+        """A transfer has ended; `how`: `arrived`, `stopped`, or why it failed."""
+        self.add(at_ns, "transfer_over", transfer=carried.flow_id, how=how, moved_bytes=moved_bytes)
 
     def close(self) -> None:
         """Write the rest."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -45,6 +44,8 @@ def digests(config: dict[str, Any]) -> dict[str, str]:
 
 def tree_digest(root: Path) -> str:
     """Digest of a file, or of all files below a directory with their relative names."""
+    import hashlib
+
     whole = hashlib.sha256()
     files = sorted(path for path in root.rglob("*") if path.is_file()) if root.is_dir() else [root]
     for file in files:

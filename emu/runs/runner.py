@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import gc
 import os
-import shlex
 import sys
 import threading
 import time
@@ -459,6 +458,8 @@ def run_command(
     as_json: bool = False,
 ) -> int:
     """`emu run`."""
+    import shlex
+
     config = adjust(load_config(path, overrides), seed=seed, output=output)
     if not force:
         config = kept_apart(config)

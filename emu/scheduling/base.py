@@ -454,6 +454,12 @@ class Scheduler(ABC):
         ]
         return [*(batch.decodes or ()), *readers]
 
+    def members(self, batch: Batch) -> list[tuple[Request, int, int]]:
+        """(request, tokens computed before, new tokens) of each member of a batch just formed."""
+        decodes = [(request, request.computed_tokens, 1) for request in batch.decodes or ()]
+        chunks = [(c.request, c.context_tokens, c.new_tokens) for c in batch.chunks]
+        return decodes + chunks
+
     # --- KV on its way out or in ------------------------------------------------------------
     def blocks_for(self, request: Request) -> int:
         """Blocks to reserve for an inbound request: those of prompt and output so far."""

@@ -291,6 +291,10 @@ class FcfsScheduler(Scheduler):
         """Members of the batch that get an output token at the end of each of its steps."""
         return self.running.token_receivers(batch)
 
+    def members(self, batch: Batch) -> list[tuple[Request, int, int]]:
+        """(request, tokens computed before, new tokens) of each member of a batch just formed."""
+        return self.running.members(batch)
+
     def recount(self) -> list[str]:
         """Full check of the counts; one line for each thing that is wrong."""
         return self.running.recount()

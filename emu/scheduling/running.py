@@ -191,6 +191,22 @@ class RunningSet:
             receivers.sort(key=admission)
         return [running.request for running in receivers]
 
+    def members(self, batch: Batch) -> list[tuple[Request, int, int]]:
+        """(request, tokens computed before, new tokens) of each member of a batch just formed."""
+        found = [
+            (running.admission, running.request, target - new, new)
+            for running, new, target in self.records[batch.batch_id]
+        ]
+        if batch is self.leaping:
+            step = self.cohort.step
+            found += [
+                (running.admission, running.request, step + running.offset - 2, 1)
+                for running in self.requests.values()
+                if running.in_cohort
+            ]
+        found.sort()
+        return [(request, before, new) for _, request, before, new in found]
+
     # --- leaving ----------------------------------------------------------------------------
     def cancel(self, request: Request) -> bool:
         """A waiting or running request leaves, its blocks are free. False if it is not here."""

@@ -745,6 +745,10 @@ class VllmScheduler(Scheduler):
         """Members of the batch that get an output token at the end of each of its steps."""
         return self.running.token_receivers(batch)
 
+    def members(self, batch: Batch) -> list[tuple[Request, int, int]]:
+        """(request, tokens computed before, new tokens) of each member of a batch just formed."""
+        return self.running.members(batch)
+
     # --- coming and leaving -----------------------------------------------------------------
     def enqueue(self, request: Request, now_ns: int) -> None:
         """The request is here; ahead, the batch after the next one can have it."""

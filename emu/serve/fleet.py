@@ -26,6 +26,7 @@ import numpy as np
 
 from emu.cluster.plan import ReplicaPlan
 from emu.errors import InputError
+from emu.latency.frontend import Intake
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.request import HANDOFF_NEVER_NS, Prefix, Request
@@ -57,6 +58,9 @@ class Endpoint:
         self.plan = plan
         self.port = port
         self.engine_id = f"emu-{house.session}-{replica.replica_id}"
+        self.intake = Intake([plan.engine]) if plan.has_front_end and plan.engine else None
+        """What calls for KV of another endpoint pass. It is apart from that of calls with a prompt
+        to compute: a recording has when the engine got them, not when they came."""
 
     @property
     def role(self) -> str:
@@ -193,15 +197,21 @@ class Handoffs:
         output = given.request.output_tokens + 1
         parked.is_taken = True
 
+        def come() -> None:
+            given.request = request
+            given.came_ns = now_ns = cluster.kernel.now_ns
+            if endpoint.intake is None:
+                happen()
+                return
+            ready_ns = endpoint.intake.ready_ns(now_ns, len(parked.prompt))
+            cluster.kernel.enter(happen, ready_ns)
+
         def happen() -> None:
             if request.status.is_terminal:  # lost in the meantime
-                given.request = request
                 cluster.end_choice(given)
                 return
             now_ns = cluster.kernel.now_ns
-            given.request = request
             given.base = 1
-            given.came_ns = now_ns
             given.start += 1
             self._resize(request, parked.prompt, parked.choice.start, output)
             request.decode_pin = endpoint.replica.replica_id
@@ -211,7 +221,7 @@ class Handoffs:
             if watcher is not None:
                 watcher.look()
 
-        entered_ns = house.cluster.kernel.enter(happen, came_ns)
+        entered_ns = house.cluster.kernel.enter(come, came_ns)
         exchange.came_ns = entered_ns if came_ns is None else came_ns
 
     # --- leases -------------------------------------------------------------------------------

@@ -237,10 +237,6 @@ def _replayable(config: Config) -> dict[str, Any]:
     raw["workload"] = {"path": "workload.jsonl", "format": "jsonl", "oversized": "reject"}
     raw["output"]["dir"] = "replay"
     raw["recovery"]["client_retries"] = 0  # clients that tried again are in the workload
-    # A live server's front end is its own: the times that it recorded are those behind it.
-    for latency in (raw["latency"], *(group.get("latency") or {} for group in raw["replicas"])):
-        if "front_end" in latency:
-            latency["front_end"] = False
     return _open_ended(raw)
 
 

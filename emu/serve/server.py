@@ -86,9 +86,6 @@ class LiveServer:
     def __init__(self, config: Config, source: str, options: ServeOptions, directory: Path) -> None:
         """Raises InputError for anything that is wrong with the input."""
         self.config = live_config(config)
-        if config.network.first_token == "decode":
-            problem = "live mode streams the first token from the prefill side"
-            raise InputError(source, None, "network.first_token", problem)
         self.source = source
         self.options = options
         self.directory = directory
@@ -193,8 +190,7 @@ class LiveServer:
             async def emulate() -> None:
                 outcome = await cluster.run()
                 kept.append(outcome)
-                if outcome.error is not None:
-                    cluster.fail_open(outcome.error)
+                cluster.end_open(outcome.error)
                 house.is_draining = True
                 house.hub.close()
                 server.should_exit = True

@@ -143,7 +143,7 @@ class Trends:
     def slowest(self, count: int) -> list[dict[str, Any]]:
         """Of the requests that ended last, those with the longest TTFT."""
         begun = [r for r in self.ended if r.first_token_ns >= 0]
-        begun.sort(key=lambda r: (r.arrival_ns - r.first_token_ns, r.request_id))
+        begun.sort(key=lambda r: (-ttft_ms(r), r.request_id))
         return [described(r) for r in begun[:count]]
 
     def find(self, request_id: int) -> dict[str, Any] | None:
@@ -155,26 +155,26 @@ class Trends:
 
 
 def ttft_ms(request: Request) -> float:
-    """Arrival to first token, ms."""
-    return (request.first_token_ns - request.arrival_ns) / NS_PER_MS
+    """Arrival to first token at the client, ms."""
+    return (request.first_token_ns + request.first_out_ns - request.arrival_ns) / NS_PER_MS
 
 
 def e2e_ms(request: Request) -> float:
-    """Arrival to last token, ms."""
-    return (request.last_token_ns - request.arrival_ns) / NS_PER_MS
+    """Arrival to last token at the client, ms."""
+    return (request.last_token_ns + request.last_out_ns - request.arrival_ns) / NS_PER_MS
 
 
 def tpot_ms(request: Request) -> float:
     """Mean gap between the tokens of a completed request, ms."""
     gaps = max(1, request.generated_tokens - 1)
-    return (request.last_token_ns - request.first_token_ns) / NS_PER_MS / gaps
+    return (e2e_ms(request) - ttft_ms(request)) / gaps
 
 
 def described(request: Request) -> dict[str, Any]:
     """What has happened to a request; times are emulated seconds, None = not yet."""
 
-    def at_s(ns: int) -> float | None:
-        return None if ns < 0 else round(ns / NS_PER_S, 6)
+    def at_s(ns: int, delay_ns: int = 0) -> float | None:
+        return None if ns < 0 else round((ns + delay_ns) / NS_PER_S, 6)
 
     return {
         "id": request.request_id,
@@ -193,8 +193,8 @@ def described(request: Request) -> dict[str, Any]:
         "decode_replica": request.decode_replica_id,
         "arrival_s": at_s(request.arrival_ns),
         "first_scheduled_s": at_s(request.first_scheduled_ns),
-        "first_token_s": at_s(request.first_token_ns),
-        "last_token_s": at_s(request.last_token_ns),
+        "first_token_s": at_s(request.first_token_ns, request.first_out_ns),
+        "last_token_s": at_s(request.last_token_ns, request.last_out_ns),
         "migration_ms": round(request.migration_ns / NS_PER_MS, 3),
         "largest_gap_ms": round(request.max_gap_ns / NS_PER_MS, 3),
         "preemptions": request.preemptions,

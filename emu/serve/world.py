@@ -15,6 +15,7 @@ import asyncio
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final, Protocol
 
 import msgspec
@@ -22,6 +23,7 @@ import msgspec
 from emu.cluster.cluster import Cluster
 from emu.cluster.plan import Plan
 from emu.config.schema import Config
+from emu.kernel.priorities import PRIORITY_WORLD
 from emu.kernel.wallclock import WallKernel
 from emu.migration.transfer import MigratingBatch, kv_blocks, kv_bytes
 from emu.replica.ports import BatchSink
@@ -144,6 +146,7 @@ class Statistics:
 
     def ended(self, request: Request, *, has_prefixes: bool) -> None:
         """A request has ended, in whatever way."""
+        # As vLLM: latencies are the front end's, the parts of them the engine's own.
         status = request.status.name.lower()
         self.by_status[status] = self.by_status.get(status, 0) + 1
         self.preemptions += request.preemptions
@@ -158,16 +161,20 @@ class Statistics:
         self.success["length" if length else "stop"] += 1
         arrival, scheduled = request.arrival_ns, request.first_scheduled_ns
         first, last = request.first_token_ns, request.last_token_ns
+        seen_first, seen_last = first + request.first_out_ns, last + request.last_out_ns
         tokens = request.generated_tokens
         tpot_s = (last - first) / NS_PER_S / (tokens - 1) if tokens > 1 else 0.0
-        self.e2e.add((last - arrival) / NS_PER_S)
-        self.queue.add((scheduled - arrival) / NS_PER_S)
+        self.e2e.add((seen_last - arrival) / NS_PER_S)
+        queued_ns = request.queued_ns
+        queued_ns = queued_ns if 0 <= queued_ns <= scheduled else arrival  # it was tried again
+        self.queue.add((scheduled - queued_ns) / NS_PER_S)
         self.prefill.add((first - scheduled) / NS_PER_S)
         self.decode.add((last - first) / NS_PER_S)
         self.inference.add((last - scheduled) / NS_PER_S)
         if tokens > 1:
             self.per_output_token.add(tpot_s)
-        self.recent.append(((first - arrival) / NS_PER_S, tpot_s, (last - arrival) / NS_PER_S))
+        ttft_s, e2e_s = (seen_first - arrival) / NS_PER_S, (seen_last - arrival) / NS_PER_S
+        self.recent.append((ttft_s, tpot_s, e2e_s))
         self.prompt_tokens.add(request.prompt_tokens)
         self.generation_tokens.add(tokens)
         self.request_preemptions.add(request.preemptions)
@@ -179,8 +186,8 @@ class Choice:
     """One answer: how far it is, and what of it has been sent."""
 
     __slots__ = (
-        "base", "came_ns", "exchange", "first_ns", "heir", "index", "is_ended", "last_ns",
-        "produced", "request", "script", "sent", "start",
+        "base", "came_ns", "exchange", "first_ns", "heir", "index", "is_begun", "is_ended",
+        "last_ns", "produced", "request", "script", "sent", "start",
     )  # fmt: skip
 
     def __init__(
@@ -204,11 +211,14 @@ class Choice:
         """The answer that gets the tokens after the first."""
         self.came_ns = -1
         """When it was asked for, where that is not the request's arrival."""
+        self.is_begun = False
+        """The engine has its first token, which may still be on its way through the front end."""
         self.produced = 0
+        """Tokens that have left the emulated front end."""
         self.sent = 0
         self.first_ns = -1
         self.last_ns = -1
-        """Emulated times of the first and the last token so far."""
+        """Emulated times at which the first and the last token so far left it."""
         self.is_ended = False
 
     @property
@@ -273,6 +283,11 @@ class LiveCluster(Cluster):
         self.pace = Pace()
         self.observers: list[Observer] = []
         self._choices: dict[int, Choice] = {}
+        self._ending: dict[int, Choice] = {}
+        """Answers whose requests have ended; the last tokens are in the front end."""
+        self._carried: dict[int, Choice] = {}
+        """Answers whose first token goes to the decode replica with the KV."""
+        self._carries_first = plan.config.network.first_token == "decode"
         self._entering = 0
         """Answers whose requests have been read and have not arrived."""
         self._next_id = 0
@@ -317,7 +332,7 @@ class LiveCluster(Cluster):
 
     def adopt(self, choice: Choice, first: Choice) -> None:
         """This answer gets the tokens after the one of `first`; inside the emulation only."""
-        if first.produced:
+        if first.is_begun:
             self._choices[choice.request.request_id] = choice
         else:
             first.heir = choice
@@ -353,11 +368,11 @@ class LiveCluster(Cluster):
 
     def _close(self) -> None:
         self.gateway.client_left()
-        if self.gateway.outstanding == 0:
-            self.kernel.stop()
 
-    def fail_open(self, error: BaseException) -> None:
-        """The emulation has ended with an error: no stream waits any longer."""
+    def end_open(self, error: BaseException | None) -> None:
+        """The emulation has ended, with an error or without: no stream waits any longer."""
+        for request_id in list(self._ending):
+            self._end_answer(self._ending[request_id].request)
         self.error = error
         for choice in list(self._choices.values()):
             choice.exchange.changed.set()
@@ -379,16 +394,37 @@ class LiveCluster(Cluster):
 
     # --- to clients ---------------------------------------------------------------------------
     def on_tokens(self, replica: Replica, receivers: Iterable[Request]) -> None:
-        """A token for each of these: count it, and wake the stream that sends it."""
-        now_ns = self.kernel.now_ns
-        stats, engine = self.stats, self.engines[replica.replica_id]
+        """A token for each of these: count it, and let it pass the engine's front end."""
+        choices = self._choices
+        takers: list[Choice] = []
         count = 0
-        gap_ns, gap_count = -1, 0
         for request in receivers:
             count += 1
-            choice = self._choices.get(request.request_id)
+            choice = choices.get(request.request_id)
             if choice is None:
                 continue
+            takers.append(choice)
+            if not choice.is_begun:
+                choice.is_begun = True
+                if choice.heir is not None:
+                    choices[request.request_id] = choice.heir
+        self.stats.generated_sum += count
+        engine = self.engines[replica.replica_id]
+        engine.generated_sum += count
+        delay_ns = 0 if replica.stream is None else replica.stream.delay_ns
+        if not delay_ns and not self._carries_first:
+            self._deliver(takers, engine)
+        elif takers:
+            at_ns = self.kernel.now_ns + delay_ns
+            self.kernel.call_at(at_ns, PRIORITY_WORLD, partial(self._deliver, takers, engine))
+
+    def _deliver(self, takers: list[Choice], engine: Statistics) -> None:
+        """A token of each of these leaves the front end now: wake the streams that send them."""
+        if self._carries_first:
+            takers = [choice for choice in takers if not self._is_carried(choice)]
+        now_ns, stats = self.kernel.now_ns, self.stats
+        gap_ns, gap_count = -1, 0
+        for choice in takers:
             choice.produced += 1
             if choice.last_ns >= 0:
                 gap = now_ns - choice.last_ns
@@ -401,19 +437,37 @@ class LiveCluster(Cluster):
             else:
                 choice.first_ns = now_ns
                 if choice.base:
-                    engine.received(request, choice.came_ns, now_ns)
+                    engine.received(choice.request, choice.came_ns, now_ns)
                 else:
-                    stats.began(request, now_ns)
-                    engine.began(request, now_ns)
-                if choice.heir is not None:
-                    self._choices[request.request_id] = choice.heir
+                    stats.began(choice.request, now_ns)
+                    engine.began(choice.request, now_ns)
             choice.last_ns = now_ns
             choice.exchange.changed.set()
         if gap_count:
             stats.inter_token.add(gap_ns / NS_PER_S, gap_count)
             engine.inter_token.add(gap_ns / NS_PER_S, gap_count)
-        stats.generated_sum += count
-        engine.generated_sum += count
+
+    def _is_carried(self, choice: Choice) -> bool:
+        """This is a first token that the decode replica will deliver (`network.first_token`)."""
+        request = choice.request
+        if choice.produced or choice.base or request.handoff_after_ns >= 0:
+            return False
+        if request.migrations:  # the KV was faster than the front end
+            return self._deliver_carried(choice)
+        if request.status is not Status.MIGRATING:
+            return False
+        self._carried[request.request_id] = choice
+        return True
+
+    def _deliver_carried(self, choice: Choice) -> bool:
+        """The KV is there: whether the first token has still a way to go."""
+        request = choice.request
+        at_ns = request.first_token_ns + request.first_out_ns
+        if at_ns <= self.kernel.now_ns:
+            return False
+        engine = self.engines[request.holder_id]
+        self.kernel.call_at(at_ns, PRIORITY_WORLD, partial(self._deliver, [choice], engine))
+        return True
 
     def on_transfer(
         self, batch: MigratingBatch, source: Replica, destination: Replica, ended_ns: int
@@ -433,6 +487,12 @@ class LiveCluster(Cluster):
         share = batch.kv_bytes / whole_bytes  # a split batch travels in two halves
         for observer in self.observers:
             observer.on_transfer(source, destination, batch.kv_bytes)
+        for request in batch.requests if self._carried else ():
+            choice = self._carried.get(request.request_id)
+            if choice is not None and request.migrations:  # both halves are there
+                del self._carried[request.request_id]
+                if not self._deliver_carried(choice):
+                    self._deliver([choice], self.engines[receiver])
         for request in batch.requests:
             size_bytes = share * kv_bytes([request], page, plan.kv_bytes_per_token)
             pieces = round(share * regions * kv_blocks(request, page))
@@ -451,12 +511,26 @@ class LiveCluster(Cluster):
         place = place if place >= 0 else request.holder_id
         if place >= 0:
             self.engines[place].ended(request, has_prefixes=self.has_prefixes)
-        if choice is not None:
-            if request.status is Status.COMPLETED:
-                choice.produced = request.generated_tokens - choice.base
-            self.end_choice(choice)
-            if choice.heir is not None and choice.heir is not choice:
-                self.end_choice(choice.heir)
+        self._carried.pop(request.request_id, None)
+        if choice is None:
+            return
+        self._ending[request.request_id] = choice
+        if request.status is Status.COMPLETED and request.last_out_ns:
+            at_ns = self.kernel.now_ns + request.last_out_ns
+            self.kernel.call_at(at_ns, PRIORITY_WORLD, partial(self._end_answer, request))
+        else:
+            self._end_answer(request)
+
+    def _end_answer(self, request: Request) -> None:
+        """The last token has left the front end, or the answer breaks off."""
+        choice = self._ending.pop(request.request_id, None)
+        if choice is None:
+            return
+        if request.status is Status.COMPLETED:
+            choice.produced = request.generated_tokens - choice.base
+        self.end_choice(choice)
+        if choice.heir is not None and choice.heir is not choice:
+            self.end_choice(choice.heir)
 
 
 class _Iterations:

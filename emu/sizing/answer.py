@@ -31,10 +31,8 @@ from emu.sizing.question import SOURCE, Question
 from emu.sizing.search import Search, search_of
 from emu.sweeps.bisection import Bisection
 from emu.sweeps.drive import Driver, Row, meets
-from emu.sweeps.evaluate import Base
+from emu.sweeps.evaluate import Base, point_pool, point_store
 from emu.sweeps.points import with_seeds
-from emu.sweeps.pool import cores, make_pool
-from emu.sweeps.store import Store
 from emu.units import NS_PER_S
 from emu.workload.opened import Workload, open_workload
 
@@ -136,9 +134,9 @@ def find_cluster(
     )
     if not layouts:
         raise InputError(SOURCE, None, "--gpu", f"no layout can run: {': '.join(refused[0])}")
-    store = Store(directory)
+    store = point_store(directory)
     write_text(directory / "base.toml", toml_text(plain))
-    with make_pool(jobs or cores(), ray) as pool:
+    with point_pool(jobs, ray) as pool:
         driver = Driver(Base(directory / "base.toml"), question.settings, store, pool, "")
         if watch is not None:
             driver.watch = watch

@@ -31,9 +31,9 @@ from emu.config.schema import Config
 from emu.errors import InputError
 from emu.latency.engine import DEFAULT_ENGINE, NO_ENGINE, EngineModel, engine_model, engine_text
 from emu.latency.posterior import Known, draws, known_engine
-from emu.process.interrupts import scratch, strike_if_lost
+from emu.process.interrupts import scratch
+from emu.process.pool import pool_of
 from emu.process.terminal import open_console
-from emu.process.workers import Workers
 from emu.report.atomic import write_text
 from emu.report.drawn import (
     LEVEL,
@@ -49,8 +49,8 @@ from emu.report.drawn import (
 from emu.report.table import number
 from emu.rng import rng_stream
 from emu.runs.runner import Origin, adjust, execute
+from emu.runs.store import Keys, Store, kept_results
 from emu.sweeps.conditions import figures_of
-from emu.sweeps.pool import cores
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -99,11 +99,15 @@ def run_draws(
     count: int,
     *,
     jobs: int,
+    ray: str | None = None,
     report: bool,
     origin: Origin,
     is_quiet: bool = False,
 ) -> Draws:
-    """Run the configuration and its draws; write draws.json, also of what an interrupt leaves."""
+    """Run the configuration and its draws; write draws.json, also of what an interrupt leaves.
+
+    What an interrupt leaves is not run again.
+    """
     known = engines_of(config, source)
     varied = [name for name, varies in _varying(config, known).items() if varies]
     numbers = numbers_of(count, varied)
@@ -111,6 +115,7 @@ def run_draws(
     top = Path(config.output.dir)
     execute(config, source, report=False, origin=origin)
     found: list[dict[str, Any]] = []
+    store: Store[dict[str, Any]] = Store(top, dict)
 
     def draws_so_far() -> Draws:
         ended = sorted(found, key=lambda one: int(one["index"]))
@@ -126,9 +131,8 @@ def run_draws(
         )
 
     try:
-        for one in _answers(tasks, jobs or cores()):
+        for one in _answers(tasks, jobs, ray, store):
             found.append(one)
-            strike_if_lost()
             if not is_quiet:
                 _tell(len(found), count)
     except KeyboardInterrupt:
@@ -138,6 +142,7 @@ def run_draws(
         raise
     result = draws_so_far()
     save(top, result)
+    store.remove()
     if report:
         from emu.report.html import write_report
 
@@ -145,15 +150,17 @@ def run_draws(
     return result
 
 
-def _answers(tasks: Sequence[Task], jobs: int) -> Iterator[dict[str, Any]]:
-    if jobs == 1:
-        yield from map(run_draw, tasks)
-        return
-    workers = Workers[Task, dict[str, Any]](
-        jobs, run_draw, lambda task: f"its draw was {task.index}"
-    )
-    with workers:
-        yield from workers.results(tasks)
+def _answers(
+    tasks: Sequence[Task], jobs: int, ray: str | None, store: Store[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    known = Keys()
+    keys = [
+        known.key(task.config, "draw", task.index, msgspec.to_builtins(task.engines))
+        for task in tasks
+    ]
+    with pool_of(run_draw, jobs, ray, lambda task: f"its draw was {task.index}") as pool:
+        keyed = dict(zip(keys, tasks, strict=True))
+        yield from kept_results(keyed, pool, store, lambda one: keys[int(one["index"])])
 
 
 def _tell(done: int, count: int) -> None:
@@ -253,6 +260,7 @@ def draws_command(
     seed: int | None,
     overrides: Sequence[str],
     jobs: int,
+    ray: str | None,
     quiet: bool,
     report: bool,
     as_json: bool,
@@ -261,7 +269,8 @@ def draws_command(
     """`emu run --draws N`."""
     from emu.runs.runner import kept_apart
 
-    config = adjust(load_config(path, overrides), seed=seed, output=output)
+    absolute = load_config(path if ray is None else path.resolve(), overrides)
+    config = adjust(absolute, seed=seed, output=output)
     if count < 2:
         raise InputError("run", None, "--draws", "an interval needs 2 draws or more")
     if not force:
@@ -271,6 +280,7 @@ def draws_command(
         str(path),
         count,
         jobs=jobs,
+        ray=ray,
         report=report and config.output.report,
         origin=Origin(f"emu run {path} --draws {count}", overrides),
         is_quiet=quiet,

@@ -27,11 +27,17 @@ from emu.sweeps.conditions import (
     parse_conditions,
     unserved_part,
 )
-from emu.sweeps.evaluate import Base, PointResult, Task
+from emu.sweeps.evaluate import (
+    Base,
+    PointPool,
+    PointResult,
+    PointStore,
+    Task,
+    point_pool,
+    point_store,
+)
 from emu.sweeps.points import Point, fixed_points, with_seeds
-from emu.sweeps.pool import Pool, cores, make_pool
 from emu.sweeps.schema import SearchTable, Sweep, flat, load_sweep
-from emu.sweeps.store import Store
 
 
 class Row(msgspec.Struct):
@@ -82,7 +88,12 @@ class Driver:
     """Runs batches of points, through the store."""
 
     def __init__(
-        self, base: Base, fixed: dict[str, Any], store: Store, pool: Pool, keep_in: str
+        self,
+        base: Base,
+        fixed: dict[str, Any],
+        store: PointStore,
+        pool: PointPool,
+        keep_in: str,
     ) -> None:
         self._base = base
         self._fixed = fixed
@@ -108,7 +119,8 @@ class Driver:
             for result in self._pool.results(list(tasks.values())):
                 if result.status == "violated":
                     raise InvariantViolation(f"a point of the sweep: {result.error}")
-                self._store.put(result)
+                if result.is_kept:
+                    self._store.put(result.key, result)
                 results[result.key] = result
                 self.done += 1
                 self._tell()
@@ -164,9 +176,9 @@ def run_sweep(
     fixed = {**flat(sweep.fixed), **(settings or {})}
     _check_figures(sweep, source)
     first = [] if sweep.kind in ("search", "pareto") else fixed_points(sweep, source)
-    with make_pool(jobs or cores(), ray) as pool:
+    with point_pool(jobs, ray) as pool:
         keep_in = str(directory.resolve() / "runs") if sweep.keep_runs else ""
-        driver = Driver(base, fixed, Store(directory), pool, keep_in)
+        driver = Driver(base, fixed, point_store(directory), pool, keep_in)
         if watch is not None:
             driver.watch = watch
         answer: Answer | None = None

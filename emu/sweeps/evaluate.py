@@ -6,30 +6,22 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from emu.api import override_texts
-from emu.config.load import config_from_text, effective_dict
+from emu.config.load import config_from_text
 from emu.config.schema import Config
 from emu.config.tables.output import OutputTable
 from emu.errors import InputError, InvariantViolation, RunError
-from emu.plugins import digest
 from emu.process.interrupts import scratch
-from emu.runs.inputs import named_plugins, tree_digest
+from emu.process.pool import Pool, pool_of
 from emu.runs.runner import execute
+from emu.runs.store import Keys, Store
 from emu.sweeps.conditions import figures_of
 from emu.sweeps.points import Point
-
-FORMAT: Final = 1
-"""Changes when stored results of earlier versions no longer mean the same."""
-
-
-_PATHS: Final = ("path", "hf_config", "tokenizer", "replay")
-"""Keys that name files on which a result depends."""
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -53,6 +45,15 @@ class PointResult(msgspec.Struct):
     figures: dict[str, Any]
     """Figures of summary.json by dotted name; empty unless completed."""
 
+    @property
+    def is_kept(self) -> bool:
+        """A failed run is a result, a mistake in the configuration is not."""
+        return self.status in ("completed", "failed")
+
+
+PointPool = Pool[Task, PointResult]
+PointStore = Store[PointResult]
+
 
 class Base:
     """The config that all points start from. Digests of files are taken once."""
@@ -65,9 +66,7 @@ class Base:
             problem = getattr(error, "strerror", None) or str(error)
             raise InputError(self.source, None, "", problem.lower()) from None
         self._directory = path.resolve().parent
-        self._digests: dict[str, str] = {}
-        # Results of other code are other results, whatever the version says.
-        self._code = tree_digest(Path(__file__).parents[1])
+        self._keys = Keys()
 
     def config(self, fixed: dict[str, Any], point: Point) -> Config:
         """The config of a point. Raises InputError."""
@@ -77,31 +76,7 @@ class Base:
 
     def key(self, config: Config) -> str:
         """What the result depends on, and nothing else, as a hash."""
-        plain = effective_dict(config)
-        del plain["output"]
-        for table, name in named_plugins(plain):
-            table[name] = f"{table[name].rpartition(':')[2]} {digest(table[name])}"
-        self._replace_paths(plain)
-        content = {"format": FORMAT, "emu": self._code, "config": plain}
-        text = msgspec.json.encode(content, order="deterministic")
-        return hashlib.sha256(text).hexdigest()[:32]
-
-    def _replace_paths(self, value: Any) -> None:
-        """Paths of files that exist become digests of their content, in place."""
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, inner in list(items):
-            if isinstance(inner, (dict, list)):
-                self._replace_paths(inner)
-            elif (key in ("path", "hf_config", "tokenizer", "replay") and inner) or (
-                key == "engine" and str(inner).endswith(".toml")
-            ):
-                value[key] = self._digest(inner)
-
-    def _digest(self, path: str) -> str:
-        known = self._digests.get(path)
-        if known is None:
-            known = self._digests[path] = tree_digest(Path(path))
-        return known
+        return self._keys.key(config)
 
 
 def run_point(task: Task) -> PointResult:
@@ -131,3 +106,13 @@ def _run(task: Task, output: OutputTable) -> PointResult:
         return PointResult(task.key, "violated", f"{type(error).__name__}: {error}", {})
     assert done.summary is not None
     return PointResult(task.key, "completed", "", figures_of(done.summary))
+
+
+def point_pool(jobs: int, ray_address: str | None) -> PointPool:
+    """The pool of points that the command line asks for. Raises InputError."""
+    return pool_of(run_point, jobs, ray_address, lambda task: f"its point was {task.key}")
+
+
+def point_store(directory: Path) -> PointStore:
+    """The store of points in a directory."""
+    return Store(directory, PointResult)

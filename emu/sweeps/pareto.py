@@ -11,20 +11,17 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from emu.errors import InputError
+from emu.errors import InputError, needs_extra
 from emu.sweeps.conditions import unserved_part
 from emu.sweeps.drive import Driver, Row
 from emu.sweeps.points import rounded, with_seeds
-from emu.sweeps.pool import missing
 from emu.sweeps.schema import ParetoTable, RangeTable, Sweep, ranges
 
 
 def search_front(driver: Driver, sweep: Sweep, table: ParetoTable, source: str) -> list[Row]:
     """All rows tried; `meets` marks those on the front. Raises InputError."""
-    try:
+    with needs_extra("search", source):
         import optuna
-    except ModuleNotFoundError:
-        raise missing("optuna", "search", source) from None
     space = ranges(table.keys, source, "pareto.keys")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     sampler = optuna.samplers.NSGAIISampler(

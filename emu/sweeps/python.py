@@ -18,10 +18,8 @@ from emu.errors import InputError, RunError
 from emu.plugins import is_object, replaced
 from emu.process.interrupts import scratch
 from emu.report.atomic import write_text
-from emu.sweeps.evaluate import Base, Task
+from emu.sweeps.evaluate import Base, Task, point_pool, point_store
 from emu.sweeps.points import with_seeds
-from emu.sweeps.pool import cores, make_pool
-from emu.sweeps.store import Store
 
 
 def sweep(
@@ -53,7 +51,7 @@ def sweep(
         path = Path(config) if isinstance(config, (str, Path)) else directory / "base.toml"
         if isinstance(config, Mapping):
             write_text(path, toml_text(replaced(dict(config))))
-        base, store = Base(path), Store(place)
+        base, store = Base(path), point_store(place)
         tasks: dict[str, Task] = {}
         order = []
         is_local = False
@@ -65,9 +63,10 @@ def sweep(
             is_local |= any(isinstance(v, str) and is_object(v) for v in point.values.values())
         results = {key: found for key in tasks if (found := store.get(key)) is not None}
         left = [task for key, task in tasks.items() if key not in results]
-        with make_pool(1 if is_local else (jobs or cores()), ray) as pool:
+        with point_pool(1 if is_local else jobs, ray) as pool:
             for result in pool.results(left):
-                store.put(result)
+                if result.is_kept:
+                    store.put(result.key, result)
                 results[result.key] = result
         for result in results.values():
             if result.status == "invalid":

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
+from emu.errors import needs_extra
 from emu.report.atomic import write_bytes, write_text, writing
 from emu.report.csvtext import quote, text_cell
 from emu.sweeps.drive import Row, SweepResult
-from emu.sweeps.pool import missing
 
 
 def columns_of(result: SweepResult) -> dict[str, list[Any]]:
@@ -76,11 +76,9 @@ def cell_text(value: Any) -> str:
 
 
 def _write_parquet(path: Path, columns: dict[str, list[Any]], source: str) -> None:
-    try:
+    with needs_extra("parquet", source):
         import pyarrow
         import pyarrow.parquet
-    except ModuleNotFoundError:
-        raise missing("pyarrow", "parquet", source) from None
     table = pyarrow.table({name: _parquet_column(values) for name, values in columns.items()})
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(table, buffer)

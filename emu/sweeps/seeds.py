@@ -18,16 +18,16 @@ from rich.table import Table
 from emu.config.load import load_config
 from emu.config.schema import Config
 from emu.errors import InputError
+from emu.process.pool import pool_of
 from emu.process.terminal import open_console
-from emu.process.workers import Workers
 from emu.report.atomic import write_text
 from emu.report.compare import percent_of, run_names
 from emu.report.drawn import SHOWN
 from emu.report.interval import Mean, mean_of
 from emu.report.table import number
 from emu.runs.runner import Origin, adjust, execute
+from emu.runs.store import Keys, Store, kept_results
 from emu.sweeps.conditions import figures_of
-from emu.sweeps.pool import cores
 
 NAME: Final = "seeds.json"
 
@@ -64,21 +64,37 @@ def run_one(task: Task) -> dict[str, Any]:
 
 
 def run_seeds(
-    config: Config, source: str, count: int, *, jobs: int, report: bool, origin: Origin
+    config: Config,
+    source: str,
+    count: int,
+    *,
+    jobs: int,
+    ray: str | None = None,
+    report: bool,
+    origin: Origin,
 ) -> Seeds:
-    """Run seeds `config.seed` to `config.seed + count - 1`, and write seeds.json."""
+    """Run seeds `config.seed` to `config.seed + count - 1`, and write seeds.json.
+
+    What an interrupt leaves is not run again.
+    """
     top = Path(config.output.dir)
+    place = top if ray is None else top.resolve()  # workers of Ray stand elsewhere
     seeds = [config.seed + index for index in range(count)]
     tasks = [
-        Task(adjust(config, seed=seed, output=top / f"seed-{seed}"), source, report, origin)
+        Task(adjust(config, seed=seed, output=place / f"seed-{seed}"), source, report, origin)
         for seed in seeds
     ]
-    workers = Workers[Task, dict[str, Any]](
-        jobs or cores(), run_one, lambda task: f"its seed was {task.config.seed}"
-    )
+    store: Store[dict[str, Any]] = Store(top, dict)
+    known = Keys()
+    keys = {task.config.seed: known.key(task.config, "seed") for task in tasks}
+    keyed = {keys[task.config.seed]: task for task in tasks}
+    for key, task in keyed.items():
+        if not Path(task.config.output.dir).exists():
+            store.drop(key)
     try:
-        with workers:
-            found = sorted(workers.results(tasks), key=lambda one: int(one["seed"]))
+        with pool_of(run_one, jobs, ray, lambda task: f"its seed was {task.config.seed}") as pool:
+            results = kept_results(keyed, pool, store, lambda one: keys[int(one["seed"])])
+            found = sorted(results, key=lambda one: int(one["seed"]))
     except KeyboardInterrupt:
         print(f"runs that ended are kept in {top}", file=sys.stderr)
         raise
@@ -95,6 +111,7 @@ def run_seeds(
     result = Seeds(seeds, figures)
     text = msgspec.json.format(msgspec.json.encode(result), indent=2).decode()
     write_text(top / NAME, text + "\n")
+    store.remove()
     return result
 
 
@@ -110,13 +127,15 @@ def seeds_command(
     seed: int | None,
     overrides: Sequence[str],
     jobs: int,
+    ray: str | None,
     quiet: bool,
     report: bool,
     as_json: bool,
     force: bool,
 ) -> int:
     """`emu run --seeds N`."""
-    config = adjust(load_config(path, overrides), seed=seed, output=output)
+    absolute = load_config(path if ray is None else path.resolve(), overrides)
+    config = adjust(absolute, seed=seed, output=output)
     top = Path(config.output.dir)
     if (top / "summary.json").exists() or ((top / NAME).exists() and not force):
         problem = "holds results already; another directory with --output, or --force"
@@ -127,6 +146,7 @@ def seeds_command(
         str(path),
         count,
         jobs=jobs,
+        ray=ray,
         report=report and config.output.report,
         origin=Origin(words, overrides),
     )

@@ -14,10 +14,10 @@ from emu.cluster.plan import make_plan
 from emu.config.placing import placing
 from emu.config.schema import Config
 from emu.errors import InputError, RunError
+from emu.process.pool import pool_of
 from emu.process.terminal import open_console
 from emu.report.atomic import write_text
 from emu.report.table import number
-from emu.sweeps.pool import cores, pool_of
 from emu.whatif.answer import Alternative, Answer, cells_of, decision_cells
 from emu.whatif.page import write_page
 from emu.whatif.regret import Choice, Regret, alternatives, chosen_decisions, regret_of
@@ -75,9 +75,7 @@ def look(
     for words in tries:
         changed = [word.strip() for word in words.split(",") if word.strip()]
         variants.append(Variant(words, config_of(changed), free))
-    with pool_of(
-        run_variant, jobs or cores(), ray, lambda one: f"its variant was {one.key}"
-    ) as pool:
+    with pool_of(run_variant, jobs, ray, lambda one: f"its variant was {one.key}") as pool:
         if watch is not None:
             watch(f"{len(variants)} runs of {len(lines)} requests")
         outcomes = {one.key: one for one in pool.results(variants)}

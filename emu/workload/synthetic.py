@@ -1,4 +1,4 @@
-"""A workload made from distributions: arrivals, lengths, sessions, tenants, shared prefixes.
+"""A workload made from distributions: arrivals, lengths, sessions, tenants, prefixes, adapters.
 
 Each purpose has its own random stream, and lines are made a block at a time, so that a million
 requests cost little memory and a second pass repeats the first. Token ids are given (as runs)
@@ -132,6 +132,9 @@ class _Dealer:
         self._tools = rng_stream(seed, "workload.tools")
         self._tenants = rng_stream(seed, "workload.tenants")
         self._groups = rng_stream(seed, "workload.prefix_groups")
+        self._adapters = rng_stream(seed, "workload.adapters")
+        shares = 1.0 / np.arange(1, table.adapters + 1)
+        self._adapter_shares = shares / shares.sum() if table.adapters else shares
         self._next_token_id = table.prefix_groups * table.prefix_tokens
 
     def deal(self, arrivals: Ints) -> Block:
@@ -139,7 +142,7 @@ class _Dealer:
         table, count = self._table, len(arrivals)
         zeros = np.zeros(count, dtype=np.int64)
         is_flat = table.sessions.turns_max == 1
-        if is_flat and table.tenants == 1 and not table.prefix_groups:
+        if is_flat and table.tenants == 1 and not (table.prefix_groups or table.adapters):
             prompt, output = self._prompt.take(count), self._output.take(count)
             return Block(arrivals, prompt, output, zeros, zeros)
         tenants = [""] * count
@@ -153,6 +156,10 @@ class _Dealer:
         lines = self._flat(times, groups) if is_flat else self._sessions(times, groups)
         for line, tenant in zip(lines, tenants, strict=True):
             line.tenant = tenant
+        if table.adapters:
+            named = self._adapters.choice(table.adapters, count, p=self._adapter_shares)
+            for line, number in zip(lines, named.tolist(), strict=True):
+                line.adapter = f"adapter-{number + 1}"
         firsts = [line.sub_requests[0] if line.sub_requests else line for line in lines]
         return Block(
             arrivals,

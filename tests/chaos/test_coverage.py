@@ -42,6 +42,7 @@ workload.synthetic.output.sigma workload.synthetic.output.theta
 workload.synthetic.sessions.turns_min workload.synthetic.sessions.turns_max
 workload.synthetic.sessions.tool_s workload.synthetic.sessions.shared_context
 workload.synthetic.tenants workload.synthetic.prefix_groups workload.synthetic.prefix_tokens
+workload.synthetic.adapters
 router.max_prompt_tokens scheduler.gpu_memory_utilization scheduler.skip_blocked
 scheduler.long_prefill_token_threshold scheduler.chunked_prefill scheduler.reserve_full_sequence
 scheduler.max_lora_rank scheduler.speculative_config.draft_tensor_parallel_size

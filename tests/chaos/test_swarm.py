@@ -8,9 +8,9 @@ import pytest
 
 from emu.chaos import campaign as campaigns
 from emu.chaos import command
-from emu.chaos.campaign import Job, Totals, campaign
+from emu.chaos.campaign import Job, Totals, campaign, run_job
 from emu.chaos.command import read_world
-from emu.chaos.trial import run_world
+from emu.chaos.trial import Verdict, run_world
 from emu.chaos.worlds import draw_world
 from emu.config.faultkinds import KINDS
 
@@ -108,3 +108,30 @@ def test_without_a_terminal_a_campaign_says_where_it_stands(
     assert capsys.readouterr().err == ""
     campaign([Job(3)], processes=1, progress=True)
     assert capsys.readouterr().err.startswith("chaos: 0 of 1 seeds, 0 with violations, 0 s\n")
+
+
+def test_a_campaign_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [Job(seed) for seed in (3, 4)]
+    whole = campaign(jobs, processes=1)
+    campaign(jobs[:1], processes=1, kept=tmp_path)
+    ran: list[int] = []
+
+    def counted(job: Job) -> Verdict:
+        ran.append(job.seed)
+        return run_job(job)
+
+    monkeypatch.setattr(campaigns, "run_job", counted)
+    again = campaign(jobs, processes=1, kept=tmp_path)
+    assert ran == [4]
+    for totals in (whole, again):
+        totals.cpu_s = totals.wall_s = 0.0
+    assert again == whole
+
+
+def test_ray_gives_the_same_campaign() -> None:
+    pytest.importorskip("ray", reason="Ray is not installed (extra `ray`)")
+    jobs = [Job(seed) for seed in (3, 4)]
+    found = [campaign(jobs, processes=1, ray=ray) for ray in (None, "local")]
+    for totals in found:
+        totals.cpu_s = totals.wall_s = 0.0
+    assert found[0] == found[1]

@@ -52,6 +52,13 @@ async def figures(client: httpx.AsyncClient) -> dict[str, float]:
     return found
 
 
+COSTS: list[dict[str, Any]] = [
+    {},
+    {"latency": {"backend": "roofline"}, "network": {"first_token": "decode"}},
+]
+"""Without an engine's front end, and with the front ends of both sides."""
+
+
 def replayed(directory: Path) -> list[dict[str, str]]:
     """The rows of the run, which are those of its replay."""
     execute(load_config(directory / "replay.toml"), "replay", report=False)
@@ -87,7 +94,8 @@ def test_each_replica_answers_on_its_own_port(tmp_path: Path) -> None:
     assert [row["instance_id"] for row in replayed(tmp_path)] == ["2", "2", "2", "0"]
 
 
-def test_prefill_and_decode_compute_a_prompt_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", COSTS)
+def test_prefill_and_decode_compute_a_prompt_once(tmp_path: Path, given: dict[str, Any]) -> None:
     async def check(live: Live) -> None:
         async with endpoints(live) as (first, _, third, _):
             answers = []
@@ -119,7 +127,7 @@ def test_prefill_and_decode_compute_a_prompt_once(tmp_path: Path) -> None:
             assert received["vllm:time_to_first_token_seconds_count"] == 2
 
     replicas = [{"role": "prefill", "count": 2}, {"role": "decode", "count": 2}]
-    run(tmp_path, tables(replicas=replicas), check, fleet=True)
+    run(tmp_path, tables(replicas=replicas, **given), check, fleet=True)
     rows = replayed(tmp_path)
     assert [(r["instance_id"], r["decode_instance_id"]) for r in rows] == [("0", "2")] * 2
     assert [(r["decode_toks"], r["migrations"], r["status"]) for r in rows] == [
@@ -169,7 +177,8 @@ def test_kv_that_nobody_fetches_is_given_up(tmp_path: Path) -> None:
     assert [row["status"] for row in replayed(tmp_path)] == ["cancelled"]
 
 
-def test_sglang_halves_meet_by_room_in_either_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", COSTS)
+def test_sglang_halves_meet_by_room_in_either_order(tmp_path: Path, given: dict[str, Any]) -> None:
     async def check(live: Live) -> None:
         async with endpoints(live) as pair:
             for room, order in ((11, (0, 1)), (12, (1, 0))):
@@ -200,7 +209,7 @@ def test_sglang_halves_meet_by_room_in_either_order(tmp_path: Path) -> None:
             assert page["sglang:num_running_reqs"] == 0
             assert page["sglang:generation_tokens_total"] == 12
 
-    run(tmp_path, tables(replicas=PREFILL_DECODE), check, fleet=True, face="sglang")
+    run(tmp_path, tables(replicas=PREFILL_DECODE, **given), check, fleet=True, face="sglang")
     assert [row["migrations"] for row in replayed(tmp_path)] == ["1", "1"]
 
 

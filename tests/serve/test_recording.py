@@ -14,10 +14,12 @@ import pytest
 from emu.config.load import load_config
 from emu.config.schema import WorkloadTable
 from emu.report.measurement import read_measurement
+from emu.request import Status
 from emu.runs.runner import execute
 from emu.serve.client import Client, parse_url
 from emu.serve.observe import ObserveOptions, Observer, write_results
 from emu.serve.recording import to_toml
+from emu.serve.world import Choice
 from emu.workload.opened import open_workload
 from tests.csvfile import csv_rows
 from tests.serve.live import LINEAR, PREFILL_DECODE, Live, run, tables
@@ -87,11 +89,43 @@ def test_colocated_replay_too(tmp_path: Path) -> None:
     replayed(tmp_path)
 
 
-def test_a_replay_of_measured_kernels_too(tmp_path: Path) -> None:
-    """A simulated run adds an engine's front end; what a live server recorded lies behind it."""
-    raw = tables(replicas=[{"count": 2}], latency={"backend": "roofline"})
-    run(tmp_path, raw, mixed_traffic, speed=20.0)
+PAIRS: list[dict[str, Any]] = [{"role": "prefill"}, {"role": "decode"}]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "first_token"),
+    [([{"count": 2}], "prefill"), (PAIRS, "prefill"), (PAIRS, "decode")],
+)
+def test_tokens_leave_an_engine_s_front_end_when_the_record_says(
+    tmp_path: Path, replicas: list[dict[str, Any]], first_token: str
+) -> None:
+    """Tokenizer, detokenizer and streaming take their time live as in simulation."""
+    seen: dict[int, tuple[int, int]] = {}
+
+    async def check(live: Live) -> None:
+        end_choice = live.cluster.end_choice
+
+        def noting(choice: Choice) -> None:
+            end_choice(choice)
+            if choice.request.status is Status.COMPLETED:
+                seen[choice.request.request_id] = (choice.first_ns, choice.last_ns)
+
+        live.cluster.end_choice = noting  # type: ignore[method-assign]
+        await mixed_traffic(live)
+
+    raw = tables(
+        replicas=replicas, latency={"backend": "roofline"}, network={"first_token": first_token}
+    )
+    run(tmp_path, raw, check, speed=20.0)
     replayed(tmp_path)
+    rows = [r for r in csv_rows(tmp_path / "run" / "requests.csv") if r["status"] == "completed"]
+    assert len(rows) == len(seen) > 10
+    for row in rows:
+        arrival_ns = int(row["arrival_ns"])
+        first_ns, last_ns = seen[int(row["request_id"])]
+        assert first_ns - arrival_ns == int(row["ttft_ns"])
+        assert last_ns - arrival_ns == int(row["latency_ns"])
+        assert int(row["intake_ns"]) > 4_000_000  # HTTP and the tokenizer's wait
 
 
 def test_commands_are_part_of_the_recording(tmp_path: Path) -> None:

@@ -19,10 +19,8 @@ from emu.sizing.layouts import Candidate, Layout
 from emu.sizing.question import GpuKind, Question, gpu_kinds, lengths, objective, traffic
 from emu.sizing.search import search_of
 from emu.sweeps.drive import Driver, meets
-from emu.sweeps.evaluate import Base, run_point
+from emu.sweeps.evaluate import Base, point_pool, point_store
 from emu.sweeps.points import with_seeds
-from emu.sweeps.pool import HerePool
-from emu.sweeps.store import Store
 
 GPUS_MAX = 5
 KINDS = ("H100", "A100-SXM4-80GB", "L40S")
@@ -73,7 +71,9 @@ def cheapest_of_all(given: dict[str, Any], directory: Path) -> float | None:
                 layout = Layout(kind, degree, "auto", "disaggregated", 1)
                 candidates += [Candidate(layout, count, d) for d in range(1, most - count + 1)]
     assert base_config(question)["nodes"][0]["gpu"] == kinds[0].name
-    driver = Driver(Base(directory / "base.toml"), {}, Store(directory), HerePool(run_point), "")
+    driver = Driver(
+        Base(directory / "base.toml"), {}, point_store(directory), point_pool(1, None), ""
+    )
     rows = driver.rows(with_seeds([one.values(8) for one in candidates], (1,)))
     conditions = [one.condition for one in question.objectives]
     costs = [

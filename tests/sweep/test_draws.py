@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from emu.config.load import load_config
 from emu.errors import InputError
 from emu.report.drawn import compare_draws, interval_of, read_draws
 from emu.runs.runner import Origin, adjust
+from emu.sweeps import draws, seeds
 from emu.sweeps.draws import engines_of, numbers_of, run_draws
 
 CONFIG = """
@@ -138,3 +141,54 @@ def test_a_run_says_how_well_its_engine_is_known(
         lines[gpu] = next(line for line in out.splitlines() if line.startswith("engine: mean TTFT"))
     assert "prior of" in lines["H100-SXM5-80GB"]
     assert "none on L40S" in lines["L40S"]
+
+
+# --- going on where it was ------------------------------------------------------------------------
+def stopping(call: Callable[[Any], Any], after: int) -> Callable[[Any], Any]:
+    """The call, until an interrupt comes in place of the result `after`."""
+    done: list[int] = []
+
+    def limited(task: Any) -> Any:
+        if len(done) == after:
+            raise KeyboardInterrupt
+        done.append(1)
+        return call(task)
+
+    return limited
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "option", "result"),
+    [(draws, "run_draw", "--draws", "draws.json"), (seeds, "run_one", "--seeds", "seeds.json")],
+)
+def test_interrupted_draws_and_seeds_go_on_where_they_were(
+    module: Any,
+    name: str,
+    option: str,
+    result: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = config_file(tmp_path)
+    words = ["run", str(path), "-q", "-j", "1", option, "4", "-o"]
+    call([*words, str(tmp_path / "whole")])
+    real = getattr(module, name)
+    monkeypatch.setattr(module, name, stopping(real, 3))
+    with pytest.raises(KeyboardInterrupt):
+        call([*words, str(tmp_path / "again")])
+    assert len(list((tmp_path / "again" / "points").iterdir())) == 3
+    monkeypatch.setattr(module, name, stopping(real, 1))  # one is left
+    call([*words, str(tmp_path / "again")])
+    assert (tmp_path / "again" / result).read_bytes() == (tmp_path / "whole" / result).read_bytes()
+    assert not (tmp_path / "again" / "points").exists()
+
+
+def test_ray_gives_the_same_draws_and_seeds(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed (extra `ray`)")
+    path = config_file(tmp_path)
+    for option, result in (("--draws", "draws.json"), ("--seeds", "seeds.json")):
+        for place, more in (("here", []), ("ray", ["--ray", "local"])):
+            words = ["run", str(path), "-q", "-j", "1", option, "4"]
+            call([*words, "-o", str(tmp_path / place / option), *more])
+        here, ray = (tmp_path / place / option / result for place in ("here", "ray"))
+        assert here.read_bytes() == ray.read_bytes()

@@ -16,10 +16,9 @@ from emu.config.schema import Config
 from emu.errors import InputError, RunError
 from emu.process.workers import Workers
 from emu.sweeps.drive import SweepResult
-from emu.sweeps.evaluate import Base, PointResult, Task, run_point
+from emu.sweeps.evaluate import Base, PointResult, Task, point_pool, run_point
 from emu.sweeps.page import answer_text, write_page
 from emu.sweeps.points import Point
-from emu.sweeps.pool import make_pool
 from emu.sweeps.results import write_results
 from tests.cli.helpers import ROOT, emu, refused
 from tests.csvfile import csv_rows
@@ -228,13 +227,13 @@ def test_a_worker_that_dies_is_told() -> None:
 
 def test_a_pool_is_left_without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("emu.process.workers._END_S", PATIENCE_S)  # it has yet to begin
-    with make_pool(2, None) as pool:
+    with point_pool(2, None) as pool:
         assert isinstance(pool, Workers)
         assert list(pool.results([])) == []
         pool._start()
         processes = list(pool._processes)
     assert all(process.exitcode == 0 for process in processes)
-    with make_pool(1, None) as here:
+    with point_pool(1, None) as here:
         assert here.workers == 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -178,6 +179,16 @@ def test_sessions_without_shared_context_have_no_ids():
     assert not workload.has_prefixes
     assert 200 < workload.count < 800
     assert all(request.prefix is None for request in workload.releases())
+
+
+def test_adapters_are_named_by_popularity_and_change_nothing_else():
+    plain = rows(open_synthetic(SyntheticTable(requests=3000)))
+    workload = open_synthetic(SyntheticTable(requests=3000, adapters=3))
+    assert rows(workload) == plain
+    counts = Counter(request.adapter for request in workload.releases())
+    assert sorted(counts) == ["adapter-1", "adapter-2", "adapter-3"]
+    for number, share in ((1, 6 / 11), (2, 3 / 11), (3, 2 / 11)):
+        assert counts[f"adapter-{number}"] == pytest.approx(3000 * share, rel=0.1)
 
 
 def test_tenants_are_dealt_evenly():

@@ -53,7 +53,8 @@ class OutputTable(Table, kw_only=True, frozen=True):
         NonNegative, doc("Sampling interval, at least 1; 0 = no timeseries.")
     ] = 1000.0
     events: Annotated[
-        bool, doc("Write events.jsonl: everything that happened to every request.")
+        bool,
+        doc("Write events.jsonl: all requests, iterations and transfers (steps, without leaps)."),
     ] = False
 
 

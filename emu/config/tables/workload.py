@@ -97,6 +97,12 @@ class SyntheticTable(Table, kw_only=True, frozen=True):
     tenants: Annotated[Count, doc("Requests are dealt over this many tenants.")] = 1
     prefix_groups: Annotated[Count0, doc("Number of distinct shared prefixes; 0 = none.")] = 0
     prefix_tokens: Annotated[Tokens0, doc("Length of a shared prefix.")] = 0
+    adapters: Annotated[
+        Count0,
+        doc(
+            "Requests name one of this many LoRA adapters, number i in proportion to 1 / i; 0 = none."
+        ),
+    ] = 0
 
 
 class WorkloadTable(Table, kw_only=True, frozen=True):

@@ -1,7 +1,7 @@
-"""Where the points run: this process, processes of this machine, or a Ray cluster.
+"""Where many tasks run: this process, processes of this machine, or a Ray cluster.
 
-A pool takes tasks and yields results in any order; the sweep puts them in order, so a result
-never depends on the pool. Leaving the pool ends what is still running.
+A pool takes tasks and yields results in any order; what asks for them puts them in order, so a
+result never depends on the pool. Leaving the pool ends what is still running.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
-from emu.errors import InputError, install_hint
 from emu.process.workers import Workers
-from emu.sweeps.evaluate import PointResult, Task, run_point
 
 Work = TypeVar("Work")
 Found = TypeVar("Found")
@@ -21,7 +19,7 @@ Given = TypeVar("Given", contravariant=True)
 Made = TypeVar("Made", covariant=True)
 
 
-class AnyPool(Protocol[Given, Made]):
+class Pool(Protocol[Given, Made]):
     """What does one thing with each of many tasks."""
 
     workers: int
@@ -40,27 +38,19 @@ class AnyPool(Protocol[Given, Made]):
     ) -> None: ...
 
 
-Pool = AnyPool[Task, PointResult]
-"""What a sweep needs."""
-
-
-def make_pool(jobs: int, ray_address: str | None) -> Pool:
-    """The pool of points that the command line asks for. Raises InputError."""
-    return pool_of(run_point, jobs, ray_address, lambda task: f"its point was {task.key}")
-
-
 def pool_of(
     call: Callable[[Work], Found],
     jobs: int,
     ray_address: str | None,
     told: Callable[[Work], str],
-) -> AnyPool[Work, Found]:
+) -> Pool[Work, Found]:
     """A pool that calls a function of a module with each task. Raises InputError.
 
-    `told`: how a task is named when its worker has died.
+    `jobs`: processes, 0 = one for each core. `told`: how a task is named when its worker has died.
     """
+    jobs = jobs or cores()
     if ray_address is not None:
-        from emu.sweeps.raypool import RayPool
+        from emu.process.raypool import RayPool
 
         return RayPool(ray_address, jobs, call)
     return Workers(jobs, call, told) if jobs > 1 else HerePool(call)
@@ -94,9 +84,3 @@ class HerePool(Generic[Work, Found]):
         trace: TracebackType | None,
     ) -> None:
         return None
-
-
-def missing(package: str, extra: str, what: str) -> InputError:
-    """The error for an extra that is not installed."""
-    problem = f"needs the package {package}: {install_hint(extra)}"
-    return InputError(what, None, "", problem)

@@ -1,4 +1,4 @@
-"""Points on a Ray cluster (extra `ray`).
+"""Tasks on a Ray cluster (extra `ray`).
 
 `address` is that of a running cluster ("auto", "10.0.0.1:6379", "ray://..."), or "local" for a
 cluster of this machine alone with as many workers as jobs. emu travels to the workers with the
@@ -13,8 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from emu.errors import InputError, RunError
-from emu.sweeps.pool import missing
+from emu.errors import InputError, RunError, needs_extra
 
 
 class RayPool:
@@ -22,10 +21,8 @@ class RayPool:
 
     def __init__(self, address: str, jobs: int, call: Callable[[Any], Any]) -> None:
         """`call`: what is done with each task, a function of a module."""
-        try:
+        with needs_extra("ray", "--ray"):
             import ray
-        except ModuleNotFoundError:
-            raise missing("ray", "ray", "--ray") from None
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         self._ray: Any = ray
         options: dict[str, Any] = {"num_cpus": jobs} if address == "local" else {}
@@ -47,7 +44,7 @@ class RayPool:
         self._remote = ray.remote(num_cpus=1, max_retries=3)(call)
 
     def results(self, tasks: Sequence[Any]) -> Iterator[Any]:
-        """Run all tasks. A point whose machine is lost is tried again by Ray."""
+        """Run all tasks. A task whose machine is lost is tried again by Ray."""
         waiting = [self._remote.remote(task) for task in tasks]
         while waiting:
             ready, waiting = self._ray.wait(waiting, num_returns=1)

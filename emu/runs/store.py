@@ -1,0 +1,136 @@
+"""Results on disk, one file for each task, so that what was interrupted goes on where it was.
+
+    store = Store(directory, PointResult)
+    for result in kept_results(tasks, pool, store, lambda result: result.key): ...
+
+A file's name is the hash of everything that its result depends on (`Keys`); a file that is there is
+whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from emu.config.load import effective_dict
+from emu.config.schema import Config
+from emu.errors import InputError, RunError
+from emu.plugins import digest
+from emu.process.interrupts import strike_if_lost
+from emu.process.pool import Pool
+from emu.report.atomic import write_bytes
+from emu.runs.inputs import FILE_KEYS, named_plugins, tree_digest
+
+FORMAT: Final = 1
+"""Changes when stored results of earlier versions no longer mean the same."""
+
+Work = TypeVar("Work")
+Result = TypeVar("Result")
+
+
+class Store(Generic[Result]):
+    """The directory `points/` of a sweep, plan, campaign or set of runs."""
+
+    def __init__(self, directory: Path, kind: type[Result]) -> None:
+        self.directory = directory / "points"
+        self._kind = kind
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            problem = f"cannot be written: {error.strerror or error}"
+            raise InputError(str(directory), None, "output", problem) from None
+
+    def get(self, key: str) -> Result | None:
+        """A stored result. A file that cannot be read counts as absent."""
+        try:
+            return msgspec.json.decode(self._path(key).read_bytes(), type=self._kind)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+        except OSError as error:
+            raise RunError(f"cannot read {self._path(key)}: {error.strerror}") from error
+
+    def put(self, key: str, result: Result) -> None:
+        """Keep a result."""
+        text = msgspec.json.format(msgspec.json.encode(result), indent=1)
+        write_bytes(self._path(key), text + b"\n")
+
+    def drop(self, key: str) -> None:
+        """Forget a result."""
+        self._path(key).unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """All is done, and its results stand elsewhere."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _path(self, key: str) -> Path:
+        return self.directory / f"{key}.json"
+
+
+def kept_results(
+    tasks: Mapping[str, Work],
+    pool: Pool[Work, Result],
+    store: Store[Result] | None,
+    key_of: Callable[[Result], str],
+) -> Iterator[Result]:
+    """Results of all tasks, in any order: those of the store, then the others as they are run.
+
+    Raises KeyboardInterrupt also where a task has swallowed it; what was run is then kept.
+    """
+    left = []
+    for key, task in tasks.items():
+        found = None if store is None else store.get(key)
+        if found is None:
+            left.append(task)
+        else:
+            yield found
+    for result in pool.results(left) if left else ():
+        if store is not None:
+            store.put(key_of(result), result)
+        yield result
+        strike_if_lost()
+
+
+class Keys:
+    """Hashes of what results depend on. Digests of files are taken once."""
+
+    def __init__(self) -> None:
+        self._digests: dict[str, str] = {}
+        # Results of other code are other results, whatever the version says.
+        self._code = tree_digest(Path(__file__).parents[1])
+
+    def key(self, config: Config, *more: Any) -> str:
+        """Of a configuration without [output], the files and classes it names, and `more`."""
+        plain = effective_dict(config)
+        del plain["output"]
+        return self.key_of(plain, *more)
+
+    def key_of(self, plain: Any, *more: Any) -> str:
+        """Of tables of a configuration, which are changed in place, and `more`."""
+        for table, name in named_plugins(plain):
+            table[name] = f"{table[name].rpartition(':')[2]} {digest(table[name])}"
+        self._replace_paths(plain)
+        content: dict[str, Any] = {"format": FORMAT, "emu": self._code, "config": plain}
+        if more:
+            content["more"] = more
+        text = msgspec.json.encode(content, order="deterministic")
+        return hashlib.sha256(text).hexdigest()[:32]
+
+    def _replace_paths(self, value: Any) -> None:
+        """Paths of files that exist become digests of their content, in place."""
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, inner in items:
+            if isinstance(inner, (dict, list)):
+                self._replace_paths(inner)
+            elif (key in FILE_KEYS and inner) or (key == "engine" and str(inner).endswith(".toml")):
+                value[key] = self._digest(inner)
+
+    def _digest(self, path: str) -> str:
+        known = self._digests.get(path)
+        if known is None:
+            known = self._digests[path] = tree_digest(Path(path))
+        return known
