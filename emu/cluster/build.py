@@ -16,6 +16,7 @@ from emu.catalogue import sizes
 from emu.cluster.dispatch import Dispatch
 from emu.cluster.plan import Plan, ReplicaPlan, groups_of, plugins_of
 from emu.config.names import is_import_path
+from emu.config.schema import VllmTable
 from emu.errors import InputError
 from emu.latency.base import LatencyBackend
 from emu.latency.frontend import Intake, OutputStream
@@ -176,7 +177,9 @@ def _scheduler(
     eviction = None
     if insight is not None and is_import_path(getattr(table, "eviction", "")):
         eviction = insight.eviction(getattr(table, "eviction", ""), plan.replica_id)
-    must_step = latency.foreign or bool(plan.data_parallel_group)
+    # Which blocks are kept back changes between the steps of a leap.
+    keeps_back = isinstance(table, VllmTable) and table.retain_s > 0
+    must_step = latency.foreign or bool(plan.data_parallel_group) or keeps_back
     limits = ReplicaLimits(
         num_blocks=plan.num_blocks,
         block_size=table.block_size,

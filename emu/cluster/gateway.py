@@ -313,6 +313,7 @@ class Gateway(Actor):
             session_id=request.session_id,
             sub_request_index=request.sub_request_index,
         )
+        again.has_more_turns = request.has_more_turns
         again.model = request.model
         again.acceptance_rate = request.acceptance_rate
         again.adapter = request.adapter

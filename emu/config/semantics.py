@@ -23,6 +23,7 @@ from emu.config.schema import (
     ReplicaTable,
     SyntheticTable,
     VidurLayersTable,
+    VllmTable,
     WorkloadTable,
 )
 from emu.config.suggest import unknown_value
@@ -35,6 +36,7 @@ def semantic_problems(config: Config) -> list[Problem]:
         *_nodes(config),
         *_fleet(config),
         *_workload(config),
+        *_retention(config),
         *_autoscale(config),
         *([] if list(fleet_problems(config)) else _targets(expand_models(config))),
         *_others(config),
@@ -248,9 +250,23 @@ def _skipped_prefill(config: Config) -> Iterator[Problem]:
     if any(group.role != "colocated" for group in config.replicas) or config.models:
         yield here, "expected colocated replicas: there is nothing for prefill replicas to do"
     common = config.scheduler.policy
-    own = [g.scheduler if isinstance(g.scheduler, dict) else {} for g in config.replicas]
-    if any(table.get("policy", common) != "vllm" for table in own):
+    if any(group.scheduler.get("policy", common) != "vllm" for group in config.replicas):
         yield here, 'needs scheduler.policy = "vllm"'
+
+
+def _retention(config: Config) -> Iterator[Problem]:
+    """KV stays between turns where its session comes back, in a cache that can find it."""
+    common = config.scheduler
+    here: Path = ("scheduler", "retain_s")
+    tables = [group.scheduler for group in config.replicas]
+    retain_s = common.retain_s if isinstance(common, VllmTable) else 0.0
+    if not any(table.get("retain_s", retain_s) for table in tables):
+        return
+    caches = isinstance(common, VllmTable) and common.prefix_caching
+    if not all(table.get("prefix_caching", caches) for table in tables):
+        yield here, "keeps blocks for a prefix cache; prefix_caching is off"
+    if any(group.role != "colocated" for group in config.replicas) or config.models:
+        yield here, "expected colocated replicas: others pass the KV on"
 
 
 def _autoscale(config: Config) -> Iterator[Problem]:

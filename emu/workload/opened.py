@@ -283,6 +283,7 @@ class Workload:
         request = make_request(turn, session.first_request_id + index, arrival_ns, prefix)
         request.session_id = session.session_id
         request.sub_request_index = index
+        request.has_more_turns = bool(session.followers[index])
         request.tenant = session.tenant
         request.model = session.model
         if session.model < 0:
