@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent
 # The hot path. One group: calls between these modules are C calls. No msgspec.Struct may stand in
 # them (mypyc drops the keywords of a class statement): tests/speed/test_compiled_modules.py.
 COMPILED = """
-kernel/actor kernel/clock kernel/digest kernel/lock kernel/priorities
+kernel/clock kernel/digest kernel/lock kernel/priorities
 request
 scheduling/base scheduling/cohort scheduling/ledger scheduling/running scheduling/stages
 scheduling/vllm scheduling/waiting scheduling/simple scheduling/verifying

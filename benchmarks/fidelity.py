@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from emu.catalogue.lookup import lookup_gpu, lookup_model
+from emu.cluster import backends as registry
 from emu.config.load import load_config
-from emu.latency import registry
 from emu.latency.base import BatchShape
 from emu.latency.host import ASYNC_SCHEDULING, HostCosts
 from emu.latency.moe_gate import GateShape, make_gate

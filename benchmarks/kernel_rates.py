@@ -13,8 +13,7 @@ import time
 
 import anyio
 
-from emu.kernel.actor import PARK, Actor
-from emu.kernel.clock import Kernel
+from emu.kernel.clock import PARK, Actor, Kernel
 from emu.kernel.priorities import PRIORITY_REPLICA
 
 MS = 1_000_000

@@ -29,7 +29,7 @@ from emu.astra.rows import TraceGenerator
 from emu.astra.trace import Trace
 from emu.errors import InputError
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
-from emu.network.collectives import CollectiveSystem
+from emu.network.rounds import CollectiveSystem
 
 STAGGER: Final = "end_npu_stagger"
 """The last NPU starts at the first event of the others, as under the program's polling."""

@@ -25,9 +25,9 @@ from emu.astra.meeting import Meeting
 from emu.astra.memory import Memories
 from emu.astra.nodes import COLLECTIVE_KINDS, Graph, Node, NodeKind
 from emu.errors import RunError
-from emu.network.collectives import CollectiveSystem, active_dims, collective_ns, ends_ns
+from emu.network.collectives import collective_ns, ends_ns
 from emu.network.dims import group_of, message_between_ns, rank_count
-from emu.network.rounds import Kind
+from emu.network.rounds import CollectiveSystem, Kind, active_dims
 
 _MEMO_MAX: Final = 1 << 16
 

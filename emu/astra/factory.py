@@ -20,19 +20,20 @@ from emu.astra.inputs import InputSetup
 from emu.astra.layer_times import BundleTimes, LayerTimes
 from emu.astra.memory import Memories, Memory
 from emu.astra.roofline_times import RooflineTimes
-from emu.astra.rows import TraceGenerator, TraceModel, TraceSetup
+from emu.astra.rows import TraceGenerator, TraceSetup
+from emu.astra.trace import TraceModel
 from emu.catalogue import sizes
 from emu.config.schema import AstraTable, NetworkTable
 from emu.errors import InputError
 from emu.latency.base import BatchShape
+from emu.latency.context import LatencyContext, collective_system, link_dims
 from emu.latency.host import host_costs, step_overhead_ns
 from emu.latency.moe_gate import GateShape, make_gate
 from emu.latency.profile.bundle import find_bundle, read_bundle, variant_name
-from emu.latency.registry import LatencyContext, collective_system, link_dims
 from emu.latency.roofline.backend import RooflineBackend
 from emu.latency.roofline.coefficients import kernels_of, scaled
-from emu.network.collectives import CollectiveSystem
 from emu.network.dims import NetworkDim
+from emu.network.rounds import CollectiveSystem
 
 
 def _keys(context: LatencyContext) -> AstraTable:

@@ -19,7 +19,7 @@ import msgspec
 
 from emu.astra.memory import Memories, Memory
 from emu.errors import InputError
-from emu.network.collectives import CollectiveSystem
+from emu.network.rounds import CollectiveSystem
 
 UPSTREAM_SCALE: Final = 1000
 _KINDS: Final = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")

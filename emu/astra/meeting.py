@@ -16,9 +16,8 @@ from collections.abc import Callable, Sequence
 
 from emu.errors import InputError
 from emu.network.chunks import chunk_sizes
-from emu.network.collectives import CollectiveSystem, phases
 from emu.network.dims import strides
-from emu.network.rounds import Kind, Round, parse_algorithm, rounds
+from emu.network.rounds import CollectiveSystem, Kind, Round, parse_algorithm, phases, rounds
 
 Schedule = Callable[[int, Callable[[], None]], None]
 

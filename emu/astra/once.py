@@ -11,7 +11,7 @@ from emu.astra.executor import Executor
 from emu.astra.memory import Memories
 from emu.astra.nodes import Graph
 from emu.errors import RunError
-from emu.network.collectives import CollectiveSystem
+from emu.network.rounds import CollectiveSystem
 
 
 def run_once(

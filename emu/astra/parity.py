@@ -20,7 +20,7 @@ import msgspec
 from emu.astra.executor import Executor
 from emu.astra.nodes import Graph, Node, NodeKind
 from emu.astra.parity_cluster import ParityCluster
-from emu.astra.parity_replica import Flight, Instance, ParityOptions
+from emu.astra.parity_replica import Flight, Instance, ParityOptions, ParityRow
 from emu.astra.polling import IDLE_STEP_NS, Answer, Polling
 from emu.errors import InputError, RunError
 from emu.request import Request
@@ -40,22 +40,6 @@ class _Session(msgspec.Struct):
     turns: list[Turn]
     first_id: int
     at: int = 0
-
-
-class ParityRow(msgspec.Struct, frozen=True):
-    """A row of the original's result file. Times are ns."""
-
-    instance: int
-    request_id: int
-    prompt_tokens: int
-    output_tokens: int
-    arrival_ns: int
-    end_ns: int
-    latency_ns: int
-    queuing_ns: int
-    ttft_ns: int
-    tpot_ns: int
-    itl_ns: list[int]
 
 
 class ParityResult(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
@@ -16,8 +16,8 @@ from emu.astra.layer_times import BundleTimes
 from emu.astra.nodes import Graph, Location, Place
 from emu.astra.parity_cluster import ParityCluster, ParityReplica, trace_model
 from emu.astra.parity_scheduler import OriginalRunningSet
-from emu.astra.pim import PimAttention
-from emu.astra.rows import Member, TraceGenerator, TraceSetup
+from emu.astra.pim import Member, PimAttention
+from emu.astra.rows import TraceGenerator, TraceSetup
 from emu.astra.trace import Trace
 from emu.config.schema import VllmTable
 from emu.errors import InputError
@@ -30,9 +30,6 @@ from emu.request import Request
 from emu.scheduling.base import Batch, ReplicaLimits
 from emu.scheduling.vllm import VllmScheduler
 from emu.units import GIB
-
-if TYPE_CHECKING:
-    from emu.astra.parity import ParityRow
 
 _TIER_TOKENS = 256
 
@@ -84,6 +81,22 @@ class Flight(msgspec.Struct):
     """None until the group's wave is complete."""
     fired: list[int] = msgspec.field(default_factory=list)
     ended: list[int] = msgspec.field(default_factory=list)
+
+
+class ParityRow(msgspec.Struct, frozen=True):
+    """A row of the original's result file. Times are ns."""
+
+    instance: int
+    request_id: int
+    prompt_tokens: int
+    output_tokens: int
+    arrival_ns: int
+    end_ns: int
+    latency_ns: int
+    queuing_ns: int
+    ttft_ns: int
+    tpot_ns: int
+    itl_ns: list[int]
 
 
 class Instance:

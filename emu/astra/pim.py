@@ -10,18 +10,14 @@ from __future__ import annotations
 import configparser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from emu.astra.memory import Memory
 from emu.astra.nodes import Location, Place
-from emu.astra.trace import Marker, Row
+from emu.astra.trace import Marker, Row, TraceModel
 from emu.errors import InputError
-
-if TYPE_CHECKING:
-    from emu.astra.rows import Member, TraceModel
-
 
 ATTENTION_LINES: Final = {
     "DDR4_8GB_3200": (333.2538, 30675.2739),
@@ -30,6 +26,16 @@ ATTENTION_LINES: Final = {
     "LPDDR5_2GB_6400": (282.4338, 15996.7018),
 }
 """(ns per prompt token, ns) of one request on one channel, by device; published fits."""
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A request in a batch, as far as PIM needs it."""
+
+    prompt_tokens: int
+    arrival_ns: int
+    new_tokens: int
+    context_tokens: int
+    is_prefilling: bool
 
 
 class PimDevice(msgspec.Struct, frozen=True, kw_only=True):

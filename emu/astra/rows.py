@@ -15,31 +15,14 @@ import msgspec
 
 from emu.astra.layer_times import LayerTimes, counts
 from emu.astra.nodes import LOCAL, Location, Place
-from emu.astra.pim import PimAttention
-from emu.astra.trace import Marker, Row, Trace, TraceKind
+from emu.astra.pim import Member, PimAttention
+from emu.astra.trace import Marker, Row, Trace, TraceKind, TraceModel
 from emu.latency.base import BatchShape
 from emu.latency.moe_gate import Gate
 
 _REDUCED: Final = ("o_proj", "down_proj")
 """Layers whose output is summed over the tensor-parallel ranks."""
 _SAMPLE_BYTES: Final = 4
-
-
-class TraceModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Dimensions of a model as a trace needs them."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    vocab: int
-    element_bytes: int = 2
-    kv_element_bytes: int = 2
-    experts: int = 0
-    """0 = dense."""
-    expert_ffn: int = 0
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,16 +64,6 @@ class TraceSetup(msgspec.Struct, frozen=True, kw_only=True):
     """False: blocks that are alike are run once instead of once a layer, as the original does for
     experts without its block copy."""
     skipped_layers: tuple[str, ...] = ()
-
-
-class Member(msgspec.Struct, frozen=True):
-    """A request in a batch, as far as PIM needs it."""
-
-    prompt_tokens: int
-    arrival_ns: int
-    new_tokens: int
-    context_tokens: int
-    is_prefilling: bool
 
 
 def stage_sizes(layers: int, stages: int) -> list[int]:

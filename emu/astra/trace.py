@@ -36,6 +36,23 @@ class Marker(enum.IntEnum):
     PIM_END = 4
 
 
+class TraceModel(msgspec.Struct, frozen=True, kw_only=True):
+    """Dimensions of a model as a trace needs them."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    element_bytes: int = 2
+    kv_element_bytes: int = 2
+    experts: int = 0
+    """0 = dense."""
+    expert_ffn: int = 0
+
+
 class Row(msgspec.Struct, gc=False):
     """One layer, or a marker."""
 

@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from emu.config.schema import KvRejectTable
-from emu.kernel.actor import PARK, Actor
-from emu.kernel.clock import Kernel
+from emu.kernel.clock import PARK, Actor, Kernel
 from emu.kernel.priorities import PRIORITY_REJECTER
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState

@@ -37,7 +37,7 @@ from emu.autoscale.sight import Sight, load_of, with_load
 from emu.autoscale.snapshot import ReplicaView, Site, Snapshot
 from emu.config.schema import AutoscaleTable
 from emu.errors import InputError, InvariantViolation
-from emu.kernel.actor import PARK, Actor
+from emu.kernel.clock import PARK, Actor
 from emu.kernel.priorities import PRIORITY_CONTROL, PRIORITY_PLANNER
 from emu.network.topology import Topology
 from emu.plugins import make_plugin

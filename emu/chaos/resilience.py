@@ -16,12 +16,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from emu.cluster.backends import make_latency
 from emu.cluster.plan import Plan, make_plan
 from emu.config.load import load_config
 from emu.config.schema import Config
 from emu.errors import InputError
 from emu.latency.base import BatchShape
-from emu.latency.registry import make_latency
 from emu.process.interrupts import scratch
 from emu.process.terminal import open_console
 from emu.report.summary import Summary

@@ -212,7 +212,7 @@ def _within(
 
 def _explain_run() -> int:
     """`emu run` alone: what it needs."""
-    from emu.cli.start import examples
+    from emu.config.files import examples
 
     print(
         "emu run needs a configuration:\n"

@@ -95,8 +95,8 @@ def learn(
     json
         What was found, as JSON.
     """
-    from emu.learn.case import Server
-    from emu.learn.command import Options, learn_command
+    from emu.learn.case import Options, Server
+    from emu.learn.command import learn_command
 
     limits = {
         "max_num_seqs": max_num_seqs,

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Annotated, Literal
 
 from emu.cli.options import Parameter, Quiet
-from emu.config.suggest import unknown_value
+from emu.config.files import SCHEMA_DIRECTIVE, example_text
 from emu.errors import InputError
-
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-_DIRECTIVE = "#:schema "
 
 
 def init(
@@ -50,7 +46,7 @@ def init(
 
         beside = file.with_name("cluster.schema.json")
         beside.write_text(json.dumps(config_schema(), indent=2) + "\n", encoding="utf-8")
-        text = f"{_DIRECTIVE}./{beside.name}\n{text}"
+        text = f"{SCHEMA_DIRECTIVE}./{beside.name}\n{text}"
         written.append(beside)
     file.write_text(text, encoding="utf-8")
     if not quiet:
@@ -78,21 +74,3 @@ def completion(shell: Literal["bash", "zsh", "tcsh"] = "bash", /) -> int:
 
     print(shtab.complete(root_parser(), shell=shell))
     return 0
-
-
-def examples() -> list[str]:
-    """Names of the examples."""
-    return sorted(path.stem for path in EXAMPLES.glob("*.toml"))
-
-
-def example_text(name: str) -> str:
-    """An example as it stands in a user's own directory. Raises InputError for other names."""
-    if name not in examples():
-        raise InputError("init", None, "--example", unknown_value(name, examples()))
-    text = (EXAMPLES / f"{name}.toml").read_text(encoding="utf-8")
-    if text.startswith(_DIRECTIVE):
-        text = text.partition("\n")[2]
-    # In the repository examples lie in configs/ and write to runs/ beside it.
-    text = re.sub(r'^dir = "(?:\.\./)+', 'dir = "', text, flags=re.MULTILINE)
-    text = re.sub(r"(?:python -m )?emu (\w+ )?configs/[\w./-]+\.toml", r"emu \1cluster.toml", text)
-    return re.sub(r"configs/(?:experiments/)?([\w-]+)\.toml", r"\1.toml", text)

@@ -19,9 +19,9 @@ from emu.config.names import is_import_path
 from emu.config.schema import VllmTable
 from emu.errors import InputError
 from emu.latency.base import LatencyBackend
+from emu.latency.context import engine_of
 from emu.latency.frontend import Intake, OutputStream
 from emu.latency.jitter import Jitter
-from emu.latency.registry import engine_of
 from emu.migration.destinations import Destinations
 from emu.migration.outbound import Kv
 from emu.migration.watcher import Watcher, name_of

@@ -14,6 +14,7 @@ import msgspec
 
 from emu.autoscale.scaler import Scaler
 from emu.cluster.audit import story
+from emu.cluster.backends import SharedBackends
 from emu.cluster.build import (
     build_dispatches,
     build_insight,
@@ -38,9 +39,7 @@ from emu.cluster.stall import StallGuard
 from emu.config.schema import FaultTable
 from emu.faults.injector import Injector
 from emu.faults.recovery import Recovery
-from emu.kernel.actor import Actor
-from emu.kernel.clock import Kernel
-from emu.latency.shared import SharedBackends
+from emu.kernel.clock import Actor, Kernel
 from emu.migration.messages import SplitLost
 from emu.migration.transfer import MigratingBatch
 from emu.network.carrier import Carrier

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Final
 
-from emu.kernel.actor import Actor
-from emu.kernel.clock import Kernel
+from emu.kernel.clock import Actor, Kernel
 from emu.replica.events import Submitted
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState

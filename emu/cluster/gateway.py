@@ -14,8 +14,7 @@ from typing import Final, Protocol
 
 from emu.cluster.dispatch import TAKES_PROMPTS, Dispatch
 from emu.config.schema import RecoveryTable, RouterTable
-from emu.kernel.actor import AT_DUE, PARK, Actor
-from emu.kernel.clock import Kernel
+from emu.kernel.clock import AT_DUE, PARK, Actor, Kernel
 from emu.kernel.priorities import PRIORITY_WORLD
 from emu.latency.frontend import Intake
 from emu.policy.calls import OwnAdmission

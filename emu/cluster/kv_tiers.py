@@ -9,17 +9,10 @@ it evenly. (LLMServingSim gives each instance the whole capacity: LLMServingSim 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from emu.config.schema import NetworkTable
-from emu.errors import InputError
+from emu.cluster.plan import Place, Plan, ReplicaPlan, tier_place, tier_users
 from emu.kv.tiers import LowerTier, chunk_tokens_for
 from emu.units import GIB
-
-if TYPE_CHECKING:
-    from emu.cluster.plan import Plan, ReplicaPlan
-
-Key = tuple[object, ...]
 
 
 class TierBook:
@@ -29,9 +22,9 @@ class TierBook:
         network = plan.config.network
         self.kinds: tuple[str, ...] = tuple(network.tiers)
         self._network = network
-        self._users = _users(network, plan.replicas)
-        self._pools: dict[Key, LowerTier] = {}
-        self._at: dict[Key, list[LowerTier]] = {}
+        self._users = tier_users(network, plan.replicas)
+        self._pools: dict[Place, LowerTier] = {}
+        self._at: dict[Place, list[LowerTier]] = {}
         """All tiers of a place, each once."""
 
     def lose(self, kind: str, machine: int) -> list[int]:
@@ -51,7 +44,7 @@ class TierBook:
         return [self._tier(kind, replica) for kind in self.kinds]
 
     def _tier(self, kind: str, replica: ReplicaPlan) -> LowerTier:
-        network, place = self._network, _place(kind, replica)
+        network, place = self._network, tier_place(kind, replica)
         node = replica.node
         gib = node.cxl_gib
         if kind == "cpu":
@@ -70,46 +63,3 @@ class TierBook:
             self._pools[place] = tier
         self._at.setdefault(place, []).append(tier)
         return tier
-
-
-def check_tiers(network: NetworkTable, replicas: Sequence[ReplicaPlan], source: str) -> None:
-    """Replicas that share a tier must be alike. Raises InputError."""
-    if network.tier_shared:
-        for users in _users(network, replicas).values():
-            _check_alike(users, source)
-
-
-def _users(network: NetworkTable, replicas: Sequence[ReplicaPlan]) -> dict[Key, list[ReplicaPlan]]:
-    users: dict[Key, list[ReplicaPlan]] = {}
-    for replica in replicas:
-        for kind in network.tiers:
-            users.setdefault(_place(kind, replica), []).append(replica)
-    return users
-
-
-def _place(kind: str, replica: ReplicaPlan) -> Key:
-    """What a tier belongs to: a machine, or the CXL pool that its table describes."""
-    node = replica.node
-    if kind == "cpu":
-        return ("cpu", replica.machine)
-    return ("cxl", node.cxl_gib, node.cxl_gbytes_per_s, node.cxl_latency_ns, node.cxl_devices)
-
-
-def _check_alike(users: list[ReplicaPlan], source: str) -> None:
-    """KV of different models or block sizes cannot be told apart by its keys."""
-    first = users[0]
-    for other in users[1:]:
-        for what, one, two in (
-            ("model", first.model.name, other.model.name),
-            ("dtype", first.dtype, other.dtype),
-            ("kv_cache_dtype", first.kv_dtype, other.kv_dtype),
-            ("block_size", first.scheduler.block_size, other.scheduler.block_size),
-        ):
-            if one != two:
-                raise InputError(
-                    source,
-                    None,
-                    "network.tier_shared",
-                    f"replicas {first.replica_id} and {other.replica_id} share a tier but differ "
-                    f"in {what}: {one} and {two}",
-                )

@@ -19,7 +19,6 @@ from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.lookup import lookup_gpu, lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
 from emu.cluster.adapters import adapter_bytes, check_adapters, lora_plan
-from emu.cluster.kv_tiers import check_tiers
 from emu.cluster.speculation import (
     check_speculation,
     draft_of,
@@ -34,6 +33,7 @@ from emu.config.schema import (
     GpuTable,
     LatencyTable,
     ModelTable,
+    NetworkTable,
     NodeTable,
     PlacementTable,
     ReplicaTable,
@@ -45,9 +45,9 @@ from emu.errors import InputError
 from emu.kv.engine_memory import NULL_BLOCKS, MemoryRule, engine_memory
 from emu.kv.groups import KvLayout, kv_layout
 from emu.kv.memory import MemoryPlan, engine_plan
+from emu.latency.context import LatencyContext, check_collectives, engine_of
 from emu.latency.engine import EngineModel
 from emu.latency.placement import Placement, bytes_by_device
-from emu.latency.registry import LatencyContext, check_collectives, engine_of
 from emu.network.placement import place
 from emu.network.topology import Topology, build_topology
 from emu.plugins import check_plugin, find_plugin
@@ -55,6 +55,9 @@ from emu.scheduling.speculation import LOOKAHEAD_METHODS
 
 _KERNEL_TIMES = frozenset({"roofline", "profile", "vidur", "aiconfigurator"})
 """Backends that know the GPU's time only."""
+
+Place = tuple[object, ...]
+"""What a KV tier belongs to: a machine, or a pool of CXL memory."""
 
 
 class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -624,3 +627,49 @@ def plugins_of(config: Config, replicas: Sequence[ReplicaPlan]) -> Iterable[tupl
     if config.autoscale is not None:
         named.append(("autoscale.planner", config.autoscale.planner))
     return dict.fromkeys((key, path) for key, path in named if is_import_path(path))
+
+
+def check_tiers(network: NetworkTable, replicas: Sequence[ReplicaPlan], source: str) -> None:
+    """Replicas that share a tier must be alike. Raises InputError."""
+    if network.tier_shared:
+        for users in tier_users(network, replicas).values():
+            _check_alike(users, source)
+
+
+def tier_users(
+    network: NetworkTable, replicas: Sequence[ReplicaPlan]
+) -> dict[Place, list[ReplicaPlan]]:
+    """Replicas by the tier that they share."""
+    users: dict[Place, list[ReplicaPlan]] = {}
+    for replica in replicas:
+        for kind in network.tiers:
+            users.setdefault(tier_place(kind, replica), []).append(replica)
+    return users
+
+
+def tier_place(kind: str, replica: ReplicaPlan) -> Place:
+    """The tier of a kind that a replica has: its machine's memory, or the CXL pool it names."""
+    node = replica.node
+    if kind == "cpu":
+        return ("cpu", replica.machine)
+    return ("cxl", node.cxl_gib, node.cxl_gbytes_per_s, node.cxl_latency_ns, node.cxl_devices)
+
+
+def _check_alike(users: list[ReplicaPlan], source: str) -> None:
+    """KV of different models or block sizes cannot be told apart by its keys."""
+    first = users[0]
+    for other in users[1:]:
+        for what, one, two in (
+            ("model", first.model.name, other.model.name),
+            ("dtype", first.dtype, other.dtype),
+            ("kv_cache_dtype", first.kv_dtype, other.kv_dtype),
+            ("block_size", first.scheduler.block_size, other.scheduler.block_size),
+        ):
+            if one != two:
+                raise InputError(
+                    source,
+                    None,
+                    "network.tier_shared",
+                    f"replicas {first.replica_id} and {other.replica_id} share a tier but differ "
+                    f"in {what}: {one} and {two}",
+                )

@@ -1,13 +1,19 @@
-"""Files that a user names: what cannot be read is one line, not a stack."""
+"""Files: those that a user names (what cannot be read is one line), examples in the package."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
+from emu.config.suggest import unknown_value
 from emu.errors import InputError
+
+EXAMPLES: Final = Path(__file__).resolve().parents[1] / "examples"
+SCHEMA_DIRECTIVE: Final = "#:schema "
+"""The first line of a configuration may say so which schema an editor is to check it by."""
 
 
 def read_input(path: Path, field: str = "") -> bytes:
@@ -28,3 +34,21 @@ def json_object(path: Path, line: int | None, text: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InputError(str(path), line, "", "expected a JSON object")
     return value
+
+
+def examples() -> list[str]:
+    """Names of the examples."""
+    return sorted(path.stem for path in EXAMPLES.glob("*.toml"))
+
+
+def example_text(name: str) -> str:
+    """An example as it stands in a user's own directory. Raises InputError for other names."""
+    if name not in examples():
+        raise InputError("init", None, "--example", unknown_value(name, examples()))
+    text = (EXAMPLES / f"{name}.toml").read_text(encoding="utf-8")
+    if text.startswith(SCHEMA_DIRECTIVE):
+        text = text.partition("\n")[2]
+    # In the repository examples lie in configs/ and write to runs/ beside it.
+    text = re.sub(r'^dir = "(?:\.\./)+', 'dir = "', text, flags=re.MULTILINE)
+    text = re.sub(r"(?:python -m )?emu (\w+ )?configs/[\w./-]+\.toml", r"emu \1cluster.toml", text)
+    return re.sub(r"configs/(?:experiments/)?([\w-]+)\.toml", r"\1.toml", text)

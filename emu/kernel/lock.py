@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
-
-
-class Queue(Protocol):
-    """What a lock needs of a kernel."""
-
-    def soon(self, call: Callable[[], None]) -> None:
-        """Run a function at the end of the queue of this instant."""
 
 
 class Lock:
     """`holder` says which actor has it (for stories and checks); empty = none."""
 
-    def __init__(self, queue: Queue, name: str) -> None:
+    def __init__(self, soon: Callable[[Callable[[], None]], None], name: str) -> None:
+        """`soon` runs a function at the end of the queue of this instant."""
         self.name = name
         self.holder = ""
-        self._queue = queue
+        self._soon = soon
         self._waiters: deque[tuple[str, Callable[[], None]]] = deque()
 
     @property
@@ -48,7 +41,7 @@ class Lock:
         self.holder = ""
         if self._waiters:
             self.holder, granted = self._waiters.popleft()
-            self._queue.soon(granted)
+            self._soon(granted)
 
     def is_waited_for(self) -> bool:
         """Some actor waits for it."""

@@ -61,6 +61,30 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(lines) + "\n"
 
 
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line of `learn` says."""
+
+    sources: list[str]
+    server: Server
+    address: str = ""
+    """Of a server to be asked for what the options do not say."""
+    config: Path | None = None
+    overrides: tuple[str, ...] = ()
+    name: str = ""
+    directory: Path = Path("learned")
+    date: str = ""
+    shared_tokens: int = 0
+    skip: tuple[str, ...] = ()
+    """Labels of levels to leave out."""
+    api_key: str = ""
+    speed: float = 1.0
+    probe_s: float = 180.0
+    probe_sequences: int = 256
+    processes: int = 0
+    as_json: bool = False
+    quiet: bool = False
+
+
 def workload_text(levels: Sequence[Level], shared_tokens: int = 0) -> str:
     """The workload of all levels, JSONL; requests in the order of `levels` and their `requests`."""
     lines: list[str] = []

@@ -19,36 +19,12 @@ from emu.config.load import load_config
 from emu.errors import InputError
 from emu.latency.engine import DEFAULT_ENGINE, ENGINES, NO_ENGINE, engine_model
 from emu.latency.posterior import PARAMETERS, known_engine, values_of, with_values
-from emu.learn.case import Server, save_case
+from emu.learn.case import Options, Server, save_case
 from emu.learn.emulation import Emulator
 from emu.learn.formats import Level, read_benchmarks
 from emu.learn.saved import About, check_name, save, save_partial
 from emu.learn.session import Learned, Session
 from emu.process.terminal import open_console
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line of `learn` says."""
-
-    sources: list[str]
-    server: Server
-    address: str = ""
-    """Of a server to be asked for what the options do not say."""
-    config: Path | None = None
-    overrides: tuple[str, ...] = ()
-    name: str = ""
-    directory: Path = Path("learned")
-    date: str = ""
-    shared_tokens: int = 0
-    skip: tuple[str, ...] = ()
-    """Labels of levels to leave out."""
-    api_key: str = ""
-    speed: float = 1.0
-    probe_s: float = 180.0
-    probe_sequences: int = 256
-    processes: int = 0
-    as_json: bool = False
-    quiet: bool = False
 
 
 def learn_command(options: Options) -> int:

@@ -12,21 +12,18 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 import msgspec
 
 from emu.errors import RunError
 from emu.latency.engine import ENGINES
-from emu.learn.case import Server
+from emu.learn.case import Options, Server
 from emu.learn.formats import Level, Sent, read_benchmarks
 from emu.learn.probe import Limits, Wave, probe, record
 from emu.rng import rng_stream
 from emu.serve.client import Client, parse_url
-
-if TYPE_CHECKING:
-    from emu.learn.command import Options
 
 _ANSWER_S: Final = 10.0
 _CALL_S: Final = 300.0

@@ -12,8 +12,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from emu.config.schema import MigrationTable
-from emu.kernel.actor import PARK, Actor
-from emu.kernel.clock import Kernel
+from emu.kernel.clock import PARK, Actor, Kernel
 from emu.kernel.priorities import PRIORITY_REBALANCER
 from emu.migration import live_move as msg
 from emu.migration.live_move import LiveMove

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from emu.kernel.actor import PARK, Actor
+from emu.kernel.clock import PARK, Actor
 from emu.kernel.priorities import PRIORITY_WATCHER, PRIORITY_WORLD
 from emu.migration import messages as msg
 from emu.migration.outbound import HALVES_OFFERED, Kv, Outbound, Search

@@ -19,108 +19,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Final, Literal
 
 import msgspec
 
 from emu.errors import InputError
 from emu.network.chunks import chunk_sizes, pipeline_ns
+from emu.network.congestion import congested_ns, simulate_ends_ns
 from emu.network.dims import NetworkDim, message_between_ns, rank_count, strides
 from emu.network.direct import direct_ends_ns
 from emu.network.rounds import (
-    Algorithm,
+    CollectiveSystem,
     Kind,
     Parsed,
     Phase,
     Round,
+    active_dims,
     check_algorithm,
     parse_algorithm,
+    phases,
     rounds,
 )
 from emu.network.tree import tree_ends_ns
-
-_REDUCTION_PASSES: Final = 3
-"""Reduction reads two operands and writes one."""
-
-
-class CollectiveSystem(msgspec.Struct, frozen=True, kw_only=True):
-    """What the time of a collective depends on beside its kind and size."""
-
-    dims: tuple[NetworkDim, ...]
-    algorithms: tuple[Algorithm, ...] = ()
-    """One per dimension; empty = ring everywhere."""
-    splits: int = 1
-    """Chunks that a collective is cut into (`preferred-dataset-splits`)."""
-    active_chunks: int = 1
-    """Chunks that may be under way in one dimension at a time."""
-    local_mem_gbytes_per_s: float = 1600.0
-    """Memory bandwidth of a rank, 1e9 bytes/s; only the reduction uses it."""
-    endpoint_delay_ns: int = 10
-    optimization: Literal["localBWAware", "baseline"] = "localBWAware"
-    npus_total: int = 0
-    """Ranks of the whole system, which small collectives are padded to; 0 = product of `dims`."""
-
-    @property
-    def padding_bytes(self) -> int:
-        """Least size of a chunk."""
-        return self.npus_total or rank_count(self.dims)
-
-    def algorithm(self, dim: int) -> Algorithm:
-        """Algorithm of a dimension."""
-        return self.algorithms[dim] if self.algorithms else "ring"
-
-    def is_tree(self, dim: int) -> bool:
-        """A dimension runs double binary trees."""
-        return parse_algorithm(self.algorithm(dim)).base == "doubleBinaryTree"
-
-    @property
-    def is_one(self) -> bool:
-        """A `one...` algorithm: all dimensions are run as a single one."""
-        return bool(self.algorithms) and parse_algorithm(self.algorithms[0]).is_one
-
-    def reduction_ns(self, size_bytes: int) -> int:
-        """Local cost of reducing one received message."""
-        rate = self.local_mem_gbytes_per_s * 1e9
-        return _REDUCTION_PASSES * int(size_bytes / rate * 1e9)
-
-
-def active_dims(dims: Sequence[NetworkDim], involved: Sequence[bool] | None) -> list[int]:
-    """Dimensions that a collective runs on: involved (None = all) and longer than one."""
-    flags = [True] * len(dims) if involved is None else list(involved)
-    return [d for d, dim in enumerate(dims) if d < len(flags) and flags[d] and dim.npus > 1]
-
-
-def phases(
-    system: CollectiveSystem, kind: Kind, size_bytes: int, active: Sequence[int]
-) -> list[Phase]:
-    """Phases of one chunk, in order."""
-    dims = system.dims
-    result: list[Phase] = []
-    size = size_bytes
-
-    def add(dim: int, phase_kind: Kind, direction: int = 1) -> None:
-        nonlocal size
-        result.append(Phase(dim, phase_kind, size, direction))
-        if system.is_tree(dim):  # it reduces and sends everything, whatever it is asked for
-            return
-        if phase_kind == "reduce-scatter":
-            size //= dims[dim].npus
-        elif phase_kind == "all-gather":
-            size *= dims[dim].npus
-
-    if kind == "all-gather":
-        for dim in reversed(active):
-            add(dim, kind)
-    elif kind == "all-reduce" and system.optimization == "localBWAware":
-        for dim in active[:-1]:
-            add(dim, "reduce-scatter")
-        add(active[-1], "all-reduce")
-        for dim in reversed(active[:-1]):
-            add(dim, "all-gather", -1)
-    else:
-        for dim in active:
-            add(dim, kind)
-    return result
 
 
 def phase_ns(system: CollectiveSystem, phase: Phase) -> int:
@@ -264,8 +183,6 @@ def _tree_chunks_ns(
     system: CollectiveSystem, kind: Kind, size_bytes: int, active: Sequence[int]
 ) -> int:
     """Ranks of a tree end apart, and begin their next chunks so: followed message by message."""
-    from emu.network.congestion import simulate_ends_ns  # built on this module
-
     part = msgspec.structs.replace(
         system,
         dims=tuple(system.dims[dim] for dim in active),
@@ -389,8 +306,6 @@ class Collectives:
             self.system, dims=dims, npus_total=self.system.padding_bytes
         )
         if congestion:
-            from emu.network.congestion import congested_ns  # built on this module
-
             return congested_ns(system, kind, size_bytes)
         return collective_ns(system, kind, size_bytes)
 

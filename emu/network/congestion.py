@@ -19,9 +19,18 @@ from typing import NamedTuple
 
 from emu.errors import InputError
 from emu.network.chunks import chunk_sizes
-from emu.network.collectives import CollectiveSystem, active_dims, phases
 from emu.network.dims import NetworkDim, group_of, message_between_ns
-from emu.network.rounds import Kind, Phase, Round, check_algorithm, parse_algorithm, rounds
+from emu.network.rounds import (
+    CollectiveSystem,
+    Kind,
+    Phase,
+    Round,
+    active_dims,
+    check_algorithm,
+    parse_algorithm,
+    phases,
+    rounds,
+)
 from emu.network.tree import tree_neighbours
 
 Action = Callable[[], None]

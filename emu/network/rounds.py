@@ -1,15 +1,20 @@
-"""Algorithms of collectives: how much each rank sends to which rank in which round.
+"""Algorithms of collectives: their phases, and how much each rank sends to which rank in a round.
 
-Owns ring, direct and halving-doubling as lists of rounds, and the names that ASTRA-Sim gives to
-algorithms: `direct` may carry a window of messages under way (`direct4`), and `one...` means all
-dimensions as a single one. Does not own times (`collectives.py`).
+Owns what a collective depends on (`CollectiveSystem`), its phases (one per dimension), ring, direct
+and halving-doubling as lists of rounds, and the names that ASTRA-Sim gives to algorithms: `direct`
+may carry a window of messages under way (`direct4`), and `one...` means all dimensions as a single
+one. Does not own times (`collectives.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple, get_args
 
+import msgspec
+
 from emu.errors import InputError
+from emu.network.dims import NetworkDim, rank_count
 
 Kind = Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all"]
 Algorithm = str
@@ -37,6 +42,8 @@ _PARSED: Final = {
     "oneHalvingDoubling": Parsed("halvingDoubling", is_one=True),
 }
 ALGORITHMS: Final = tuple(_PARSED)
+_REDUCTION_PASSES: Final = 3
+"""Reduction reads two operands and writes one."""
 
 
 def parse_algorithm(name: str, source: str = "network") -> Parsed:
@@ -52,6 +59,53 @@ def parse_algorithm(name: str, source: str = "network") -> Parsed:
     raise InputError(source, None, "algorithm", problem)
 
 
+class CollectiveSystem(msgspec.Struct, frozen=True, kw_only=True):
+    """What the time of a collective depends on beside its kind and size."""
+
+    dims: tuple[NetworkDim, ...]
+    algorithms: tuple[Algorithm, ...] = ()
+    """One per dimension; empty = ring everywhere."""
+    splits: int = 1
+    """Chunks that a collective is cut into (`preferred-dataset-splits`)."""
+    active_chunks: int = 1
+    """Chunks that may be under way in one dimension at a time."""
+    local_mem_gbytes_per_s: float = 1600.0
+    """Memory bandwidth of a rank, 1e9 bytes/s; only the reduction uses it."""
+    endpoint_delay_ns: int = 10
+    optimization: Literal["localBWAware", "baseline"] = "localBWAware"
+    npus_total: int = 0
+    """Ranks of the whole system, which small collectives are padded to; 0 = product of `dims`."""
+
+    @property
+    def padding_bytes(self) -> int:
+        """Least size of a chunk."""
+        return self.npus_total or rank_count(self.dims)
+
+    def algorithm(self, dim: int) -> Algorithm:
+        """Algorithm of a dimension."""
+        return self.algorithms[dim] if self.algorithms else "ring"
+
+    def is_tree(self, dim: int) -> bool:
+        """A dimension runs double binary trees."""
+        return parse_algorithm(self.algorithm(dim)).base == "doubleBinaryTree"
+
+    @property
+    def is_one(self) -> bool:
+        """A `one...` algorithm: all dimensions are run as a single one."""
+        return bool(self.algorithms) and parse_algorithm(self.algorithms[0]).is_one
+
+    def reduction_ns(self, size_bytes: int) -> int:
+        """Local cost of reducing one received message."""
+        rate = self.local_mem_gbytes_per_s * 1e9
+        return _REDUCTION_PASSES * int(size_bytes / rate * 1e9)
+
+
+def active_dims(dims: Sequence[NetworkDim], involved: Sequence[bool] | None) -> list[int]:
+    """Dimensions that a collective runs on: involved (None = all) and longer than one."""
+    flags = [True] * len(dims) if involved is None else list(involved)
+    return [d for d, dim in enumerate(dims) if d < len(flags) and flags[d] and dim.npus > 1]
+
+
 class Phase(NamedTuple):
     """One dimension's part of a collective. `direction` is +1 (to the next rank) or -1."""
 
@@ -59,6 +113,39 @@ class Phase(NamedTuple):
     kind: Kind
     size_bytes: int
     direction: int
+
+
+def phases(
+    system: CollectiveSystem, kind: Kind, size_bytes: int, active: Sequence[int]
+) -> list[Phase]:
+    """Phases of one chunk, in order."""
+    dims = system.dims
+    result: list[Phase] = []
+    size = size_bytes
+
+    def add(dim: int, phase_kind: Kind, direction: int = 1) -> None:
+        nonlocal size
+        result.append(Phase(dim, phase_kind, size, direction))
+        if system.is_tree(dim):  # it reduces and sends everything, whatever it is asked for
+            return
+        if phase_kind == "reduce-scatter":
+            size //= dims[dim].npus
+        elif phase_kind == "all-gather":
+            size *= dims[dim].npus
+
+    if kind == "all-gather":
+        for dim in reversed(active):
+            add(dim, kind)
+    elif kind == "all-reduce" and system.optimization == "localBWAware":
+        for dim in active[:-1]:
+            add(dim, "reduce-scatter")
+        add(active[-1], "all-reduce")
+        for dim in reversed(active[:-1]):
+            add(dim, "all-gather", -1)
+    else:
+        for dim in active:
+            add(dim, kind)
+    return result
 
 
 class Round(NamedTuple):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from emu.kernel.actor import NOW, PARK, Actor
+from emu.kernel.clock import NOW, PARK, Actor
 from emu.kernel.priorities import PRIORITY_WATCHER
 from emu.replica import actions as act
 from emu.replica.events import (

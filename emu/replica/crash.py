@@ -10,7 +10,7 @@ Does not decide what becomes of the requests: they are the answer in `Crashed.lo
 
 from __future__ import annotations
 
-from emu.kernel.actor import PARK
+from emu.kernel.clock import PARK
 from emu.replica.actions import End, ForwardCancel, Reply
 from emu.replica.completion import end_leap_part
 from emu.replica.events import (

@@ -1,6 +1,6 @@
 """Everything that can happen to a replica: frozen events, each with the number of its table row.
 
-Two ways of coming (`emu/kernel/actor.py`). *Told* events act at once: they change books or the
+Two ways of coming (`emu/kernel/clock.py`). *Told* events act at once: they change books or the
 state, and perhaps when the replica looks up next. *Posted* events wait in the mailbox for the
 next boundary, when nothing is in flight; there they are applied in the order of `order`: stops,
 KV that has arrived, cancellations, then what faults do to the memory.

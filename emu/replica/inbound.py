@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from emu.kernel.actor import PARK
+from emu.kernel.clock import PARK
 from emu.replica.actions import (
     Answer,
     CloseLock,

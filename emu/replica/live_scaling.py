@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from emu.kernel.actor import PARK
+from emu.kernel.clock import PARK
 from emu.latency.base import BatchShape
 from emu.replica.actions import (
     HandOffFirst,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emu.kernel.actor import PARK
+from emu.kernel.clock import PARK
 from emu.replica.completion import complete
 from emu.replica.events import Event
 from emu.replica.replica import LOOP, RESTING, STAGED, Replica

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from emu.kernel.actor import PARK
+from emu.kernel.clock import PARK
 from emu.network.carrier import Carried
 from emu.replica.events import INTERRUPT, LOOK, PrerequisiteMet, TierLost
 from emu.scheduling.base import Batch, Recall, add_chunk

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emu.errors import UnexpectedEvent
-from emu.kernel.actor import AGAIN, AT_DUE, NOW, PARK
+from emu.kernel.clock import AGAIN, AT_DUE, NOW, PARK
 from emu.kernel.lock import Lock
 from emu.kernel.priorities import PRIORITY_REPLICA
 from emu.latency.base import BatchShape, LatencyBackend

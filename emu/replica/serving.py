@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from emu.kernel.actor import AGAIN, PARK
+from emu.kernel.clock import AGAIN, PARK
 from emu.latency.base import BatchShape
 from emu.replica.actions import End, FreeCapacity, Measure, Move, OpenLock, Requeue
 from emu.replica.completion import DUMMY_ID, complete, longest_of

@@ -11,13 +11,13 @@ from typing import Final
 
 import numpy as np
 
+from emu.cluster.backends import make_latency
 from emu.cluster.plan import Plan, ReplicaPlan
 from emu.config.schema import Config
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.latency.corrected import CorrectedBackend
 from emu.latency.engine import NO_ENGINE, EngineModel, engine_model
 from emu.latency.posterior import PARAMETERS, Floats, known_engine, values_of, with_values
-from emu.latency.registry import make_latency
 from emu.report.summary import Summary
 
 _Z90: Final = 1.6449

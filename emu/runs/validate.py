@@ -12,6 +12,7 @@ from rich.table import Table
 
 from emu.catalogue import sizes
 from emu.cluster.adapters import adapter_bytes
+from emu.cluster.backends import SharedBackends
 from emu.cluster.plan import Plan, ReplicaPlan
 from emu.config.load import load_config
 from emu.config.placing import blaming, placing
@@ -19,7 +20,6 @@ from emu.config.schema import SchedulerTable, VllmTable
 from emu.errors import printable
 from emu.latency.base import LatencyBackend
 from emu.latency.roofline.coefficients import kernels_of
-from emu.latency.shared import SharedBackends
 from emu.process.terminal import open_console
 from emu.runs.runner import prepare, range_warnings
 from emu.scheduling.speculation import conditional_rates, expected_tokens

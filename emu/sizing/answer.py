@@ -30,7 +30,8 @@ from emu.sizing.layouts import Candidate, Layout, Prompts, layouts_of
 from emu.sizing.question import SOURCE, Question
 from emu.sizing.search import Search, search_of
 from emu.sweeps.bisection import Bisection
-from emu.sweeps.drive import Driver, Row, meets
+from emu.sweeps.drive import meets
+from emu.sweeps.driver import Driver, Row
 from emu.sweeps.evaluate import Base, point_pool, point_store
 from emu.sweeps.points import with_seeds
 from emu.units import NS_PER_S

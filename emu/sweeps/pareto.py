@@ -13,7 +13,7 @@ from typing import Any
 
 from emu.errors import InputError, needs_extra
 from emu.sweeps.conditions import unserved_part
-from emu.sweeps.drive import Driver, Row
+from emu.sweeps.driver import Driver, Row
 from emu.sweeps.points import rounded, with_seeds
 from emu.sweeps.schema import ParetoTable, RangeTable, Sweep, ranges
 

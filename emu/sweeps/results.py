@@ -11,7 +11,8 @@ import msgspec
 from emu.errors import needs_extra
 from emu.report.atomic import write_bytes, write_text, writing
 from emu.report.csvtext import quote, text_cell
-from emu.sweeps.drive import Row, SweepResult
+from emu.sweeps.drive import SweepResult
+from emu.sweeps.driver import Row
 
 
 def columns_of(result: SweepResult) -> dict[str, list[Any]]:

@@ -23,10 +23,10 @@ from emu.astra.inputs import InputSetup, network_text, system_table
 from emu.astra.memory import Memories
 from emu.astra.nodes import COLLECTIVE_KINDS, Graph, Node, NodeKind
 from emu.errors import InputError, RunError
-from emu.network.collectives import CollectiveSystem, collective_ns
+from emu.network.collectives import collective_ns
 from emu.network.congestion import congested_ns
 from emu.network.dims import NetworkDim, rank_count
-from emu.network.rounds import Kind
+from emu.network.rounds import CollectiveSystem, Kind
 from emu.process.interrupts import scratch
 
 _TOPOLOGIES: Final = ("Ring", "FullyConnected", "Switch")

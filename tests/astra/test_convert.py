@@ -8,13 +8,13 @@ from emu.astra.convert import convert
 from emu.astra.memory import Memories, Memory
 from emu.astra.nodes import LOCAL, Location, NodeKind, Place
 from emu.astra.once import run_once
-from emu.astra.rows import Placement, TraceGenerator, TraceModel, TraceSetup, stage_sizes
-from emu.astra.trace import Marker, Row, Trace, event_trace, format_trace, parse_trace
+from emu.astra.rows import Placement, TraceGenerator, TraceSetup, stage_sizes
+from emu.astra.trace import Marker, Row, Trace, TraceModel, event_trace, format_trace, parse_trace
 from emu.errors import InputError
 from emu.latency.base import BatchShape
 from emu.latency.moe_gate import GateShape, make_gate
-from emu.network.collectives import CollectiveSystem
 from emu.network.dims import NetworkDim
+from emu.network.rounds import CollectiveSystem
 
 LLAMA = TraceModel(
     layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=128256

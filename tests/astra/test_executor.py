@@ -8,8 +8,8 @@ from emu.astra.nodes import Graph, Location, Node, NodeKind, Place
 from emu.astra.once import run_once
 from emu.astra.polling import Answer, Polling
 from emu.errors import Deadlock, InputError, RunError
-from emu.network.collectives import CollectiveSystem
 from emu.network.dims import NetworkDim
+from emu.network.rounds import CollectiveSystem
 
 HOST = Memory(memory_type="PER_NODE_MEMORY_EXPANSION", gbytes_per_s=256.7, pim_channels=4)
 MEMORIES = Memories(

@@ -8,10 +8,10 @@ from emu.astra.nodes import NodeKind
 from emu.astra.once import run_once
 from emu.astra.trace import parse_trace
 from emu.cli import main
+from emu.cluster.backends import make_latency
 from emu.cluster.plan import make_plan
 from emu.config.load import load_config
 from emu.errors import InputError
-from emu.latency.registry import make_latency
 from emu.tools.batch_files import backend_of, parse_batch
 from tests.shared_data import SHARED, needs_shared
 

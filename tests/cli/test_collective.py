@@ -10,7 +10,7 @@ import pytest
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.errors import InputError
-from emu.latency.registry import collectives
+from emu.latency.context import collectives
 
 
 def collective(*arguments):

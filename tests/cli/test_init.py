@@ -10,7 +10,7 @@ import pytest
 
 import emu
 from emu.cli import main
-from emu.cli.start import example_text, examples
+from emu.config.files import example_text, examples
 from emu.config.load import config_from_text
 from emu.errors import DISTRIBUTION, InputError, needs_extra
 from emu.process.version import checkout_revision, version_line

@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
-from emu.kernel.actor import PARK, Actor
-from emu.kernel.clock import Kernel
+from emu.kernel.clock import PARK, Actor, Kernel
 from emu.kernel.priorities import PRIORITY_REPLICA
 
 

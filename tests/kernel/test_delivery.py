@@ -8,8 +8,7 @@ import pytest
 
 from emu.chaos.trial import run_world
 from emu.chaos.worlds import draw_world
-from emu.kernel.actor import AGAIN, AT_DUE, PARK
-from emu.kernel.clock import Kernel
+from emu.kernel.clock import AGAIN, AT_DUE, PARK, Kernel
 from emu.kernel.priorities import PRIORITY_WORLD
 from tests.kernel.scripted import Scripted, run
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from emu.catalogue import lookup_model
+from emu.cluster.backends import make_latency
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_text
 from emu.errors import InputError
 from emu.latency.base import LatencyBackend
 from emu.latency.eager import EagerCalls, eager_calls
 from emu.latency.engine import DEFAULT_ENGINE, ENGINES
-from emu.latency.registry import make_latency
 from tests.latency.shapes import decodes
 
 CONFIG = """\

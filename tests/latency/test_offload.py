@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from emu.catalogue.lookup import lookup_gpu, lookup_model
+from emu.cluster.backends import make_latency
 from emu.config.schema import (
     NetworkTable,
     NodeTable,
@@ -16,6 +17,7 @@ from emu.config.schema import (
 )
 from emu.errors import InputError
 from emu.latency.base import BatchShape
+from emu.latency.context import LatencyContext
 from emu.latency.pim import DEVICES, PimAttention, pim_device
 from emu.latency.placement import (
     Device,
@@ -26,7 +28,6 @@ from emu.latency.placement import (
     parse_layers,
     row_bytes,
 )
-from emu.latency.registry import LatencyContext, make_latency
 from tests.latency.shapes import decodes
 
 LLAMA = lookup_model("meta-llama/Llama-3.1-8B", "test", "model")

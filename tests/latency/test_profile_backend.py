@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emu.catalogue.gpu import GpuSpec
+from emu.cluster.backends import block_grid
 from emu.errors import InputError
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
 from emu.latency.host import ASYNC_SCHEDULING, HostCosts
@@ -19,7 +20,6 @@ from emu.latency.profile.attention import BlockGrid
 from emu.latency.profile.backend import ProfileBackend, stage_bounds
 from emu.latency.profile.bundle import read_bundle
 from emu.latency.profile.rows import HostMemory, Parallel, ProfileModel, graph_tokens
-from emu.latency.registry import block_grid
 from tests.latency.profile_vectors import write_bundle
 from tests.latency.test_offload import context
 

@@ -4,8 +4,8 @@ import csv
 import re
 from pathlib import Path
 
-from emu.network.collectives import CollectiveSystem
 from emu.network.dims import NetworkDim
+from emu.network.rounds import CollectiveSystem
 
 TABLE = Path(__file__).parents[2].parent / "shared/data/astra-sim-cycles.csv"
 

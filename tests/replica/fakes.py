@@ -297,7 +297,7 @@ class Bench:
     ) -> None:
         self.clock = FakeClock()
         self.scheduler = FakeScheduler(blocks, leap, stages)
-        self.lock = Lock(self.clock, "lock")  # type: ignore[arg-type]
+        self.lock = Lock(self.clock.soon, "lock")
         self.replica = Replica(
             0,
             self.clock,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from emu.errors import UnexpectedEvent
-from emu.kernel.actor import AGAIN, AT_DUE, NOW, PARK
+from emu.kernel.clock import AGAIN, AT_DUE, NOW, PARK
 from emu.replica import actions as act
 from emu.replica import events as ev
 from emu.replica.events import Event, Kind

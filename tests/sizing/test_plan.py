@@ -18,7 +18,8 @@ from emu.sizing.answer import base_config
 from emu.sizing.layouts import Candidate, Layout
 from emu.sizing.question import GpuKind, Question, gpu_kinds, lengths, objective, traffic
 from emu.sizing.search import search_of
-from emu.sweeps.drive import Driver, meets
+from emu.sweeps.drive import meets
+from emu.sweeps.driver import Driver
 from emu.sweeps.evaluate import Base, point_pool, point_store
 from emu.sweeps.points import with_seeds
 

@@ -1,12 +1,11 @@
-"""Latency backends by name, and the collectives that they all share.
+"""Latency backends by name, and those of one run: replicas of the same kind share one.
 
-One backend object serves all replicas of the same shape: backends are pure, and their tables are
-filled once.
+Backends are pure, and their tables are filled once. The programs that some of them have started end
+with the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,196 +14,36 @@ import numpy as np
 
 from emu.catalogue import sizes
 from emu.catalogue.draft import Draft
-from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.lookup import lookup_gpu
-from emu.catalogue.model import ModelSpec
 from emu.config.schema import (
     AiconfiguratorTable,
-    LatencyTable,
     LinearTable,
-    NetworkTable,
-    NodeTable,
-    PlacementTable,
     ProfileTable,
     RooflineTable,
     SpeculativeTable,
     VidurLayersTable,
 )
-from emu.errors import InputError, PluginError
+from emu.errors import InputError, PluginError, RunError
 from emu.latency.base import BatchShape, LatencyBackend
-from emu.latency.eager import eager_calls
-from emu.latency.engine import (
-    NO_ENGINE,
-    EngineModel,
-    engine_model,
-    fused_bytes_max,
-    with_step_overhead,
+from emu.latency.context import (
+    LatencyContext,
+    collectives,
+    engine_collectives,
+    engine_of,
+    engine_steps,
 )
-from emu.latency.engine_steps import EngineSteps
 from emu.latency.host import HostCosts, host_costs
 from emu.latency.roofline.backend import RooflineBackend
 from emu.latency.roofline.coefficients import kernels_of, scaled
-from emu.latency.roofline.ops import Ops, machine_collective
-from emu.latency.sampler import resolve_sampling
-from emu.network.collectives import Collectives, CollectiveSystem
-from emu.network.dims import NetworkDim
-from emu.network.rounds import KINDS, Kind, check_algorithm, parse_algorithm
+from emu.latency.roofline.ops import Ops
 from emu.plugins import make_plugin
 from emu.policy.calls import shown
 
 if TYPE_CHECKING:
-    from emu.latency.lora import LoraPlan
     from emu.latency.moe_gate import Gate
     from emu.latency.pim import PimAttention
     from emu.latency.placement import WeightLoads
     from emu.latency.profile.attention import BlockGrid
-
-_BYTES_PER_GIB = 1 << 30
-_NVLINK_LATENCY_NS = 1_000
-_PCIE_LATENCY_NS = 4_000
-"""One step of a ring: between NVLink peers, and through the host bridge (NCCL's small sizes)."""
-
-CollectiveCost = Callable[[str, int, int], int]
-
-
-class LatencyContext(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a backend may be built from."""
-
-    table: LatencyTable
-    network: NetworkTable
-    model: ModelSpec
-    gpu: GpuSpec
-    node: NodeTable
-    tensor_parallel: int
-    pipeline_parallel: int
-    expert_parallel: int
-    dtype: str
-    kv_cache_dtype: str
-    gpus_per_machine: int
-    seed: int
-    hands_off: bool
-    """A prefill replica: its last output leaves over the network."""
-    placement: PlacementTable | None = None
-    source: str = "config"
-    key: str = "replicas"
-    """Where the replica's table stands, for errors."""
-    overlapped: bool = True
-    """The engine schedules the next step while one runs."""
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    drafts: SpeculativeTable | None = None
-    """Speculative decoding."""
-    draft: Draft | None = None
-    """The drafter's layers, if it has any."""
-    lora: LoraPlan | None = None
-    """LoRA adapters, if requests may name some."""
-
-
-def link_dims(context: LatencyContext) -> tuple[NetworkDim, NetworkDim]:
-    """Links inside a machine (NVLink, else PCIe) and between machines (NICs), of one rank each."""
-    node, gpu, network = context.node, context.gpu, context.network
-    nvlink_gbps = node.nvlink_gbps if node.nvlink_gbps >= 0 else gpu.nvlink_gbps
-    pcie_gbps = node.pcie_gbps if node.pcie_gbps > 0 else gpu.pcie_gbps
-    inner_gbps, inner_ns = (
-        (nvlink_gbps, _NVLINK_LATENCY_NS) if nvlink_gbps > 0 else (pcie_gbps, _PCIE_LATENCY_NS)
-    )
-    outer_ns = round(node.nic_latency_us * 1000)
-    if network.link_latency_ns >= 0:
-        inner_ns = outer_ns = network.link_latency_ns
-    if node.nvlink_latency_ns >= 0:
-        inner_ns = node.nvlink_latency_ns
-    inside, between = (*network.topology, *("FullyConnected",) * 2)[:2]
-    return (
-        NetworkDim(topology=inside, npus=1, gib_per_s=_gib(inner_gbps), latency_ns=inner_ns),
-        NetworkDim(topology=between, npus=1, gib_per_s=_gib(node.nic_gbps), latency_ns=outer_ns),
-    )
-
-
-def collective_system(
-    context: LatencyContext, dims: Sequence[NetworkDim], kind: Kind | None = None
-) -> CollectiveSystem:
-    """What [network] says of collectives on these dimensions; `kind` None = those not named."""
-    network = context.network
-    name: str = network.collective_algorithm
-    if kind is not None:
-        name = network.collective_algorithms.get(kind, name)
-    return CollectiveSystem(
-        dims=tuple(dims),
-        algorithms=(name,) * len(dims),
-        splits=network.collective_splits,
-        active_chunks=network.collective_active_chunks,
-        local_mem_gbytes_per_s=context.gpu.memory_gbytes_per_s,
-        endpoint_delay_ns=network.endpoint_delay_ns,
-    )
-
-
-def collective_dims(context: LatencyContext) -> list[NetworkDim]:
-    """Dimensions of a replica's ranks: those of a machine, then machines."""
-    inner, outer = link_dims(context)
-    ranks = max(context.tensor_parallel, context.expert_parallel, 1) * context.pipeline_parallel
-    inside = min(ranks, context.gpus_per_machine)
-    dims = [msgspec.structs.replace(inner, npus=inside)]
-    if ranks > inside:
-        outside = -(-ranks // inside)
-        dims.append(msgspec.structs.replace(outer, npus=outside))
-    return dims
-
-
-def check_collectives(context: LatencyContext) -> None:
-    """Refuse algorithms that the replica's ranks cannot run. Raises InputError with the key."""
-    network, dims = context.network, collective_dims(context)
-    ranks = max(context.tensor_parallel, context.expert_parallel, 1)
-    wanted: list[Kind] = ["all-reduce"] if ranks > 1 else []
-    if context.model.experts is not None and ranks > 1:
-        wanted.append("all-to-all")
-    for kind in network.collective_algorithms:
-        key = "network.collective_algorithms"
-        try:
-            parse_algorithm(network.collective_algorithms[kind])
-        except InputError as error:
-            raise InputError(context.source, None, key, error.problem) from None
-    if network.congestion and len(dims) > 1:
-        problem = "knows one dimension: replicas inside a machine"
-        raise InputError(context.source, None, "network.congestion", problem)
-    for kind in wanted:
-        is_own = kind in network.collective_algorithms
-        key = "network.collective_algorithm" + ("s" if is_own else "")
-        system = collective_system(context, dims, kind)
-        sizes = [ranks] if system.is_one else [min(ranks, dim.npus) for dim in dims]
-        for npus in sizes:
-            try:
-                check_algorithm(system.algorithm(0), kind, npus)
-            except InputError as error:
-                raise InputError(context.source, None, key, error.problem) from None
-
-
-def collectives(context: LatencyContext) -> CollectiveCost:
-    """Cost of collectives among the ranks of a replica: rings over NVLink (or PCIe), then NICs."""
-    dims = collective_dims(context)
-    systems = {
-        kind: Collectives(collective_system(context, dims, kind))  # type: ignore[arg-type]
-        for kind in KINDS
-    }
-    plain = systems["all-reduce"]
-    known: dict[tuple[str, int, int], int] = {}
-
-    def cost_ns(kind: str, size_bytes: int, members: int) -> int:
-        key = (kind, size_bytes, members)
-        if key not in known:
-            if kind in ("send", "point_to_point"):
-                known[key] = plain.message_ns(size_bytes, len(dims) - 1)
-            else:
-                name: Any = kind.replace("_", "-")
-                known[key] = systems[name].collective_ns(
-                    name, size_bytes, members, congestion=context.network.congestion
-                )
-        return known[key]
-
-    return cost_ns
-
-
-def _gib(gbps: float) -> float:
-    return gbps * 1e9 / 8 / _BYTES_PER_GIB
 
 
 def make_latency(context: LatencyContext) -> LatencyBackend:
@@ -383,71 +222,6 @@ def _watch(made: Any, path: str) -> None:
     made.iteration_ns = watched
 
 
-def engine_of(table: LatencyTable, source: str = "config") -> EngineModel | None:
-    """The engine that a latency table names; None = kernels alone."""
-    if not table.host_overhead or table.engine == NO_ENGINE:
-        if isinstance(table, RooflineTable) and table.enforce_eager:
-            problem = "needs an engine that launches kernels, not engine none"
-            raise InputError(source, None, "latency.enforce_eager", problem)
-        return None
-    model = engine_model(table.engine, source)
-    if isinstance(table, RooflineTable) and table.enforce_eager:
-        model = msgspec.structs.replace(model, enforce_eager=True)
-    if table.step_overhead_us >= 0:
-        model = with_step_overhead(model, table.step_overhead_us)
-    return model
-
-
-def engine_steps(context: LatencyContext) -> EngineSteps | None:
-    """The engine's part of a replica's steps; None = kernels alone."""
-    table, model = context.table, engine_of(context.table, context.source)
-    if model is None:
-        return None
-    return EngineSteps(
-        model,
-        resolve_sampling(table.sampling, table.penalties, context.model.name),
-        layers=context.model.layers,
-        vocab=context.model.vocab,
-        gbytes_per_s=context.gpu.memory_gbytes_per_s,
-        max_num_seqs=context.max_num_seqs,
-        max_num_batched_tokens=context.max_num_batched_tokens,
-        overlapped=context.overlapped,
-        fused_bytes_max=fused_bytes_max(model, context.gpu.architecture, context.tensor_parallel),
-        eager=eager_calls(context.model, context.tensor_parallel) if model.enforce_eager else None,
-    )
-
-
-def engine_collectives(context: LatencyContext) -> CollectiveCost:
-    """Cost of collectives as an engine's kernels run them on measured kinds of machines.
-
-    The analytic network answers instead for ranks on several machines, and wherever the
-    configuration gives its parameters.
-    """
-    analytic = collectives(context)
-    node, gpu, network = context.node, context.gpu, context.network
-    ranks = max(context.tensor_parallel, context.expert_parallel, 1) * context.pipeline_parallel
-    default = NetworkTable()
-    is_given = (
-        network.collective_algorithm != default.collective_algorithm
-        or network.collective_algorithms
-        or network.topology
-        or network.collective_splits > 1
-        or network.congestion
-        or network.endpoint_delay_ns != default.endpoint_delay_ns
-        or network.link_latency_ns >= 0
-        or node.nvlink_latency_ns >= 0
-    )
-    if is_given or ranks > context.gpus_per_machine:
-        return analytic
-    return machine_collective(
-        gpu,
-        kernels_of(gpu),
-        nvlink_gbps=node.nvlink_gbps if node.nvlink_gbps >= 0 else None,
-        pcie_gbps=node.pcie_gbps if node.pcie_gbps > 0 else None,
-        send_ns=analytic,
-    )
-
-
 def expert_gate(context: LatencyContext, ranks: int) -> Gate | None:
     """The gate that `latency.expert_routing` names; None if experts are chosen evenly."""
     experts = context.model.experts
@@ -589,3 +363,36 @@ def block_grid(context: LatencyContext, hardware: str) -> BlockGrid | None:
         return None
     heads = sizes.kv_heads_per_rank(context.model, context.tensor_parallel)
     return BlockGrid.of(gpu, heads)
+
+
+class SharedBackends:
+    """Backends by what they were built from."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[LatencyContext, LatencyBackend]] = []
+
+    def of(self, context: LatencyContext) -> LatencyBackend:
+        """The backend of this context, made when it is first asked for."""
+        for known, backend in self._known:
+            if known == context:
+                return backend
+        backend = make_latency(context)
+        self._known.append((context, backend))
+        return backend
+
+    async def aclose(self) -> RunError | None:
+        """End all programs, whatever else is being cancelled; the first that ended badly."""
+        backends = [getattr(backend, "inner", backend) for _, backend in self._known]
+        closing = [backend for backend in backends if hasattr(backend, "aclose")]
+        if not closing:
+            return None
+        import anyio
+
+        problem: RunError | None = None
+        with anyio.CancelScope(shield=True):
+            for backend in closing:
+                try:
+                    await backend.aclose()
+                except RunError as raised:
+                    problem = problem or raised
+        return problem
