@@ -190,6 +190,8 @@ def _workload(config: Config) -> Iterator[Problem]:
         yield ("workload", "think_s"), 'is between turns; it needs turns = "all"'
     if workload.turns == "all" and not workload.path:
         yield ("workload", "turns"), "is of a file in the format sharegpt"
+    if workload.upscale > 1 and not workload.path:
+        yield ("workload", "upscale"), "makes a file denser; there is no path"
     if workload.path and workload.preset:
         yield ("workload", "preset"), "a preset makes a workload; it does not go with a path"
     if made is None:

@@ -358,6 +358,7 @@ def open_workload(
         prompt_field=source.prompt_field,
         limit=table.limit,
         start_ns=origin_ns + start_ns if start_ns else 0,
+        upscale=table.upscale,
         max_prompt_tokens=table.max_prompt_tokens,
         max_output_tokens=table.max_output_tokens,
         oversized=table.oversized,
@@ -368,6 +369,9 @@ def open_workload(
     facts = workload.facts
     if source.is_absolute and not start_ns:
         origin_ns = facts.first_ns
+    if table.upscale > 1 and not facts.is_sorted:
+        problem = "needs a file that is sorted by arrival"
+        raise InputError(config_source, None, "workload.upscale", problem)
     time_scale, key = table.time_scale, "time_scale"
     if table.rate_per_s:
         time_scale, key = _scale_to(table.rate_per_s, facts, config_source), "rate_per_s"

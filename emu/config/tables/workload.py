@@ -123,6 +123,12 @@ class WorkloadTable(Table, kw_only=True, frozen=True):
         NonNegative,
         doc("Stretch arrivals to this mean rate of lines (a session is one); 0 = as they are."),
     ] = 0.0
+    upscale: Annotated[
+        Annotated[int, Meta(ge=1, le=1000)],
+        doc(
+            "So many lines arrive at each time of the file: line k at the time of line k / N (as BlitzScale makes traces denser)."
+        ),
+    ] = 1
     concurrency: Annotated[
         Count0,
         doc(
