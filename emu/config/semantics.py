@@ -21,6 +21,7 @@ from emu.config.schema import (
     LengthsTable,
     ProfileTable,
     ReplicaTable,
+    SloTable,
     SyntheticTable,
     VidurLayersTable,
     VllmTable,
@@ -37,6 +38,7 @@ def semantic_problems(config: Config) -> list[Problem]:
         *_fleet(config),
         *_workload(config),
         *_retention(config),
+        *_objectives(config),
         *_autoscale(config),
         *([] if list(fleet_problems(config)) else _targets(expand_models(config))),
         *_others(config),
@@ -322,6 +324,14 @@ def _targets(config: Config) -> Iterator[Problem]:
                 problem = f"expected an index from 0 to {count - 1}, got {shown(value)}"
                 yield ("faults", index, key), problem
         yield from fault_problems(index, fault)
+
+
+def _objectives(config: Config) -> Iterator[Problem]:
+    tables: list[tuple[Path, SloTable]] = [(("slo",), config.slo)]
+    tables += [(("models", i, "slo"), m.slo) for i, m in enumerate(config.models) if m.slo]
+    for path, slo in tables:
+        if slo.ttft_base_ms and not slo.ttft_ms_per_token:
+            yield (*path, "ttft_base_ms"), "is a part of ttft_ms_per_token, which is missing"
 
 
 def _others(config: Config) -> Iterator[Problem]:

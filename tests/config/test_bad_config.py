@@ -46,7 +46,7 @@ BAD: list[tuple[str, str, str]] = [
     ("unknown_dashed", "[scheduler]\nmax-num-seqs = 4", ":2: scheduler.max-num-seqs: unknown key; did you mean max_num_seqs?"),
     ("unknown_table", "[schedular]\nleap = true", ":1: schedular: unknown key; did you mean scheduler?"),
     ("wrong_table", "max_num_seqs = 4", ":1: max_num_seqs: unknown key; did you mean scheduler.max_num_seqs?"),
-    ("unknown_nothing_near", "[slo]\nzzz = 4", ":2: slo.zzz: unknown key; known keys are ttft_ms, tpot_ms, e2e_ms"),
+    ("unknown_nothing_near", "[slo]\nzzz = 4", ":2: slo.zzz: unknown key; known keys are ttft_ms, ttft_ms_per_token, ttft_base_ms, tpot_ms, e2e_ms"),
     ("unknown_in_second_table", "[[nodes]]\n[[nodes]]\ngpux = 2", ":3: nodes.1.gpux: unknown key; did you mean gpu?"),
     ("unknown_inline", "workload = { path = '',\n  synthetic = { request = 3 } }", ":1: not valid TOML"),
     ("unknown_dotted", "workload.synthetic.request = 3", ":1: workload.synthetic.request: unknown key; did you mean requests?"),

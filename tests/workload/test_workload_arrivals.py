@@ -179,3 +179,24 @@ def test_only_replicas_that_decode_what_arrives_can_skip_prompts(tmp_path: Path)
     hybrid = {**COLOCATED, "model": {"name": "google/gemma-2-9b"}}
     with pytest.raises(InputError, match=r"workload\.skip_prefill: .*layers that keep"):
         run_config(tmp_path / "r", **hybrid, workload={"skip_prefill": True})
+
+
+@pytest.mark.parametrize("factor", [2, 3, 7])
+def test_a_denser_trace_keeps_its_times_and_its_order(tmp_path: Path, factor: int) -> None:
+    text = "arrival_ns,input_toks,output_toks\n" + "".join(
+        f"{i * i},{i + 1},2\n" for i in range(60_000)
+    )
+    (tmp_path / "w.csv").write_text(text)  # several chunks
+    dense = rows(open_file(tmp_path, None, "w.csv", upscale=factor, start_s=1e-6, limit=50_000))
+    first = 32  # the square root of a thousand, rounded up
+    assert [row[2] for row in dense] == list(range(first + 1, first + 50_001))
+    assert [row[1] for row in dense] == [(first + k // factor) ** 2 - 1000 for k in range(50_000)]
+
+
+def test_only_a_sorted_file_gets_denser(tmp_path: Path) -> None:
+    backwards = [{"arrival_time_ns": 9 - i, "input_toks": 4, "output_toks": 2} for i in range(9)]
+    workload(tmp_path / "w", backwards)
+    message = error_of(tmp_path, None, format="jsonl", upscale=2)
+    assert message == "config: workload.upscale: needs a file that is sorted by arrival"
+    with pytest.raises(InputError, match=r"workload\.upscale: makes a file denser"):
+        config_from_dict({"workload": {"upscale": 2}})
