@@ -27,7 +27,7 @@ kernel/clock kernel/digest kernel/lock kernel/priorities
 request
 scheduling/base scheduling/cohort scheduling/ledger scheduling/running scheduling/stages
 scheduling/vllm scheduling/waiting scheduling/simple scheduling/verifying
-kv/pool kv/blocks kv/freelist kv/hashing
+kv/pool kv/blocks kv/freelist kv/hashing kv/radix
 migration/watcher migration/outbound migration/destinations
 network/engine network/sharing
 latency/base latency/engine_steps latency/frontend latency/sampler

@@ -149,11 +149,12 @@ def resilience_table(directory: Path) -> str:
 
 
 def resilience_all(directory: Path) -> str:
-    """All chaos experiments, a line each; what breaks is the first line of the file."""
+    """All chaos experiments, a line each; what breaks is the first comment of the file."""
     rows = []
     for path in sorted((CONFIGS / "experiments").glob("chaos-*.toml")):
         calm, struck, cost = resilience(load_config(path), str(path), directory / path.stem)
-        what = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ").rstrip(".")
+        lines = path.read_text(encoding="utf-8").splitlines()
+        what = next(line for line in lines if line.startswith("# "))[2:].rstrip(".")
         cells = [
             what,
             f"{cost.worse:,} of {calm.completed:,}",

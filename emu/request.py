@@ -12,7 +12,7 @@ in replayed traces, where the length is forced).
 from __future__ import annotations
 
 import enum
-from typing import Final, final
+from typing import Any, Final, final
 
 import numpy as np
 
@@ -124,6 +124,12 @@ class Request:
     """Chained hashes of its full blocks; None until first looked up, empty if unknown."""
     block_keys_size: int
     """Tokens per block that `block_keys` are for."""
+    chain: Any
+    """Content of its full blocks (`emu.kv.radix.Chain`); None until first looked up."""
+    chain_block_size: int
+    """Tokens per block that `chain` is for."""
+    known_blocks: int
+    """Full blocks whose content is known."""
 
     queued_ns: int
     taken_ns: int
@@ -161,6 +167,8 @@ class Request:
         "block_keys",
         "block_keys_size",
         "cancel_after_ns",
+        "chain",
+        "chain_block_size",
         "computed_tokens",
         "deadline_ns",
         "decode_pin",
@@ -173,6 +181,7 @@ class Request:
         "handoff_after_ns",
         "has_more_turns",
         "holder_id",
+        "known_blocks",
         "kv_blocks",
         "last_out_ns",
         "last_token_ns",
@@ -253,6 +262,9 @@ class Request:
         self.block_ids = None
         self.block_keys = None
         self.block_keys_size = 0
+        self.chain = None
+        self.chain_block_size = 0
+        self.known_blocks = 0
         self.queued_ns = -1
         self.taken_ns = -1
         self.first_scheduled_ns = -1

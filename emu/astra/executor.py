@@ -107,7 +107,7 @@ class Executor:
         """Messages that have arrived before their receive was posted."""
         self._posted: dict[tuple[int, int, int, int], deque[tuple[int, int]]] = {}
         self._groups: dict[tuple[int, tuple[bool, ...] | None], tuple[int, ...]] = {}
-        self._memo: dict[tuple[object, ...], list[int]] = {}
+        self._delays = Delays(network)
         self._has_trees = any("Tree" in name for name in network.algorithms)
         self._trees: set[tuple[int, int]] = set()
         """(rank, dimension) whose next tree is the mirrored one."""
@@ -333,7 +333,7 @@ class Executor:
             del self._meetings[key]
             starts = [meeting.arrived[member][0] for member in group]
             leads = [self.now_ns - start for start in starts]
-            delays = self._delays(node, involved, leads, self._mirrored(group, involved, node))
+            delays = self._delays.of(node, involved, leads, self._mirrored(group, involved, node))
             for member, delay in zip(group, delays, strict=True):
                 self._at(self.now_ns + delay, member, meeting.arrived[member][1])
 
@@ -378,7 +378,16 @@ class Executor:
         heapq.heappush(self._events, (self.now_ns + delay_ns, self._order, -1, action))
         self._order += 1
 
-    def _delays(
+
+class Delays:
+    """Times of collectives from the last participant's entry on, each computed once."""
+
+    def __init__(self, network: CollectiveSystem) -> None:
+        self.network = network
+        self._has_trees = any("Tree" in name for name in network.algorithms)
+        self._known: dict[tuple[object, ...], list[int]] = {}
+
+    def of(
         self,
         node: Node,
         involved: tuple[bool, ...] | None,
@@ -387,11 +396,11 @@ class Executor:
     ) -> list[int]:
         """From the last participant's entry to the end of each; `leads` = how long each waited."""
         key = (node.collective, node.size_bytes, involved, mirrored, *leads)
-        delays = self._memo.get(key)
+        delays = self._known.get(key)
         if delays is None:
             kind = _kind(node)
-            if len(self._memo) >= _MEMO_MAX:
-                self._memo.clear()
+            if len(self._known) >= _MEMO_MAX:
+                self._known.clear()
             if any(leads) or self._has_trees:
                 last = max(leads)
                 starts = [last - lead for lead in leads]
@@ -402,7 +411,7 @@ class Executor:
             else:
                 together = collective_ns(self.network, kind, node.size_bytes, involved)
                 delays = [together] * len(leads)
-            self._memo[key] = delays
+            self._known[key] = delays
         return delays
 
 

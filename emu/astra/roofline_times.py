@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from emu.catalogue.model import ModelSpec
 from emu.latency.base import BatchShape
 from emu.latency.roofline.backend import RooflineBackend
@@ -71,8 +74,12 @@ class RooflineTimes:
 
     def attention_ns(self, shape: BatchShape) -> int:
         """One layer's attention."""
-        parts = self._backend.components_ns(shape)
-        return (parts["attention_prefill"] + parts["attention_decode"]) // self._layers
+        return self._backend.attention_ns(shape) // self._layers
+
+    def attention_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
+        """The same for each of so many decode iterations in a row."""
+        found: NDArray[np.int64] = self._backend.attention_run_ns(shape, steps) // self._layers
+        return found
 
     def expert_ns(self, tokens: int, activated: int, batch_tokens: int) -> int:
         """One layer's experts on one rank; the roofline spreads the batch evenly by itself."""

@@ -25,6 +25,7 @@ from emu.chaos.drawfaults import (
     pick,
 )
 from emu.chaos.drawmodels import draw_models
+from emu.chaos.drawwide import draw_wide
 from emu.config.kinds import KINDS
 from emu.config.schema import SchedulerTable
 from emu.rng import rng_stream
@@ -59,8 +60,12 @@ class World(msgspec.Struct):
     """Every fault ends and every replica comes back: all requests must end soon after that."""
 
 
-def draw_world(seed: int, *, requests_max: int = 60) -> World:
-    """The world of a seed."""
+def draw_world(seed: int, *, requests_max: int = 60, wide: bool = True) -> World:
+    """The world of a seed.
+
+    `wide`: also keys that plain worlds leave at their defaults (`drawwide.py`); tests that change
+    a world's model, policy or costs take a plain one.
+    """
     rng = rng_stream(seed, "chaos world")
     tables: Tables = {"seed": seed}
     kind = pick(rng, KINDS_OF_CLUSTER)
@@ -69,6 +74,8 @@ def draw_world(seed: int, *, requests_max: int = 60) -> World:
     lines = _workload(rng_stream(seed, "chaos workload"), requests_max, tables)
     draw_models(seed, tables, lines)
     heals = _recovery(rng, tables)
+    if wide:
+        draw_wide(seed, tables, lines)
     span_s = max(line["arrival_time_ns"] for line in lines) / 1e9
     ground = ground_of(tables, heals=heals)
     faults = draw_faults(rng_stream(seed, "chaos faults"), ground, span_s + 0.5)

@@ -45,6 +45,7 @@ def plan(
     ] = (),
     mode: tuple[str, ...] = (),
     dtype: tuple[str, ...] = (),
+    autoscale: Annotated[tuple[str, ...], Parameter(metavar="PRESET")] = (),
     pipeline_parallel: Annotated[
         tuple[int, ...], Parameter(name=["--pipeline-parallel", "--pp"], validator=Number(gte=1))
     ] = (),
@@ -108,6 +109,8 @@ def plan(
         colocated, disaggregated; both if not given.
     dtype
         Types of the weights to try, such as auto fp8 [auto].
+    autoscale
+        Presets of autoscaling to try: hpa, blitzscale, ...; "none" = also without [none].
     pipeline_parallel
         Numbers of pipeline stages to try [1].
     max_num_batched_tokens
@@ -161,6 +164,7 @@ def plan(
         tensor_parallel=tensor_parallel,
         mode=mode,
         dtype=dtype,
+        autoscale=autoscale,
         pipeline_parallel=pipeline_parallel,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,

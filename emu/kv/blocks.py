@@ -1,14 +1,14 @@
 """The KV pool with identities: prefix caching with reference counts and LRU eviction.
 
-Owns, per block: reference count and key. Owns the free list (first in, first out: taken at the
+Owns, per block: its reference count. Owns the free list (first in, first out: taken at the
 head, freed blocks appended at the tail, a sequence's last block first, so that its head survives
-longest) and the index key -> block (one block per key, the newest wins). Rules: LLMServingSim
-sections 6.1 to 6.4.
+longest) and the index content -> block (`radix.py`: one block per content, the newest wins). Rules:
+LLMServingSim sections 6.1 to 6.4.
 
 Invariants: a block is in the free list exactly when its reference count is 0; the index points
-only to blocks that carry the key; a request's blocks are referenced by it once each.
+only to blocks that hold the content; a request's blocks are referenced by it once each.
 
-Ids of blocks taken in a row are interchangeable: a block that has been popped carries no key, and
+Ids of blocks taken in a row are interchangeable: a block that has been popped holds nothing, and
 until it is indexed nothing distinguishes it. Therefore only the order of frees, touches and
 indexing matters for results, not which of two requests got which fresh block.
 
@@ -19,18 +19,16 @@ of id, and a counter says where they begin. Memory follows use, not capacity.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain, repeat
-from typing import Final, Protocol
+from itertools import chain
+from typing import Protocol
 
 import numpy as np
 
 from emu.kv.freelist import FreeList, Ids, RetainingFreeList
-from emu.kv.hashing import block_keys, with_adapter
 from emu.kv.pool import NO_HIT, Hit
+from emu.kv.radix import RadixIndex, chain_of, keys_of
 from emu.kv.tiers import LowerTier, chunks_resident
 from emu.request import Request
-
-NO_KEY: Final = -1
 
 
 class PoolWatcher(Protocol):
@@ -77,37 +75,29 @@ class BlockPool:
         self._used = 0
         """Blocks below this id have been used."""
         self._references = np.zeros(64, dtype=np.int32)
-        self._keys: list[int] = []
-        """The key that a block carries, or has carried before it was taken again."""
         self._retaining = RetainingFreeList(retain_ns) if retain_ns else None
         self._free: FreeList | RetainingFreeList = self._retaining or FreeList()
-        self._index: dict[int, int] = {}
+        self._index = RadixIndex()
         self.watcher: PoolWatcher | None = None
 
     # --- finding ----------------------------------------------------------------------------
     def lookup(self, request: Request) -> Hit:
-        """Walk the keys of the first (reached - 1) // block_size blocks to the first miss.
+        """Walk the first (reached - 1) // block_size blocks to the first that is not here.
 
         At least one token is always left to compute, in the lower tiers too (the original can
         hit a whole prompt there and then waits for ever).
         """
-        keys = self.keys_of(request)
-        if not keys:
+        chain = chain_of(request, self.block_size)
+        if not chain.blocks:
             return NO_HIT
-        index = self._index
         usable_tokens = request.prompt_tokens + request.generated_tokens - 1
-        found: list[int] = []
-        for key in keys[: usable_tokens // self.block_size]:
-            block = index.get(key)
-            if block is None:
-                break
-            found.append(block)
+        found = self._index.find(chain, usable_tokens // self.block_size)
         npu_tokens = len(found) * self.block_size
         for number, tier in enumerate(self.tiers):
             chunk = tier.chunk_tokens
             limit = usable_tokens // chunk
             start = npu_tokens // chunk
-            count = chunks_resident(tier, keys, self.block_size, start, limit)
+            count = chunks_resident(tier, self.keys_of(request), self.block_size, start, limit)
             gained = chunk * (start + count) - npu_tokens
             if count and gained >= chunk:
                 tokens = npu_tokens + gained
@@ -121,23 +111,21 @@ class BlockPool:
         """Keys of the request's full blocks, computed once."""
         keys = request.block_keys
         if keys is None or request.block_keys_size != self.block_size:
-            keys = request.block_keys = block_keys(
-                request.prefix, self.block_size, request.prompt_tokens
-            )
-            if request.adapter:  # KV of one adapter is of no use to another
-                keys = request.block_keys = with_adapter(keys, request.adapter)
+            chain = chain_of(request, self.block_size)
+            if chain.root:
+                keys = keys_of(request, self.block_size)
+            else:  # its units are the keys
+                assert isinstance(chain.units, list)
+                keys = chain.units
+            request.block_keys = keys
             request.block_keys_size = self.block_size
         return keys
 
     def match(self, request: Request) -> int:
         """Prompt tokens of a request that came from outside that the GPU pool holds now."""
-        index = self._index
-        found = 0
-        for key in self.keys_of(request)[: (request.prompt_tokens - 1) // self.block_size]:
-            if key not in index:
-                break
-            found += 1
-        return found * self.block_size
+        limit = (request.prompt_tokens - 1) // self.block_size
+        found = self._index.find(chain_of(request, self.block_size), limit)
+        return len(found) * self.block_size
 
     def keys_wanted(self, request: Request) -> dict[int, int]:
         """By position, the keys that would cut the request's need if they were indexed.
@@ -145,14 +133,14 @@ class BlockPool:
         The first key that is missing would lengthen the hit; a key whose block is free (it costs
         one free block to touch) would then be found in a block that is in use.
         """
-        wanted: dict[int, int] = {}
+        keys = self.keys_of(request)
         usable_tokens = request.prompt_tokens + request.generated_tokens - 1
-        for position, key in enumerate(self.keys_of(request)[: usable_tokens // self.block_size]):
-            block = self._index.get(key)
-            if block is None or self._references[block] == 0:
-                wanted[position] = key
-            if block is None:
-                break
+        limit = min(usable_tokens // self.block_size, len(keys))
+        found = self._index.find(chain_of(request, self.block_size), limit)
+        idle = np.flatnonzero(self._references[np.array(found, dtype=np.int64)] == 0)
+        wanted: dict[int, int] = {position: keys[position] for position in idle.tolist()}
+        if len(found) < limit:
+            wanted[len(found)] = keys[len(found)]
         return wanted
 
     # --- giving and taking ------------------------------------------------------------------
@@ -200,39 +188,28 @@ class BlockPool:
 
     def index(self, request: Request, had_tokens: int, tokens: int) -> None:
         """Blocks that became full between the two lengths can be found from now on."""
-        keys = self.keys_of(request)
         first = had_tokens // self.block_size
-        last = min(tokens // self.block_size, len(keys))
-        if first >= last:
-            return
-        held = request.block_ids
-        assert held is not None
-        blocks = held[first:last]
-        new_keys = keys[first:last]
-        self._index.update(zip(new_keys, blocks, strict=True))
-        key_of = self._keys
-        for block, key in zip(blocks, new_keys, strict=True):
-            key_of[block] = key
-        if self.watcher is not None:
-            self.watcher.stored(request, keys, first, blocks)
-        for number in range(len(self.tiers)):
-            self._write_through(number, keys, first, last)
+        last = min(tokens // self.block_size, chain_of(request, self.block_size).blocks)
+        if first < last:
+            self._add(request, first, last)
 
     def index_at(self, request: Request, position: int) -> None:
         """The block at `position` became full: `index` for a decode."""
-        keys = request.block_keys
+        if position < request.known_blocks:  # the workload may know only a part of the output
+            self._add(request, position, position + 1)
+
+    def _add(self, request: Request, first: int, last: int) -> None:
+        """Positions of a request can be found in its blocks from now on."""
         held = request.block_ids
         assert held is not None
-        if not keys or position >= len(keys):
-            return  # the workload knows only a part of the output
-        key = keys[position]
-        block = held[position]
-        self._keys[block] = key
-        self._index[key] = block
+        self._index.add(chain_of(request, self.block_size), held, first, last)
+        if self.watcher is None and not self.tiers:
+            return
+        keys = self.keys_of(request)
         if self.watcher is not None:
-            self.watcher.stored(request, keys, position, [block])
+            self.watcher.stored(request, keys, first, held[first:last])
         for number in range(len(self.tiers)):
-            self._write_through(number, keys, position, position + 1)
+            self._write_through(number, keys, first, last)
 
     def _write_through(self, number: int, keys: list[int], first: int, last: int) -> None:
         tier = self.tiers[number]
@@ -258,7 +235,7 @@ class BlockPool:
         request.kv_blocks = 0
 
     def take(self, count: int) -> list[int]:
-        """Pop blocks at the head; a key that a popped block carries is forgotten (eviction)."""
+        """Pop blocks at the head; what a popped block held is forgotten (eviction)."""
         assert 0 <= count <= self.blocks_free
         unused = min(count, self.blocks_total - self._used)
         taken = self._take_fresh(unused) if unused else []
@@ -301,7 +278,6 @@ class BlockPool:
         self.blocks_free = self.blocks_total
         self._references.fill(0)
         self._used = 0
-        self._keys.clear()
         self._free.clear()
         self._index.clear()
         if self.watcher is not None:
@@ -319,7 +295,7 @@ class BlockPool:
             )
             self._free.reach(size)
         self._references[first:end] = 1
-        self._keys.extend(repeat(NO_KEY, count))
+        self._index.reach(end)
         self.blocks_free -= count
         return list(range(first, end))
 
@@ -327,34 +303,14 @@ class BlockPool:
         """Blocks that are taken again can no longer be found."""
         if self.watcher is not None:
             self.watcher.taken(taken)
-        index = self._index
-        if not index:
-            return
-        keys = list(map(self._keys.__getitem__, taken))
-        found = list(map(index.pop, keys, repeat(None)))
-        if found == taken:
-            self.evicted_blocks += len(taken)
-            return
-        # Some carry no key, an old one, or one that a newer block has too: one by one.
-        for key, block in zip(keys, found, strict=True):
-            if block is not None:
-                index[key] = block
-        for key, block in zip(keys, taken, strict=True):
-            if index.get(key) == block:
-                del index[key]
-                self.evicted_blocks += 1
+        self.evicted_blocks += self._index.forget(taken)
 
     def _pop(self) -> int:
         if self._used < self.blocks_total:
             return self._take_fresh(1)[0]
         self.blocks_free -= 1
         block = self._free.pop()
-        if self.watcher is not None:
-            self.watcher.taken((block,))
-        key = self._keys[block]
-        if self._index.get(key) == block:
-            del self._index[key]
-            self.evicted_blocks += 1
+        self._evict([block])
         self._references[block] = 1
         return block
 
@@ -382,7 +338,7 @@ class BlockPool:
     # --- seeing -----------------------------------------------------------------------------
     def findable(self) -> frozenset[int]:
         """Keys that can be found."""
-        return frozenset(self._index)
+        return self._index.keys(self.block_size)
 
     def free_order(self) -> list[int]:
         """The free list from its head (fresh blocks first)."""
@@ -403,10 +359,7 @@ class BlockPool:
         fresh = self.blocks_total - self._used
         if self.blocks_free != len(free) + fresh:
             problems.append(f"{self.blocks_free} blocks free, counted {len(free) + fresh}")
-        carried = map(self._keys.__getitem__, self._index.values())
-        if list(self._index) != list(carried):
-            problems.append("the index names a block for a key that it does not carry")
-        return problems
+        return problems + self._index.problems()
 
 
 def _is_done(request: Request) -> bool:

@@ -119,6 +119,7 @@ class GroupedPool:
             if request.adapter:  # KV of one adapter is of no use to another
                 keys = request.block_keys = with_adapter(keys, request.adapter)
             request.block_keys_size = self.block_size
+            request.known_blocks = len(keys)
         return keys
 
     def _common_hit(self, keys: Sequence[int], limit_tokens: int) -> tuple[int, int, int]:

@@ -161,8 +161,7 @@ class Cohort:
         self._takers[residue] += 1
         if self.track_members:
             self._members[residue][running.admission] = running
-            keys = request.block_keys
-            running.has_keys = bool(keys) and (len(keys or ()) * self.block_size >= step + offset)
+            running.has_keys = 0 < step + offset <= request.known_blocks * self.block_size
             if running.has_keys:
                 self._indexers[-offset % self.block_size] += 1
                 self._indexer_count += 1

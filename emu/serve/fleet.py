@@ -144,7 +144,7 @@ class Handoffs:
         if request.prefix is not None:
             ids = filler_ids(self._house.tokenizer, start, output)
             request.prefix = Prefix(np.concatenate((prompt, ids)))
-            request.block_keys = None
+            request.block_keys = request.chain = None
 
     # --- decode side --------------------------------------------------------------------------
     def find(self, params: KvTransfer, prompt: Ids) -> Parked:

@@ -28,6 +28,7 @@ from emu.report.interval import mean_of
 from emu.sizing.interval import intervals_of
 from emu.sizing.layouts import Candidate, Layout, Prompts, layouts_of
 from emu.sizing.question import SOURCE, Question
+from emu.sizing.scaling import NOT_SCALED, SPAN, scaled
 from emu.sizing.search import Search, search_of
 from emu.sweeps.bisection import Bisection
 from emu.sweeps.drive import meets
@@ -78,6 +79,13 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
     prefill: int
     decode: int
     replicas: int
+    """With autoscaling: at most."""
+    system: str
+    """Preset of [autoscale]; empty: the cluster does not scale."""
+    bounds: dict[str, int]
+    """Keys of [autoscale]."""
+    gpus_mean: float
+    """GPU time divided by the time of the run; `gpus` where the cluster does not scale."""
     worst: float
     """Largest figure / limit of any objective and seed; 1 = at the limit."""
     readings: list[Reading]
@@ -143,10 +151,12 @@ def find_cluster(
             driver.watch = watch
         trials = _Trials(driver, question)
         _search_all(trials, layouts, question)
+        _search_scaled(trials, question)
         rows, best = _ranked(trials, question)
         for layout in layouts:
             if not any(row_layout == layout for row_layout in trials.layouts_met):
                 refused.append((layout.label, trials.reason(layout)))
+        refused += trials.not_scaled
         if best is None:
             raise _no_cluster(trials, question)
         headroom = _headroom(driver, question, best, plain, rate)
@@ -244,18 +254,37 @@ class _Trials:
         self._conditions = [objective.condition for objective in question.objectives]
         self.rows: dict[Candidate, list[Row]] = {}
         self.best_cost = float("inf")
+        self.not_scaled: list[tuple[str, str]] = []
+        """Layouts that were tried with autoscaling in vain, and why."""
 
     def run(self, candidates: Sequence[Candidate]) -> None:
         """Run what has not been run, all of it together."""
         new = [one for one in dict.fromkeys(candidates) if one not in self.rows]
         seeds = self._question.seeds
-        values = [one.values(self._question.gpus_per_node) for one in new]
+        values = [
+            one.values(self._question.gpus_per_node)
+            | (self._question.scaling if one.scaling is not None else {})
+            for one in new
+        ]
         rows = self._driver.rows(with_seeds(values, seeds))
         for index, candidate in enumerate(new):
             mine = rows[index * len(seeds) : (index + 1) * len(seeds)]
             self.rows[candidate] = mine
             if self.is_met(candidate) and self.is_allowed(candidate):
-                self.best_cost = min(self.best_cost, candidate.cost)
+                self.best_cost = min(self.best_cost, self.cost(candidate))
+
+    def cost(self, candidate: Candidate) -> float:
+        """Per hour: of its GPUs, or of the GPU time that it took."""
+        if candidate.scaling is None:
+            return candidate.cost
+        return self.gpus_mean(candidate) * candidate.layout.gpu.price
+
+    def gpus_mean(self, candidate: Candidate) -> float:
+        """GPUs that it had over the time of its run, mean over seeds."""
+        if candidate.scaling is None:
+            return float(candidate.gpus)
+        figures = [row.result.figures for row in self.rows[candidate]]
+        return mean_of([one["gpu_seconds.total"] / one["duration"] for one in figures]).mean
 
     def is_met(self, candidate: Candidate) -> bool:
         """Whether every seed meets all objectives and serves every request."""
@@ -292,7 +321,8 @@ class _Trials:
         most = min(layout.gpu.count_max or self._question.gpus_max, self._question.gpus_max)
         replicas = most // layout.replica_gpus
         if self.best_cost < float("inf"):
-            replicas = min(replicas, int(self.best_cost / layout.price * (1 + _EPSILON)))
+            span = 1.0 if self._question.systems == (NOT_SCALED,) else SPAN
+            replicas = min(replicas, int(span * self.best_cost / layout.price * (1 + _EPSILON)))
         return replicas
 
     def reason(self, layout: Layout) -> str:
@@ -337,18 +367,43 @@ def _advance(
     active.append((search, asked))
 
 
+def _search_scaled(trials: _Trials, question: Question) -> None:
+    """Clusters that scale, from the cheapest static one of each layout."""
+    cheapest: dict[Layout, Candidate] = {}
+    for one in sorted(trials.met, key=lambda one: (one.cost, one.label)):
+        cheapest.setdefault(one.layout, one)
+    for static in cheapest.values():
+        layout = static.layout
+        most = min(layout.gpu.count_max or question.gpus_max, question.gpus_max)
+        for system in question.systems:
+            if system == NOT_SCALED:
+                continue
+            tried = scaled(static, system, most // layout.replica_gpus)
+            tried.sort(key=lambda one: one.cost)
+            for low in dict.fromkeys(one.cost for one in tried):
+                if low < trials.best_cost:
+                    trials.run([one for one in tried if one.cost == low])
+            if tried and not any(one in trials.rows and trials.is_met(one) for one in tried):
+                label = f"{layout.label}, by {system}"
+                trials.not_scaled.append((label, NOT_AS_CHEAP))
+
+
 def _ranked(trials: _Trials, question: Question) -> tuple[list[Ranked], Candidate | None]:
     """The best cluster of each layout, cheapest first; ties by the distance to the limits."""
-    rows = {one: _row(trials.rows[one], one, question) for one in trials.met}
-    order = sorted(rows, key=lambda one: (one.cost, rows[one].worst, one.label))
-    shown: dict[Layout, Candidate] = {}
+    rows = {
+        one: _row(trials.rows[one], one, question, trials.gpus_mean(one))
+        for one in trials.met
+        if one.scaling is not None or NOT_SCALED in question.systems
+    }
+    order = sorted(rows, key=lambda one: (rows[one].cost_per_h, rows[one].worst, one.label))
+    shown: dict[tuple[Layout, str], Candidate] = {}
     for candidate in order:
-        shown.setdefault(candidate.layout, candidate)
+        shown.setdefault((candidate.layout, rows[candidate].system), candidate)
     best = order[0] if order else None
     return [rows[one] for one in shown.values()], best
 
 
-def _row(rows: Sequence[Row], candidate: Candidate, question: Question) -> Ranked:
+def _row(rows: Sequence[Row], candidate: Candidate, question: Question, gpus_mean: float) -> Ranked:
     readings = []
     worst = 0.0
     for objective in question.objectives:
@@ -370,7 +425,7 @@ def _row(rows: Sequence[Row], candidate: Candidate, question: Question) -> Ranke
         label=candidate.label,
         gpu=layout.gpu.name,
         gpus=candidate.gpus,
-        cost_per_h=candidate.cost,
+        cost_per_h=gpus_mean * layout.gpu.price,
         mode=layout.mode,
         tensor_parallel=layout.tensor_parallel,
         pipeline_parallel=layout.pipeline_parallel,
@@ -379,6 +434,9 @@ def _row(rows: Sequence[Row], candidate: Candidate, question: Question) -> Ranke
         prefill=candidate.prefill if candidate.decode else 0,
         decode=candidate.decode,
         replicas=candidate.replicas,
+        system=candidate.scaling.system if candidate.scaling else "",
+        bounds=candidate.bounds,
+        gpus_mean=gpus_mean,
         worst=worst,
         readings=readings,
     )
@@ -391,7 +449,7 @@ def _no_cluster(trials: _Trials, question: Question) -> Exception:
     if invalid and len(invalid) == len(trials.rows):
         return InputError(SOURCE, None, "", invalid[0].error)
     tried = [
-        (candidate, _row(rows, candidate, question).worst)
+        (candidate, _row(rows, candidate, question, candidate.gpus).worst)
         for candidate, rows in trials.rows.items()
         if trials.is_allowed(candidate) and all(row.result.status == "completed" for row in rows)
     ]
@@ -408,6 +466,8 @@ def _headroom(
     """Bisection on the rate of the best cluster, up to HEADROOM_MAX times."""
     conditions = [objective.condition for objective in question.objectives]
     cluster = best.values(question.gpus_per_node)
+    if best.scaling is not None:
+        cluster |= question.scaling
     search = Bisection(
         low=1.0,
         high=HEADROOM_MAX,
@@ -467,6 +527,9 @@ def _checked_tables(plain: dict[str, Any], question: Question, best: Candidate) 
     for objective in question.objectives:
         if objective.metric in ("ttft", "tpot", "e2e"):
             tables.setdefault("slo", {})[f"{objective.metric}_ms"] = objective.limit_ms
+    if best.scaling is not None:
+        tables["autoscale"] = {"preset": best.scaling.system, **best.bounds}
+        tables = _with_settings(tables, question.scaling)
     return _with_settings(tables, question.settings)
 
 

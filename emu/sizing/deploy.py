@@ -1,8 +1,10 @@
-"""The best cluster as files: a runnable configuration, vLLM's flags, a Kubernetes manifest.
+"""The best cluster as files: a runnable configuration, vLLM's flags, manifests.
 
     cluster.toml        `emu run cluster.toml` repeats the run that the plan rests on
     vllm.txt            one `vllm serve` command for each role
     kubernetes.yaml     a Deployment and a Service for each role
+    dynamo.yaml         a DynamoGraphDeployment
+    llm-d.yaml          values for the chart llm-d-modelservice
     plan.json           the answer
 
 Flags are those of `vllm serve`. They can only say what the emulated engine did: a configuration
@@ -11,12 +13,9 @@ with another scheduler than vLLM's gets no flags and no manifest.
 
 from __future__ import annotations
 
-import json
-import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -25,9 +24,8 @@ from emu.config.load import config_from_dict
 from emu.config.schema import Config, VllmTable
 from emu.report.atomic import write_text
 from emu.sizing.answer import Answer
+from emu.sizing.manifests import Role, dynamo, kubernetes, llm_d
 
-_IMAGE: Final = "vllm/vllm-openai:latest"
-_PORT: Final = 8000
 _QUANTIZED: Final = {"fp8": "fp8"}
 """Types of weights that vLLM quantizes to while loading; others are the checkpoint's business."""
 _PLAIN: Final = ("float32", "float16", "bfloat16")
@@ -42,12 +40,12 @@ def write_answer(answer: Answer, directory: Path) -> list[Path]:
     }
     config = config_from_dict(answer.config)
     if config.scheduler.policy == "vllm":
-        roles = _roles(config)
-        lines = [
-            f"# {role}, {count} of them\n{shlex.join(flags)}\n" for role, count, flags in roles
-        ]
+        roles = roles_of(config)
+        lines = [f"# {one.role}, {one.numbers} of them\n{shlex.join(one.flags)}\n" for one in roles]
         files["vllm.txt"] = "\n".join(lines)
-        files["kubernetes.yaml"] = manifests(config, answer.model)
+        files["kubernetes.yaml"] = kubernetes(config, roles, answer.model)
+        files["dynamo.yaml"] = dynamo(roles, answer.model)
+        files["llm-d.yaml"] = llm_d(roles, answer.model)
     for name, text in files.items():
         write_text(directory / name, text)
     return [directory / name for name in files]
@@ -83,85 +81,17 @@ def vllm_flags(config: Config, group: int) -> list[str]:
     return flags
 
 
-def _roles(config: Config) -> list[tuple[str, int, list[str]]]:
+def roles_of(config: Config) -> list[Role]:
+    """The groups of replicas that are deployed; inactive ones are what scaling may add."""
+    spare = sum(table.count for table in config.replicas if table.role == "inactive")
     return [
-        (table.role, table.count, vllm_flags(config, group))
-        for group, table in enumerate(config.replicas)
-    ]
-
-
-def manifests(config: Config, model: str) -> str:
-    """Documents of YAML: a Deployment and a Service for each role."""
-    short = re.sub(r"[^a-z0-9]+", "-", model.rpartition("/")[2].lower()).strip("-")[:40].strip("-")
-    documents: list[dict[str, Any]] = []
-    for group, (role, count, flags) in enumerate(_roles(config)):
-        name = f"{short}-{role}"
-        table = config.replicas[group]
-        gpus = table.tensor_parallel * table.pipeline_parallel
-        labels = {"app": name, "role": role}
-        documents.append(_deployment(name, labels, count, flags[2:], gpus))
-        documents.append(
-            {
-                "apiVersion": "v1",
-                "kind": "Service",
-                "metadata": {"name": name, "labels": labels},
-                "spec": {
-                    "selector": labels,
-                    "ports": [{"name": "http", "port": _PORT, "targetPort": _PORT}],
-                },
-            }
+        Role(
+            role=table.role,
+            count=table.count,
+            count_max=table.count + spare,
+            gpus=table.tensor_parallel * table.pipeline_parallel,
+            flags=vllm_flags(config, group),
         )
-    return "".join("---\n" + "\n".join(_yaml(document, 0)) + "\n" for document in documents)
-
-
-def _deployment(
-    name: str, labels: dict[str, str], count: int, arguments: list[str], gpus: int
-) -> dict[str, Any]:
-    model, *flags = arguments
-    container = {
-        "name": "vllm",
-        "image": _IMAGE,
-        "args": ["--model", model, *flags],
-        "ports": [{"containerPort": _PORT}],
-        "readinessProbe": {"httpGet": {"path": "/health", "port": _PORT}},
-        "resources": {"limits": {"nvidia.com/gpu": str(gpus)}},
-        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
-    }
-    pod = {
-        "containers": [container],
-        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
-    }
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": name, "labels": labels},
-        "spec": {
-            "replicas": count,
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": pod},
-        },
-    }
-
-
-def _yaml(value: Any, depth: int) -> Iterator[str]:
-    """Lines of a mapping or a list in block style; scalars as JSON, which is YAML."""
-    indent = "  " * depth
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if isinstance(inner, (dict, list)):
-                yield f"{indent}{_key(key)}:"
-                yield from _yaml(inner, depth + 1)
-            else:
-                yield f"{indent}{_key(key)}: {json.dumps(inner)}"
-        return
-    for item in value:
-        if isinstance(item, dict):
-            first, *rest = _yaml(item, depth + 1)
-            yield f"{indent}- {first.lstrip()}"
-            yield from rest
-        else:
-            yield f"{indent}- {json.dumps(item)}"
-
-
-def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z]+", key) else json.dumps(key)
+        for group, table in enumerate(config.replicas)
+        if table.role != "inactive" and table.count
+    ]

@@ -86,18 +86,28 @@ class Layout(msgspec.Struct, frozen=True):
         return {key: value for key, value in given.items() if value}
 
 
+class Scaling(msgspec.Struct, frozen=True):
+    """How a cluster scales."""
+
+    system: str
+    """Preset of [autoscale]."""
+    replicas_max: int
+    """Of all roles together."""
+
+
 class Candidate(msgspec.Struct, frozen=True):
     """A cluster: colocated replicas, or prefill and decode replicas."""
 
     layout: Layout
     prefill: int
-    """Colocated replicas where the layout is colocated."""
+    """Colocated replicas where the layout is colocated; the least number where it scales."""
     decode: int
+    scaling: Scaling | None = None
 
     @property
     def replicas(self) -> int:
-        """All replicas."""
-        return self.prefill + self.decode
+        """All replicas, also those that are not always there."""
+        return self.scaling.replicas_max if self.scaling else self.prefill + self.decode
 
     @property
     def gpus(self) -> int:
@@ -106,13 +116,20 @@ class Candidate(msgspec.Struct, frozen=True):
 
     @property
     def cost(self) -> float:
-        """Per hour; GPUs where they have no price."""
-        return self.gpus * self.layout.gpu.price
+        """Per hour; GPUs where they have no price. One that scales costs no less than this."""
+        replicas = self.prefill + self.decode
+        return replicas * self.layout.replica_gpus * self.layout.gpu.price
 
     @property
     def label(self) -> str:
-        """20 x H100: 4P+1D, TP 4."""
+        """20 x H100: 4P+1D, TP 4; 2 to 8 x H100: 2 to 8 colocated by hpa, TP 1."""
         layout = self.layout
+        if self.scaling is not None:
+            most, least = self.scaling.replicas_max, self.prefill + self.decode
+            gpus = f"{least * layout.replica_gpus} to {self.gpus} x {layout.gpu.name}"
+            least_text = f"{self.prefill}P+{self.decode}D" if self.decode else f"{self.prefill}"
+            kind = "replicas" if self.decode else "colocated"
+            return f"{gpus}: {least_text} to {most} {kind} by {self.scaling.system}, {layout.shape}"
         split = f"{self.prefill}P+{self.decode}D" if self.decode else f"{self.prefill} colocated"
         return f"{self.gpus} x {layout.gpu.name}: {split}, {layout.shape}"
 
@@ -128,6 +145,9 @@ class Candidate(msgspec.Struct, frozen=True):
                 {"role": "prefill", "count": self.prefill, **shape},
                 {"role": "decode", "count": self.decode, **shape},
             ]
+        if self.scaling is not None:
+            spare = self.replicas - self.prefill - self.decode
+            replicas.append({"role": "inactive", "count": spare, **shape})
         # A replica of several machines takes whole ones; a smaller one never lies across two.
         each = layout.replica_gpus
         machines = ceil_div(self.replicas, max(1, gpus_per_node // each))
@@ -140,7 +160,29 @@ class Candidate(msgspec.Struct, frozen=True):
             "nodes.0.gpus": gpus_per_node,
             "nodes.0.count": machines,
             "replicas": replicas,
+            **self._scaling_values(),
         }
+
+    @property
+    def bounds(self) -> dict[str, int]:
+        """The least and largest numbers of replicas, as keys of [autoscale]."""
+        if self.scaling is None:
+            return {}
+        most = self.scaling.replicas_max
+        if not self.decode:
+            return {"min_replicas": self.prefill, "max_replicas": most}
+        return {
+            "min_prefill": self.prefill,
+            "max_prefill": most - self.decode,
+            "min_decode": self.decode,
+            "max_decode": most - self.prefill,
+        }
+
+    def _scaling_values(self) -> dict[str, Any]:
+        if self.scaling is None:
+            return {}
+        given = {"preset": self.scaling.system, **self.bounds}
+        return {f"autoscale.{key}": value for key, value in given.items()}
 
 
 class Prompts(msgspec.Struct, frozen=True):

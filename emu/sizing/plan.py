@@ -23,6 +23,7 @@ from emu.sizing.question import (
     traffic,
     wrong,
 )
+from emu.sizing.scaling import NOT_SCALED, SYSTEMS
 from emu.sweeps.command import settings_of
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
@@ -43,6 +44,7 @@ def plan(
     tensor_parallel: Iterable[int] = (),
     mode: Iterable[str] = (),
     dtype: Iterable[str] = (),
+    autoscale: Iterable[str] = (),
     pipeline_parallel: Iterable[int] = (),
     max_num_batched_tokens: Iterable[int] = (),
     max_num_seqs: Iterable[int] = (),
@@ -91,6 +93,13 @@ def plan(
     for key in settings:
         if key.startswith(("replicas", "nodes.0.gpu", "nodes.0.count", "model.dtype", "seed")):
             raise InputError("--set", None, key, "the plan chooses it")
+    systems = _words(autoscale, (NOT_SCALED, *SYSTEMS), (NOT_SCALED,), "--autoscale")
+    scaling = {key: settings.pop(key) for key in list(settings) if key.startswith("autoscale.")}
+    for key in scaling:
+        if key.startswith(("autoscale.preset", "autoscale.min_", "autoscale.max_")):
+            raise InputError("--set", None, key, "the plan chooses it")
+    if scaling and systems == (NOT_SCALED,):
+        raise InputError("--set", None, next(iter(scaling)), "give --autoscale")
     question = Question(
         model=model,
         hf_config=str(hf_config),
@@ -109,6 +118,8 @@ def plan(
         gpus_max=max_gpus,
         gpus_per_node=gpus_per_node,
         settings=settings,
+        systems=systems,
+        scaling=scaling,
     )
     directory = Path(output)
     answer = find_cluster(question, directory, jobs=jobs, ray=ray, watch=watch)
@@ -197,4 +208,5 @@ def _row_text(row: Ranked, answer: Answer) -> str:
             text += f" [{number(reading.low_ms)}, {number(reading.high_ms)}]"
         readings.append(text)
     cost = f", {row.cost_per_h:,.2f} $/h" if answer.has_prices else ""
-    return f"{row.label}; {', '.join(readings)}{cost}"
+    mean = f", {row.gpus_mean:.1f} GPUs on average" if row.system else ""
+    return f"{row.label}; {', '.join(readings)}{mean}{cost}"

@@ -93,6 +93,10 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     gpus_per_node: int
     settings: dict[str, Any]
     """Overrides of every configuration (dotted keys)."""
+    systems: tuple[str, ...] = ("none",)
+    """Presets of [autoscale] to try; "none" = a cluster that does not scale."""
+    scaling: dict[str, Any] = {}
+    """Overrides of every configuration that scales (dotted keys)."""
 
 
 def wrong(option: str, problem: str) -> InputError:

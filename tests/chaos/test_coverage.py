@@ -10,12 +10,9 @@ from emu.chaos.worlds import draw_world
 from emu.config.faultkinds import KINDS
 
 NOT_YET_TEXT = """
-model.dtype model.kv_cache_dtype model.max_model_tokens model.served_name nodes.gpu.name
-nodes.gpu.memory_gib nodes.gpu.memory_gbytes_per_s nodes.gpu.tflops_fp16 nodes.gpu.tflops_fp8
-nodes.gpu.sm_count nodes.gpu.nvlink_gbps nodes.gpu.pcie_gbps nodes.host_memory_gbytes_per_s
-nodes.host_memory_latency_ns nodes.nvlink_latency_ns nodes.pcie_gbps nodes.pcie_shared_by
-nodes.ssd_gbps nodes.nvlink_domain nodes.leaf nodes.cxl_latency_ns nodes.cxl_devices nodes.pim
-nodes.hourly_price replicas.expert_parallel replicas.placement.weights
+model.dtype nodes.gpu.name nodes.gpu.memory_gib nodes.gpu.memory_gbytes_per_s
+nodes.gpu.tflops_fp16 nodes.gpu.tflops_fp8 nodes.gpu.sm_count nodes.gpu.nvlink_gbps
+nodes.gpu.pcie_gbps nodes.pim replicas.expert_parallel replicas.placement.weights
 replicas.placement.blocks.layers replicas.placement.blocks.weights
 replicas.placement.tensors.embedding replicas.placement.tensors.layernorm
 replicas.placement.tensors.qkv_proj replicas.placement.tensors.qk_norm
@@ -26,10 +23,9 @@ replicas.placement.local_loads replicas.gpus replicas.gpu replicas.shared replic
 replicas.latency replicas.model models.name models.dtype models.kv_cache_dtype
 models.max_model_tokens models.served_name models.tensor_parallel models.prefill models.decode
 models.colocated models.pinned models.max_outstanding models.slo.ttft_ms models.slo.tpot_ms
-models.slo.e2e_ms models.autoscale models.scheduler models.latency workload.limit
-workload.time_scale workload.start_s workload.max_prompt_tokens workload.max_output_tokens
-workload.models workload.model_shares workload.model_run workload.seed
-workload.synthetic.requests workload.synthetic.duration_s workload.synthetic.arrivals.process
+models.slo.e2e_ms models.autoscale models.scheduler models.latency workload.models
+workload.model_shares workload.model_run workload.synthetic.requests
+workload.synthetic.duration_s workload.synthetic.arrivals.process
 workload.synthetic.arrivals.rate_per_s workload.synthetic.arrivals.cv
 workload.synthetic.arrivals.burst_rate_per_s workload.synthetic.arrivals.burst_every_s
 workload.synthetic.arrivals.burst_length_s workload.synthetic.arrivals.points
@@ -42,33 +38,14 @@ workload.synthetic.output.sigma workload.synthetic.output.theta
 workload.synthetic.sessions.turns_min workload.synthetic.sessions.turns_max
 workload.synthetic.sessions.tool_s workload.synthetic.sessions.shared_context
 workload.synthetic.tenants workload.synthetic.prefix_groups workload.synthetic.prefix_tokens
-workload.synthetic.adapters
-router.max_prompt_tokens scheduler.gpu_memory_utilization scheduler.skip_blocked
-scheduler.long_prefill_token_threshold scheduler.chunked_prefill scheduler.reserve_full_sequence
-scheduler.max_lora_rank scheduler.speculative_config.draft_tensor_parallel_size
-scheduler.speculative_config.acceptance_spread
-scheduler.speculative_config.synthetic_acceptance_length scheduler.faithful
-scheduler.watermark_blocks_fraction scheduler.max_waiting_iters latency.backend=roofline
-latency.engine latency.host_overhead latency.sampling latency.penalties latency.front_end
-latency.jitter latency.warm_up latency.step_overhead_us latency.expert_routing
+workload.synthetic.adapters scheduler.speculative_config.draft_tensor_parallel_size
+latency.backend=roofline latency.engine latency.host_overhead latency.sampling latency.penalties
+latency.front_end latency.jitter latency.warm_up latency.step_overhead_us latency.expert_routing
 latency.attention_offload latency.sub_batch_interleaving latency.compute_efficiency
 latency.memory_efficiency latency.round_tokens_to latency.enforce_eager
 latency.prefill_tokens_per_s latency.backend=astra-sim latency.compute latency.faithful
-network.connector_us network.connector_block_us network.first_token network.collective_algorithm
-network.collective_algorithms network.topology network.collective_splits
-network.collective_active_chunks network.congestion network.endpoint_delay_ns
-network.link_latency_ns network.leaf_uplink_gbps autoscale.preset autoscale.tick_ms
-autoscale.min_prefill autoscale.min_decode autoscale.tokens_prefilled_per_s
-autoscale.tokens_transferred_per_s autoscale.migration_lower_s autoscale.migration_upper_s
-autoscale.nvlink autoscale.note_layers autoscale.prune_sources autoscale.host_cache_gib
-autoscale.host_cache_eviction autoscale.host_cache_ttl_s autoscale.load_delay_ms
-autoscale.scale_up_stabilization_s autoscale.min_replicas autoscale.idle_s autoscale.faithful
-kv_reject.enabled kv_reject.period_ms migration.rebalance_period_ms migration.faithful
-slo.ttft_ms slo.tpot_ms slo.e2e_ms power.base_node_w power.gpu_idle_w power.gpu_standby_w
-power.gpu_active_w power.gpu_standby_s power.cpu_idle_w power.cpu_active_w power.cpu_utilization
-power.dram_idle_w_per_dimm power.dram_dimm_gib power.dram_pj_per_bit power.link_idle_w
-power.links power.link_pj_per_bit power.nic_idle_w power.nics power.storage_idle_w
-power.storage_devices limits.stalled_s
+network.congestion autoscale.preset autoscale.min_prefill autoscale.min_decode
+autoscale.min_replicas autoscale.idle_s
 """
 NOT_YET = frozenset(NOT_YET_TEXT.split())
 """Keys that worlds are still to give."""

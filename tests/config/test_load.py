@@ -51,7 +51,7 @@ def test_overrides_win_and_reach_defaults_arrays_and_inline_tables() -> None:
             "replicas.0.scheduler.block_size=32",
             "workload.synthetic.arrivals.process=gamma",
             "autoscale.live=false",
-            "migration.faithful=['a','b']",
+            "autoscale.faithful=['a','b']",
         ],
     )
     assert config.replicas[0].count == 4
@@ -66,7 +66,7 @@ def test_overrides_win_and_reach_defaults_arrays_and_inline_tables() -> None:
     assert config.workload.synthetic.requests == 10
     assert config.autoscale is not None
     assert config.autoscale.live is False
-    assert config.migration.faithful == ["a", "b"]
+    assert config.autoscale.faithful == ["a", "b"]
 
 
 def test_value_that_would_smuggle_a_second_key_is_a_string() -> None:

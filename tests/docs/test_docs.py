@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -80,13 +81,26 @@ def test_the_catalogue_page_has_a_row_for_everything() -> None:
     assert "`A100-SXM4-80GB`" in catalogue_markdown()
 
 
+@cache
+def _anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as Markdown renderers name them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", HAND_WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_and_example_files_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for target in _LINK.findall(text):
-        if target.startswith(("http://", "https://", "#", "mailto:")):
+        if target.startswith(("http://", "https://", "mailto:")):
             continue
-        assert (page.parent / target.split("#")[0]).exists(), f"{page}: {target}"
+        if target.startswith("#"):
+            target = page.name + target
+        path, _, anchor = target.partition("#")
+        assert (page.parent / path).exists(), f"{page}: {target}"
+        if anchor:
+            assert anchor in _anchors(page.parent / path), f"{page}: {target}"
     for target in _CONFIG_PATH.findall(text):
         assert (ROOT / target).exists(), f"{page}: {target}"
 

@@ -18,7 +18,7 @@ from emu.kv.tiers import LowerTier, chunk_tokens_for
 from emu.request import Prefix, Request
 
 
-def request(rid, prompt, output=1, start=0, tokens=None):
+def request(rid, prompt, output=1, start=0, tokens=None, prefix=None):
     if tokens is None:
         tokens = list(range(start, start + prompt + output))
     return Request(
@@ -27,7 +27,7 @@ def request(rid, prompt, output=1, start=0, tokens=None):
         prompt_tokens=prompt,
         output_tokens=output,
         max_output_tokens=output,
-        prefix=Prefix(np.array(tokens, dtype=np.int64)),
+        prefix=prefix or Prefix(np.array(tokens, dtype=np.int64)),
     )
 
 
@@ -288,3 +288,106 @@ def test_tier_evicts_the_oldest_written():
     assert 1 not in host
     assert 2 in host
     assert (len(host), host.evicted_chunks, host.used_bytes) == (2, 1, 1024)
+
+
+# --- content by runs ----------------------------------------------------------------------------
+class Flat:
+    """The rules of `RadixIndex`, one key for each block."""
+
+    def __init__(self):
+        self.index, self.held = {}, {}
+
+    def reach(self, blocks):
+        pass
+
+    def problems(self):
+        return []
+
+    def find(self, chain, limit):
+        found = []
+        for position in range(min(limit, chain.blocks)):
+            block = self.index.get(self._key(chain, position))
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def add(self, chain, held, first, last):
+        for position in range(first, last):
+            key = self._key(chain, position)
+            self.index[key] = held[position]
+            self.held[held[position]] = key
+
+    def forget(self, taken):
+        gone = 0
+        for block in taken:
+            key = self.held.pop(block, None)
+            if key is not None and self.index.get(key) == block:
+                del self.index[key]
+                gone += 1
+        return gone
+
+    @staticmethod
+    def _key(chain, position):
+        return chain.root, tuple(chain.units[: position // chain.per + 1]), position
+
+
+def drawn_request(rng, rid, *, hashed):
+    """One of few families, which branch at every depth."""
+    prompt = int(rng.integers(1, 60))
+    depth = int(rng.integers(0, 8))
+    family = [int(rng.integers(2)) if i % 3 == depth % 3 else 0 for i in range(8)]
+    if hashed:  # units of 8 tokens = 2 blocks
+        prefix = Prefix(hash_ids=tuple(family[: -(-prompt // 8)]), hash_block_tokens=8)
+        return request(rid, prompt, 4, prefix=prefix)
+    return request(rid, prompt, 4, tokens=[*np.repeat(family, 8)[:prompt], 1, 0, 1, rid % 2])
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_runs_are_found_and_forgotten_as_blocks_one_by_one(seed):
+    rng = np.random.default_rng(seed)
+    pools = BlockPool(40, 4), BlockPool(40, 4)
+    pools[1]._index = Flat()
+    held: dict[int, tuple[Request, Request]] = {}
+    hits = 0
+    for step in range(250):
+        choice = rng.random()
+        if held and choice < 0.4:
+            for pool, r in zip(
+                pools, held.pop(list(held)[int(rng.integers(len(held)))]), strict=True
+            ):
+                pool.release(r)
+        elif held and choice < 0.6:  # a decode step
+            pair = held[list(held)[int(rng.integers(len(held)))]]
+            for pool, r in zip(pools, pair, strict=True):
+                if pool.blocks_free and r.computed_tokens < r.prompt_tokens + 4:
+                    if r.computed_tokens % 4 == 0:
+                        pool.grow_by_one(r)
+                    r.computed_tokens += 1
+                    if r.computed_tokens % 4 == 0:
+                        pool.index_at(r, r.computed_tokens // 4 - 1)
+        else:
+            state = rng.bit_generator.state
+            pair = []
+            for _ in pools:
+                rng.bit_generator.state = state
+                pair.append(drawn_request(rng, step, hashed=seed % 2 == 0))
+            is_blind = rng.random() < 0.3  # computed at the same time as its like
+            is_short = rng.random() < 0.3  # a first chunk, then the rest
+            found = [NO_HIT if is_blind else p.lookup(r) for p, r in zip(pools, pair, strict=True)]
+            assert found[0].block_ids == found[1].block_ids
+            assert pools[0].match(pair[0]) == pools[1].match(pair[1])
+            hits += len(found[0].block_ids)
+            target = pair[0].prompt_tokens
+            if pools[0].need(pair[0], target, found[0]) > pools[0].blocks_free:
+                continue
+            for pool, r, hit in zip(pools, pair, found, strict=True):
+                middle = max(hit.npu_tokens, target // 2) if is_short else target
+                pool.grow(r, hit.npu_tokens, middle, hit)
+                pool.grow(r, middle, target)
+                r.computed_tokens = target
+            held[step] = pair[0], pair[1]
+        assert pools[0].free_order() == pools[1].free_order(), f"{seed=} {step=}"
+        assert pools[0].recount([r.block_ids for r, _ in held.values()]) == [], f"{seed=} {step=}"
+        assert pools[0].evicted_blocks == pools[1].evicted_blocks
+    assert hits > 50

@@ -24,7 +24,7 @@ def test_steps_that_do_something(prompts: tuple[int, ...], steps: int) -> None:
         )
         request.computed_tokens, request.generated_tokens = prompt, 1
         if number % 2:
-            request.block_keys = list(range(50))
+            request.known_blocks = 50
         cohort.join(RunningRequest(request, admission=number))
     found = list(cohort.busy_steps(steps))
     start = cohort.step

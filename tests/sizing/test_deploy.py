@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
@@ -13,7 +14,8 @@ import emu
 from emu.cli import main
 from emu.config.load import config_from_dict
 from emu.config.schema import Config
-from emu.sizing.deploy import manifests, vllm_flags
+from emu.sizing.deploy import roles_of, vllm_flags
+from emu.sizing.manifests import dynamo, kubernetes, llm_d
 
 FLAGS = frozenset(
     (
@@ -47,6 +49,24 @@ def configs() -> list[Config]:
     return found
 
 
+def scaled_config(metric: str = "concurrency") -> Config:
+    """A cluster that scales as Kubernetes does it."""
+    tables: dict[str, Any] = {
+        "model": {"name": "Llama-3.1-8B"},
+        "nodes": [{"gpu": "H100", "gpus": 8}],
+        "replicas": [{"count": 2}, {"role": "inactive", "count": 3}],
+        "autoscale": {
+            "preset": "hpa",
+            "metric": metric,
+            "target_value": 12.5,
+            "min_replicas": 2,
+            "max_replicas": 5,
+        },
+        "workload": {"synthetic": {}},
+    }
+    return config_from_dict(tables)
+
+
 def every_flags() -> list[list[str]]:
     return [
         vllm_flags(config, group) for config in configs() for group in range(len(config.replicas))
@@ -74,9 +94,63 @@ def test_manifests_are_valid_by_the_schema_of_kubernetes() -> None:
     validate = pytest.importorskip(
         "kubernetes_validate", reason="kubernetes-validate is not installed"
     )
-    for config in configs():
-        for document in yaml.safe_load_all(manifests(config, "meta-llama/Llama-3.1-8B")):
+    for config in [*configs(), scaled_config()]:
+        for document in yaml.safe_load_all(kubernetes(config, roles_of(config), "a/Llama-3.1-8B")):
             validate.validate(document, "1.30", strict=True)
+
+
+SCHEMAS = json.loads((Path(__file__).parent / "manifests.schema.json").read_text())
+
+
+def test_graphs_of_dynamo_and_values_of_llm_d_are_valid_by_their_schemas() -> None:
+    for config in [*configs(), scaled_config()]:
+        roles = roles_of(config)
+        graph = yaml.safe_load(dynamo(roles, "a/Llama-3.1-8B"))
+        jsonschema.validate(graph, SCHEMAS["dynamo"])
+        values = yaml.safe_load(llm_d(roles, "a/Llama-3.1-8B"))
+        jsonschema.validate(values, SCHEMAS["llm-d"])
+        workers = [s for s in graph["spec"]["services"].values() if s["componentType"] == "worker"]
+        pods = [values[name] for name in ("prefill", "decode") if values[name]["create"]]
+        for found in (workers, pods):
+            assert [one["replicas"] for one in found] == [role.count for role in roles]
+        for role, worker, pod in zip(roles, workers, pods, strict=True):
+            assert worker["resources"]["limits"]["gpu"] == str(role.gpus)
+            container = pod["containers"][0]
+            assert container["resources"]["limits"]["nvidia.com/gpu"] == str(role.gpus)
+            assert not {"--tensor-parallel-size", "--served-model-name"} & set(container["args"])
+            part = worker.get("subComponentType")
+            assert (f"--is-{part}-worker" in worker["extraPodSpec"]["mainContainer"]["args"]) == (
+                part is not None
+            )
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(graph | {"kind": "Graph"}, SCHEMAS["dynamo"])
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(values | {"decode": {"replicas": -1}}, SCHEMAS["llm-d"])
+
+
+@pytest.mark.parametrize(
+    ("metric", "name", "target"),
+    [
+        ("concurrency", "vllm:num_requests_running", "12500m"),
+        ("queue", "vllm:num_requests_waiting", "12500m"),
+        ("kv_utilization", "vllm:kv_cache_usage_perc", "700m"),
+    ],
+)
+def test_what_scales_a_deployment_has_the_bounds_of_the_plan(
+    metric: str, name: str, target: str
+) -> None:
+    config = scaled_config(metric)
+    roles = roles_of(config)
+    documents = list(yaml.safe_load_all(kubernetes(config, roles, "a/b")))
+    assert [one["kind"] for one in documents] == [
+        *("Deployment", "Service", "HorizontalPodAutoscaler")
+    ]
+    spec = documents[2]["spec"]
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (2, 5)
+    assert spec["scaleTargetRef"]["name"] == documents[0]["metadata"]["name"]
+    pods = spec["metrics"][0]["pods"]
+    assert (pods["metric"]["name"], pods["target"]["averageValue"]) == (name, target)
+    assert "scales them: colocated 2 to 5" in dynamo(roles, "a/b")
 
 
 def test_a_checkpoint_of_its_own_is_served_from_its_folder(tmp_path: Path) -> None:

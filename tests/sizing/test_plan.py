@@ -17,6 +17,7 @@ from emu.errors import InputError
 from emu.sizing.answer import base_config
 from emu.sizing.layouts import Candidate, Layout
 from emu.sizing.question import GpuKind, Question, gpu_kinds, lengths, objective, traffic
+from emu.sizing.scaling import SYSTEMS, scaled
 from emu.sizing.search import search_of
 from emu.sweeps.drive import meets
 from emu.sweeps.driver import Driver
@@ -278,3 +279,83 @@ def test_lengths_are_read_in_three_ways() -> None:
     assert lengths("512", "-")["distribution"] == "fixed"
     assert lengths("10-20", "-") == {"distribution": "uniform", "min": 10, "max": 20}
     assert lengths("median=100,sigma=0.5", "-") == {"median": 100, "sigma": 0.5}
+
+
+def bursts(place: Path) -> Path:
+    """Quiet and busy minutes."""
+    draw = random.Random(5)
+    rows, now = [], 0.0
+    while now < 360:
+        now += draw.expovariate(9 if 120 < now < 180 else 0.5)
+        stamp = f"2023-11-16 18:{int(now) // 60:02d}:{now % 60:09.6f}"
+        rows.append(f"{stamp},{draw.randint(500, 3000)},{draw.randint(20, 60)}")
+    path = place / "bursts.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(rows) + "\n")
+    return path
+
+
+def test_a_cluster_that_scales_costs_its_gpu_time(tmp_path: Path) -> None:
+    given: dict[str, Any] = {
+        "model": "meta-llama/Llama-3.1-8B",
+        "gpu": "L40S=2",
+        "workload": bursts(tmp_path),
+        "ttft_p95": "6s",
+        "tensor_parallel": [1],
+        "mode": ["colocated"],
+        "jobs": 1,
+        "output": tmp_path / "plan",
+    }
+    keys = {"autoscale.tick_ms": 5000, "autoscale.scale_down_stabilization_s": 20}
+    keys |= {"autoscale.target_value": 6}
+    answer = emu.plan(**given, autoscale=["none", "hpa"], overrides=keys)
+    by_system = {row.system: row for row in answer.rows}
+    best, static = answer.rows[0], by_system[""]
+    assert best.system == "hpa"
+    assert best.cost_per_h < static.cost_per_h == 2 * static.gpus
+    assert answer.config["autoscale"] == {**answer.config["autoscale"], **best.bounds}
+    result = emu.run(tmp_path / "plan" / "cluster.toml", output=tmp_path / "again", report=False)
+    mean = result.summary.gpu_seconds.total / result.summary.duration
+    assert best.gpus_mean == pytest.approx(mean)
+    assert best.cost_per_h == pytest.approx(2 * mean)
+    assert best.bounds["min_replicas"] <= mean <= best.bounds["max_replicas"]
+    # The cheapest of all bounds that come into question.
+    kinds, _ = gpu_kinds(["L40S=2"])
+    start = Candidate(Layout(kinds[0], 1, "auto", "colocated", 1), static.replicas, 0)
+    costs = []
+    for one in scaled(start, "hpa", 256):
+        tables = tomllib.loads((tmp_path / "plan" / "cluster.toml").read_text())
+        values = one.values(8)
+        tables["autoscale"] |= one.bounds
+        tables["replicas"] = values["replicas"]
+        tables["nodes"][0]["count"] = values["nodes.0.count"]
+        figures = emu.run(tables, keep=False, report=False).summary
+        if figures.p95_ttft_ms <= 6000:
+            costs.append(2 * figures.gpu_seconds.total / figures.duration)
+    assert best.cost_per_h == pytest.approx(min(costs))
+
+
+def test_keys_of_autoscaling_need_a_preset(tmp_path: Path) -> None:
+    for key, part in (
+        ("autoscale.tick_ms", "give --autoscale"),
+        ("autoscale.max_replicas", "plan"),
+    ):
+        with pytest.raises(InputError, match=part):
+            emu.plan(**GIVEN, overrides={key: 5}, output=tmp_path, jobs=1)
+    with pytest.raises(InputError, match="--autoscale: unknown 'hpaa'"):
+        emu.plan(**GIVEN, autoscale=["hpaa"], output=tmp_path, jobs=1)
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(4, 0), (3, 1), (1, 1), (1, 0)])
+def test_bounds_of_a_cluster_that_scales_hold_what_they_say(prefill: int, decode: int) -> None:
+    mode = "disaggregated" if decode else "colocated"
+    layout = Layout(gpu_kinds(["H100"])[0][0], 1, "auto", mode, 1)
+    static = Candidate(layout, prefill, decode)
+    for system, its in SYSTEMS.items():
+        found = scaled(static, system, 5)
+        assert bool(found) == (its == mode)
+        for one in found:
+            assert one.prefill + one.decode < one.replicas <= 5
+            assert one.cost < one.gpus
+            replicas = one.values(8)["replicas"]
+            assert sum(table["count"] for table in replicas) == one.replicas
+            assert replicas[-1]["role"] == "inactive"

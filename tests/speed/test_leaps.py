@@ -27,7 +27,7 @@ MODELS = ("meta-llama/Llama-3.2-1B", "mistralai/Mistral-7B-v0.1", "Qwen/Qwen3-30
 
 def world_of(seed: int) -> World:
     """The chaos world of a seed; every other one with the roofline and a drawn model."""
-    world = draw_world(seed)
+    world = draw_world(seed, wide=False)
     if seed % 2:
         rng = rng_stream(seed, "leap worlds")
         tables: dict[str, Any] = world.tables

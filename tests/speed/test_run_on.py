@@ -26,7 +26,7 @@ EVERY_CUT = {"all", "first only", "cut", "split later"}
 
 def world_of(seed: int) -> World | None:
     """The chaos world of a seed, made to run on; None if its replicas have roles or tiers."""
-    world = draw_world(seed)
+    world = draw_world(seed, wide=False)
     tables: dict[str, Any] = world.tables
     groups = tables["replicas"]
     if groups[0]["role"] != "colocated" or "autoscale" in tables or tables["network"].get("tiers"):

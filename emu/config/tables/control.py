@@ -143,9 +143,6 @@ class MigrationTable(Table, kw_only=True, frozen=True):
     drain: Annotated[
         bool, doc("A shutting decode replica moves its requests instead of waiting.")
     ] = False
-    faithful: Annotated[list[str], doc("Oddities of the original to reproduce, by name.")] = field(
-        default_factory=list
-    )
 
 
 class CommandTable(Table, kw_only=True, frozen=True):

@@ -256,6 +256,41 @@ class RooflineBackend:
             total += part.window * (start + slope * seen)
         return total >> self._shift
 
+    def attention_ns(self, shape: BatchShape) -> int:
+        """All attention of an iteration, without projections."""
+        total = 0
+        for part in self._parts(shape):
+            total += self._launches_ns(shape, part)
+            if shape.decode_count or shape.verify is not None:
+                total += self._decode_attention_ns(shape, part)
+            if shape.prefill_new:
+                total += self._prefill_attention_ns(shape, part)
+        return total
+
+    def attention_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
+        """`attention_ns` of each of so many decode iterations in a row."""
+        full, inside = self._attention_lines(shape, steps)
+        costs = np.zeros(steps, dtype=np.int64)
+        for part in self._parts(shape):
+            costs += (part.full * full + part.window * inside) >> self._shift
+            costs += self._launches_ns(shape, part)
+        return costs
+
+    def _attention_lines(
+        self, shape: BatchShape, steps: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Attention of a layer in fixed point, decode by decode: in full, and in a window."""
+        count, window = shape.decode_count, self.spec.window
+        seen = np.arange(steps, dtype=np.int64)
+        seen *= count
+        seen += shape.decode_context_sum + count
+        start, slope = self._decode_line(count)
+        full: NDArray[np.int64] = start + slope * seen
+        if not window:
+            return full, full
+        np.minimum(seen, count * window, out=seen)
+        return full, start + slope * seen
+
     def _launches_ns(self, shape: BatchShape, part: Part) -> int:
         """Fixed time of attention: one call for a layer, whatever the batch has."""
         return (part.full + part.window) * self._launch_ns[1 if shape.prefill_new else 0]
@@ -379,20 +414,11 @@ class RooflineBackend:
 
     def _added_costs_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
         """The same, stage by stage and window by window."""
-        count, window = shape.decode_count, self.spec.window
         parts, engine = self._parts(shape), self.engine
         least_ns = exposed_ns = 0
         if engine is not None and not self._is_cut(shape):
             least_ns, exposed_ns = engine.host_bounds_ns(shape)
-        seen = np.arange(steps, dtype=np.int64)
-        seen *= count
-        seen += shape.decode_context_sum + count
-        start, slope = self._decode_line(count)
-        full = start + slope * seen
-        inside = full
-        if window:
-            np.minimum(seen, count * window, out=seen)
-            inside = start + slope * seen
+        full, inside = self._attention_lines(shape, steps)
         costs = np.zeros(steps, dtype=np.int64)
         for index, (part, (_, base)) in enumerate(
             zip(parts, self._token_costs(shape), strict=True)

@@ -1,0 +1,189 @@
+"""Draws that make a world wide: keys of the schema that the plain worlds leave at their defaults.
+
+A stream of its own decides, so that the plain part of a world stays as it was drawn. What a world's
+own policies and backends refuse is not drawn for it: a refusal is a finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from emu.chaos.drawfaults import Rng, Tables, chance, pick
+from emu.config.kinds import KINDS
+from emu.config.schema import SchedulerTable
+from emu.rng import rng_stream
+
+Values = Mapping[str, Sequence[Any]]
+
+_NODE: Final[Values] = {
+    "host_memory_gbytes_per_s": (20.0, 400.0),
+    "host_memory_latency_ns": (0, 100, 100_000),
+    "nvlink_latency_ns": (-1, 0, 2_000),
+    "pcie_gbps": (-1.0, 32.0, 512.0),
+    "pcie_shared_by": (1, 2),
+    "ssd_gbps": (1.0, 10.0, 100.0),
+    "nvlink_domain": (0, 1, 2),
+    "leaf": ("a", "b"),
+    "cxl_latency_ns": (0, 1_000_000),
+    "cxl_devices": (1, 2),
+    "hourly_price": (0.0, 2.5),
+}
+_NETWORK: Final[Values] = {
+    "connector_us": (0.0, 300.0),
+    "connector_block_us": (0.0, 10.0),
+    "first_token": ("prefill", "decode"),
+    "collective_algorithm": ("ring", "direct", "doubleBinaryTree", "oneRing", "oneDirect"),
+    "collective_algorithms": ({"all-reduce": "direct"}, {"all-to-all": "ring"}, {}),
+    "topology": (["Switch"], ["FullyConnected", "Switch"], []),
+    "collective_splits": (1, 2, 4),
+    "collective_active_chunks": (1, 2),
+    "endpoint_delay_ns": (0, 10, 10_000),
+    "link_latency_ns": (-1, 0, 5_000),
+    "leaf_uplink_gbps": (0.0, 10.0, 200.0),
+}
+_SCHEDULER: Final[Values] = {
+    "gpu_memory_utilization": (0.7, 0.95),
+    "skip_blocked": (True, False),
+    "long_prefill_token_threshold": (0, 16, 100),
+    "chunked_prefill": (True, False),
+    "reserve_full_sequence": (True, False),
+    "max_lora_rank": (8, 64),
+    "watermark_blocks_fraction": (0.0, 0.1),
+    "max_waiting_iters": (1, 3),
+}
+_QUIRKS: Final[Values] = {
+    "vllm_v0": ("evict_without_need", "oversized_restart_blocks"),
+    "sarathi": ("evict_without_need", "sarathi_unsorted_victims"),
+    "lightllm": ("oversized_restart_blocks",),
+}
+"""Defects of the originals that the judge can live with: it knows no request whose length changes,
+and no head that blocks its queue for ever."""
+_AUTOSCALE: Final[Values] = {
+    "tick_ms": (1.0, 10.0, 100.0),
+    "tokens_prefilled_per_s": (0.0, 5_000.0),
+    "tokens_transferred_per_s": (0.0, 20_000.0),
+    "migration_lower_s": (0.05, 0.4),
+    "migration_upper_s": (0.6, 2.0),
+    "nvlink": (True, False),
+    "note_layers": (True, False),
+    "prune_sources": (True, False),
+    "host_cache_gib": (0.0, 10.0, 40.0),
+    "host_cache_eviction": ("use", "size_use"),
+    "host_cache_ttl_s": (0.0, 0.5, 30.0),
+    "load_delay_ms": (0.0, 50.0, 1000.0),
+    "scale_up_stabilization_s": (0.0, 0.1, 0.5),
+    "faithful": (["kv_equation"], ["shut_most_loaded", "evict_spares"], ["spare_cap"], []),
+}
+_POWER: Final[Values] = {
+    "base_node_w": (0.0, 60.0),
+    "gpu_idle_w": (0.0, 60.0),
+    "gpu_standby_w": (0.0, 80.0),
+    "gpu_active_w": (0.0, 400.0),
+    "gpu_standby_s": (0.0, 0.01, 18.0),
+    "cpu_idle_w": (0.0, 50.0),
+    "cpu_active_w": (0.0, 200.0),
+    "cpu_utilization": (0.0, 0.5),
+    "dram_idle_w_per_dimm": (0.0, 3.0),
+    "dram_dimm_gib": (16.0, 64.0),
+    "dram_pj_per_bit": (0.0, 5.0),
+    "link_idle_w": (0.0, 1.0),
+    "links": (0, 8),
+    "link_pj_per_bit": (0.0, 8.0),
+    "nic_idle_w": (0.0, 15.0),
+    "nics": (0, 2),
+    "storage_idle_w": (0.0, 5.0),
+    "storage_devices": (0, 4),
+}
+_SLO: Final[Values] = {
+    "ttft_ms": (0.0, 50.0, 1000.0),
+    "tpot_ms": (0.0, 10.0, 100.0),
+    "e2e_ms": (0.0, 500.0, 5000.0),
+}
+_WORKLOAD: Final[Values] = {
+    "limit": (0, 3, 20),
+    "time_scale": (0.2, 1.0, 3.0),
+    "max_prompt_tokens": (0, 100),
+    "max_output_tokens": (0, 20),
+    "seed": (-1, 7),
+}
+_MODEL: Final[Values] = {
+    "kv_cache_dtype": ("auto", "bfloat16"),
+    "max_model_tokens": (0, 1_000, 8_000),
+    "served_name": ("assistant",),
+}
+
+
+def draw_wide(seed: int, tables: Tables, lines: list[Tables]) -> None:
+    """Widen two worlds in three, each by some of its possibilities."""
+    rng = rng_stream(seed, "chaos wide")
+    if chance(rng, 1 / 3):
+        return
+    _figures(rng, tables, lines)
+
+
+def _some(rng: Rng, values: Values, share: float) -> Tables:
+    """A part of the keys, each with one of its values."""
+    return {key: pick(rng, its) for key, its in values.items() if chance(rng, share)}
+
+
+# --- single figures -----------------------------------------------------------------------------
+def _figures(rng: Rng, tables: Tables, lines: list[Tables]) -> None:
+    """Keys that stand for themselves."""
+    for node in tables["nodes"]:
+        node |= _some(rng, _NODE, 0.15)
+        for key in ("pcie_shared_by", "nvlink_domain"):
+            if key in node:
+                node[key] = min(node[key], node["gpus"])
+    tables["network"] |= _some(rng, _NETWORK, 0.15)
+    _scheduling(rng, tables, lines)
+    tables["model"] |= _some(rng, _MODEL, 0.15)
+    if chance(rng, 0.2):
+        tables["router"]["max_prompt_tokens"] = int(pick(rng, (50, 500)))
+    if chance(rng, 0.3):
+        tables["slo"] = _some(rng, _SLO, 0.7)
+    if chance(rng, 0.15):
+        tables["power"] = _some(rng, _POWER, 0.7)
+    if chance(rng, 0.3):
+        tables["workload"] |= _some(rng, _WORKLOAD, 0.4)
+    if chance(rng, 0.1):
+        first_s, last_s = (f(x["arrival_time_ns"] for x in lines) / 1e9 for f in (min, max))
+        tables["workload"]["start_s"] = round((first_s + last_s) / 4, 9)
+    if "autoscale" in tables:
+        tables["autoscale"] |= _some(rng, _AUTOSCALE, 0.12)
+    if "kv_reject" in tables:
+        tables["kv_reject"] |= _some(
+            rng, {"enabled": (True, True, False), "period_ms": (1.0, 10.0, 200.0)}, 0.4
+        )
+    if "migration" in tables and chance(rng, 0.4):
+        tables["migration"]["rebalance_period_ms"] = float(pick(rng, (5.0, 50.0, 1000.0)))
+    if chance(rng, 0.2):
+        tables["limits"]["stalled_s"] = float(pick(rng, (0.0, 1800.0)))
+
+
+def _scheduling(rng: Rng, tables: Tables, lines: list[Tables]) -> None:
+    scheduler = tables["scheduler"]
+    policy = scheduler["policy"]
+    fields = KINDS[SchedulerTable].kinds[policy].__struct_fields__
+    drawn = _some(rng, _SCHEDULER, 0.2)
+    if not scheduler.get("enable_lora"):
+        drawn.pop("max_lora_rank", None)
+    scheduler |= {key: value for key, value in drawn.items() if key in fields}
+    if policy in _QUIRKS and chance(rng, 0.3):
+        scheduler["faithful"] = [quirk for quirk in _QUIRKS[policy] if chance(rng, 0.6)]
+    if chance(rng, 0.15):
+        scheduler["order"] = "deadline"
+        for line in lines:
+            for turn in line.get("sub_requests", [line]):
+                if chance(rng, 0.6):
+                    turn["deadline_ns"] = int(pick(rng, (0, 50_000_000, 2_000_000_000)))
+    drafts = scheduler.get("speculative_config")
+    if drafts is not None and "acceptance_rate" in drafts:
+        if chance(rng, 0.3):
+            drafts["acceptance_spread"] = 0.3
+        elif chance(rng, 0.2):
+            for key in ("acceptance_rate", "tenants"):
+                drafts.pop(key, None)
+            drafts["synthetic_acceptance_length"] = 1.0 + drafts["num_speculative_tokens"] * 0.6
+            for line in lines:
+                line.pop("acceptance_rate", None)
