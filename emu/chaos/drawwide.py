@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from emu.chaos.drawfaults import Rng, Tables, chance, pick
+from emu.chaos.drawfaults import TIMES_S, Rng, Tables, chance, pick
 from emu.config.kinds import KINDS
 from emu.config.schema import SchedulerTable
 from emu.rng import rng_stream
@@ -120,6 +120,23 @@ def draw_wide(seed: int, tables: Tables, lines: list[Tables]) -> None:
     if chance(rng, 1 / 3):
         return
     _figures(rng, tables, lines)
+    _latencies(rng_stream(seed, "chaos latencies"), tables)
+
+
+def _latencies(rng: Rng, tables: Tables) -> None:
+    """Some replicas become slower or faster by command, and some of these are turned back."""
+    if not chance(rng, 0.2):
+        return
+    commands: list[Tables] = []
+    for replica in range(sum(group["count"] for group in tables["replicas"])):
+        at_s = float(pick(rng, TIMES_S))
+        factors = (float(pick(rng, (0.5, 1.7, 4.0))), 1.0)[: 1 + chance(rng, 0.5)]
+        for factor in factors if chance(rng, 0.5) else ():
+            turned = {"at_s": at_s, "replica": replica, "command": "set_latency"}
+            commands.append({**turned, "factor": factor})
+            at_s += float(pick(rng, TIMES_S))
+    if commands:
+        tables["commands"] = [*tables.get("commands", ()), *commands]
 
 
 def _some(rng: Rng, values: Values, share: float) -> Tables:

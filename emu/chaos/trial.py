@@ -18,6 +18,7 @@ from emu.chaos.checker import Judge
 from emu.chaos.coverage import Place, fault_parts, keys_of
 from emu.chaos.invariants import validate_world
 from emu.chaos.kernel import CheckingKernel
+from emu.chaos.truth.judge import truth_of
 from emu.chaos.worlds import World
 from emu.cluster.audit import leaks, run_facts, story
 from emu.cluster.cluster import Cluster, Outcome
@@ -188,6 +189,8 @@ def _run(
         judge.compare(directory / "requests.csv")
         judge.compare_summary(msgspec.json.decode(files["summary.json"]))
     verdict.problems += judge.problems
+    if is_whole and not leap:
+        verdict.problems += truth_of(config, plan, history.records)
     recorder.requests.discard()
     if leap or not verdict.events:
         _count(verdict, cluster, outcome, history.records, files)

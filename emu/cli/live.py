@@ -35,7 +35,7 @@ def serve(
     ports: Port = 0,
     face: Literal["vllm", "sglang"] = "vllm",
     kv_lease_s: Seconds = 480.0,
-    kv_events: Port = 0,
+    kv_events: Port | None = None,
     wire: str = "vllm-0.19",
     strict_pace: Annotated[bool, Parameter(negative=())] = False,
     slow_down: str = "off",
@@ -98,7 +98,8 @@ def serve(
     kv_lease_s
         Emulated seconds for which a prefill port keeps KV that no decode port fetches.
     kv_events
-        First port of the endpoints' KV events (ZMQ), with as many replay ports behind; 0 = none.
+        Publish the endpoints' KV events (ZMQ) from this port on, with as many replay ports
+        behind; 0 = ports that the system chooses.
     wire
         Whose form these events have: vllm-0.16 to vllm-0.33.
     strict_pace

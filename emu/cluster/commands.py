@@ -14,7 +14,7 @@ from emu.config.schema import CommandTable
 from emu.errors import InputError
 from emu.kernel.clock import Kernel
 from emu.kernel.priorities import PRIORITY_WORLD
-from emu.replica.events import Commanded
+from emu.replica.events import Commanded, SlowdownSet
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.units import s_to_ns
@@ -55,6 +55,10 @@ RESET: Final = "reset_prefix_cache"
 """Applies in every state, while nothing uses the replica's KV."""
 
 
+SET_LATENCY: Final = "set_latency"
+"""Applies in every state, beside stragglers: the factors are multiplied."""
+
+
 class Commander:
     """Issues the commands at their times. `refused` counts those that did not apply."""
 
@@ -62,6 +66,8 @@ class Commander:
         self, kernel: Kernel, replicas: Sequence[Replica], commands: Sequence[CommandTable]
     ) -> None:
         self.refused: list[str] = []
+        self.latency_factors: dict[int, float] = {}
+        """By replica; those that were set."""
         for command in commands:
             kernel.call_at(
                 s_to_ns(command.at_s),
@@ -76,9 +82,11 @@ class Commander:
         """Carry a command out now. False, and a line in `refused`, if it does not apply."""
         if command.command == RESET:
             return self._reset(replica, command)
+        if command.command == SET_LATENCY:
+            return self._set_latency(replica, command)
         target = TARGETS.get((command.command, replica.state))
         if target is None:
-            return self._refuse(replica, command, f"is {replica.state.value}")
+            return self.refuse(replica, command, f"is {replica.state.value}")
         weights: bool | None = None
         if target is S.INACTIVE:
             weights = False
@@ -88,18 +96,29 @@ class Commander:
         replica.actor.tell(order)
         return True
 
+    def _set_latency(self, replica: Replica, command: CommandTable) -> bool:
+        """From the next iteration on."""
+        assert command.factor is not None
+        before = self.latency_factors.get(replica.replica_id, 1.0)
+        self.latency_factors[replica.replica_id] = command.factor
+        slowdown = replica.slowdown / before * command.factor
+        factor = 1.0 if abs(slowdown - 1.0) < 1e-9 else slowdown
+        replica.actor.tell(SlowdownSet(factor=factor))
+        return True
+
     def _reset(self, replica: Replica, command: CommandTable) -> bool:
         """Forget cached prefixes; as in vLLM, not while a request holds a block."""
         replica.settle()
         if replica.scheduler.blocks_used:
-            return self._refuse(replica, command, "has requests")
+            return self.refuse(replica, command, "has requests")
         pool = getattr(replica.scheduler, "pool", None)
         if pool is None:  # Vidur's schedulers only count
-            return self._refuse(replica, command, "has no prefix cache")
+            return self.refuse(replica, command, "has no prefix cache")
         pool.clear()
         return True
 
-    def _refuse(self, replica: Replica, command: CommandTable, why: str) -> bool:
+    def refuse(self, replica: Replica, command: CommandTable, why: str) -> bool:
+        """Note that a command does not apply; False."""
         self.refused.append(
             f"{command.at_s:g} s: replica {replica.replica_id} {why}, "
             f"{command.command} does not apply"

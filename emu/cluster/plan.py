@@ -580,8 +580,9 @@ def _check_groups(config: Config, replicas: Sequence[ReplicaPlan], source: str) 
         key = "data_parallel_group"
         if config.autoscale is not None and config.autoscale.executor != "none":
             raise wrong(first, key, "replicas that step together cannot be scaled ([autoscale])")
-        if any(command.replica in {m.replica_id for m in members} for command in config.commands):
-            raise wrong(first, key, "replicas that step together take no [[commands]]")
+        ids = {member.replica_id for member in members}
+        if any(one.replica in ids and one.is_of_roles for one in config.commands):
+            raise wrong(first, key, "replicas that step together take no [[commands]] for roles")
         for member in members:
             for name in (
                 "role",

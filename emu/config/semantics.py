@@ -163,7 +163,8 @@ def _replicas(config: Config) -> Iterator[Problem]:
 def _roles(config: Config) -> Iterator[Problem]:
     """Without a planner or commands, roles never change: some replica must serve each phase."""
     scaled = config.autoscale is not None and config.autoscale.executor != "none"
-    if scaled or config.commands or not config.replicas:
+    told = any(command.is_of_roles for command in config.commands)
+    if scaled or told or not config.replicas:
         return
     roles = {group.role for group in config.replicas}
     if "colocated" in roles:
@@ -308,6 +309,9 @@ def _targets(config: Config) -> Iterator[Problem]:
                 ("commands", index, "replica"),
                 f"expected an index from 0 to {replicas - 1}, got {command.replica}",
             )
+        if (command.factor is not None) != (command.command == "set_latency"):
+            wants = "is missing" if command.factor is None else "belongs to set_latency"
+            yield ("commands", index, "factor"), wants
     if not config.faults:
         return
     from emu.config.faultkinds import fault_problems  # most files have none

@@ -225,6 +225,8 @@ class Carrier:
         if self.fate is not None and (on_failed is not None or kind == "weights"):
             fate = carried.fate = self.fate(kind, pair)
             if fate is not None and self._is_doomed(carried, fate):
+                if self._history is not None:
+                    self._history.transfer_over(carried, self.kernel.now_ns, "never_began", 0)
                 return carried
             if fate is not None and fate.kind == "broken" and not marks:
                 marks = (min(size_bytes, max(1, int(size_bytes * fate.part))),)

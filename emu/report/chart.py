@@ -21,6 +21,9 @@ PALETTE: Final = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e
 """Okabe and Ito's colors: they stay apart for colour-blind readers and in grey print."""
 WIDE_RATIO: Final = 20.0
 """Values that span a larger factor get a logarithmic axis."""
+NARROW_RATIO: Final = 2.0
+TEXT_COLOUR: Final = "text"
+"""The color of text, light or dark, as what draws the chart has it."""
 
 Shape = Literal["line", "after", "before", "linepoints", "points", "bar"]
 """`after`: a value holds until the next one; `before`: it is that of the interval before."""
@@ -161,6 +164,16 @@ def spread_axis(low: float, high: float, title: str, unit: str = "") -> Axis:
     if low <= 0 or high / low <= WIDE_RATIO:
         return Axis(title=title, unit=unit)
     return log_axis(low, high, title, unit)
+
+
+def close_axis(low: float, high: float, title: str) -> Axis:
+    """An axis for a cloud of points: where they lie close together, far from 0, they fill it."""
+    if not 0 < low < high < NARROW_RATIO * low:
+        return spread_axis(low, high, title)
+    room = (high - low) / 8
+    step = 10.0 ** math.floor(math.log10(high - low)) / 2
+    ends = math.floor((low - room) / step) * step, math.ceil((high + room) / step) * step
+    return Axis(title=title, low=float(f"{ends[0]:.12g}"), high=float(f"{ends[1]:.12g}"))
 
 
 def log_axis(low: float, high: float, title: str, unit: str = "") -> Axis:

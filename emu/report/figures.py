@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from emu.errors import InputError, needs_extra
-from emu.report.chart import PALETTE, Axis, Chart, Kind, Series, Spans, spread_axis
+from emu.report.chart import (
+    PALETTE,
+    TEXT_COLOUR,
+    Axis,
+    Chart,
+    Kind,
+    Series,
+    Spans,
+    spread_axis,
+)
 from emu.report.compare import run_names
 from emu.report.comparepage import overlaid_cdfs, timelines
 from emu.report.rundata import RunData, read_run
@@ -189,7 +198,7 @@ def draw(place: Axes, chart: Chart, *, has_title: bool) -> None:
     right = place.twinx() if any(one.right for one in chart.series) else None
     areas = [one for one in chart.series if one.area]
     if areas:
-        colors = [_ROLES.get(one.name, one.color) for one in areas]
+        colors = [_ROLES.get(one.name, _color(one)) for one in areas]
         labels = [one.name for one in areas]
         place.stackplot(
             areas[0].x, *(one.y for one in areas), colors=colors, labels=labels, step="post", lw=0
@@ -209,16 +218,22 @@ def draw(place: Axes, chart: Chart, *, has_title: bool) -> None:
     _legend(place, right)
 
 
+def _color(one: Series) -> str:
+    return "black" if one.color == TEXT_COLOUR else one.color
+
+
 def _draw_series(place: Axes, one: Series, index: int) -> None:
     if one.shape == "points":
         marker = "osD^vP*"[index % 7]
-        place.plot(one.x, one.y, marker, color=one.color, ms=(one.size or 8) * 0.4, label=one.name)
+        place.plot(
+            one.x, one.y, marker, color=_color(one), ms=(one.size or 8) * 0.4, label=one.name
+        )
         return
     step: Any = {"after": "steps-post", "before": "steps-pre"}.get(one.shape, "default")
     dash: Any = _DASHES[index % len(_DASHES)]
-    place.plot(one.x, one.y, color=one.color, ls=dash, drawstyle=step, label=one.name or None)
+    place.plot(one.x, one.y, color=_color(one), ls=dash, drawstyle=step, label=one.name or None)
     if one.low is not None and one.high is not None:
-        place.fill_between(one.x, one.low, one.high, color=one.color, alpha=0.2, lw=0)
+        place.fill_between(one.x, one.low, one.high, color=_color(one), alpha=0.2, lw=0)
 
 
 def _draw_spans(place: Axes, spans: Spans) -> None:

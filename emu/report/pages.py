@@ -10,13 +10,14 @@ of its charts as JSON.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from emu.report.chart import Chart, payload
 from emu.report.table import number
@@ -34,6 +35,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters["number"] = cell
+    made.filters["breakable"] = breakable
     return made
 
 
@@ -79,6 +81,11 @@ def asset(name: str) -> Markup:
 def json_in_script(value: object) -> Markup:
     """JSON that cannot end the script element it stands in."""
     return Markup(msgspec.json.encode(value).decode().replace("<", "\\u003c"))
+
+
+def breakable(name: str) -> Markup:
+    """A name that breaks between its parts (`p95_`, `ttft_`, `ms`), not in the middle of one."""
+    return Markup("<wbr>").join(escape(part) for part in re.split(r"(?<=[_.])", name))
 
 
 def cell(value: object) -> str:

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from emu.report.chart import Axis, Chart, Floats, Kind, Series, Spans, short
+from emu.report.chart import TEXT_COLOUR, Axis, Chart, Floats, Kind, Series, Spans, short
 from emu.report.rundata import RunData, Transition
 from emu.units import NS_PER_S
 
@@ -228,7 +228,7 @@ def gpus_over_time(run: RunData) -> list[Chart]:
                 name="arrivals",
                 x=short(edges[:-1]),
                 y=short(rates),
-                color="#111827" if rates.any() else OTHER_COLOUR,
+                color=TEXT_COLOUR if rates.any() else OTHER_COLOUR,
                 shape="after",
                 width=2.0,
                 right=True,

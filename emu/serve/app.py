@@ -201,17 +201,17 @@ class Api:
         if call.kv is not None or call.room >= 0:
             problem = "this server chooses replicas itself; see --fleet for endpoints of replicas"
             raise ApiError(400, problem, param="kv_transfer_params")
-        self._check_serving()
         self._check_room(request, call)
+        self._check_serving(house.index_of(call.model))
         exchange = make_exchange(house, call)
         rank = request.headers.get("x-data-parallel-rank")
         if rank is not None:
             self._pin(exchange, rank)
         return Reply(house, call, exchange, face(house, call, exchange), failure)
 
-    def _check_serving(self) -> None:
+    def _check_serving(self, model: int = -1) -> None:
         """Raises ApiError where no replica could take a prompt."""
-        if not self._house.has_capacity:
+        if not self._house.serves(model):
             problem = "no replica serves prompts, and none is on its way"
             raise ApiError(503, problem, code="no_replica", retry_after_s=5)
 
@@ -284,11 +284,15 @@ class Api:
             "object": "model",
             "created": self._created,
             "owned_by": "emu",
-            "root": house.model if adapter is None else adapter,
+            "root": self._root(name) if adapter is None else adapter,
             "parent": None if adapter is None else house.model,
-            "max_model_len": house.max_model_tokens,
+            "max_model_len": house.longest[house.index_of(name)],
             "permission": [],
         }
+
+    def _root(self, name: str) -> str:
+        house = self._house
+        return name if name in house.models else house.model
 
     async def tokenize(self, request: HttpRequest) -> Response:
         """Token ids of a prompt or of messages."""
@@ -322,7 +326,7 @@ class Api:
     async def health(self, request: HttpRequest) -> Response:
         """200 once the emulated start-up is over, 503 before and while draining."""
         house = self._house
-        if house.is_ready and house.has_capacity:
+        if house.is_ready and house.serves():
             return JSONResponse({"status": "ready"})
         status = "draining" if house.is_draining else "starting"
         if house.is_ready:

@@ -42,14 +42,16 @@ def make_exchange(house: House, call: Call) -> Exchange:
     exchange = Exchange()
     if call.model in house.adapters:
         exchange.adapter = call.model
+    model = house.index_of(call.model)
+    longest = house.longest[model]
     for prompt_index, prompt in enumerate(call.prompts):
         prompt_tokens = len(prompt)
-        room = house.max_model_tokens - prompt_tokens
+        room = longest - prompt_tokens
         if room < 1 or (call.max_tokens is not None and call.max_tokens > room):
             asked = prompt_tokens + (call.max_tokens or 1)
             raise ApiError(
                 400,
-                f"this model takes at most {house.max_model_tokens} tokens; you asked for {asked} "
+                f"this model takes at most {longest} tokens; you asked for {asked} "
                 f"({prompt_tokens} in the prompt)",
                 code="context_length_exceeded",
                 param="messages" if call.is_chat else "prompt",
@@ -58,7 +60,7 @@ def make_exchange(house: House, call: Call) -> Exchange:
             index = prompt_index * call.n + n
             start = filler_start(prompt, index, len(house.tokenizer.pieces))
             script, output, limit = _script(house, call, start, index, room)
-            refusal = house.holds(prompt_tokens, output)
+            refusal = house.holds[model](prompt_tokens, output)
             if refusal:
                 raise ApiError(422, f"no replica could serve this: {refusal}", code="too_large")
             request = Request(
@@ -72,6 +74,7 @@ def make_exchange(house: House, call: Call) -> Exchange:
                 tenant=call.tenant,
                 priority=call.priority,
             )
+            request.model = model
             exchange.choices.append(Choice(exchange, index, request, start, script))
     return exchange
 

@@ -24,7 +24,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from emu.cluster.commands import RESET, TARGETS
+from emu.cluster.commands import RESET, SET_LATENCY, TARGETS
 from emu.config.faultkinds import KINDS, read_fault
 from emu.config.schema import CommandTable
 from emu.errors import InputError
@@ -59,6 +59,9 @@ class KnobsBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """What can be turned while the server runs; what is left out stays."""
 
     speed: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    latency_factors: dict[str, Annotated[float, Meta(ge=0.01, le=1e4)]] | None = None
+    """Iterations take so many times longer: of "all", of a role, of the group "replicas.N" of the
+    configuration, or of a replica by its id; later keys count."""
     scripted_metrics: dict[str, float] | None = None
     """Gauges that show these figures instead of their own; {} = none."""
 
@@ -99,7 +102,7 @@ def snapshot(house: House) -> dict[str, Any]:
         "event": "state",
         "at_s": kernel.wall_ns() / NS_PER_S,
         "speed": house.speed,
-        "model": house.model,
+        "model": ", ".join(house.models) if len(house.models) > 1 else house.model,
         "is_ready": house.is_ready,
         "startup_left_s": round(house.startup_left_s, 3),
         "is_draining": house.is_draining,
@@ -193,21 +196,28 @@ def check_control(house: House, request: HttpRequest) -> None:
         raise ApiError(401, "the control token is missing or wrong")
 
 
+_ROLES: Final = ("colocated", "prefill", "decode")
+
+
 # --- writes -------------------------------------------------------------------------------------
-def command_now(house: House, replica: Replica, command: str) -> str:
+def command_now(house: House, replica: Replica, command: str, factor: float | None = None) -> str:
     """Issue a command now, inside the emulation, and write it down: "done" or "refused"."""
     cluster = house.cluster
     now_s = cluster.kernel.now_ns / NS_PER_S
-    table = msgspec.convert(
-        {"at_s": now_s, "replica": replica.replica_id, "command": command}, CommandTable
-    )
-    is_done = cluster.commander.issue(replica, table)
+    given = {"at_s": now_s, "replica": replica.replica_id, "command": command, "factor": factor}
+    table = msgspec.convert(given, CommandTable)
+    steps_alone = not house.plan.replicas[replica.replica_id].data_parallel_group
+    if steps_alone or not table.is_of_roles:
+        is_done = cluster.commander.issue(replica, table)
+    else:
+        is_done = cluster.commander.refuse(replica, table, "steps together with others")
     outcome = "done" if is_done else "refused"
     count = house.commands_given.get((command, outcome), 0)
     house.commands_given[command, outcome] = count + 1
     if is_done:
         cluster.tape.replay.add(table)
-        cluster.note("command", f"replica {replica.replica_id}", command)
+        text = command if factor is None else f"{command} {factor:g}"
+        cluster.note("command", f"replica {replica.replica_id}", text)
     return outcome
 
 
@@ -334,6 +344,9 @@ class Control:
             raise ApiError(400, f"commands are {', '.join(sorted(known))}", param="command")
         house = self._house
         replicas = house.cluster.replicas
+        is_planned = len(house.models) > 1 and house.plan.config.autoscale is not None
+        if is_planned and body.command != RESET:
+            raise ApiError(409, "models that share GPUs are loaded by the planner alone")
         if body.replica >= len(replicas):
             problem = f"there is no replica {body.replica}, the last one is {len(replicas) - 1}"
             raise ApiError(404, problem, param="replica")
@@ -348,6 +361,8 @@ class Control:
         """Give so many replicas a role, by commands: idle ones first, highest ids leave first."""
         body = decode_body(await request.body(), ScaleBody)
         self._check_room()
+        if len(self._house.models) > 1:
+            raise ApiError(409, "roles can be scaled where one model is served")
         done = await self._house.enter(lambda: self._scale(body))
         if done is None:
             problem = f"there are not {body.replicas} replicas that can be {body.role} now"
@@ -447,11 +462,49 @@ class Control:
                     raise ApiError(400, problem, param="scripted_metrics")
                 if not 0 <= value <= (1 if name == "kv_cache_usage_perc" else 1e9):
                     raise ApiError(400, f"{name} is out of range", param="scripted_metrics")
+            if body.latency_factors:
+                self._check_room()
+                await self._set_latency(body.latency_factors)
             if body.scripted_metrics is not None:
                 house.scripted = body.scripted_metrics
             if body.speed is not None and body.speed != house.speed:
                 house.set_speed(body.speed, "asked for")
-        return JSONResponse({"speed": house.speed, "scripted_metrics": house.scripted})
+        factors = house.cluster.commander.latency_factors
+        turned = {str(k): factor for k, factor in sorted(factors.items()) if factor != 1.0}
+        return JSONResponse(
+            {
+                "speed": house.speed,
+                "latency_factors": turned,
+                "scripted_metrics": house.scripted,
+            }
+        )
+
+    async def _set_latency(self, factors: dict[str, float]) -> None:
+        """Raises ApiError for a key that names nothing; then nothing is changed."""
+        house = self._house
+        replicas, plans = house.cluster.replicas, house.plan.replicas
+        for key in factors:
+            group = key.removeprefix("replicas.")
+            is_group = group != key and any(group == str(plan.group) for plan in plans)
+            is_replica = any(key == str(replica.replica_id) for replica in replicas)
+            if not (key in ("all", *_ROLES) or is_group or is_replica):
+                known = f"all, {', '.join(_ROLES)}, replicas.N and ids of replicas"
+                problem = f"latency_factors has the keys {known}, not {key!r}"
+                raise ApiError(400, problem, param="latency_factors")
+
+        def turn() -> None:
+            wanted: dict[int, float] = {}
+            for key, factor in factors.items():
+                for replica, plan in zip(replicas, plans, strict=True):
+                    names = ("all", GPU_ROLE[replica.state], f"replicas.{plan.group}")
+                    if key in (*names, str(replica.replica_id)):
+                        wanted[replica.replica_id] = factor
+            turned = house.cluster.commander.latency_factors
+            for replica_id, factor in sorted(wanted.items()):
+                if turned.get(replica_id, 1.0) != factor:
+                    command_now(house, replicas[replica_id], SET_LATENCY, factor)
+
+        await house.enter(turn)
 
     async def failures(self, request: HttpRequest) -> Response:
         """The failure schedule of the HTTP layer: read it, or replace it."""

@@ -196,7 +196,7 @@ class EndpointApi(Api):
         return [*own, *super().routes()]
 
     # --- generation ---------------------------------------------------------------------------
-    def _check_serving(self) -> None:
+    def _check_serving(self, model: int = -1) -> None:
         if not self.endpoint.role:
             state = self.endpoint.replica.state.value
             problem = f"replica {self.endpoint.replica.replica_id} is {state}"
@@ -264,7 +264,8 @@ class EndpointApi(Api):
             ticket = request.scope.get("state", {}).get("ticket")
             if ticket is not None:  # waiting for the other half must not hold the emulation
                 house.intake.end(ticket)
-            parked = await handoffs.meet(call.room)
+            # The body has been read: what comes next is that the client leaves.
+            parked = await handoffs.meet(call.room, call.room_port, request.receive())
         else:
             assert call.kv is not None
             parked = handoffs.find(call.kv, call.prompts[0])
@@ -296,6 +297,7 @@ class EndpointApi(Api):
             ignore_eos=limits.ignore_eos,
             priority=body.priority,
             bootstrap_room=body.bootstrap_room,
+            bootstrap_port=body.bootstrap_port,
         )
         call = generate_call(fields, read_prompts(given, self._house.tokenizer))
         if len(call.prompts) != 1:

@@ -40,9 +40,9 @@ class EndpointPage:
         house, endpoint, page = self._house, self._endpoint, self._page
         stats = house.cluster.engines[endpoint.replica.replica_id]
         one = [(endpoint.replica, endpoint.plan, stats)]
-        engine_families(page, house.model, one, name="0", scripted=house.scripted)
+        engine_families(page, house.models, one, name="0", scripted=house.scripted)
         label = labels_text({"model_name": house.model, "engine": "0"})
-        request_families(page, label, stats)
+        request_families(page, [(label, stats)])
         adapter_family(page, house, endpoint.replica.replica_id)
         if house.cluster.watchers:
             transfer_families(page, label, stats, house)
@@ -97,4 +97,4 @@ class EndpointPage:
             ("e2e_request_latency_seconds", "E2E.", stats.e2e),
             ("queue_time_seconds", "Waiting.", stats.queue),
         ):
-            page.histogram(f"sglang:{name}", text, label, histogram)
+            page.histogram(f"sglang:{name}", text, [(label, histogram)])

@@ -124,6 +124,8 @@ class EngineControl:
         name = body.lora_name
         if not body.lora_path:
             raise ApiError(400, "lora_path is missing", param="lora_path")
+        if len(house.models) > 1:
+            raise ApiError(400, "adapters are for a server of one model", type="InvalidUserInput")
         if name in house.model_names or (name in house.adapters and not body.load_inplace):
             problem = f"The lora adapter '{name}' has already been loaded."
             raise ApiError(400, problem, type="InvalidUserInput")

@@ -62,17 +62,19 @@ class Page:
         self.head(f"{name}_total", text, "counter")
         self.samples(f"{name}_total", rows)
 
-    def histogram(self, name: str, text: str, labels: str, histogram: Histogram) -> None:
-        """A family of one histogram."""
-        known = self._histograms.get((name, labels))
-        if known is None or known[0] != histogram.observed:
-            lines = "\n".join(_histogram_lines(name, text, labels, histogram))
-            known = self._histograms[name, labels] = (histogram.observed, lines)
-        self._lines.append(known[1])
+    def histogram(self, name: str, text: str, rows: Iterable[tuple[str, Histogram]]) -> None:
+        """A family of histograms."""
+        self.head(name, text, "histogram")
+        for labels, histogram in rows:
+            known = self._histograms.get((name, labels))
+            if known is None or known[0] != histogram.observed:
+                lines = "\n".join(_histogram_lines(name, labels, histogram))
+                known = self._histograms[name, labels] = (histogram.observed, lines)
+            self._lines.append(known[1])
 
 
-def _histogram_lines(name: str, text: str, labels: str, histogram: Histogram) -> Sequence[str]:
-    lines = [f"# HELP {name} {text}", f"# TYPE {name} histogram"]
+def _histogram_lines(name: str, labels: str, histogram: Histogram) -> Sequence[str]:
+    lines = []
     reached = 0
     bounds = [f"{b:g}" if b != int(b) else f"{b:.1f}" for b in histogram.bounds]
     before, after = _around_le(labels)

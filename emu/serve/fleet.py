@@ -19,13 +19,15 @@ in vLLM: an answer of n tokens is n + 1 tokens of the emulated request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
 import numpy as np
+from starlette.requests import ClientDisconnect
 
 from emu.cluster.plan import ReplicaPlan
 from emu.errors import InputError
+from emu.kernel.clock import NEVER
 from emu.latency.frontend import Intake
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
@@ -45,8 +47,10 @@ _ROLES: Final[Mapping[ReplicaState, str]] = {
     S.PREFILL: "prefill",
     S.DECODE: "decode",
 }
-ROOM_WAIT_S: Final = 300.0
-"""Wall seconds for which one half of an SGLang pair waits for the other."""
+_ROOM_WAIT_NS: Final = 300 * NS_PER_S
+"""Emulated time for which the decode half of an SGLang pair waits for the other, as in SGLang."""
+_DEATH_SEEN_NS: Final = 10 * NS_PER_S
+"""Two heartbeats of SGLang: so long after its death the decode side gives up a prefill engine."""
 
 
 class Endpoint:
@@ -94,14 +98,28 @@ class Parked:
         return self.choice.request
 
 
+class Room:
+    """Where the halves of an SGLang pair meet."""
+
+    def __init__(self) -> None:
+        self.prefill: asyncio.Future[Parked] = asyncio.get_running_loop().create_future()
+        self.engine: Endpoint | None = None
+        """The prefill engine that the decode half was told of."""
+        self.life = -1
+        """That engine's incarnation."""
+        self.until_ns = NEVER
+        """When the decode half gives up."""
+
+
 class Handoffs:
     """What waits between a prefill and a decode endpoint."""
 
-    def __init__(self, house: House, lease_s: float) -> None:
+    def __init__(self, house: House, lease_s: float, endpoints: list[Endpoint]) -> None:
         self._house = house
+        self._endpoints = endpoints
         self._lease_ns = round(lease_s * NS_PER_S)
         self._parked: dict[tuple[str, str], Parked] = {}
-        self._rooms: dict[int, asyncio.Future[Parked]] = {}
+        self._rooms: dict[int, Room] = {}
         self.expired = 0
         """Requests whose KV was given up before it was fetched."""
 
@@ -119,7 +137,11 @@ class Handoffs:
         self._resize(request, prompt, start, output)
         parked = Parked(endpoint, choice, prompt)
         if call.room >= 0:
-            self._room(call.room).set_result(parked)
+            room = self._rooms.setdefault(call.room, Room())
+            if room.prefill.done():
+                problem = f"bootstrap_room {call.room} is in use"
+                raise ApiError(400, problem, param="bootstrap_room")
+            room.prefill.set_result(parked)
             self._parked[endpoint.engine_id, f"room {call.room}"] = parked
         return parked
 
@@ -166,26 +188,25 @@ class Handoffs:
         del self._parked[key]
         return parked
 
-    def _room(self, room: int) -> asyncio.Future[Parked]:
-        future = self._rooms.get(room)
-        if future is None or future.cancelled():
-            future = self._rooms[room] = asyncio.get_running_loop().create_future()
-        elif future.done():
-            raise ApiError(400, f"bootstrap_room {room} is in use", param="bootstrap_room")
-        return future
+    async def meet(self, number: int, port: int, left: Awaitable[object]) -> Parked:
+        """The other half of an SGLang pair; `port` may name the prefill engine.
 
-    async def meet(self, room: int) -> Parked:
-        """The other half of an SGLang pair. Raises ApiError if it does not come."""
-        future = self._rooms.get(room)
-        if future is None:
-            future = self._room(room)
+        Raises ApiError if it does not come, ClientDisconnect if the client leaves (`left`).
+        """
+        room = self._rooms.setdefault(number, Room())
+        room.until_ns = self._house.cluster.kernel.wall_ns() + _ROOM_WAIT_NS
+        for endpoint in self._endpoints:
+            if endpoint.port == port:
+                room.engine, room.life = endpoint, endpoint.replica.incarnation
+        leaving = asyncio.ensure_future(left)
         try:
-            async with asyncio.timeout(ROOM_WAIT_S):
-                return await asyncio.shield(future)
-        except TimeoutError:
-            raise ApiError(500, f"no prefill came for bootstrap_room {room}") from None
+            await asyncio.wait((room.prefill, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not room.prefill.done():
+                raise ClientDisconnect
+            return room.prefill.result()
         finally:
-            self._rooms.pop(room, None)
+            leaving.cancel()
+            self._rooms.pop(number, None)
 
     def take(
         self, parked: Parked, endpoint: Endpoint, exchange: Exchange, came_ns: int | None
@@ -226,9 +247,15 @@ class Handoffs:
 
     # --- leases -------------------------------------------------------------------------------
     def sweep(self, *, everything: bool = False) -> None:
-        """Give up KV that was not fetched in time (or all of it: the server ends)."""
+        """Give up what did not come in time (or all of it: the server ends)."""
         cluster = self._house.cluster
-        limit_ns = cluster.kernel.wall_ns() - self._lease_ns
+        now_ns = cluster.kernel.wall_ns()
+        for number, room in list(self._rooms.items()):
+            if not room.prefill.done():
+                self._sweep_room(number, room, now_ns, everything=everything)
+            elif room.prefill.result().request.status.is_terminal:
+                del self._rooms[number]
+        limit_ns = now_ns - self._lease_ns
         for key, parked in list(self._parked.items()):
             request = parked.request
             if request.status.is_terminal or parked.is_taken:
@@ -237,6 +264,22 @@ class Handoffs:
                 del self._parked[key]
                 self.expired += 1
                 cluster.forsake(request)
+
+    def _sweep_room(self, number: int, room: Room, now_ns: int, *, everything: bool) -> None:
+        """The decode half waits no longer for a prefill that is not going to come."""
+        engine = room.engine
+        is_dead = engine is not None and not (
+            engine.is_present and engine.replica.incarnation == room.life
+        )
+        if is_dead:
+            room.until_ns = min(room.until_ns, now_ns + _DEATH_SEEN_NS)
+            room.engine = None
+        if everything:
+            problem = "the server is shutting down"
+            room.prefill.set_exception(ApiError(503, problem, code="draining"))
+        elif now_ns >= room.until_ns:
+            problem = f"KV transfer failed: no prefill came for bootstrap_room {number}"
+            room.prefill.set_exception(ApiError(500, problem, code="kv_transfer_failed"))
 
 
 class Fleet:
@@ -250,7 +293,7 @@ class Fleet:
             Endpoint(house, replica, plan, port)
             for replica, plan, port in zip(cluster.replicas, plans, ports, strict=True)
         ]
-        self.handoffs = Handoffs(house, lease_s)
+        self.handoffs = Handoffs(house, lease_s, self.endpoints)
 
         self.events: KvEvents | None = None
 
@@ -285,7 +328,7 @@ class KvEvents:
         try:
             for index, endpoint in enumerate(endpoints):
                 topic = f"kv@{host}:{endpoint.port}@{house.model}"
-                ports = (port + index, port + len(endpoints) + index)
+                ports = (port + index, port + len(endpoints) + index) if port else (0, 0)
                 self.publishers.append(Publisher(self._context, host, *ports, topic))
                 self.ledgers.append(self._ledger(index, endpoint))
         except InputError:

@@ -76,7 +76,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The first of these ports; 0 = the port after the server's own."""
     face: str = "vllm"
     kv_lease_s: float = 480.0
-    kv_events_port: int = 0
+    kv_events_port: int | None = None
     wire: str = "vllm-0.19"
     slow_down: str = "off"
     """"auto" lowers the speed while the machine does not keep up."""
@@ -85,6 +85,11 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     drain_s: float = 30.0
     log_level: Level = "off"
     log_format: Format = "text"
+
+
+def served_names(plan: Plan) -> tuple[str, ...]:
+    """Names that requests and recordings have for their models; empty with one that has none."""
+    return plan.models if len(plan.models) > 1 or plan.config.model.served_name else ()
 
 
 class OutputLengths:
@@ -193,9 +198,19 @@ class House:
         self.intake = Intake(cluster.kernel)
         self.speed_changes: list[tuple[float, float]] = []
         """(emulated time, s; speed from then on)."""
-        self.model = options.model_name or plan.replicas[0].model.name
-        self.max_model_tokens = max(r.max_model_tokens for r in plan.replicas)
-        self.holds = holds_for(plan)
+        default = plan.default_model
+        one = options.model_name or next(iter(served_names(plan)), plan.replicas[0].model.name)
+        self.models = plan.models if len(plan.models) > 1 else (one,)
+        """What clients ask for, by the index that replicas and requests have."""
+        self.model = self.models[default]
+        """What a call that names none gets."""
+        parts = [[r for r in plan.replicas if r.served == name] for name in plan.models]
+        self.plans = [part[0] for part in parts]
+        """A replica of each model."""
+        self.holds = [holds_for(msgspec.structs.replace(plan, replicas=tuple(p))) for p in parts]
+        """For each model: why no replica could ever serve so many tokens, or empty."""
+        self.longest = [max(r.max_model_tokens for r in part) for part in parts]
+        self.max_model_tokens = self.longest[default]
         self.lengths = OutputLengths(plan.config, plan.source, options)
         self.failures = FailureSchedule([], seed=plan.config.seed)
         self.failures_returned = 0
@@ -211,7 +226,8 @@ class House:
         """As vLLM counts: 1 = weights in host memory, 2 = weights gone, 0 = awake."""
         self.weights_to_host_s = weights_from_host_s(plan)
         self.weights_disk_s = weights_from_disk_s(plan)
-        self.model_names = (self.model, *options.model_aliases)
+        others = [name for i, name in enumerate(self.models) if i != default]
+        self.model_names = (self.model, *others, *options.model_aliases)
         self.scripted: dict[str, float] = {}
         """Gauges of engines that show a given figure instead of their own, without `vllm:`."""
         self.adapters: dict[str, str] = {}
@@ -268,13 +284,21 @@ class House:
         kernel = self.cluster.kernel
         return kernel.wall_ns() >= self.startup_ns and not self.is_draining
 
-    @property
-    def has_capacity(self) -> bool:
-        """Some replica takes prompts, or will without anyone's doing (a fault heals, a planner)."""
-        cluster = self.cluster
+    def index_of(self, name: str) -> int:
+        """Which model a call asks for; adapters and aliases are the default model's."""
+        if name in self.models:
+            return self.models.index(name)
+        return self.plan.default_model
+
+    def serves(self, model: int = -1) -> bool:
+        """Some replica takes prompts, or will without anyone's doing (a fault heals, a planner).
+
+        `model`: an index; -1 = any.
+        """
         if self.plan.config.autoscale is not None:
             return True
-        return any(replica.state not in _USELESS for replica in cluster.replicas)
+        replicas = self.cluster.replicas
+        return any(r.state not in _USELESS and model in (-1, r.model) for r in replicas)
 
     @property
     def startup_left_s(self) -> float:

@@ -159,24 +159,28 @@ class Publisher:
     """The two sockets of one endpoint, and the ring of what was sent."""
 
     def __init__(self, context: Any, host: str, port: int, replay_port: int, topic: str) -> None:
-        """Raises InputError if an address cannot be had."""
+        """Port 0 is one that the system chooses. Raises InputError if an address is taken."""
         import zmq
 
         self._zmq = zmq
         self.topic = topic
-        self.endpoint = f"tcp://{host}:{port}"
-        self.replay_endpoint = f"tcp://{host}:{replay_port}"
         self._sequence = 0
         self._ring: deque[tuple[int, bytes]] = deque(maxlen=BUFFER_STEPS)
         self._live = context.socket(zmq.PUB)
         self._live.set_hwm(_QUEUE_MAX)
         self._replay = context.socket(zmq.ROUTER)
-        for made, address in ((self._live, self.endpoint), (self._replay, self.replay_endpoint)):
-            made.linger = 0
-            try:
-                made.bind(address)
-            except zmq.ZMQError as error:
-                raise InputError(address, None, "--kv-events", str(error)) from None
+        self.endpoint = self._bound(self._live, host, port)
+        self.replay_endpoint = self._bound(self._replay, host, replay_port)
+
+    def _bound(self, made: Any, host: str, port: int) -> str:
+        """The address that a socket got."""
+        made.linger = 0
+        address = f"tcp://{host}:{port or '*'}"
+        try:
+            made.bind(address)
+        except self._zmq.ZMQError as error:
+            raise InputError(address, None, "--kv-events", str(error)) from None
+        return str(made.getsockopt_string(self._zmq.LAST_ENDPOINT))
 
     def send(self, at_s: float, events: list[Any]) -> None:
         """One batch: of one step of the engine."""

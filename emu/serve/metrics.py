@@ -55,12 +55,12 @@ def kv_use(replica: Replica) -> float:
 
 def engine_families(
     page: Page,
-    model: str,
+    models: Sequence[str],
     engines: Sequence[tuple[Replica, ReplicaPlan, Statistics]],
     name: str = "",
     scripted: Mapping[str, float] | None = None,
 ) -> None:
-    """What vLLM says of each engine.
+    """What vLLM says of each engine; `models`: names, by the index that replicas have.
 
     `name`: what it is called, if not by its replica's id. `scripted`: gauges that show a given
     figure instead of their own (`SCRIPTED`).
@@ -68,7 +68,8 @@ def engine_families(
     rows = []
     for replica, plan, stats in engines:
         replica.settle()
-        label = labels_text({"model_name": model, "engine": name or str(replica.replica_id)})
+        names = {"model_name": models[replica.model], "engine": name or str(replica.replica_id)}
+        label = labels_text(names)
         rows.append((label, replica, plan, stats))
     gauges: tuple[tuple[str, str, Callable[[Replica], float]], ...] = (
         ("num_requests_running", "Running requests.", lambda r: r.scheduler.running_count),
@@ -132,40 +133,52 @@ def _sleep_state(replica: Replica) -> str:
     return "awake" if replica.model_loaded else "discard_all"
 
 
-def request_families(page: Page, label: str, stats: Statistics) -> None:
-    """What vLLM says of requests, of one engine or of all."""
-    counters = (
-        ("prefix_cache_queries", "Prompt tokens looked up.", stats.queried_sum),
-        ("prefix_cache_hits", "Prompt tokens found.", stats.cached_sum - stats.external_hit_sum),
-        ("external_prefix_cache_queries", "Not on the GPU.", stats.external_queried_sum),
-        ("external_prefix_cache_hits", "Found in lower tiers.", stats.external_hit_sum),
-        ("prompt_tokens_cached", "Prompt tokens from the cache.", stats.cached_sum),
-        ("num_preemptions", "Preemptions.", stats.preemptions),
+def request_families(page: Page, rows: Sequence[tuple[str, Statistics]]) -> None:
+    """What vLLM says of requests: of one engine, or of all of each model; (labels, figures)."""
+    for name, text, count in _COUNTERS:
+        page.counter(f"vllm:{name}", text, [(label, count(stats)) for label, stats in rows])
+    page.counter(
+        "vllm:prompt_tokens_by_source",
+        "Prompt tokens by origin.",
+        [
+            (f'{label},source="{source}"', count)
+            for label, stats in rows
+            for source, count in _sources(stats).items()
+        ],
     )
-    for name, text, value in counters:
-        page.counter(f"vllm:{name}", text, [(label, value)])
+    ended = []
+    for label, stats in rows:
+        engine, _, model = label.partition(",")
+        ended += [
+            (f'{engine},finished_reason="{reason}",{model}', count)
+            for reason, count in stats.success.items()
+        ]
+    page.counter("vllm:request_success", "Ended requests.", ended)
+    for name, text, pick in _HISTOGRAMS:
+        page.histogram(f"vllm:{name}", text, [(label, pick(stats)) for label, stats in rows])
+
+
+def _sources(stats: Statistics) -> dict[str, int]:
     moved = stats.transferred_sum
-    sources = {
+    return {
         "local_compute": stats.prompt_sum - stats.cached_sum - moved,
         "local_cache_hit": stats.cached_sum - stats.external_hit_sum,
         "external_kv_transfer": stats.external_hit_sum + moved,
     }
-    page.counter(
-        "vllm:prompt_tokens_by_source",
-        "Prompt tokens by origin.",
-        [(f'{label},source="{source}"', count) for source, count in sources.items()],
-    )
-    engine, _, model = label.partition(",")
-    page.counter(
-        "vllm:request_success",
-        "Ended requests.",
-        [
-            (f'{engine},finished_reason="{reason}",{model}', count)
-            for reason, count in stats.success.items()
-        ],
-    )
-    for name, text, pick in _HISTOGRAMS:
-        page.histogram(f"vllm:{name}", text, label, pick(stats))
+
+
+_COUNTERS: Final[tuple[tuple[str, str, Callable[[Statistics], int]], ...]] = (
+    ("prefix_cache_queries", "Prompt tokens looked up.", lambda s: s.queried_sum),
+    (
+        "prefix_cache_hits",
+        "Prompt tokens found.",
+        lambda s: s.cached_sum - s.external_hit_sum,
+    ),
+    ("external_prefix_cache_queries", "Not on the GPU.", lambda s: s.external_queried_sum),
+    ("external_prefix_cache_hits", "Found in lower tiers.", lambda s: s.external_hit_sum),
+    ("prompt_tokens_cached", "Prompt tokens from the cache.", lambda s: s.cached_sum),
+    ("num_preemptions", "Preemptions.", lambda s: s.preemptions),
+)
 
 
 class MetricsPage:
@@ -180,11 +193,15 @@ class MetricsPage:
         house, page = self._house, self._page
         cluster = house.cluster
         engines = list(zip(cluster.replicas, house.plan.replicas, cluster.engines, strict=True))
-        engine_families(page, house.model, engines, scripted=house.scripted)
-        everywhere = labels_text({"model_name": house.model, "engine": "all"})
-        request_families(page, everywhere, cluster.stats)
+        engine_families(page, house.models, engines, scripted=house.scripted)
+        rows = [
+            (labels_text({"model_name": name, "engine": "all"}), stats)
+            for name, stats in zip(house.models, cluster.of_models, strict=True)
+        ]
+        request_families(page, rows)
         adapter_family(page, house)
         if cluster.watchers:
+            everywhere = labels_text({"model_name": house.model, "engine": "all"})
             transfer_families(page, everywhere, cluster.stats, house)
         self._cluster_families()
         self._server_families()
@@ -261,7 +278,7 @@ def transfer_families(page: Page, label: str, stats: Statistics, house: House) -
     """vLLM's connector between prefill and decode (NIXL)."""
     cluster = house.cluster
     for name, text, pick in _TRANSFERS:
-        page.histogram(f"vllm:nixl_{name}", text, label, pick(stats))
+        page.histogram(f"vllm:nixl_{name}", text, [(label, pick(stats))])
     counters = (
         ("failed_transfers", "Failed KV transfers.", sum(cluster.network.failures.values())),
         ("failed_notifications", "Ends that a source never heard of.", 0),

@@ -111,7 +111,10 @@ class EmbeddingFace(PoolingFace):
 
     def content(self, number: str) -> dict[str, Any]:
         """One vector for each input."""
-        size = self._body.dimensions or self._house.plan.replicas[0].model.hidden
+        size = (
+            self._body.dimensions
+            or self._house.plans[self._house.index_of(self._call.model)].model.hidden
+        )
         data = []
         for index, prompt in enumerate(self._call.prompts):
             vector = vector_of(prompt, size)

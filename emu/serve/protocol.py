@@ -247,6 +247,8 @@ class Call(Struct, kw_only=True):
     kv: KvTransfer | None = None
     room: int = -1
     """SGLang's `bootstrap_room`; -1 = none."""
+    room_port: int = -1
+    """Its `bootstrap_port`: of the prefill side."""
 
     @property
     def is_plain(self) -> bool:
@@ -440,6 +442,12 @@ _REFUSED: Final = (
 )
 
 
+def _one(given: int | list[Any] | None) -> int:
+    """A number that may be in a list, as for batches; -1 = none."""
+    first = given[0] if isinstance(given, list) and given else given
+    return first if isinstance(first, int) else -1
+
+
 def _call(body: Body, prompts: list[Ids], max_tokens: int | None, *, is_chat: bool) -> Call:
     n = body.n or 1
     if len(prompts) * n > CHOICES_MAX:
@@ -460,7 +468,6 @@ def _call(body: Body, prompts: list[Ids], max_tokens: int | None, *, is_chat: bo
     if len(stops) > STOPS_MAX or any(not 0 < len(stop) <= NAME_MAX for stop in stops):
         problem = f"stop has at most {STOPS_MAX} texts of 1 to {NAME_MAX} characters"
         raise ApiError(400, problem, param="stop")
-    room = body.bootstrap_room
     return Call(
         is_chat=is_chat,
         prompts=prompts,
@@ -479,7 +486,8 @@ def _call(body: Body, prompts: list[Ids], max_tokens: int | None, *, is_chat: bo
         stop_ids=tuple(body.stop_token_ids or ()),
         keeps_stop=bool(body.include_stop_str_in_output),
         kv=body.kv_transfer_params,
-        room=room[0] if isinstance(room, list) and room else room if isinstance(room, int) else -1,
+        room=_one(body.bootstrap_room),
+        room_port=_one(body.bootstrap_port),
     )
 
 

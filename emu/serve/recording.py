@@ -13,7 +13,7 @@ most what arrived after the oldest request in flight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,7 +37,9 @@ _PATHS: Final = (("model", "hf_config"), ("latency", "path"), ("latency", "repla
 class TrafficLog:
     """workload.jsonl, in order of `request.row`, of a bounded size."""
 
-    def __init__(self, path: Path, bytes_max: int = 2**30) -> None:
+    def __init__(self, path: Path, bytes_max: int = 2**30, *, models: Sequence[str] = ()) -> None:
+        """`models`: names by index, where requests name theirs."""
+        self._models = models
         self.lines = 0
         self.bytes = 0
         """Of all lines, also of those that wait for earlier ones."""
@@ -61,6 +63,8 @@ class TrafficLog:
             decode_replica=request.decode_pin,
             handoff_ns=request.handoff_after_ns,
         )
+        if self._models:
+            line.model = self._models[request.model]
         if request.max_output_tokens != request.output_tokens:
             line.max_output_toks = request.max_output_tokens
         if request.prefix is not None and request.prefix.token_ids is not None:
@@ -151,9 +155,15 @@ class LiveRecorder(Recorder):
     """A run's recorder that also keeps the traffic, and says when a request has ended."""
 
     def __init__(
-        self, directory: Path, table: OutputTable, traffic: TrafficLog, replay: ReplayFile
+        self,
+        directory: Path,
+        table: OutputTable,
+        traffic: TrafficLog,
+        replay: ReplayFile,
+        *,
+        models: Sequence[str] = (),
     ) -> None:
-        super().__init__(directory, table)
+        super().__init__(directory, table, models=models)
         self.traffic = traffic
         self.replay = replay
         self.on_end: Callable[[Request], None] = _nobody
@@ -242,6 +252,8 @@ def _replayable(config: Config) -> dict[str, Any]:
 
 def _open_ended(raw: dict[str, Any]) -> dict[str, Any]:
     """To a configuration as this, commands and faults may be appended; paths are absolute."""
+    if raw["models"]:
+        del raw["replicas"]  # they follow from the models
     for key in ("commands", "faults"):  # more may be appended, which an empty list would forbid
         if not raw[key]:
             del raw[key]

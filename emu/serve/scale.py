@@ -57,6 +57,8 @@ class Scale:
         try:
             if name not in ROLES:
                 raise _Refused(404, f'deployments.apps "{name}" not found')
+            if len(self._house.models) > 1:
+                raise _Refused(404, "roles can be scaled where one model is served")
             if request.method != "GET":
                 await self._write(name, await request.body())
         except _Refused as refused:

@@ -47,7 +47,7 @@ from emu.serve.control import snapshot
 from emu.serve.endpoint import endpoint_app
 from emu.serve.fleet import Fleet, KvEvents, check_fleet
 from emu.serve.guard import is_loopback
-from emu.serve.house import House, ServeOptions, weights_from_host_s
+from emu.serve.house import House, ServeOptions, served_names, weights_from_host_s
 from emu.serve.intake import Intake, LiveProtocol
 from emu.serve.kv_events import wire_of
 from emu.serve.pace import STRICT_REQUESTS_MIN, Adapter
@@ -92,7 +92,9 @@ class LiveServer:
         self.plan = make_plan(self.config, source)
         if len(self.plan.models) > 1:
             where = "models" if self.config.models else "replicas"
-            raise InputError(source, None, where, "live mode serves one model")
+            for option, given in (("--fleet", options.fleet), ("--model-name", options.model_name)):
+                if given:
+                    raise InputError(source, None, where, f"{option} is for one model")
         if options.fleet:
             policy = self.config.scheduler.policy
             check_fleet(len(self.plan.replicas), policy, options.ports, source)
@@ -131,13 +133,14 @@ class LiveServer:
             self.directory.mkdir(parents=True, exist_ok=True)
             write_tokenizer(self.directory / "tokenizer", _longest(self.plan))
             files = RunDirectory(self.directory / "run")
+            names = served_names(self.plan)
+            limit = int(self.options.max_recording_mib * 2**20)
             recorder = LiveRecorder(
                 files.staging,
                 self.config.output,
-                TrafficLog(
-                    self.directory / "workload.jsonl", int(self.options.max_recording_mib * 2**20)
-                ),
+                TrafficLog(self.directory / "workload.jsonl", limit, models=names),
                 ReplayFile(self.directory / "replay.toml", self.config),
+                models=names,
             )
             recorder.log = make_log(self.options.log_level, self.options.log_format)
             outcome, cluster = await self._serve(listening, recorder, announce)
@@ -224,7 +227,7 @@ class LiveServer:
         ports = [port_of(s) for s in self._endpoint_sockets]
         fleet = Fleet(house, ports, face=options.face, lease_s=options.kv_lease_s)
         self.fleet = fleet
-        if options.kv_events_port:
+        if options.kv_events_port is not None:
             wire = wire_of(options.wire)
             fleet.events = KvEvents(house, fleet.endpoints, options.kv_events_port, wire)
         for endpoint in fleet.endpoints:
@@ -438,7 +441,8 @@ def _announce(server: LiveServer) -> None:
     house = server.house
     assert house is not None
     token = f"/?token={house.control_token}" if house.control_token else "/"
-    print(f"serving {house.model} on {server.url}/v1, speed {server.options.speed:g}")
+    names = ", ".join(house.models) if len(house.models) > 1 else house.model
+    print(f"serving {names} on {server.url}/v1, speed {server.options.speed:g}")
     print(f"live page    {server.url}{token}")
     print(f"recording    {server.directory}")
     if house.startup_left_s:
@@ -487,7 +491,7 @@ def serve_command(
     for name, place in (("--tls-cert", options.tls_cert), ("--tls-key", options.tls_key)):
         if place and not Path(place).is_file():
             raise InputError(place, None, name, "no such file")
-    if options.kv_events_port and not options.fleet:
+    if options.kv_events_port is not None and not options.fleet:
         raise InputError("serve", None, "--kv-events", "needs --fleet: events are of endpoints")
     if not options.header_timeout_s > 0:
         raise InputError("serve", None, "--header-timeout-s", "must be above 0")

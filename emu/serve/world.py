@@ -277,7 +277,15 @@ class LiveCluster(Cluster):
         self.stats = Statistics()
         self.engines = [Statistics() for _ in plan.replicas]
         """The same, of each replica: a request counts where it ended."""
-        self.batches = _Iterations(self.stats, self.engines, self.batches)
+        is_one = len(plan.models) == 1
+        self.of_models = [self.stats] if is_one else [Statistics() for _ in plan.models]
+        """The same, of each model."""
+        self._sinks: list[tuple[Statistics, ...]] = [
+            (self.stats, engine) if is_one else (self.stats, self.of_models[replica.model], engine)
+            for replica, engine in zip(self.replicas, self.engines, strict=True)
+        ]
+        """What counts the tokens of a replica."""
+        self.batches = _Iterations(self._sinks, self.batches)
         self.is_open = True
         self.error: BaseException | None = None
         self.pace = Pace()
@@ -408,21 +416,21 @@ class LiveCluster(Cluster):
                 choice.is_begun = True
                 if choice.heir is not None:
                     choices[request.request_id] = choice.heir
-        self.stats.generated_sum += count
-        engine = self.engines[replica.replica_id]
-        engine.generated_sum += count
+        sinks = self._sinks[replica.replica_id]
+        for stats in sinks:
+            stats.generated_sum += count
         delay_ns = 0 if replica.stream is None else replica.stream.delay_ns
         if not delay_ns and not self._carries_first:
-            self._deliver(takers, engine)
+            self._deliver(takers, sinks)
         elif takers:
             at_ns = self.kernel.now_ns + delay_ns
-            self.kernel.call_at(at_ns, PRIORITY_WORLD, partial(self._deliver, takers, engine))
+            self.kernel.call_at(at_ns, PRIORITY_WORLD, partial(self._deliver, takers, sinks))
 
-    def _deliver(self, takers: list[Choice], engine: Statistics) -> None:
+    def _deliver(self, takers: list[Choice], sinks: tuple[Statistics, ...]) -> None:
         """A token of each of these leaves the front end now: wake the streams that send them."""
         if self._carries_first:
             takers = [choice for choice in takers if not self._is_carried(choice)]
-        now_ns, stats = self.kernel.now_ns, self.stats
+        now_ns = self.kernel.now_ns
         gap_ns, gap_count = -1, 0
         for choice in takers:
             choice.produced += 1
@@ -430,22 +438,22 @@ class LiveCluster(Cluster):
                 gap = now_ns - choice.last_ns
                 if gap != gap_ns:
                     if gap_count:
-                        stats.inter_token.add(gap_ns / NS_PER_S, gap_count)
-                        engine.inter_token.add(gap_ns / NS_PER_S, gap_count)
+                        for stats in sinks:
+                            stats.inter_token.add(gap_ns / NS_PER_S, gap_count)
                     gap_ns, gap_count = gap, 0
                 gap_count += 1
             else:
                 choice.first_ns = now_ns
                 if choice.base:
-                    engine.received(choice.request, choice.came_ns, now_ns)
+                    sinks[-1].received(choice.request, choice.came_ns, now_ns)
                 else:
-                    stats.began(choice.request, now_ns)
-                    engine.began(choice.request, now_ns)
+                    for stats in sinks:
+                        stats.began(choice.request, now_ns)
             choice.last_ns = now_ns
             choice.exchange.changed.set()
         if gap_count:
-            stats.inter_token.add(gap_ns / NS_PER_S, gap_count)
-            engine.inter_token.add(gap_ns / NS_PER_S, gap_count)
+            for stats in sinks:
+                stats.inter_token.add(gap_ns / NS_PER_S, gap_count)
 
     def _is_carried(self, choice: Choice) -> bool:
         """This is a first token that the decode replica will deliver (`network.first_token`)."""
@@ -465,8 +473,8 @@ class LiveCluster(Cluster):
         at_ns = request.first_token_ns + request.first_out_ns
         if at_ns <= self.kernel.now_ns:
             return False
-        engine = self.engines[request.holder_id]
-        self.kernel.call_at(at_ns, PRIORITY_WORLD, partial(self._deliver, [choice], engine))
+        sinks = self._sinks[request.holder_id]
+        self.kernel.call_at(at_ns, PRIORITY_WORLD, partial(self._deliver, [choice], sinks))
         return True
 
     def on_transfer(
@@ -492,11 +500,11 @@ class LiveCluster(Cluster):
             if choice is not None and request.migrations:  # both halves are there
                 del self._carried[request.request_id]
                 if not self._deliver_carried(choice):
-                    self._deliver([choice], self.engines[receiver])
+                    self._deliver([choice], self._sinks[receiver])
         for request in batch.requests:
             size_bytes = share * kv_bytes([request], page, plan.kv_bytes_per_token)
             pieces = round(share * regions * kv_blocks(request, page))
-            for stats in (self.stats, self.engines[receiver]):
+            for stats in self._sinks[receiver]:
                 stats.transfer.add((ended_ns - batch.started_ns) / NS_PER_S, ranks)
                 stats.transfer_post.add(0.0, ranks)  # takes no time here
                 stats.transfer_bytes.add(size_bytes / ranks, ranks)
@@ -505,6 +513,8 @@ class LiveCluster(Cluster):
     def _on_end(self, request: Request) -> None:
         choice = self._choices.pop(request.request_id, None)
         self.stats.ended(request, has_prefixes=self.has_prefixes)
+        if len(self.of_models) > 1:
+            self.of_models[request.model].ended(request, has_prefixes=self.has_prefixes)
         for observer in self.observers:
             observer.on_end(request)
         place = request.decode_replica_id if request.decode_replica_id >= 0 else request.replica_id
@@ -536,11 +546,8 @@ class LiveCluster(Cluster):
 class _Iterations:
     """Counts the tokens of each iteration, and draws it in the trace if there is one."""
 
-    def __init__(
-        self, everywhere: Statistics, engines: list[Statistics], drawn: BatchSink | None
-    ) -> None:
-        self._all = everywhere
-        self._engines = engines
+    def __init__(self, sinks: list[tuple[Statistics, ...]], drawn: BatchSink | None) -> None:
+        self._sinks = sinks
         self._drawn = drawn
 
     def batch(
@@ -554,8 +561,8 @@ class _Iterations:
     ) -> None:
         """An iteration has ended (nothing leaps on the wall clock)."""
         tokens = batch.shape.new_tokens
-        self._all.iteration_tokens.add(tokens, steps)
-        self._engines[replica.replica_id].iteration_tokens.add(tokens, steps)
+        for stats in self._sinks[replica.replica_id]:
+            stats.iteration_tokens.add(tokens, steps)
         if self._drawn is not None:
             self._drawn.batch(replica, batch, start_ns, end_ns, steps, spans)
 

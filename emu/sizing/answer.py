@@ -384,7 +384,7 @@ def _search_scaled(trials: _Trials, question: Question) -> None:
                 if low < trials.best_cost:
                     trials.run([one for one in tried if one.cost == low])
             if tried and not any(one in trials.rows and trials.is_met(one) for one in tried):
-                label = f"{layout.label}, by {system}"
+                label = f"{layout.label} by {system}"
                 trials.not_scaled.append((label, NOT_AS_CHEAP))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from emu.report.atomic import write_text
-from emu.report.chart import PALETTE, Axis, Chart, Series, spread_axis
+from emu.report.chart import PALETTE, Axis, Chart, Limit, Series, spread_axis
 from emu.report.pages import page
 from emu.report.table import number
 from emu.sizing.answer import Answer, Ranked
@@ -28,10 +28,17 @@ def write_page(answer: Answer, directory: Path) -> Path:
         facts=[f"{answer.rate_per_s:g} requests/s", *answer.objectives, f"{answer.runs} runs"],
         best=answer.rows[0].label,
         headroom=headroom,
-        head=["cluster", "$/h" if answer.has_prices else "GPUs", "of a limit", *_labels(answer)],
-        rows=[_cells(row) for row in answer.rows],
+        head=[
+            "cluster",
+            *(["GPUs, mean"] if any(row.system for row in answer.rows) else []),
+            "$/h" if answer.has_prices else "GPUs",
+            "of a limit",
+            *_labels(answer),
+        ],
+        rows=[_cells(row, has_mean=any(one.system for one in answer.rows)) for row in answer.rows],
         refused=list(answer.refused.items()),
         flags=flags.read_text(encoding="utf-8") if flags.is_file() else "",
+        files=", ".join(sorted(path.name for path in directory.glob("*.[ty][oa]ml"))),
     )
     path = directory / "report.html"
     write_text(path, text)
@@ -42,8 +49,9 @@ def _labels(answer: Answer) -> list[str]:
     return [f"{reading.label}, ms" for reading in answer.rows[0].readings]
 
 
-def _cells(row: Ranked) -> list[str]:
-    cells = [row.label, f"{row.cost_per_h:,.2f}", f"{100 * row.worst:.0f} %"]
+def _cells(row: Ranked, *, has_mean: bool) -> list[str]:
+    cells = [row.label, *([f"{row.gpus_mean:.1f}"] if has_mean else [])]
+    cells += [f"{row.cost_per_h:,.2f}", f"{100 * row.worst:.0f} %"]
     for reading in row.readings:
         text = number(reading.mean_ms)
         if reading.low_ms is not None and reading.high_ms is not None:
@@ -64,7 +72,9 @@ def _charts(answer: Answer) -> list[Chart]:
             section="clusters",
             title="Cost and how near the tightest objective is to its limit",
             x=spread_axis(min(costs), max(costs), "$/h" if answer.has_prices else "GPUs"),
-            y=Axis(title="% of the limit", unit="%", low=0),
+            y=Axis(title="% of the limit", unit="%", low=0, high=110),
+            limits=[Limit(axis="y", value=100, text="the limit")],
+            is_wide=True,
             series=[
                 Series(
                     name="clusters",
@@ -72,7 +82,9 @@ def _charts(answer: Answer) -> list[Chart]:
                     x=costs,
                     y=used,
                     shape="points",
+                    size=9,
                     text=[row.label for row in answer.rows],
+                    labels=[row.label.partition(": ")[2] for row in answer.rows],
                 )
             ],
         )

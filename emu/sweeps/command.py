@@ -18,20 +18,12 @@ from emu.errors import InputError
 from emu.process.terminal import open_console
 from emu.report.table import number
 from emu.sweeps.drive import SweepResult, run_sweep
+from emu.sweeps.labels import conditions_of, figure_label, in_order, key_label, shown_figures
 from emu.sweeps.page import answer_text, write_page
 from emu.sweeps.results import cell_text, columns_of, write_results
 
 _ROWS_SHOWN = 30
 _HEADING_COLUMNS = 12
-_FIGURES = {
-    "p99_ttft_ms": "TTFT p99",
-    "p99_tpot_ms": "TPOT p99",
-    "output_throughput": "tokens/s",
-    "request_goodput": "goodput",
-    "gpu_seconds.total": "GPU s",
-    "cost": "cost",
-    "load.verdict": "load",
-}
 
 
 def sweep_command(
@@ -111,7 +103,7 @@ def print_result(result: SweepResult, console: Console) -> None:
     table = Table(title=f"{result.source}: {len(result.rows)} points", title_justify="left")
     for heading in headings.values():
         table.add_column(broken(heading), justify="right", overflow="fold")
-    for index in range(min(len(result.rows), _ROWS_SHOWN)):
+    for index in in_order(result)[:_ROWS_SHOWN]:
         cells = (columns[name][index] for name in headings)
         table.add_row(*(Text(number(c) if isinstance(c, float) else cell_text(c)) for c in cells))
     console.print(table)
@@ -125,9 +117,9 @@ def print_result(result: SweepResult, console: Console) -> None:
 
 
 def broken(key: str) -> str:
-    """A key in lines of at most twelve characters where its underscores allow it."""
+    """A key in lines of at most twelve characters where its underscores and spaces allow it."""
     lines = [""]
-    for part in key.replace("_", "_\n").split("\n"):
+    for part in key.replace("_", "_\n").replace(" ", " \n").split("\n"):
         if len(lines[-1]) + len(part) > _HEADING_COLUMNS and lines[-1]:
             lines.append("")
         lines[-1] += part
@@ -135,14 +127,15 @@ def broken(key: str) -> str:
 
 
 def _headings(result: SweepResult, columns: dict[str, list[Any]]) -> dict[str, str]:
-    """Column -> heading: the last part of a dotted key, or as much as tells keys apart."""
-    keys = [*result.keys, *(name for name in ("seed", "meets") if name in columns)]
-    headings: dict[str, str] = {}
-    for key in keys:
-        parts = key.split(".")
-        ends = [other.split(".")[-1] for other in keys]
-        headings[key] = parts[-1] if ends.count(parts[-1]) == 1 else key
+    """Column -> heading."""
+    headings = {key: key_label(key, result.keys, result.roles) for key in result.keys}
+    headings.update((name, name) for name in ("seed", "meets") if name in columns)
     if any(row.result.status != "completed" for row in result.rows):
         headings["status"] = "status"
-    headings.update((n, h) for n, h in _FIGURES.items() if any(columns.get(n, ())))
+    skipped = ("completed", "p99_e2el_ms")
+    headings.update(
+        (name, figure_label(name))
+        for name in shown_figures(result, columns)
+        if name not in skipped or name in conditions_of(result)
+    )
     return headings

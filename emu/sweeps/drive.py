@@ -62,6 +62,8 @@ class SweepResult(msgspec.Struct):
     answer: Answer | None
     from_store: int
     """Points that had been run before."""
+    roles: list[str] = []
+    """Roles of the groups of replicas of the first point that has a configuration."""
     wall_s: float = 0.0
 
 
@@ -110,7 +112,15 @@ def run_sweep(
             keys = list(dict.fromkeys(key for point in first for key in point.values))
     if all(row.result.status == "invalid" for row in rows):
         raise InputError(source, None, "", NO_CONFIG + rows[0].result.error)
-    return SweepResult(source, directory, sweep, keys, rows, answer, driver.from_store)
+    roles = _roles(base, fixed, rows)
+    return SweepResult(source, directory, sweep, keys, rows, answer, driver.from_store, roles)
+
+
+def _roles(base: Base, fixed: dict[str, Any], rows: Sequence[Row]) -> list[str]:
+    for row in rows:
+        if row.result.status != "invalid":
+            return [str(table.role) for table in base.config(fixed, row.point).replicas]
+    return []
 
 
 def _check_figures(sweep: Sweep, source: str) -> None:
@@ -122,7 +132,7 @@ def _check_figures(sweep: Sweep, source: str) -> None:
             check_figure(name, source, f"pareto.minimize.{index}")
     for field in ("x", "y"):
         name = getattr(sweep.plot, field)
-        if "." not in name:  # with a dot it may be a key of the points
+        if name and "." not in name:  # with a dot it may be a key of the points
             check_figure(name, source, f"plot.{field}")
 
 

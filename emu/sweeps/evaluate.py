@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from emu.api import override_texts
+from emu.cluster.plan import make_plan
 from emu.config.load import config_from_text
 from emu.config.schema import Config
 from emu.config.tables.output import OutputTable
@@ -44,6 +45,8 @@ class PointResult(msgspec.Struct):
     error: str
     figures: dict[str, Any]
     """Figures of summary.json by dotted name; empty unless completed."""
+    gpus: int = 0
+    """Of all replicas, also those that scaling may add."""
 
     @property
     def is_kept(self) -> bool:
@@ -105,7 +108,8 @@ def _run(task: Task, output: OutputTable) -> PointResult:
     except InvariantViolation as error:
         return PointResult(task.key, "violated", f"{type(error).__name__}: {error}", {})
     assert done.summary is not None
-    return PointResult(task.key, "completed", "", figures_of(done.summary))
+    gpus = {gpu for replica in make_plan(config, task.source).replicas for gpu in replica.gpus}
+    return PointResult(task.key, "completed", "", figures_of(done.summary), len(gpus))
 
 
 def point_pool(jobs: int, ray_address: str | None) -> PointPool:

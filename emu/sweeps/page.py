@@ -13,25 +13,21 @@ from typing import Any, Final
 import msgspec
 
 from emu.report.atomic import write_text
-from emu.report.chart import PALETTE, Axis, Chart, Limit, Region, Series, short, spread_axis
+from emu.report.chart import PALETTE, Chart, Limit, Region, Series, close_axis, short, spread_axis
 from emu.report.interval import Mean, mean_of
 from emu.report.pages import page
 from emu.report.table import number
 from emu.sweeps.conditions import parse_conditions
 from emu.sweeps.drive import Answer, SweepResult
+from emu.sweeps.labels import (
+    in_order,
+    key_label,
+    latencies,
+    plot_names,
+    shown_figures,
+)
 from emu.sweeps.results import cell_text, columns_of, front
 
-SHOWN: Final = (
-    "completed",
-    "p99_ttft_ms",
-    "p99_tpot_ms",
-    "p99_e2el_ms",
-    "output_throughput",
-    "request_goodput",
-    "gpu_seconds.total",
-    "cost",
-    "load.verdict",
-)
 _ROWS_MAX: Final = 500
 _KEYS_MAX: Final = 6
 _CURVES_MAX: Final = 10
@@ -144,9 +140,7 @@ def _groups(result: SweepResult, columns: Columns, x: str, y: str) -> Cloud:
 def _trade_off(
     result: SweepResult, columns: Columns, limits: dict[str, tuple[str, float]]
 ) -> list[Chart]:
-    names = [result.sweep.plot.x, result.sweep.plot.y]
-    if result.sweep.pareto is not None and len(result.sweep.pareto.minimize) > 1:
-        names = result.sweep.pareto.minimize[:2]
+    names = list(plot_names(result))
     if any(name not in columns for name in names):
         return []
     cloud = _groups(result, columns, *names)
@@ -179,15 +173,15 @@ def _trade_off(
         ),
     ]
     better = "left" if low else "right"
-    keys = ", ".join(short_key(key, result.keys) for key in result.keys)
+    keys = ", ".join(_short(key, result) for key in result.keys)
     note = f"labels: {keys}; better is lower and further {better}"
     chart = Chart(
         chart_id="trade-off",
         section="trade-off",
         title=f"{names[1]} against {names[0]}",
         note=note + ("; green: objectives met" if set(names) & set(limits) else ""),
-        x=Axis(title=names[0], low=None),
-        y=spread_axis(min(ys), max(ys), names[1]),
+        x=close_axis(min(cloud.x), max(cloud.x), names[0]),
+        y=close_axis(min(ys), max(ys), names[1]),
         series=series,
         limits=_limit_lines(names, limits),
         regions=_region(names, limits),
@@ -228,24 +222,27 @@ def _region(names: Sequence[str], limits: dict[str, tuple[str, float]]) -> list[
 def _label(result: SweepResult, columns: Columns, index: int) -> str:
     """The settings of a point, one a line."""
     keys = [key for key in result.keys if key in columns]
-    return "\n".join(f"{short_key(key, keys)} {cell_text(columns[key][index])}" for key in keys)
+    return "\n".join(f"{_short(key, result)} {cell_text(columns[key][index])}" for key in keys)
 
 
 # --- by key --------------------------------------------------------------------------------------
 def _by_key(
     result: SweepResult, columns: Columns, limits: dict[str, tuple[str, float]]
 ) -> list[Chart]:
-    """For each numeric key: p99 TTFT and TPOT (the limited figures of a search) over it."""
+    """For each numeric key: the latencies of the conditions, or p99 TTFT and TPOT, over it."""
     searched = result.sweep.search is not None
     names = [name for name in limits if name in columns] if searched else []
     charts = []
     for place, key in enumerate(result.keys[:_KEYS_MAX]):
         if len({x for x in _numbers(columns[key]) if x is not None}) < 2:
             continue
-        for name in names or ["p99_ttft_ms", "p99_tpot_ms"]:
+        for name in names or latencies(result):
             if name in columns:
                 curves = _curves(result, columns, key, name)
-                charts += [_key_chart(f"{place}-{name}", key, name, curves, limits)] * bool(curves)
+                title = key_label(key, [key], result.roles) if key.startswith("replicas.") else key
+                charts += [_key_chart(f"{place}-{name}", title, name, curves, limits)] * bool(
+                    curves
+                )
     return charts
 
 
@@ -257,7 +254,7 @@ def _curves(
     curves: dict[str, list[tuple[float, Mean]]] = {}
     cloud = _groups(result, columns, key, name)
     for x, mean, row in zip(cloud.x, cloud.y, cloud.rows, strict=True):
-        label = ", ".join(f"{short_key(k, others)} {cell_text(columns[k][row])}" for k in others)
+        label = ", ".join(f"{_short(k, result)} {cell_text(columns[k][row])}" for k in others)
         curves.setdefault(label, []).append((x, mean))
     if len(curves) > _CURVES_MAX:  # a cloud, not curves
         curves = {"": [point for curve in curves.values() for point in curve]}
@@ -309,16 +306,6 @@ def _key_chart(
     )
 
 
-def short_key(key: str, keys: Sequence[str]) -> str:
-    """The last part of a dotted key, or as much of its end as tells it apart from the others."""
-    parts = key.split(".")
-    for count in range(1, len(parts)):
-        end = parts[-count:]
-        if sum(other.split(".")[-count:] == end for other in keys) <= 1:
-            return ".".join(end)
-    return key
-
-
 # --- tables --------------------------------------------------------------------------------------
 def mean_text(mean: Mean) -> str:
     """`12.3 ± 0.4 (5 seeds)`, or the figure alone."""
@@ -330,7 +317,7 @@ def mean_text(mean: Mean) -> str:
 def _pivot(result: SweepResult, columns: Columns) -> Pivot | None:
     """The figure of the plot over the two keys of a grid; nothing for other sweeps."""
     keys = [key for key in result.keys if len({cell_text(v) for v in columns[key]}) > 1]
-    figure = result.sweep.plot.y
+    figure = plot_names(result)[1]
     if len(keys) != 2 or figure not in columns:
         return None
     values: dict[tuple[str, str], list[float]] = {}
@@ -344,7 +331,7 @@ def _pivot(result: SweepResult, columns: Columns) -> Pivot | None:
         return None
     return Pivot(
         caption=f"{figure}: {keys[0]} down, {keys[1]} across",
-        head=[short_key(keys[0], keys), *(f"{short_key(keys[1], keys)} {c}" for c in across)],
+        head=[_short(keys[0], result), *(f"{_short(keys[1], result)} {c}" for c in across)],
         rows=[
             [
                 row,
@@ -358,27 +345,19 @@ def _pivot(result: SweepResult, columns: Columns) -> Pivot | None:
     )
 
 
-def shown_figures(result: SweepResult, columns: Columns) -> list[str]:
-    """Figures of the table: what the search asks for, then the usual ones."""
-    asked = []
-    if result.sweep.search is not None:
-        parsed = parse_conditions(result.sweep.search.meet, result.source, "search.meet")
-        asked = [one.name for one in parsed]
-    return [name for name in dict.fromkeys((*asked, *SHOWN)) if name in columns]
-
-
 def _table(result: SweepResult, columns: Columns) -> tuple[list[str], list[list[str]]]:
     names = [*result.keys, *(name for name in ("seed", "meets") if name in columns)]
     if any(row.result.status != "completed" for row in result.rows):
         names += ["status", "error"]
     names += shown_figures(result, columns)
     names = [name for name in names if any(value not in (None, "") for value in columns[name])]
-    heads = [short_key(name, names) if name in result.keys else name for name in names]
-    order: list[int] = list(range(len(result.rows)))
-    if result.sweep.search is not None:  # in order of the key, not of the trials
-        values = _numbers(columns[result.sweep.search.key])
-        order.sort(key=lambda i: (values[i] is None, values[i] or 0.0))
-    return heads, [[_cell(columns[name][index]) for name in names] for index in order[:_ROWS_MAX]]
+    heads = [_short(name, result) if name in result.keys else name for name in names]
+    order = in_order(result)[:_ROWS_MAX]
+    return heads, [[_cell(columns[name][index]) for name in names] for index in order]
+
+
+def _short(key: str, result: SweepResult) -> str:
+    return key_label(key, result.keys, result.roles)
 
 
 def _cell(value: Any) -> str:

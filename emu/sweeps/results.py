@@ -29,6 +29,7 @@ def columns_of(result: SweepResult) -> dict[str, list[Any]]:
         columns["meets"] = [row.meets for row in rows]
     columns["status"] = [row.result.status for row in rows]
     columns["error"] = [row.result.error for row in rows]
+    columns["gpus"] = [row.result.gpus or None for row in rows]
     names = dict.fromkeys(name for row in rows for name in row.result.figures)
     for name in names:
         columns[name] = [row.result.figures.get(name) for row in rows]

@@ -86,7 +86,10 @@ class PlotTable(SweepTable, kw_only=True, frozen=True):
     """What the trade-off plot of the report shows."""
 
     x: Annotated[str, doc("Figure of summary.json, or a key of the points.")] = "output_throughput"
-    y: Annotated[str, doc("The same; smaller is better.")] = "p99_ttft_ms"
+    y: Annotated[
+        str,
+        doc("The same; smaller is better. Empty = the latency of a condition, else p99_ttft_ms."),
+    ] = ""
 
 
 class Sweep(SweepTable, kw_only=True, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import json
 import re
 import struct
@@ -11,10 +12,14 @@ from typing import Any
 
 import jsonschema
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from emu.config.load import load_config
+from emu.config.load import config_from_dict, load_config
+from emu.errors import InputError
 from emu.runs.runner import execute
+from emu.serve.house import ServeOptions
 from emu.serve.schema_filler import CannotFill, text_for, value_for
+from emu.serve.server import LiveServer
 from tests.serve.live import Live, events, run, tables
 
 PERSON: dict[str, Any] = {
@@ -428,6 +433,62 @@ def test_names_and_adapters(tmp_path: Path) -> None:
         assert (await live.complete(model="a", max_tokens=1)).status_code == 404
 
     run(tmp_path, tables(), check, model_name="one", model_aliases=("two",))
+
+
+def test_several_models_answer_by_name(tmp_path: Path) -> None:
+    """Each with replicas, limits and figures of its own; the replay knows which was asked for."""
+
+    async def check(live: Live) -> None:
+        cards = (await live.client.get("/v1/models")).json()["data"]
+        limits = {card["id"]: card["max_model_len"] for card in cards}
+        assert list(limits) == ["chat", "large"]
+        assert limits == {"chat": 131072, "large": 32768}
+        for name, count in (("large", 2), ("chat", 1), ("", 1)):
+            for _ in range(count):
+                answer = await live.complete(model=name, max_tokens=5)
+                assert answer.status_code == 200, answer.text
+                assert answer.json()["model"] == (name or "chat")
+        assert (await live.complete(model="other", max_tokens=5)).status_code == 404
+        over = {"model": "large", "prompt": [1] * 10, "max_tokens": limits["large"]}
+        assert (await live.complete(**over)).status_code == 400
+        page = (await live.client.get("/metrics")).text
+        found = {
+            sample.labels["model_name"]: sample.value
+            for family in text_string_to_metric_families(page)
+            for sample in family.samples
+            if sample.name == "vllm:e2e_request_latency_seconds_count"
+        }
+        assert found == {"chat": 2, "large": 2}
+        engines = 'vllm:num_requests_running{engine="1",model_name="large"}'
+        assert engines in page
+        scale = {"role": "colocated", "replicas": 1}
+        assert (await live.client.post("/emu/scale", json=scale)).status_code == 409
+        stop = {"replica": 1, "command": "deactivate"}
+        assert (await live.client.post("/emu/commands", json=stop)).status_code == 200
+        assert (await live.complete(model="large", max_tokens=5)).status_code == 503
+        assert (await live.complete(model="chat", max_tokens=5)).status_code == 200
+
+    models = [
+        {"served_name": "chat", "name": "meta-llama/Llama-3.1-8B", "colocated": 1},
+        {
+            "served_name": "large",
+            "name": "mistralai/Mistral-Small-24B-Base-2501",
+            "tensor_parallel": 4,
+            "colocated": 1,
+        },
+    ]
+    raw = tables(models=models, nodes=[{"gpu": "H100-SXM5-80GB", "gpus": 8}])
+    del raw["replicas"]
+    run(tmp_path, raw, check)
+    execute(load_config(tmp_path / "replay.toml"), "replay", report=False)
+    for name in ("requests.csv", "transitions.csv"):
+        live_bytes = (tmp_path / "run" / name).read_bytes()
+        assert (tmp_path / "replay" / name).read_bytes() == live_bytes
+    with (tmp_path / "run" / "requests.csv").open(newline="") as file:
+        assert [row["model"] for row in csv.DictReader(file)] == ["large"] * 2 + ["chat"] * 3
+    for option in ({"fleet": True}, {"model_name": "x"}):
+        with pytest.raises(InputError, match="one model"):
+            LiveServer(config_from_dict(raw), "test", ServeOptions(**option), tmp_path)
 
 
 def test_a_cluster_without_a_replica_says_so(tmp_path: Path) -> None:

@@ -256,7 +256,8 @@ def test_knobs_turn_while_the_server_runs(tmp_path: Path) -> None:
         assert (await live.client.get("/emu/knobs")).json()["speed"] == 50
         scripted = {"num_requests_waiting": 12, "kv_cache_usage_perc": 0.5}
         answer = await post("/emu/knobs", json={"speed": 25, "scripted_metrics": scripted})
-        assert answer.json() == {"speed": 25.0, "scripted_metrics": scripted}
+        found = answer.json()
+        assert found == {"speed": 25.0, "latency_factors": {}, "scripted_metrics": scripted}
         assert (await live.complete(max_tokens=2)).headers["x-emu-speed"] == "25"
         values = await read_metrics(live)
         label = '{engine="0",model_name="meta-llama/Llama-3.1-8B"}'
@@ -268,6 +269,7 @@ def test_knobs_turn_while_the_server_runs(tmp_path: Path) -> None:
             {"speed": 0},
             {"scripted_metrics": {"other": 1}},
             {"scripted_metrics": {"kv_cache_usage_perc": 2}},
+            {"latency_factors": {"all": 0}},
             {"unknown": 1},
         ):
             assert (await post("/emu/knobs", json=wrong)).status_code == 400, wrong

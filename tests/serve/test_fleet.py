@@ -213,6 +213,35 @@ def test_sglang_halves_meet_by_room_in_either_order(tmp_path: Path, given: dict[
     assert [row["migrations"] for row in replayed(tmp_path)] == ["1", "1"]
 
 
+def test_a_half_does_not_wait_for_a_prefill_engine_that_has_died(tmp_path: Path) -> None:
+    async def check(live: Live) -> None:
+        async with endpoints(live) as (first, second):
+            port = first.base_url.port
+            half = {"bootstrap_host": "127.0.0.1", "bootstrap_port": port, "max_tokens": 5}
+            kernel = live.cluster.kernel
+            waiting = [
+                asyncio.create_task(complete(second, **half, bootstrap_room=room))
+                for room in (1, 2)
+            ]
+            fleet = live.server.fleet
+            assert fleet is not None
+            rooms = fleet.handoffs._rooms
+            await live.until(lambda: len(rooms) == 2)
+            waiting[1].cancel()  # its client leaves
+            await asyncio.gather(waiting[1], return_exceptions=True)
+            await live.until(lambda: list(rooms) == [1])
+            begin_ns = kernel.wall_ns()
+            crash = {"kind": "replica_crash", "replica": 0, "duration_s": 3.0}
+            assert (await live.client.post("/emu/faults", json=crash)).status_code == 200
+            answer = await waiting[0]
+            assert answer.status_code == 500
+            assert answer.json()["error"]["code"] == "kv_transfer_failed"
+            assert 10 <= (kernel.wall_ns() - begin_ns) / 1e9 < 300
+            assert not rooms
+
+    run(tmp_path, tables(replicas=PREFILL_DECODE), check, fleet=True, face="sglang", speed=1000)
+
+
 def test_a_crash_closes_the_port_and_fails_its_requests(tmp_path: Path) -> None:
     async def check(live: Live) -> None:
         async with endpoints(live) as (first, second):

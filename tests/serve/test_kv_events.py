@@ -86,8 +86,7 @@ def test_an_index_that_loses_messages_equals_the_pool(name: str) -> None:
     sent: list[bytes] = []
     index = Index(wire)
     context = zmq_context()
-    base = 20_000 + os.getpid() % 20_000
-    publisher = Publisher(context, "127.0.0.1", base, base + 1, "kv@pod@model")
+    publisher = Publisher(context, "127.0.0.1", 0, 0, "kv@pod@model")
     asker = context.socket(zmq.DEALER)
     asker.linger = 0
     asker.connect(publisher.replay_endpoint)
@@ -163,8 +162,7 @@ def test_bytes_are_those_of_vllm() -> None:
 
 def test_what_has_left_the_buffer_is_not_replayed() -> None:
     context = zmq_context()
-    base = 20_000 + os.getpid() % 20_000 + 2
-    publisher = Publisher(context, "127.0.0.1", base, base + 1, "")
+    publisher = Publisher(context, "127.0.0.1", 0, 0, "")
     try:
         for number in range(BUFFER_STEPS + 5):
             publisher.send(number, [["AllBlocksCleared"]])
@@ -178,8 +176,6 @@ def test_what_has_left_the_buffer_is_not_replayed() -> None:
 
 
 def test_a_fleet_publishes_what_its_replicas_hold(tmp_path: Path) -> None:
-    base = 41_000 + os.getpid() % 10_000
-
     async def check(live: Live) -> None:
         fleet = live.server.fleet
         assert fleet is not None
@@ -219,6 +215,6 @@ def test_a_fleet_publishes_what_its_replicas_hold(tmp_path: Path) -> None:
         tables(replicas=[{"count": 2}]),
         check,
         fleet=True,
-        kv_events_port=base,
+        kv_events_port=0,
         wire="vllm-0.26",
     )

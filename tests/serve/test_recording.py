@@ -13,12 +13,14 @@ import pytest
 
 from emu.config.load import load_config
 from emu.config.schema import WorkloadTable
+from emu.errors import InputError
 from emu.report.measurement import read_measurement
 from emu.request import Status
 from emu.runs.runner import execute
 from emu.serve.client import Client, parse_url
 from emu.serve.observe import ObserveOptions, Observer, write_results
 from emu.serve.recording import to_toml
+from emu.serve.trends import tpot_ms
 from emu.serve.world import Choice
 from emu.workload.opened import open_workload
 from tests.csvfile import csv_rows
@@ -151,6 +153,46 @@ def test_commands_are_part_of_the_recording(tmp_path: Path) -> None:
     marks = csv_rows(tmp_path / "run" / "marks.csv")
     assert [mark["text"] for mark in marks] == ["to_prefill", "deactivate", "to_decode"]
     replayed(tmp_path)
+
+
+def test_turned_latencies_are_part_of_the_recording(tmp_path: Path) -> None:
+    async def check(live: Live) -> None:
+        async def turn(**factors: float) -> dict[str, float]:
+            knobs = {"latency_factors": {k.replace("_", "."): v for k, v in factors.items()}}
+            answer = await live.client.post("/emu/knobs", json=knobs)
+            assert answer.status_code == 200, answer.text
+            found: dict[str, float] = answer.json()["latency_factors"]
+            return found
+
+        async def gap_ms() -> float:
+            calls = [live.complete(prompt="g" * 20, max_tokens=40) for _ in range(2)]
+            assert {a.status_code for a in await asyncio.gather(*calls)} == {200}
+            requests = list(live.house.trends.ended)[-2:]
+            return max(tpot_ms(request) for request in requests)
+
+        plain = await gap_ms()
+        straggler = {"kind": "straggler", "replica": 0, "factor": 2.0}
+        assert (await live.client.post("/emu/faults", json=straggler)).status_code == 200
+        assert await turn(all=3.0, replicas_1=0.5) == {"0": 3.0, "1": 0.5}
+        assert [r.slowdown for r in live.cluster.replicas] == [6.0, 0.5]
+        assert 5.5 < await gap_ms() / plain < 6.5
+        assert (await live.client.delete("/emu/faults/0")).status_code == 200
+        assert [r.slowdown for r in live.cluster.replicas] == [3.0, 0.5]
+        assert await turn(colocated=1.0) == {}
+        assert [r.slowdown for r in live.cluster.replicas] == [1.0, 1.0]
+        wrong = await live.client.post("/emu/knobs", json={"latency_factors": {"all": 2, "x": 3}})
+        assert wrong.status_code == 400
+        assert await turn() == {}
+
+    run(tmp_path, tables(replicas=[{"count": 1}, {"count": 1}]), check, speed=20.0)
+    commands = tomllib.loads((tmp_path / "replay.toml").read_text())["commands"]
+    assert [(c["replica"], c["factor"]) for c in commands] == [(0, 3.0), (1, 0.5), (0, 1), (1, 1)]
+    replayed(tmp_path)
+    lines = (tmp_path / "replay.toml").read_text()
+    for wrong in (lines.replace("factor = 3.0", ""), lines.replace("set_latency", "deactivate")):
+        (tmp_path / "wrong.toml").write_text(wrong)
+        with pytest.raises(InputError, match="factor"):
+            load_config(tmp_path / "wrong.toml")
 
 
 def test_toml_says_what_it_was_given() -> None:

@@ -159,9 +159,21 @@ class CommandTable(Table, kw_only=True, frozen=True):
             "to_colocated",
             "deactivate",
             "reset_prefix_cache",
+            "set_latency",
         ],
-        doc("What the replica is told to become, or to forget (only while nothing uses its KV)."),
+        doc(
+            "What the replica is told to become, to forget (only while nothing uses its KV), or to take for its iterations."
+        ),
     ]
+    factor: Annotated[
+        Annotated[float, Meta(ge=0.01, le=1e4)] | None,
+        doc("set_latency: iterations take so many times longer from then on; 1 = as configured."),
+    ] = None
+
+    @property
+    def is_of_roles(self) -> bool:
+        """It changes what the replica serves."""
+        return self.command not in ("reset_prefix_cache", "set_latency")
 
 
 class FaultTable(Table, kw_only=True, frozen=True):

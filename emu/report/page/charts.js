@@ -75,22 +75,27 @@ const emuCharts = (function () {
     };
   }
 
-  function lineOf(one, chart, colours) {
+  function lineOf(one, chart, colours, width) {
     const isPoints = one.shape === "points";
     const data = one.x.map((x, i) => one.sums ? [x, one.sums[i], one.y[i]] : [x, one.y[i]]);
+    const color = one.color === "text" ? colours.text : one.color;
     const made = {
       type: isPoints ? "scatter" : one.shape === "bar" ? "bar" : "line",
       name: one.name || "",
       data,
       yAxisIndex: one.right ? 1 : 0,
-      itemStyle: { color: one.color },
+      itemStyle: { color },
     };
     if (isPoints) {
       made.symbol = symbols[one.symbol || "circle"];
       made.symbolSize = one.size || 8;
       if (one.labels) {
         made.label = { show: true, position: "right", color: colours.soft, fontSize: 11, formatter: (p) => one.labels[p.dataIndex] };
-        made.labelLayout = { hideOverlap: true };
+        // At the right edge a label stands to the left of its point.
+        made.labelLayout = ({ rect, labelRect }) =>
+          labelRect.x + labelRect.width > width - 8
+            ? { hideOverlap: true, align: "right", x: rect.x - 4 }
+            : { hideOverlap: true };
       }
     } else if (one.shape === "bar") {
       made.stack = "all";
@@ -101,7 +106,7 @@ const emuCharts = (function () {
       made.showSymbol = one.shape === "linepoints";
       made.symbolSize = 6;
       made.step = { after: "end", before: "start" }[one.shape] || false;
-      made.lineStyle = { width: one.area ? 0 : one.width || 1.5, color: one.color, type: one.dash ? "dashed" : "solid" };
+      made.lineStyle = { width: one.area ? 0 : one.width || 1.5, color, type: one.dash ? "dashed" : "solid" };
       if (one.area) made.areaStyle = { color: one.color, opacity: 1 };
     }
     return made;
@@ -232,7 +237,7 @@ const emuCharts = (function () {
     ];
     const offset = series.length;
     stacked(plain);
-    for (const one of plain) series.push({ ...lineOf(one, chart, colours), z: one.sums ? 3 - one.order / 100 : 4 });
+    for (const one of plain) series.push({ ...lineOf(one, chart, colours, width), z: one.sums ? 3 - one.order / 100 : 4 });
     const shown = series.map((one) => one.name).filter((name, i) => name && !series[i].heat);
     for (const one of plain) if (one.low) series.push(...bandOf(one));
     if ([chart.limits, chart.regions, chart.marks].some((all) => (all || []).length)) series.push(limitsOf(chart, colours));

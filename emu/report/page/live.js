@@ -278,6 +278,11 @@ $("failures").onsubmit = (e) => {
   post("failures", { rules: [{ status: number("fstatus"), rate: number("frate") }] }, (r) => `${r.rules.length} rule in force`);
 };
 $("calm").onclick = () => post("failures", { rules: [] }, () => "no failures");
+$("slowing").onsubmit = (e) => {
+  e.preventDefault();
+  const of = $("slowed").value.trim(), factor = number("slowing-factor");
+  post("knobs", { latency_factors: { [of]: factor } }, () => `latency of ${of} times ${factor}`);
+};
 $("pacing").onsubmit = (e) => { e.preventDefault(); post("knobs", { speed: number("newspeed") }, (r) => `speed ${r.speed}`); };
 $("shade").onchange = () => { if (last) replicas(last.replicas); };
 

@@ -1,14 +1,16 @@
 """Routers of other projects in front of a fleet of eight replicas: run by `make clients-all`.
 
-    .venv/bin/python tests/serve/clients/fleet_routers.py ROUTERS_VENV/bin
+    .venv/bin/python tests/serve/clients/fleet_routers.py ROUTERS_VENV/bin [PART OF A NAME]
 
-For each router that is installed there: eight replicas, calls through it, a crash of one of them in
-the middle, then the end of the server and the replay of what it recorded, which must be the same
-bytes. Prefill and decode: no prompt is computed twice. Prints one line for each.
+For each router that is installed there: eight replicas, calls through it, crashes in the middle (of
+one replica; with roles of a prefill and of a decode replica), then the end of the server and the
+replay of what it recorded, which must be the same bytes. Prefill and decode: the tokens that were
+computed show that no prompt is computed twice. Prints one line for each.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -90,25 +92,32 @@ class Fleet:
     def urls(self) -> list[str]:
         return [f"http://127.0.0.1:{port}" for port in self.ports]
 
-    def end(self) -> int:
-        """Stop it, replay what it recorded, compare; the number of requests."""
+    def end(self) -> list[dict[str, str]]:
+        """Stop it, replay what it recorded, compare; the rows of its requests."""
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(PATIENCE_S) == 0
         replay = [sys.executable, "-m", "emu", str(self.output / "replay.toml"), "-q"]
         subprocess.run(replay, check=True, cwd=ROOT, timeout=PATIENCE_S)
         live, again = (self.output / name / "requests.csv" for name in ("run", "replay"))
         assert live.read_bytes() == again.read_bytes(), "the replay differs"
-        return len(live.read_text().splitlines()) - 1
+        with live.open(newline="") as file:
+            return list(csv.DictReader(file))
 
 
-def drive(url: str, fleet: Fleet, model: str, *, crash: int = -1) -> dict[int, int]:
-    """Calls from sixteen clients; statuses."""
+def crash(fleet: Fleet, replica: int) -> None:
+    """It is away for two seconds."""
+    fault = {"kind": "replica_crash", "replica": replica, "duration_s": 2.0}
+    assert post(f"{fleet.url}/emu/faults", fault)[0] == 200
+
+
+def drive(url: str, fleet: Fleet, model: str, *, crashes: list[int]) -> dict[int, int]:
+    """Calls from sixteen clients, and crashes of these replicas, evenly spread; statuses."""
     found: dict[int, int] = {}
+    when = {CALLS * (n + 1) // (len(crashes) + 2): one for n, one in enumerate(crashes)}
 
     def call(number: int) -> None:
-        if number == CALLS // 3 and crash >= 0:
-            fault = {"kind": "replica_crash", "replica": crash, "duration_s": 2.0}
-            assert post(f"{fleet.url}/emu/faults", fault)[0] == 200
+        if number in when:
+            crash(fleet, when[number])
         text = f"{number % 7} " + "some words of a prompt " * 12
         status, _ = post(
             f"{url}/v1/completions", {"model": model, "prompt": text, "max_tokens": 16}
@@ -118,6 +127,15 @@ def drive(url: str, fleet: Fleet, model: str, *, crash: int = -1) -> dict[int, i
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(call, range(CALLS)))
     return found
+
+
+def wait_for_all(fleet: Fleet) -> None:
+    """Replicas that crashed are back."""
+    end_s = time.monotonic() + PATIENCE_S
+    for url in fleet.urls():
+        while post(f"{url}/tokenize", {"prompt": "x"})[0] != 200:
+            assert time.monotonic() < end_s, f"{url} never came back"
+            time.sleep(0.1)
 
 
 def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
@@ -139,8 +157,8 @@ def served(fleet: Fleet) -> list[int]:
     for url in fleet.urls():
         try:
             page = get(f"{url}/metrics")
-        except OSError:
-            counts.append(-1)
+        except OSError:  # it has crashed
+            counts.append(0)
             continue
         found = re.search(r'^vllm:request_success_total\{.*"length".*\} (\S+)', page, re.M)
         found = found or re.search(r"^sglang:num_requests_total\{.*\} (\S+)", page, re.M)
@@ -148,16 +166,24 @@ def served(fleet: Fleet) -> list[int]:
     return counts
 
 
-def local_tokens(fleet: Fleet, roles: range) -> int:
-    total = 0.0
-    for url in fleet.urls()[roles.start : roles.stop]:
-        found = re.search(
-            r'^vllm:prompt_tokens_by_source_total\{.*"local_compute".*\} (\S+)',
-            get(f"{url}/metrics"),
-            re.M,
-        )
-        total += float(found[1]) if found else 0.0
-    return int(total)
+def total(fleet: Fleet, name: str, replicas: range, label: str = "") -> int:
+    """Sum of a metric over some replicas."""
+    found = 0.0
+    for url in fleet.urls()[replicas.start : replicas.stop]:
+        line = re.search(rf"^{name}{{.*{label}.*}} (\S+)", get(f"{url}/metrics"), re.M)
+        found += float(line[1]) if line else 0.0
+    return int(found)
+
+
+def computed_once(fleet: Fleet) -> str:
+    """Prompt tokens that each side computed: the decode side one for each answer it began."""
+    source = "vllm:prompt_tokens_by_source_total"
+    first, again = (total(fleet, source, r, "local_compute") for r in (range(4), range(4, 8)))
+    moved = total(fleet, source, range(4, 8), "external_kv_transfer")
+    begun = total(fleet, "vllm:time_to_first_token_seconds_count", range(4, 8))
+    assert again == begun > 0, f"the decode side computed {again} tokens for {begun} answers"
+    assert moved > 0
+    return f"prompt tokens computed: prefill {first}, decode {again} ({moved} came as KV)"
 
 
 MODEL = "meta-llama/Llama-3.1-8B"
@@ -173,7 +199,8 @@ def run_router(name: str, directory: Path, replicas: str, command: list[str], fa
     arguments = list(command)
     if is_pair:
         for url in fleet.urls()[:4]:
-            arguments += ["--prefill", url]
+            # To SGLang's decode engines, a prefill engine is its bootstrap port.
+            arguments += ["--prefill", url, *(url.split(":")[-1:] if face == "sglang" else ())]
         for url in fleet.urls()[4:]:
             arguments += ["--decode", url]
     else:
@@ -184,19 +211,24 @@ def run_router(name: str, directory: Path, replicas: str, command: list[str], fa
         router = subprocess.Popen(arguments, stdout=log, stderr=log, env=direct, cwd=directory)
         try:
             wait_for(f"http://127.0.0.1:{port}", router)
-            statuses = drive(f"http://127.0.0.1:{port}", fleet, MODEL, crash=-1 if is_pair else 3)
+            crashes = [1, 5] if is_pair else [3]
+            statuses = drive(f"http://127.0.0.1:{port}", fleet, MODEL, crashes=crashes)
+            wait_for_all(fleet)
             counts = served(fleet)
-            seen = ""
-            if is_pair and face == "vllm":
-                computed, again = local_tokens(fleet, range(4)), local_tokens(fleet, range(4, 8))
-                assert again == sum(n for n in counts[4:]), "the decode side computed prompts"
-                seen = f", prompt tokens computed: prefill {computed}, decode {again}"
+            seen = f", {computed_once(fleet)}" if is_pair and face == "vllm" else ""
         finally:
             router.terminate()
             router.wait(60)
             rows = fleet.end()
     assert statuses.get(200, 0) > CALLS // 2, statuses
-    return f"{name}: statuses {statuses}, served {counts}{seen}, {rows} requests replayed equal"
+    done = [row for row in rows if row["status"] == "completed"]
+    if is_pair:  # each answer: one prefill here, one transfer, nothing computed again there
+        assert len(done) >= statuses[200]
+        assert all(row["migrations"] == "1" for row in done)
+        assert all(row["recomputed_toks"] == "0" for row in done)
+        assert all(row["decode_instance_id"] != row["instance_id"] for row in done)
+    equal = f"{len(rows)} requests replayed equal"
+    return f"{name}: statuses {statuses}, served {counts}{seen}, {equal}"
 
 
 LITELLM = """
@@ -232,21 +264,21 @@ def run_litellm(python: str, directory: Path) -> str:
     try:
         client = subprocess.Popen(asked, stdout=subprocess.PIPE, text=True, env=direct)
         end_s = time.monotonic() + PATIENCE_S
-        while sum(max(0, n) for n in served(fleet)) < CALLS // 3 and client.poll() is None:
+        while sum(served(fleet)) < CALLS // 3 and client.poll() is None:
             assert time.monotonic() < end_s
             time.sleep(0.05)
-        fault = {"kind": "replica_crash", "replica": 3, "duration_s": 2.0}
-        assert post(f"{fleet.url}/emu/faults", fault)[0] == 200
+        crash(fleet, 3)
         text, _ = client.communicate(timeout=PATIENCE_S)
         counts = served(fleet)
     finally:
         rows = fleet.end()
     assert client.returncode == 0
     assert int(text.split()[-1]) == CALLS
-    return f"litellm: {CALLS} of {CALLS} answered, served {counts}, {rows} requests replayed equal"
+    equal = f"{len(rows)} requests replayed equal"
+    return f"litellm: {CALLS} of {CALLS} answered, served {counts}, {equal}"
 
 
-def main(folder: str) -> int:
+def main(folder: str, only: str = "") -> int:
     bin_ = Path(folder).absolute()
     python = str(bin_ / "python")
     jobs = []
@@ -270,7 +302,7 @@ def main(folder: str) -> int:
                 )
             )
     failed = 0
-    for title, job in jobs:
+    for title, job in [job for job in jobs if only in job[0]]:
         with tempfile.TemporaryDirectory() as directory:
             try:
                 print(job(Path(directory)), flush=True)
@@ -283,4 +315,4 @@ def main(folder: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

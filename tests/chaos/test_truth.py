@@ -1,0 +1,110 @@
+"""The second model of a run: it agrees with real runs, and finds what is changed in their records."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import emu.chaos.trial as trial
+from emu.chaos.truth.judge import truth_of
+from emu.chaos.worlds import World
+
+Records = list[dict[str, Any]]
+LINES = [
+    {"arrival_time_ns": 20_000_000 * i, "input_toks": 100 + 40 * i, "output_toks": 12}
+    for i in range(6)
+]
+TABLES: dict[str, Any] = {
+    "seed": 1,
+    "model": {"name": "meta-llama/Llama-3.1-8B"},
+    "nodes": [{"count": 2, "gpus": 1, "gpu": "A100-SXM4-80GB", "nic_gbps": 10.0}],
+    "replicas": [{"role": "prefill"}, {"role": "decode"}],
+    "latency": {
+        "backend": "linear",
+        "base_us": 1000.0,
+        "per_token_us": 50.0,
+        "per_context_token_us": 1.0,
+    },
+    "scheduler": {"policy": "vllm", "num_blocks": 400},
+    "faults": [
+        {"kind": "straggler", "at_s": 0.02, "replica": 1, "factor": 3.0, "duration_s": 0.02},
+        {"kind": "link_degrade", "at_s": 0.01, "replica": 0, "factor": 0.5, "duration_s": 0.05},
+        {"kind": "pause", "at_s": 0.1, "replica": 1, "duration_s": 0.02},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def judged() -> tuple[Any, Any, Records]:
+    """Configuration, plan and records of a run."""
+    found: list[tuple[Any, Any, Records]] = []
+
+    def grab(config: Any, plan: Any, records: Records, *rest: Any) -> list[str]:
+        found.append((config, plan, records))
+        return truth_of(config, plan, records, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "truth_of", grab)
+        verdict = trial.run_world(World(TABLES, LINES, heals=True), 1)
+    assert verdict.problems == []
+    return found[0]
+
+
+def _first(records: Records, event: str, **what: Any) -> dict[str, Any]:
+    return next(
+        record
+        for record in records
+        if record["event"] == event and all(record.get(k) == v for k, v in what.items())
+    )
+
+
+def _later(records: Records) -> None:
+    _first(records, "ran", replica=0)["at_ns"] += 1
+
+
+def _early_arrival(records: Records) -> None:
+    _first(records, "transfer_over", how="arrived")["at_ns"] -= 1000
+
+
+def _fewer_bytes(records: Records) -> None:
+    _first(records, "migrated")["kv_bytes"] -= 1
+
+
+def _straggler_over_late(records: Records) -> None:
+    _first(records, "fault_over", kind="straggler")["at_ns"] += 1
+
+
+def _no_straggler(records: Records) -> None:
+    records.remove(_first(records, "fault", kind="straggler"))
+
+
+def _rate(records: Records) -> None:
+    _first([r for r in records if r["at_ns"]], "link", link="gpu0.nic.out")["bytes_per_s"] *= 2
+
+
+def _token_more(records: Records) -> None:
+    _first(records, "batch", replica=1)["members"][0][2] += 1
+
+
+@pytest.mark.parametrize(
+    ("change", "finding"),
+    [
+        (_later, "T2"),
+        (_early_arrival, "T3"),
+        (_fewer_bytes, "T3"),
+        (_straggler_over_late, "T1"),
+        (_no_straggler, "T1"),
+        (_rate, "T1"),
+        (_token_more, "T2"),
+    ],
+)
+def test_what_is_changed_is_found(
+    judged: tuple[Any, Any, Records], change: Callable[[Records], None], finding: str
+) -> None:
+    config, plan, records = judged
+    changed = copy.deepcopy(records)
+    change(changed)
+    assert any(line.startswith(finding) for line in truth_of(config, plan, changed))
