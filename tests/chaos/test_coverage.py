@@ -46,6 +46,9 @@ latency.memory_efficiency latency.round_tokens_to latency.enforce_eager
 latency.prefill_tokens_per_s latency.backend=astra-sim latency.compute latency.faithful
 network.congestion autoscale.preset autoscale.min_prefill autoscale.min_decode
 autoscale.min_replicas autoscale.idle_s
+slo.ttft_ms_per_token slo.ttft_base_ms models.slo.ttft_ms_per_token models.slo.ttft_base_ms
+workload.preset workload.rate_per_s workload.concurrency workload.skip_prefill workload.turns
+workload.think_s workload.upscale workload.synthetic.sessions.branches scheduler.retain_s
 """
 NOT_YET = frozenset(NOT_YET_TEXT.split())
 """Keys that worlds are still to give."""
