@@ -119,11 +119,11 @@ clients: $(STAMP)  ## openai, anthropic and prometheus-client against a live ser
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check openai==3.54.0 anthropic==2.10.0 prometheus-client
 	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python tests/serve/clients/openai_client.py
-	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python "tests/serve/clients/contract_clients.py openai,anthropic,prometheus"
+	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python "tests/serve/clients/contract_clients.py openai,engine,anthropic,prometheus"
 
 clients-all: clients  ## also instructor, litellm, and routers of other projects before a fleet (own environment)
 	@test -x $(ROUTERS)/bin/python || $(PYTHON) -m venv $(ROUTERS)
-	@$(ROUTERS)/bin/python -m pip install --quiet --disable-pip-version-check litellm==1.106.2 openai==2.54.0 instructor==1.17.0 sglang-router==0.3.2 vllm-router==0.1.17
+	@$(ROUTERS)/bin/python -m pip install --quiet --disable-pip-version-check litellm==1.106.2 mcp openai==2.54.0 instructor==1.17.0 sglang-router==0.3.2 vllm-router==0.1.17
 	@HF_HUB_OFFLINE=1 LITELLM_LOCAL_MODEL_COST_MAP=True $(PY) tests/serve/clients/run.py $(ROUTERS)/bin/python \
 		"tests/serve/clients/contract_clients.py openai,instructor,litellm" --model-name served
 	@$(PY) tests/serve/clients/fleet_routers.py $(ROUTERS)/bin

@@ -7,13 +7,14 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from emu.api import MissingPackage, Result, Rows, compare, frame, load, run
+    from emu.api import Drawing, MissingPackage, Result, Rows, compare, frame, load, plot, run
     from emu.errors import EmuError, InputError, InvariantViolation, RunError
     from emu.process.version import __version__
     from emu.sizing.plan import plan
     from emu.sweeps.python import sweep
 
 __all__ = [
+    "Drawing",
     "EmuError",
     "InputError",
     "InvariantViolation",
@@ -26,6 +27,7 @@ __all__ = [
     "frame",
     "load",
     "plan",
+    "plot",
     "run",
     "sweep",
 ]

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import io
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -31,6 +32,10 @@ from emu.plugins import named
 from emu.report.rundata import find
 from emu.report.summary import Summary, read_summary
 from emu.runs.runner import RunResult, adjust, execute
+
+if TYPE_CHECKING:
+    from emu.report.compare import Comparison
+    from emu.report.rundata import RunData
 
 _TEXT_COLUMNS: Final = frozenset(
     {"session_id", "status", "reason", "tenant", "from", "to", "writer", "cause", "state"}
@@ -115,9 +120,20 @@ class Result:
         """transitions.csv, one record per change of a replica's state."""
         return _read_rows(self._file("transitions.csv"))
 
+    @cached_property
+    def data(self) -> RunData:
+        """Everything that pages and figures are made of."""
+        from emu.report.rundata import read_run
+
+        return read_run(self.directory)
+
+    def plot(self, figure: str = "ttft-cdf", **options: Any) -> Drawing:
+        """`emu.plot` of this run."""
+        return plot(self, figure=figure, **options)
+
     def read_all(self) -> None:
         """Read every file now: what comes later does not need the directory."""
-        _ = (self.summary, self.requests, self.transitions, self.config)
+        _ = (self.summary, self.requests, self.transitions, self.config, self.data)
         if find(self.directory, "timeseries.csv") is not None:
             _ = self.timeseries
 
@@ -179,6 +195,9 @@ def run(
                 workload=workload,
             )
             result.read_all()
+            if workload is not None:  # the file is gone
+                for config_read in (result.config, result.data.config):
+                    config_read["workload"]["path"] = "in memory"
             return result
     if workload is not None:
         from emu.runs.tabular import write_workload
@@ -212,12 +231,73 @@ def run(
     return Result(done.directory, done.wall_s)
 
 
-def compare(*runs: Result | str | Path, seed: int = 0) -> Any:
-    """Two to ten runs side by side, the first is the base: `.rows` with differences in per cent and
-    their 95 % intervals, `.settings` with the keys that differ. Raises InputError."""
-    from emu.report.compare import compare_runs
+Runs = Result | str | Path | Mapping[str, "Result | str | Path"]
+"""A run or its directory, or several by name."""
 
-    return compare_runs([Path(r.directory if isinstance(r, Result) else r) for r in runs], seed)
+
+def compare(*runs: Runs, seed: int = 0) -> Comparison:
+    """Two to ten runs side by side, the first is the base: `.rows` with differences in per cent and
+    their 95 % intervals, `.settings` with the keys that differ.
+
+    Runs are results or directories, or a mapping from names to them. Raises InputError.
+    """
+    from emu.report.compare import compare_data
+
+    return compare_data(_data_of(runs), seed)
+
+
+class Drawing:
+    """A figure of runs: a notebook shows it, `save` writes it."""
+
+    def __init__(self, figure: Any) -> None:
+        self.figure = figure
+        """matplotlib's Figure."""
+
+    def save(self, path: str | Path) -> Path:
+        """Write a .pdf, .svg or .png; its path. Raises InputError."""
+        from emu.report.figures import save
+
+        save(self.figure, Path(path))
+        return Path(path)
+
+    def _repr_png_(self) -> bytes:
+        """What a notebook shows."""
+        buffer = io.BytesIO()
+        self.figure.savefig(buffer, format="png", dpi=150)
+        return buffer.getvalue()
+
+
+def plot(
+    *runs: Runs,
+    figure: str = "ttft-cdf",
+    width: str = "single",
+    x: str = "gpu_seconds.total",
+    y: str = "p99_ttft_ms",
+) -> Drawing:
+    """A figure of runs, as `emu plot` draws it: ttft-cdf, tpot-cdf, itl-cdf, e2e-cdf, timeline,
+    gpus, gantt, or pareto with the figures `x` and `y` of summary.json.
+
+    Runs as for `compare`. Needs matplotlib (extra `plots`). Raises InputError.
+    """
+    from emu.report.figures import draw_charts, figure_charts
+
+    return Drawing(draw_charts(figure_charts(figure, _data_of(runs), x, y), width))
+
+
+def _data_of(runs: Sequence[Runs]) -> list[RunData]:
+    """What was read of runs; those with a name are called by it."""
+    import msgspec
+
+    found: list[RunData] = []
+    for one in runs:
+        named_runs = one.items() if isinstance(one, Mapping) else [("", one)]
+        for name, run_ in named_runs:
+            result = run_ if isinstance(run_, Result) else Result(Path(run_))
+            called = Path(name) if name else result.directory
+            found.append(msgspec.structs.replace(result.data, directory=called))
+    if not found:
+        raise InputError("runs", None, "", "give at least one run")
+    return found
 
 
 def frame(runs: Mapping[str, Result]) -> Rows:

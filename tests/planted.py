@@ -23,14 +23,25 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 10.0
 TESTS = {
-    "replica": ("tests/replica/test_machine.py", "tests/replica/test_relay_board.py"),
+    "replica": tuple(
+        f"tests/replica/test_{name}.py"
+        for name in ("machine", "relay_board", "zag", "actor", "live_scaling", "sequences")
+    ),
     "migration": tuple(
         f"tests/migration/test_{name}.py"
-        for name in ("outbound", "live_move", "live_moves", "watcher", "destinations")
+        for name in ("outbound", "live_move", "live_moves", "watcher", "destinations", "sequences")
     ),
     "faults": ("tests/faults",),
 }
 """Unit tests of each package."""
+
+
+CONFTEST = """from hypothesis import Phase, settings
+
+settings.register_profile("planted", phases=[Phase.explicit, Phase.generate], database=None)
+settings.load_profile("planted")
+"""
+"""What fails is not shrunk: that it fails is enough."""
 
 
 class Planted(NamedTuple):
@@ -88,7 +99,7 @@ PLANTED = (
     Planted(
         "a crash keeps what its batch waits for",
         "replica/crash.py",
-        "    replica.prerequisites.drop()\n",
+        "    replica.prerequisites.drop(replica.wave)\n",
         "",
     ),
     Planted(
@@ -123,7 +134,7 @@ PLANTED = (
     ),
     Planted(
         "life not checked when a prerequisite is met",
-        "replica/prerequisites.py",
+        "replica/serving.py",
         "    if event.life != replica.incarnation:\n        return PARK\n",
         "",
     ),
@@ -141,7 +152,7 @@ PLANTED = (
     ),
     Planted(
         "a prerequisite met does not interrupt",
-        "replica/prerequisites.py",
+        "replica/serving.py",
         "    if prerequisites.left == 0:\n"
         "        replica.look = INTERRUPT if replica.stages == 1 else LOOK\n",
         "    if prerequisites.left == 0:\n        replica.look = LOOK\n",
@@ -173,8 +184,8 @@ PLANTED = (
     Planted(
         "a replica that fails does not close its lock",
         "replica/inbound.py",
-        "    if event.to is S.FAILED:\n        close(replica)\n",
-        "",
+        "    if event.to is S.FAILED or (",
+        "    if (",
     ),
     Planted(
         "a shutting prefill leaves with a batch on its stages",
@@ -192,8 +203,8 @@ PLANTED = (
         "what a straggler runs next costs what it did before",
         "replica/replica.py",
         "        if self.slowdown != 1.0:\n            cost_ns = int(cost_ns * self.slowdown)\n"
-        "        if self.first_uses",
-        "        if self.first_uses",
+        "        if self.jitter",
+        "        if self.jitter",
     ),
     Planted(
         "first uses are paid again and again",
@@ -212,6 +223,140 @@ PLANTED = (
         "replica/events.py",
         "    kind: ClassVar[int] = int(Kind.KV_DELIVERED)\n    order: ClassVar[int] = 1\n",
         "    kind: ClassVar[int] = int(Kind.KV_DELIVERED)\n    order: ClassVar[int] = 4\n",
+    ),
+    Planted(
+        "actions are applied last first",
+        "replica/actor.py",
+        "        for action in actions:\n",
+        "        for action in reversed(actions):\n",
+    ),
+    Planted(
+        "a replica that stops serving stays in its wave",
+        "replica/actor.py",
+        "            replica.wave.withdraw(replica.replica_id)\n",
+        "            pass\n",
+    ),
+    Planted(
+        "a new replica does not wait for the end of the instant",
+        "replica/actor.py",
+        "            self.kernel.arm(self, self.kernel.now_ns, _END_OF_INSTANT)\n",
+        "            self.kernel.arm(self, self.kernel.now_ns)\n",
+    ),
+    Planted(
+        "a cancellation follows a request that has ended",
+        "replica/actor.py",
+        "        if not action.request.status.is_terminal:\n",
+        "        if True:\n",
+    ),
+    Planted(
+        "an activation that is lost keeps the other half",
+        "replica/actor.py",
+        "        if relayed.split is not None:\n            self.world.drop_split",
+        "        if False:\n            self.world.drop_split",
+    ),
+    Planted(
+        "an activation of an abandoned batch abandons what came after it",
+        "replica/actor.py",
+        "        if board is None or board.answer(old.replica_id) is not relayed:\n",
+        "        if board is None:\n",
+    ),
+    Planted(
+        "a reservation does not cut a leap",
+        "replica/inbound.py",
+        "    if replica.ends is not None:\n        replica.changed(done)\n    return True\n",
+        "    return True\n",
+    ),
+    Planted(
+        "a request that comes does not cut a leap",
+        "replica/inbound.py",
+        "    if ends is None or not replica.puts_off(done):\n",
+        "    if ends is None:\n",
+    ),
+    Planted(
+        "KV that has left wakes no request that waits here",
+        "replica/inbound.py",
+        "    if replica.ends is not None or not replica.waits_here_only or replica.scheduler",
+        "    if replica.ends is not None or not replica.waits_here_only or False and replica.scheduler",
+    ),
+    Planted(
+        "a stop that comes too late is not answered",
+        "replica/inbound.py",
+        "        request.status = Status.MIGRATING\n    replica.out.append(Reply(event.reply))\n",
+        "        request.status = Status.MIGRATING\n        replica.out.append(Reply(event.reply))\n",
+    ),
+    Planted(
+        "memory that is lost drives out the oldest request",
+        "replica/inbound.py",
+        "    for victim in reversed(list(scheduler.residents())):\n",
+        "    for victim in list(scheduler.residents()):\n",
+    ),
+    Planted(
+        "a cost that was asked for in an earlier life counts",
+        "replica/serving.py",
+        "    if event.life == replica.incarnation and replica.activity == MEASURING:\n",
+        "    if True:\n",
+    ),
+    Planted(
+        "a state that was left in the middle of a run goes on cruising",
+        "replica/replica.py",
+        "            elif self.is_cruising and (not self.is_serving or self.is_paused):\n"
+        "                self.is_cruising = False\n                return AGAIN\n",
+        "            elif self.is_cruising and self.is_paused:\n"
+        "                self.is_cruising = False\n                return AGAIN\n",
+    ),
+    Planted(
+        "the younger new replica hands over first",
+        "replica/live_scaling.py",
+        "            if elder is not None:\n",
+        "            if False:\n",
+    ),
+    Planted(
+        "a helper without room is given a batch",
+        "replica/live_scaling.py",
+        "    if not layerwise.can_take_over(taker, requests):\n        return\n",
+        "",
+    ),
+    Planted(
+        "a helper computes what has not arrived",
+        "replica/live_scaling.py",
+        "        if not relayed.is_here:\n            return replica.rest()\n",
+        "",
+    ),
+    Planted(
+        "blocks of a batch that left with layers done are freed at once",
+        "replica/live_scaling.py",
+        "    layerwise.hand_out(scheduler, task.batch, hold=split_at > 0)\n",
+        "    layerwise.hand_out(scheduler, task.batch, hold=False)\n",
+    ),
+    Planted(
+        "a batch that all clients have left is computed",
+        "replica/live_scaling.py",
+        "            if task is not layers.running and not layerwise.members(scheduler, task.batch):\n",
+        "            if False:\n",
+    ),
+    Planted(
+        "a helper runs all layers again",
+        "replica/live_scaling.py",
+        "        cost_ns = replica.cost_ns(_cut(batch.shape, start, replica.layers - start))\n",
+        "        cost_ns = replica.cost_ns(batch.shape)\n",
+    ),
+    Planted(
+        "a load that is given up keeps its batches",
+        "replica/live_scaling.py",
+        "            replica.out.append(Requeue(requests))\n    return PARK\n",
+        "            pass\n    return PARK\n",
+    ),
+    Planted(
+        "a helper that leaves goes on asking",
+        "replica/relay_board.py",
+        "                self._parked.remove(replica_id)\n",
+        "                pass\n",
+    ),
+    Planted(
+        "a new replica releases its helper twice",
+        "replica/relay_board.py",
+        "        self._unreleased.remove(new_id)\n",
+        "",
     ),
     # --- migration: outbound KV, halves, leases, live moves -----------------------------------
     Planted(
@@ -441,6 +586,30 @@ PLANTED = (
         "        slowdown = 1.0\n",
     ),
     Planted(
+        "an overload has no end on record",
+        "faults/clients.py",
+        '        end_echo()\n        injector.end(fault, "gateway")\n',
+        "        end_echo()\n",
+    ),
+    Planted(
+        "a fault that was taken back ends again at its time",
+        "faults/injector.py",
+        "        one = self.in_force.pop(number)\n",
+        "        one = self.in_force[number]\n",
+    ),
+    Planted(
+        "a window that closes ends all that are open",
+        "faults/transfers.py",
+        "        self.windows.remove(window)\n        if not self.windows:\n",
+        "        self.windows.clear()\n        if not self.windows:\n",
+    ),
+    Planted(
+        "the first of two frozen views that ends thaws both",
+        "faults/control_plane.py",
+        "                sight.thaw()\n",
+        "                sight.thaw()\n                sight.thaw()\n",
+    ),
+    Planted(
         "a request in a transfer is found nowhere",
         "faults/census.py",
         "        batches = watcher.outbound.batches()\n",
@@ -457,6 +626,7 @@ def run_one(planted: Planted) -> tuple[bool, str, float]:
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(ROOT / part, copy / part, ignore=ignored)
         (copy / "tests" / "__init__.py").touch()
+        (copy / "tests" / "conftest.py").write_text(CONFTEST)
         path = copy / "emu" / planted.file
         text = path.read_text()
         if text.count(planted.old) != 1:

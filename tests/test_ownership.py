@@ -67,6 +67,20 @@ OWNERS = {
     "network/carrier.py": ("Carrier", ("network/",)),
     "kernel/clock.py": ("Kernel", ("kernel/",)),
     "replica/relay_board.py": ("RelayBoard", ("replica/relay_board.py",)),
+    "replica/wave.py": ("WaveGroup", ("replica/wave.py",)),
+    "replica/prerequisites.py": ("Prerequisites", ("replica/",)),
+    "replica/layer_scheduler.py": ("LayerScheduler", ("replica/",)),
+    "replica/actor.py": ("ReplicaActor", ("replica/actor.py",)),
+    "autoscale/kv_reject.py": ("KvRejecter", ("autoscale/kv_reject.py",)),
+    "autoscale/hostcache.py": ("HostCache", ("autoscale/hostcache.py",)),
+    "autoscale/sight.py": ("Sight", ("autoscale/sight.py",)),
+    "faults/link_factors.py": ("LinkFaults", ("faults/link_factors.py",)),
+    "faults/transfers.py": ("TransferFaults", ("faults/transfers.py",)),
+    "cluster/dispatch.py": ("Dispatch", ("cluster/dispatch.py",)),
+    "cluster/recorder.py": ("Recorder", ("cluster/recorder.py",)),
+    "cluster/sharing.py": ("GpuSharing", ("cluster/sharing.py",)),
+    "cluster/kv_tiers.py": ("TierBook", ("cluster/kv_tiers.py",)),
+    "kernel/lock.py": ("Lock", ("kernel/lock.py",)),
 }
 SPLIT_FIELDS = (
     *("first_id", "second_id", "destination_id", "reserved", "survivors"),
@@ -178,6 +192,16 @@ def test_an_actors_object_is_written_by_itself(file: str) -> None:
     fields = class_fields(file, name)
     assert fields, f"{name} is not in {file}"
     variable = {
+        "WaveGroup": ("wave",),
+        "Prerequisites": ("prerequisites",),
+        "LayerScheduler": ("layers", "layer_scheduler"),
+        "ReplicaActor": ("actor",),
+        "KvRejecter": ("rejecter",),
+        "HostCache": ("cache",),
+        "LinkFaults": ("links",),
+        "TransferFaults": ("transfers",),
+        "GpuSharing": ("sharing",),
+        "TierBook": ("tiers",),
         "Replica": ("replica", "source", "destination", "old", "other", "spare"),
         "Kernel": ("kernel",),
         "Carrier": ("carrier", "network"),

@@ -81,7 +81,7 @@ def _replica(cluster: Cluster, replica: Replica) -> list[str]:
             )
         if replica.unfinished_migrations:
             problems.append(f"I7: {name} is {state.value} with migrations")
-    stale = replica.prerequisites.stale_recalls()
+    stale = replica.prerequisites.stale_recalls(replica.tier_traffic)
     problems += [f"I5: {name} reads KV from tier {tier}, which has lost it" for tier in stale]
     if replica.unfinished_migrations < 0:
         problems.append(f"I7: {name}: {replica.unfinished_migrations} unfinished migrations")
@@ -130,7 +130,7 @@ def _migrations(cluster: Cluster) -> list[str]:
                 f"I6: {watcher.name} has {count} batches, its source counts "
                 f"{watcher.source.unfinished_migrations}"
             )
-    relayed = [cluster.relay_of(r).answer(r) for r in cluster.replicas]
+    relayed = [cluster.relay_of(r).answer(r.replica_id) for r in cluster.replicas]
     halves = splits(cluster)
     halves += [
         answer.split

@@ -20,7 +20,7 @@ from emu.chaos.invariants import validate_world
 from emu.chaos.kernel import CheckingKernel
 from emu.chaos.truth.judge import truth_of
 from emu.chaos.worlds import World
-from emu.cluster.audit import leaks, run_facts, story
+from emu.cluster.audit import leaks, run_facts
 from emu.cluster.cluster import Cluster, Outcome
 from emu.cluster.recorder import Recorder
 from emu.config.load import config_from_dict
@@ -159,7 +159,6 @@ def _run(
         kernel.check = lambda: validate_world(cluster, is_quiet=kernel.is_quiet)
         if break_it is not None:
             break_it(cluster)
-        recorder.started(cluster)
         with sent_to(asyncio.get_running_loop(), interrupt):
             outcome = await cluster.run()
         found.append((cluster, outcome, kernel))
@@ -209,7 +208,7 @@ def _judge_end(cluster: Cluster, outcome: Outcome, verdict: Verdict) -> None:
         )
         if verdict.story:
             return  # the run with leaps has told its own
-        verdict.story += rest or story(cluster)
+        verdict.story += rest or cluster.story()
         if not isinstance(error, EmuError):
             verdict.story += [
                 part

@@ -1,7 +1,6 @@
 """What a cluster's books say, read after the run or when it got stuck; changes nothing.
 
-Facts for the summary, what is left over that should not be, and the story of where everyone
-stands.
+Facts for the summary, and what is left over that should not be.
 """
 
 from __future__ import annotations
@@ -224,20 +223,3 @@ def final_error(cluster: Cluster, error: BaseException | None) -> BaseException 
         if left:
             return InvariantViolation("the books are not zero at the end", story=left)
     return error
-
-
-def story(cluster: Cluster) -> list[str]:
-    """Where everyone stands: what a run that is stuck shows."""
-    lines = [f"{cluster.gateway.outstanding} requests are outstanding"]
-    for replica in cluster.replicas:
-        scheduler = replica.scheduler
-        lines.append(
-            f"{replica.name}: {replica.state.value}, {scheduler.waiting_count} waiting, "
-            f"{scheduler.running_count} running, {scheduler.blocks_used}/"
-            f"{scheduler.blocks_total} blocks, lock held by {replica.lock.holder or 'none'}"
-        )
-        lines += [f"  {line}" for line in replica.history[-5:]]
-    for watcher in cluster.watchers.values():
-        if watcher.outbound.batches() or watcher.outbound.splits():
-            lines.append(watcher.describe())
-    return lines

@@ -6,18 +6,21 @@ made by the cluster, which owns them and the actors too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from emu.catalogue import sizes
+from emu.cluster.backends import SharedBackends
 from emu.cluster.dispatch import Dispatch
+from emu.cluster.kv_tiers import TierBook
 from emu.cluster.plan import Plan, ReplicaPlan, groups_of, plugins_of
 from emu.config.names import is_import_path
 from emu.config.schema import VllmTable
 from emu.errors import InputError
+from emu.kernel.clock import Actor, Kernel
 from emu.latency.base import LatencyBackend
 from emu.latency.context import engine_of
 from emu.latency.frontend import Intake, OutputStream
@@ -25,13 +28,18 @@ from emu.latency.jitter import Jitter
 from emu.migration.destinations import Destinations
 from emu.migration.outbound import Kv
 from emu.migration.watcher import Watcher, name_of
+from emu.migration.world import MigrationWorld
+from emu.network.carrier import Carrier
 from emu.network.placement import Grid
 from emu.plugins import make_plugin
+from emu.replica.ports import Observers
+from emu.replica.relay_board import RelayBoard
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.replica.table import HANDLERS
 from emu.replica.tiering import TierTraffic
 from emu.replica.wave import GRAPH_TOKENS_MAX, WaveGroup
+from emu.request import Request
 from emu.routing.policies import make_router
 from emu.scheduling.base import ReplicaLimits, Scheduler
 from emu.scheduling.fcfs import PrefillQueue
@@ -40,12 +48,10 @@ from emu.units import ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
     from emu.autoscale.kv_reject import KvRejecter
-    from emu.cluster.cluster import Cluster
     from emu.cluster.insight import Insight
-    from emu.cluster.pool import ModelPool
     from emu.config.schema import Config
     from emu.faults.injector import Handler
-    from emu.migration.live import LiveMigrator
+    from emu.migration.live import LiveMigrator, LiveWorld
 
 S = ReplicaState
 _START: Final = {
@@ -56,13 +62,27 @@ _START: Final = {
 }
 
 
-def build_insight(cluster: Cluster) -> Insight | None:
+class Shared(NamedTuple):
+    """What the actors of a run share: made by the cluster, which owns it."""
+
+    plan: Plan
+    kernel: Kernel
+    network: Carrier
+    backends: SharedBackends
+    tiers: TierBook
+    observers: Observers
+    insight: Insight | None
+
+
+def build_insight(
+    plan: Plan, kernel: Kernel, replicas: Sequence[Replica], watchers: Mapping[int, Watcher]
+) -> Insight | None:
     """What policies of a user's own see; None in a run without any."""
-    if not any(True for _ in plugins_of(cluster.config, cluster.plan.replicas)):
+    if not any(True for _ in plugins_of(plan.config, plan.replicas)):
         return None
     from emu.cluster.insight import Insight
 
-    return Insight(cluster)
+    return Insight(plan.config, kernel, replicas, watchers)
 
 
 def build_queue(plan: Plan, served: str) -> PrefillQueue | None:
@@ -73,90 +93,98 @@ def build_queue(plan: Plan, served: str) -> PrefillQueue | None:
     return PrefillQueue() if is_fcfs and has_roles else None
 
 
-def build_dispatches(cluster: Cluster) -> list[Dispatch]:
-    """Routing of each model's requests."""
-    config = cluster.config
+def build_dispatch(
+    shared: Shared,
+    members: Sequence[Replica],
+    actors: Sequence[Actor],
+    queue: PrefillQueue | None,
+    *,
+    match: Callable[[int, Request], int],
+    holds_adapter: Callable[[int, Request], bool],
+) -> Dispatch:
+    """Routing of one model's requests. `actors`: of all replicas."""
+    config, insight = shared.plan.config, shared.insight
+    plans = [shared.plan.replicas[replica.replica_id] for replica in members]
+    served = plans[0].served
     limits = {model.label: model.max_outstanding for model in config.models}
-    dispatches: list[Dispatch] = []
-    for pool in cluster.pools:
-        plans = [cluster.plan.replicas[r.replica_id] for r in pool.members]
-        name = "prefill" if pool.index == 0 else f"prefill of {pool.name}"
-        dispatch = Dispatch(
-            cluster.kernel,
-            make_router(
-                config.router.policy,
-                seed=config.seed,
-                pool=name,
-                match=cluster.prefix_match,
-                holds_adapter=cluster.holds_adapter,
-                own=make_plugin if cluster.insight is None else cluster.insight.make,
-            ),
-            pool.members,
-            cluster.actors,
-            queue=pool.queue,
-            delay_ns=ms_to_ns(config.router.signal_delay_ms),
-            max_model_tokens=max(r.max_model_tokens for r in plans),
-            is_own=is_import_path(config.router.policy),
-        )
-        dispatch.outstanding_max = limits.get(pool.name, 0)
-        dispatches.append(dispatch)
-    return dispatches
+    return Dispatch(
+        shared.kernel,
+        make_router(
+            config.router.policy,
+            seed=config.seed,
+            pool="prefill" if members[0].model == 0 else f"prefill of {served}",
+            match=match,
+            holds_adapter=holds_adapter,
+            own=make_plugin if insight is None else insight.make,
+        ),
+        members,
+        actors,
+        queue=queue,
+        delay_ns=ms_to_ns(config.router.signal_delay_ms),
+        max_model_tokens=max(r.max_model_tokens for r in plans),
+        is_own=is_import_path(config.router.policy),
+        outstanding_max=limits.get(served, 0),
+    )
 
 
 def build_replica(
-    cluster: Cluster,
-    pool: ModelPool,
+    shared: Shared,
     plan: ReplicaPlan,
     *,
+    board: RelayBoard,
+    peers: Sequence[Replica],
+    queue: PrefillQueue | None,
     has_prefixes: bool,
     leap: bool | None,
 ) -> Replica:
     """A replica with its scheduler and latency backend. `leap` overrides the configuration."""
-    latency = cluster.backends.of(plan.latency_context(cluster.config))
-    scheduler = _scheduler(cluster, pool, plan, latency, has_prefixes=has_prefixes, leap=leap)
+    config = shared.plan.config
+    latency = shared.backends.of(plan.latency_context(config))
+    scheduler = _scheduler(shared, plan, latency, queue, has_prefixes=has_prefixes, leap=leap)
     name = f"replica {plan.replica_id}"
     replica = Replica(
         plan.replica_id,
-        cluster.kernel,
-        cluster,
+        shared.kernel,
+        shared.observers,
         scheduler,
         latency,
         HANDLERS,
-        cluster.kernel.lock(f"kv lock of {name}"),
+        shared.kernel.lock(f"kv lock of {name}"),
         state=_START[plan.role],
         grid=Grid(plan.gpus, plan.tensor_parallel),
         machine=plan.machine,
         stages=plan.pipeline_parallel,
         layers=plan.model.layers,
     )
-    replica.board = pool.relay
-    replica.model = pool.index
+    replica.board = board
+    replica.peers = peers
+    replica.model = shared.plan.models.index(plan.served)
     if plan.has_front_end and plan.engine is not None:
         replica.stream = OutputStream(plan.engine)
     if plan.latency.jitter:
         engine = engine_of(plan.latency)
         if engine is None:
             raise InputError("config", None, "latency.jitter", "needs an engine, not none")
-        replica.set_jitter(Jitter(engine, cluster.config.seed, plan.replica_id))
+        replica.set_jitter(Jitter(engine, config.seed, plan.replica_id))
     experts, gate = plan.model.experts, plan.latency.expert_routing
     if experts is not None and plan.latency.backend == "profile" and gate != "balanced":
         replica.expert_tokens = np.zeros(experts.count, dtype=np.int64)
         replica.is_metered = True
     blocks = scheduler.block_pool
     if blocks is not None and blocks.tiers:
-        replica.tier_traffic = TierTraffic(cluster.network, plan.gpus, cluster.tiers.kinds, blocks)
-    if cluster.config.power is not None:
+        replica.tier_traffic = TierTraffic(shared.network, plan.gpus, shared.tiers.kinds, blocks)
+    if config.power is not None:
         replica.is_metered = True
-        replica.standby_limit_ns = s_to_ns(cluster.config.power.gpu_standby_s)
+        replica.standby_limit_ns = s_to_ns(config.power.gpu_standby_s)
     replica.activation_token_bytes = plan.model.hidden * sizes.weight_bytes(
         1, sizes.activation_dtype(plan.model, plan.dtype)
     )
     return replica
 
 
-def build_intake(cluster: Cluster) -> Intake | None:
+def build_intake(shared: Shared) -> Intake | None:
     """The front ends that requests pass before they are routed."""
-    replicas = cluster.plan.replicas
+    replicas = shared.plan.replicas
     takers = [r for r in replicas if r.role in ("colocated", "prefill")] or replicas
     engines = {r.replica_id: r.engine for r in replicas if r.has_front_end}
     own = {replica_id: engine for replica_id, engine in engines.items() if engine is not None}
@@ -165,15 +193,15 @@ def build_intake(cluster: Cluster) -> Intake | None:
 
 
 def _scheduler(
-    cluster: Cluster,
-    pool: ModelPool,
+    shared: Shared,
     plan: ReplicaPlan,
     latency: LatencyBackend,
+    queue: PrefillQueue | None,
     *,
     has_prefixes: bool,
     leap: bool | None,
 ) -> Scheduler:
-    table, insight = plan.scheduler, cluster.insight
+    table, insight, config = plan.scheduler, shared.insight, shared.plan.config
     eviction = None
     if insight is not None and is_import_path(getattr(table, "eviction", "")):
         eviction = insight.eviction(getattr(table, "eviction", ""), plan.replica_id)
@@ -188,16 +216,16 @@ def _scheduler(
         prefix_caching=table.caches_prefixes and has_prefixes,
         leap=not must_step and (table.leap if leap is None else leap),
         kv_layout=plan.kv_layout,
-        prompts_present=cluster.config.workload.skip_prefill,
+        prompts_present=config.workload.skip_prefill,
     )
     return make_scheduler(
         table,
         limits,
-        queue=pool.queue,
-        preemptions_max=cluster.config.limits.preemptions_per_request,
-        tiers=cluster.tiers.of(plan),
+        queue=queue,
+        preemptions_max=config.limits.preemptions_per_request,
+        tiers=shared.tiers.of(plan),
         ahead=plan.schedules_ahead,
-        seed=cluster.config.seed,
+        seed=config.seed,
         own=None if insight is None else partial(insight.make, replica_id=plan.replica_id),
         eviction=eviction,
     )
@@ -223,9 +251,11 @@ def decode_policy(config: Config) -> str:
     return "least_used" if config.autoscale is None else "first_free"
 
 
-def build_watchers(cluster: Cluster) -> dict[int, Watcher]:
-    """The watchers that hand over prefilled KV, by the replica's id."""
-    config, insight = cluster.config, cluster.insight
+def build_watchers(
+    shared: Shared, replicas: Sequence[Replica], worlds: Sequence[MigrationWorld]
+) -> dict[int, Watcher]:
+    """The watchers that hand over prefilled KV, by the replica's id. `worlds`: of each model."""
+    plans, config, insight = shared.plan.replicas, shared.plan.config, shared.insight
     policy = decode_policy(config)
     own = see = None
     if insight is not None and is_import_path(policy):
@@ -234,20 +264,20 @@ def build_watchers(cluster: Cluster) -> dict[int, Watcher]:
     tables = [
         {
             (plan.scheduler.policy, plan.scheduler.block_size)
-            for plan in (cluster.plan.replicas[r.replica_id] for r in pool.members)
+            for plan in (plans[r.replica_id] for r in world.members)
         }
-        for pool in cluster.pools
+        for world in worlds
     ]
-    for replica, plan in zip(cluster.replicas, cluster.plan.replicas, strict=True):
+    for replica, plan in zip(replicas, plans, strict=True):
         if plan.role == "colocated":
             continue
-        pool = cluster.pool_of[replica.replica_id]
+        world = worlds[replica.model]
         search = Destinations(
             replica,
-            pool,
+            world,
             holder=name_of(replica.replica_id),
             policy=policy,
-            are_alike=len(tables[pool.index]) == 1,
+            are_alike=len(tables[replica.model]) == 1,
             own=own,
             see=see,
         )
@@ -261,7 +291,7 @@ def build_watchers(cluster: Cluster) -> dict[int, Watcher]:
         )
         watcher = Watcher(
             replica,
-            pool,
+            world,
             search,
             kv,
             layers=plan.model.layers,
@@ -280,38 +310,36 @@ def fault_handlers() -> Mapping[str, Handler]:
     return HANDLERS
 
 
-def build_live(cluster: Cluster) -> LiveMigrator | None:
+def build_live(shared: Shared, world: LiveWorld) -> LiveMigrator | None:
     """The actor that moves running requests, if there is one."""
-    table = cluster.config.migration
+    table, insight = shared.plan.config.migration, shared.insight
     if not (table.rebalance or table.drain):
         return None
     from emu.migration.live import LiveMigrator
 
-    replicas = cluster.plan.replicas
+    replicas = shared.plan.replicas
     decoding = next((r for r in replicas if r.role == "decode"), replicas[0])
     return LiveMigrator(
-        cluster,
+        world,
         table,
         block_size=decoding.scheduler.block_size,
         kv_bytes_per_token=decoding.kv_bytes_per_token,
-        own=cluster.insight.migration()
-        if cluster.insight is not None and is_import_path(table.policy)
-        else None,
-        see=None if cluster.insight is None else cluster.insight.view,
+        own=insight.migration() if insight is not None and is_import_path(table.policy) else None,
+        see=None if insight is None else insight.view,
     )
 
 
-def build_rejecter(cluster: Cluster, pool: ModelPool) -> KvRejecter | None:
+def build_rejecter(
+    shared: Shared,
+    members: Sequence[Replica],
+    *,
+    on_capacity: Callable[[Replica], None],
+    on_changed: Callable[[Replica, bool], None],
+) -> KvRejecter | None:
     """The actor that keeps KV from replicas that are far fuller than the rest, if there is one."""
-    table = cluster.config.kv_reject
+    table = shared.plan.config.kv_reject
     if table is None or not table.enabled:
         return None
     from emu.autoscale.kv_reject import KvRejecter
 
-    return KvRejecter(
-        cluster.kernel,
-        pool.members,
-        table,
-        on_capacity=cluster.on_capacity,
-        on_changed=cluster.on_rejected,
-    )
+    return KvRejecter(shared.kernel, members, table, on_capacity=on_capacity, on_changed=on_changed)

@@ -7,16 +7,16 @@ it belongs to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from emu.autoscale.scaler import Scaler
-from emu.cluster.audit import story
 from emu.cluster.backends import SharedBackends
 from emu.cluster.build import (
-    build_dispatches,
+    Shared,
+    build_dispatch,
     build_insight,
     build_intake,
     build_live,
@@ -31,7 +31,6 @@ from emu.cluster.commands import Commander, check_commands
 from emu.cluster.gateway import Gateway, Source
 from emu.cluster.kv_tiers import TierBook
 from emu.cluster.plan import Plan
-from emu.cluster.pool import ModelPool
 from emu.cluster.recorder import Recorder
 from emu.cluster.scaling import Scalers
 from emu.cluster.sharing import GpuSharing
@@ -42,6 +41,7 @@ from emu.faults.recovery import Recovery
 from emu.kernel.clock import Actor, Kernel
 from emu.migration.messages import SplitLost
 from emu.migration.transfer import MigratingBatch
+from emu.migration.watcher import Watcher
 from emu.network.carrier import Carrier
 from emu.network.topology import Topology
 from emu.plugins import blamed, make_plugin
@@ -51,10 +51,13 @@ from emu.replica.ports import BatchSink
 from emu.replica.relay_board import RelayBoard
 from emu.replica.replica import Replica
 from emu.replica.split_batch import SplitBatch
-from emu.replica.states import ReplicaState, Writer
+from emu.replica.states import RECEIVING, ReplicaState, Writer
 from emu.request import Request, Status
 from emu.scheduling.fcfs import PrefillQueue
 from emu.units import s_to_ns
+
+if TYPE_CHECKING:
+    from emu.autoscale.kv_reject import KvRejecter
 
 S = ReplicaState
 
@@ -103,66 +106,102 @@ class Cluster:
         self._batch_ids = 0
         self.backends = SharedBackends()
         self.tiers = TierBook(plan)
-        self.insight = build_insight(self)
-        released, ended = self._released, self._ended
-        if self.insight is not None:
-            released, ended = self._released_seen, self._ended_seen
         self.replicas: list[Replica] = []
-        names = plan.models
+        self.watchers: dict[int, Watcher] = {}
+        self.scalers: list[Scaler] = []
+        self.insight = build_insight(plan, self.kernel, self.replicas, self.watchers)
+        shared = Shared(
+            plan, self.kernel, self.network, self.backends, self.tiers, self, self.insight
+        )
         self.pools = [
             ModelPool(self, index, name, queue=build_queue(plan, name))
-            for index, name in enumerate(names)
+            for index, name in enumerate(plan.models)
         ]
-        self.pool_of = [self.pools[names.index(r.served)] for r in plan.replicas]
+        self.pool_of = [self.pools[plan.models.index(r.served)] for r in plan.replicas]
         """By replica."""
         for its_plan, pool in zip(plan.replicas, self.pool_of, strict=True):
-            replica = build_replica(self, pool, its_plan, has_prefixes=has_prefixes, leap=leap)
+            replica = build_replica(
+                shared,
+                its_plan,
+                board=pool.relay,
+                peers=self.replicas,
+                queue=pool.queue,
+                has_prefixes=has_prefixes,
+                leap=leap,
+            )
             self.replicas.append(replica)
             pool.members.append(replica)
-        self.sharing = GpuSharing(plan, self.pools)
-        self.sharing.start(self.replicas)
+        self.sharing = GpuSharing(
+            plan, self.replicas, self.scalers, lambda model: self.pools[model].waiting()[2]
+        )
         self.actors = [ReplicaActor(replica, self) for replica in self.replicas]
         join_waves(plan, self.replicas)
-        self.watchers = build_watchers(self)
-        self.gateway = Gateway(
-            self.kernel,
-            source,
-            build_dispatches(self),
-            self.replicas,
-            config.router,
-            config.recovery,
-            on_release=released,
-            on_terminal=ended,
-            cancel=self.cancel,
-            intake=build_intake(self),
-            admission=None if self.insight is None else self.insight.admission(),
-            clients=config.workload.concurrency,
-        )
+        self.watchers |= build_watchers(shared, self.replicas, self.pools)
+        self._is_shared = [r.shared for r in plan.replicas]
+        self._make_gateway(shared, source)
         check_commands(config.commands, len(self.replicas), plan.source)
         self.commander = Commander(self.kernel, self.replicas, config.commands)
-        self.live = build_live(self)
-        for pool in self.pools:
-            pool.rejecter = build_rejecter(self, pool)
-        own = make_plugin if self.insight is None else self.insight.make
-        Scalers(plan, self.replicas, own).make(self.pools)
-        self.scalers = [pool.scaler for pool in self.pools]
+        self.live = build_live(shared, self)
+        self._make_loops(shared)
         self._is_scaled = self.scalers[0].is_active
         self.recovery = Recovery(self)
         self.faults = Injector(self, self.recovery, fault_handlers)
         self.faults.start()
-        self.kernel.ask_at_rest(partial(story, self), self.recovery.fail_unservable)
+        self.kernel.ask_at_rest(self.story, self.recovery.fail_unservable)
+
+    def _make_gateway(self, shared: Shared, source: Source) -> None:
+        insight = self.insight
+        self.gateway = Gateway(
+            self.kernel,
+            source,
+            [
+                build_dispatch(
+                    shared,
+                    pool.members,
+                    self.actors,
+                    pool.queue,
+                    match=self.prefix_match,
+                    holds_adapter=self.holds_adapter,
+                )
+                for pool in self.pools
+            ],
+            self.replicas,
+            self.config.router,
+            self.config.recovery,
+            on_release=self._released if insight is None else self._released_seen,
+            on_terminal=self._ended if insight is None else self._ended_seen,
+            cancel=self.cancel,
+            intake=build_intake(shared),
+            admission=None if insight is None else insight.admission(),
+            clients=self.config.workload.concurrency,
+        )
+
+    def _make_loops(self, shared: Shared) -> None:
+        """The control loops of each model."""
+        for pool in self.pools:
+            pool.rejecter = build_rejecter(
+                shared, pool.members, on_capacity=self.on_capacity, on_changed=self.on_rejected
+            )
+        own = make_plugin if self.insight is None else self.insight.make
+        self.scalers += Scalers(self.plan, self.replicas, own).make(self.pools)
+        for pool, scaler in zip(self.pools, self.scalers, strict=True):
+            pool.scaler = scaler
 
     # --- running ------------------------------------------------------------------------------
     async def run(self) -> Outcome:
         """Run to the end of the workload (or an error, which is returned, not raised)."""
         kernel = self.kernel
+        self.recorder.started(self.replicas)
         for actor in self._actors():
             kernel.start(actor)
         interval_ms = self.config.output.timeseries_interval_ms
         if interval_ms > 0:
             kernel.sample_every(max(1, round(interval_ms * 1e6)), self._sample)
         if self.config.limits.stalled_s:
-            guard = StallGuard(self, s_to_ns(self.config.limits.stalled_s))
+            bound_ns = s_to_ns(self.config.limits.stalled_s)
+            guard = StallGuard(
+                kernel, self.gateway, self.replicas, self.network, bound_ns, self.story
+            )
             kernel.watch_every(guard.period_ns, guard.look)
         limit_s = self.config.limits.simulated_s
         error: BaseException | None = None
@@ -199,7 +238,14 @@ class Cluster:
             replica.note_time(replica.state, now_ns)
 
     def _sample(self, at_ns: int) -> None:
-        self.recorder.sample(at_ns, self)
+        self.recorder.sample(
+            at_ns,
+            self.replicas,
+            self._is_shared,
+            self.gateway,
+            self.watchers.values(),
+            self.network,
+        )
 
     # --- World --------------------------------------------------------------------------------
     def terminal(self, request: Request, status: Status, reason: str = "") -> None:
@@ -288,7 +334,7 @@ class Cluster:
         """A running request has moved."""
         self.recorder.moved_live(request, source, destination, started_ns, stop_ns)
 
-    def on_tokens(self, replica: Replica, receivers: Iterable[Request]) -> None:
+    def on_tokens(self, replica_id: int, receivers: Iterable[Request]) -> None:
         """Never called off line; live mode overrides this."""
 
     def on_moved(
@@ -299,7 +345,7 @@ class Cluster:
         self._draining = None
         pool.replica_moved()
         self.recorder.moved(replica, before, writer, cause, at_ns)
-        pool.relay.on_moved(replica, before)
+        pool.relay.on_moved(replica.replica_id, before, replica.state)
         self.sharing.on_moved(replica, before)
         pool.scaler.on_moved(replica, before, writer)
         self.faults.on_moved(replica, before)
@@ -407,3 +453,144 @@ class Cluster:
         replica = self.replicas[replica_id]
         replica.settle()
         return replica.scheduler.prefix_match(request)
+
+    def story(self) -> list[str]:
+        """Where everything stands: what a run that is stuck shows."""
+        lines = [f"{self.gateway.outstanding} requests are outstanding"]
+        for replica in self.replicas:
+            scheduler = replica.scheduler
+            lines.append(
+                f"{replica.name}: {replica.state.value}, {scheduler.waiting_count} waiting, "
+                f"{scheduler.running_count} running, {scheduler.blocks_used}/"
+                f"{scheduler.blocks_total} blocks, lock held by {replica.lock.holder or 'none'}"
+            )
+            lines += [f"  {line}" for line in replica.history[-5:]]
+        for watcher in self.watchers.values():
+            if watcher.outbound.batches() or watcher.outbound.splits():
+                lines.append(watcher.describe())
+        return lines
+
+
+class ModelPool:
+    """The replicas of one served model, and what they share; all of them if there is one model.
+
+    Owns the queue of prompts, the relay of live scaling, the list of receivers and of watchers that
+    wait for one, and the control loops of the model. It is the world that watchers and the planner
+    see (`MigrationWorld`, `ScalerWorld`): another model's replicas are not in it, its GPUs and
+    links are.
+    """
+
+    rejecter: KvRejecter | None = None
+    scaler: Scaler
+
+    def __init__(
+        self, cluster: Cluster, index: int, name: str, *, queue: PrefillQueue | None
+    ) -> None:
+        self.index = index
+        self.name = name
+        self.cluster = cluster
+        self.kernel: Kernel = cluster.kernel
+        self.queue = queue
+        self.members: list[Replica] = []
+        """Its replicas, ascending id."""
+        self.relay = RelayBoard(lambda one: self.replicas[one].actor.look(), cluster.next_batch_id)
+        self.scarce_decode = False
+        self.replicas = cluster.replicas
+        """All replicas of the cluster, by id."""
+        self.network = cluster.network
+        # What the cluster answers for all models; bound once, because watchers ask often.
+        self.next_batch_id = cluster.next_batch_id
+        self.refuses = cluster.refuses
+        self.terminal = cluster.terminal
+        self.on_capacity = cluster.on_capacity
+        self.on_transfer = cluster.on_transfer
+        self.lost = cluster.lost
+        self.stuck: dict[int, Watcher] = {}
+        """Those that wait for a destination, by source."""
+        self._receivers: list[Replica] | None = None
+        """Replicas that may receive KV; None = to be found again."""
+
+    @property
+    def is_only(self) -> bool:
+        """The cluster serves no other model."""
+        return len(self.cluster.pools) == 1
+
+    @property
+    def tokens_in_migration(self) -> int:
+        """Prompt tokens whose KV waits for a migration or is under way."""
+        watchers = self.cluster.watchers
+        return sum(
+            watchers[r.replica_id].outbound.tokens for r in self.members if r.replica_id in watchers
+        )
+
+    # --- changes ------------------------------------------------------------------------------
+    def replica_moved(self) -> None:
+        """A replica has changed its state."""
+        self._receivers = None
+
+    def poke(self) -> None:
+        """Blocks or a lock are free: watchers that wait for a destination look again."""
+        for source_id in sorted(self.stuck):  # the order of getting stuck must not matter
+            self.stuck[source_id].look()
+
+    # --- ScalerWorld --------------------------------------------------------------------------
+    def waiting(self) -> tuple[int, int, int]:
+        """Requests and prompt tokens that no replica has begun, and requests in the system."""
+        gateway = self.cluster.gateway
+        held = [r for r in gateway.held if self.is_only or r.model == self.index]
+        requests, tokens = len(held), sum(r.prompt_tokens for r in held)
+        if self.queue is not None:
+            requests += len(self.queue)
+            tokens += self.queue.waiting_prefill_tokens
+        else:
+            for replica in self.members:
+                requests += replica.scheduler.waiting_count
+                tokens += replica.scheduler.waiting_tokens
+        outstanding = gateway.outstanding
+        if not self.is_only:
+            outstanding = gateway.dispatches[self.index].outstanding
+        return requests, tokens, outstanding
+
+    def is_placeable(self, replica: Replica) -> bool:
+        """No replica of another model is on its GPUs."""
+        return self.cluster.sharing.is_free(replica)
+
+    @property
+    def placements(self) -> int:
+        """Changes whenever GPUs that models share are taken or given back."""
+        return self.cluster.sharing.version
+
+    def wants_room(self, replicas: int) -> None:
+        """So many replicas find no GPUs: other models give up spares and what they can spare."""
+        self.cluster.sharing.make_room(self.index, replicas)
+
+    def note(self, kind: str, target: str, text: str) -> None:
+        """A line in the run's timeline."""
+        self.cluster.note(kind, target if self.is_only else target or self.name, text)
+
+    def give_up(self, replica: Replica) -> None:
+        """A live load has failed: KV that waits there, and batches handed over, are lost."""
+        self.cluster.recovery.give_up(replica)
+
+    # --- MigrationWorld -----------------------------------------------------------------------
+    def receivers(self) -> Sequence[Replica]:
+        """Replicas whose state lets them receive KV, ascending id."""
+        if self._receivers is None:
+            self._receivers = [r for r in self.members if r.state in RECEIVING]
+        return self._receivers
+
+    @property
+    def watchers(self) -> Mapping[int, Watcher]:
+        """Those of all replicas with outbound KV, by the replica's id."""
+        return self.cluster.watchers
+
+    def searched(self, *, is_found: bool) -> None:
+        """Without a destination, idle decode replicas are not to be dropped now."""
+        self.scarce_decode = not is_found
+
+    def set_stuck(self, source_id: int, *, is_stuck: bool) -> None:
+        """Keep the list of watchers that wait for a destination."""
+        if is_stuck:
+            self.stuck[source_id] = self.cluster.watchers[source_id]
+        else:
+            self.stuck.pop(source_id, None)

@@ -39,6 +39,7 @@ class Dispatch:
         delay_ns: int,
         max_model_tokens: int,
         is_own: bool = False,
+        outstanding_max: int = 0,
     ) -> None:
         """`actors` by replica id. `delay_ns`: age of the loads that the router sees. `is_own`:
         the router is a class of a user's own.
@@ -52,7 +53,7 @@ class Dispatch:
         self.max_model_tokens = max_model_tokens
         self.outstanding = 0
         """Requests of this model in the system; counted where there are several models."""
-        self.outstanding_max = 0
+        self.outstanding_max = outstanding_max
         """More of them are refused; 0 = unlimited."""
         self._actors = actors
         self._delay_ns = delay_ns

@@ -6,12 +6,15 @@ watches the gateway (arrivals, ends), reads replicas when it is asked, and chang
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
+from emu.config.schema import Config
 from emu.errors import InputError, PluginError
+from emu.kernel.clock import Kernel
 from emu.kernel.priorities import PRIORITY_CONTROL
 from emu.latency.base import BatchShape
+from emu.migration.watcher import Watcher
 from emu.plugins import make_plugin
 from emu.policy.books import Books
 from emu.policy.calls import OwnAdmission, OwnEviction, OwnMigration, OwnPlacement
@@ -21,19 +24,25 @@ from emu.replica.replica import Replica
 from emu.request import Request
 from emu.units import ms_to_ns
 
-if TYPE_CHECKING:
-    from emu.cluster.cluster import Cluster
-
 _OF_PLANNERS: Final = "autoscale.planner"
 
 
 class Insight:
     """Implements `Watched`; makes policies and calls those that want to be told."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        config = cluster.config
+    def __init__(
+        self,
+        config: Config,
+        kernel: Kernel,
+        replicas: Sequence[Replica],
+        watchers: Mapping[int, Watcher],
+    ) -> None:
+        """`replicas` and `watchers` are made later: nothing is asked before."""
         slo = config.slo
-        self._cluster = cluster
+        self._config = config
+        self._kernel = kernel
+        self._replicas = replicas
+        self._watchers = watchers
         self._objectives = (slo.ttft_ms, slo.tpot_ms, slo.e2e_ms)
         self.books = Books(self._objectives, (slo.ttft_base_ms, slo.ttft_ms_per_token))
         self._seed = config.seed
@@ -76,17 +85,17 @@ class Insight:
 
     def admission(self) -> OwnAdmission | None:
         """The policy that `router.admission` names."""
-        path, key = self._cluster.config.router.admission, "router.admission"
+        path, key = self._config.router.admission, "router.admission"
         return OwnAdmission(self.make(path, key), path) if path else None
 
     def placement(self) -> OwnPlacement:
         """The policy that `router.decode_policy` names."""
-        path, key = self._cluster.config.router.decode_policy, "router.decode_policy"
+        path, key = self._config.router.decode_policy, "router.decode_policy"
         return OwnPlacement(self.make(path, key), path)
 
     def migration(self) -> OwnMigration:
         """The policy that `migration.policy` names."""
-        path, key = self._cluster.config.migration.policy, "migration.policy"
+        path, key = self._config.migration.policy, "migration.policy"
         return OwnMigration(self.make(path, key), path)
 
     def eviction(self, path: str, replica_id: int) -> OwnEviction:
@@ -110,7 +119,7 @@ class Insight:
     def _tell(self, call: Callable[[Any], object], what: object, late_ns: int) -> None:
         if late_ns:
             at_ns = self.now_ns + late_ns
-            self._cluster.kernel.call_at(at_ns, PRIORITY_CONTROL, lambda: _drop(call(what)))
+            self._kernel.call_at(at_ns, PRIORITY_CONTROL, lambda: _drop(call(what)))
         else:
             call(what)
 
@@ -118,17 +127,17 @@ class Insight:
     @property
     def now_ns(self) -> int:
         """Simulated time."""
-        return self._cluster.kernel.now_ns
+        return self._kernel.now_ns
 
     def settle(self) -> None:
         """Bring the books of all replicas up to this instant."""
-        for replica in self._cluster.replicas:
+        for replica in self._replicas:
             if replica.scheduler.running_count:
                 replica.settle()
 
     def replicas(self, delay_ns: int) -> Sequence[ReplicaView]:
         """All replicas, by id; load of `delay_ns` ago."""
-        return [self.view(replica, delay_ns) for replica in self._cluster.replicas]
+        return [self.view(replica, delay_ns) for replica in self._replicas]
 
     def view(self, replica: Replica, delay_ns: int = 0) -> ReplicaView:
         """One replica."""
@@ -161,14 +170,14 @@ class Insight:
 
     def prefix_tokens(self, replica_id: int, request: Request) -> int:
         """Prompt tokens that a replica's cache holds."""
-        replica = self._cluster.replicas[replica_id]
+        replica = self._replicas[replica_id]
         replica.settle()
         return replica.scheduler.prefix_match(request)
 
     def transfers(self) -> Sequence[TransferView]:
         """KV that leaves prefill replicas."""
         found = []
-        for source_id, watcher in sorted(self._cluster.watchers.items()):
+        for source_id, watcher in sorted(self._watchers.items()):
             batches = [(batch, -1) for batch in watcher.outbound.queue]
             flight = watcher.outbound.flight
             if flight is not None:
@@ -184,7 +193,7 @@ class Insight:
 
     def running(self, replica_id: int) -> Sequence[Request]:
         """Requests that run on a replica, in order of admission."""
-        replica = self._cluster.replicas[replica_id]
+        replica = self._replicas[replica_id]
         replica.settle()
         return list(replica.scheduler.residents())
 
@@ -193,7 +202,7 @@ class Insight:
         key = (replica_id, *shape)
         found = self._costs.get(key)
         if found is None:
-            latency = self._cluster.replicas[replica_id].latency
+            latency = self._replicas[replica_id].latency
             if latency.foreign:
                 raise PluginError("a latency backend in another process has no profile to ask")
             prompt, decodes, context = shape

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import mypyc_attr
 
+from emu.cluster.gateway import Gateway
 from emu.config.schema import OutputTable
 from emu.log import Log
 from emu.migration.transfer import MigratingBatch
+from emu.migration.watcher import Watcher
+from emu.network.carrier import Carrier
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState, Writer
 from emu.report.history import History
@@ -27,7 +30,6 @@ from emu.report.transitions import MarkLog, TransitionLog
 from emu.request import Request, Status
 
 if TYPE_CHECKING:
-    from emu.cluster.cluster import Cluster
     from emu.cluster.tracing import TraceSink
 
 _COMPLETED = Status.COMPLETED
@@ -143,9 +145,9 @@ class Recorder:
             self.trace.ended(request, self._stages)
         self.requests.terminal(request)
 
-    def started(self, cluster: Cluster) -> None:
+    def started(self, replicas: Sequence[Replica]) -> None:
         """First line of each replica."""
-        for replica in cluster.replicas:
+        for replica in replicas:
             self.transitions.record(
                 0, replica.replica_id, "", replica.state.value, "loop", "start of the run"
             )
@@ -298,16 +300,24 @@ class Recorder:
         """
         self.noted(at_ns, "kv_rejected" if is_rejected else "kv_accepted", replica.name, "")
 
-    def sample(self, at_ns: int, cluster: Cluster) -> None:
-        """A row of the time series."""
+    def sample(
+        self,
+        at_ns: int,
+        replicas: Sequence[Replica],
+        is_shared: Sequence[bool],
+        gateway: Gateway,
+        watchers: Collection[Watcher],
+        network: Carrier,
+    ) -> None:
+        """A row of the time series. `is_shared`: by replica, its GPUs are those of others too."""
         if self._have_moved:
-            self._states = [replica.state.value for replica in cluster.replicas]
+            self._states = [replica.state.value for replica in replicas]
             self._counts = dict(Counter(self._states))
             self._have_moved = False
         waiting = waiting_tokens = running = used = total = prefill = decode = 0
-        for replica, state in zip(cluster.replicas, self._states, strict=True):
+        for replica, state in zip(replicas, self._states, strict=True):
             scheduler = replica.scheduler
-            if state == "inactive" and cluster.plan.replicas[replica.replica_id].shared:
+            if state == "inactive" and is_shared[replica.replica_id]:
                 continue  # another replica is on its GPUs, or none
             replica_prefill, replica_decode = replica.tokens_produced
             its_running, its_waiting = scheduler.running_count, scheduler.waiting_count
@@ -329,13 +339,12 @@ class Recorder:
                 blocks_used,
                 blocks_total,
             )
-        gateway = cluster.gateway
         waiting += len(gateway.held)
         for queue in gateway.queues:
             waiting += len(queue)
             waiting_tokens += queue.waiting_prefill_tokens
         migrating = 0
-        for watcher in cluster.watchers.values():
+        for watcher in watchers:
             outbound = watcher.outbound
             if outbound.unfinished:
                 migrating += sum(len(batch.requests) for batch in outbound.batches())
@@ -353,8 +362,8 @@ class Recorder:
                 decode_tokens=decode,
                 completed=self.completed,
                 preemptions=self.preemptions,
-                flows=cluster.network.active,
-                flow_bytes=dict(cluster.network.moved_bytes),
+                flows=network.active,
+                flow_bytes=dict(network.moved_bytes),
             )
         )
 

@@ -7,12 +7,13 @@ decode replica) come from the latency backend and the links where the configurat
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from emu.autoscale.demand import Rates
 from emu.autoscale.hostcache import HostCache, HostMemory
+from emu.autoscale.launch import ScalerWorld
 from emu.autoscale.loads import Weights
 from emu.autoscale.scaler import Scaler
 from emu.autoscale.snapshot import Site
@@ -26,9 +27,6 @@ from emu.plugins import make_plugin
 from emu.replica.replica import Replica
 from emu.scheduling.layerwise import can_relay
 from emu.units import GIB
-
-if TYPE_CHECKING:
-    from emu.cluster.pool import ModelPool
 
 _REFERENCE_PREFILL_TOKENS: Final = 2048
 STATIC: Final = AutoscaleTable(executor="none")
@@ -116,42 +114,43 @@ class Scalers:
         ]
         self._weights = weights_of_all(plan.replicas)
 
-    def make(self, pools: Sequence[ModelPool]) -> None:
-        """Give each pool its loop (without autoscaling: what loads weights by manual command)."""
-        caches = [self._cache(pool) for pool in pools]
+    def make(self, worlds: Sequence[ScalerWorld]) -> list[Scaler]:
+        """The loop of each model (without autoscaling: what loads weights by manual command)."""
+        caches = [self._cache(world.members) for world in worlds]
         self._memory.place_pool()
-        for pool, cache in zip(pools, caches, strict=True):
-            pool.scaler = self._scaler(pool, cache)
+        return [self._scaler(world, cache) for world, cache in zip(worlds, caches, strict=True)]
 
-    def _table(self, pool: ModelPool) -> AutoscaleTable:
+    def _table(self, model_name: str) -> AutoscaleTable:
         """[autoscale] with what the model overrides."""
         config = self._plan.config
         table = config.autoscale or STATIC
         for index, model in enumerate(config.models):
-            if model.label == pool.name:
+            if model.label == model_name:
                 where = f"models.{index}.autoscale"
                 changed: AutoscaleTable = override(table, model.autoscale, where, "config")
                 return changed
         return table
 
-    def _cache(self, pool: ModelPool) -> HostCache:
-        weights = self._weights[pool.members[0].replica_id]
-        machines = [self._sites[replica.replica_id].machine for replica in pool.members]
+    def _cache(self, members: Sequence[Replica]) -> HostCache:
+        first = members[0].replica_id
+        name, weights = self._plan.replicas[first].served, self._weights[first]
+        machines = [self._sites[replica.replica_id].machine for replica in members]
         pinned = {model.label for model in self._plan.config.models if model.pinned}
         return HostCache(
-            self._table(pool),
+            self._table(name),
             machines,
             sum(weights.segments) * weights.grid.tensor_parallel,
             memory=self._memory,
-            is_pinned=pool.name in pinned,
+            is_pinned=name in pinned,
         )
 
-    def _scaler(self, pool: ModelPool, cache: HostCache) -> Scaler:
-        plan, first = self._plan, pool.members[0]
-        table, its_plan = self._table(pool), plan.replicas[first.replica_id]
+    def _scaler(self, world: ScalerWorld, cache: HostCache) -> Scaler:
+        plan, first = self._plan, world.members[0]
+        its_plan = plan.replicas[first.replica_id]
+        table = self._table(its_plan.served)
         config = plan.config
         return Scaler(
-            pool,
+            world,
             table,
             rates=rates_of(its_plan, table, first, self._sites[first.replica_id]),
             sites=self._sites,
@@ -159,7 +158,7 @@ class Scalers:
             topology=plan.topology,
             block_tokens=its_plan.scheduler.block_size,
             cache=cache,
-            name="planner" if pool.is_only else f"planner of {pool.name}",
+            name="planner" if world.is_only else f"planner of {its_plan.served}",
             load_deadline_s=config.recovery.load_deadline_s if config.faults else 0.0,
             own=self._own,
         )

@@ -9,16 +9,13 @@ requests for each of its replicas.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
+from emu.autoscale.scaler import Scaler
+from emu.cluster.plan import Plan
 from emu.errors import InvariantViolation
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
-
-if TYPE_CHECKING:
-    from emu.cluster.plan import Plan
-    from emu.cluster.pool import ModelPool
 
 S = ReplicaState
 
@@ -26,17 +23,24 @@ S = ReplicaState
 class GpuSharing:
     """Books of shared GPUs."""
 
-    def __init__(self, plan: Plan, pools: Sequence[ModelPool]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        replicas: Sequence[Replica],
+        scalers: Sequence[Scaler],
+        outstanding: Callable[[int], int],
+    ) -> None:
+        """`scalers`: of each model, made later. `outstanding`: requests of a model."""
         self.version = 0
-        self._pools = pools
+        self._models = plan.models
+        self._replicas = replicas
+        self._scalers = scalers
+        self._outstanding = outstanding
         self._shared = frozenset(r.replica_id for r in plan.replicas if r.shared)
         self._owner: dict[int, int] = {}
         """Replica by GPU."""
-        self._starving: list[ModelPool] = []
+        self._starving: list[int] = []
         """Models that want replicas and have none."""
-
-    def start(self, replicas: Sequence[Replica]) -> None:
-        """Note those that serve from the start."""
         for replica in replicas:
             if replica.replica_id in self._shared and replica.state is not S.INACTIVE:
                 self._take(replica)
@@ -49,7 +53,7 @@ class GpuSharing:
         """No other replica is on its GPUs, and no model without any is to get them first."""
         if replica.replica_id not in self._shared:
             return True
-        if self._starving and all(pool.index != replica.model for pool in self._starving):
+        if self._starving and replica.model not in self._starving:
             return False
         own, owner = replica.replica_id, self._owner
         return all(owner.get(gpu, own) == own for gpu in replica.gpus)
@@ -66,8 +70,8 @@ class GpuSharing:
             for gpu in replica.gpus:
                 del self._owner[gpu]
             self.version += 1
-            for pool in self._pools:
-                pool.scaler.look()
+            for scaler in self._scalers:
+                scaler.look()
 
     def _take(self, replica: Replica) -> None:
         for gpu in replica.gpus:
@@ -78,12 +82,12 @@ class GpuSharing:
             self._owner[gpu] = replica.replica_id
         self.version += 1
 
-    def make_room(self, asking: ModelPool, replicas: int) -> None:
+    def make_room(self, asking: int, replicas: int) -> None:
         """Spares of other models go; a model without any replica may ask for more.
 
         Until it has one, no other model that has replicas gets any GPU.
         """
-        has_none = all(r.state in (S.INACTIVE, S.FAILED) for r in asking.members)
+        has_none = all(r.state in (S.INACTIVE, S.FAILED) for r in self._members(asking))
         if replicas <= 0 or not has_none:
             if asking in self._starving:
                 self._starving.remove(asking)
@@ -93,21 +97,25 @@ class GpuSharing:
         elif asking not in self._starving:
             self._starving.append(asking)
             self.version += 1
-        others = [pool for pool in self._pools if pool is not asking]
+        others = [(model, scaler) for model, scaler in enumerate(self._scalers) if model != asking]
         spares = [
-            (pool.scaler.shut_since_ns(replica), replica.replica_id, pool)
-            for pool in others
-            for replica in pool.members
-            if pool.scaler.may_drop(replica)
+            (scaler.shut_since_ns(replica), replica.replica_id, scaler)
+            for model, scaler in others
+            for replica in self._members(model)
+            if scaler.may_drop(replica)
         ]
-        for _, replica_id, pool in sorted(spares, key=lambda spare: spare[:2])[:replicas]:
-            pool.scaler.drop(asking.replicas[replica_id], f"{asking.name} needs its GPUs")
+        name = self._models[asking]
+        for _, replica_id, scaler in sorted(spares, key=lambda spare: spare[:2])[:replicas]:
+            scaler.drop(self._replicas[replica_id], f"{name} needs its GPUs")
         if len(spares) >= replicas or not has_none:
             return
         loads = [
-            (pool.waiting()[2] / len(pool.members), pool.index, pool)
-            for pool in others
-            if pool.scaler.can_spare()
+            (self._outstanding(model) / len(self._members(model)), model, scaler)
+            for model, scaler in others
+            if scaler.can_spare()
         ]
-        if loads and not any(pool.scaler.is_yielding for pool in others):
-            min(loads, key=lambda load: load[:2])[2].scaler.yield_one(asking.name)
+        if loads and not any(scaler.is_yielding for _, scaler in others):
+            min(loads, key=lambda load: load[:2])[2].yield_one(name)
+
+    def _members(self, model: int) -> list[Replica]:
+        return [replica for replica in self._replicas if replica.model == model]

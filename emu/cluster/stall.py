@@ -7,13 +7,14 @@ which next to nothing happens (a machine that is away for hours) is no stall.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from emu.cluster.audit import story
+from emu.cluster.gateway import Gateway
 from emu.errors import Stalled
-
-if TYPE_CHECKING:
-    from emu.cluster.cluster import Cluster
+from emu.kernel.clock import Kernel
+from emu.network.carrier import Carrier
+from emu.replica.replica import Replica
 
 LOOKS: Final = 4
 """So often in the bound is progress looked at."""
@@ -24,12 +25,25 @@ EVENTS_MIN: Final = 1_000
 class StallGuard:
     """Asked now and then (`Kernel.watch_every`)."""
 
-    def __init__(self, cluster: Cluster, bound_ns: int) -> None:
-        self._cluster = cluster
+    def __init__(
+        self,
+        kernel: Kernel,
+        gateway: Gateway,
+        replicas: Sequence[Replica],
+        network: Carrier,
+        bound_ns: int,
+        story: Callable[[], list[str]],
+    ) -> None:
+        """`story`: where everything stands, for the error."""
+        self._kernel = kernel
+        self._gateway = gateway
+        self._replicas = replicas
+        self._network = network
         self._bound_ns = bound_ns
+        self._story = story
         self._seen = self._progress()
-        self._since_ns = cluster.kernel.now_ns
-        self._events = cluster.kernel.events
+        self._since_ns = kernel.now_ns
+        self._events = kernel.events
 
     @property
     def period_ns(self) -> int:
@@ -38,23 +52,22 @@ class StallGuard:
 
     def look(self, at_ns: int) -> Stalled | None:
         """The error that ends the run, if it has stalled."""
-        kernel = self._cluster.kernel
+        kernel = self._kernel
         progress = self._progress()
-        if progress != self._seen or self._cluster.gateway.outstanding == 0:
+        if progress != self._seen or self._gateway.outstanding == 0:
             self._seen, self._since_ns, self._events = progress, at_ns, kernel.events
             return None
         events = kernel.events - self._events
         if at_ns - self._since_ns < self._bound_ns or events < EVENTS_MIN:
             return None
         lines = [
-            f"{self._cluster.gateway.outstanding} requests are in the system, and none has got a "
+            f"{self._gateway.outstanding} requests are in the system, and none has got a "
             f"token or ended since {self._since_ns} ns ({events:,} events; limits.stalled_s)"
         ]
-        return Stalled("\n  ".join([*lines, *story(self._cluster)]))
+        return Stalled("\n  ".join([*lines, *self._story()]))
 
     def _progress(self) -> tuple[int, int, int, int]:
-        cluster = self._cluster
-        tokens = sum(sum(replica.tokens_produced) for replica in cluster.replicas)
-        gateway = cluster.gateway
-        weights = cluster.network.moved_bytes.get("weights", 0)
+        tokens = sum(sum(replica.tokens_produced) for replica in self._replicas)
+        gateway = self._gateway
+        weights = self._network.moved_bytes.get("weights", 0)
         return tokens, gateway.released - gateway.outstanding, gateway.released, weights

@@ -21,15 +21,18 @@ class TraceSink:
 
     def __init__(self, path: Path, events_max: int) -> None:
         self.writer = TraceWriter(path, events_max)
+        self._latency: dict[int, LatencyBackend] = {}
+        """By replica."""
 
     def start(self, replica: Replica) -> None:
         """Title of a replica's tracks."""
+        self._latency[replica.replica_id] = replica.latency
         label = f"replica {replica.replica_id} ({replica.state.value})"
         self.writer.name_replica(replica.replica_id, label, replica.stages)
 
     def batch(
         self,
-        replica: Replica,
+        replica_id: int,
         batch: Batch,
         start_ns: int,
         end_ns: int,
@@ -37,7 +40,7 @@ class TraceSink:
         spans: list[StageSpan] | None = None,
     ) -> None:
         """A batch (one slice for each pipeline stage), or a leap of `steps` iterations."""
-        shape = batch.shape
+        shape, latency = batch.shape, self._latency[replica_id]
         chunks = [c for c in batch.chunks if c.new_tokens > 1 or c.request.generated_tokens == 0]
         prompts = sum(c.new_tokens for c in chunks)
         args: dict[str, object] = {
@@ -53,8 +56,8 @@ class TraceSink:
             args["requests"] = [c.request.request_id for c in batch.chunks]
         if steps > 1:
             args["iterations"] = steps
-        elif not replica.latency.foreign:
-            args.update(_components(replica.latency, batch))
+        elif not latency.foreign:
+            args.update(_components(latency, batch))
         kind = (
             "decode"
             if not shape.prefill_new
@@ -65,7 +68,7 @@ class TraceSink:
         name = f"{kind} x{steps}" if steps > 1 else kind
         for span in spans or [StageSpan(0, start_ns, end_ns)]:
             self.writer.batch(
-                replica.replica_id,
+                replica_id,
                 span.start_ns,
                 span.end_ns - span.start_ns,
                 batch_id=batch.batch_id,
@@ -75,7 +78,7 @@ class TraceSink:
             )
         first_ns = spans[0].start_ns if spans else start_ns
         for chunk in chunks:
-            self.writer.visit(chunk.request.request_id, first_ns, replica.replica_id)
+            self.writer.visit(chunk.request.request_id, first_ns, replica_id)
 
     def arrived(self, request: Request, now_ns: int) -> None:
         """A request has reached the gateway."""

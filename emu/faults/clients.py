@@ -59,4 +59,10 @@ def overload(injector: Injector, fault: Overload, rng: np.random.Generator) -> N
             clone.adapter = request.adapter
             gateway.arrive(clone)
 
-    injector.until(fault, "gateway", gateway.echo(echo))
+    end_echo = gateway.echo(echo)
+
+    def over() -> None:
+        end_echo()
+        injector.end(fault, "gateway")
+
+    injector.until(fault, "gateway", over)

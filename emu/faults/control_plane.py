@@ -82,6 +82,7 @@ def stale_cache(injector: Injector, fault: HostCacheStale, rng: np.random.Genera
     def over() -> None:
         for trust in trusts:
             trust()
+        injector.end(fault, "host caches")
 
     injector.until(fault, "host caches", over)
 

@@ -109,6 +109,7 @@ def swizzle(injector: Injector, fault: Swizzle, rng: np.random.Generator) -> Non
         up_ns = duration_ns + duration_ns * (back.index(at) + 1) // len(chosen)
         injector.later(down_ns, lambda links=links: injector.links.slow(links, 0.0))
         injector.later(up_ns, lambda links=links: injector.links.heal(links, 0.0))
+    injector.later(2 * duration_ns, lambda: injector.end(fault, f"{len(chosen)} machines"))
 
 
 def window(injector: Injector, fault: WindowFault, rng: np.random.Generator) -> None:

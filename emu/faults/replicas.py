@@ -174,7 +174,7 @@ def freeze(injector: Injector, fault: Freeze | Pause, rng: np.random.Generator) 
     def thaw() -> None:
         if is_same():
             replica.actor.tell(Unpaused(life=incarnation, since_ns=since_ns))
-            injector.end(fault, replica.name)
+        injector.end(fault, replica.name)
 
     def declare_dead() -> None:
         if is_same():
@@ -202,5 +202,7 @@ def shrink_kv(injector: Injector, fault: KvShrink, rng: np.random.Generator) -> 
     def over() -> None:
         if replica.incarnation == incarnation:
             replica.actor.post(KvRestored(over=lambda: injector.end(fault, replica.name)))
+        else:  # its crash has made the memory whole
+            injector.end(fault, replica.name)
 
     replica.actor.post(KvShrunk(part=fault.part, struck=struck))

@@ -1,8 +1,7 @@
 """What a replica wants done outside itself: actions, applied in their order by its actor.
 
 A handler changes the replica and adds actions to `Replica.out`; the actor (`actor.py`) applies them
-when the handler has returned, before the next handler runs. That is the one place in which a
-replica acts on the world, and the place where the log is written.
+when the handler has returned, before the next handler runs.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
 """The actor of a replica: hands events to the machine, and applies its actions.
 
-Owns the machine: no other actor writes to it. This is the only place where a replica acts on the
-world: requests that end, KV that leaves, locks, weights, changes of state; and where the log of
-its life is written. Actions are applied in their order, each carried out before the next; what
+Owns the machine: no other actor writes to it. Actions (requests that end, KV that leaves, locks,
+weights, changes of state) are applied in their order, each carried out before the next; what
 reaches the replica meanwhile (a request that its own change of state has set free) is handled at
 once, between two handlers, never inside one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
 
-from emu.kernel.clock import NOW, PARK, Actor
+from emu.kernel.clock import NOW, PARK, Actor, Kernel
 from emu.kernel.priorities import PRIORITY_WATCHER
+from emu.network.base import Network
 from emu.replica import actions as act
 from emu.replica.events import (
     INTERRUPT,
@@ -23,14 +23,76 @@ from emu.replica.events import (
     Measured,
 )
 from emu.replica.inbound import reserve
-from emu.replica.ports import World
+from emu.replica.live_scaling import abandon
 from emu.replica.relay_board import Relayed
 from emu.replica.replica import END_OF_INSTANT, LOOP, RESTING, UNTIL_END_OF_INSTANT, Replica
+from emu.replica.split_batch import SplitBatch
 from emu.replica.states import ReplicaState, Writer, move
 from emu.replica.wave import SERVES
+from emu.request import Request, Status
 
 S = ReplicaState
 _END_OF_INSTANT: Final = PRIORITY_WATCHER - 1
+
+
+class World(Protocol):
+    """The cluster, as the actor of a replica sees it: receivers of its actions."""
+
+    kernel: Kernel
+
+    @property
+    def network(self) -> Network:
+        """The links."""
+        ...
+
+    @property
+    def replicas(self) -> Sequence[Replica]:
+        """All of them, by id."""
+        ...
+
+    def terminal(self, request: Request, status: Status, reason: str = "") -> None:
+        """The request's one terminal event."""
+        ...
+
+    def lost(self, requests: Sequence[Request], reason: str) -> None:
+        """The KV of these requests is gone: they start again elsewhere, or fail."""
+        ...
+
+    def drop_split(self, split: SplitBatch) -> None:
+        """A replica that was to receive or compute a part of the batch has lost it."""
+        ...
+
+    def drain_expired(self, replica: Replica, requests: list[Request]) -> None:
+        """A draining replica's time is over: what it held, and its outbound KV, is lost."""
+        ...
+
+    def requeue(self, requests: list[Request]) -> None:
+        """Waiting requests that this replica will not serve go back to the router."""
+        ...
+
+    def on_relayed(
+        self, source: Replica, old: Replica, requests: list[Request], start_layer: int
+    ) -> None:
+        """A batch was handed to a helper after `start_layer` layers."""
+        ...
+
+    def on_capacity(self, replica: Replica) -> None:
+        """Blocks or the lock of a replica have become free (watchers may be waiting)."""
+        ...
+
+    def on_draining(self, replica: Replica) -> None:
+        """A shutting decode replica has work left (it may be moved instead of waited for)."""
+        ...
+
+    def cancel(self, request: Request) -> None:
+        """The client has left, at whatever stage the request is."""
+        ...
+
+    def on_moved(
+        self, replica: Replica, before: ReplicaState, writer: Writer, cause: str, at_ns: int
+    ) -> None:
+        """A replica changed its state."""
+        ...
 
 
 class ReplicaActor(Actor):
@@ -166,7 +228,7 @@ class ReplicaActor(Actor):
         replica.note_time(before, at_ns)
         replica.note_state()
         if replica.wave is not None and replica.state not in SERVES:
-            replica.wave.withdraw(replica)
+            replica.wave.withdraw(replica.replica_id)
         self.world.on_moved(replica, before, writer, cause, at_ns)
         self.kernel.wake(self)
 
@@ -218,9 +280,9 @@ class ReplicaActor(Actor):
     def _lose_activation(self, old: Replica, relayed: Relayed, reason: str) -> None:
         """The activation did not arrive: the batch is computed again from the start."""
         board = self.replica.board
-        if board is None or board.answer(old) is not relayed:
+        if board is None or board.answer(old.replica_id) is not relayed:
             return
-        requests = board.abandon(old)
+        requests = abandon(old)
         if relayed.split is not None:
             self.world.drop_split(relayed.split)
         self.world.lost(requests, reason)
@@ -231,7 +293,7 @@ class ReplicaActor(Actor):
 
     def _release_helper(self, action: act.ReleaseHelper) -> None:
         assert self.replica.board is not None
-        self.replica.board.release(self.replica)
+        self.replica.board.release(self.replica.replica_id)
 
     def _wake_elder(self, action: act.WakeElder) -> None:
         self.world.replicas[action.replica_id].actor.look()

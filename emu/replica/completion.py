@@ -46,7 +46,7 @@ def complete(
     replica.iterations += steps
     replica.busy_ns += now_ns - start_ns
     if replica.steps_history is not None:
-        replica.steps_history.ran(replica, batch, start_ns, spans)
+        replica.steps_history.ran(now_ns, replica.replica_id, batch, start_ns, spans)
     if batch.batch_id == DUMMY_ID:
         return
     if replica.is_metered:
@@ -67,7 +67,7 @@ def complete(
     if progress.gaps_ns:
         observers.gaps.add_gaps(progress.gaps_ns, now_ns)
     if observers.batches is not None:
-        observers.batches.batch(replica, batch, start_ns, now_ns, steps, spans)
+        observers.batches.batch(replica.replica_id, batch, start_ns, now_ns, steps, spans)
     if receivers:
         _tell(replica, receivers, start_ns, ends, now_ns)
     if progress.finished or progress.first_tokens or progress.failed or progress.resumed:
@@ -179,7 +179,7 @@ def end_leap_part(replica: Replica, batch: Batch, ends: NDArray[np.int64]) -> No
         _count(replica, batch, steps)
     receivers = _receivers(replica, batch, steps) if replica.tells else []
     if observers.batches is not None:
-        observers.batches.batch(replica, batch, start_ns, end_ns, steps, None)
+        observers.batches.batch(replica.replica_id, batch, start_ns, end_ns, steps, None)
     batch.first_end_ns = start_ns + int(ends[0])
     longest_ns = longest_of(ends, batch)
     progress = replica.scheduler.split(batch, steps, end_ns, longest_ns)
@@ -208,7 +208,7 @@ def _tell(
     observers = replica.observers
     if observers.history is not None:
         observers.history.tokens(replica.replica_id, receivers, start_ns, ends, end_ns)
-    observers.on_tokens(replica, receivers)
+    observers.on_tokens(replica.replica_id, receivers)
 
 
 def end_part(
@@ -220,7 +220,7 @@ def end_part(
     """
     observers = replica.observers
     if replica.steps_history is not None:
-        replica.steps_history.ran(replica, batch, start_ns)
+        replica.steps_history.ran(replica.clock.now_ns, replica.replica_id, batch, start_ns, None)
     receivers = list(replica.scheduler.token_receivers(batch)) if replica.tells else []
     progress = replica.scheduler.complete(batch, 1, replica.clock.now_ns, step_ns)
     if replica.stream is not None:
@@ -230,7 +230,7 @@ def end_part(
     replica.prefill_tokens += progress.prefill_tokens
     replica.decode_tokens += progress.decode_tokens
     if observers.batches is not None:
-        observers.batches.batch(replica, batch, start_ns, replica.clock.now_ns, 1, None)
+        observers.batches.batch(replica.replica_id, batch, start_ns, replica.clock.now_ns, 1, None)
     if receivers:
         _tell(replica, receivers, start_ns, None, replica.clock.now_ns)
     _hand_out(replica, progress, step_ns, split)
@@ -263,7 +263,8 @@ def _hand_out(
         for request in leaving:
             replica.scheduler.detach(request)
             request.status = Status.MIGRATING
-        replica.touch()
+        if not replica.is_touched:
+            replica.touch()
         if split is not None:
             out.append(HandOffSecond(split, leaving))
         elif leaving:

@@ -101,7 +101,7 @@ def _forget_work(replica: Replica) -> None:
     replica.activity = RESTING
     replica.batch = replica.ends = None
     replica.on_stages.clear()
-    replica.prerequisites.drop()
+    replica.prerequisites.drop(replica.wave)
     replica.pipeline.reset(replica.clock.now_ns)
     replica.layer_scheduler = replica.relayed = None
     replica.is_paused = replica.is_resuming = replica.is_cruising = False

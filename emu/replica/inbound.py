@@ -120,7 +120,7 @@ def released(replica: Replica, event: Released) -> int:
     done = 0 if replica.ends is None else replica.settle()
     for request in event.requests:
         replica.scheduler.release(request)
-    if replica.scheduler.waiting_count or replica.ends is not None or not replica.waits_here_only:
+    if replica.ends is not None or not replica.waits_here_only or replica.scheduler.waiting_count:
         replica.changed(done)
     return PARK
 
@@ -253,7 +253,8 @@ def kv_delivered_late(replica: Replica, event: KvDelivered) -> int:
 def _activate(replica: Replica, arrived: list[Request]) -> None:
     requests = [request for request in arrived if not request.status.is_terminal]
     replica.scheduler.activate(requests, replica.clock.now_ns)
-    replica.touch()
+    if not replica.is_touched:
+        replica.touch()
     for request in requests:
         request.status = Status.RUNNING
         request.holder_id = replica.replica_id

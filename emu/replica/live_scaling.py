@@ -45,7 +45,7 @@ from emu.replica.replica import (
 from emu.replica.serving import iterate, measure, take_waiting
 from emu.replica.split_batch import SplitBatch
 from emu.replica.states import ReplicaState
-from emu.request import Status
+from emu.request import Request, Status
 from emu.scheduling import layerwise
 from emu.scheduling.base import Batch
 
@@ -68,7 +68,9 @@ def new_prefill(replica: Replica, event: Event) -> int:
     task = layers.running
     if layers.end_layer(replica.clock.now_ns) and replica.steps_history is not None:
         assert task is not None
-        replica.steps_history.layer(replica, task.batch, task.layers_done - 1, layers.run_start_ns)
+        at_ns, layer = replica.clock.now_ns, task.layers_done - 1
+        begun_ns = layers.run_start_ns
+        replica.steps_history.layer(at_ns, replica.replica_id, task.batch, layer, begun_ns)
     replica.activity = END_OF_INSTANT
     return UNTIL_END_OF_INSTANT
 
@@ -160,8 +162,7 @@ def _admit(replica: Replica, layers: LayerScheduler) -> None:
         if batch is None:
             return
         layers.admit(batch)
-        if replica.steps_history is not None:
-            replica.steps_history.formed(replica, batch)
+        replica.note_formed(batch)
         for chunk in batch.chunks:
             chunk.request.holder_id = replica.replica_id
             chunk.request.status = Status.RUNNING
@@ -243,7 +244,7 @@ def _serve_helpers(replica: Replica, layers: LayerScheduler) -> None:
     is_new = replica.state is S.NEW_PREFILL
     if not layerwise.can_relay(replica.scheduler):
         return
-    for old in list(board.asking):
+    for old_id in list(board.asking):
         if layers.is_released:
             return
         task, is_soon = layers.offer(head_allowed=is_new)
@@ -253,11 +254,11 @@ def _serve_helpers(replica: Replica, layers: LayerScheduler) -> None:
             if elder is not None:
                 replica.out.append(WakeElder(elder.replica_id))
                 return
-            _hand_over(replica, layers, task, old)
+            _hand_over(replica, layers, task, replica.peers[old_id])
         elif not is_new and not is_soon:
             # Only the running batch is left: its helper may leave, and no other is answered.
             layers.is_released = True
-            board.release(replica)
+            board.release(replica.replica_id)
         else:
             return
 
@@ -269,7 +270,8 @@ def _elder(replica: Replica, task: LayerTask) -> Replica | None:
     of the others would wait for the end of their loads.
     """
     best, elder = _age(task), None
-    for other in _board(replica).news():
+    for other_id in _board(replica).news:
+        other = replica.peers[other_id]
         layers = other.layer_scheduler
         if other is replica or layers is None or layers.is_released or other.is_paused:
             continue
@@ -301,8 +303,7 @@ def _hand_over(replica: Replica, layers: LayerScheduler, task: LayerTask, old: R
     layers.remove(task)
     layerwise.hand_out(scheduler, task.batch, hold=split_at > 0)
     taken = layerwise.take_over(taker, requests, now_ns)
-    if old.steps_history is not None:
-        old.steps_history.formed(old, taken, split_at)
+    old.note_formed(taken, split_at)
     split: SplitBatch | None = None
     if split_at:
         split = SplitBatch(board.next_batch_id(), requests, split_at, layers.layers, now_ns)
@@ -312,17 +313,32 @@ def _hand_over(replica: Replica, layers: LayerScheduler, task: LayerTask, old: R
     relayed = Relayed(taken, split_at, split, replica.replica_id)
     activation_bytes = shape.new_tokens * replica.activation_token_bytes
     relayed.is_here = not split_at or not activation_bytes
-    board.give(old, relayed)
+    board.give(old.replica_id, relayed)
     replica.out.append(ReportRelayed(old.replica_id, requests, split_at))
     if not relayed.is_here:
         replica.out.append(SendActivation(relayed, old.replica_id, activation_bytes))
+
+
+def abandon(old: Replica) -> list[Request]:
+    """What a helper was given will never be computed; its requests, if they are still there."""
+    board, scheduler = _board(old), old.scheduler
+    relayed = board.answer(old.replica_id)
+    board.finished(old.replica_id)
+    if relayed is None or not layerwise.can_relay(scheduler):
+        return []
+    requests = layerwise.in_flight(scheduler, relayed.batch)
+    for request in requests:
+        scheduler.cancel(request)
+    layerwise.drop(scheduler, relayed.batch)
+    old.actor.look()
+    return requests
 
 
 # --- the old side -------------------------------------------------------------------------------
 def old_prefill(replica: Replica, event: Event) -> int:
     """Run what was given, or ask, or leave."""
     board = _board(replica)
-    relayed = board.answer(replica)
+    relayed = board.answer(replica.replica_id)
     if relayed is not None:
         if _is_given_up(replica, relayed):
             return LOOP
@@ -340,7 +356,7 @@ def old_prefill(replica: Replica, event: Event) -> int:
         replica.out.append(Move(S.OLD_PREFILL, S.PREFILL, "released"))
         return LOOP
     if layerwise.can_relay(replica.scheduler):
-        board.park(replica)
+        board.park(replica.replica_id)
     return replica.rest()
 
 
@@ -351,7 +367,7 @@ def _is_given_up(replica: Replica, relayed: Relayed) -> bool:
     if layerwise.members(scheduler, relayed.batch):
         return False
     layerwise.drop(scheduler, relayed.batch)
-    _board(replica).finished(replica)
+    _board(replica).finished(replica.replica_id)
     if relayed.split is not None and replica.outbox is not None:
         replica.out.append(HandOffSecond(relayed.split, []))
     return True
@@ -404,7 +420,7 @@ def relayed_ended(replica: Replica, event: Event) -> int:
     if replica.batch is not None:  # posted events are applied before its end is told
         replica.batch = None
         replica.busy_ns += replica.relayed_cost_ns
-        _board(replica).finished(replica)
+        _board(replica).finished(replica.replica_id)
         if replica.posted:
             replica.begin_applying()
             return LOOP

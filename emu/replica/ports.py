@@ -1,7 +1,7 @@
-"""What a replica needs of the world around it, so that it need not know the packages above.
+"""What a replica calls while it handles an event, so that it need not know the packages above.
 
-`Clock`, `Observers`, `Outbox`, `GroupWave` are what the machine calls while it handles an event;
-`World` is what its actor calls when it applies actions.
+Others know a replica by its id here. What its actor calls when it applies actions is `World`
+(`actor.py`).
 """
 
 from __future__ import annotations
@@ -12,18 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from emu.kernel.clock import Kernel
 from emu.latency.base import BatchShape
-from emu.network.base import Network
 from emu.replica.split_batch import SplitBatch
-from emu.request import Request, Status
+from emu.request import Request
 from emu.scheduling.base import Batch
 from emu.scheduling.stages import StageSpan
 
 if TYPE_CHECKING:
     from emu.replica.events import Event
-    from emu.replica.replica import Replica
-    from emu.replica.states import ReplicaState, Writer
 
 
 class GapSink(Protocol):
@@ -56,7 +52,7 @@ class BatchSink(Protocol):
 
     def batch(
         self,
-        replica: Replica,
+        replica_id: int,
         batch: Batch,
         start_ns: int,
         end_ns: int,
@@ -97,25 +93,36 @@ class StepSink(TokenSink, Protocol):
         """Something happened now."""
         ...
 
-    def formed(self, replica: Replica, batch: Batch, first_layer: int = 0) -> None:
-        """A replica has formed a batch; `first_layer`: another one has run the layers before."""
+    def formed(
+        self,
+        at_ns: int,
+        replica: int,
+        batch: Batch,
+        members: Iterable[tuple[Request, int, int]],
+        first_layer: int,
+    ) -> None:
+        """A replica has formed a batch of these (request, tokens before, new tokens).
+
+        `first_layer`: another replica has run the layers before.
+        """
         ...
 
-    def began(self, replica: Replica, batch: Batch) -> None:
+    def began(self, at_ns: int, replica: int, batch: Batch, wave_wait_ns: int) -> None:
         """What the batch waited for is there: it runs from now on."""
         ...
 
     def ran(
         self,
-        replica: Replica,
+        at_ns: int,
+        replica: int,
         batch: Batch,
         start_ns: int,
-        spans: Sequence[StageSpan] | None = None,
+        spans: Sequence[StageSpan] | None,
     ) -> None:
         """A batch, or the layers of it that run here, has ended now."""
         ...
 
-    def layer(self, replica: Replica, batch: Batch, layer: int, start_ns: int) -> None:
+    def layer(self, at_ns: int, replica: int, batch: Batch, layer: int, start_ns: int) -> None:
         """One layer of a batch has ended now (live scaling)."""
         ...
 
@@ -155,7 +162,7 @@ class Observers(Protocol):
         """Where every token is written down, if anywhere."""
         ...
 
-    def on_tokens(self, replica: Replica, receivers: Iterable[Request]) -> None:
+    def on_tokens(self, replica_id: int, receivers: Iterable[Request]) -> None:
         """These requests received a token now; those whose last it is end after this."""
         ...
 
@@ -193,7 +200,7 @@ class GroupWave(Protocol):
 
     shares_experts: bool
 
-    def wants(self, replica: Replica) -> bool:
+    def wants(self, replica_id: int) -> bool:
         """A wave is forming, and this member is not in it."""
         ...
 
@@ -201,11 +208,11 @@ class GroupWave(Protocol):
         """A batch of one token that only keeps pace."""
         ...
 
-    def enter(self, replica: Replica, shape: BatchShape, go: Callable[[int], None]) -> None:
+    def enter(self, replica_id: int, shape: BatchShape, go: Callable[[int], None]) -> None:
         """A member's batch is formed; `go(wait_ns)` is called when all members are there."""
         ...
 
-    def withdraw(self, replica: Replica) -> None:
+    def withdraw(self, replica_id: int) -> None:
         """A member no longer serves, or lost the batch that it had brought."""
         ...
 
@@ -227,64 +234,4 @@ class ReplicaActorPort(Protocol):
 
     def reserve(self, requests: list[Request]) -> bool:
         """Reserve blocks for inbound KV, all or nothing: a question, answered now."""
-        ...
-
-
-class World(Protocol):
-    """The cluster, as the actor of a replica sees it: receivers of its actions."""
-
-    kernel: Kernel
-
-    @property
-    def network(self) -> Network:
-        """The links."""
-        ...
-
-    @property
-    def replicas(self) -> Sequence[Replica]:
-        """All of them, by id."""
-        ...
-
-    def terminal(self, request: Request, status: Status, reason: str = "") -> None:
-        """The request's one terminal event."""
-        ...
-
-    def lost(self, requests: Sequence[Request], reason: str) -> None:
-        """The KV of these requests is gone: they start again elsewhere, or fail."""
-        ...
-
-    def drop_split(self, split: SplitBatch) -> None:
-        """A replica that was to receive or compute a part of the batch has lost it."""
-        ...
-
-    def drain_expired(self, replica: Replica, requests: list[Request]) -> None:
-        """A draining replica's time is over: what it held, and its outbound KV, is lost."""
-        ...
-
-    def requeue(self, requests: list[Request]) -> None:
-        """Waiting requests that this replica will not serve go back to the router."""
-        ...
-
-    def on_relayed(
-        self, source: Replica, old: Replica, requests: list[Request], start_layer: int
-    ) -> None:
-        """A batch was handed to a helper after `start_layer` layers."""
-        ...
-
-    def on_capacity(self, replica: Replica) -> None:
-        """Blocks or the lock of a replica have become free (watchers may be waiting)."""
-        ...
-
-    def on_draining(self, replica: Replica) -> None:
-        """A shutting decode replica has work left (it may be moved instead of waited for)."""
-        ...
-
-    def cancel(self, request: Request) -> None:
-        """The client has left, at whatever stage the request is."""
-        ...
-
-    def on_moved(
-        self, replica: Replica, before: ReplicaState, writer: Writer, cause: str, at_ns: int
-    ) -> None:
-        """A replica changed its state."""
         ...

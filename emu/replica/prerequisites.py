@@ -1,41 +1,41 @@
 """What a batch that has been formed still waits for: KV from a lower tier, its group's wave.
 
 Starts what it waits for through two ports, the tiers and the wave; they answer with
-`PrerequisiteMet`. The handlers of these events are here too.
+`PrerequisiteMet`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from emu.kernel.clock import PARK
 from emu.network.carrier import Carried
-from emu.replica.events import INTERRUPT, LOOK, PrerequisiteMet, TierLost
+from emu.replica.events import PrerequisiteMet
+from emu.replica.ports import GroupWave, ReplicaActorPort
+from emu.replica.tiering import TierTraffic
 from emu.scheduling.base import Batch, Recall, add_chunk
-
-if TYPE_CHECKING:
-    from emu.replica.replica import Replica
 
 
 class Prerequisites:
     """Prerequisites of the batch that one replica formed last."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica_id: int) -> None:
         self.held: Batch | None = None
         """Formed, but not on the stages before what it needs is here (several stages)."""
         self.left = 0
-        self._replica = replica
+        self._replica_id = replica_id
         self._batch: Batch | None = None
         self._recalls: dict[int, tuple[Carried, int]] = {}
         """By tier: the flow, and how often the tier had lost everything when it began."""
 
-    def start(self, batch: Batch) -> bool:
+    def start(
+        self,
+        batch: Batch,
+        tiers: TierTraffic | None,
+        wave: GroupWave | None,
+        actor: ReplicaActorPort,
+        life: int,
+    ) -> bool:
         """Start what the batch needs before it can run. False: it can run at once."""
-        replica = self._replica
-        tiers, wave = replica.tier_traffic, replica.wave
         recalls = batch.recalls if tiers is not None else []
         self.left = int(wave is not None)
-        actor, life = replica.actor, replica.incarnation
         if recalls:
             assert tiers is not None
             flows = tiers.recall(recalls, lambda: actor.tell(PrerequisiteMet(life=life)))
@@ -44,21 +44,21 @@ class Prerequisites:
             self._recalls = {tier: (flow, tiers.losses(tier)) for tier, flow in flows.items()}
         if wave is not None:
             wave.enter(
-                replica,
+                self._replica_id,
                 batch.shape,
                 lambda wait_ns: actor.tell(PrerequisiteMet(life=life, wait_ns=wait_ns)),
             )
         return self.left > 0
 
-    def drop(self) -> None:
+    def drop(self, wave: GroupWave | None) -> None:
         """The batch that waits is lost (the replica crashed)."""
         self.held = None
         self.left = 0
         for flow, _ in self._recalls.values():
             flow.cancel()
         self._recalls = {}
-        if self._replica.wave is not None:
-            self._replica.wave.withdraw(self._replica)
+        if wave is not None:
+            wave.withdraw(self._replica_id)
 
     def lose_recalls(self, tier: int) -> int:
         """A tier has lost everything: what was on its way is computed in the batch that waits.
@@ -78,37 +78,13 @@ class Prerequisites:
         self.left -= 1
         return tokens
 
-    def stale_recalls(self) -> list[int]:
+    def stale_recalls(self, tiers: TierTraffic | None) -> list[int]:
         """Tiers from which KV is still read that they have lost: there must be none."""
-        tiers = self._replica.tier_traffic
         return [
             tier
             for tier, (flow, losses) in self._recalls.items()
             if not flow.is_over and tiers is not None and tiers.losses(tier) != losses
         ]
-
-
-def prerequisite_met(replica: Replica, event: PrerequisiteMet) -> int:
-    """One thing less to wait for; with the last one the batch can run."""
-    prerequisites = replica.prerequisites
-    if event.life != replica.incarnation:
-        return PARK
-    if event.wait_ns >= 0:
-        replica.wave_wait_ns = event.wait_ns
-    prerequisites.left -= 1
-    if prerequisites.left == 0:
-        replica.look = INTERRUPT if replica.stages == 1 else LOOK
-    return PARK
-
-
-def tier_lost(replica: Replica, event: TierLost) -> int:
-    """A tier has lost everything: what was on its way from there is computed instead."""
-    replica.recall_tokens_lost = replica.prerequisites.lose_recalls(event.tier)
-    if replica.recall_tokens_lost and replica.prerequisites.left == 0:
-        replica.look = INTERRUPT if replica.stages == 1 else LOOK
-    else:
-        replica.look = replica.look or LOOK
-    return PARK
 
 
 def _compute_instead(batch: Batch, recall: Recall) -> None:

@@ -16,20 +16,15 @@ until a helper may leave. New and old replicas are not paired.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from emu.replica.split_batch import SplitBatch
 from emu.replica.states import ReplicaState
-from emu.request import Request
-from emu.scheduling import layerwise
 from emu.scheduling.base import Batch
-
-if TYPE_CHECKING:
-    from emu.replica.replica import Replica
 
 S = ReplicaState
 _NEW = (S.NEW_PREFILL, S.REFRACTORY_PREFILL)
@@ -50,54 +45,42 @@ class Relayed(msgspec.Struct, eq=False):
 
 
 class RelayBoard:
-    """One for the cluster."""
+    """One for the replicas of a model, which it knows by their ids."""
 
-    def __init__(
-        self, replicas: Callable[[], Sequence[Replica]], next_batch_id: Callable[[], int]
-    ) -> None:
+    def __init__(self, wake: Callable[[int], None], next_batch_id: Callable[[], int]) -> None:
+        """`wake`: a replica is to look at the board."""
         self.zigzag_active = 0
         self.relay_deactive = 0
         self.olds = 0
         self.batches_relayed = 0
         self.next_batch_id = next_batch_id
-        self._replicas = replicas
-        self._parked: deque[Replica] = deque()
+        self._wake = wake
+        self._news: list[int] = []
+        """Replicas whose weights are arriving, or that finish what they began, ascending."""
+        self._parked: deque[int] = deque()
         self._answers: dict[int, Relayed] = {}
         self._unreleased: list[int] = []
 
     # --- the old side ---------------------------------------------------------------------------
-    def park(self, old: Replica) -> None:
+    def park(self, old_id: int) -> None:
         """An old replica asks for work (again); new replicas hear of it."""
-        if old in self._parked:
+        if old_id in self._parked:
             return
-        self._parked.append(old)
-        for replica in self.news():
-            replica.actor.look()
+        self._parked.append(old_id)
+        for replica_id in self._news:
+            self._wake(replica_id)
 
-    def answer(self, old: Replica) -> Relayed | None:
+    def answer(self, old_id: int) -> Relayed | None:
         """What this old replica has been given, if anything (it stays until `finished`)."""
-        return self._answers.get(old.replica_id)
+        return self._answers.get(old_id)
 
     def arrived(self, relayed: Relayed) -> None:
         """The activation of a batch is at its helper."""
         relayed.is_here = True
 
-    def abandon(self, old: Replica) -> list[Request]:
-        """What the old replica was given will never be computed; its requests, if still there."""
-        relayed = self._answers.pop(old.replica_id, None)
-        scheduler = old.scheduler
-        if relayed is None or not layerwise.can_relay(scheduler):
-            return []
-        requests = layerwise.in_flight(scheduler, relayed.batch)
-        for request in requests:
-            scheduler.cancel(request)
-        layerwise.drop(scheduler, relayed.batch)
-        old.actor.look()
-        return requests
-
-    def finished(self, old: Replica) -> None:
-        """The old replica has computed what it was given (or lost it)."""
-        self._answers.pop(old.replica_id, None)
+    def finished(self, old_id: int) -> None:
+        """The old replica has computed what it was given, or lost it."""
+        self._answers.pop(old_id, None)
 
     @property
     def may_leave(self) -> bool:
@@ -105,52 +88,56 @@ class RelayBoard:
         return self.relay_deactive > 0
 
     # --- the new side ---------------------------------------------------------------------------
-    def news(self) -> list[Replica]:
-        """Replicas whose weights are arriving, or that finish what they began meanwhile."""
-        return [replica for replica in self._replicas() if replica.state in _NEW]
+    @property
+    def news(self) -> Sequence[int]:
+        """Replicas whose weights are arriving, or that finish what they began, ascending id."""
+        return self._news
 
     @property
-    def asking(self) -> Sequence[Replica]:
+    def asking(self) -> Sequence[int]:
         """Old replicas whose requests are parked, first come first."""
         return self._parked
 
-    def give(self, old: Replica, relayed: Relayed) -> None:
+    def give(self, old_id: int, relayed: Relayed) -> None:
         """Hand a batch to a parked old replica."""
-        self._parked.remove(old)
-        assert old.replica_id not in self._answers
-        self._answers[old.replica_id] = relayed
+        self._parked.remove(old_id)
+        assert old_id not in self._answers
+        self._answers[old_id] = relayed
         self.batches_relayed += 1
-        old.actor.look()
+        self._wake(old_id)
 
-    def release(self, new: Replica) -> None:
+    def release(self, new_id: int) -> None:
         """A new replica has nothing more to give: one helper may leave."""
-        if new.replica_id not in self._unreleased:
+        if new_id not in self._unreleased:
             return
-        self._unreleased.remove(new.replica_id)
+        self._unreleased.remove(new_id)
         self.zigzag_active -= 1
         self.relay_deactive += 1
         self._check()
-        for old in list(self._parked)[: max(0, self.relay_deactive)]:
-            old.actor.look()
+        for old_id in list(self._parked)[: max(0, self.relay_deactive)]:
+            self._wake(old_id)
 
     # --- books ----------------------------------------------------------------------------------
-    def on_moved(self, replica: Replica, before: ReplicaState) -> None:
+    def on_moved(self, replica_id: int, before: ReplicaState, after: ReplicaState) -> None:
         """A replica changed its state: keep the counters."""
-        after = replica.state
+        if before in _NEW and after not in _NEW:
+            self._news.remove(replica_id)
+        elif after in _NEW and before not in _NEW:
+            insort(self._news, replica_id)
         if after is S.NEW_PREFILL:
             self.zigzag_active += 1
             self.relay_deactive -= 1
-            self._unreleased.append(replica.replica_id)
+            self._unreleased.append(replica_id)
         elif after is S.OLD_PREFILL:
             self.olds += 1
             self.relay_deactive += 1
         if before is S.OLD_PREFILL:
             self.olds -= 1
             self.relay_deactive -= 1
-            if replica in self._parked:
-                self._parked.remove(replica)
+            if replica_id in self._parked:
+                self._parked.remove(replica_id)
         elif before in _NEW and after not in _NEW:
-            self.release(replica)
+            self.release(replica_id)
         elif after not in _NEW and after is not S.OLD_PREFILL:
             return
         self._check()

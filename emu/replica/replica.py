@@ -11,7 +11,7 @@ is one leap; a change in the middle of a leap cuts it at the end of the iteratio
 leaping and stepping give the same results.
 
 Handlers stand by family of states: `serving.py`, `live_scaling.py`; by what happens: `inbound.py`,
-`completion.py`, `prerequisites.py`, `pipelined.py`, `crash.py`.
+`completion.py`, `pipelined.py`, `crash.py`.
 """
 
 from __future__ import annotations
@@ -143,6 +143,9 @@ class Replica:
         """What a helper computes now."""
         self.relayed_cost_ns = 0
         self.board: RelayBoard | None = None
+        """Where live scaling hands over batches."""
+        self.peers: Sequence[Replica] = ()
+        """All replicas, by id: those between which live scaling hands over."""
         self.outbox: Outbox | None = None
         self.lock = lock
         if state in CLOSED:
@@ -163,7 +166,7 @@ class Replica:
         self.wave: GroupWave | None = None
         self._set_up_counters()
         self._set_up_iteration()
-        self.prerequisites = Prerequisites(self)
+        self.prerequisites = Prerequisites(replica_id)
         self.note_state()
 
     def _set_up_counters(self) -> None:
@@ -317,7 +320,8 @@ class Replica:
             ends = self.ends
             if ends is None or self.is_paused:
                 return AT_DUE
-            return self.iteration_end_ns(self.steps_ended(ends))
+            done = self.steps_ended(ends)
+            return self.end_ns if done >= len(ends) else self.start_ns + ends.item(done)
         if activity == RESTING:
             return AT_DUE if self.is_paused else NOW
         return NOW if activity in (STAGED, LAYER) else AT_DUE
@@ -387,6 +391,13 @@ class Replica:
                 scheduler.blocks_used,
             )
         )
+
+    def note_formed(self, batch: Batch, first_layer: int = 0) -> None:
+        """Write down a batch, where iterations are; others have run the layers before."""
+        history = self.steps_history
+        if history is not None:
+            members = self.scheduler.members(batch)
+            history.formed(self.clock.now_ns, self.replica_id, batch, members, first_layer)
 
     # --- what others may see ------------------------------------------------------------------
     @property
@@ -500,6 +511,12 @@ class Replica:
             or self.stages > 1
             or self.tier_traffic is not None
             or self.wave is not None
+        )
+
+    def awaits(self, batch: Batch) -> bool:
+        """Start what the batch needs before it can run. False: it can run at once."""
+        return self.prerequisites.start(
+            batch, self.tier_traffic, self.wave, self.actor, self.incarnation
         )
 
     def begin(self, batch: Batch, measured_ns: int = 0) -> int:

@@ -13,7 +13,7 @@ from emu.kernel.clock import AGAIN, PARK
 from emu.latency.base import BatchShape
 from emu.replica.actions import End, FreeCapacity, Measure, Move, OpenLock, Requeue
 from emu.replica.completion import DUMMY_ID, complete, longest_of
-from emu.replica.events import INTERRUPT, Event, Measured
+from emu.replica.events import INTERRUPT, LOOK, Event, Measured, PrerequisiteMet, TierLost
 from emu.replica.inbound import close
 from emu.replica.pipelined import launch, wait_for_stage
 from emu.replica.replica import LOOP, MEASURING, RESTING, WAITING, Replica
@@ -53,11 +53,11 @@ def iterate(replica: Replica, event: Event | None = None) -> int:
     if replica.rest_since_ns >= 0:
         replica.note_rest(now_ns)
     if replica.steps_history is not None and batch.batch_id != DUMMY_ID:
-        replica.steps_history.formed(replica, batch)
+        replica.note_formed(batch)
     if replica.first_uses or (not replica.is_serving and replica.scheduler.waiting_count):
         batch.max_steps = 1  # a replica that shuts down gives back what it has just preempted
     if replica.stages > 1:
-        if prerequisites.start(batch):
+        if replica.awaits(batch):
             prerequisites.held = batch
             return LOOP
         prerequisites.held = batch
@@ -69,7 +69,7 @@ def iterate(replica: Replica, event: Event | None = None) -> int:
     if (
         (replica.wave is not None or replica.tier_traffic is not None)
         and batch.max_steps == 1
-        and prerequisites.start(batch)
+        and replica.awaits(batch)
     ):
         replica.activity = WAITING
         return PARK
@@ -84,11 +84,34 @@ def _dummy(replica: Replica, now_ns: int) -> Batch | None:
     """A member of a data-parallel group keeps pace with a batch of one token."""
     wave = replica.wave
     assert wave is not None
-    if not wave.wants(replica) or len(replica.on_stages) >= replica.stages:
+    if not wave.wants(replica.replica_id) or len(replica.on_stages) >= replica.stages:
         if replica.rest_since_ns < 0 and replica.iterations and not replica.on_stages:
             replica.rest_since_ns = now_ns
         return None
     return wave.dummy(now_ns)
+
+
+def prerequisite_met(replica: Replica, event: PrerequisiteMet) -> int:
+    """One thing less to wait for; with the last one the batch can run."""
+    prerequisites = replica.prerequisites
+    if event.life != replica.incarnation:
+        return PARK
+    if event.wait_ns >= 0:
+        replica.wave_wait_ns = event.wait_ns
+    prerequisites.left -= 1
+    if prerequisites.left == 0:
+        replica.look = INTERRUPT if replica.stages == 1 else LOOK
+    return PARK
+
+
+def tier_lost(replica: Replica, event: TierLost) -> int:
+    """A tier has lost everything: what was on its way from there is computed instead."""
+    replica.recall_tokens_lost = replica.prerequisites.lose_recalls(event.tier)
+    if replica.recall_tokens_lost and replica.prerequisites.left == 0:
+        replica.look = INTERRUPT if replica.stages == 1 else LOOK
+    else:
+        replica.look = replica.look or LOOK
+    return PARK
 
 
 def prerequisites_looked(replica: Replica, event: Event) -> int:
@@ -99,7 +122,9 @@ def prerequisites_looked(replica: Replica, event: Event) -> int:
     assert batch is not None
     replica.busy_ns -= replica.clock.now_ns - replica.start_ns
     if replica.steps_history is not None:
-        replica.steps_history.began(replica, batch)
+        replica.steps_history.began(
+            replica.clock.now_ns, replica.replica_id, batch, replica.wave_wait_ns
+        )
     if replica.latency.foreign:
         return measure(replica, batch.shape, _begin_measured)
     return replica.begin(batch)
@@ -124,7 +149,9 @@ def _launch_measured(replica: Replica, cost_ns: int) -> int:
     assert batch is not None
     replica.prerequisites.held = None
     if replica.steps_history is not None:
-        replica.steps_history.began(replica, batch)
+        replica.steps_history.began(
+            replica.clock.now_ns, replica.replica_id, batch, replica.wave_wait_ns
+        )
     launch(replica, batch)
     return LOOP
 
@@ -198,7 +225,8 @@ def rest(replica: Replica) -> int:
     if replica.stages > 1 and replica.has_batches_in_flight:
         return wait_for_stage(replica)
     unschedulable = replica.scheduler.drop_unschedulable(replica.clock.now_ns)
-    replica.touch()
+    if not replica.is_touched:
+        replica.touch()
     if not unschedulable:
         replica.activity = RESTING
         return PARK

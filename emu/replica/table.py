@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from emu.replica import crash, inbound, live_scaling, pipelined, prerequisites, serving
+from emu.replica import crash, inbound, live_scaling, pipelined, serving
 from emu.replica.events import Kind
 from emu.replica.inbound import ignore, look_again
 from emu.replica.replica import Handler, Table
@@ -89,7 +89,7 @@ def _put_requests(put: Any, rest_ignores: Any) -> None:
     rest_ignores(K.RELEASED, _SINGLE)
     put(K.STOP_UNDONE, _DECODES, inbound.stop_undone)
     put(K.LIVE_MOVES, _ALL - _SINGLE - {S.INACTIVE}, inbound.live_moves)
-    put(K.PREREQUISITE_MET, _ALL, prerequisites.prerequisite_met)
+    put(K.PREREQUISITE_MET, _ALL, serving.prerequisite_met)
     put(K.MEASURED, _ALL, inbound_measured)
     put(K.ACTIVATION_ARRIVED, _ALL, inbound.activation_arrived)
     put(K.LOOKED, _ALL, look_again)
@@ -122,7 +122,7 @@ def _put_faults(put: Any, rest_ignores: Any) -> None:
     put(K.RESTARTED, (S.FAILED,), inbound.restarted)
     rest_ignores(K.RESTARTED)
     put(K.SLOWDOWN_SET, _ALL, inbound.slowdown_set)
-    put(K.TIER_LOST, _ALL, prerequisites.tier_lost)
+    put(K.TIER_LOST, _ALL, serving.tier_lost)
     put(K.KV_SHRUNK, _ALL, inbound.kv_shrunk)
     put(K.KV_RESTORED, _ALL, inbound.kv_restored)
     put(K.DRAIN_EXPIRED, _DRAINS, inbound.drain_expired)

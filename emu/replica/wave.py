@@ -72,9 +72,9 @@ class WaveGroup:
         self.members.append(replica)
         replica.wave = self
 
-    def wants(self, replica: Replica) -> bool:
+    def wants(self, replica_id: int) -> bool:
         """A wave is forming, and this member is not in it."""
-        return bool(self._entered) and replica.replica_id not in self._entered
+        return bool(self._entered) and replica_id not in self._entered
 
     def dummy(self, now_ns: int) -> Batch:
         """A decode of one token with a history of one."""
@@ -88,18 +88,19 @@ class WaveGroup:
         )
         return Batch(DUMMY_ID, shape, [], formed_ns=now_ns)
 
-    def enter(self, replica: Replica, shape: BatchShape, go: Callable[[int], None]) -> None:
+    def enter(self, replica_id: int, shape: BatchShape, go: Callable[[int], None]) -> None:
         """A member's batch is formed; `go` is called when all members are there."""
-        assert replica.replica_id not in self._entered
-        self._entered[replica.replica_id] = _Entry(replica, shape, go)
+        assert replica_id not in self._entered
+        member = next(one for one in self.members if one.replica_id == replica_id)
+        self._entered[replica_id] = _Entry(member, shape, go)
         if not self._leave():
             for member in self.members:
                 if member.replica_id not in self._entered:
                     member.actor.look()
 
-    def withdraw(self, replica: Replica) -> None:
+    def withdraw(self, replica_id: int) -> None:
         """A member no longer serves, or lost the batch that it had brought."""
-        self._entered.pop(replica.replica_id, None)
+        self._entered.pop(replica_id, None)
         self._leave()
 
     def _leave(self) -> bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from emu.config.suggest import did_you_mean
 from emu.errors import InputError, needs_extra
 from emu.report.chart import (
     PALETTE,
@@ -35,7 +36,17 @@ from emu.report.timeline import gpus_over_time, role_of, state_timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
+FIGURES: Final = (
+    *("ttft-cdf", "tpot-cdf", "itl-cdf", "e2e-cdf", "timeline", "gpus", "gantt", "pareto"),
+)
+Cloud = tuple[list[float], list[float]]
+_KINDS: Final[dict[str, Any]] = {
+    "pdf": {"CreationDate": None},
+    "svg": {"Date": None},
+    "png": {"Software": None},
+}
 WIDTHS_IN: Final = {"single": 3.35, "double": 7.0}
 _PANEL_IN: Final = 1.75
 _ROW_IN: Final = 0.11
@@ -84,16 +95,34 @@ def write_figure(
     Raises InputError for a file type that matplotlib does not write, for directories that are no
     runs (`pareto` takes directories of sweeps, too), and without matplotlib.
     """
+    if figure == "pareto":
+        charts = [_pareto(run_names(directories), [_points(d, x, y) for d in directories], x, y)]
+    else:
+        charts = figure_charts(figure, [read_run(directory) for directory in directories])
+    save(draw_charts(charts, width), path)
+
+
+def save(made: Figure, path: Path) -> None:
+    """Write a figure without a date: the same figure is the same file. Raises InputError."""
+    import matplotlib
+
+    if path.suffix[1:] not in _KINDS:
+        raise InputError(str(path), None, "--out", f"expected a name in {', '.join(_KINDS)}")
+    try:
+        with matplotlib.rc_context(_STYLE):
+            made.savefig(path, metadata=_KINDS[path.suffix[1:]])
+    except OSError as error:
+        raise InputError(str(path), None, "--out", error.strerror or str(error)) from None
+
+
+def draw_charts(charts: Sequence[Chart], width: str) -> Figure:
+    """Charts as a figure of matplotlib, one below the other. Raises InputError without it."""
     with needs_extra("plots", "plot"):
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    charts = figure_charts(figure, directories, x, y)
-    if not charts:
-        raise InputError("plot", None, "--figure", f"the runs have nothing for {figure}")
-    kinds = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {"Software": None}}
-    if path.suffix[1:] not in kinds:
-        raise InputError(str(path), None, "--out", f"expected a name in {', '.join(kinds)}")
+    if width not in WIDTHS_IN:
+        raise InputError("plot", None, "width", f"expected one of {', '.join(WIDTHS_IN)}")
     heights = [_height_in(chart) for chart in charts]
     with matplotlib.rc_context(_STYLE):
         made = Figure(figsize=(WIDTHS_IN[width], sum(heights)), layout="constrained")
@@ -103,23 +132,35 @@ def write_figure(
         )
         for chart, place in zip(charts, places[:, 0], strict=True):
             draw(place, chart, has_title=len(charts) > 1)
-        try:
-            made.savefig(path, metadata=kinds[path.suffix[1:]])
-        except OSError as error:
-            raise InputError(str(path), None, "--out", error.strerror or str(error)) from None
+    return made
 
 
-def figure_charts(figure: str, directories: Sequence[Path], x: str, y: str) -> list[Chart]:
-    """The charts that a figure is made of, one below the other."""
+def figure_charts(figure: str, runs: Sequence[RunData], x: str = "", y: str = "") -> list[Chart]:
+    """The charts that a figure is made of, one below the other.
+
+    Raises InputError for an unknown figure and for runs that have nothing for it.
+    """
+    if figure not in FIGURES:
+        hint = did_you_mean(figure, FIGURES)
+        raise InputError("plot", None, "figure", f"unknown {figure!r}{hint}")
+    names = run_names([run.directory for run in runs])
+    charts: list[Chart] = []
     if figure == "pareto":
-        return [_pareto(directories, x, y)]
-    runs = [read_run(directory) for directory in directories]
+        return [_pareto(names, [_point(run, x, y) for run in runs], x, y)]
     if figure.endswith("-cdf"):
         wanted = f"cdf-{figure.removesuffix('-cdf')}"
-        return [chart for chart in overlaid_cdfs(runs) if chart.chart_id == wanted]
-    if figure == "timeline":
-        return [chart for chart in timelines(runs) if chart.chart_id.startswith("over-")]
-    names = run_names(directories)
+        charts = [chart for chart in overlaid_cdfs(runs) if chart.chart_id == wanted]
+    elif figure == "timeline":
+        charts = [chart for chart in timelines(runs) if chart.chart_id.startswith("over-")]
+    else:
+        charts = _own_charts(figure, names, runs)
+    if not charts:
+        raise InputError("plot", None, "--figure", f"the runs have nothing for {figure}")
+    return charts
+
+
+def _own_charts(figure: str, names: Sequence[str], runs: Sequence[RunData]) -> list[Chart]:
+    """A chart of each run, with its name."""
     charts = []
     for name, run in zip(names, runs, strict=True):
         for chart in gpus_over_time(run) if figure == "gpus" else _gantt(run):
@@ -141,14 +182,11 @@ def _gantt(run: RunData) -> list[Chart]:
     return charts
 
 
-def _pareto(directories: Sequence[Path], x: str, y: str) -> Chart:
+def _pareto(names: Sequence[str], clouds: Sequence[Cloud], x: str, y: str) -> Chart:
     """Runs, or the points of sweeps, as points of a trade-off; one series for each directory."""
     series = []
     lows, highs = [], []
-    for index, (name, directory) in enumerate(
-        zip(run_names(directories), directories, strict=True)
-    ):
-        xs, ys = _points(directory, x, y)
+    for index, (name, (xs, ys)) in enumerate(zip(names, clouds, strict=True)):
         lows.append(min(ys))
         highs.append(max(ys))
         color = PALETTE[index % len(PALETTE)]
@@ -163,7 +201,7 @@ def _pareto(directories: Sequence[Path], x: str, y: str) -> Chart:
     )
 
 
-def _points(directory: Path, x: str, y: str) -> tuple[list[float], list[float]]:
+def _points(directory: Path, x: str, y: str) -> Cloud:
     """The two figures of a run, or of every point of a sweep."""
     table = directory / "results.csv"
     if table.is_file():
@@ -174,11 +212,14 @@ def _points(directory: Path, x: str, y: str) -> tuple[list[float], list[float]]:
                 raise InputError(str(table), 1, name, "no such column")
         found = [(float(row[x]), float(row[y])) for row in rows if row[x] and row[y]]
     else:
-        summary = read_run(directory).summary
-        found = [(_figure(summary, x), _figure(summary, y))]
+        return _point(read_run(directory), x, y)
     if not found:
         raise InputError(str(table), None, "", "has no point with both figures")
     return [a for a, _ in found], [b for _, b in found]
+
+
+def _point(run: RunData, x: str, y: str) -> Cloud:
+    return [_figure(run.summary, x)], [_figure(run.summary, y)]
 
 
 def _figure(summary: Summary, name: str) -> float:

@@ -11,7 +11,7 @@ that writes them takes one iteration after another, without leaps: the file does
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from emu.network.carrier import Carried
     from emu.network.flows import Parts
     from emu.network.topology import Topology
-    from emu.replica.replica import Replica
     from emu.scheduling.base import Batch
     from emu.scheduling.stages import StageSpan
 
@@ -64,7 +63,14 @@ class History:
         self.add(times[-1], "tokens", replica=replica, rows=rows, ends=times)
 
     # --- iterations ---------------------------------------------------------------------------
-    def formed(self, replica: Replica, batch: Batch, first_layer: int = 0) -> None:
+    def formed(
+        self,
+        at_ns: int,
+        replica: int,
+        batch: Batch,
+        members: Iterable[tuple[Request, int, int]],
+        first_layer: int,
+    ) -> None:
         """A replica has formed a batch; `first_layer`: another one has run the layers before."""
         what: dict[str, Any] = {}
         if batch.preempted:
@@ -80,61 +86,46 @@ class History:
         if first_layer:
             what["first_layer"] = first_layer
         self.add(
-            replica.clock.now_ns,
+            at_ns,
             "batch",
-            replica=replica.replica_id,
+            replica=replica,
             batch=batch.batch_id,
-            members=[
-                [request.row, before, new]
-                for request, before, new in replica.scheduler.members(batch)
-            ],
+            members=[[request.row, before, new] for request, before, new in members],
             **what,
         )
 
-    def began(self, replica: Replica, batch: Batch) -> None:
+    def began(self, at_ns: int, replica: int, batch: Batch, wave_wait_ns: int) -> None:
         """What the batch waited for is there: it runs from now on."""
         what: dict[str, Any] = {}
-        if replica.wave_wait_ns:
-            what["wait_ns"] = replica.wave_wait_ns
+        if wave_wait_ns:
+            what["wait_ns"] = wave_wait_ns
         if batch.recalls:  # what a tier lost meanwhile is computed instead
             what["chunks"] = [
                 [chunk.request.row, chunk.context_tokens, chunk.new_tokens]
                 for chunk in batch.chunks
             ]
-        self.add(
-            replica.clock.now_ns,
-            "began",
-            replica=replica.replica_id,
-            batch=batch.batch_id,
-            **what,
-        )
+        self.add(at_ns, "began", replica=replica, batch=batch.batch_id, **what)
 
     def ran(
         self,
-        replica: Replica,
+        at_ns: int,
+        replica: int,
         batch: Batch,
         start_ns: int,
-        spans: Sequence[StageSpan] | None = None,
+        spans: Sequence[StageSpan] | None,
     ) -> None:
         """A batch, or the layers of it that run here, has ended now."""
         what: dict[str, Any] = {}
         if spans is not None:
             what["stages"] = [[span.start_ns, span.end_ns] for span in spans]
-        self.add(
-            replica.clock.now_ns,
-            "ran",
-            replica=replica.replica_id,
-            batch=batch.batch_id,
-            start_ns=start_ns,
-            **what,
-        )
+        self.add(at_ns, "ran", replica=replica, batch=batch.batch_id, start_ns=start_ns, **what)
 
-    def layer(self, replica: Replica, batch: Batch, layer: int, start_ns: int) -> None:
+    def layer(self, at_ns: int, replica: int, batch: Batch, layer: int, start_ns: int) -> None:
         """One layer of a batch has ended now (live scaling)."""
         self.add(
-            replica.clock.now_ns,
+            at_ns,
             "layer",
-            replica=replica.replica_id,
+            replica=replica,
             batch=batch.batch_id,
             layer=layer,
             start_ns=start_ns,

@@ -299,7 +299,7 @@ class RequestLog:
             latencies = (first_ns - arrival_ns, tpot_ns, last_ns - arrival_ns)
             if last_ns > self._last_token_ns:
                 self._last_token_ns = last_ns
-        line = _line(request, latencies or _NO_LATENCIES)
+        line = _line(request, first_ns, last_ns, latencies or _NO_LATENCIES)
         if self._models:
             name = self._models[request.model] if request.model >= 0 else EMPTY
             line = line[:-1] + b"," + numbers((name,))
@@ -358,11 +358,12 @@ def _client_times(request: Request) -> tuple[int, int]:
     return first_ns + request.first_out_ns, last_ns + request.last_out_ns
 
 
-def _line(request: Request, latencies: tuple[Field, Field, Field]) -> bytes:
+def _line(
+    request: Request, first_ns: int, last_ns: int, latencies: tuple[Field, Field, Field]
+) -> bytes:
     """The row of a request that has ended; the same order as COLUMNS."""
     arrival_ns = request.arrival_ns
     scheduled_ns, taken_ns = request.first_scheduled_ns, request.taken_ns
-    first_ns, last_ns = _client_times(request)
     has_token = first_ns >= 0
     ttft_ns, tpot_ns, e2e_ns = latencies
     return numbers(

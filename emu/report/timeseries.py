@@ -75,7 +75,7 @@ class TimeseriesWriter:
     ) -> None:
         self._states = tuple(states)
         self._kinds = tuple(flow_kinds)
-        self._file = CsvFile(
+        self.file = CsvFile(
             path,
             (
                 "time_ns",
@@ -121,18 +121,18 @@ class TimeseriesWriter:
                 cells.append(_rate(now_bytes.get(kind, 0) - bytes_before.get(kind, 0), span_ns))
         else:
             cells += self._no_flows
-        self._file.line(",".join(cells) + "\n")
+        self.file.line(",".join(cells) + "\n")
 
     def close(self) -> None:
         """Write the rest."""
-        self._file.close()
+        self.file.close()
 
 
 class ReplicaSeries:
     """Writer of replicas.csv: one row where a replica differs from its last row."""
 
     def __init__(self, path: Path) -> None:
-        self._file = CsvFile(path, REPLICA_COLUMNS)
+        self.file = CsvFile(path, REPLICA_COLUMNS)
         self._last: dict[int, tuple[str, int, int, int, int]] = {}
 
     def add(
@@ -149,13 +149,13 @@ class ReplicaSeries:
         now = (state, running, waiting, used_blocks, total_blocks)
         if self._last.get(replica) != now:
             self._last[replica] = now
-            self._file.line(
+            self.file.line(
                 f"{time_ns},{replica},{state},{running},{waiting},{used_blocks},{total_blocks}\n"
             )
 
     def close(self) -> None:
         """Write the rest."""
-        self._file.close()
+        self.file.close()
 
 
 def _rate(amount: int, span_ns: int) -> str:

@@ -45,34 +45,34 @@ class TransitionLog:
     """Writer of transitions.csv."""
 
     def __init__(self, path: Path) -> None:
-        self._file = CsvFile(path, TRANSITION_COLUMNS)
+        self.file = CsvFile(path, TRANSITION_COLUMNS)
 
     @property
     def rows(self) -> int:
         """Records so far."""
-        return self._file.rows
+        return self.file.rows
 
     def record(
         self, time_ns: int, replica: int, old: str, new: str, writer: str, cause: str
     ) -> None:
         """A replica went from `old` to `new` because `writer` said so."""
-        self._file.line(f"{time_ns},{replica},{old},{new},{text_cell(writer)},{text_cell(cause)}\n")
+        self.file.line(f"{time_ns},{replica},{old},{new},{text_cell(writer)},{text_cell(cause)}\n")
 
     def close(self) -> None:
         """Write the rest."""
-        self._file.close()
+        self.file.close()
 
 
 class MarkLog:
     """Writer of marks.csv: faults, recoveries, commands, plans."""
 
     def __init__(self, path: Path) -> None:
-        self._file = CsvFile(path, MARK_COLUMNS)
+        self.file = CsvFile(path, MARK_COLUMNS)
 
     def record(self, time_ns: int, kind: str, target: str = "", text: str = "") -> None:
         """Something happened that explains what follows."""
-        self._file.line(f"{time_ns},{text_cell(kind)},{text_cell(target)},{text_cell(text)}\n")
+        self.file.line(f"{time_ns},{text_cell(kind)},{text_cell(target)},{text_cell(text)}\n")
 
     def close(self) -> None:
         """Write the rest."""
-        self._file.close()
+        self.file.close()

@@ -320,7 +320,6 @@ def _run_cluster(
     async def main() -> Outcome:
         cluster = Cluster(plan, workload, recorder, has_prefixes=workload.has_prefixes)
         clusters.append(cluster)
-        recorder.started(cluster)
         if not progress:
             return await _emulate(cluster, None, stop)
         from emu.runs.progress import Progress

@@ -23,7 +23,6 @@ from emu.cluster.recorder import Recorder
 from emu.config.load import effective_dict
 from emu.config.schema import CommandTable, Config, FaultTable, OutputTable
 from emu.report.atomic import write_text
-from emu.report.csvtext import CsvFile
 from emu.request import Request
 from emu.units import NS_PER_S
 from emu.workload.items import Line
@@ -224,8 +223,7 @@ class LiveRecorder(Recorder):
         """Let what has happened so far be seen in the files (not more often than once a second)."""
         self.traffic.flush()
         for log in (self.transitions, self.marks, self.series, self.per_replica):
-            file: CsvFile = log._file
-            file.flush()
+            log.file.flush()
 
     def close(self) -> None:
         """Write what is still in buffers."""

@@ -165,7 +165,6 @@ class LiveServer:
         )
         caching = any(r.scheduler.caches_prefixes for r in self.plan.replicas)
         cluster = LiveCluster(self.plan, recorder, kernel, has_prefixes=caching)
-        recorder.started(cluster)
         house = self.house = House(
             cluster, self.plan, self.tokenizer, self.options, startup_ns=self._startup_ns()
         )

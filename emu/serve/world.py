@@ -401,7 +401,7 @@ class LiveCluster(Cluster):
         return len(self._choices) + self._entering
 
     # --- to clients ---------------------------------------------------------------------------
-    def on_tokens(self, replica: Replica, receivers: Iterable[Request]) -> None:
+    def on_tokens(self, replica_id: int, receivers: Iterable[Request]) -> None:
         """A token for each of these: count it, and let it pass the engine's front end."""
         choices = self._choices
         takers: list[Choice] = []
@@ -416,10 +416,11 @@ class LiveCluster(Cluster):
                 choice.is_begun = True
                 if choice.heir is not None:
                     choices[request.request_id] = choice.heir
-        sinks = self._sinks[replica.replica_id]
+        sinks = self._sinks[replica_id]
         for stats in sinks:
             stats.generated_sum += count
-        delay_ns = 0 if replica.stream is None else replica.stream.delay_ns
+        stream = self.replicas[replica_id].stream
+        delay_ns = 0 if stream is None else stream.delay_ns
         if not delay_ns and not self._carries_first:
             self._deliver(takers, sinks)
         elif takers:
@@ -552,7 +553,7 @@ class _Iterations:
 
     def batch(
         self,
-        replica: Replica,
+        replica_id: int,
         batch: Batch,
         start_ns: int,
         end_ns: int,
@@ -561,10 +562,10 @@ class _Iterations:
     ) -> None:
         """An iteration has ended (nothing leaps on the wall clock)."""
         tokens = batch.shape.new_tokens
-        for stats in self._sinks[replica.replica_id]:
+        for stats in self._sinks[replica_id]:
             stats.iteration_tokens.add(tokens, steps)
         if self._drawn is not None:
-            self._drawn.batch(replica, batch, start_ns, end_ns, steps, spans)
+            self._drawn.batch(replica_id, batch, start_ns, end_ns, steps, spans)
 
 
 class _NoSource:

@@ -97,3 +97,24 @@ def test_runs_are_compared(tmp_path: Path) -> None:
     compared = emu.compare(one, two)
     assert compared.is_paired and compared.names == ["one", "two"]
     assert any(setting[0] == "replicas.0.count" for setting in compared.settings)
+
+
+def test_runs_in_memory_are_compared_and_drawn(tmp_path: Path) -> None:
+    one = emu.run(TABLES, keep=False)
+    two = emu.run(TABLES, {"replicas.0.count": 1}, keep=False)
+    compared = emu.compare({"two replicas": one, "one replica": two})
+    assert compared.names == ["two replicas", "one replica"]
+    row = {"arrival_s": 0, "prompt_tokens": 9, "output_tokens": 2}
+    pair = {name: emu.run(TABLES, workload=[row], keep=False) for name in "ab"}
+    assert emu.compare(pair).settings == []
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra `plots`)")
+    for figure in ("ttft-cdf", "gantt", "pareto"):
+        drawn = emu.plot({"a": one, "b": two}, figure=figure)
+        assert drawn._repr_png_()[1:4] == b"PNG"
+    assert one.plot("tpot-cdf").save(tmp_path / "tpot.pdf").read_bytes()[:4] == b"%PDF"
+    with pytest.raises(InputError, match="unknown 'ttft-cfd'; did you mean ttft-cdf"):
+        emu.plot(one, figure="ttft-cfd")
+    with pytest.raises(InputError, match="expected a name in pdf, svg, png"):
+        one.plot().save(tmp_path / "figure.gif")
+    with pytest.raises(InputError, match="at least one run"):
+        emu.plot()

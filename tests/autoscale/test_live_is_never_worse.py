@@ -37,7 +37,6 @@ def completions_ms(
             _command(cluster, old, "to_old_prefill")
         else:
             _stop_the_world(cluster, new, 10 * load_us * 1000)
-        cluster.recorder.started(cluster)
         outcome = await cluster.run()
         cluster.recorder.close()
         if outcome.error is not None:

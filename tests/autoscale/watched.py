@@ -313,7 +313,7 @@ class Watched(Cluster):
             self.problem("I9: the head is handed over by a Refractory")
         self.relayed += 1
         self.relayed_from[source.state.value] = self.relayed_from.get(source.state.value, 0) + 1
-        relayed = self.pools[0].relay.answer(old)
+        relayed = self.pools[0].relay.answer(old.replica_id)
         assert relayed is not None
         if relayed.split is not None:
             for request in requests:

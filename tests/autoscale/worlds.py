@@ -163,7 +163,6 @@ def run_made(config: Any, draw: Draw, directory: Path) -> tuple[Watched, Outcome
         recorder = Recorder(directory, plan.config.output)
         cluster = Watched(plan, _Leaving(workload, draw), recorder, has_prefixes=False)
         cluster.last_id = draw.requests if draw.rest_s else -1
-        recorder.started(cluster)
         outcome = await cluster.run()
         recorder.close()
         if outcome.error is not None:

@@ -131,7 +131,6 @@ class Soak:
         )
         kernel.check = lambda: self._check(cluster, kernel)
         self._span_ns = workload.last_arrival_ns
-        recorder.started(cluster)
         outcome = await cluster.run()
         recorder.close()
         recorder.requests.finish(partial=outcome.error is not None)

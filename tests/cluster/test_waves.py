@@ -106,7 +106,7 @@ def test_batches_beyond_the_graphs_are_not_padded() -> None:
         shapes = [BatchShape(prefill_new=[prompt], prefill_context=[0]), BatchShape(decode_count=8)]
         for each, shape in zip(members, shapes, strict=True):
             name = each.replica_id
-            wave.enter(each, shape, lambda wait_ns, name=name, to=gone: to.append((name, wait_ns)))
+            wave.enter(name, shape, lambda wait_ns, name=name, to=gone: to.append((name, wait_ns)))
         assert gone == [(0, 0), (1, wait_ns)]
         for shape in shapes:
             assert (shape.padded_tokens, shape.group_tokens) == (padded, of_group)

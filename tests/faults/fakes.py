@@ -202,7 +202,7 @@ class World(FakeWorld):
         self.recorder = Chronicle()
         self.tiers = FakeTiers()
         self.scaler: Any = FakeScaler(self)
-        self.relay = RelayBoard(lambda: self.replicas, self.next_batch_id)
+        self.relay = RelayBoard(lambda one: self.replicas[one].actor.look(), self.next_batch_id)
         self.notes: list[tuple[str, str, str]] = []
         self.moved: list[tuple[int, ReplicaState, ReplicaState]] = []
         self.cancelled: list[Request] = []
@@ -212,6 +212,7 @@ class World(FakeWorld):
             replica.actor = ActingActor(self.benches[index], self)
             self.benches[index].clock = self.kernel
             replica.clock = self.kernel
+            replica.board, replica.peers = self.relay, self.replicas
         self.kernel.priority_reached = -1
         self.recovery = Recovery(self)  # type: ignore[arg-type]
         self.injector = Injector(self, self.recovery, lambda: HANDLERS)  # type: ignore[arg-type]

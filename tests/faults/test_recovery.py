@@ -155,7 +155,7 @@ def test_a_batch_whose_activation_is_here_survives_its_giver() -> None:
     given = relayed(world, first=0, old=1)
     world.relay.zigzag_active = world.relay.olds = 1
     crash(world, 0)
-    assert world.relay.answer(world.replicas[1]) is given
+    assert world.relay.answer(1) is given
 
 
 def test_a_batch_whose_giver_dies_before_the_activation_has_left_is_abandoned() -> None:
@@ -163,7 +163,7 @@ def test_a_batch_whose_giver_dies_before_the_activation_has_left_is_abandoned() 
     relayed(world, first=0, old=1, is_here=False)
     world.relay.zigzag_active = world.relay.olds = 1
     crash(world, 0)
-    assert world.relay.answer(world.replicas[1]) is None
+    assert world.relay.answer(1) is None
 
 
 def test_a_live_load_that_is_given_up_loses_the_kv_there() -> None:

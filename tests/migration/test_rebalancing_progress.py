@@ -104,7 +104,7 @@ def test_what_the_guard_calls_progress() -> None:
             self.moved_bytes = {"kv": 0, "weights": 0}
 
     world: Any = Fake()
-    guard = StallGuard(world, 1_000)
+    guard = StallGuard(world, world, [], world, 1_000, list)
     assert guard.period_ns == 250
     world.events = 5_000
     assert guard.look(500) is None

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from emu.latency.base import BatchShape
+from emu.replica.live_scaling import abandon
 from emu.replica.relay_board import RelayBoard, Relayed
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
@@ -42,12 +43,19 @@ def looks(found: list[Replica]) -> list[int]:
 
 
 def board_of(found: list[Replica]) -> RelayBoard:
-    return RelayBoard(lambda: found, iter(range(1, 9)).__next__)
+    board = RelayBoard(lambda one: found[one].actor.look(), iter(range(1, 9)).__next__)
+    for replica in found:  # as they came to where they are
+        if replica.state is S.OLD_PREFILL:
+            board.on_moved(replica.replica_id, S.PREFILL, S.OLD_PREFILL)
+    for replica in found:
+        if replica.state in (S.NEW_PREFILL, S.REFRACTORY_PREFILL):
+            board.on_moved(replica.replica_id, S.INACTIVE, S.NEW_PREFILL)
+    return board
 
 
 def moved(board: RelayBoard, replica: Replica, to: ReplicaState) -> None:
     before, replica.state = replica.state, to
-    board.on_moved(replica, before)
+    board.on_moved(replica.replica_id, before, to)
 
 
 def given(source_id: int = 0) -> Relayed:
@@ -58,29 +66,29 @@ def given(source_id: int = 0) -> Relayed:
 def test_an_old_replica_that_asks_wakes_every_new_one_once() -> None:
     found = replicas(S.NEW_PREFILL, S.REFRACTORY_PREFILL, S.OLD_PREFILL, S.DECODE)
     board = board_of(found)
-    board.park(found[2])
-    board.park(found[2])
+    board.park(2)
+    board.park(2)
     assert looks(found) == [1, 1, 0, 0]
-    assert list(board.asking) == [found[2]]
+    assert list(board.asking) == [2]
 
 
 def test_old_replicas_are_answered_first_come_first_served() -> None:
     found = replicas(S.OLD_PREFILL, S.OLD_PREFILL, S.NEW_PREFILL)
     board = board_of(found)
-    board.park(found[1])
-    board.park(found[0])
-    assert list(board.asking) == [found[1], found[0]]
+    board.park(1)
+    board.park(0)
+    assert list(board.asking) == [1, 0]
 
 
 def test_an_answer_stays_until_it_is_finished_and_wakes_its_helper() -> None:
     found = replicas(S.NEW_PREFILL, S.OLD_PREFILL)
     board, relayed = board_of(found), given()
-    board.park(found[1])
-    board.give(found[1], relayed)
-    assert board.answer(found[1]) is relayed
+    board.park(1)
+    board.give(1, relayed)
+    assert board.answer(1) is relayed
     assert (list(board.asking), looks(found)[1], board.batches_relayed) == ([], 1, 1)
-    board.finished(found[1])
-    assert board.answer(found[1]) is None
+    board.finished(1)
+    assert board.answer(1) is None
 
 
 def test_an_activation_is_noted_by_the_board() -> None:
@@ -91,8 +99,21 @@ def test_an_activation_is_noted_by_the_board() -> None:
 
 def test_what_was_not_given_cannot_be_abandoned() -> None:
     found = replicas(S.OLD_PREFILL)
-    assert board_of(found).abandon(found[0]) == []
+    found[0].board = board_of(found)
+    assert abandon(found[0]) == []
     assert looks(found) == [0]
+
+
+def test_new_replicas_stand_in_the_order_of_their_ids() -> None:
+    found = replicas(S.INACTIVE, S.PREFILL, S.INACTIVE)
+    board = board_of(found)
+    moved(board, found[2], S.NEW_PREFILL)
+    moved(board, found[0], S.NEW_PREFILL)
+    assert list(board.news) == [0, 2]
+    moved(board, found[0], S.REFRACTORY_PREFILL)
+    assert list(board.news) == [0, 2]
+    moved(board, found[0], S.PREFILL)
+    assert list(board.news) == [2]
 
 
 def test_a_helper_for_each_new_replica_and_one_may_leave_when_it_is_done() -> None:
@@ -104,8 +125,8 @@ def test_a_helper_for_each_new_replica_and_one_may_leave_when_it_is_done() -> No
     moved(board, found[1], S.NEW_PREFILL)
     assert (board.olds, board.zigzag_active, board.relay_deactive) == (1, 1, 0)
     assert not board.may_leave
-    board.park(found[0])
-    board.release(found[1])
+    board.park(0)
+    board.release(1)
     assert board.may_leave
     assert looks(found)[0] == 1
     moved(board, found[0], S.PREFILL)
@@ -119,7 +140,7 @@ def test_a_new_replica_releases_its_helper_once() -> None:
     moved(board, found[0], S.OLD_PREFILL)
     moved(board, found[1], S.NEW_PREFILL)
     for _ in range(3):
-        board.release(found[1])
+        board.release(1)
     moved(board, found[1], S.REFRACTORY_PREFILL)
     moved(board, found[1], S.PREFILL)
     assert (board.olds, board.zigzag_active, board.relay_deactive) == (1, 0, 1)
@@ -173,7 +194,9 @@ def prompt(tokens: int) -> BatchShape:
 
 def enter(wave: WaveGroup, replica: Replica, tokens: int, waits: list[Any]) -> BatchShape:
     shape = prompt(tokens)
-    wave.enter(replica, shape, lambda wait_ns: waits.append((replica.replica_id, wait_ns)))
+    wave.enter(
+        replica.replica_id, shape, lambda wait_ns: waits.append((replica.replica_id, wait_ns))
+    )
     return shape
 
 
@@ -181,11 +204,11 @@ def test_a_wave_leaves_when_the_last_member_is_there() -> None:
     wave, (one, two) = group(S.DECODE, S.DECODE)
     waits: list[Any] = []
     enter(wave, one, 4, waits)
-    assert (waits, wave.wants(two), wave.wants(one)) == ([], True, False)
+    assert (waits, wave.wants(1), wave.wants(0)) == ([], True, False)
     assert looks([one, two]) == [0, 1]
     enter(wave, two, 6, waits)
     assert waits == [(0, -1), (1, -1)]
-    assert (wave.waves, wave.wants(two)) == (1, False)
+    assert (wave.waves, wave.wants(1)) == (1, False)
 
 
 def test_members_that_do_not_serve_are_not_waited_for() -> None:
@@ -200,7 +223,7 @@ def test_a_member_that_withdraws_lets_the_others_go() -> None:
     waits: list[Any] = []
     enter(wave, one, 4, waits)
     two.state = S.FAILED
-    wave.withdraw(two)
+    wave.withdraw(1)
     assert waits == [(0, -1)]
 
 
@@ -208,10 +231,10 @@ def test_a_member_that_lost_its_batch_is_waited_for_again() -> None:
     wave, (one, two) = group(S.DECODE, S.DECODE)
     waits: list[Any] = []
     enter(wave, one, 4, waits)
-    wave.withdraw(one)
+    wave.withdraw(0)
     enter(wave, two, 6, waits)
     assert waits == []
-    assert wave.wants(one)
+    assert wave.wants(0)
 
 
 def test_all_are_padded_to_the_largest() -> None:

@@ -142,7 +142,6 @@ def _run(directory: Path, old: int, new: int, **options: int) -> Cluster:
         _arrive_by_clock(cluster, new)
         _command(cluster, new, "to_new_prefill")
         _command(cluster, old, "to_old_prefill")
-        cluster.recorder.started(cluster)
         outcome = await cluster.run()
         cluster.recorder.close()
         cluster.recorder.requests.finish()
@@ -223,7 +222,6 @@ def test_it_ends_without_an_old_replica(tmp_path: Path) -> None:
         cluster.replicas[0].actor.tell(
             Commanded(to=S.SHUTTING_PREFILL, writer="planner", cause="test")
         )
-        cluster.recorder.started(cluster)
         outcome = await cluster.run()
         cluster.recorder.close()
         cluster.recorder.requests.finish()
@@ -246,7 +244,6 @@ def test_weights_of_a_manual_command_come_from_host_memory(tmp_path: Path) -> No
         made.append(cluster)
         _command(cluster, 1, "to_new_prefill")
         _command(cluster, 0, "to_old_prefill")
-        cluster.recorder.started(cluster)
         outcome = await cluster.run()
         cluster.recorder.close()
         cluster.recorder.requests.finish()

@@ -69,7 +69,6 @@ def _run(
 
     async def main() -> None:
         cluster = Cluster(plan, workload, recorder, has_prefixes=workload.has_prefixes)
-        recorder.started(cluster)
         with _profiled(profile):
             outcome = await cluster.run()
         kept.append((cluster, outcome))
@@ -96,7 +95,7 @@ def _calls(config: Config, directory: Path) -> int:
 @pytest.mark.parametrize(
     ("shape", "events_max", "calls_max"),
     # The front end has one event for each request (its end), and the books of its output queue.
-    [(COLOCATED, 4.4, 260), (ROLES, 8.3, 380)],
+    [(COLOCATED, 4.4, 243), (ROLES, 8.3, 367)],
     ids=["colocated", "roles"],
 )
 def test_work_for_each_request(

@@ -2,8 +2,8 @@
 
     CLIENT_VENV/bin/python tests/serve/clients/contract_clients.py CLIENTS BASE_URL
 
-CLIENTS are some of openai (chats, responses, tools, parsed answers, embeddings), anthropic,
-instructor, litellm and prometheus, with commas. Each sees what any of its users sees: the fields
+CLIENTS are some of openai (chats, responses, tools, parsed answers, embeddings), engine (adapters,
+sleep, cache, scores), anthropic, instructor, litellm and prometheus, with commas. Each sees what any of its users sees: the fields
 of the contract with the client that reads them.
 """
 
@@ -13,6 +13,7 @@ import json
 import sys
 from typing import Literal
 
+import httpx
 import openai
 from pydantic import BaseModel, Field
 
@@ -81,6 +82,48 @@ def with_openai(base_url: str, model: str) -> None:
         raise AssertionError(f"{refused} was accepted")
 
 
+def with_engine(base_url: str, model: str) -> None:
+    """What vLLM has beside OpenAI's paths, by OpenAI's client: adapters, sleep, cache, scores."""
+    client = openai.OpenAI(base_url=base_url, api_key="x", max_retries=0)
+    root = base_url.removesuffix("/v1")
+
+    def post(path: str, **body: object) -> httpx.Response:
+        return client.post(f"{root}{path}", cast_to=httpx.Response, body=body)
+
+    post("/v1/load_lora_adapter", lora_name="pirate", lora_path="/adapters/pirate")
+    assert client.models.retrieve("pirate").parent == model
+    answer = client.completions.create(model="pirate", prompt="abc", max_tokens=3)
+    assert (answer.model, len(answer.choices[0].text)) == ("pirate", 3)
+    post("/v1/unload_lora_adapter", lora_name="pirate")
+    for missing in ("pirate", "other"):
+        try:
+            client.completions.create(model=missing, prompt="abc", max_tokens=3)
+        except openai.NotFoundError:
+            continue
+        raise AssertionError(f"{missing} was served")
+    prompt = "a prompt that is long enough to be kept " * 8
+    kept = [
+        client.completions.create(model=model, prompt=prompt, max_tokens=2).usage for _ in range(2)
+    ]
+    assert kept[1].prompt_tokens_details.cached_tokens > 0
+    post("/reset_prefix_cache")
+    again = client.completions.create(model=model, prompt=prompt, max_tokens=2).usage
+    assert again.prompt_tokens_details.cached_tokens == 0
+    post("/sleep?level=1")
+    try:
+        client.completions.create(model=model, prompt="abc", max_tokens=3)
+    except openai.InternalServerError as error:
+        assert error.status_code == 503
+    else:
+        raise AssertionError("a sleeping engine answered")
+    post("/wake_up")
+    assert client.completions.create(model=model, prompt="abc", max_tokens=3).choices[0].text
+    ranked = post("/rerank", query="a cat", documents=["a dog", "a cat"], model=model).json()
+    assert ranked["results"][0]["document"]["text"] == "a cat"
+    scores = post("/score", text_1="a cat", text_2=["a cat", "x"], model=model).json()["data"]
+    assert scores[0]["score"] > scores[1]["score"]
+
+
 def with_anthropic(base_url: str, model: str) -> None:
     import anthropic
 
@@ -127,6 +170,8 @@ def with_litellm(base_url: str, model: str) -> None:
     parts = litellm.completion(messages=USER, max_tokens=7, stream=True, **given)
     text = "".join(part.choices[0].delta.content or "" for part in parts)
     assert text == whole.choices[0].message.content
+    ranked = litellm.rerank(query="a cat", documents=["a dog", "a cat"], **given)
+    assert ranked.results[0]["index"] == 1
 
 
 def with_prometheus(base_url: str, model: str) -> None:
@@ -143,6 +188,7 @@ def with_prometheus(base_url: str, model: str) -> None:
 
 CHECKS = {
     "openai": with_openai,
+    "engine": with_engine,
     "anthropic": with_anthropic,
     "instructor": with_instructor,
     "litellm": with_litellm,
