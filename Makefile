@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 
 FILE ?= /tmp/emu-freeze.json
 
-.PHONY: astra-sim bench-peers builds-alike compile test-compiled clients-all wheel wheel-check site charts clients freeze planted fuzz-http help run test test-fast check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
+.PHONY: astra-sim bench-builds bench-peers builds-alike compile test-compiled clients-all wheel wheel-check site charts clients freeze planted fuzz-http help run test test-fast check fmt lint type bench bench-quick bench-compare bench-docs fidelity soak docs doc-figures lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -68,7 +68,7 @@ PEERS ?= peers.toml
 bench-peers: $(STAMP)  ## make bench-peers PEERS=peers.toml: other emulators and emu in turn (see benchmarks/peers.py)
 	@$(PY) -m benchmarks.peers $(PEERS)
 
-bench-docs: $(STAMP)  ## the results of make bench into docs/speed-details.md
+bench-docs: $(STAMP)  ## the results of make bench and bench-builds into docs/speed.md and docs/speed-details.md
 	@$(PY) -m benchmarks.write_speed --write
 
 DATA ?= ../shared/data
@@ -143,6 +143,9 @@ fuzz-http: $(STAMP)  ## schemathesis against a live server (own virtual environm
 	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check schemathesis
 	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python tests/serve/clients/schemathesis_fuzz.py \
 		--speed 2000 --output-tokens 3 --set model.max_model_tokens=600
+
+bench-builds: $(STAMP)  ## both builds in turn on the cases of docs/speed.md (ten minutes)
+	@$(PY) -m benchmarks.builds bench
 
 builds-alike: $(STAMP)  ## every config, the corpus and 300 random worlds: the same bytes from both builds
 	@$(PY) -m benchmarks.builds alike --seeds 300

@@ -36,7 +36,7 @@ latency/roofline/ops latency/roofline/products
 replica/actor replica/completion replica/crash replica/inbound replica/pipelined replica/ports
 replica/prerequisites replica/replica replica/serving replica/table
 routing/base routing/order routing/policies
-cluster/gateway cluster/recorder
+cluster/dispatch cluster/gateway cluster/recorder
 report/records report/itl report/csvtext
 """.split()  # noqa: SIM905
 

@@ -4,6 +4,7 @@
     python -m benchmarks.builds run CONFIG      # emu CONFIG on the compiled build if it is current
     python -m benchmarks.builds test ...        # pytest ... on the compiled build
     python -m benchmarks.builds alike ...       # configs, corpus, worlds: the same bytes from both
+    python -m benchmarks.builds bench [NAME]    # both in turn, cases with this in their name
     python -m benchmarks.builds status
 
 A build is current while the sources that it was made from are those of the checkout: an edited
@@ -18,6 +19,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -40,10 +42,12 @@ def main() -> int:
         return test(rest)
     if what == "alike":
         return alike(rest)
+    if what == "bench":
+        return bench(rest[0] if rest else "")
     if what == "status":
         print(status())
         return 0
-    raise SystemExit(f"compile, run, test, alike or status, not {what!r}")
+    raise SystemExit(f"compile, run, test, alike, bench or status, not {what!r}")
 
 
 def sources_digest() -> str:
@@ -121,6 +125,39 @@ def alike(arguments: list[str]) -> int:
         if in_tree(tree, ["tests.chaos.freeze", "record", str(record), *arguments]):
             return 1
     return in_tree(ROOT, ["tests.chaos.freeze", "compare", *map(str, records)])
+
+
+def bench(only: str, repeats: int = 3) -> int:
+    """The pure Python and the compiled build in turn, whole processes, medians."""
+    from benchmarks.cases import WARM_UP, build_cases
+    from benchmarks.measure import facts_of_this_run, keep, measure, median
+
+    if not is_current() and compile_all():
+        return 1
+    print("| case | requests | pure Python, requests / CPU s | compiled | CPU s | CPU s compiled |")
+    print("|---" * 6 + "|")
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="emu-builds-") as name:
+        places = [(tree, Path(name) / tree.name) for tree in (ROOT, COMPILED)]
+        for tree, place in places:
+            place.mkdir()
+            measure(WARM_UP, place, tree)  # keeps its bytecode
+        for case in build_cases():
+            if only in case.name:
+                costs = [[measure(case, at, tree) for tree, at in places] for _ in range(repeats)]
+                pair = [median(of_build) for of_build in zip(*costs, strict=True)]
+                rates = " | ".join(f"{case.requests / cost.cpu_s:,.0f}" for cost in pair)
+                seconds = " | ".join(f"{cost.cpu_s:.2f}" for cost in pair)
+                print(f"| {case.name} | {case.requests:,} | {rates} | {seconds} |", flush=True)
+                rows.append(
+                    {
+                        "case": case.name,
+                        "requests": case.requests,
+                        "costs": [cost._asdict() for cost in pair],
+                    }
+                )
+    keep("builds", {"rows": rows, **facts_of_this_run(), "repeats": repeats})
+    return 0
 
 
 def in_tree(tree: Path, module: list[str]) -> int:

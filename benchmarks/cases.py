@@ -143,6 +143,42 @@ def burst_case(requests: int = 13_000) -> Case:
     return Case("autoscaled burst", "burst", requests, _BURST.format(requests=requests))
 
 
+def build_cases() -> list[Case]:
+    """Rows of the first table of docs/speed.md: what other emulators run too, and what is slow."""
+    moon = TRACE.parent / "mooncake_conversation.jsonl"
+    cached = '[scheduler]\nprefix_caching = true\n[workload]\noversized = "clip"\n'
+    astra = '[latency]\nbackend = "astra-sim"\n'
+    two_of_four = _NODE.format(nodes=1) + "[[replicas]]\ncount = 2\ntensor_parallel = 4\n"
+    stages = _NODE.format(nodes=1) + "[[replicas]]\npipeline_parallel = 4\n"
+    group = colocated(4) + 'data_parallel_group = "a"\n'
+    return [
+        *azure_cases(AZURE_REQUESTS),
+        *azure_cases(1000),
+        million_cases()[0],
+        *(
+            [
+                Case(
+                    "Mooncake, 8 replicas, prefix caching",
+                    "moon",
+                    12_031,
+                    colocated(8) + cached + f'path = "{moon}"\n',
+                )
+            ]
+            if moon.is_file()
+            else []
+        ),
+        Case("ten requests", "start", 10, WARM_UP.config),
+        Case("1 pipeline of 4 stages", "slow", 400, stages + azure(400)),
+        Case("1 data-parallel group of 4", "slow", 400, group + azure(400)),
+        Case(
+            "embedded ASTRA-Sim, TP 4",
+            "slow",
+            3000,
+            two_of_four + astra + synthetic(3000, 16.0, 150),
+        ),
+    ]
+
+
 def quick_cases() -> list[Case]:
     """A first result in about a minute: one case of each group, small."""
     return [

@@ -1,6 +1,7 @@
-"""The figures of docs/speed-details.md, from what the benchmarks kept.
+"""The figures of docs/speed.md and docs/speed-details.md, from what the benchmarks kept.
 
     make bench                                   # benchmarks/results/*.json
+    make bench-builds                            # both builds, the table of docs/speed.md
     python -m benchmarks.peers PEERS.toml        # if other emulators are at hand
     python -m benchmarks.write_speed             # print the tables
     python -m benchmarks.write_speed --write     # make bench-docs: and put them into the page
@@ -25,10 +26,11 @@ from benchmarks.measure import RESULTS
 from benchmarks.peers import SHAPES
 from benchmarks.speed_figure import speed_svg
 
+SHORT: Final = ROOT / "docs" / "speed.md"
 PAGE: Final = ROOT / "docs" / "speed-details.md"
 KEPT: Final = ROOT / "docs" / "figures" / "speed.json"
 FIGURE: Final = ROOT / "docs" / "figures" / "speed.svg"
-PARTS: Final = ("bench", "peers", "sweep", "profile")
+PARTS: Final = ("bench", "builds", "peers", "sweep", "profile")
 _BLOCK: Final = re.compile(
     r"<!-- speed: (\S+) -->\n(?:(?!<!-- speed: ).)*?<!-- end of speed -->", re.DOTALL
 )
@@ -182,6 +184,42 @@ BLOCKS: Final[Mapping[str, Callable[[Kept], str]]] = {
 }
 
 
+PUBLISHED: Final[Mapping[str, tuple[int, int]]] = {
+    "azure 19366, 1 replica": (16_557, 5_780),
+    "azure 19366, 8 replicas": (5_503, 3_975),
+    "azure 19366, 4P+4D": (6_450, 2_676),
+    "azure 1000, 1 replica": (9_209, 5_089),
+    "azure 1000, 8 replicas": (4_080, 3_262),
+    "azure 1000, 4P+4D": (4_744, 2_374),
+    "100000 requests, 64 replicas": (15_711, 0),
+    "Mooncake, 8 replicas, prefix caching": (2_410, 0),
+}
+"""Requests per CPU second of Dynamo 1.6.1 and BLIS f90a1e3 on one quiet core; 0 = not measured."""
+
+
+def builds(kept: Kept) -> str:
+    """Both builds beside other emulators; the fastest of each row is bold."""
+    heads = ["case", "emu, interpreted", "emu, compiled", "CPU s", "Dynamo 1.6.1", "BLIS f90a1e3"]
+    rows = []
+    measured = {row["case"]: row for row in kept["builds"]["rows"]}
+    for case in {**PUBLISHED, **measured}:
+        row = measured.get(case, {"costs": [], "requests": 0})
+        own = [row["requests"] / cost["cpu_s"] for cost in row["costs"]] or [0, 0]
+        rates = [*own, *PUBLISHED.get(case, (0, 0))]
+        texts = [
+            "" if not rate else f"**{rate:,.0f}**" if rate == max(rates) else f"{rate:,.0f}"
+            for rate in rates
+        ]
+        seconds = " / ".join(f"{cost['cpu_s']:.2f}" for cost in row["costs"])
+        rows.append([case, *texts[:2], seconds or "not measured yet", *texts[2:]])
+    facts = kept["builds"]
+    note = place_and_time(facts, f"both builds in turn, medians of {facts['repeats']}")
+    return f"{table(heads, rows)}\n\nemu: {note}"
+
+
+SHORT_BLOCKS: Final[Mapping[str, Callable[[Kept], str]]] = {"builds": builds}
+
+
 def gathered() -> dict[str, Any]:
     """What is kept beside the page, with newer results in place of older ones."""
     kept: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
@@ -200,7 +238,8 @@ def rendered(text: str, kept: Kept) -> str:
 
     def fill(match: re.Match[str]) -> str:
         name = match[1]
-        return f"<!-- speed: {name} -->\n\n{BLOCKS[name](kept)}\n\n<!-- end of speed -->"
+        block = {**BLOCKS, **SHORT_BLOCKS}[name](kept)
+        return f"<!-- speed: {name} -->\n\n{block}\n\n<!-- end of speed -->"
 
     return _BLOCK.sub(fill, text)
 
@@ -216,13 +255,19 @@ def main() -> int:
     options = parser.parse_args()
     kept = gathered()
     if not options.write:
-        print("\n\n".join(f"## {name}\n\n{block(kept)}" for name, block in BLOCKS.items()))
+        print(
+            "\n\n".join(
+                f"## {name}\n\n{block(kept)}" for name, block in {**SHORT_BLOCKS, **BLOCKS}.items()
+            )
+        )
         return 0
     KEPT.parent.mkdir(exist_ok=True)
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")
     FIGURE.write_text(speed_svg(kept["bench"]["cases"]))
-    PAGE.write_text(rendered(PAGE.read_text(), kept))
-    print(f"written: {', '.join(str(Path(p).relative_to(ROOT)) for p in (PAGE, KEPT, FIGURE))}")
+    for page in (SHORT, PAGE):
+        page.write_text(rendered(page.read_text(), kept))
+    written = (SHORT, PAGE, KEPT, FIGURE)
+    print(f"written: {', '.join(str(Path(p).relative_to(ROOT)) for p in written)}")
     return 0
 
 

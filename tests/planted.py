@@ -25,7 +25,10 @@ LIMIT_S = 10.0
 TESTS = {
     "replica": tuple(
         f"tests/replica/test_{name}.py"
-        for name in ("machine", "relay_board", "zag", "actor", "live_scaling", "sequences")
+        for name in (
+            *("machine", "relay_board", "zag", "actor", "prerequisites"),
+            *("live_scaling", "sequences"),
+        )
     ),
     "migration": tuple(
         f"tests/migration/test_{name}.py"
@@ -105,8 +108,8 @@ PLANTED = (
     Planted(
         "a crash during a pause counts the pause as busy",
         "replica/crash.py",
-        "    if replica.batch is not None and not replica.is_paused:\n",
-        "    if replica.batch is not None:\n",
+        "replica.batch is not None and not replica.is_paused and replica",
+        "replica.batch is not None and replica",
     ),
     Planted(
         "a pause does not cut the leap",
@@ -125,6 +128,12 @@ PLANTED = (
         "replica/crash.py",
         "        replica.end_ns += longer_ns\n",
         "        pass\n",
+    ),
+    Planted(
+        "a crash counts the wait for KV or a wave as busy",
+        "replica/crash.py",
+        " and replica.activity != WAITING:\n",
+        ":\n",
     ),
     Planted(
         "the end of an earlier pause ends this one",

@@ -26,6 +26,7 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
+from types import TracebackType
 from typing import Any, Final
 
 from mypy_extensions import mypyc_attr
@@ -152,6 +153,10 @@ class Kernel:
         self._events_per_instant_max = events_per_instant_max
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[None] = self._loop.create_future()
+        self._error: BaseException | None = None
+        self._trace: TracebackType | None = None
+        """What ended the run, and where it came from. Not in `_done`: an error that is thrown into
+        a compiled coroutine loses its frames, and those tell whose code is at fault."""
         self._is_over = False
         """`_done` has its result, or nothing waits for it any more."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -208,6 +213,8 @@ class Kernel:
             await self._done
         except BaseException as raised:
             error = raised
+        if error is None and self._error is not None:
+            error = self._error.with_traceback(self._trace)
         # Not in a handler: a compiled coroutine that waits in one leaves the error behind it as
         # the one that is being handled, for all that runs meanwhile and after it.
         self._is_over = True
@@ -231,7 +238,8 @@ class Kernel:
         """End the run with an error."""
         if not self._done.done():
             self._is_over = True
-            self._done.set_exception(error)
+            self._error, self._trace = error, error.__traceback__
+            self._done.set_result(None)
 
     # --- what actors do with it -----------------------------------------------------------------
     def wake(self, actor: Actor) -> None:

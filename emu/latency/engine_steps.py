@@ -36,6 +36,12 @@ class EngineSteps:
         `eager`: what the host calls in each step; None = steps are compiled and captured.
         """
         self.model = model
+        # Asked for in every step: a compiled build reads its own fields faster than a Struct's.
+        self._host_step_ns = model.host_step_ns
+        self._host_sequence_ns = model.host_sequence_ns
+        self._host_prompt_ns = model.host_prompt_ns
+        self._step_ns = model.step_ns
+        self._graph_layer_ns = model.graph_layer_ns
         self.sampler = SamplerCost(model, sampling, vocab, gbytes_per_s)
         self.graph_limit = model.graph_limit(max_num_seqs, max_num_batched_tokens)
         self.fused_bytes_max = fused_bytes_max
@@ -66,19 +72,18 @@ class EngineSteps:
 
     def step_ns(self, layers: int) -> int:
         """GPU time of a step beside its kernels."""
-        return self.model.step_ns + layers * self.model.graph_layer_ns
+        return self._step_ns + layers * self._graph_layer_ns
 
     def host_bounds_ns(self, shape: BatchShape) -> tuple[int, int]:
         """(what a step takes at least, however fast its kernels are; what it takes besides).
 
         Overlapped host work bounds a step from below; what is not overlapped comes on top.
         """
-        model = self.model
-        host_ns = model.host_step_ns + shape.sequences * model.host_sequence_ns
+        host_ns = self._host_step_ns + shape.sequences * self._host_sequence_ns
         prompts = shape.prefill_new
         tokens = shape.decode_count
         if prompts:
-            host_ns += len(prompts) * model.host_prompt_ns
+            host_ns += len(prompts) * self._host_prompt_ns
             tokens += sum(prompts)
         if shape.verify is not None:
             tokens += shape.verify.tokens

@@ -70,6 +70,9 @@ class SamplerCost:
         self._sampling = sampling
         self._vocab = vocab
         self._gbytes_per_s = gbytes_per_s
+        has_penalties = bool(sampling.penalties)
+        self._penalty_ns = engine.penalty_ns if has_penalties else 0
+        self._penalty_sequence_ns = engine.penalty_sequence_ns if has_penalties else 0
 
     def gpu_ns(self, rows: int) -> int:
         """GPU time for so many rows of logits."""
@@ -92,6 +95,4 @@ class SamplerCost:
 
     def exposed_ns(self, rows: int) -> int:
         """What the GPU waits for the host: penalties need the ids of the last step there."""
-        if not self._sampling.penalties:
-            return 0
-        return self._engine.penalty_ns + rows * self._engine.penalty_sequence_ns
+        return self._penalty_ns + rows * self._penalty_sequence_ns

@@ -23,7 +23,7 @@ from emu.replica.events import (
     StopAsked,
     Unpaused,
 )
-from emu.replica.replica import RELAYED, RESTING, RUNNING, Replica
+from emu.replica.replica import RELAYED, RESTING, RUNNING, WAITING, Replica
 from emu.request import Request
 
 
@@ -50,7 +50,7 @@ def crashed(replica: Replica, event: Crashed) -> int:
     later, when all owners of what was here have heard of it (`emu/faults/recovery.py`).
     """
     cut_leap(replica)
-    if replica.batch is not None and not replica.is_paused:
+    if replica.batch is not None and not replica.is_paused and replica.activity != WAITING:
         replica.busy_ns += replica.clock.now_ns - replica.start_ns  # for nothing
     replica.incarnation += 1
     replica.start_process()

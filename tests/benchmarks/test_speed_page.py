@@ -9,12 +9,13 @@ import pytest
 
 from benchmarks.peers import case_of, line_of, read_peers
 from benchmarks.speed_figure import by_cluster, speed_svg
-from benchmarks.write_speed import BLOCKS, FIGURE, KEPT, PAGE, rendered
+from benchmarks.write_speed import BLOCKS, FIGURE, KEPT, PAGE, SHORT, SHORT_BLOCKS, rendered
 
 
 def test_the_page_and_its_figure_are_current() -> None:
     kept = json.loads(KEPT.read_text())
-    assert rendered(PAGE.read_text(), kept) == PAGE.read_text(), "run: make bench-docs"
+    for page in (PAGE, SHORT):
+        assert rendered(page.read_text(), kept) == page.read_text(), "run: make bench-docs"
     assert FIGURE.read_text() == speed_svg(kept["bench"]["cases"]), "run: make bench-docs"
 
 
@@ -23,6 +24,8 @@ def test_every_table_has_its_place() -> None:
     for name in BLOCKS:
         assert text.count(f"<!-- speed: {name} -->") == 1
     assert text.count("<!-- end of speed -->") == len(BLOCKS)
+    for name in SHORT_BLOCKS:
+        assert SHORT.read_text().count(f"<!-- speed: {name} -->") == 1
 
 
 def test_the_quoted_cases_are_those_of_make_bench() -> None:

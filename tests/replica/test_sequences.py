@@ -6,13 +6,18 @@ was computed must be the same, and schedulers must count what a recount counts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from emu.latency.engine import DEFAULT_ENGINE, engine_model
+from emu.latency.frontend import OutputStream
+from emu.latency.jitter import Jitter
 from emu.replica import events as ev
+from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.request import Request, Status
 from tests.replica.stage import US, Stage
@@ -46,9 +51,19 @@ def figures(stage: Stage) -> list[tuple[Any, ...]]:
 class Serving:
     """A colocated replica, and what the world does to it."""
 
-    def __init__(self, *, leap: bool, stages: int = 1, blocks: int = 64) -> None:
+    def __init__(
+        self,
+        *,
+        leap: bool,
+        stages: int = 1,
+        blocks: int = 64,
+        prepare: Callable[[Replica], None] = lambda replica: None,
+    ) -> None:
         self.stage = Stage(S.COLOCATED, leap=leap, stages=stages, blocks=blocks)
         self.replica, self.actor = self.stage.replicas[0], self.stage.actors[0]
+        prepare(self.replica)
+        self.seen: list[tuple[int, int]] = []
+        """Tokens computed, as an observer reads them between two events."""
         self.requests: list[Request] = []
         self.lost: list[int] = []
         self.answers: list[int] = []
@@ -111,6 +126,7 @@ def run_serving(sequence: list[tuple[int, str, int, int]], **options: Any) -> Se
         made.act(what, number, size)
         made.stage.kernel.rest()
         assert made.stage.problems() == []
+        made.seen.append(made.replica.tokens_produced)
     if made.replica.is_paused:
         made.act("unpause", 0, 0)
     made.stage.kernel.run()
@@ -127,6 +143,118 @@ def test_leaps_change_nothing_whatever_happens(
     assert leaping.lost == stepping.lost
     assert figures(leaping.stage) == figures(stepping.stage)
     assert leaping.stage.gaps.count == stepping.stage.gaps.count
+
+
+@few
+@given(WORLD)
+def test_what_observers_read_in_the_middle_of_a_leap_is_what_stepping_has(
+    sequence: list[tuple[int, str, int, int]],
+) -> None:
+    leaping, stepping = (run_serving(sequence, leap=leap) for leap in (True, False))
+    assert leaping.seen == stepping.seen
+
+
+def metered(replica: Replica) -> None:
+    """A model of power reads what iterations computed, and how long rests were."""
+    replica.is_metered = True
+    replica.standby_limit_ns = 40 * US
+
+
+@few
+@given(WORLD)
+def test_work_and_rests_for_the_model_of_power_do_not_depend_on_leaps(
+    sequence: list[tuple[int, str, int, int]],
+) -> None:
+    leaping, stepping = (
+        run_serving(sequence, leap=leap, prepare=metered) for leap in (True, False)
+    )
+    end_ns = max(leaping.stage.kernel.now_ns, stepping.stage.kernel.now_ns) + 50 * US
+    one, other = leaping.replica, stepping.replica
+    assert one.prompts_run == other.prompts_run
+    assert one.decodes_run == other.decodes_run
+    assert one.decode_context_run == other.decode_context_run
+    assert one.tokens_run == other.tokens_run
+    assert one.standby_time_ns(end_ns) == other.standby_time_ns(end_ns)
+
+
+def with_front_end(replica: Replica) -> None:
+    """Tokens pass the engine's output queue on their way to clients."""
+    replica.stream = OutputStream(engine_model(DEFAULT_ENGINE, "test"))
+
+
+@few
+@given(WORLD)
+def test_clients_have_their_tokens_at_the_same_time_with_leaps(
+    sequence: list[tuple[int, str, int, int]],
+) -> None:
+    leaping, stepping = (
+        run_serving(sequence, leap=leap, prepare=with_front_end) for leap in (True, False)
+    )
+    assert [(r.first_out_ns, r.last_out_ns) for r in leaping.requests] == [
+        (r.first_out_ns, r.last_out_ns) for r in stepping.requests
+    ]
+
+
+def with_late_signals(replica: Replica) -> None:
+    """A router that sees the load of some time ago."""
+    replica.keep_signals()
+
+
+@few
+@given(WORLD)
+def test_late_signals_tell_the_load_of_each_instant(
+    sequence: list[tuple[int, str, int, int]],
+) -> None:
+    leaping, stepping = (
+        run_serving(sequence, leap=leap, prepare=with_late_signals) for leap in (True, False)
+    )
+
+    def last_of_instants(made: Serving) -> dict[int, tuple[int, int, int]]:
+        assert made.replica.signals is not None
+        return {
+            at: (waiting, running, used) for at, waiting, running, _, used in made.replica.signals
+        }
+
+    many, few_ = last_of_instants(stepping), last_of_instants(leaping)
+    # Stepping writes more often; where both have written, they have written the same queue.
+    for at_ns, (waiting, running, _) in few_.items():
+        if at_ns in many:
+            assert (waiting, running) == many[at_ns][:2]
+    assert leaping.stage.ends == stepping.stage.ends
+
+
+def with_first_uses(replica: Replica) -> None:
+    """A fresh process: its first three iterations are longer."""
+    replica.first_uses.extend([7 * US, 5 * US, 3 * US])
+
+
+@few
+@given(WORLD)
+def test_first_uses_are_paid_once_whatever_the_leaps(
+    sequence: list[tuple[int, str, int, int]],
+) -> None:
+    leaping, stepping = (
+        run_serving(sequence, leap=leap, prepare=with_first_uses) for leap in (True, False)
+    )
+    assert leaping.stage.ends == stepping.stage.ends
+    assert list(leaping.replica.first_uses) == list(stepping.replica.first_uses)
+
+
+def with_jitter(replica: Replica) -> None:
+    """Steps vary, by the number of the step."""
+    replica.set_jitter(Jitter(engine_model(DEFAULT_ENGINE, "test"), 7, replica.replica_id))
+
+
+@few
+@given(WORLD)
+def test_steps_that_vary_vary_alike_in_a_leap(
+    sequence: list[tuple[int, str, int, int]],
+) -> None:
+    leaping, stepping = (
+        run_serving(sequence, leap=leap, prepare=with_jitter) for leap in (True, False)
+    )
+    assert leaping.stage.ends == stepping.stage.ends
+    assert figures(leaping.stage) == figures(stepping.stage)
 
 
 @few

@@ -120,6 +120,10 @@ class RooflineBackend:
         # The same for all layers of one stage without windows.
         self._is_plain = self._is_one_stage and not self.parts[0].window
         self._plain_lines: dict[int, _Line] = {}
+        self._has_lines = not spec.special_layers
+        """Decode attention of every layer is a line over the tokens that it reads."""
+        self._decode_stages: dict[tuple[int, int, int], tuple[tuple[int, ...], int, int]] = {}
+        """By (decodes, padded tokens, sequences): each stage without attention, and host bounds."""
 
     def _part(self, start: int, end: int, stage: int) -> Part:
         spec = self.spec
@@ -317,6 +321,14 @@ class RooflineBackend:
 
     def stage_ns(self, shape: BatchShape) -> tuple[int, ...]:
         """Duration on each stage; host time is counted on the first, the head on the last."""
+        if (
+            self._has_lines
+            and shape.decode_count
+            and not (shape.prefill_new or shape.start_layer)
+            and shape.verify is None
+            and shape.layers < 0
+        ):
+            return self._decode_stage_ns(shape)
         stages = []
         parts = self._parts(shape)
         engine = self.engine
@@ -336,6 +348,34 @@ class RooflineBackend:
                 stages[0] = max(stages[0], least_ns)
                 stages[-1] += exposed_ns
         stages[-1] = max(stages[-1], 1)
+        return tuple(stages)
+
+    def _decode_stage_ns(self, shape: BatchShape) -> tuple[int, ...]:
+        """The same for decodes alone in all layers: of two such steps only attention differs."""
+        count, engine, parts = shape.decode_count, self.engine, self.parts
+        key = (count, shape.padded_tokens, shape.sequences)
+        found = self._decode_stages.get(key)
+        if found is None:
+            bases = []
+            for part, (_, total) in zip(parts, self._token_costs(shape), strict=True):
+                total += self._launches_ns(shape, part)
+                bases.append(total + (self._head(shape.sequences)[1] if part.has_head else 0))
+            least_ns = exposed_ns = 0
+            if engine is not None:
+                bases[0] += engine.step_ns(self.spec.layers)
+                least_ns, exposed_ns = engine.host_bounds_ns(shape)
+            found = self._decode_stages[key] = (tuple(bases), least_ns, exposed_ns)
+        seen = shape.decode_context_sum + count
+        start, slope = self._decode_line(count)
+        full = inside = start + slope * seen
+        if self.spec.window:
+            inside = start + slope * min(seen, count * self.spec.window)
+        stages = [
+            base + ((part.full * full + part.window * inside) >> self._shift)
+            for part, base in zip(parts, found[0], strict=True)
+        ]
+        stages[0] = max(stages[0], found[1])
+        stages[-1] = max(stages[-1] + found[2], 1)
         return tuple(stages)
 
     def iteration_ns(self, shape: BatchShape) -> int:
