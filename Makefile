@@ -102,6 +102,9 @@ kill: $(STAMP)  ## stop 50 runs at random moments: no half result looks whole
 planted: $(STAMP)  ## planted bugs that unit tests of replicas, migration and faults must catch, each in ten seconds
 	@$(PY) -m tests.planted
 
+planted-worlds: $(STAMP)  ## sixty planted bugs of timing, policy, sizes and figures that the campaign, or unit tests, must catch
+	@$(PY) -m tests.planted --campaign 300
+
 mutants: $(STAMP)  ## planted bugs that the campaign must catch, and a canary
 	@$(PY) -m tests.chaos.mutants --seeds 1000
 

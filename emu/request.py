@@ -105,6 +105,8 @@ class Request:
 
     adapter: str
     """LoRA adapter that it names; empty = the model alone."""
+    images: tuple[tuple[int, int, int], ...]
+    """(identity, first token in the prompt, tokens) of each image, in order."""
     row: int
     """Position among all released requests in order of arrival: its row in requests.csv."""
     status: Status
@@ -182,6 +184,7 @@ class Request:
         "handoff_after_ns",
         "has_more_turns",
         "holder_id",
+        "images",
         "known_blocks",
         "kv_blocks",
         "last_out_ns",
@@ -252,6 +255,7 @@ class Request:
         self.model = 0
         self.acceptance_rate = -1.0
         self.adapter = ""
+        self.images = ()
         self.row = row
         self.status = _CREATED
         self.holder_id = -1

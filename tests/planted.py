@@ -1,16 +1,21 @@
 """Bugs planted into `emu/replica/`, `emu/migration/` and `emu/faults/`, for their unit tests to catch.
 
     python -m tests.planted [--only NAME | --only faults/]
+    python -m tests.planted --campaign 300 [--jobs 2] [--only NAME]
 
 Each is one change of one file of a copy of the program; then the unit tests of its package run
 against the copy until a test fails: in ten seconds of CPU, without a whole run of a cluster. Taken
 from the list of subtleties that only digests guarded. A change whose text is not found is an error,
 never a pass.
+
+With `--campaign`, the bugs are those of `tests/planted_worlds.py`: random worlds run on each copy
+until one fails, and then, whatever they found, the unit tests of the package that has the bug.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import os
 import resource
 import shutil
@@ -19,6 +24,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.planted_worlds import BUGS
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 10.0
@@ -32,7 +39,10 @@ TESTS = {
     ),
     "migration": tuple(
         f"tests/migration/test_{name}.py"
-        for name in ("outbound", "live_move", "live_moves", "watcher", "destinations", "sequences")
+        for name in (
+            *("outbound", "live_move", "live_moves", "rebalancing", "watcher"),
+            *("destinations", "sequences"),
+        )
     ),
     "faults": ("tests/faults",),
 }
@@ -306,14 +316,6 @@ PLANTED = (
         "    if True:\n",
     ),
     Planted(
-        "a state that was left in the middle of a run goes on cruising",
-        "replica/replica.py",
-        "            elif self.is_cruising and (not self.is_serving or self.is_paused):\n"
-        "                self.is_cruising = False\n                return AGAIN\n",
-        "            elif self.is_cruising and self.is_paused:\n"
-        "                self.is_cruising = False\n                return AGAIN\n",
-    ),
-    Planted(
         "the younger new replica hands over first",
         "replica/live_scaling.py",
         "            if elder is not None:\n",
@@ -490,6 +492,36 @@ PLANTED = (
         "        if self.failures:\n            candidates = sorted(",
         "        if False:\n            candidates = sorted(",
     ),
+    Planted(
+        "a move that only swaps the load is made",
+        "migration/live.py",
+        "            if rebalances and not _lowers(request, source, destination):\n",
+        "            if False:\n",
+    ),
+    Planted(
+        "a request is moved for ever",
+        "migration/live.py",
+        "        if times >= MOVES_MAX and not is_drain:\n            return False\n",
+        "",
+    ),
+    Planted(
+        "what has just moved is waited for without end",
+        "migration/live.py",
+        "            if 0 < self._waits <= WAITS_MAX:\n",
+        "            if 0 < self._waits:\n",
+    ),
+    Planted(
+        "a locked replica is shown to a policy of a user's own",
+        "migration/destinations.py",
+        "            if replica is self._source or replica.lock.is_held:\n",
+        "            if replica is self._source:\n",
+    ),
+    Planted(
+        "a client that left in a batch on its way keeps its room there",
+        "migration/watcher.py",
+        "        for request in action.ended:\n",
+        "        for request in ():\n",
+    ),
     # --- faults -----------------------------------------------------------------------------------
     Planted(
         "other watchers hear of a crash before its state has changed",
@@ -660,10 +692,71 @@ def run_one(planted: Planted) -> tuple[bool, str, float]:
     return bool(failed), (failed or done.stdout.splitlines()[-1:] or [""])[0][:110], took_s
 
 
+WORLDS = (
+    "import sys\n"
+    "from emu.chaos.trial import run_world\n"
+    "from emu.chaos.worlds import draw_world\n"
+    "for seed in range(int(sys.argv[1])):\n"
+    "    verdict = run_world(draw_world(seed), seed)\n"
+    "    if verdict.problems:\n"
+    "        print(f'seed {seed}: {verdict.problems[0]}')\n"
+    "        sys.exit(4)\n"
+)
+
+
+def run_worlds(bug: tuple[str, str, str, str], seeds: int) -> tuple[str, str, str]:
+    """(name, what the campaign found, what unit tests found); empty = nothing."""
+    name, file, old, new = bug
+    with tempfile.TemporaryDirectory(prefix="emu-planted-") as directory:
+        copy = Path(directory)
+        ignored = shutil.ignore_patterns("__pycache__")
+        for part in ("emu", "tests", "configs"):
+            shutil.copytree(ROOT / part, copy / part, ignore=ignored)
+        shutil.copy(ROOT / "pyproject.toml", copy)
+        path = copy / "emu" / file
+        text = path.read_text()
+        if text.count(old) != 1:
+            return name, f"ERROR: text found {text.count(old)} times", ""
+        path.write_text(text.replace(old, new))
+        env = {**os.environ, "PYTHONPATH": str(copy)}
+        call = [sys.executable, "-c", WORLDS, str(seeds)]
+        done = subprocess.run(call, cwd=copy, env=env, capture_output=True, text=True, check=False)
+        found = ""
+        if done.returncode:
+            found = (done.stdout.splitlines() or done.stderr.splitlines()[-1:] or ["?"])[0]
+        tests = copy / "tests" / file.partition("/")[0]
+        if not tests.is_dir():
+            return name, found, ""
+        call = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+        call += ["-m", "not slow", str(tests)]
+        done = subprocess.run(call, cwd=copy, env=env, capture_output=True, text=True, check=False)
+        failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return name, found, (failed or [""])[0]
+
+
+def campaign(seeds: int, jobs: int, only: str) -> int:
+    """Plant each bug of `tests/planted_worlds.py`; prints what found it."""
+    wanted = [bug for bug in BUGS if only in bug[0] or bug[1].startswith(only)]
+    by_worlds = by_any = 0
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for name, found, failed in pool.map(lambda bug: run_worlds(bug, seeds), wanted):
+            is_error = found.startswith("ERROR: text")
+            by_worlds += bool(found) and not is_error
+            by_any += bool(found or failed) and not is_error
+            word = "worlds" if found else "tests" if failed else "MISSED"
+            print(f"{word:7} {name}\n    {found[:110]}\n    {failed[:110]}", flush=True)
+    print(f"of {len(wanted)} bugs the campaign caught {by_worlds}, with unit tests {by_any}")
+    return 0 if by_any == len(wanted) else 4
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--only", default="")
+    parser.add_argument("--campaign", type=int, default=0, metavar="SEEDS")
+    parser.add_argument("--jobs", type=int, default=1)
     arguments = parser.parse_args()
+    if arguments.campaign:
+        return campaign(arguments.campaign, arguments.jobs, arguments.only)
     wanted = [
         planted
         for planted in PLANTED

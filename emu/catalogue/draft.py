@@ -61,7 +61,7 @@ def head_layers(target: ModelSpec, count: int) -> ModelSpec:
         special_layers=(target.special_layers[like],) * count if target.special_layers else (),
         unquantized=(target.unquantized[like],) * count if target.unquantized else (),
         extra_params=0,
-        tower_params=0,
+        tower=None,
         mtp_layers=0,
     )
 

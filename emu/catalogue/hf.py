@@ -18,6 +18,7 @@ from emu.catalogue.layer import Experts, LatentAttention, Layer
 from emu.catalogue.model import ModelSpec
 from emu.catalogue.quantization import read_quantization
 from emu.catalogue.reader import ConfigReader
+from emu.catalogue.tower import Tower, read_tower
 from emu.errors import InputError
 
 # The first name found counts.
@@ -88,7 +89,7 @@ def from_hf_config(
     if kind == "dbrx":
         read = ConfigReader(_flat_dbrx(read), source)
     if kind in SPECIAL:
-        return _special(read, kind, name, companion, _tower_params(config))
+        return _special(read, kind, name, companion, read_tower(config))
     hidden = read.required(*HIDDEN)
     layers = read.required(*LAYERS)
     latent = _latent(read)
@@ -133,7 +134,7 @@ def from_hf_config(
         moe_layers=moe_layers if any(moe_layers) else (),
         window=window,
         window_layers=window_layers,
-        tower_params=_tower_params(config),
+        tower=read_tower(config),
         mtp_layers=read.optional(*MTP_LAYERS) or 0,
         unquantized=stored.unquantized,
         published_kv_dtype=stored.kv_cache_dtype,
@@ -145,7 +146,7 @@ def _special(
     kind: str,
     name: str,
     companion: Mapping[str, Any] | None,
-    tower_params: int,
+    tower: Tower | None,
 ) -> ModelSpec:
     """A model whose layers differ: the fields of a plain one are those of its widest layers."""
     layers = SPECIAL[kind](read)
@@ -185,7 +186,7 @@ def _special(
         window=max(windows),
         window_layers=tuple(map(bool, windows)) if any(windows) else (),
         special_layers=tuple(layers),
-        tower_params=tower_params,
+        tower=tower,
         mtp_layers=read.optional(*MTP_LAYERS) or 0,
         published_kv_dtype=stored.kv_cache_dtype,
     )
@@ -206,23 +207,6 @@ def _flat_dbrx(read: ConfigReader) -> dict[str, Any]:
         "num_experts": ffn.get("moe_num_experts"),
         "num_experts_per_tok": ffn.get("moe_top_k"),
     }
-
-
-def _tower_params(config: Mapping[str, Any]) -> int:
-    """Parameters of the vision tower: a plain transformer of the stated widths."""
-    vision = config.get("vision_config")
-    if not isinstance(vision, Mapping):
-        return 0
-    hidden = vision.get("hidden_size") or vision.get("vt_hidden_size") or vision.get("embed_dim")
-    depth = (
-        vision.get("num_hidden_layers") or vision.get("depth") or vision.get("vt_num_hidden_layers")
-    )
-    width = vision.get("intermediate_size") or vision.get("vt_intermediate_size")
-    if not isinstance(hidden, int) or not isinstance(depth, int):
-        return 0
-    if not isinstance(width, int):
-        width = 4 * hidden
-    return depth * (4 * hidden * hidden + 2 * hidden * width)
 
 
 def _text_keys(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:

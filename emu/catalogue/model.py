@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from emu.catalogue.layer import Attention, Experts, LatentAttention, Layer, Mlp
+from emu.catalogue.tower import Tower
 
 # Bits that 1,024 weights take in memory, scales included, so that all sizes stay integers.
 # mxfp4: 4-bit values with one 8-bit scale for 32 of them (OCP Microscaling 1.0).
@@ -83,14 +84,19 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Each layer of a model whose layers the fields above cannot describe; empty = they can."""
     extra_params: int = 0
     """Parameters of the language model outside its layers, embedding and head."""
-    tower_params: int = 0
-    """Parameters of vision and audio towers: held in memory, unused by text."""
+    tower: Tower | None = None
+    """The vision tower: held in memory, used by images."""
     mtp_layers: int = 0
     """Published layers for multi-token prediction; loaded only for speculation."""
     unquantized: tuple[frozenset[str], ...] = ()
     """For each layer the parts that a quantized checkpoint keeps wide; empty = none."""
     published_kv_dtype: str = ""
     """Type of the KV cache that a quantized checkpoint asks for."""
+
+    @property
+    def tower_params(self) -> int:
+        """Parameters of the vision tower."""
+        return 0 if self.tower is None else self.tower.params
 
     @property
     def moe_layer_count(self) -> int:

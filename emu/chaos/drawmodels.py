@@ -1,4 +1,4 @@
-"""Draws of newer models and engines' features: hybrid layers, speculative decoding, adapters.
+"""Draws of newer models and engines' features: hybrid layers, drafts, adapters, images.
 
 A stream of its own decides, so that the rest of a world stays as it was drawn. What a world's
 schedulers and backends cannot do is not drawn for it.
@@ -13,6 +13,7 @@ from emu.rng import rng_stream
 
 HYBRIDS: Final = ("openai/gpt-oss-20b", "google/gemma-2-9b", "LiquidAI/LFM2-2.6B")
 """Models with windows and with states that fit a GPU of the drawn clusters."""
+VISION: Final = "Qwen/Qwen3-VL-8B"
 
 
 def draw_models(seed: int, tables: Tables, lines: list[dict[str, Any]]) -> None:
@@ -33,6 +34,9 @@ def draw_models(seed: int, tables: Tables, lines: list[dict[str, Any]]) -> None:
         _speculation(rng, tables, lines)
     if "name" in tables["model"] and tables["model"]["name"] not in HYBRIDS and chance(rng, 0.3):
         _adapters(rng, tables, lines)
+    grouped = any("data_parallel_group" in group for group in groups)
+    if not grouped and not tables["scheduler"].get("enable_lora"):
+        _images(rng_stream(seed, "chaos images"), tables, lines)
 
 
 def _overrides(group: Tables) -> bool:
@@ -67,6 +71,35 @@ def _speculation(rng: Rng, tables: Tables, lines: list[dict[str, Any]]) -> None:
     for line in lines:
         if chance(rng, 0.1):
             line["acceptance_rate"] = float(pick(rng, (0.0, 0.3, 1.0)))
+
+
+def _images(rng: Rng, tables: Tables, lines: list[dict[str, Any]]) -> None:
+    name = tables["model"].get("name", "")
+    takes = tables.get("latency", {}).get("backend", "roofline") in ("roofline", "linear")
+    if not name or name in HYBRIDS or not takes or not chance(rng, 0.4):
+        return
+    tables["model"] = {"name": VISION}
+    tables["scheduler"] |= {
+        "limit_mm_per_prompt": {"image": 2},
+        "max_num_encoder_input_tokens": int(pick(rng, (48, 200))),
+        "encoder_cache_size": int(pick(rng, (48, 200))),
+    }
+    if chance(rng, 0.4):
+        tables["encoders"] = {
+            "count": int(pick(rng, (1, 3))),
+            "gpu": pick(rng, ("", "L40S")),
+            "nic_gbps": float(pick(rng, (0.0, 1.0))),
+            "cache_tokens": int(pick(rng, (0, 100))),
+        }
+    for item in [turn for line in lines for turn in line.get("sub_requests", [line])]:
+        start = 0
+        for _ in range(int(rng.integers(3))):
+            image = int(rng.integers(6))
+            start += int(rng.integers(10))
+            if start + 8 * (image + 1) > item["input_toks"]:
+                break
+            item.setdefault("images", []).append([image, start, 8 * (image + 1)])
+            start += 8 * (image + 1)
 
 
 def _adapters(rng: Rng, tables: Tables, lines: list[dict[str, Any]]) -> None:

@@ -30,6 +30,7 @@ def validate_world(cluster: Cluster, *, is_quiet: bool = False) -> list[str]:
     problems = _requests(cluster)
     if is_quiet:
         problems += _work(cluster)
+        problems += _waiting_kv(cluster)
     problems += [f"I4: {line}" for line in cluster.gateway.recount()]
     for replica in cluster.replicas:
         problems += _replica(cluster, replica)
@@ -106,6 +107,33 @@ def _work(cluster: Cluster) -> list[str]:
         ]
         if own or shared:
             problems.append(f"I12: {replica.name} is idle, {own or len(heads)} requests wait")
+    return problems
+
+
+def _waiting_kv(cluster: Cluster) -> list[str]:
+    """I12: no KV waits at its source while a replica that decodes is open and has the room."""
+    problems: list[str] = []
+    is_own = ":" in cluster.config.router.decode_policy
+    if is_own or any(fault.kind == "destination_refuses" for fault in cluster.config.faults):
+        return problems
+    for watcher in cluster.watchers.values():
+        outbound = watcher.outbound
+        if not outbound.queue or outbound.flight is not None or outbound.is_pausing:
+            continue
+        if outbound.has_handoffs or watcher.source.state is S.FAILED:
+            continue
+        requests = outbound.queue[0].requests
+        for replica in cluster.replicas:
+            scheduler = replica.scheduler
+            if replica is watcher.source or replica.model != watcher.source.model:
+                continue
+            if replica.state is not S.DECODE or replica.lock.is_held or replica.is_paused:
+                continue
+            if scheduler.waiting_count:
+                continue  # what it has preempted asks for its blocks, too
+            replica.settle()
+            if scheduler.blocks_to_reserve(requests) <= scheduler.ledger.pool.blocks_free:
+                problems.append(f"I12: KV waits at {watcher.name}, {replica.name} has room for it")
     return problems
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import gc
 import hashlib
 import time
@@ -120,6 +121,8 @@ def world_config(world: World, directory: Path) -> Config:
         path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in world.lines))
         tables["workload"] = {**tables.get("workload", {}), "path": str(path)}
     tables["output"] = {"timeseries_interval_ms": 100.0, "trace": False, "report": False}
+    # Objectives change nothing that happens; what they say of a run is judged.
+    tables.setdefault("slo", {"ttft_ms": 100.0, "tpot_ms": 10.0, "e2e_ms": 1000.0})
     return config_from_dict(tables)
 
 
@@ -189,7 +192,10 @@ def _run(
         judge.compare_summary(msgspec.json.decode(files["summary.json"]))
     verdict.problems += judge.problems
     if is_whole and not leap:
-        verdict.problems += truth_of(config, plan, history.records)
+        with (directory / "requests.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        said = msgspec.json.decode(files["summary.json"])
+        verdict.problems += truth_of(config, plan, history.records, rows, said)
     recorder.requests.discard()
     if leap or not verdict.events:
         _count(verdict, cluster, outcome, history.records, files)

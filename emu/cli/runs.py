@@ -316,6 +316,7 @@ def sweep(
     sweep: Path,
     *,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    draws: Count | None = None,
     jobs: Jobs = 0,
     ray: str | None = None,
     set_: Overrides = (),
@@ -333,6 +334,9 @@ def sweep(
         Sweep file (docs/sweeps.md).
     output
         Output directory, instead of the file's.
+    draws
+        Run this many draws of engine, arrivals and sampling at each point too: 90 % intervals, what
+        they come from, and how often a point is better than the first.
     jobs
         Processes; 0 = one for each core.
     ray
@@ -359,4 +363,5 @@ def sweep(
         quiet=quiet,
         report=report,
         as_json=json,
+        draws=draws,
     )

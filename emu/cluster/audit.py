@@ -16,6 +16,7 @@ from emu.replica.states import GPU_ROLE
 from emu.report.models import ModelFacts
 from emu.report.summary import RunFacts
 from emu.scheduling.speculation import SpeculationCounts
+from emu.units import NS_PER_S
 
 if TYPE_CHECKING:
     from emu.cluster.cluster import Cluster
@@ -50,6 +51,7 @@ def run_facts(cluster: Cluster) -> RunFacts:
         energy_j=energy,
         speculation=_speculation(cluster),
         adapters=_adapters(cluster),
+        images=_images(cluster),
         cost=_cost(cluster, prices) if any(prices) else None,
     )
 
@@ -64,6 +66,36 @@ def _adapters(cluster: Cluster) -> dict[str, int] | None:
         "host_loads": sum(book.host_loads for book in books),
         "hits": sum(book.hits for book in books),
     }
+
+
+def _images(cluster: Cluster) -> dict[str, Any] | None:
+    """What encoders did on all replicas; None where requests have no images."""
+    books = [(r.scheduler.encoder, r.latency) for r in cluster.replicas]
+    if not any(book is not None for book, _ in books):
+        return None
+    from emu.latency.encoder import EncoderBackend  # most runs have no images
+
+    total = {"encoded": 0, "encoded_tokens": 0, "cache_hits": 0}
+    spent_ns = steps = 0
+    fleet = cluster.gateway.encoders
+    if fleet is not None:  # the replicas load what it has made
+        total = {
+            "encoded": fleet.encoded_images,
+            "encoded_tokens": fleet.encoded_tokens,
+            "cache_hits": fleet.hits,
+            "loaded": sum(book.encoded_images for book, _ in books if book is not None),
+        }
+        return {**total, "encoder_steps": fleet.steps, "encoder_s": fleet.busy_ns / NS_PER_S}
+    for book, latency in books:
+        if book is None:
+            continue
+        total["encoded"] += book.encoded_images
+        total["encoded_tokens"] += book.encoded_tokens
+        total["cache_hits"] += book.hits
+        if isinstance(latency, EncoderBackend):
+            spent_ns += sum(n * latency.costs.images_ns(key) for key, n in book.steps.items())
+            steps += sum(book.steps.values())
+    return {**total, "encoder_steps": steps, "encoder_s": spent_ns / NS_PER_S}
 
 
 def model_facts(cluster: Cluster) -> list[ModelFacts]:

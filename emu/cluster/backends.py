@@ -40,6 +40,7 @@ from emu.plugins import make_plugin
 from emu.policy.calls import shown
 
 if TYPE_CHECKING:
+    from emu.latency.encoder import TowerCosts
     from emu.latency.moe_gate import Gate
     from emu.latency.pim import PimAttention
     from emu.latency.placement import WeightLoads
@@ -60,7 +61,11 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
         ops = Ops(context.gpu, kernels_of(context.gpu), ADAPTER_BYTES)
         matrices = adapted_matrices(context.model, context.tensor_parallel)
         inner = LoraBackend(inner, context.lora, ops, matrices)
-    if context.drafts is not None or context.lora is not None:
+    if context.encodes:
+        from emu.latency.encoder import EncoderBackend
+
+        inner = EncoderBackend(inner, tower_costs(context))
+    if context.drafts is not None or context.lora is not None or context.encodes:
         return inner
     loads, pim = weight_loads(context), pim_attention(context)
     interleaves = context.table.sub_batch_interleaving
@@ -76,6 +81,21 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
 
     return OffloadedBackend(
         inner, context.model.layers, loads=loads, pim=pim, interleaves=interleaves
+    )
+
+
+def tower_costs(context: LatencyContext) -> TowerCosts:
+    """What images take on the replica's ranks."""
+    from emu.latency.encoder import TowerCosts  # most runs have no images
+
+    engine = engine_of(context.table, context.source)
+    return TowerCosts(
+        context.model,
+        context.gpu,
+        kernels_of(context.gpu),
+        engine_collectives(context),
+        context.tensor_parallel,
+        0 if engine is None else engine.launch_ns,
     )
 
 

@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
 import numpy as np
 
 from emu.catalogue import sizes
-from emu.cluster.backends import SharedBackends
+from emu.catalogue.lookup import lookup_gpu
+from emu.cluster.backends import SharedBackends, tower_costs
 from emu.cluster.dispatch import Dispatch
 from emu.cluster.kv_tiers import TierBook
 from emu.cluster.plan import Plan, ReplicaPlan, groups_of, plugins_of
@@ -44,13 +46,14 @@ from emu.routing.policies import make_router
 from emu.scheduling.base import ReplicaLimits, Scheduler
 from emu.scheduling.fcfs import PrefillQueue
 from emu.scheduling.registry import make_scheduler
-from emu.units import ms_to_ns, s_to_ns
+from emu.units import gbps_to_bytes_per_s, ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
     from emu.autoscale.kv_reject import KvRejecter
     from emu.cluster.insight import Insight
     from emu.config.schema import Config
     from emu.faults.injector import Handler
+    from emu.latency.encoder import EncoderFleet
     from emu.migration.live import LiveMigrator, LiveWorld
 
 S = ReplicaState
@@ -192,6 +195,28 @@ def build_intake(shared: Shared) -> Intake | None:
     return Intake(models, own) if models and len(models) == len(takers) else None
 
 
+def build_encoders(plan: Plan) -> EncoderFleet | None:
+    """Encoders of images on GPUs of their own, if there are any."""
+    table = plan.config.encoders
+    if table is None:
+        return None
+    from emu.latency.encoder import EncoderFleet, embedding_bytes
+
+    first = plan.replicas[0]
+    gpu = lookup_gpu(table.gpu) if table.gpu else first.gpu
+    context = msgspec.structs.replace(
+        first.latency_context(plan.config), gpu=gpu, tensor_parallel=1, expert_parallel=1
+    )
+    return EncoderFleet(
+        tower_costs(context),
+        table.count,
+        cache_tokens=table.cache_tokens,
+        token_bytes=embedding_bytes(first.model),
+        bytes_per_s=gbps_to_bytes_per_s(table.nic_gbps or first.node.nic_gbps),
+        latency_ns=round(first.node.nic_latency_us * 1000),
+    )
+
+
 def _scheduler(
     shared: Shared,
     plan: ReplicaPlan,
@@ -228,6 +253,7 @@ def _scheduler(
         seed=config.seed,
         own=None if insight is None else partial(insight.make, replica_id=plan.replica_id),
         eviction=eviction,
+        encodes=not plan.encodes_apart,
     )
 
 

@@ -17,6 +17,7 @@ from emu.cluster.backends import SharedBackends
 from emu.cluster.build import (
     Shared,
     build_dispatch,
+    build_encoders,
     build_insight,
     build_intake,
     build_live,
@@ -172,6 +173,7 @@ class Cluster:
             on_terminal=self._ended if insight is None else self._ended_seen,
             cancel=self.cancel,
             intake=build_intake(shared),
+            encoders=build_encoders(shared.plan),
             admission=None if insight is None else insight.admission(),
             clients=self.config.workload.concurrency,
         )
@@ -422,6 +424,7 @@ class Cluster:
         if request.holder_id < 0:
             if (
                 request in self.gateway.taking
+                or request.request_id in self.gateway.encoding
                 or any(q.cancel(request) for q in self.queues)
                 or self.gateway.cancel_held(request)
             ):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from emu.cluster.dispatch import TAKES_PROMPTS, Dispatch
 from emu.config.schema import RecoveryTable, RouterTable
@@ -23,6 +23,9 @@ from emu.replica.replica import Replica
 from emu.request import Request, Status
 from emu.units import ms_to_ns
 from emu.workload.session import Following
+
+if TYPE_CHECKING:
+    from emu.latency.encoder import EncoderFleet
 
 # A member of an enumeration is looked up by its class in Python, at each arrival and end.
 _COMPLETED: Final = Status.COMPLETED
@@ -59,6 +62,7 @@ class Gateway(Actor):
         on_terminal: Callable[[Request], None],
         cancel: Callable[[Request], None],
         intake: Intake | None = None,
+        encoders: EncoderFleet | None = None,
         admission: OwnAdmission | None = None,
         clients: int = 0,
     ) -> None:
@@ -75,7 +79,10 @@ class Gateway(Actor):
         self.held: deque[Request] = deque()
         self.taking: deque[Request] = deque()
         """Requests in the front end, in order of arrival."""
+        self.encoding: dict[int, Request] = {}
+        """Requests whose images are encoded on GPUs of the encoders' own."""
         self._intake = intake
+        self.encoders = encoders
         self._admission = admission
         self._clients = clients
         self._delivered_ns = 0
@@ -181,7 +188,7 @@ class Gateway(Actor):
                 lambda: None if request.status.is_terminal else self._cancel(request),
             )
         if self._intake is None:
-            self._admit(request)
+            self._encode(request)
             return
         now_ns = self.kernel.now_ns
         ready_ns = self._intake.ready_ns(now_ns, request.prompt_tokens, request.pin)
@@ -192,6 +199,20 @@ class Gateway(Actor):
         """The front end has done with a request."""
         self.taking.remove(request)  # the oldest, but where routers outside choose
         if not request.status.is_terminal:  # else its client has left
+            self._encode(request)
+
+    def _encode(self, request: Request) -> None:
+        """Images first, where encoders stand apart."""
+        if self.encoders is None or not request.images:
+            self._admit(request)
+            return
+        ready_ns = self.encoders.ready_ns(self.kernel.now_ns, request.images)
+        self.encoding[request.request_id] = request
+        self.kernel.call_at(ready_ns, PRIORITY_WORLD, partial(self._encoded, request))
+
+    def _encoded(self, request: Request) -> None:
+        del self.encoding[request.request_id]
+        if not request.status.is_terminal:
             self._admit(request)
 
     def _admit(self, request: Request) -> None:
@@ -316,6 +337,7 @@ class Gateway(Actor):
         again.model = request.model
         again.acceptance_rate = request.acceptance_rate
         again.adapter = request.adapter
+        again.images = request.images
         again.retries = request.retries + 1
         pause_ms = self._recovery.client_backoff_ms * 2**request.retries
         again.arrival_ns = self.kernel.now_ns + ms_to_ns(pause_ms)

@@ -19,6 +19,7 @@ from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.lookup import lookup_gpu, lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
 from emu.cluster.adapters import adapter_bytes, check_adapters, lora_plan
+from emu.cluster.images import check_encoders, check_images, encoder_cache_bytes, images_table
 from emu.cluster.speculation import (
     check_speculation,
     draft_of,
@@ -92,6 +93,8 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How the layers of a hybrid model share KV blocks; None = all keep all tokens."""
     draft: Draft | None = None
     """The drafter's layers; None without speculative decoding, and for n-grams."""
+    encodes_apart: bool = False
+    """Images are encoded elsewhere, and come as embeddings."""
 
     @property
     def speculation(self) -> SpeculativeTable | None:
@@ -102,6 +105,11 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     def has_adapters(self) -> bool:
         """Requests may name LoRA adapters."""
         return isinstance(self.scheduler, VllmTable) and self.scheduler.enable_lora
+
+    @property
+    def images(self) -> VllmTable | None:
+        """The scheduler's table, where requests may have images."""
+        return images_table(self.scheduler)
 
     @property
     def ahead_tokens(self) -> int:
@@ -201,6 +209,7 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
             drafts=self.speculation,
             draft=self.draft,
             lora=lora_plan(self.scheduler, self.model, self.tensor_parallel, self.node, self.gpu),
+            encodes=self.images is not None and not self.encodes_apart,
         )
 
 
@@ -259,6 +268,8 @@ def _resolve(config: Config, source: str, *, imports: bool) -> Plan:
     for context in {replica.group: replica for replica in replicas}.values():
         check_collectives(context.latency_context(config))
     _check_drafts(replicas, source)
+    takers = all(replica.images for replica in replicas)
+    check_encoders(config.encoders, len({r.served for r in replicas}), takers, source)
     _check_groups(config, replicas, source)
     return Plan(config, source, topology, gpu_specs, tuple(replicas))
 
@@ -282,6 +293,7 @@ def _plan_group(
     _check_parallel(model, table, key, source)
     _check_layers(model, table, latency.backend, source)
     check_adapters(scheduler, latency, model, table, source)
+    check_images(scheduler, latency, model, table, source)
     drafts, draft = speculative_table(scheduler), None
     if drafts is not None:
         check_speculation(drafts, scheduler, latency, table, source)
@@ -348,6 +360,7 @@ def _plan_group(
             shared=table.shared,
             kv_layout=layout,
             draft=draft,
+            encodes_apart=config.encoders is not None,
         )
 
 
@@ -386,7 +399,7 @@ def _memory(
         kv_cache_dtype=model_table.kv_cache_dtype,
         block_size=scheduler.block_size,
         utilization=scheduler.gpu_memory_utilization,
-        reserve_bytes=reserve,
+        reserve_bytes=reserve + encoder_cache_bytes(scheduler, model),
         exact_weights=engine is not None,
         outside_bytes=_outside_bytes(model, table, model_table.dtype, source, key),
         block_bytes=0 if layout is None else layout.block_bytes,

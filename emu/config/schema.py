@@ -27,6 +27,7 @@ from emu.config.tables.base import (
     doc,
 )
 from emu.config.tables.cluster import (
+    EncodersTable,
     GpuTable,
     ModelTable,
     NetworkTable,
@@ -73,6 +74,7 @@ from emu.config.tables.serving import (
 )
 from emu.config.tables.workload import (
     ArrivalsTable,
+    ImagesTable,
     LengthsTable,
     SessionsTable,
     SyntheticTable,
@@ -89,11 +91,13 @@ __all__ = [
     "Count",
     "Count0",
     "Dtype",
+    "EncodersTable",
     "FasterTransformerTable",
     "FaultTable",
     "FcfsTable",
     "Fraction",
     "GpuTable",
+    "ImagesTable",
     "KvRejectTable",
     "LatencyTable",
     "LengthsTable",
@@ -153,6 +157,7 @@ class Config(Table, kw_only=True, frozen=True):
     workload: WorkloadTable = field(default_factory=WorkloadTable)
     router: RouterTable = field(default_factory=RouterTable)
     scheduler: SchedulerTable = field(default_factory=VllmTable)
+    encoders: EncodersTable | None = None
     latency: LatencyTable = field(default_factory=RooflineTable)
     network: NetworkTable = field(default_factory=NetworkTable)
     autoscale: AutoscaleTable | None = None

@@ -31,6 +31,7 @@ def census(cluster: FaultWorld) -> list[Place]:
     gateway = cluster.gateway
     places = [Place(r, "queued", "gateway") for r in gateway.held]
     places += [Place(r, "queued", "front end") for r in gateway.taking]
+    places += [Place(r, "queued", "encoders") for r in gateway.encoding.values()]
     for queue in cluster.queues:
         places += [Place(r, "queued", "global queue") for r in queue]
     for replica in cluster.replicas:

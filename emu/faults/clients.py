@@ -57,6 +57,7 @@ def overload(injector: Injector, fault: Overload, rng: np.random.Generator) -> N
             )
             clone.acceptance_rate = request.acceptance_rate
             clone.adapter = request.adapter
+            clone.images = request.images
             gateway.arrive(clone)
 
     end_echo = gateway.echo(echo)

@@ -33,6 +33,11 @@ class Clients(Protocol):
         """Requests that the front end is taking in."""
         ...
 
+    @property
+    def encoding(self) -> Mapping[int, Request]:
+        """Requests whose images encoders of their own have, by id."""
+        ...
+
     def echo(self, echo: Callable[[Request], None]) -> Callable[[], None]:
         """Tell `echo` of every arrival from now on; what is returned ends that."""
         ...

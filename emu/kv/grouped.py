@@ -25,7 +25,7 @@ from typing import Final
 import msgspec
 
 from emu.kv.groups import KvGroup, KvLayout
-from emu.kv.hashing import block_keys, with_adapter
+from emu.kv.hashing import block_keys, with_adapter, with_images
 from emu.kv.pool import NO_HIT, Hit
 from emu.request import Request
 from emu.units import ceil_div
@@ -118,6 +118,8 @@ class GroupedPool:
             )
             if request.adapter:  # KV of one adapter is of no use to another
                 keys = request.block_keys = with_adapter(keys, request.adapter)
+            if request.images:
+                keys = request.block_keys = with_images(keys, request.images, self.block_size)
             request.block_keys_size = self.block_size
             request.known_blocks = len(keys)
         return keys

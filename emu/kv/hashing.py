@@ -14,6 +14,7 @@ cumulative sum is one vectorised pass.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -82,6 +83,19 @@ def _keys_of_hashes(
     )
     sums = _running_sums(ids)[covering]
     keys: list[int] = mix64(sums + (index + np.uint64(1)) * _GOLDEN).tolist()
+    return keys
+
+
+def with_images(
+    keys: list[int], images: Sequence[tuple[int, int, int]], block_size: int
+) -> list[int]:
+    """The keys where some tokens stand for images (identity, first token, tokens)."""
+    keys = list(keys)
+    for image, start, _ in images:
+        text = f"{image} {start}".encode()
+        salt = int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
+        for at in range(start // block_size, len(keys)):
+            keys[at] ^= salt
     return keys
 
 

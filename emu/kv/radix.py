@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, final
 
-from emu.kv.hashing import block_keys, with_adapter
+from emu.kv.hashing import block_keys, with_adapter, with_images
 from emu.request import Prefix, Request
 
 NONE: Final = -1
@@ -50,7 +50,12 @@ def chain_of(request: Request, block_size: int) -> Chain:
         return chain
     prefix = request.prefix
     hashed = prefix is not None and prefix.token_ids is None and len(prefix.hash_ids) > 0
-    if hashed and prefix is not None and prefix.hash_block_tokens % block_size == 0:
+    if (
+        hashed
+        and not request.images
+        and prefix is not None
+        and prefix.hash_block_tokens % block_size == 0
+    ):
         tokens = prefix.hash_block_tokens
         known = min(request.prompt_tokens, len(prefix.hash_ids) * tokens) // block_size
         root = f"{tokens} {request.adapter}"
@@ -65,8 +70,10 @@ def chain_of(request: Request, block_size: int) -> Chain:
 
 
 def keys_of(request: Request, block_size: int) -> list[int]:
-    """A key for each of the request's full blocks: of its tokens from the start, and adapter."""
+    """A key for each of the request's full blocks: of its tokens the start, images, adapter."""
     keys = block_keys(request.prefix, block_size, request.prompt_tokens)
+    if request.images:
+        keys = with_images(keys, request.images, block_size)
     # KV of one adapter is of no use to another.
     return with_adapter(keys, request.adapter) if request.adapter else keys
 

@@ -7,6 +7,7 @@ the model, the GPU and the parallel degrees, and is asked for integer nanosecond
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, final
 
 import numpy as np
@@ -103,6 +104,8 @@ class BatchShape:
     """Speculative decoding; None = the replica has none."""
     lora: LoraWork | None
     """Adapters; None = the replica has none."""
+    images: Sequence[int]
+    """Tokens of each image that the iteration encodes."""
 
     __slots__ = (
         "decode_context_max",
@@ -111,6 +114,7 @@ class BatchShape:
         "decode_count",
         "group_tokens",
         "group_tokens_max",
+        "images",
         "layers",
         "lora",
         "padded_tokens",
@@ -150,6 +154,7 @@ class BatchShape:
         self.layers = layers
         self.verify = None
         self.lora = None
+        self.images = ()
 
     @property
     def new_tokens(self) -> int:

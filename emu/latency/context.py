@@ -80,6 +80,8 @@ class LatencyContext(msgspec.Struct, frozen=True, kw_only=True):
     """The drafter's layers, if it has any."""
     lora: LoraPlan | None = None
     """LoRA adapters, if requests may name some."""
+    encodes: bool = False
+    """Requests may have images, which it encodes."""
 
 
 def link_dims(context: LatencyContext) -> tuple[NetworkDim, NetworkDim]:

@@ -229,6 +229,8 @@ def end_part(
     replica.iterations += 1
     replica.prefill_tokens += progress.prefill_tokens
     replica.decode_tokens += progress.decode_tokens
+    if progress.gaps_ns:  # of those that had got tokens before their KV was lost
+        observers.gaps.add_gaps(progress.gaps_ns, replica.clock.now_ns)
     if observers.batches is not None:
         observers.batches.batch(replica.replica_id, batch, start_ns, replica.clock.now_ns, 1, None)
     if receivers:

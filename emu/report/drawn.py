@@ -158,6 +158,20 @@ def read_draws(directory: Path) -> Draws:
         raise InputError(str(path), None, "", f"unusable: {error}") from None
 
 
+def better_part(name: str, base: Draws, other: Draws) -> float | None:
+    """How often the other's draws of a figure are better than the base's, draw by draw.
+
+    None if they are not the same draws, or one has not the figure. Equal figures count half.
+    """
+    if (other.seed, other.numbers) != (base.seed, base.numbers):
+        return None
+    if name not in base.figures or name not in other.figures:
+        return None
+    sign = -1.0 if name in HIGHER_IS_BETTER else 1.0
+    apart = sign * (np.array(other.figures[name].values) - np.array(base.figures[name].values))
+    return float(((apart < 0) + 0.5 * (apart == 0)).mean())
+
+
 def compare_draws(directories: Sequence[Path]) -> list[Odds]:
     """Draws against the first's. Raises InputError if they are not the same draws."""
     sets = [read_draws(directory) for directory in directories]
@@ -170,12 +184,7 @@ def compare_draws(directories: Sequence[Path]) -> list[Odds]:
         if not all(name in one.figures for one in sets):
             continue
         intervals = [one.figures[name] for one in sets]
-        sign = -1.0 if name in HIGHER_IS_BETTER else 1.0
-        base = np.array(intervals[0].values)
-        better = []
-        for other in intervals[1:]:
-            apart = sign * (np.array(other.values) - base)
-            better.append(float(((apart < 0) + 0.5 * (apart == 0)).mean()))
+        better = [better_part(name, sets[0], other) or 0.0 for other in sets[1:]]
         found.append(Odds(label, intervals, better))
     return found
 
@@ -188,13 +197,16 @@ def print_odds(directories: Sequence[Path], names: Sequence[str], console: Conso
     table.add_column("")
     for index, name in enumerate(names):
         table.add_column(name, justify="right")
+        table.add_column("from")
         if index:
             table.add_column(f"better than {names[0]}", justify="right")
     for row in compare_draws(directories):
-        cells = [f"{number(row.intervals[0].median)} ({interval_text(row.intervals[0])})"]
-        for interval, better in zip(row.intervals[1:], row.better, strict=True):
+        cells = []
+        for at, interval in enumerate(row.intervals):
             cells.append(f"{number(interval.median)} ({interval_text(interval)})")
-            cells.append(f"{100 * better:.0f} %")
+            cells.append(share_text(interval))
+            if at:
+                cells.append(f"{100 * row.better[at - 1]:.0f} %")
         table.add_row(row.name, *cells)
     console.print(table)
     console.print("engines: " + "; ".join(first.engines), soft_wrap=True)

@@ -84,6 +84,8 @@ class RunFacts(msgspec.Struct, kw_only=True):
     """Faults that found nothing to strike (a replica that was not in service), by kind."""
     energy_j: Mapping[str, float] | None = None
     """By part of the machine; None = not modelled."""
+    images: Mapping[str, Any] | None = None
+    """What encoders of images did; None = requests have none."""
     adapters: Mapping[str, int] | None = None
     """Loads of LoRA adapters; None = there are none."""
     speculation: Mapping[str, Any] | None = None
@@ -202,6 +204,8 @@ class Summary(msgspec.Struct, kw_only=True):
     """Live mode only: whether the machine kept up (docs/live.md)."""
     speculation: Any = msgspec.UNSET
     """With speculative decoding only: what became of drafts (docs/speculation.md)."""
+    images: Any = msgspec.UNSET
+    """With images only: how many were encoded or found, and how long (docs/architectures.md)."""
     adapters: Any = msgspec.UNSET
     """With LoRA adapters only: loads and hits (docs/adapters.md)."""
     definitions: dict[str, str]
@@ -261,6 +265,7 @@ def build_summary(stats: RequestStats, gaps: GapStats, facts: RunFacts, slo: Slo
         rows_skipped=dict(sorted(facts.rows_skipped.items())),
         rows_clipped=dict(sorted(facts.rows_clipped.items())),
         digest=facts.digest,
+        images=msgspec.UNSET if facts.images is None else dict(facts.images),
         adapters=msgspec.UNSET if facts.adapters is None else dict(facts.adapters),
         speculation=msgspec.UNSET if facts.speculation is None else dict(facts.speculation),
         definitions={name: text for name, text in DEFINITIONS.items() if name != "models"},

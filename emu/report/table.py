@@ -127,6 +127,10 @@ def _resources(summary: Summary) -> Iterator[Figure]:
     if isinstance(summary.adapters, dict):
         loads = summary.adapters
         yield "Adapters", f"{loads['cold_loads']:,} read, {loads['host_loads']:,} copied", ""
+    if isinstance(summary.images, dict):
+        images = summary.images
+        text = f"{images['encoded']:,} encoded in {number(images['encoder_s'])} s of GPU time"
+        yield "Images", f"{text}, {images['cache_hits']:,} found in the cache", ""
     if isinstance(summary.speculation, dict):
         yield "Drafts", _drafts(summary.speculation), ""
     if summary.prefix_hit_tokens["total"]:

@@ -29,7 +29,7 @@ from emu.cluster.audit import (
 )
 from emu.cluster.cluster import Cluster, Outcome
 from emu.cluster.commands import check_commands
-from emu.cluster.plan import Plan, make_plan, plugins_of
+from emu.cluster.plan import Plan, ReplicaPlan, make_plan, plugins_of
 from emu.cluster.recorder import Recorder
 from emu.config.load import effective_dict, load_config
 from emu.config.placing import blaming, placing
@@ -47,7 +47,7 @@ from emu.report.transitions import write_flows
 from emu.runs.inputs import digests
 from emu.units import NS_PER_S
 from emu.workload.items import Notes
-from emu.workload.opened import Workload, open_workload, refused_warning
+from emu.workload.opened import Facts, Workload, open_workload, refused_warning
 
 _OF_THIS_PROCESS: Final = ("roofline", "linear", "profile", "vidur", "aiconfigurator")
 _WATCH_S: Final = 0.1
@@ -97,6 +97,8 @@ def prepare(config: Config, source: str, *, imports: bool = True) -> tuple[Plan,
         if workload.adapter and not all(replica.has_adapters for replica in plan.replicas):
             problem = f"the workload names adapters ({workload.adapter}); set it to true everywhere"
             raise InputError(source, None, "scheduler.enable_lora", problem)
+        if workload.facts.images:
+            check_workload_images(workload.facts, plan.replicas, source)
     if workload.facts.names_models and not is_named:
         workload.notes.warn("`model` of a request is not compared: one model is served")
     if config.power is not None:
@@ -105,6 +107,25 @@ def prepare(config: Config, source: str, *, imports: bool = True) -> tuple[Plan,
         for warning in energy_warnings(config.power, plan):
             workload.notes.warn(warning)
     return plan, workload
+
+
+def check_workload_images(facts: Facts, replicas: Sequence[ReplicaPlan], source: str) -> None:
+    """Every replica takes the images of every request. InputError names the key."""
+    for replica in replicas:
+        table = replica.images
+        if table is None:
+            problem = "the workload has images; give a limit everywhere, as { image = 4 }"
+        elif facts.images > table.limit_mm_per_prompt["image"]:
+            most = table.limit_mm_per_prompt["image"]
+            problem = f"a request of the workload has {facts.images} images, more than {most}"
+        elif facts.image_tokens > min(table.encoder_budget_tokens, table.encoder_cache_tokens):
+            problem = (
+                f"an image of the workload has {facts.image_tokens} tokens; raise "
+                "max_num_encoder_input_tokens and encoder_cache_size"
+            )
+        else:
+            continue
+        raise InputError(source, None, "scheduler.limit_mm_per_prompt", problem)
 
 
 def _lenient(table: WorkloadTable) -> WorkloadTable:

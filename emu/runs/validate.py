@@ -12,11 +12,12 @@ from rich.table import Table
 
 from emu.catalogue import sizes
 from emu.cluster.adapters import adapter_bytes
-from emu.cluster.backends import SharedBackends
+from emu.cluster.backends import SharedBackends, tower_costs
+from emu.cluster.images import encoder_cache_bytes
 from emu.cluster.plan import Plan, ReplicaPlan
 from emu.config.load import load_config
 from emu.config.placing import blaming, placing
-from emu.config.schema import SchedulerTable, VllmTable
+from emu.config.schema import Config, SchedulerTable, VllmTable
 from emu.errors import printable
 from emu.latency.base import LatencyBackend
 from emu.latency.roofline.coefficients import kernels_of
@@ -24,6 +25,9 @@ from emu.process.terminal import open_console
 from emu.runs.runner import prepare, range_warnings
 from emu.scheduling.speculation import conditional_rates, expected_tokens
 from emu.units import NS_PER_S
+
+_EXAMPLE_IMAGE_TOKENS = 1024
+"""An image of 1,024 x 1,024 pixels has so many in Qwen3-VL."""
 
 
 def validate_command(
@@ -86,14 +90,15 @@ def facts(plan: Plan) -> dict[str, dict[str, str]]:
     """Replicas (`0-3,8`) -> what is the same for all of them, by name."""
     alike: dict[tuple[str, ...], list[ReplicaPlan]] = {}
     for replica in plan.replicas:
-        alike.setdefault((str(replica.group), *_facts_of(replica).values()), []).append(replica)
+        key = (str(replica.group), *_facts_of(replica, plan.config).values())
+        alike.setdefault(key, []).append(replica)
     return {
-        _ranges([replica.replica_id for replica in replicas]): _facts_of(replicas[0])
+        _ranges([replica.replica_id for replica in replicas]): _facts_of(replicas[0], plan.config)
         for replicas in alike.values()
     }
 
 
-def _facts_of(replica: ReplicaPlan) -> dict[str, str]:
+def _facts_of(replica: ReplicaPlan, config: Config) -> dict[str, str]:
     memory, model, node = replica.memory, replica.model, replica.node
     weight = max(memory.physical_weight_bytes)
     return {
@@ -107,6 +112,7 @@ def _facts_of(replica: ReplicaPlan) -> dict[str, str]:
         **_kv_facts(replica),
         **_speculation_facts(replica),
         **_adapter_facts(replica),
+        **_image_facts(replica, config),
         "scheduler": replica.scheduler.policy,
         "latency": _latency_fact(replica),
         "load from SSD": f"{weight * 8 / (node.ssd_gbps * 1e9):.2f} s",
@@ -142,6 +148,21 @@ def _adapter_facts(replica: ReplicaPlan) -> dict[str, str]:
     return {
         "adapters": f"{table.max_loras} slots of {one / 1e6:.1f} MB on a GPU "
         f"(rank {table.max_lora_rank}), {host} on the host"
+    }
+
+
+def _image_facts(replica: ReplicaPlan, config: Config) -> dict[str, str]:
+    """What images take; nothing where requests have none."""
+    table, tower = replica.images, replica.model.tower
+    if table is None or tower is None:
+        return {}
+    kept = encoder_cache_bytes(table, replica.model) / 1e6
+    example = min(_EXAMPLE_IMAGE_TOKENS, table.encoder_budget_tokens)
+    took_ms = tower_costs(replica.latency_context(config)).images_ns([example]) / 1e6
+    return {
+        "images": f"tower of {tower.params / 1e9:.2f} B parameters, cache of "
+        f"{table.encoder_cache_tokens:,} tokens ({kept:.0f} MB on a GPU); "
+        f"an image of {example:,} tokens takes {took_ms:.1f} ms"
     }
 
 

@@ -39,6 +39,7 @@ from emu.units import ceil_div
 if TYPE_CHECKING:
     from emu.config.schema import SchedulerTable
     from emu.scheduling.adapters import Adapters
+    from emu.scheduling.encoder import EncoderCache
     from emu.scheduling.speculation import Speculation
 
 
@@ -280,6 +281,8 @@ class Scheduler(ABC):
     """Which drafts are accepted, where decodes verify drafts."""
     adapters: Adapters | None = None
     """LoRA adapters, where requests may name some."""
+    encoder: EncoderCache | None = None
+    """Budget and cache of images, where requests may have some."""
     is_shared = False
     """It pulls its prompts from a queue that other replicas pull from too."""
     pulls = False

@@ -14,6 +14,7 @@ from emu.plugins import make_plugin
 from emu.policy.calls import OwnEviction, shown
 from emu.scheduling.adapters import Adapters
 from emu.scheduling.base import Batch, Progress, ReplicaLimits, Scheduler
+from emu.scheduling.encoder import EncoderCache
 from emu.scheduling.fcfs import FcfsScheduler, PrefillQueue
 from emu.scheduling.speculation import Speculation
 from emu.scheduling.vllm import VllmScheduler
@@ -37,6 +38,15 @@ def adapters_of(table: VllmTable) -> Adapters | None:
     return Adapters(table.max_loras, table.max_cpu_loras or table.max_loras)
 
 
+def encoder_of(table: VllmTable, *, encodes: bool) -> EncoderCache | None:
+    """Budget and cache of images; None where requests cannot have any. `encodes` False: they come
+    as embeddings, of which a step takes any number."""
+    if not table.limit_mm_per_prompt:
+        return None
+    cache_tokens = table.encoder_cache_tokens
+    return EncoderCache(table.encoder_budget_tokens if encodes else cache_tokens, cache_tokens)
+
+
 def make_scheduler(
     table: SchedulerTable,
     limits: ReplicaLimits,
@@ -48,12 +58,14 @@ def make_scheduler(
     seed: int = 0,
     own: Callable[..., Any] | None = None,
     eviction: OwnEviction | None = None,
+    encodes: bool = True,
 ) -> Scheduler:
     """The scheduler that `scheduler.policy` names.
 
     `queue` is the cluster's global prefill queue (fcfs only). `ahead`: each batch is formed while
     the one before it runs (vllm only). `seed` of the run decides which drafts are accepted.
-    `eviction`: which request loses its blocks (vllm only). `own` makes a scheduler of a user's
+    `eviction`: which request loses its blocks (vllm only). `encodes`: images are encoded here (vllm
+    only). `own` makes a scheduler of a user's
     class. Raises InputError for an unknown name.
     """
     made: Scheduler
@@ -69,6 +81,7 @@ def make_scheduler(
             speculation=None if drafts is None else Speculation(drafts, seed),
             eviction=eviction,
             adapters=adapters_of(table),
+            encoder=encoder_of(table, encodes=encodes),
         )
     elif isinstance(table, FcfsTable):
         made = FcfsScheduler(table, limits, queue=queue)

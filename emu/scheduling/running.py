@@ -29,6 +29,7 @@ from emu.request import Request
 from emu.scheduling.adapters import Adapters
 from emu.scheduling.base import Batch, Progress, ReplicaLimits, RunOn
 from emu.scheduling.cohort import Cohort, RunningRequest
+from emu.scheduling.encoder import EncoderCache
 from emu.scheduling.ledger import Ledger
 
 Record = tuple[RunningRequest, int, int]
@@ -81,6 +82,8 @@ class RunningSet:
         """When every cohort member received its latest token."""
         self.adapters: Adapters | None = None
         """LoRA adapters of the running requests, where there may be any."""
+        self.encoder: EncoderCache | None = None
+        """Images of the running requests, where there may be any."""
         self._admissions = 0
         self._busy_ns = 0
         """Time in batches so far (one pipeline stage)."""
@@ -166,6 +169,8 @@ class RunningSet:
         request = running.request
         if self.adapters is not None:
             self.adapters.end(request)
+        if self.encoder is not None and request.images:
+            self.encoder.free(request)
         del self.requests[request.request_id]
         running.is_alive = False
         # One batch at a time: a running request takes part in all of them.
@@ -243,6 +248,8 @@ class RunningSet:
         self.cohort.in_flight = 0
         if self.adapters is not None:
             self.adapters.clear()
+        if self.encoder is not None:
+            self.encoder.clear()
         return [running.request for running in members]
 
     def free_ended(self) -> bool:
@@ -463,6 +470,8 @@ class RunningSet:
         if self.adapters is not None:
             running_requests = [running.request for running in self.requests.values()]
             problems += self.adapters.recount(running_requests)
+        if self.encoder is not None:
+            problems += self.encoder.recount([*self.residents(), *self.ledger.queue])
         return problems
 
 

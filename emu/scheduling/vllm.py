@@ -67,6 +67,7 @@ from emu.scheduling.base import (
     add_chunk,
 )
 from emu.scheduling.cohort import RunningRequest
+from emu.scheduling.encoder import EncoderCache
 from emu.scheduling.ledger import Ledger, forget_kv
 from emu.scheduling.running import Record, RunningSet
 from emu.scheduling.speculation import Speculation
@@ -131,19 +132,21 @@ class VllmScheduler(Scheduler):
         speculation: Speculation | None = None,
         eviction: OwnEviction | None = None,
         adapters: Adapters | None = None,
+        encoder: EncoderCache | None = None,
     ) -> None:
         """`preemptions_max`: a request preempted more often fails (0 = no limit). `tiers`: KV
         tiers below the GPU pool, used only with prefix caching. `ahead`: each batch is formed
         while the one before it runs. `walks`: without a cohort, every iteration by the rule.
         `speculation`: decodes verify drafts (one stage). `eviction`: which is preempted, instead of
-        the last; then it walks. `adapters`: LoRA adapters that requests may name (one stage); then
-        it walks too."""
+        the last; then it walks. `adapters`: LoRA adapters that requests may name, `encoder`: images
+        that they may have (one stage); then it walks too."""
         assert not (ahead or speculation) or limits.pipeline_stages == 1
         pool: BlockPool | CountingPool | GroupedPool
         self._clips = False
         self._retains = False
         self._eviction = eviction
-        walks = walks or eviction is not None or adapters is not None or limits.prompts_present
+        walks = walks or eviction is not None or adapters is not None or encoder is not None
+        walks = walks or limits.prompts_present
         if limits.prompts_present:
             assert limits.kv_layout is None
             pool = PresentPool(limits.num_blocks, limits.block_size)
@@ -188,6 +191,7 @@ class VllmScheduler(Scheduler):
                 self.ledger, limits, speculation, frees_late=ahead
             )
         self.running.adapters = self.adapters = adapters
+        self.running.encoder = self.encoder = encoder
         self.pool = pool
         self._cohort = self.running.cohort
         self._queue = self.ledger.queue
@@ -242,6 +246,8 @@ class VllmScheduler(Scheduler):
         forming = Forming(now_ns, self._budget)
         if self._grouped is not None:
             self._grouped.begin_step()
+        if self.encoder is not None:
+            self.encoder.begin_step([one.request for one in self.running.requests.values()])
         if self._verifying is not None:
             forming.shape.verify = self._overrun(self._verifying, forming)
         if not cohort.count or not self._serve_together(forming):
@@ -281,6 +287,8 @@ class VllmScheduler(Scheduler):
         forming.shape.sequences = self._cohort.count + len(records)
         if self.adapters is not None:
             forming.shape.lora = _lora_work(self.adapters, records)
+        if self.encoder is not None:
+            forming.shape.images = self.encoder.step_images()
         has_freed = (running.free_ended() if running.leaving else False) or has_evicted
         batch_id = running.next_batch_id
         running.next_batch_id = batch_id + 1
@@ -318,6 +326,10 @@ class VllmScheduler(Scheduler):
                 return
             if self._clips and running.prefilling:
                 new = self._clipped(request, request.computed_tokens, new, running.junction_tokens)
+                if new == 0:
+                    continue
+            if self.encoder is not None and request.images:
+                new = self.encoder.fit(request, request.computed_tokens, new)
                 if new == 0:
                     continue
             while pool.need(request, self._slots(running, new)) > pool.blocks_free:
@@ -459,6 +471,8 @@ class VllmScheduler(Scheduler):
             if target >= reached:
                 verify.drafting += 1
                 verify.drafting_context_sum += target
+        if self.encoder is not None and request.images:
+            self.encoder.commit(request)
         request.computed_tokens = target
         running.pending += new
         forming.records.append((running, new, target))
@@ -537,6 +551,10 @@ class VllmScheduler(Scheduler):
             new = budget
         if self._clips:
             new = self._clipped(request, had, new, hit.junction_tokens)
+            if new == 0:
+                return 0
+        if self.encoder is not None and request.images:
+            new = self.encoder.fit(request, had, new)
             if new == 0:
                 return 0
         if self._grouped is not None:
@@ -791,6 +809,8 @@ class VllmScheduler(Scheduler):
 
     def cancel(self, request: Request) -> bool:
         """Remove a waiting or running request and free its blocks. False if it is not here."""
+        if self.encoder is not None:
+            self.encoder.free(request)
         return self._unseen.remove(request) or self.running.cancel(request)
 
     def evacuate(self) -> list[Request]:
@@ -805,6 +825,8 @@ class VllmScheduler(Scheduler):
     # --- limits -----------------------------------------------------------------------------
     def can_ever_hold(self, request: Request) -> str:
         """Empty, or why this replica could never serve the request, even alone."""
+        if self.encoder is not None and (too_large := self.encoder.too_large(request)):
+            return too_large
         longest = request.prompt_tokens + request.max_output_tokens
         if longest <= self._holds_tokens:
             return ""

@@ -216,8 +216,8 @@ def command_now(house: House, replica: Replica, command: str, factor: float | No
     house.commands_given[command, outcome] = count + 1
     if is_done:
         cluster.tape.replay.add(table)
-        text = command if factor is None else f"{command} {factor:g}"
-        cluster.note("command", f"replica {replica.replica_id}", text)
+        if factor is None:
+            cluster.note("command", f"replica {replica.replica_id}", command)
     return outcome
 
 
@@ -503,6 +503,9 @@ class Control:
             for replica_id, factor in sorted(wanted.items()):
                 if turned.get(replica_id, 1.0) != factor:
                     command_now(house, replicas[replica_id], SET_LATENCY, factor)
+            for key, factor in factors.items():  # a line for a knob, not for each replica
+                target = f"replica {key}" if key.isdigit() else key
+                house.cluster.note("command", target, f"{SET_LATENCY} {factor:g}")
 
         await house.enter(turn)
 

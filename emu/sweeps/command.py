@@ -16,11 +16,10 @@ from rich.text import Text
 
 from emu.errors import InputError
 from emu.process.terminal import open_console
-from emu.report.table import number
 from emu.sweeps.drive import SweepResult, run_sweep
 from emu.sweeps.labels import conditions_of, figure_label, in_order, key_label, shown_figures
-from emu.sweeps.page import answer_text, write_page
-from emu.sweeps.results import cell_text, columns_of, write_results
+from emu.sweeps.page import answer_text, drawn_cell, drawn_lines, write_page
+from emu.sweeps.results import columns_of, write_results
 
 _ROWS_SHOWN = 30
 _HEADING_COLUMNS = 12
@@ -36,6 +35,7 @@ def sweep_command(
     quiet: bool,
     report: bool,
     as_json: bool = False,
+    draws: int | None = None,
 ) -> int:
     """Run a sweep, write its files, print its table."""
     if jobs < 0:
@@ -44,7 +44,15 @@ def sweep_command(
     overrides = settings_of(settings)
 
     def go(watch: Callable[[int, int, str], None] | None) -> SweepResult:
-        return run_sweep(path, jobs=jobs, ray=ray, output=output, settings=overrides, watch=watch)
+        return run_sweep(
+            path,
+            jobs=jobs,
+            ray=ray,
+            output=output,
+            settings=overrides,
+            watch=watch,
+            draws=draws,
+        )
 
     try:
         if quiet or as_json or not sys.stderr.isatty():
@@ -104,11 +112,13 @@ def print_result(result: SweepResult, console: Console) -> None:
     for heading in headings.values():
         table.add_column(broken(heading), justify="right", overflow="fold")
     for index in in_order(result)[:_ROWS_SHOWN]:
-        cells = (columns[name][index] for name in headings)
-        table.add_row(*(Text(number(c) if isinstance(c, float) else cell_text(c)) for c in cells))
+        row = result.rows[index]
+        table.add_row(*(Text(drawn_cell(row, name, columns[name][index])) for name in headings))
     console.print(table)
     if len(result.rows) > _ROWS_SHOWN:
         console.print(f"... and {len(result.rows) - _ROWS_SHOWN} more in results.csv")
+    for line in drawn_lines(result):
+        console.print(line, soft_wrap=True)
     if result.answer is not None:
         console.print(answer_text(result.answer), soft_wrap=True)
     stored = f", {result.from_store} of them from the store" if result.from_store else ""

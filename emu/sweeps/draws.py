@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,34 @@ def run_draw(task: Task) -> dict[str, Any]:
         return {"index": task.index, **figures_of(result.summary)}
 
 
+class Drawing:
+    """The draws of one configuration, and what they say together."""
+
+    def __init__(self, config: Config, source: str, count: int) -> None:
+        """Raises InputError for a configuration without an engine."""
+        self._config = config
+        self._count = count
+        self._known = engines_of(config, source)
+        self._varied = [name for name, varies in _varying(config, self._known).items() if varies]
+        self._numbers = numbers_of(count, self._varied)
+        self.tasks = _tasks(config, source, self._known, self._numbers)
+
+    def result(self, found: Mapping[int, Mapping[str, Any]]) -> Draws:
+        """Of the draws that have ended, by number."""
+        ended = sorted(found)
+        rows = [{**found[index], "index": index} for index in ended]
+        return Draws(
+            len(ended),
+            self._count,
+            self._config.seed,
+            LEVEL,
+            list(dict.fromkeys(one.source for one in self._known.values())),
+            self._varied,
+            [self._numbers[index] for index in ended],
+            _figures(rows, self._numbers, self._varied),
+        )
+
+
 def run_draws(
     config: Config,
     source: str,
@@ -108,39 +136,22 @@ def run_draws(
 
     What an interrupt leaves is not run again.
     """
-    known = engines_of(config, source)
-    varied = [name for name, varies in _varying(config, known).items() if varies]
-    numbers = numbers_of(count, varied)
-    tasks = _tasks(config, source, known, numbers)
+    drawing = Drawing(config, source, count)
     top = Path(config.output.dir)
     execute(config, source, report=False, origin=origin)
-    found: list[dict[str, Any]] = []
+    found: dict[int, dict[str, Any]] = {}
     store: Store[dict[str, Any]] = Store(top, dict)
-
-    def draws_so_far() -> Draws:
-        ended = sorted(found, key=lambda one: int(one["index"]))
-        return Draws(
-            len(ended),
-            count,
-            config.seed,
-            LEVEL,
-            list(dict.fromkeys(one.source for one in known.values())),
-            varied,
-            [numbers[int(one["index"])] for one in ended],
-            _figures(ended, numbers, varied),
-        )
-
     try:
-        for one in _answers(tasks, jobs, ray, store):
-            found.append(one)
+        for one in _answers(drawing.tasks, jobs, ray, store):
+            found[int(one["index"])] = one
             if not is_quiet:
                 _tell(len(found), count)
     except KeyboardInterrupt:
         if len(found) > 1:
-            save(top, draws_so_far())
+            save(top, drawing.result(found))
             print(f"{len(found)} of {count} draws are kept in {top / NAME}", file=sys.stderr)
         raise
-    result = draws_so_far()
+    result = drawing.result(found)
     save(top, result)
     store.remove()
     if report:
@@ -148,6 +159,32 @@ def run_draws(
 
         write_report(top)
     return result
+
+
+def draw_each(
+    configs: Sequence[Config],
+    source: str,
+    count: int,
+    *,
+    jobs: int,
+    ray: str | None,
+    directory: Path,
+    told: Callable[[int, int], None],
+) -> list[Draws]:
+    """The draws of several configurations, all in one pool; what is done is kept in `directory`.
+
+    `told` hears (draws done, draws in all).
+    """
+    drawings = [Drawing(config, source, count) for config in configs]
+    tasks = [task for drawing in drawings for task in drawing.tasks]
+    tasks = [msgspec.structs.replace(task, index=at) for at, task in enumerate(tasks)]
+    store: Store[dict[str, Any]] = Store(directory, dict)
+    found: list[dict[int, dict[str, Any]]] = [{} for _ in drawings]
+    for done, one in enumerate(_answers(tasks, jobs, ray, store), start=1):
+        point, index = divmod(int(one["index"]), count)
+        found[point][index] = one
+        told(done, len(tasks))
+    return [drawing.result(mine) for drawing, mine in zip(drawings, found, strict=True)]
 
 
 def _answers(

@@ -78,15 +78,20 @@ def run_sweep(
     output: Path | None = None,
     settings: dict[str, Any] | None = None,
     watch: Watch | None = None,
+    draws: int | None = None,
 ) -> SweepResult:
     """Run a sweep file (or what is left of it); writes nothing but the store.
 
     `jobs` are processes of this machine (0 = its cores), `ray` is the address of a Ray cluster,
     `settings` are overrides of every point on top of the file's. Raises InputError, RunError,
-    InvariantViolation; KeyboardInterrupt leaves a store to go on from.
+    InvariantViolation; KeyboardInterrupt leaves a store to go on from. `draws` stands instead of
+    the file's.
     """
     sweep = load_sweep(path)
     source = str(path)
+    if draws is not None:
+        sweep = msgspec.structs.replace(sweep, draws=draws)
+    _check_draws(sweep, source)
     base = Base(path.parent / sweep.base)
     directory = output or path.parent / (sweep.output or f"runs/{path.stem}")
     directory = Path(os.path.normpath(directory))
@@ -112,6 +117,8 @@ def run_sweep(
             keys = list(dict.fromkeys(key for point in first for key in point.values))
     if all(row.result.status == "invalid" for row in rows):
         raise InputError(source, None, "", NO_CONFIG + rows[0].result.error)
+    if sweep.draws:
+        _draw(driver, rows, sweep.draws, source, jobs, ray, directory)
     roles = _roles(base, fixed, rows)
     return SweepResult(source, directory, sweep, keys, rows, answer, driver.from_store, roles)
 
@@ -121,6 +128,47 @@ def _roles(base: Base, fixed: dict[str, Any], rows: Sequence[Row]) -> list[str]:
         if row.result.status != "invalid":
             return [str(table.role) for table in base.config(fixed, row.point).replicas]
     return []
+
+
+def _check_draws(sweep: Sweep, source: str) -> None:
+    """Draws go with points that are known before they are run. Raises InputError."""
+    if not sweep.draws:
+        return
+    if sweep.draws < 2:
+        raise InputError(source, None, "draws", "an interval needs 2 draws or more")
+    if sweep.kind in ("search", "pareto"):
+        problem = f"go with a grid, a list or random points, not with [{sweep.kind}]"
+        raise InputError(source, None, "draws", problem)
+    if sweep.seeds:
+        raise InputError(source, None, "draws", "seed themselves; leave out seeds")
+
+
+def _draw(
+    driver: Driver,
+    rows: Sequence[Row],
+    count: int,
+    source: str,
+    jobs: int,
+    ray: str | None,
+    directory: Path,
+) -> None:
+    """Draws at each point that was completed; equal points have the same."""
+    from emu.sweeps.draws import draw_each  # most sweeps have none
+
+    completed = [row for row in rows if row.result.status == "completed"]
+    unlike = {row.result.key: row for row in completed}
+    found = draw_each(
+        [driver.config_of(row.point) for row in unlike.values()],
+        source,
+        count,
+        jobs=jobs,
+        ray=ray,
+        directory=directory,
+        told=lambda done, known: driver.watch(done, known, "draws"),
+    )
+    by_key = dict(zip(unlike, found, strict=True))
+    for row in completed:
+        row.draws = by_key[row.result.key]
 
 
 def _check_figures(sweep: Sweep, source: str) -> None:

@@ -14,6 +14,7 @@ import msgspec
 from emu.config.schema import Config
 from emu.errors import InputError, InvariantViolation
 from emu.process.interrupts import strike_if_lost
+from emu.report.drawn import Draws
 from emu.sweeps.evaluate import Base, PointPool, PointResult, PointStore, Task
 from emu.sweeps.points import Point
 
@@ -28,6 +29,8 @@ class Row(msgspec.Struct):
     result: PointResult
     meets: bool | None = None
     """Search: whether it meets the conditions; Pareto: whether it is on the front."""
+    draws: Draws | None = None
+    """Intervals of its figures, where the sweep draws."""
 
 
 class Driver:
@@ -72,6 +75,10 @@ class Driver:
                 self._tell()
                 strike_if_lost()
         return [Row(point, results[key]) for point, key in zip(points, keys, strict=True)]
+
+    def config_of(self, point: Point) -> Config:
+        """The configuration of a point. Raises InputError."""
+        return self._base.config(self._fixed, point)
 
     def _prepare(
         self, index: int, point: Point, results: dict[str, PointResult], tasks: dict[str, Task]

@@ -14,11 +14,13 @@ import msgspec
 
 from emu.report.atomic import write_text
 from emu.report.chart import PALETTE, Chart, Limit, Region, Series, close_axis, short, spread_axis
+from emu.report.drawn import interval_text
 from emu.report.interval import Mean, mean_of
 from emu.report.pages import page
 from emu.report.table import number
 from emu.sweeps.conditions import parse_conditions
 from emu.sweeps.drive import Answer, SweepResult
+from emu.sweeps.driver import Row
 from emu.sweeps.labels import (
     in_order,
     key_label,
@@ -28,6 +30,8 @@ from emu.sweeps.labels import (
 )
 from emu.sweeps.results import cell_text, columns_of, front
 
+_SOURCED: Final = ("p99_ttft_ms", "p99_tpot_ms", "request_goodput")
+"""Figures of which it is said what their intervals come from; the files say it of all."""
 _ROWS_MAX: Final = 500
 _KEYS_MAX: Final = 6
 _CURVES_MAX: Final = 10
@@ -69,7 +73,12 @@ def write_page(result: SweepResult) -> Path:
         "sweep.html",
         title=f"emu: sweep {Path(result.source).stem}",
         charts=charts,
-        facts=[f"{len(result.rows)} points", result.sweep.kind, f"base {result.sweep.base}"],
+        facts=[
+            f"{len(result.rows)} points",
+            result.sweep.kind,
+            f"base {result.sweep.base}",
+            *drawn_lines(result),
+        ],
         answer="" if result.answer is None else answer_text(result.answer),
         pivot=_pivot(result, columns),
         sections=[(key, name) for key, name in sections if key in present],
@@ -95,6 +104,26 @@ def answer_text(answer: Answer) -> str:
     if not answer.is_monotone:
         text += "; the conditions changed more than once over the range, the first change counts"
     return text
+
+
+def drawn_lines(result: SweepResult) -> list[str]:
+    """What intervals come from, in words; nothing without draws."""
+    drawn = [row.draws for row in result.rows if row.draws is not None]
+    if not drawn:
+        return []
+    first = drawn[0]
+    lines = [f"{first.level_percent} % intervals of {first.count} draws at each point"]
+    for name in _SOURCED:
+        shares: dict[str, list[float]] = {}
+        for one in drawn:
+            for source, share in (one.figures[name].shares if name in one.figures else {}).items():
+                shares.setdefault(source, []).append(share)
+        if shares:
+            means = {source: sum(each) / len(each) for source, each in shares.items()}
+            ordered = sorted(means.items(), key=lambda item: -item[1])
+            text = ", ".join(f"{source} {100 * share:.0f} %" for source, share in ordered)
+            lines.append(f"{name} varies by {text} (mean over points)")
+    return [*lines, "engines: " + "; ".join(first.engines)]
 
 
 def limits_of(result: SweepResult, columns: Columns) -> dict[str, tuple[str, float]]:
@@ -195,7 +224,7 @@ def _beside(result: SweepResult, columns: Columns, rows: Sequence[int]) -> list[
     """The settings of each point in short, if there are few enough to be read."""
     if len(rows) > _LABELS_MAX:
         return None
-    return [", ".join(_cell(columns[key][row]) for key in result.keys) for row in rows]
+    return [", ".join(_text(columns[key][row]) for key in result.keys) for row in rows]
 
 
 def _limit_lines(names: Sequence[str], limits: dict[str, tuple[str, float]]) -> list[Limit]:
@@ -352,14 +381,22 @@ def _table(result: SweepResult, columns: Columns) -> tuple[list[str], list[list[
     names += shown_figures(result, columns)
     names = [name for name in names if any(value not in (None, "") for value in columns[name])]
     heads = [_short(name, result) if name in result.keys else name for name in names]
-    order = in_order(result)[:_ROWS_MAX]
-    return heads, [[_cell(columns[name][index]) for name in names] for index in order]
+    return heads, [
+        [drawn_cell(result.rows[index], name, columns[name][index]) for name in names]
+        for index in in_order(result)[:_ROWS_MAX]
+    ]
 
 
 def _short(key: str, result: SweepResult) -> str:
     return key_label(key, result.keys, result.roles)
 
 
-def _cell(value: Any) -> str:
-    is_number = isinstance(value, float) and not isinstance(value, bool)
-    return number(value) if is_number else cell_text(value)
+def _text(value: Any) -> str:
+    return number(value) if isinstance(value, float) else cell_text(value)
+
+
+def drawn_cell(row: Row, name: str, value: Any) -> str:
+    """A value of a point in a table, with its interval where there are draws."""
+    text = _text(value)
+    interval = None if row.draws is None else row.draws.figures.get(name)
+    return text if interval is None else f"{text} ({interval_text(interval)})"

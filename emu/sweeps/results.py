@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 from emu.errors import needs_extra
 from emu.report.atomic import write_bytes, write_text, writing
 from emu.report.csvtext import quote, text_cell
+from emu.report.drawn import SHOWN, better_part, share_text
 from emu.sweeps.drive import SweepResult
 from emu.sweeps.driver import Row
 
@@ -33,7 +35,27 @@ def columns_of(result: SweepResult) -> dict[str, list[Any]]:
     names = dict.fromkeys(name for row in rows for name in row.result.figures)
     for name in names:
         columns[name] = [row.result.figures.get(name) for row in rows]
+    if any(row.draws is not None for row in rows):
+        columns.update(_intervals(rows))
     return columns
+
+
+def _intervals(rows: Sequence[Row]) -> dict[str, list[Any]]:
+    """Ends of the intervals of the figures that tables have, where they come from, and how often
+    draws of a point are better than those of the first."""
+    found: dict[str, list[Any]] = {}
+    first = next(row.draws for row in rows if row.draws is not None)
+    for name in SHOWN:
+        mine = [row.draws.figures.get(name) if row.draws else None for row in rows]
+        if not any(mine):
+            continue
+        found[f"{name}.low"] = [one and one.low for one in mine]
+        found[f"{name}.high"] = [one and one.high for one in mine]
+        found[f"{name}.from"] = [one and share_text(one) for one in mine]
+        found[f"{name}.better"] = [
+            None if row.draws is None else better_part(name, first, row.draws) for row in rows
+        ]
+    return found
 
 
 def write_results(result: SweepResult) -> None:
@@ -45,12 +67,32 @@ def write_results(result: SweepResult) -> None:
         "keys": result.keys,
         "points": len(result.rows),
         "answer": msgspec.to_builtins(result.answer),
+        **_draws_of(result.rows),
         "sweep": msgspec.to_builtins(result.sweep),
     }
     text = msgspec.json.format(msgspec.json.encode(content), indent=2)
     write_bytes(result.directory / "sweep.json", text + b"\n")
     if result.sweep.parquet:
         _write_parquet(result.directory / "results.parquet", columns, result.source)
+
+
+def _draws_of(rows: Sequence[Row]) -> dict[str, Any]:
+    """What was drawn, for sweep.json; nothing without draws."""
+    draws = [row.draws for row in rows]
+    first = next((one for one in draws if one is not None), None)
+    if first is None:
+        return {}
+    figures = [
+        one and {name: one.figures[name] for name in SHOWN if name in one.figures} for one in draws
+    ]
+    return {
+        "draws": {
+            "count": first.count,
+            "level_percent": first.level_percent,
+            "engines": list(dict.fromkeys(e for one in draws if one for e in one.engines)),
+            "points": msgspec.to_builtins(figures),
+        }
+    }
 
 
 def _csv(columns: dict[str, list[Any]]) -> str:

@@ -103,6 +103,11 @@ class Sweep(SweepTable, kw_only=True, frozen=True):
     seeds: Annotated[
         list[Annotated[int, Meta(ge=0)]], doc("Run every point with each of these; empty = once.")
     ] = field(default_factory=list)
+    draws: Annotated[
+        int,
+        Meta(ge=0, le=10_000),
+        doc("Draws of engine, arrivals and sampling at each point; 0 = none (`--draws`)."),
+    ] = 0
     keep_runs: Annotated[bool, doc("Keep the output directory of every run.")] = False
     parquet: Annotated[bool, doc("Also write results.parquet (extra `parquet`).")] = False
     grid: Annotated[

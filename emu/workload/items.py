@@ -55,6 +55,9 @@ class Turn(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """After arrival; -1 = none."""
     cancel_after_ns: int = -1
     """The client gives up so long after arrival; -1 = never."""
+    images: list[tuple[int, int, int]] | None = None
+    """[identity, first token in the prompt, tokens] of each image, in order; equal identities mean
+    equal images. Their tokens are part of `input_toks`."""
 
 
 class Line(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -71,6 +74,7 @@ class Line(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     max_output_toks: int = 0
     deadline_ns: int = -1
     cancel_after_ns: int = -1
+    images: list[tuple[int, int, int]] | None = None
     session_id: str = ""
     tenant: str = ""
     priority: int = 0

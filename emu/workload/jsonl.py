@@ -137,6 +137,7 @@ def _is_plain(line: Line) -> bool:
         and line.priority == 0
         and line.acceptance_rate < 0
         and not line.adapter
+        and not line.images
         and line.max_output_toks == 0
         and line.deadline_ns < 0
         and line.cancel_after_ns < 0
@@ -186,6 +187,8 @@ def _is_fine_turn(item: Line | Turn) -> bool:
         return False
     if item.hash_ids is not None and not _has_fine_hashes(item, item.hash_ids):
         return False
+    if item.images is not None and not _has_fine_images(item, item.images):
+        return False
     if item.tok_id_ranges is not None and not _has_fine_ranges(item, item.tok_id_ranges):
         return False
     return item.max_output_toks == 0 or output <= item.max_output_toks <= TOKENS_MAX
@@ -195,6 +198,15 @@ def _has_fine_hashes(item: Line | Turn, hashes: list[int]) -> bool:
     if len(hashes) > -(-item.input_toks // item.hash_block_toks):
         return False
     return not hashes or (min(hashes) >= 0 and max(hashes) <= ID_MAX)
+
+
+def _has_fine_images(item: Line | Turn, images: list[tuple[int, int, int]]) -> bool:
+    reached = 0
+    for image, start, tokens in images:
+        if not 0 <= image <= ID_MAX or start < reached or tokens < 1:
+            return False
+        reached = start + tokens
+    return reached <= item.input_toks
 
 
 def _has_fine_ranges(item: Line | Turn, ranges: list[tuple[int, int]]) -> bool:

@@ -47,6 +47,10 @@ class Facts(msgspec.Struct):
     has_prefixes: bool = False
     adapter: str = ""
     """The first LoRA adapter that a request names; empty = none does."""
+    images: int = 0
+    """Most images of a request."""
+    image_tokens: int = 0
+    """Tokens of the largest image."""
     names_models: bool = False
     """Some line says which model it is for."""
     is_sorted: bool = True
@@ -462,6 +466,10 @@ def _count(block: Block, facts: Facts) -> None:
         facts.sessions += line.sub_requests is not None
         facts.requests += len(items)
         facts.prompt_tokens += sum(item.input_toks for item in items)
+        for item in items:
+            if item.images:
+                facts.images = max(facts.images, len(item.images))
+                facts.image_tokens = max(facts.image_tokens, *[n for _, _, n in item.images])
         facts.output_tokens += sum(item.output_toks for item in items)
         facts.has_prefixes = facts.has_prefixes or has_prefix(line)
         facts.adapter = facts.adapter or line.adapter

@@ -120,7 +120,7 @@ def make_request(
     item: Line | Turn, request_id: int, arrival_ns: int, prefix: Prefix | None
 ) -> Request:
     """The request of a flat line or a turn; labels are the caller's."""
-    return Request(
+    request = Request(
         request_id=request_id,
         arrival_ns=arrival_ns,
         prompt_tokens=item.input_toks,
@@ -130,3 +130,6 @@ def make_request(
         deadline_ns=arrival_ns + item.deadline_ns if item.deadline_ns >= 0 else -1,
         cancel_after_ns=item.cancel_after_ns,
     )
+    if item.images:
+        request.images = tuple(item.images)
+    return request

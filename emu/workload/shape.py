@@ -207,6 +207,8 @@ def clip_item(item: Line | Turn, prompt: int | None, output: int | None) -> None
         item.output_tok_ids = item.output_tok_ids[:new_output]
     if item.hash_ids is not None:
         item.hash_ids = item.hash_ids[: -(-new_prompt // item.hash_block_toks)]
+    if item.images is not None:  # an image is there as a whole or not at all
+        item.images = [(i, at, n) for i, at, n in item.images if at + n <= new_prompt]
     if new_output < item.output_toks and item.max_output_toks:
         item.max_output_toks = max(new_output, min(item.max_output_toks, output or 0))
     item.input_toks, item.output_toks = new_prompt, new_output

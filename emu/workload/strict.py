@@ -263,6 +263,7 @@ def _read_turn(place: Place, fields: dict[str, Any], item: Line | Turn) -> None:
         raise place.error("max_output_toks", problem)
     item.deadline_ns = read_int(place, fields, "deadline_ns", -1, TIME_MAX_NS, -1)
     item.cancel_after_ns = read_int(place, fields, "cancel_after_ns", -1, TIME_MAX_NS, -1)
+    item.images = _read_images(place, fields, item.input_toks)
 
 
 def _read_token_ids(
@@ -273,6 +274,30 @@ def _read_token_ids(
         counted = name.replace("_tok_ids", "_toks")
         raise place.error(name, f"has {len(ids)} ids, but {counted} is {tokens}")
     return ids
+
+
+def _read_images(
+    place: Place, fields: dict[str, Any], tokens: int
+) -> list[tuple[int, int, int]] | None:
+    value = fields.get("images")
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise place.error("images", f"must be a list of triples, not {show(value)}")
+    images, reached = [], 0
+    for index, one in enumerate(value):
+        name = f"images[{index}]"
+        if not isinstance(one, list) or len(one) != 3:
+            problem = f"must be [identity, first token, tokens], not {show(one)}"
+            raise place.error(name, problem)
+        image = check_int(place, f"{name}[0]", one[0], 0, ID_MAX)
+        start = check_int(place, f"{name}[1]", one[1], reached, TOKENS_MAX)
+        count = check_int(place, f"{name}[2]", one[2], 1, TOKENS_MAX)
+        reached = start + count
+        if reached > tokens:
+            raise place.error(name, f"ends after token {reached}, but input_toks is {tokens}")
+        images.append((image, start, count))
+    return images
 
 
 def _read_ranges(place: Place, fields: dict[str, Any], tokens: int) -> list[tuple[int, int]] | None:

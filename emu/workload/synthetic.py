@@ -1,4 +1,4 @@
-"""A workload made from distributions: arrivals, lengths, sessions, tenants, prefixes, adapters.
+"""A workload made from distributions: arrivals, lengths, sessions, tenants, prefixes, images.
 
 Each purpose has its own random stream, and lines are made a block at a time, so that a million
 requests cost little memory and a second pass repeats the first. Token ids are given (as runs)
@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from emu.config.schema import ArrivalsTable, SyntheticTable
+from emu.config.schema import ArrivalsTable, ImagesTable, SyntheticTable
 from emu.errors import InputError
 from emu.rng import rng_stream
 from emu.units import NS_PER_S, s_to_ns
@@ -26,6 +26,8 @@ from emu.workload.lengths import length_sampler
 __all__ = ["SyntheticSource", "arrival_stream"]
 
 _BLOCK_REQUESTS: Final = 8192
+_IMAGE_IDS: Final = 1 << 50
+"""Ids of tokens that stand for images."""
 
 
 REQUESTS_MAX: Final = 10_000_000
@@ -69,6 +71,8 @@ class SyntheticSource:
             problem = f"must be at most turns_max ({table.sessions.turns_max})"
             field = f"{key}.sessions.turns_min"
             raise self._error(field, f"{problem}, not {table.sessions.turns_min}")
+        if table.images is not None and table.sessions.turns_max > 1:
+            raise self._error(f"{key}.images", "means nothing in sessions of several turns")
         if table.prefix_groups and not table.prefix_tokens:
             raise self._error(f"{key}.prefix_tokens", "must be above 0 with prefix_groups")
         if table.duration_s and table.arrivals.process == "all_at_once":
@@ -132,6 +136,8 @@ class _Dealer:
         self._tools = rng_stream(seed, "workload.tools")
         self._tenants = rng_stream(seed, "workload.tenants")
         self._groups = rng_stream(seed, "workload.prefix_groups")
+        self._images = rng_stream(seed, "workload.images")
+        self._next_image = 0
         self._adapters = rng_stream(seed, "workload.adapters")
         shares = 1.0 / np.arange(1, table.adapters + 1)
         self._adapter_shares = shares / shares.sum() if table.adapters else shares
@@ -142,7 +148,8 @@ class _Dealer:
         table, count = self._table, len(arrivals)
         zeros = np.zeros(count, dtype=np.int64)
         is_flat = table.sessions.turns_max == 1
-        if is_flat and table.tenants == 1 and not (table.prefix_groups or table.adapters):
+        is_plain = not (table.prefix_groups or table.adapters or table.images)
+        if is_flat and table.tenants == 1 and is_plain:
             prompt, output = self._prompt.take(count), self._output.take(count)
             return Block(arrivals, prompt, output, zeros, zeros)
         tenants = [""] * count
@@ -176,7 +183,9 @@ class _Dealer:
         lines = []
         for time, group, prompt, output in zip(times, groups, prompts, outputs, strict=True):
             line = Line(time, prompt, output)
-            if group >= 0:
+            if self._table.images is not None:
+                self._illustrate(line, self._table.images, group)
+            elif group >= 0:
                 self._share(line, group, prompt + output)
                 self._next_token_id += prompt + output
             lines.append(line)
@@ -287,6 +296,34 @@ class _Dealer:
         if shared:
             self._next_token_id += context
 
+    def _illustrate(self, line: Line, table: ImagesTable, group: int) -> None:
+        """Images behind the group's prefix, and ids: equal images have equal tokens."""
+        own = line.input_toks + line.output_toks
+        runs = [(self._next_token_id, own)]
+        self._next_token_id += own
+        start = 0
+        if group >= 0:
+            start = self._table.prefix_tokens
+            runs.insert(0, (group * start, start))
+        if self._images.random() < table.share:
+            line.images = []
+            for at in range(table.count):
+                image = self._next_image
+                if table.distinct:
+                    image = int(self._images.integers(table.distinct))
+                self._next_image += 1
+                line.images.append((image, start + at * table.tokens, table.tokens))
+                runs.insert(-1, (_IMAGE_IDS + image * table.tokens, table.tokens))
+            line.input_toks += table.count * table.tokens
+        line.input_toks += start
+        self._check_length(line)
+        line.tok_id_ranges = runs
+
+    def _check_length(self, item: Line | Turn) -> None:
+        if item.input_toks > TOKENS_MAX:
+            problem = f"a prompt with its context has more than {TOKENS_MAX} tokens"
+            raise InputError(self._config_source, None, "workload.synthetic.sessions", problem)
+
     def _share(self, item: Line | Turn, group: int, own: int) -> None:
         """Ids of a request: the group's prefix (if any), then `own` tokens from the counter."""
         runs = [(self._next_token_id, own)]
@@ -296,8 +333,3 @@ class _Dealer:
             item.input_toks += size
         self._check_length(item)
         item.tok_id_ranges = runs
-
-    def _check_length(self, item: Line | Turn) -> None:
-        if item.input_toks > TOKENS_MAX:
-            problem = f"a prompt with its context has more than {TOKENS_MAX} tokens"
-            raise InputError(self._config_source, None, "workload.synthetic.sessions", problem)

@@ -121,7 +121,7 @@ class RowEncoder:
 
 
 _LABELS: Final = ("session_id", "tenant", "priority", "acceptance_rate", "adapter")
-_LIMITS: Final = ("deadline_ns", "cancel_after_ns", "max_output_toks")
+_LIMITS: Final = ("deadline_ns", "cancel_after_ns", "max_output_toks", "images")
 _DEFAULTS: Final = Line()
 
 

@@ -38,6 +38,8 @@ workload.synthetic.output.sigma workload.synthetic.output.theta
 workload.synthetic.sessions.turns_min workload.synthetic.sessions.turns_max
 workload.synthetic.sessions.tool_s workload.synthetic.sessions.shared_context
 workload.synthetic.tenants workload.synthetic.prefix_groups workload.synthetic.prefix_tokens
+workload.synthetic.images.share workload.synthetic.images.count
+workload.synthetic.images.tokens workload.synthetic.images.distinct
 workload.synthetic.adapters scheduler.speculative_config.draft_tensor_parallel_size
 latency.backend=roofline latency.engine latency.host_overhead latency.sampling latency.penalties
 latency.front_end latency.jitter latency.warm_up latency.step_overhead_us latency.expert_routing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from emu.cli import call
 from emu.config.load import config_from_text
 from emu.errors import InputError
 from emu.learn.case import Server
+from emu.learn.command import Progress
 from emu.learn.formats import Sent, read_benchmarks
 from emu.learn.live import SaidOfItself, cache_config, completed
 from emu.learn.probe import Limits, Wave, probe, record
@@ -182,6 +184,40 @@ def wait_for(path: Path, words: str, process: subprocess.Popen[bytes]) -> None:
     raise AssertionError(f"{words!r} did not come")
 
 
+def own_bytes(pid: int) -> int:
+    """Memory of a process and all below it; pages that several share count once."""
+    proc = Path(f"/proc/{pid}")
+    try:
+        rollup = (proc / "smaps_rollup").read_text()
+        children = (proc / "task" / str(pid) / "children").read_text().split()
+    except OSError:
+        return 0  # it has ended
+    size = sum(1024 * int(line.split()[1]) for line in rollup.splitlines() if line[:4] == "Pss:")
+    return size + sum(own_bytes(int(child)) for child in children)
+
+
+class Terminal(io.StringIO):
+    """A stream that lines can be rewritten on."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_rewrites_a_line_on_a_terminal_and_else_names_phases(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = {}
+    for stream in (Terminal(), io.StringIO()):
+        monkeypatch.setattr(sys, "stderr", stream)
+        progress = Progress(is_quiet=False)
+        progress.phase("round 1: the engine found")
+        progress.done(3, 10)
+        progress.close()
+        shown[stream.isatty()] = stream.getvalue()
+    assert shown[True] == "\r\x1b[Kround 1: the engine found: emulation 3 of 10\r\x1b[K"
+    assert shown[False] == "round 1: the engine found\n"
+
+
 @pytest.mark.slow
 def test_a_signal_ends_a_fit_and_keeps_what_was_found(tmp_path: Path) -> None:
     rows = []
@@ -198,6 +234,7 @@ def test_a_signal_ends_a_fit_and_keeps_what_was_found(tmp_path: Path) -> None:
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         )
         wait_for(log, "round 1: the engine found", process)
+        assert own_bytes(process.pid) < 500 << 20
         process.send_signal(signal.SIGTERM)
         begin_s = time.monotonic()
         assert process.wait(30) == 130

@@ -6,13 +6,13 @@ The real actor with the real machine, on a kernel that is moved by hand.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from emu.errors import InvalidTransition, UnexpectedEvent
 from emu.kernel.clock import AT_DUE, NEVER, NOW
+from emu.kernel.priorities import PRIORITY_REPLICA, PRIORITY_WATCHER
 from emu.replica import actions as act
 from emu.replica import actor as actors
 from emu.replica import events as ev
@@ -333,13 +333,13 @@ def test_a_new_replica_that_is_done_lets_a_helper_go() -> None:
 # --- the end of an instant ------------------------------------------------------------------------
 def test_a_new_replica_waits_until_all_else_of_the_instant_has_happened() -> None:
     """A helper that finishes at this very instant is seen by the same pass."""
-    order: list[str] = []
+    steps: list[int] = []
     stage = Stage(S.NEW_PREFILL, policy="fcfs")
     stage.kernel.run(0)
-    note: Callable[[], None] = lambda: order.append("another replica")  # noqa: E731
-    stage.kernel.call_at(10, 2 << 20, note)
     stage.kernel.call_at(10, 0, stage.actors[0].look)
     stage.kernel.steps.clear()
-    stage.kernel.call_at(10, 3 << 20, lambda: order.append(f"{len(stage.kernel.steps)} steps"))
+    for priority in (PRIORITY_REPLICA + 5, PRIORITY_WATCHER):
+        stage.kernel.call_at(10, priority, lambda: steps.append(len(stage.kernel.steps)))
     stage.kernel.run(10)
-    assert order == ["another replica", "2 steps"]
+    # Before the last replica's turn only its boundary has run; before the watchers all of it has.
+    assert steps == [1, 2]

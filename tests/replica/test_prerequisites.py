@@ -400,6 +400,16 @@ def test_a_wave_that_waits_inside_its_layers_lasts_so_much_longer(stages: int) -
     assert stage.ends[0][3] == stages * 18 * US + 7
 
 
+def test_a_replica_that_stops_serving_leaves_its_wave_and_one_that_serves_stays() -> None:
+    stage, wave = Stage(S.DECODE), Wave()
+    stage.replicas[0].wave = wave  # type: ignore[assignment]
+    stage.command(0, S.SHUTTING_DECODE)
+    assert wave.withdrawn == []
+    stage.kernel.rest()
+    assert stage.replicas[0].state is S.SHUTTING_NULL
+    assert wave.withdrawn == [0]
+
+
 @pytest.mark.parametrize("stages", [1, 2])
 def test_first_uses_make_the_first_iterations_longer_and_no_other(stages: int) -> None:
     stage = Stage(S.COLOCATED, stages=stages)

@@ -187,6 +187,12 @@ def test_turned_latencies_are_part_of_the_recording(tmp_path: Path) -> None:
     run(tmp_path, tables(replicas=[{"count": 1}, {"count": 1}]), check, speed=20.0)
     commands = tomllib.loads((tmp_path / "replay.toml").read_text())["commands"]
     assert [(c["replica"], c["factor"]) for c in commands] == [(0, 3.0), (1, 0.5), (0, 1), (1, 1)]
+    marks = [mark for mark in csv_rows(tmp_path / "run" / "marks.csv") if mark["kind"] == "command"]
+    assert [(mark["target"], mark["text"]) for mark in marks] == [
+        ("all", "set_latency 3"),
+        ("replicas.1", "set_latency 0.5"),
+        ("colocated", "set_latency 1"),
+    ]
     replayed(tmp_path)
     lines = (tmp_path / "replay.toml").read_text()
     for wrong in (lines.replace("factor = 3.0", ""), lines.replace("set_latency", "deactivate")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -118,6 +119,50 @@ def test_a_slower_server_is_worse_in_every_draw(tmp_path: Path) -> None:
     call([*words, "-o", str(tmp_path / "c"), "--seed", "9"])
     with pytest.raises(InputError, match="other draws"):
         compare_draws([tmp_path / "a", tmp_path / "c"])
+
+
+def test_a_sweep_draws_at_each_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config_file(tmp_path)
+    text = 'base = "c.toml"\n[grid]\n"latency.compute_efficiency" = [0.6, 0.2]\n'
+    (tmp_path / "s.toml").write_text(text)
+    words = ["sweep", str(tmp_path / "s.toml"), "-j", "1", "--draws", "4"]
+    assert call([*words, "-o", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr().out
+    assert "90 % intervals of 4 draws at each point" in shown
+    with (tmp_path / "out" / "results.csv").open() as file:
+        first, second = csv.DictReader(file)
+    for row in (first, second):
+        assert float(row["mean_ttft_ms.low"]) < float(row["mean_ttft_ms"])
+        assert float(row["mean_ttft_ms"]) < float(row["mean_ttft_ms.high"])
+        assert "engine" in row["mean_ttft_ms.from"]
+    assert float(first["mean_ttft_ms.better"]) == 0.5  # than itself
+    assert float(second["mean_ttft_ms.better"]) == 0.0
+    points = json.loads((tmp_path / "out" / "sweep.json").read_text())["draws"]["points"]
+    # A point has the draws that `emu run` gives its configuration.
+    run = ["run", str(tmp_path / "c.toml"), "-q", "-j", "1", "--draws", "4"]
+    call([*run, "--set", "latency.compute_efficiency=0.2", "-o", str(tmp_path / "one")])
+    alone = json.loads((tmp_path / "one" / "draws.json").read_text())["figures"]
+    assert points[1]["mean_ttft_ms"] == alone["mean_ttft_ms"]
+    assert "(mean over points)" in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ("draws = 1\n[grid]\nseed = [1]", "an interval needs 2 draws"),
+        ("draws = 4\nseeds = [1]\n[grid]\nseed = [1]", "leave out seeds"),
+        (
+            'draws = 4\n[search]\nkey = "replicas.0.count"\nmin = 1\nmax = 4\n'
+            'meet = ["p99_ttft_ms < 9"]',
+            "not with",
+        ),
+    ],
+)
+def test_a_sweep_that_cannot_draw_is_refused(tmp_path: Path, more: str, problem: str) -> None:
+    config_file(tmp_path)
+    (tmp_path / "s.toml").write_text(f'base = "c.toml"\n{more}\n')
+    with pytest.raises(InputError, match=problem):
+        call(["sweep", str(tmp_path / "s.toml"), "-j", "1"])
 
 
 def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:

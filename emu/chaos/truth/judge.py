@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from emu.chaos.truth.choices import Choices
+from emu.chaos.truth.figures import Figures
 from emu.chaos.truth.iterations import Iterations
+from emu.chaos.truth.policies import Policies
 from emu.chaos.truth.tape import Record, Seat, Tape
 from emu.chaos.truth.transfers import Transfers
 from emu.chaos.truth.windows import Windows
@@ -15,13 +18,26 @@ if TYPE_CHECKING:
     from emu.cluster.plan import Plan
 
 
-def truth_of(config: Config, plan: Plan, records: Sequence[Record]) -> list[str]:
-    """One line for everything in a complete, stepped run that should have been otherwise."""
+def truth_of(
+    config: Config,
+    plan: Plan,
+    records: Sequence[Record],
+    rows: Sequence[Mapping[str, str]] | None = None,
+    summary: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """One line for everything in a complete, stepped run that should have been otherwise.
+
+    `rows` of requests.csv and the `summary` are judged if they are given.
+    """
     tape = Tape(config, seats_of(plan), records)
     windows = Windows(tape)
     windows.judge()
     Iterations(tape, windows).judge()
     Transfers(tape, windows).judge()
+    Choices(tape).judge()
+    Policies(tape).judge()
+    if rows is not None and summary is not None:
+        Figures(tape).judge(rows, summary)
     return tape.problems
 
 
@@ -43,6 +59,7 @@ def seats_of(plan: Plan) -> list[Seat]:
             scheduler=replica.scheduler,
             group=replica.data_parallel_group,
             is_plain=replica.speculation is None and not replica.has_adapters,
+            is_hybrid=replica.kv_layout is not None,
             is_ahead=replica.schedules_ahead,
         )
         for replica in plan.replicas

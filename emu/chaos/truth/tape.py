@@ -36,6 +36,8 @@ class Seat(msgspec.Struct, frozen=True):
     """Its data-parallel group, or none."""
     is_plain: bool
     """Iterations have no adapters and no drafter, which cost besides."""
+    is_hybrid: bool
+    """Some layers keep states, or a window: hits and pieces end where those do."""
     is_ahead: bool
     """Its engine forms each batch while the one before it runs."""
 

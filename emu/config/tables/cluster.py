@@ -41,6 +41,19 @@ class ModelTable(Table, kw_only=True, frozen=True):
         return self.served_name or self.name
 
 
+class EncodersTable(Table, kw_only=True, frozen=True):
+    """Encoders of images on GPUs of their own; without it replicas encode themselves."""
+
+    count: Annotated[Count, doc("Encoders, each on one GPU beside those of `nodes`.")] = 1
+    gpu: Annotated[str, doc("Their GPU, by its catalogue name; empty = that of the replicas.")] = ""
+    nic_gbps: Annotated[
+        NonNegative, doc("Link that a request's embeddings go over; 0 = that of the first node.")
+    ] = 0.0
+    cache_tokens: Annotated[
+        Count0, doc("Tokens whose embeddings are kept for all replicas; 0 = all.")
+    ] = 0
+
+
 class GpuTable(Table, kw_only=True, frozen=True):
     """Figures of a GPU that the catalogue does not have."""
 

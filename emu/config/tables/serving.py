@@ -172,6 +172,18 @@ class VllmTable(SchedulerTable, kw_only=True, frozen=True):
         Literal[1, 8, 16, 32, 64, 128, 256, 320, 512],
         doc("LoRA: rank of every slot, and of the adapters."),
     ] = 16
+    limit_mm_per_prompt: Annotated[
+        dict[Literal["image"], Count],
+        doc(
+            "Most images of a request, as { image = 4 }; empty = text only (docs/architectures.md)."
+        ),
+    ] = field(default_factory=dict)
+    max_num_encoder_input_tokens: Annotated[
+        Count0, doc("Images: tokens encoded in a step; 0 = max_num_batched_tokens.")
+    ] = 0
+    encoder_cache_size: Annotated[
+        Count0, doc("Images: tokens whose embeddings are kept; 0 = max_num_batched_tokens.")
+    ] = 0
     speculative_config: Annotated[
         SpeculativeTable | None, doc("Speculative decoding (docs/speculation.md); absent: none.")
     ] = None
@@ -181,6 +193,16 @@ class VllmTable(SchedulerTable, kw_only=True, frozen=True):
             "Who starts over when blocks lack: last (the request admitted last), or package.module:Class (then without leaps)."
         ),
     ] = "last"
+
+    @property
+    def encoder_budget_tokens(self) -> int:
+        """Tokens of images that a step encodes at most."""
+        return self.max_num_encoder_input_tokens or self.max_num_batched_tokens
+
+    @property
+    def encoder_cache_tokens(self) -> int:
+        """Tokens of images whose embeddings are kept."""
+        return self.encoder_cache_size or self.max_num_batched_tokens
 
     @property
     def caches_prefixes(self) -> bool:

@@ -81,6 +81,21 @@ class SessionsTable(Table, kw_only=True, frozen=True):
     shared_context: Annotated[bool, doc("Each turn's prompt starts with all earlier turns.")] = True
 
 
+class ImagesTable(Table, kw_only=True, frozen=True):
+    """Images of synthetic requests; they stand before the prompt's own tokens."""
+
+    share: Annotated[
+        Annotated[float, Meta(ge=0, le=1)], doc("Part of the requests that have images.")
+    ] = 1.0
+    count: Annotated[Count, doc("Images of such a request.")] = 1
+    tokens: Annotated[
+        Tokens, doc("Tokens of an image in the prompt (Qwen3-VL: pixels / 1024).")
+    ] = 1024
+    distinct: Annotated[
+        Count0, doc("Images are drawn from so many; 0 = every image is another one.")
+    ] = 0
+
+
 class SyntheticTable(Table, kw_only=True, frozen=True):
     """A workload made from distributions and the seed."""
 
@@ -97,6 +112,9 @@ class SyntheticTable(Table, kw_only=True, frozen=True):
     tenants: Annotated[Count, doc("Requests are dealt over this many tenants.")] = 1
     prefix_groups: Annotated[Count0, doc("Number of distinct shared prefixes; 0 = none.")] = 0
     prefix_tokens: Annotated[Tokens0, doc("Length of a shared prefix.")] = 0
+    images: Annotated[
+        ImagesTable | None, doc("Images in prompts (docs/architectures.md); absent: none.")
+    ] = None
     adapters: Annotated[
         Count0,
         doc(

@@ -87,11 +87,13 @@ function replicas(list) {
     card.style.setProperty("--state", color(r.state));
     card.classList.toggle("chosen", r.id === chosen);
     card.title = `replica ${r.id}: ${r.state}, ${r.running} running, ${r.waiting} waiting, KV ${(100 * r.blocks_used / (r.blocks_total || 1)).toFixed(1)} %, `
-      + `${r.gpus} GPU${r.gpus > 1 ? "s" : ""} of machine ${r.machine}` + (r.slowdown !== 1 ? `, ${r.slowdown} times as slow` : "");
+      + `${r.gpus} GPU${r.gpus > 1 ? "s" : ""} of machine ${r.machine}` + (r.slowdown !== 1 ? `, iterations take ${+r.slowdown.toPrecision(3)} times as long` : "");
     if (dense) { card.style.setProperty("--part", part + "%"); continue; }
     const [title, text, meter] = card.children;
+    const factor = +r.slowdown.toPrecision(3);
+    title.children[0].textContent = r.id + (factor !== 1 ? ` (${factor}x)` : "");
     title.children[1].textContent = r.state;
-    text.textContent = `${r.running} running, ${r.waiting} waiting` + (r.slowdown !== 1 ? `, ${r.slowdown}x` : "");
+    text.textContent = `${r.running} running, ${r.waiting} waiting`;
     meter.firstChild.style.width = part + "%";
   }
   const counts = {};
