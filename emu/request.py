@@ -29,11 +29,10 @@ class Status(enum.IntEnum):
     REJECTED = 6
     FAILED = 7
 
-    is_terminal: bool
-    """No event may follow."""
-
-    def __init__(self, number: int) -> None:
-        self.is_terminal = number >= 4  # asked for at every turn of a request's life
+    @property
+    def is_terminal(self) -> bool:
+        """No event may follow."""
+        return self >= _COMPLETED
 
 
 # Python 3.11 looks a member up in its class far more slowly than a name of the module.

@@ -90,9 +90,9 @@ class Scaler(Launches, Actor):
     ) -> None:
         """`load_deadline_s`: loads that take longer are given up; 0 = never. `own`: makes a planner
         of a user's own."""
-        for name in table.faithful:
-            if name not in FAITHFUL:
-                problem = f"unknown name {name!r}; there are {', '.join(FAITHFUL)}"
+        for oddity in table.faithful:
+            if oddity not in FAITHFUL:
+                problem = f"unknown name {oddity!r}; there are {', '.join(FAITHFUL)}"
                 raise InputError("config", None, "autoscale.faithful", problem)
         Actor.__init__(self, world.kernel, name, PRIORITY_PLANNER)
         Launches.__init__(
@@ -194,7 +194,7 @@ class Scaler(Launches, Actor):
         actions = detour(self._plan(snapshot, demand), snapshot, self.table)
         if actions:
             text = f"{demand.text()}; {'; '.join(map(words, actions))}"
-            self._world.note("plan", "", text)
+            self._world.note("plan", "" if self._world.is_only else self.name, text)
             for action in actions:
                 self._perform(action)
         if self._acted or (self.planner.needs_ticks and now.outstanding and self._has_any()):

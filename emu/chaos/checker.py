@@ -44,11 +44,13 @@ class Life(msgspec.Struct):
 class Judge:
     """Replays a history."""
 
-    def __init__(self, scaling: AutoscaleTable | None = None, step_tokens: int = 1) -> None:
-        """`scaling`: the bounds that plans must keep. `step_tokens`: most tokens of a request that
-        one step may bring (speculative decoding); they stand in one record."""
+    def __init__(
+        self, scaling: Mapping[str, AutoscaleTable] | None = None, step_tokens: int = 1
+    ) -> None:
+        """`scaling`: the bounds that plans must keep, by planner ("": the only one). `step_tokens`:
+        most tokens of a request that one step may bring (speculative decoding), in one record."""
         self._step_tokens = step_tokens
-        self._plans = None if scaling is None else PlanWatch(scaling)
+        self._plans = {name: PlanWatch(table) for name, table in (scaling or {}).items()}
         self.lives: dict[int, Life] = {}
         self.problems: list[str] = []
         self.states: dict[int, str] = {}
@@ -140,18 +142,19 @@ class Judge:
     def _fault(self, at_ns: int, record: Mapping[str, Any]) -> None:
         if record["kind"] in ("pause", "freeze"):
             self.paused[record["target"]] = at_ns
-        if self._plans is not None:
-            self._plans.fault(record["kind"], is_over=False)
+        for plans in self._plans.values():
+            plans.fault(record["kind"], is_over=False)
 
     def _fault_over(self, at_ns: int, record: Mapping[str, Any]) -> None:
         if record["kind"] in ("pause", "freeze"):
             self.paused.pop(record["target"], None)
-        if self._plans is not None:
-            self._plans.fault(record["kind"], is_over=True)
+        for plans in self._plans.values():
+            plans.fault(record["kind"], is_over=True)
 
     def _plan(self, at_ns: int, record: Mapping[str, Any]) -> None:
-        if self._plans is not None:
-            for problem in self._plans.judge(at_ns, record["text"], self.states):
+        plans = self._plans.get(record["target"])
+        if plans is not None:
+            for problem in plans.judge(at_ns, record["text"], self.states):
                 self.say(problem)
 
     def _ended(self, at_ns: int, record: Mapping[str, Any]) -> None:

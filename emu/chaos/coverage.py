@@ -36,7 +36,6 @@ NOT_DRAWN: Final[Mapping[str, str]] = MappingProxyType(
                 *("latency.path", "latency.hardware", "latency.tables"),
                 *("latency.backend=profile", "latency.backend=vidur"),
                 "latency.backend=aiconfigurator",
-                "scheduler.speculative_config.model",
             ),
             _OUTSIDE,
         ),

@@ -14,6 +14,8 @@ import msgspec
 import numpy as np
 
 from emu.config.faultkinds import KINDS
+from emu.config.fleet import expand_models
+from emu.config.load import config_from_dict
 
 T = TypeVar("T")
 Rng = np.random.Generator
@@ -60,8 +62,8 @@ class Ground(msgspec.Struct, frozen=True):
     replicas: int
     machines: int
     gpus: int
-    prefills: int
-    """Replicas 0 to this - 1 prefill; 0 = colocated serving."""
+    prefills: tuple[int, ...]
+    """Replicas that prefill at the start; none = colocated serving."""
     has_transfers: bool
     has_planner: bool
     has_cxl: bool
@@ -82,23 +84,26 @@ def chance(rng: Rng, probability: float) -> bool:
 
 def ground_of(tables: Mapping[str, Any], *, heals: bool) -> Ground:
     """What a configuration's tables say about the cluster."""
-    groups = tables["replicas"]
-    roles = [group.get("role", "colocated") for group in groups]
+    groups = tables["replicas"] if not tables.get("models") else _groups_of_models(tables)
+    roles = [g.get("role", "colocated") for g in groups for _ in range(g.get("count", 1))]
     is_split = "prefill" in roles or "decode" in roles
     return Ground(
-        replicas=sum(group.get("count", 1) for group in groups),
+        replicas=len(roles),
         machines=sum(node.get("count", 1) for node in tables["nodes"]),
         gpus=sum(node.get("count", 1) * node.get("gpus", 8) for node in tables["nodes"]),
-        prefills=sum(
-            g.get("count", 1)
-            for g, r in zip(groups, roles, strict=True)
-            if is_split and r == "prefill"
-        ),
+        prefills=tuple(index for index, role in enumerate(roles) if role == "prefill"),
         has_transfers=is_split or bool(tables.get("migration", {}).get("rebalance")),
         has_planner=bool(tables.get("autoscale")),
         has_cxl="cxl" in tables.get("network", {}).get("tiers", ()),
         heals=heals,
     )
+
+
+def _groups_of_models(tables: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The replicas that follow from `[[models]]`."""
+    groups: list[Mapping[str, Any]]
+    groups = msgspec.to_builtins(expand_models(config_from_dict(dict(tables))).replicas)
+    return groups
 
 
 def draw_faults(rng: Rng, ground: Ground, span_s: float) -> list[Tables]:
@@ -175,7 +180,7 @@ def _fault(rng: Rng, name: str, at_s: float, ground: Ground) -> Tables:
         elif key == "request":
             fault["request"] = int(rng.integers(20))
         elif name == "lease_expired":
-            fault["replica"] = int(rng.integers(ground.prefills))
+            fault["replica"] = pick(rng, ground.prefills)
         else:
             fault[key] = int(rng.integers(ground.replicas))
     if fault.get("source", -1) == fault.get("destination", -2):

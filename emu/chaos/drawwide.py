@@ -10,11 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from emu.chaos.drawfaults import TIMES_S, Rng, Tables, chance, pick
+from emu.chaos.drawfleet import draw_fleet, draw_made, draw_scaling, draw_sessions
+from emu.chaos.drawshapes import draw_shapes
 from emu.config.kinds import KINDS
 from emu.config.schema import SchedulerTable
 from emu.rng import rng_stream
 
 Values = Mapping[str, Sequence[Any]]
+SLOWEST: Final = 20
+"""A drawn model on drawn GPUs may be so many times slower than the coefficients of plain worlds."""
 
 _NODE: Final[Values] = {
     "host_memory_gbytes_per_s": (20.0, 400.0),
@@ -114,13 +118,45 @@ _MODEL: Final[Values] = {
 }
 
 
-def draw_wide(seed: int, tables: Tables, lines: list[Tables]) -> None:
-    """Widen two worlds in three, each by some of its possibilities."""
+def draw_wide(seed: int, tables: Tables, lines: list[Tables]) -> float:
+    """Widen two worlds in three, each by some of its possibilities.
+
+    Returns about how long requests arrive, in seconds. A workload that is made from distributions
+    leaves no lines.
+    """
     rng = rng_stream(seed, "chaos wide")
+    span_s: float = max(line["arrival_time_ns"] for line in lines) / 1e9
     if chance(rng, 1 / 3):
-        return
-    _figures(rng, tables, lines)
+        return span_s
+    if chance(rng, 0.5):
+        _figures(rng, tables, lines)
     _latencies(rng_stream(seed, "chaos latencies"), tables)
+    draw_scaling(rng, tables)
+    if chance(rng, 0.15) and _can_be_fleet(tables):
+        draw_fleet(rng, tables, lines)
+    elif chance(rng, 0.6):
+        draw_shapes(rng, tables)
+        tables["limits"]["simulated_s"] *= SLOWEST
+    if chance(rng, 0.2):
+        draw_sessions(rng, lines)
+    if chance(rng, 0.12):
+        span_s = draw_made(rng, tables)
+        lines.clear()
+    return span_s
+
+
+def _can_be_fleet(tables: Tables) -> bool:
+    """Several models know no tiers, groups that step together, drafts or adapters here."""
+    scheduler = tables["scheduler"]
+    return (
+        not tables["network"].get("tiers")
+        and not any("data_parallel_group" in group for group in tables["replicas"])
+        and not any("pipeline_parallel" in group for group in tables["replicas"])
+        and "speculative_config" not in scheduler
+        and not scheduler.get("enable_lora")
+        and tables["model"]["name"] == "meta-llama/Llama-3.1-8B"
+        and "preset" not in tables.get("autoscale", {})
+    )
 
 
 def _latencies(rng: Rng, tables: Tables) -> None:
@@ -195,6 +231,10 @@ def _scheduling(rng: Rng, tables: Tables, lines: list[Tables]) -> None:
                 if chance(rng, 0.6):
                     turn["deadline_ns"] = int(pick(rng, (0, 50_000_000, 2_000_000_000)))
     drafts = scheduler.get("speculative_config")
+    is_plain = tables["model"]["name"] == "meta-llama/Llama-3.1-8B"
+    if drafts is not None and drafts["method"] == "eagle" and is_plain and chance(rng, 0.4):
+        drafts |= {"method": "draft_model", "model": "meta-llama/Llama-3.2-1B"}
+        drafts["draft_tensor_parallel_size"] = int(pick(rng, (0, 1)))
     if drafts is not None and "acceptance_rate" in drafts:
         if chance(rng, 0.3):
             drafts["acceptance_spread"] = 0.3

@@ -184,7 +184,9 @@ def _run(
     files["summary.json"] = msgspec.json.encode(summary)
     drafts = [replica.speculation for replica in plan.replicas]
     most = max((table.num_speculative_tokens for table in drafts if table is not None), default=0)
-    judge = Judge(config.autoscale, 1 + most)
+    scalers = cluster.scalers
+    scaling = {"" if len(scalers) == 1 else s.name: s.table for s in scalers if s.is_active}
+    judge = Judge(scaling, 1 + most)
     judge.read(history.records)
     if is_whole:
         judge.end()

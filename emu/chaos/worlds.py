@@ -74,9 +74,9 @@ def draw_world(seed: int, *, requests_max: int = 60, wide: bool = True) -> World
     lines = _workload(rng_stream(seed, "chaos workload"), requests_max, tables)
     draw_models(seed, tables, lines)
     heals = _recovery(rng, tables)
-    if wide:
-        draw_wide(seed, tables, lines)
     span_s = max(line["arrival_time_ns"] for line in lines) / 1e9
+    if wide:
+        span_s = draw_wide(seed, tables, lines)
     ground = ground_of(tables, heals=heals)
     faults = draw_faults(rng_stream(seed, "chaos faults"), ground, span_s + 0.5)
     if faults:

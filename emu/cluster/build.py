@@ -21,7 +21,6 @@ from emu.cluster.kv_tiers import TierBook
 from emu.cluster.plan import Plan, ReplicaPlan, groups_of, plugins_of
 from emu.config.names import is_import_path
 from emu.config.schema import VllmTable
-from emu.errors import InputError
 from emu.kernel.clock import Actor, Kernel
 from emu.latency.base import LatencyBackend
 from emu.latency.context import engine_of
@@ -166,8 +165,7 @@ def build_replica(
         replica.stream = OutputStream(plan.engine)
     if plan.latency.jitter:
         engine = engine_of(plan.latency)
-        if engine is None:
-            raise InputError("config", None, "latency.jitter", "needs an engine, not none")
+        assert engine is not None  # the plan has looked
         replica.set_jitter(Jitter(engine, config.seed, plan.replica_id))
     experts, gate = plan.model.experts, plan.latency.expert_routing
     if experts is not None and plan.latency.backend == "profile" and gate != "balanced":

@@ -267,6 +267,9 @@ def _resolve(config: Config, source: str, *, imports: bool) -> Plan:
     check_tiers(config.network, replicas, source)
     for context in {replica.group: replica for replica in replicas}.values():
         check_collectives(context.latency_context(config))
+    for replica in replicas:
+        if replica.latency.jitter and engine_of(replica.latency) is None:
+            raise InputError(source, None, "latency.jitter", "needs an engine, not none")
     _check_drafts(replicas, source)
     takers = all(replica.images for replica in replicas)
     check_encoders(config.encoders, len({r.served for r in replicas}), takers, source)

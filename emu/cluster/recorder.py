@@ -225,7 +225,7 @@ class Recorder:
             self.log.event(_EVENTS.get(kind, "timeline.noted"), kind=kind, target=target, text=text)
         if self.history is not None:
             if kind == "plan":
-                self.history.add(at_ns, "plan", text=text)
+                self.history.add(at_ns, "plan", target=target, text=text)
             elif kind not in ("fault over", "host_cache"):
                 self.history.add(at_ns, "noted", kind=kind, target=target, text=text)
         if self.trace is not None:

@@ -52,10 +52,16 @@ def audit(
     Shares fit each link; they are max-min fair; bytes started = carried + lost + in flight.
     """
     flows = [flow for transfer in transfers for flow in transfer.flows if not flow.is_closed]
-    for link in links:
-        _check_link(link, flows, now_ns)
+    users: dict[int, list[int]] = {}
     for flow in flows:
-        _check_share(flow, now_ns)
+        if flow.is_running:
+            for link in flow.links:
+                users.setdefault(link.index, []).append(flow.seq)
+    for link in links:
+        _check_link(link, users.get(link.index, []), now_ns)
+    loads = {link.index: _load(link) for link in links if link.running}
+    for flow in flows:
+        _check_share(flow, loads, now_ns)
         _check_progress(flow, now_ns)
     for kind in sorted(started):
         open_flows = [flow for flow in flows if flow.transfer.kind == kind]
@@ -67,7 +73,7 @@ def audit(
             )
 
 
-def _check_link(link: Link, flows: Sequence[Flow], now_ns: int) -> None:
+def _check_link(link: Link, expected: Sequence[int], now_ns: int) -> None:
     used = sum(flow.rate for flow in link.running.values())
     if used > link.capacity:
         raise InvariantViolation(
@@ -75,7 +81,6 @@ def _check_link(link: Link, flows: Sequence[Flow], now_ns: int) -> None:
             at_ns=now_ns,
             story=[_describe(flow, now_ns) for flow in link.running.values()],
         )
-    expected = [flow.seq for flow in flows if flow.is_running and link in flow.links]
     if sorted(link.running) != expected:
         raise InvariantViolation(
             f"link {link.index}: lists flows {sorted(link.running)}, used by {expected}",
@@ -83,7 +88,26 @@ def _check_link(link: Link, flows: Sequence[Flow], now_ns: int) -> None:
         )
 
 
-def _check_share(flow: Flow, now_ns: int) -> None:
+class _Load(msgspec.Struct, frozen=True):
+    """What the flows of a link have together, and the one with the most for its weight."""
+
+    weight: int
+    rate: int
+    most: tuple[int, int]
+    """(rate, weight)."""
+
+
+def _load(link: Link) -> _Load:
+    weight, rate, most = 0, 0, (0, 1)
+    for flow in link.running.values():
+        weight += flow.weight
+        rate += flow.rate
+        if flow.rate * most[1] > most[0] * flow.weight:
+            most = (flow.rate, flow.weight)
+    return _Load(weight, rate, most)
+
+
+def _check_share(flow: Flow, loads: Mapping[int, _Load], now_ns: int) -> None:
     """A running flow is held back by a full link on which no flow has more, or by its feeder."""
     if not flow.is_running:
         if flow.rate:
@@ -93,16 +117,12 @@ def _check_share(flow: Flow, now_ns: int) -> None:
     if feeder is not None and flow.is_attached and flow.rate == feeder.rate:
         return
     for link in flow.links:
-        weights = sum(other.weight for other in link.running.values())
-        used = sum(other.rate for other in link.running.values())
+        load = loads[link.index]
         # Shares are rounded down by less than one unit per unit of weight, and each rounding
         # may be taken from another flow's: hence the square.
-        slack = weights * weights
-        is_full = link.capacity - used <= slack
-        if is_full and all(
-            other.rate * flow.weight <= (flow.rate + slack) * other.weight
-            for other in link.running.values()
-        ):
+        slack = load.weight * load.weight
+        is_full = link.capacity - load.rate <= slack
+        if is_full and load.most[0] * flow.weight <= (flow.rate + slack) * load.most[1]:
             return
     raise InvariantViolation(
         f"flow {flow.seq} could have more without taking from one that has less",

@@ -124,6 +124,9 @@ def run_sweep(
 
 
 def _roles(base: Base, fixed: dict[str, Any], rows: Sequence[Row]) -> list[str]:
+    """Roles of the groups of replicas; none where points differ in them."""
+    if any(key == "replicas" or key.endswith(".role") for row in rows for key in row.point.values):
+        return []
     for row in rows:
         if row.result.status != "invalid":
             return [str(table.role) for table in base.config(fixed, row.point).replicas]

@@ -70,7 +70,7 @@ def test_a_migration_or_a_loss_explains_tokens_from_elsewhere() -> None:
 # --- planted in a running world -----------------------------------------------------------------
 def planted(at_ns: int, call: Callable[[Cluster], None], seed: int = 3) -> Verdict:
     """A calm world in which something is broken at an instant."""
-    world = draw_world(seed)
+    world = draw_world(seed, wide=False)
     world.tables.pop("faults", None)
 
     def break_it(cluster: Cluster) -> None:
@@ -80,7 +80,8 @@ def planted(at_ns: int, call: Callable[[Cluster], None], seed: int = 3) -> Verdi
 
 
 def busy_seed() -> int:
-    return next(s for s in range(100) if draw_world(s).tables["replicas"][0]["role"] == "colocated")
+    worlds = ((seed, draw_world(seed, wide=False)) for seed in range(100))
+    return next(s for s, w in worlds if w.tables["replicas"][0]["role"] == "colocated")
 
 
 def test_a_request_that_vanishes_is_found() -> None:

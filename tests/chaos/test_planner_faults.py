@@ -93,8 +93,9 @@ def test_the_watch_sees(table: AutoscaleTable, plans: list[str], what: str) -> N
 
 
 def test_the_judge_sees_a_decision_without_metrics() -> None:
-    judge = Judge(HPA)
-    plan = {"at_ns": 1, "event": "plan", "text": f"colocated +1, {PODS}4; load host 3:colocated"}
+    judge = Judge({"": HPA})
+    plan = {"at_ns": 1, "event": "plan", "target": ""}
+    plan["text"] = f"colocated +1, {PODS}4; load host 3:colocated"
     lost = {"at_ns": 1, "event": "fault", "kind": "metrics_lost", "target": "planner"}
     judge.read([plan, lost, {**lost, "event": "fault_over"}, plan])
     assert judge.problems == []

@@ -37,6 +37,10 @@ REFUSED = {
         '[workload.synthetic]\nprompt = { distribution = "fixed", value = 200000 }\n',
         ":2: workload.synthetic.prompt: a request of 200000 + ",
     ),
+    "jitter": (
+        '[latency]\nengine = "none"\njitter = true\n',
+        ":3: latency.jitter: needs an engine, not none",
+    ),
     "hf_config": ('[model]\nhf_config = "/"\n', ":2: model.hf_config: no config.json there"),
     "long path": (f'[workload]\npath = "{"x" * 5000}"\n', ":2: workload.path: cannot be a path"),
     "long tokenizer": (f'[workload]\ntokenizer = "{"x" * 5000}"\n', ":2: workload.tokenizer: "),

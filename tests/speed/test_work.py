@@ -95,7 +95,7 @@ def _calls(config: Config, directory: Path) -> int:
 @pytest.mark.parametrize(
     ("shape", "events_max", "calls_max"),
     # The front end has one event for each request (its end), and the books of its output queue.
-    [(COLOCATED, 4.4, 243), (ROLES, 8.3, 367)],
+    [(COLOCATED, 4.4, 245), (ROLES, 8.3, 370)],
     ids=["colocated", "roles"],
 )
 def test_work_for_each_request(

@@ -52,6 +52,14 @@ def test_groups_are_called_by_their_role_and_gpus_are_counted(
     assert [row.split(",")[at] for row in rows[1:]] == ["2", "4", "3", "5"]
 
 
+def test_groups_have_no_role_where_points_differ_in_them(tmp_path: Path) -> None:
+    points = '[[list]]\n"replicas" = [{count = 2}]\n[[list]]\n"replicas.0.count" = 1\n'
+    text = f'base = "base.toml"\n{points}'
+    result = swept(tmp_path, text)
+    assert result.roles == []
+    assert [row.result.gpus for row in result.rows] == [2, 1]
+
+
 def test_keys_are_told_apart() -> None:
     keys = ["replicas.0.count", "replicas.1.count", "scheduler.a", "router.a"]
     assert key_label(keys[0], keys, ["colocated", "colocated"]) == "colocated 0 count"

@@ -173,7 +173,8 @@ class Iterations:
         is_unsure: bool,
     ) -> None:
         """Equal batches on equal replicas take equally long, whatever the backend."""
-        if is_unsure or not seat.is_plain or seat.group or getattr(seat.latency, "jitter", False):
+        varies = seat.latency.jitter or not seat.latency.warm_up
+        if is_unsure or not seat.is_plain or seat.group or varies:
             return
         members = sorted((before, new) for _, before, new in formed["members"])
         shape = (tuple(members), tuple(formed.get("verified", ())), stage)

@@ -65,7 +65,7 @@ class Windows:
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
         self.slow: dict[int, list[tuple[Span, float]]] = defaultdict(list)
-        """Stragglers of each replica."""
+        """Stragglers of each replica, and latencies that commands turn."""
         self.still: dict[int, list[Span]] = defaultdict(list)
         """When each replica stands still."""
         self.factors: list[tuple[Span, tuple[str, ...], float]] = []
@@ -209,6 +209,20 @@ class Windows:
                 self.delays.append((span, self._links(fault), extra_ns))
             elif fault.kind == "partition":
                 self.cuts.append((span, (fault.source, fault.destination)))
+
+        self._read_commands()
+
+    def _read_commands(self) -> None:
+        """A latency that a command turns holds until the next such command."""
+        turned: dict[int, list[tuple[int, float]]] = defaultdict(list)
+        for command in self._tape.config.commands:
+            if command.factor is not None:
+                turned[command.replica].append((to_ns(command.at_s), command.factor))
+        for replica, its in turned.items():
+            its.sort(key=lambda turn: turn[0])
+            ends = [at_ns for at_ns, _ in its[1:]]
+            for (at_ns, factor), until_ns in zip(its, [*ends, FOREVER_NS], strict=True):
+                self.slow[replica].append((Span(at_ns, until_ns), factor))
 
     def _struck(self, fault: Any, at_ns: int, taken: Counter[tuple[str, int, str]]) -> int:
         """The replica that this fault struck, and none before it at its time; -1 = none."""

@@ -141,6 +141,7 @@ $("forces").onclick = (e) => {
 
 // --- trends ------------------------------------------------------------------------------------
 function onPoint(p) {
+  if (points.length && p.at_s <= points[points.length - 1].at_s) return; // the history has it
   points.push(p);
   if (points.length > POINTS_MAX) points.shift();
   while (marks.length && points.length && marks[0].x < points[0].at_s) marks.shift();
