@@ -82,6 +82,8 @@ class Request:
     prefix: Prefix | None
     session_id: str
     sub_request_index: int
+    has_more_turns: bool
+    """Its session asks more when it has completed, as its client says."""
     tenant: str
     priority: int
     deadline_ns: int
@@ -179,6 +181,7 @@ class Request:
         "first_token_ns",
         "generated_tokens",
         "handoff_after_ns",
+        "has_more_turns",
         "holder_id",
         "images",
         "known_blocks",
@@ -240,6 +243,7 @@ class Request:
         self.prefix = prefix
         self.session_id = session_id
         self.sub_request_index = sub_request_index
+        self.has_more_turns = False
         self.tenant = tenant
         self.priority = priority
         self.deadline_ns = deadline_ns

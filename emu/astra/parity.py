@@ -22,7 +22,7 @@ from emu.astra.nodes import Graph, Node, NodeKind
 from emu.astra.parity_cluster import ParityCluster
 from emu.astra.parity_replica import Flight, Instance, ParityOptions, ParityRow
 from emu.astra.polling import IDLE_STEP_NS, Answer, Polling
-from emu.errors import RunError
+from emu.errors import InputError, RunError
 from emu.request import Request
 from emu.scheduling.base import Progress
 from emu.workload.items import Line, Turn, prefix_of
@@ -113,6 +113,9 @@ class ParityRun:
                 self._release(next_id, line, line.arrival_time_ns)
                 next_id += 1
             elif line.sub_requests:
+                if any(turn.after is not None for turn in line.sub_requests):
+                    problem = "LLMServingSim plays sub-requests one after another"
+                    raise InputError("workload", None, "sub_requests.after", problem)
                 self._sessions[next_id] = _Session(line.sub_requests, next_id)
                 self._release(next_id, line.sub_requests[0], line.arrival_time_ns)
                 next_id += len(line.sub_requests)

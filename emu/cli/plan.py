@@ -82,7 +82,7 @@ def plan(
     output_tokens
         The same of outputs.
     preset
-        Lengths of a known service: conversation or code.
+        Lengths of a known service: agents, chat, code, conversation or summarization.
     requests
         Requests of each run; 0 = 2000, or the whole trace.
     ttft_p50

@@ -25,6 +25,7 @@ def run(
     output_tokens: str = "",
     preset: str = "",
     requests: Count = 0,
+    skip_prefill: Annotated[bool, Parameter(negative=())] = False,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     seed: Seed | None = None,
     seeds: Count = 0,
@@ -65,9 +66,11 @@ def run(
     output_tokens
         The same of outputs.
     preset
-        Lengths of a known service: conversation or code.
+        Lengths of a known service: agents, chat, code, conversation or summarization.
     requests
         Requests of the run; 0 = 2000, or the whole trace.
+    skip_prefill
+        The KV of every prompt is there at its arrival: only decoding is emulated.
     output
         Output directory, instead of the config's.
     seed
@@ -121,6 +124,8 @@ def run(
             preset=preset,
             requests=requests,
         )
+    if skip_prefill:
+        set_ = (*set_, "workload.skip_prefill=true")
     if draws:
         from emu.sweeps.draws import draws_command
 

@@ -102,6 +102,7 @@ def experiment(
     clusters: str = "AB",
     seeds: Positive = 1,
     page: Path | None = None,
+    traces: Path | None = None,
     quiet: Quiet = False,
 ) -> int:
     """Run a set of scaling experiments, print its tables, draw its pictures (docs/experiments/).
@@ -109,7 +110,7 @@ def experiment(
     Parameters
     ----------
     name
-        pairings, ablation, six, cache or fleet (ten models).
+        pairings, ablation, six, cache, fleet (ten models) or paper (BlitzScale's headline figures).
     configs
         Directory of the configurations.
     output
@@ -120,6 +121,8 @@ def experiment(
         pairings: more than 1 adds the order of the systems over so many seeds, with intervals.
     page
         Put tables and pictures into this page, between its marks.
+    traces
+        paper: folder of Azure's traces of 2023 (AzureLLMInferenceTrace_code.csv and _conv.csv).
     quiet
         Do not say which run is under way.
     """
@@ -132,5 +135,6 @@ def experiment(
         clusters=clusters,
         seeds=seeds,
         page=page,
+        traces=traces,
         quiet=quiet,
     )

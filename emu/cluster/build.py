@@ -20,6 +20,7 @@ from emu.cluster.dispatch import Dispatch
 from emu.cluster.kv_tiers import TierBook
 from emu.cluster.plan import Plan, ReplicaPlan, groups_of, plugins_of
 from emu.config.names import is_import_path
+from emu.config.schema import VllmTable
 from emu.kernel.clock import Actor, Kernel
 from emu.latency.base import LatencyBackend
 from emu.latency.context import engine_of
@@ -227,7 +228,9 @@ def _scheduler(
     eviction = None
     if insight is not None and is_import_path(getattr(table, "eviction", "")):
         eviction = insight.eviction(getattr(table, "eviction", ""), plan.replica_id)
-    must_step = latency.foreign or bool(plan.data_parallel_group)
+    # Which blocks are kept back changes between the steps of a leap.
+    keeps_back = isinstance(table, VllmTable) and table.retain_s > 0
+    must_step = latency.foreign or bool(plan.data_parallel_group) or keeps_back
     limits = ReplicaLimits(
         num_blocks=plan.num_blocks,
         block_size=table.block_size,
@@ -236,6 +239,7 @@ def _scheduler(
         prefix_caching=table.caches_prefixes and has_prefixes,
         leap=not must_step and (table.leap if leap is None else leap),
         kv_layout=plan.kv_layout,
+        prompts_present=config.workload.skip_prefill,
     )
     return make_scheduler(
         table,

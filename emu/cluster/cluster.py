@@ -175,6 +175,7 @@ class Cluster:
             intake=build_intake(shared),
             encoders=build_encoders(shared.plan),
             admission=None if insight is None else insight.admission(),
+            clients=self.config.workload.concurrency,
         )
 
     def _make_loops(self, shared: Shared) -> None:

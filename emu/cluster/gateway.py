@@ -22,6 +22,7 @@ from emu.replica.events import Submitted
 from emu.replica.replica import Replica
 from emu.request import Request, Status
 from emu.units import ms_to_ns
+from emu.workload.session import Following
 
 if TYPE_CHECKING:
     from emu.latency.encoder import EncoderFleet
@@ -29,21 +30,19 @@ if TYPE_CHECKING:
 # A member of an enumeration is looked up by its class in Python, at each arrival and end.
 _COMPLETED: Final = Status.COMPLETED
 _REJECTED: Final = Status.REJECTED
+_SESSION_ENDED: Final = "session_ended"
+"""Reason of a turn that is never asked: one before it did not complete."""
 
 
 class Source(Protocol):
     """The workload, as the gateway sees it."""
 
     def releases(self) -> Iterator[Request]:
-        """Requests in order of arrival; of a session only the first."""
+        """Requests in order of arrival; of a session only those that wait for no other."""
         ...
 
-    def next_in_session(self, request: Request, completed_ns: int) -> Request | None:
-        """What the session's client asks next, with its arrival time."""
-        ...
-
-    def drop_session(self, request: Request, at_ns: int) -> list[Request]:
-        """The session ends early: its turns that will never be asked."""
+    def end_turn(self, request: Request, now_ns: int, *, completed: bool) -> Following:
+        """What the session of a request that has ended does next."""
         ...
 
 
@@ -65,7 +64,10 @@ class Gateway(Actor):
         intake: Intake | None = None,
         encoders: EncoderFleet | None = None,
         admission: OwnAdmission | None = None,
+        clients: int = 0,
     ) -> None:
+        """`clients`: of a closed loop, each with one request or session; 0 = requests arrive at
+        their times."""
         super().__init__(kernel, "gateway", PRIORITY_WORLD)
         self.source = source
         self.dispatches = dispatches
@@ -82,6 +84,7 @@ class Gateway(Actor):
         self._intake = intake
         self.encoders = encoders
         self._admission = admission
+        self._clients = clients
         self._delivered_ns = 0
         """When the last token so far is with its client."""
         self.outstanding = 0
@@ -105,6 +108,10 @@ class Gateway(Actor):
         """Let in all requests that arrive by now, and come back for the next."""
         if self._releases is None:
             self._releases = iter(self.source.releases())
+        if self._clients:
+            for _ in range(self._clients):
+                self._begin_line(self.kernel.now_ns)
+            return PARK
         now_ns = self.kernel.now_ns
         request = self._next
         if request is not None:
@@ -118,6 +125,23 @@ class Gateway(Actor):
         self.is_exhausted = True
         self._check_end()
         return PARK
+
+    def _begin_line(self, at_ns: int) -> None:
+        """A client of the closed loop takes the next line of the workload, if there is one."""
+        assert self._releases is not None
+        request = self._next or next(self._releases, None)
+        self._next = None
+        while request is not None:
+            if request.deadline_ns >= 0:
+                request.deadline_ns += at_ns - request.arrival_ns
+            request.arrival_ns = at_ns
+            self._arrive_at(request, at_ns)
+            request = next(self._releases, None)
+            if request is not None and request.sub_request_index <= 0:
+                self._next = request  # of the next line; the others arrive with their session
+                return
+        self.is_exhausted = True
+        self._check_end()
 
     def align(self, now_ns: int) -> int:
         """No message makes a request arrive earlier."""
@@ -272,25 +296,28 @@ class Gateway(Actor):
         self._on_terminal(request)
         if status is _REJECTED and request.retries < self._recovery.client_retries:
             self._retry_later(request)
-        elif request.session_id:
-            self._go_on_with_session(request, self.kernel.now_ns)
+        elif request.session_id and self._goes_on(request, self.kernel.now_ns):
+            pass  # its client has not ended
+        elif self._clients and reason != _SESSION_ENDED:
+            self._begin_line(self.kernel.now_ns + request.last_out_ns)
         if self.is_exhausted:
             self._check_end()
 
-    def _go_on_with_session(self, request: Request, now_ns: int) -> None:
-        """The next turn arrives after its tool; if a turn did not complete, none follows."""
-        if request.status is Status.COMPLETED:
-            following = self.source.next_in_session(request, now_ns + request.last_out_ns)
-            if following is not None:
-                self._arrive_at(following, following.arrival_ns)
-            return
-        for turn in self.source.drop_session(request, now_ns):
+    def _goes_on(self, request: Request, now_ns: int) -> bool:
+        """Turns arrive after their tools; if one did not complete, none is asked after it."""
+        is_done = request.status is _COMPLETED
+        at_ns = now_ns + request.last_out_ns if is_done else now_ns
+        following = self.source.end_turn(request, at_ns, completed=is_done)
+        for turn in following.arriving:
+            self._arrive_at(turn, turn.arrival_ns)
+        for turn in following.dropped:
             self.released += 1
             self.outstanding += 1
             if self._has_many and turn.model >= 0:
                 self.dispatches[turn.model].outstanding += 1
             self._on_release(turn)
-            self.terminal(turn, Status.CANCELLED, "session_ended")
+            self.terminal(turn, Status.CANCELLED, _SESSION_ENDED)
+        return following.goes_on
 
     def _retry_later(self, request: Request) -> None:
         """The client sends the same again after a pause that doubles (a new request to us)."""
@@ -303,7 +330,10 @@ class Gateway(Actor):
             prefix=request.prefix,
             tenant=request.tenant,
             priority=request.priority,
+            session_id=request.session_id,
+            sub_request_index=request.sub_request_index,
         )
+        again.has_more_turns = request.has_more_turns
         again.model = request.model
         again.acceptance_rate = request.acceptance_rate
         again.adapter = request.adapter

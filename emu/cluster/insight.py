@@ -44,7 +44,7 @@ class Insight:
         self._replicas = replicas
         self._watchers = watchers
         self._objectives = (slo.ttft_ms, slo.tpot_ms, slo.e2e_ms)
-        self.books = Books(self._objectives)
+        self.books = Books(self._objectives, (slo.ttft_base_ms, slo.ttft_ms_per_token))
         self._seed = config.seed
         self._costs: dict[tuple[int, ...], int] = {}
         self._delay_ns = ms_to_ns(config.router.signal_delay_ms)

@@ -321,6 +321,13 @@ def _plan_group(
             keeps_groups,
             f"{source}: {key}",
         )
+    for name, is_set in (
+        ("workload.skip_prefill", config.workload.skip_prefill),
+        ("scheduler.retain_s", isinstance(scheduler, VllmTable) and scheduler.retain_s > 0),
+    ):
+        if layout is not None and is_set:
+            problem = f"{model.name} has layers that keep other things than all tokens"
+            raise InputError(source, None, name, problem)
     memories: dict[int, tuple[MemoryPlan, int]] = {}
     """By table of nodes: machines of one table have the same GPU."""
     for replica_id, gpus in enumerate(places, start=first_id):

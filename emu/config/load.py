@@ -127,13 +127,32 @@ class _Loading:
         return config
 
     def _displace_workload(self, overrides: Sequence[str]) -> None:
-        """A workload file given by an override takes the place of the file's synthetic one."""
+        """What an override gives takes the place of what the file has for the same purpose.
+
+        A workload file: of the synthetic one. A preset: of lengths and sessions too. Clients in a
+        closed loop: of arrivals. A rate: of a time scale.
+        """
         keys = [override.partition("=")[0].strip() for override in overrides]
         workload = self.raw.get("workload")
-        if not isinstance(workload, dict) or "workload.path" not in keys:
+        if not isinstance(workload, dict):
             return
-        if not any(key.startswith("workload.synthetic") for key in keys):
-            workload.pop("synthetic", None)
+        made = workload.get("synthetic")
+        if "workload.path" in keys:
+            workload.pop("preset", None)
+            if not any(key.startswith("workload.synthetic") for key in keys):
+                workload.pop("synthetic", None)
+        elif "workload.preset" in keys:
+            workload.pop("path", None)
+            if isinstance(made, dict):
+                for key in ("prompt", "output", "sessions"):
+                    made.pop(key, None)
+        if "workload.concurrency" in keys:
+            for key in ("rate_per_s", "time_scale"):
+                workload.pop(key, None)
+            if isinstance(made, dict):
+                made.pop("arrivals", None)
+        elif "workload.rate_per_s" in keys:
+            workload.pop("time_scale", None)
 
     def _resolve_paths(self) -> list[Problem]:
         """Join relative paths to the config file's directory, in place."""

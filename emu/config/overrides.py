@@ -1,6 +1,7 @@
 """`--set KEY=VALUE`: dotted keys into a parsed TOML document. Pure.
 
-A part of the key that is a number is an index into an array. VALUE is read as a TOML value; what
+A part of the key that is a number is an index into an array; the index behind the last entry adds
+one. VALUE is read as a TOML value; what
 is not one is taken as a string, and so is any bare word for a key that holds a string. A list or
 table that the file leaves out starts from its default.
 """
@@ -53,6 +54,8 @@ def _descend(
         if isinstance(holder, list):
             index = _index(part, holder, path)
             kind = _item_type(kind)
+            if index == len(holder):
+                holder.append({})
             path = (*path, index)
             if last:
                 return path, kind, holder
@@ -78,8 +81,9 @@ def _index(part: str, holder: list[Any], path: Path) -> int:
         problem = f"{where} is an array; expected an index, got {shown(part)}"
         raise InputError(SOURCE, None, f"{where}.{part}", problem)
     index = int(part)
-    if index >= len(holder):
+    if index > len(holder):
         known = f"the last index is {len(holder) - 1}" if holder else "it is empty"
+        known += f"; {len(holder)} adds an entry"
         raise InputError(SOURCE, None, f"{where}.{part}", f"no such entry; {known}")
     return index
 

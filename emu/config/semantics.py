@@ -8,17 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from emu.config import names
 from emu.config.check import Problem, shown
 from emu.config.fleet import expand_models, fleet_problems
 from emu.config.locate import Path
 from emu.config.presets import PRESETS
 from emu.config.schema import (
+    ArrivalsTable,
     Config,
     LengthsTable,
     ProfileTable,
     ReplicaTable,
+    SloTable,
+    SyntheticTable,
     VidurLayersTable,
+    VllmTable,
+    WorkloadTable,
 )
 from emu.config.suggest import unknown_value
 
@@ -30,6 +37,8 @@ def semantic_problems(config: Config) -> list[Problem]:
         *_nodes(config),
         *_fleet(config),
         *_workload(config),
+        *_retention(config),
+        *_objectives(config),
         *_autoscale(config),
         *([] if list(fleet_problems(config)) else _targets(expand_models(config))),
         *_others(config),
@@ -176,11 +185,23 @@ def _lengths(path: Path, table: LengthsTable) -> Iterator[Problem]:
 
 def _workload(config: Config) -> Iterator[Problem]:
     workload = config.workload
-    made = workload.synthetic
-    if made is not None and workload.path:
-        yield ("workload", "synthetic"), "a workload has a path or is synthetic, not both"
+    made, plain = workload.synthetic, SyntheticTable()
+    yield from _time_of_arrivals(workload)
+    if workload.skip_prefill:
+        yield from _skipped_prefill(config)
+    if workload.think_s and workload.turns != "all":
+        yield ("workload", "think_s"), 'is between turns; it needs turns = "all"'
+    if workload.turns == "all" and not workload.path:
+        yield ("workload", "turns"), "is of a file in the format sharegpt"
+    if workload.upscale > 1 and not workload.path:
+        yield ("workload", "upscale"), "makes a file denser; there is no path"
+    if workload.path and workload.preset:
+        yield ("workload", "preset"), "a preset makes a workload; it does not go with a path"
     if made is None:
         return
+    if workload.path and msgspec.structs.replace(made, arrivals=plain.arrivals) != plain:
+        problem = "beside a path, only arrivals can be given: the lengths are the file's"
+        yield ("workload", "synthetic"), problem
     here: Path = ("workload", "synthetic")
     yield from _lengths((*here, "prompt"), made.prompt)
     yield from _lengths((*here, "output"), made.output)
@@ -205,6 +226,52 @@ def _workload(config: Config) -> Iterator[Problem]:
         if point[1] < 0:
             yield (*points, index, 1), f"expected a rate >= 0, got {point[1]:g}"
         before = point[0]
+
+
+def _time_of_arrivals(workload: WorkloadTable) -> Iterator[Problem]:
+    """Of the keys that move arrivals, one counts."""
+    made = workload.synthetic
+    if workload.rate_per_s and workload.time_scale != 1:
+        yield ("workload", "rate_per_s"), "stretches arrivals as time_scale does; give one of them"
+    if workload.rate_per_s and made is not None and made.duration_s:
+        problem = "changes the time that duration_s gives; expected synthetic.arrivals.rate_per_s"
+        yield ("workload", "rate_per_s"), problem
+    if not workload.concurrency:
+        return
+    here: Path = ("workload", "concurrency")
+    if workload.rate_per_s or workload.time_scale != 1:
+        yield here, "clients in a closed loop have no times that a rate or time_scale could move"
+    if made is not None and made.duration_s:
+        problem = "clients in a closed loop have no times; expected a number of requests"
+        yield ("workload", "synthetic", "duration_s"), problem
+    if made is not None and made.arrivals != ArrivalsTable():
+        problem = "clients in a closed loop arrive when others end; leave out the arrivals"
+        yield ("workload", "synthetic", "arrivals"), problem
+
+
+def _skipped_prefill(config: Config) -> Iterator[Problem]:
+    """Prompts that are there already need replicas that decode what arrives, and their books."""
+    here: Path = ("workload", "skip_prefill")
+    if any(group.role != "colocated" for group in config.replicas) or config.models:
+        yield here, "expected colocated replicas: there is nothing for prefill replicas to do"
+    common = config.scheduler.policy
+    if any(group.scheduler.get("policy", common) != "vllm" for group in config.replicas):
+        yield here, 'needs scheduler.policy = "vllm"'
+
+
+def _retention(config: Config) -> Iterator[Problem]:
+    """KV stays between turns where its session comes back, in a cache that can find it."""
+    common = config.scheduler
+    here: Path = ("scheduler", "retain_s")
+    tables = [group.scheduler for group in config.replicas]
+    retain_s = common.retain_s if isinstance(common, VllmTable) else 0.0
+    if not any(table.get("retain_s", retain_s) for table in tables):
+        return
+    caches = isinstance(common, VllmTable) and common.prefix_caching
+    if not all(table.get("prefix_caching", caches) for table in tables):
+        yield here, "keeps blocks for a prefix cache; prefix_caching is off"
+    if any(group.role != "colocated" for group in config.replicas) or config.models:
+        yield here, "expected colocated replicas: others pass the KV on"
 
 
 def _autoscale(config: Config) -> Iterator[Problem]:
@@ -261,6 +328,14 @@ def _targets(config: Config) -> Iterator[Problem]:
                 problem = f"expected an index from 0 to {count - 1}, got {shown(value)}"
                 yield ("faults", index, key), problem
         yield from fault_problems(index, fault)
+
+
+def _objectives(config: Config) -> Iterator[Problem]:
+    tables: list[tuple[Path, SloTable]] = [(("slo",), config.slo)]
+    tables += [(("models", i, "slo"), m.slo) for i, m in enumerate(config.models) if m.slo]
+    for path, slo in tables:
+        if slo.ttft_base_ms and not slo.ttft_ms_per_token:
+            yield (*path, "ttft_base_ms"), "is a part of ttft_ms_per_token, which is missing"
 
 
 def _others(config: Config) -> Iterator[Problem]:

@@ -24,7 +24,7 @@ from typing import Protocol
 
 import numpy as np
 
-from emu.kv.freelist import FreeList, Ids
+from emu.kv.freelist import FreeList, Ids, RetainingFreeList
 from emu.kv.pool import NO_HIT, Hit
 from emu.kv.radix import RadixIndex, chain_of, keys_of
 from emu.kv.tiers import LowerTier, chunks_resident
@@ -55,7 +55,14 @@ class BlockPool:
 
     has_identities = True
 
-    def __init__(self, blocks_total: int, block_size: int, tiers: Sequence[LowerTier] = ()) -> None:
+    def __init__(
+        self,
+        blocks_total: int,
+        block_size: int,
+        tiers: Sequence[LowerTier] = (),
+        retain_ns: int = 0,
+    ) -> None:
+        """`retain_ns`: for how long the blocks of a session between two turns are evicted last."""
         self.blocks_total = blocks_total
         self.blocks_free = blocks_total
         self.block_size = block_size
@@ -68,7 +75,8 @@ class BlockPool:
         self._used = 0
         """Blocks below this id have been used."""
         self._references = np.zeros(64, dtype=np.int32)
-        self._free = FreeList()
+        self._retaining = RetainingFreeList(retain_ns) if retain_ns else None
+        self._free: FreeList | RetainingFreeList = self._retaining or FreeList()
         self._index = RadixIndex()
         self.watcher: PoolWatcher | None = None
 
@@ -212,10 +220,17 @@ class BlockPool:
                 self.pending_writes[number] += tier.chunk_bytes
 
     def release(self, request: Request) -> None:
-        """References drop by one; blocks at zero go to the tail of the free list."""
+        """References drop by one; blocks at zero go to the tail of the free list.
+
+        Those of a turn that has ended, with more to come in its session, may be kept back.
+        """
         held = request.block_ids
         if held:
-            self._unreference(held)
+            free = self._unreferenced(held)
+            if self._retaining is not None and request.has_more_turns and _is_done(request):
+                self._retaining.keep(free, request.priority)
+            else:
+                self._free.append(free)
         request.block_ids = None
         request.kv_blocks = 0
 
@@ -252,6 +267,11 @@ class BlockPool:
         request.block_ids = block_ids
         request.kv_blocks = count
         self.index(request, 0, request.computed_tokens)
+
+    def see_time(self, now_ns: int) -> None:
+        """It is now so late: blocks are kept back from now, and no longer than they may be."""
+        if self._retaining is not None:
+            self._retaining.expire(now_ns)
 
     def clear(self) -> None:
         """Forget everything; all blocks are free."""
@@ -303,13 +323,17 @@ class BlockPool:
         self._references[ids] += 1
 
     def _unreference(self, block_ids: Sequence[int]) -> None:
+        self._free.append(self._unreferenced(block_ids))
+
+    def _unreferenced(self, block_ids: Sequence[int]) -> Ids:
+        """References drop by one; those that are free now, last block first."""
         ids: Ids = np.array(block_ids, dtype=np.int64)[::-1]
         counts = self._references[ids] - 1
         assert len(counts) == 0 or counts.min() >= 0
         self._references[ids] = counts
         free = ids if not counts.any() else ids[counts == 0]
-        self._free.append(free)
         self.blocks_free += len(free)
+        return free
 
     # --- seeing -----------------------------------------------------------------------------
     def findable(self) -> frozenset[int]:
@@ -336,3 +360,7 @@ class BlockPool:
         if self.blocks_free != len(free) + fresh:
             problems.append(f"{self.blocks_free} blocks free, counted {len(free) + fresh}")
         return problems + self._index.problems()
+
+
+def _is_done(request: Request) -> bool:
+    return request.generated_tokens >= request.output_tokens

@@ -5,11 +5,12 @@ and the index of cached blocks. Books are exact: `blocks_free + blocks_used = bl
 cached blocks without references are free. Does not decide which request gets blocks: callers ask
 `need` first and take only what is free (check, then act).
 
-Two pools with one interface:
+Three pools with one interface:
 
 * `CountingPool` only counts. It is used when prefix caching is off or the workload has no token
   ids: then no block can ever be found again by its content, any free block is as good as any
   other, and identities cannot influence anything.
+* `PresentPool` counts too, and has every prompt's KV (`workload.skip_prefill`).
 * `BlockPool` (emu/kv/blocks.py) tracks identities, for prefix caching.
 
 `grow`, `release` and `index` keep `Request.kv_blocks` (and `block_ids`) of the request up to date.
@@ -204,3 +205,17 @@ class CountingPool:
     def clear(self) -> None:
         """All blocks are free."""
         self.blocks_free = self.blocks_total
+
+
+class PresentPool(CountingPool):
+    """A counting pool to which the KV of each prompt comes with its request.
+
+    All but the last token of a prompt need no computation (that one makes the first logits). The
+    KV of a request that was preempted is gone and computed again.
+    """
+
+    def lookup(self, request: Request) -> Hit:
+        """The prompt, in blocks that the request takes as any other."""
+        if request.generated_tokens or request.preemptions or request.prompt_tokens == 1:
+            return NO_HIT
+        return Hit(tokens=request.prompt_tokens - 1, npu_tokens=request.prompt_tokens - 1)

@@ -44,9 +44,15 @@ class Rates(msgspec.Struct, frozen=True, gc=False):
 class Books:
     """Arrivals and ends, in order of time."""
 
-    def __init__(self, limits_ms: tuple[float, float, float] = (0.0, 0.0, 0.0)) -> None:
-        """`limits_ms`: objectives of TTFT, TPOT and E2E; 0 = none."""
+    def __init__(
+        self,
+        limits_ms: tuple[float, float, float] = (0.0, 0.0, 0.0),
+        growing_ms: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
+        """`limits_ms`: objectives of TTFT, TPOT and E2E; 0 = none. `growing_ms`: a base and what
+        each prompt token adds to it, where this objective of TTFT is the longer one."""
         self._limits_ns = tuple(round(limit * 1e6) for limit in limits_ms)
+        self._base_ms, self._token_ms = growing_ms
         self._arrival_ns: list[int] = []
         self._prompt_sums: list[int] = [0]
         """Prompt tokens of the first n arrivals."""
@@ -79,9 +85,12 @@ class Books:
         ttft_ns = first - request.arrival_ns if first >= 0 else -1
         tpot_ns = (last - first) // (tokens - 1) if tokens > 1 and first >= 0 else -1
         figures = (ttft_ns, tpot_ns, now_ns - request.arrival_ns)
+        limits = self._limits_ns
+        if self._token_ms:
+            grown_ns = round((self._base_ms + self._token_ms * request.prompt_tokens) * 1e6)
+            limits = (max(limits[0], grown_ns), *limits[1:])
         is_met = is_done and all(
-            not limit or figure <= limit
-            for figure, limit in zip(figures, self._limits_ns, strict=True)
+            not limit or figure <= limit for figure, limit in zip(figures, limits, strict=True)
         )
         return Ended(
             request_id=request.request_id,

@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from emu.config.schema import SloTable
 from emu.request import Request, Status
@@ -83,6 +84,7 @@ class _Model:
     def __init__(self) -> None:
         self.by_status = dict.fromkeys(("completed", "cancelled", "rejected", "failed"), 0)
         self.input_tokens = self.output_tokens = 0
+        self.prompt = array("q")
         self.ttft = array("q")
         self.tpot = array("q")
         self.e2e = array("q")
@@ -108,6 +110,7 @@ class ModelLog:
         tokens = request.generated_tokens
         model.input_tokens += request.prompt_tokens
         model.output_tokens += tokens
+        model.prompt.append(request.prompt_tokens)
         model.ttft.append(first_ns - request.arrival_ns)
         model.tpot.append((last_ns - first_ns) // (tokens - 1) if tokens > 1 else 0)
         model.e2e.append(last_ns - request.arrival_ns)
@@ -124,15 +127,26 @@ class ModelLog:
         }
 
 
+def ttft_limits_ns(slo: SloTable, prompt_tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Objectives of TTFT that grow with the prompt, one for each request."""
+    grown_ms = slo.ttft_base_ms + slo.ttft_ms_per_token * prompt_tokens
+    limits: NDArray[np.float64] = np.maximum(slo.ttft_ms, grown_ms) * NS_PER_MS
+    return limits
+
+
 def _figures(model: _Model, facts: ModelFacts, slo: SloTable) -> ModelFigures:
     ttft, tpot, e2e = (
         np.frombuffer(a, dtype=np.int64) for a in (model.ttft, model.tpot, model.e2e)
     )
     met = np.ones(len(ttft), dtype=bool)
-    limits = ((ttft, slo.ttft_ms), (tpot, slo.tpot_ms), (e2e, slo.e2e_ms))
+    limits = [(ttft, slo.ttft_ms), (tpot, slo.tpot_ms), (e2e, slo.e2e_ms)]
+    if slo.ttft_ms_per_token:
+        met &= ttft <= ttft_limits_ns(slo, np.frombuffer(model.prompt, dtype=np.int64))
+        limits = limits[1:]
     for values, limit_ms in limits:
         if limit_ms:
             met &= values <= limit_ms * NS_PER_MS
+    has_any = bool(slo.ttft_ms_per_token) or any(limit for _, limit in limits)
     counted = sum(model.by_status.values()) - model.by_status["cancelled"]
     attainment = int(met.sum()) / counted if counted else 0.0
     misses = sum(facts.loads.get(method, 0) for method in FAR)
@@ -150,7 +164,7 @@ def _figures(model: _Model, facts: ModelFacts, slo: SloTable) -> ModelFigures:
         p99_tpot_ms=_percentile(tpot, 99),
         mean_e2el_ms=_mean(e2e),
         p99_e2el_ms=_percentile(e2e, 99),
-        slo_attainment=round(attainment, 6) if any(limit for _, limit in limits) else None,
+        slo_attainment=round(attainment, 6) if has_any else None,
         gpu_seconds=round(facts.gpu_ns / NS_PER_S, 6),
         loading_gpu_seconds=round(facts.loading_gpu_ns / NS_PER_S, 6),
         scale_ups=facts.scale_ups,

@@ -72,8 +72,9 @@ COLUMNS: Final = (
     "intake_ns",
 )
 
-LATENCIES: Final = ("ttft", "tpot", "e2e", "queue", "arrival", "wait")
-"""Columns of the binary file: ns of completed requests; wait = queue + between replicas."""
+LATENCIES: Final = ("ttft", "tpot", "e2e", "queue", "arrival", "wait", "prompt")
+"""Columns of the binary file: ns of completed requests; wait = queue + between replicas; prompt =
+tokens of the prompt."""
 
 _WIDTH: Final = len(LATENCIES)
 _SPILL_ROWS: Final = 4096
@@ -311,7 +312,9 @@ class RequestLog:
         self._output_tokens += tokens
         queue_ns = request.first_scheduled_ns - request.arrival_ns
         wait_ns = queue_ns + request.migration_ns
-        return line, (*(latencies or (0, 0, 0)), queue_ns, request.arrival_ns, wait_ns)
+        whole = latencies or (0, 0, 0)
+        prompt_tokens = request.prompt_tokens
+        return line, (*whole, queue_ns, request.arrival_ns, wait_ns, prompt_tokens)
 
     def _stats(self) -> RequestStats:
         self._spill()

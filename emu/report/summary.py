@@ -25,7 +25,7 @@ from emu.errors import InputError
 from emu.report.atomic import write_bytes
 from emu.report.itl import GapStats
 from emu.report.load import Load, judge_load
-from emu.report.models import ModelFigures
+from emu.report.models import ModelFigures, ttft_limits_ns
 from emu.report.records import RequestStats
 from emu.units import NS_PER_MS, NS_PER_S
 
@@ -369,13 +369,20 @@ def _attainment(stats: RequestStats, slo: SloTable) -> tuple[Slo, int | None]:
     counted = stats.requests - stats.by_status["cancelled"]
     completed = stats.by_status["completed"]
     joint = np.ones(completed, dtype=bool)
-    limits = {"ttft": slo.ttft_ms, "tpot": slo.tpot_ms, "e2e": slo.e2e_ms}
+    limits = {
+        "ttft": slo.ttft_ms or slo.ttft_ms_per_token,
+        "tpot": slo.tpot_ms,
+        "e2e": slo.e2e_ms,
+    }
     parts: dict[str, float | None] = {}
     for name, limit_ms in limits.items():
         if not limit_ms:
             parts[name] = None
             continue
-        met = stats.columns[name] <= limit_ms * NS_PER_MS
+        if name == "ttft" and slo.ttft_ms_per_token:
+            met = stats.columns[name] <= ttft_limits_ns(slo, stats.columns["prompt"])
+        else:
+            met = stats.columns[name] <= limit_ms * NS_PER_MS
         joint &= met
         parts[name] = _rounded(int(met.sum()) / counted) if counted else 0.0
     has_any = any(limits.values())

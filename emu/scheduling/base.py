@@ -233,6 +233,8 @@ class ReplicaLimits:
     leap: bool
     kv_layout: KvLayout | None
     """How the layers of a hybrid model share KV blocks; None = all keep all tokens."""
+    prompts_present: bool
+    """The KV of a prompt comes with its request."""
 
     __slots__ = (
         "block_size",
@@ -242,6 +244,7 @@ class ReplicaLimits:
         "num_blocks",
         "pipeline_stages",
         "prefix_caching",
+        "prompts_present",
     )
 
     def __init__(
@@ -253,7 +256,9 @@ class ReplicaLimits:
         prefix_caching: bool = False,
         leap: bool = True,
         kv_layout: KvLayout | None = None,
+        prompts_present: bool = False,
     ) -> None:
+        self.prompts_present = prompts_present
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.max_model_tokens = max_model_tokens

@@ -50,7 +50,7 @@ from mypy_extensions import mypyc_attr
 from emu.config.schema import VllmTable
 from emu.kv.blocks import BlockPool
 from emu.kv.grouped import GroupedPool
-from emu.kv.pool import NO_HIT, CountingPool, Hit
+from emu.kv.pool import NO_HIT, CountingPool, Hit, PresentPool
 from emu.kv.tiers import LowerTier
 from emu.latency.base import BatchShape, LoraWork, Verify
 from emu.policy.calls import OwnEviction
@@ -73,7 +73,7 @@ from emu.scheduling.running import Record, RunningSet
 from emu.scheduling.speculation import Speculation
 from emu.scheduling.verifying import VerifyingSet
 from emu.scheduling.waiting import Unseen, arrival_order, make_queue
-from emu.units import ceil_div
+from emu.units import ceil_div, s_to_ns
 
 UNLIMITED: Final = 1 << 62
 _EVER: Final = 1 << 63
@@ -143,9 +143,14 @@ class VllmScheduler(Scheduler):
         assert not (ahead or speculation) or limits.pipeline_stages == 1
         pool: BlockPool | CountingPool | GroupedPool
         self._clips = False
+        self._retains = False
         self._eviction = eviction
         walks = walks or eviction is not None or adapters is not None or encoder is not None
-        if limits.kv_layout is not None:
+        walks = walks or limits.prompts_present
+        if limits.prompts_present:
+            assert limits.kv_layout is None
+            pool = PresentPool(limits.num_blocks, limits.block_size)
+        elif limits.kv_layout is not None:
             walks = True
             caches = limits.prefix_caching and table.prefix_caching
             pool = GroupedPool(
@@ -156,7 +161,10 @@ class VllmScheduler(Scheduler):
             )
             self._clips = caches and limits.kv_layout.has_states
         elif limits.prefix_caching and table.prefix_caching:
-            self.block_pool = pool = BlockPool(limits.num_blocks, limits.block_size, tiers)
+            self.block_pool = pool = BlockPool(
+                limits.num_blocks, limits.block_size, tiers, s_to_ns(table.retain_s)
+            )
+            self._retains = table.retain_s > 0
         else:
             pool = CountingPool(limits.num_blocks, limits.block_size)
         super().__init__(
@@ -217,6 +225,9 @@ class VllmScheduler(Scheduler):
         return batch
 
     def _form(self, now_ns: int) -> Batch | None:
+        if self._retains:
+            assert self.block_pool is not None
+            self.block_pool.see_time(now_ns)
         running, cohort = self.running, self._cohort
         if len(running.records) >= self._stages:
             return None
@@ -740,6 +751,9 @@ class VllmScheduler(Scheduler):
 
     def complete(self, batch: Batch, steps: int, now_ns: int, longest_step_ns: int) -> Progress:
         """`steps` iterations of the batch ended, the last one at `now_ns`."""
+        if self._retains:
+            assert self.block_pool is not None
+            self.block_pool.see_time(now_ns)
         return self.running.complete(batch, steps, now_ns, longest_step_ns)
 
     def detach(self, request: Request) -> None:

@@ -26,6 +26,7 @@ from typing import Any, Final
 import anyio
 import msgspec
 import numpy as np
+from anyio.abc import TaskGroup
 
 from emu.config.schema import WorkloadTable
 from emu.errors import InputError, RunError
@@ -87,7 +88,7 @@ class Observer:
         async with anyio.create_task_group() as group:
             for request in self._workload.releases():
                 await self._until(request.arrival_ns)
-                group.start_soon(self._chain, request)
+                group.start_soon(self._play, group, request)
         self.seen.sort(key=lambda seen: seen.request.request_id)
 
     async def _until(self, at_ns: int) -> None:
@@ -98,20 +99,19 @@ class Observer:
         elif left_s < -_LATE_S:
             self.late += 1
 
-    async def _chain(self, first: Request) -> None:
-        """A request, and the turns of its session that follow it."""
-        request: Request | None = first
-        while request is not None:
-            async with self._gate:
-                seen = await self._one(request)
-            self.seen.append(seen)
-            if seen.error:
-                self._workload.drop_session(request, 0)
-                return
-            now_ns = int((time.monotonic() - self._start_s) * self._options.speed * NS_PER_S)
-            request = self._workload.next_in_session(request, now_ns)
-            if request is not None:
-                await self._until(request.arrival_ns)
+    async def _later(self, group: TaskGroup, request: Request) -> None:
+        await self._until(request.arrival_ns)
+        await self._play(group, request)
+
+    async def _play(self, group: TaskGroup, request: Request) -> None:
+        """A request, and the turns of its session that wait for it."""
+        async with self._gate:
+            seen = await self._one(request)
+        self.seen.append(seen)
+        now_ns = int((time.monotonic() - self._start_s) * self._options.speed * NS_PER_S)
+        following = self._workload.end_turn(request, now_ns, completed=not seen.error)
+        for turn in following.arriving:
+            group.start_soon(self._later, group, turn)
 
     async def _one(self, request: Request) -> Observed:
         body = {

@@ -125,8 +125,9 @@ class Trends:
 
     def _is_met(self, request: Request) -> bool:
         slo = self._slo
+        limit_ms = slo.ttft_limit_ms(request.prompt_tokens)
         return request.status is Status.COMPLETED and not (
-            (slo.ttft_ms and ttft_ms(request) > slo.ttft_ms)
+            (limit_ms and ttft_ms(request) > limit_ms)
             or (slo.tpot_ms and request.generated_tokens > 1 and tpot_ms(request) > slo.tpot_ms)
             or (slo.e2e_ms and e2e_ms(request) > slo.e2e_ms)
         )

@@ -35,6 +35,7 @@ from emu.serve.pace import Pace
 from emu.serve.recording import LiveRecorder
 from emu.serve.script import Script
 from emu.units import NS_PER_S
+from emu.workload.session import NOTHING_FOLLOWS, Following
 
 TTFT_BUCKETS: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -574,13 +575,9 @@ class _NoSource:
         """Requests come from clients only."""
         return iter(())
 
-    def next_in_session(self, request: Request, completed_ns: int) -> Request | None:
+    def end_turn(self, request: Request, now_ns: int, *, completed: bool) -> Following:
         """Real clients decide what they ask next."""
-        return None
-
-    def drop_session(self, request: Request, at_ns: int) -> list[Request]:
-        """No turns are known beforehand."""
-        return []
+        return NOTHING_FOLLOWS
 
 
 def live_config(config: Config) -> Config:

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from emu.chaos.tomltext import toml_text
-from emu.config.schema import WorkloadTable
 from emu.errors import InputError
 from emu.report.atomic import write_text
 from emu.sizing.question import gpu_kinds, traffic
-from emu.units import NS_PER_S, ceil_div
-from emu.workload.opened import open_workload
+from emu.units import ceil_div
 
 GPUS_PER_NODE = 8
 
@@ -49,14 +47,7 @@ def plain_config(
         path = Path(workload).resolve()
         table["path"] = str(path)
         if rate:
-            opened = open_workload(
-                WorkloadTable(path=str(path), limit=requests), base_dir=Path(), seed=0
-            )
-            span_s = (opened.last_arrival_ns - opened.first_arrival_ns) / NS_PER_S
-            if span_s <= 0:
-                problem = "all requests of the trace arrive at once: no rate to scale"
-                raise InputError("run", None, "--rate", problem)
-            table["time_scale"] = (opened.count - 1) / span_s / rate
+            table["rate_per_s"] = float(rate)
     machines = ceil_div(max(1, replicas), max(1, GPUS_PER_NODE // tensor_parallel))
     node: dict[str, Any] = {"gpu": kinds[0].name, "gpus": GPUS_PER_NODE, "count": machines}
     if has_prices:

@@ -17,6 +17,7 @@ import msgspec
 
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.lookup import lookup_gpu
+from emu.config.presets import WORKLOADS
 from emu.config.suggest import did_you_mean
 from emu.errors import InputError
 from emu.sweeps.conditions import Condition
@@ -26,18 +27,6 @@ METRICS: Final[Mapping[str, str]] = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2e
 """Metric of an option -> its name in summary.json."""
 STATISTICS: Final[Mapping[str, str]] = {"p50": "median", "p95": "p95", "p99": "p99"}
 OBJECTIVES: Final = tuple(f"{metric}_{at}" for metric in METRICS for at in STATISTICS)
-PRESETS: Final[Mapping[str, tuple[dict[str, Any], dict[str, Any]]]] = {
-    "conversation": (
-        {"median": 1020.0, "sigma": 0.9, "max": 8192},
-        {"median": 129.0, "sigma": 1.0, "max": 2048},
-    ),
-    "code": (
-        {"median": 1500.0, "sigma": 0.9, "max": 8192},
-        {"median": 13.0, "sigma": 0.9, "max": 1024},
-    ),
-}
-"""Lengths of prompts and outputs: the medians that Splitwise (arXiv 2311.18677) gives for Azure's
-two services; the spreads are round figures."""
 _UNITS_MS: Final[Mapping[str, float]] = {"ms": 1.0, "s": 1000.0}
 
 
@@ -225,22 +214,25 @@ def traffic(
         return {"path": workload, **({"limit": requests} if requests else {})}
     if not rate:
         raise wrong("--rate", "give requests per second, or a --workload file that has them")
+    service: Mapping[str, Any]
     if preset and len(given) > 1:
         raise wrong(given[1], "a --preset has its own lengths")
     if preset:
-        if preset not in PRESETS:
-            raise wrong("--preset", f"unknown preset {preset!r}; there are {', '.join(PRESETS)}")
-        prompt, output = PRESETS[preset]
+        if preset not in WORKLOADS:
+            names = ", ".join(sorted(WORKLOADS))
+            raise wrong("--preset", f"unknown preset {preset!r}; there are {names}")
+        service = WORKLOADS[preset]
     elif len(given) == 2:
-        prompt = lengths(prompt_tokens, "--prompt-tokens")
-        output = lengths(output_tokens, "--output-tokens")
+        service = {
+            "prompt": lengths(prompt_tokens, "--prompt-tokens"),
+            "output": lengths(output_tokens, "--output-tokens"),
+        }
     else:
         problem = "give --workload FILE, --preset, or both --prompt-tokens and --output-tokens"
         raise wrong("--prompt-tokens", problem)
     synthetic = {
         "requests": requests or 2000,
         "arrivals": {"rate_per_s": float(rate)},
-        "prompt": dict(prompt),
-        "output": dict(output),
+        **{key: dict(part) if isinstance(part, Mapping) else part for key, part in service.items()},
     }
     return {"synthetic": synthetic}

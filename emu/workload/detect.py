@@ -95,12 +95,19 @@ class ParsedFile:
 
 
 def open_source(
-    path: Path, source: str, format: str, tokenizer: tuple[Path, str] | None, seed: int = 0
+    path: Path,
+    source: str,
+    format: str,
+    tokenizer: tuple[Path, str] | None,
+    seed: int = 0,
+    *,
+    sessions: bool = False,
+    think_s: float = 0.0,
 ) -> Source:
     """The reader of a file; `format` "auto" looks at the content. A folder is ServeGen's.
 
     `source` and the second part of `tokenizer` are the paths as the user wrote them. `seed`: of
-    what a model draws.
+    what a model draws. `sessions`, `think_s`: of ShareGPT's conversations.
     """
     if path.is_dir() and format in ("auto", "servegen"):
         from emu.workload.servegen import ServeGenSource
@@ -126,7 +133,7 @@ def open_source(
     if name == "sharegpt":
         from emu.workload.sharegpt import ShareGptSource  # with the parser of whole JSON files
 
-        return ShareGptSource(file, tokenizer)
+        return ShareGptSource(file, tokenizer, sessions=sessions, think_s=think_s, seed=seed)
     dialect = next(dialect for dialect in DIALECTS if dialect.name == name)
     return ParsedFile(file, CsvParser(source, dialect, _header(head, dialect)))
 

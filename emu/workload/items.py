@@ -38,7 +38,10 @@ class Turn(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     input_toks: int = 0
     output_toks: int = 0
     tool_duration_ns: int = 0
-    """Pause between the completion of this turn and the arrival of the next."""
+    """Pause between the completion of this turn and the arrival of those that wait for it."""
+    after: list[int] | None = None
+    """Turns of the session that must have completed before this one arrives, by their positions
+    (all before its own); empty = it arrives with the session. None = the turn before it."""
     input_tok_ids: list[int] | None = None
     output_tok_ids: list[int] | None = None
     tok_id_ranges: list[tuple[int, int]] | None = None

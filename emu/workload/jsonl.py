@@ -7,6 +7,7 @@ words it, or accepts the line (unknown fields, blank lines) and warns.
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any, Final
 
 import msgspec
@@ -107,7 +108,7 @@ class JsonlParser:
 def _may_repeat(data: bytes, lines: list[Line]) -> bool:
     items = sum([1 if line.sub_requests is None else len(line.sub_requests) for line in lines])
     needed = {"arrival_time_ns": len(lines), "input_toks": items, "output_toks": items}
-    return may_repeat(data, (*Line.__struct_fields__, "tool_duration_ns"), needed)
+    return may_repeat(data, (*Line.__struct_fields__, "tool_duration_ns", "after"), needed)
 
 
 def make_block(lines: list[Line], numbers: Ints, offsets: Ints) -> Block:
@@ -160,7 +161,14 @@ def _is_fine(line: Line) -> bool:
         return _is_fine_turn(line)
     if not turns or any(getattr(line, name) != plain for name, plain in _FLAT_DEFAULTS):
         return False
+    if any(t.after for t in turns) and not all(map(_waits_for_earlier, turns, count())):
+        return False
     return all(0 <= t.tool_duration_ns <= TIME_MAX_NS and _is_fine_turn(t) for t in turns)
+
+
+def _waits_for_earlier(turn: Turn, index: int) -> bool:
+    after = turn.after or []
+    return len(set(after)) == len(after) and all(0 <= other < index for other in after)
 
 
 def _is_fine_turn(item: Line | Turn) -> bool:

@@ -27,7 +27,7 @@ from emu.units import NS_PER_S, s_to_ns
 from emu.workload.detect import ParsedFile, Source, open_source
 from emu.workload.items import Block, Holds, Ints, Notes, has_prefix, prefix_of
 from emu.workload.naming import UNKNOWN, Naming
-from emu.workload.session import Session, make_request, open_session
+from emu.workload.session import NOTHING_FOLLOWS, Following, Session, make_request, open_session
 from emu.workload.shape import OVERSIZED, ArrivalStream, Rules, Shaper, Timebase
 from emu.workload.synthetic import SyntheticSource, arrival_stream
 
@@ -82,6 +82,7 @@ class Workload:
         self._only: Block | None = None
         self._timebase = Timebase(0, 1.0)
         self._open: dict[int, Session] = {}
+        """By request id, the sessions of the turns that are in the system."""
 
     @property
     def count(self) -> int:
@@ -101,7 +102,7 @@ class Workload:
     @property
     def open_sessions(self) -> int:
         """Sessions of which a sub-request is in the system."""
-        return len(self._open)
+        return len({session.first_request_id for session in self._open.values()})
 
     @property
     def first_arrival_ns(self) -> int:
@@ -206,7 +207,7 @@ class Workload:
             begin = end
 
     def releases(self) -> Iterator[Request]:
-        """Flat requests and first sub-requests in order of arrival, equal ones in file order.
+        """Flat requests and sub-requests that wait for none, in order of arrival and of the file.
 
         A request whose `reason` is set can never be served: the gateway must reject it.
         """
@@ -244,7 +245,13 @@ class Workload:
                     request.decode_pin = line.decode_replica
                     request.handoff_after_ns = line.handoff_ns
                 else:
-                    request = self._next(open_session(line, request_id, model), arrival_ns)
+                    session = open_session(line, request_id, model)
+                    for index in session.roots():
+                        request = self._release(session, index, arrival_ns)
+                        if judged:
+                            self._mark(request)
+                        yield request
+                    continue
                 if model:
                     request.model = model
                     if model < 0:
@@ -253,39 +260,34 @@ class Workload:
                     self._mark(request)
                 yield request
 
-    def next_in_session(self, request: Request, completed_ns: int) -> Request | None:
-        """The sub-request that follows one that completed; None for the last and for flat ones."""
+    def end_turn(self, request: Request, now_ns: int, *, completed: bool) -> Following:
+        """What follows in the session of a request that ended; nothing if it has none."""
         session = self._open.pop(request.request_id, None)
-        if session is None or not session.remaining:
-            return None
-        pause_ns = session.turns[session.next_index - 1].tool_duration_ns
-        follower = self._next(session, completed_ns + pause_ns)
-        if self.notes.rejected:
-            self._mark(follower)
-        return follower
+        if session is None:
+            return NOTHING_FOLLOWS
+        session.in_flight -= 1
+        index = request.request_id - session.first_request_id
+        arriving, dropped = [], []
+        if completed:
+            for follower in session.complete(index, now_ns):
+                arriving.append(self._release(session, follower, session.ready_ns[follower]))
+                if self.notes.rejected:
+                    self._mark(arriving[-1])
+        else:
+            for left in session.drop():
+                dropped.append(self._release(session, left, now_ns))
+                del self._open[dropped[-1].request_id]
+                session.in_flight -= 1
+        return Following(arriving, dropped, bool(session.in_flight))
 
-    def drop_session(self, request: Request, at_ns: int) -> list[Request]:
-        """End the session of a request that did not complete.
-
-        Returns the sub-requests that were never released, as if they had arrived at `at_ns`, so
-        that the caller can give each its terminal state.
-        """
-        session = self._open.pop(request.request_id, None)
-        dropped = []
-        while session is not None and session.remaining:
-            follower = self._next(session, at_ns)
-            del self._open[follower.request_id]
-            dropped.append(follower)
-        return dropped
-
-    def _next(self, session: Session, arrival_ns: int) -> Request:
-        index = session.next_index
+    def _release(self, session: Session, index: int, arrival_ns: int) -> Request:
         turn = session.turns[index]
         prefix = session.prefixes[index] or prefix_of(turn)
         session.prefixes[index] = None
-        request = make_request(turn, session.next_request_id, arrival_ns, prefix)
+        request = make_request(turn, session.first_request_id + index, arrival_ns, prefix)
         request.session_id = session.session_id
         request.sub_request_index = index
+        request.has_more_turns = bool(session.followers[index])
         request.tenant = session.tenant
         request.model = session.model
         if session.model < 0:
@@ -293,8 +295,7 @@ class Workload:
         request.priority = session.priority
         request.acceptance_rate = session.acceptance_rate
         request.adapter = session.adapter
-        session.next_index += 1
-        session.next_request_id += 1
+        session.in_flight += 1
         self._open[request.request_id] = session
         return request
 
@@ -327,7 +328,18 @@ def open_workload(
     arrivals: Callable[[], ArrivalStream | None]
     if table.path:
         tokenizer = (base_dir / table.tokenizer, table.tokenizer) if table.tokenizer else None
-        source = open_source(base_dir / table.path, table.path, table.format, tokenizer, seed)
+        source = open_source(
+            base_dir / table.path,
+            table.path,
+            table.format,
+            tokenizer,
+            seed,
+            sessions=table.turns == "all",
+            think_s=table.think_s,
+        )
+        if table.turns == "all" and source.name != "sharegpt":
+            problem = f"is for conversations of ShareGPT; {table.path} is {source.name}"
+            raise InputError(config_source, None, "workload.turns", problem)
         label = table.path
         arrivals = _arrivals_for_file(table, source, seed, config_source, notes)
     else:
@@ -350,6 +362,7 @@ def open_workload(
         prompt_field=source.prompt_field,
         limit=table.limit,
         start_ns=origin_ns + start_ns if start_ns else 0,
+        upscale=table.upscale,
         max_prompt_tokens=table.max_prompt_tokens,
         max_output_tokens=table.max_output_tokens,
         oversized=table.oversized,
@@ -360,12 +373,18 @@ def open_workload(
     facts = workload.facts
     if source.is_absolute and not start_ns:
         origin_ns = facts.first_ns
-    workload.set_time(origin_ns + start_ns, table.time_scale)
+    if table.upscale > 1 and not facts.is_sorted:
+        problem = "needs a file that is sorted by arrival"
+        raise InputError(config_source, None, "workload.upscale", problem)
+    time_scale, key = table.time_scale, "time_scale"
+    if table.rate_per_s:
+        time_scale, key = _scale_to(table.rate_per_s, facts, config_source), "rate_per_s"
+    workload.set_time(origin_ns + start_ns, time_scale)
     try:
         _ = workload.last_arrival_ns
     except OverflowError:
         problem = f"the last arrival would be later than {2**62} ns"
-        raise InputError(config_source, None, "workload.time_scale", problem) from None
+        raise InputError(config_source, None, f"workload.{key}", problem) from None
     if table.path and source.has_arrivals:
         _warn_implausible(facts, notes)
     return workload
@@ -390,6 +409,15 @@ def _naming(
         run=table.model_run,
         seed=seed,
     )
+
+
+def _scale_to(rate_per_s: float, facts: Facts, config_source: str) -> float:
+    """What stretches arrivals to a mean rate; raises InputError where they have none."""
+    span_s = (facts.last_ns - facts.first_ns) / NS_PER_S
+    if span_s <= 0:
+        problem = "all requests arrive at once: no rate to scale"
+        raise InputError(config_source, None, "workload.rate_per_s", problem)
+    return (facts.lines - 1) / span_s / rate_per_s
 
 
 def refused_warning(refused: int, requests: int) -> str:
@@ -420,7 +448,8 @@ def _arrivals_for_file(
             raise InputError(config_source, None, "workload.synthetic", problem)
         return _no_arrivals
     if synthetic is None:
-        notes.warn("the file has no arrival times: all requests arrive at 0")
+        if not table.concurrency:
+            notes.warn("the file has no arrival times: all requests arrive at 0")
         return _no_arrivals
     return lambda: arrival_stream(synthetic.arrivals, seed, config_source)
 

@@ -38,6 +38,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     limit: int = 0
     start_ns: int = 0
     """Lines before this time of the file are left out."""
+    upscale: int = 1
+    """So many lines arrive at each time."""
     max_prompt_tokens: int = 0
     max_output_tokens: int = 0
     oversized: str = "error"
@@ -52,6 +54,10 @@ class Shaper:
         self._notes = notes
         self._arrivals = arrivals
         self._left = rules.limit or None
+        self._times = np.zeros(0, dtype=np.int64)
+        """Times at which lines to come arrive (`upscale`)."""
+        self._taken = 0
+        """Lines that have arrived at the first of them."""
         self.is_full = False
         """The limit was reached: nothing that follows is used."""
 
@@ -65,12 +71,23 @@ class Shaper:
             if early:
                 self._notes.skip("rows before start_s", early)
                 block = block.take(late)
+        if self._rules.upscale > 1:
+            block.arrival_ns = self._denser(block.arrival_ns)
         if self._left is not None:
             if len(block.arrival_ns) > self._left:
                 block = block.take(np.arange(self._left))
             self._left -= len(block.arrival_ns)
             self.is_full = self._left == 0
         return block
+
+    def _denser(self, times: Ints) -> Ints:
+        """Line k arrives at the time of line k // `upscale`; both counted over all blocks."""
+        known = np.concatenate((self._times, times))
+        rows = (self._taken + np.arange(len(times))) // self._rules.upscale
+        whole, self._taken = divmod(self._taken + len(times), self._rules.upscale)
+        self._times = known[whole:]
+        denser: Ints = known[rows]
+        return denser
 
     def fit(self, block: Block) -> Block:
         """Clipped and judged: what is too large ends in an error, is cut, or is counted."""

@@ -1,4 +1,8 @@
-"""ShareGPT conversations: the first human turn as prompt, the first answer as output.
+"""ShareGPT conversations: the first question and answer, or all of them as a session.
+
+A session keeps the conversation's id; each prompt holds all earlier turns, and ids of tokens
+(counted, not those of the text) say so. What a conversation says last without an answer is left
+out, and so are answers in a row after the first.
 
 The file is one JSON array (or objects one after another) of hundreds of megabytes, so objects
 are cut out of a moving window and only two lengths of each are kept. Lengths are counted by a
@@ -11,15 +15,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from emu.errors import InputError, install_hint
-from emu.units import ceil_div
+from emu.rng import rng_stream
+from emu.units import ceil_div, s_to_ns
 from emu.workload.chunks import LINE_MAX_BYTES, TextFile
-from emu.workload.items import Block, Notes
+from emu.workload.items import Block, Line, Notes, Turn
+from emu.workload.jsonl import make_block
 from emu.workload.strict import show
 
 _BYTES_PER_TOKEN: Final = 4
@@ -35,8 +42,21 @@ class ShareGptSource:
     has_arrivals = False
     prompt_field = "conversations"
 
-    def __init__(self, file: TextFile, tokenizer: tuple[Path, str] | None) -> None:
-        """`tokenizer`: path of a tokenizer.json, and its name for messages."""
+    def __init__(
+        self,
+        file: TextFile,
+        tokenizer: tuple[Path, str] | None,
+        *,
+        sessions: bool = False,
+        think_s: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        """`tokenizer`: path of a tokenizer.json, and its name for messages. `sessions`: whole
+        conversations, with pauses of `think_s` in the mean before each question but the first."""
+        self._sessions = sessions
+        self._think_s = think_s
+        self._rng = rng_stream(seed, "workload.think")
+        self._next_token_id = 0
         self._file = file
         self._count = _estimate if tokenizer is None else _load_tokenizer(*tokenizer)
         self._is_estimate = tokenizer is None
@@ -55,11 +75,11 @@ class ShareGptSource:
         if self._is_estimate:
             notes.warn("lengths are estimated as one token for every 4 bytes (no tokenizer given)")
         kept: list[Block] = []
-        rows: list[tuple[int, int, int]] = []
-        for line, conversation in _objects(self._file):
-            lengths = self._lengths(line, conversation, notes)
-            if lengths is not None:
-                rows.append((line, *lengths))
+        rows: list[tuple[int, Line]] = []
+        for number, conversation in _objects(self._file):
+            line = self._line(number, conversation, notes)
+            if line is not None:
+                rows.append((number, line))
             if len(rows) == _BLOCK_ROWS:
                 kept.append(_block(rows))
                 rows = []
@@ -72,32 +92,54 @@ class ShareGptSource:
         """Never asked for: without arrivals the order of the file is the order of release."""
         raise AssertionError("a file without arrival times is never out of order")
 
-    def _lengths(self, line: int, value: Any, notes: Notes) -> tuple[int, int] | None:
+    def _line(self, number: int, value: Any, notes: Notes) -> Line | None:
         source = self._file.source
         if not isinstance(value, dict):
-            raise InputError(source, line, "$", f"must be a JSON object, not {show(value)}")
+            raise InputError(source, number, "$", f"must be a JSON object, not {show(value)}")
         turns = value.get("conversations", value.get("conversation"))
         if not isinstance(turns, list):
-            raise InputError(source, line, "conversations", "required list is missing")
+            raise InputError(source, number, "conversations", "required list is missing")
         if len(turns) < 2:
             notes.skip("conversations with fewer than two turns")
             return None
-        texts = []
-        for index, turn in enumerate(turns[:2]):
+        said: list[tuple[bool, str]] = []
+        for index, turn in enumerate(turns if self._sessions else turns[:2]):
             text = turn.get("value", turn.get("content")) if isinstance(turn, dict) else None
             if not isinstance(text, str):
                 field = f"conversations[{index}].value"
-                raise InputError(source, line, field, "required string is missing")
-            texts.append(text)
-        speaker = turns[0].get("from", turns[0].get("role", "human"))
-        if speaker not in _HUMAN:
+                raise InputError(source, number, field, "required string is missing")
+            who = turn.get("from", turn.get("role", "" if index else "human"))
+            said.append((who in _HUMAN, text))
+        if not said[0][0]:
             notes.skip("conversations that do not start with the human")
             return None
-        prompt, output = self._count(texts[0]), self._count(texts[1])
-        if not prompt or not output:
+        pairs = [(said[0][1], said[1][1])]
+        pairs += [
+            (question, answer)
+            for (asks, question), (asks_again, answer) in pairwise(said[2:])
+            if asks and not asks_again
+        ]
+        counted = [(self._count(question), self._count(answer)) for question, answer in pairs]
+        if not all(counted[0]):
             notes.skip("conversations with an empty first prompt or answer")
             return None
-        return prompt, output
+        if not self._sessions:
+            return Line(0, *counted[0])
+        label = value.get("id", "")
+        return self._session(str(label), [pair for pair in counted if all(pair)])
+
+    def _session(self, label: str, counted: list[tuple[int, int]]) -> Line:
+        turns = []
+        context = 0
+        pauses_s = self._rng.standard_exponential(len(counted)) * self._think_s
+        for (prompt, output), pause_s in zip(counted, pauses_s.tolist(), strict=True):
+            turn = Turn(context + prompt, output, s_to_ns(pause_s))
+            context += prompt + output
+            turn.tok_id_ranges = [(self._next_token_id, context)]
+            turns.append(turn)
+        self._next_token_id += context
+        turns[-1].tool_duration_ns = 0
+        return Line(0, session_id=label, sub_requests=turns)
 
 
 def _estimate(text: str) -> int:
@@ -122,10 +164,10 @@ def _load_tokenizer(path: Path, source: str) -> Callable[[str], int]:
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def _block(rows: list[tuple[int, int, int]]) -> Block:
-    table = np.array(rows, dtype=np.int64)
-    zeros = np.zeros(len(rows), dtype=np.int64)
-    return Block(zeros, table[:, 1].copy(), table[:, 2].copy(), table[:, 0].copy(), zeros)
+def _block(rows: list[tuple[int, Line]]) -> Block:
+    lines = [line for _, line in rows]
+    numbers = np.array([number for number, _ in rows], dtype=np.int64)
+    return make_block(lines, numbers, np.zeros(len(rows), dtype=np.int64))
 
 
 def _objects(file: TextFile) -> Iterator[tuple[int, Any]]:

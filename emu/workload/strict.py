@@ -228,9 +228,21 @@ def _read_turns(place: Place, value: Any, notes: Notes) -> list[Turn]:
         inner = place.inside(f"sub_requests[{index}].")
         _note_unknown(inner, fields, TURN_NAMES, notes)
         turn = Turn(tool_duration_ns=read_int(inner, fields, "tool_duration_ns", 0, TIME_MAX_NS, 0))
+        turn.after = _read_after(inner, fields, index)
         _read_turn(inner, fields, turn)
         turns.append(turn)
     return turns
+
+
+def _read_after(place: Place, fields: dict[str, Any], index: int) -> list[int] | None:
+    after = read_ids(place, fields, "after")
+    for position, other in enumerate(after or ()):
+        if other >= index:
+            problem = f"must be a sub-request before this one ({index}), not {other}"
+            raise place.error(f"after[{position}]", problem)
+        if other in (after or ())[:position]:
+            raise place.error(f"after[{position}]", f"names sub-request {other} twice")
+    return after
 
 
 def _read_turn(place: Place, fields: dict[str, Any], item: Line | Turn) -> None:

@@ -9,6 +9,7 @@ A shared prefix comes in front of the drawn prompt and adds to its length.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -77,6 +78,7 @@ class SyntheticSource:
         if table.duration_s and table.arrivals.process == "all_at_once":
             raise self._error(f"{key}.duration_s", "all_at_once needs a number of requests instead")
         turns = (table.sessions.turns_min + table.sessions.turns_max) / 2
+        turns *= (3 + table.sessions.branches) / 4  # every second is (1 + branches) / 2 requests
         expected = table.requests * turns
         if table.duration_s:
             expected = table.duration_s * _highest_rate_per_s(table.arrivals) * turns
@@ -99,7 +101,8 @@ class SyntheticSource:
         table = self._table
         arrivals = arrival_stream(table.arrivals, self._seed, self._config_source)
         dealer = _Dealer(table, self._base_dir, self._seed, self._config_source)
-        rows = max(1, _BLOCK_REQUESTS // table.sessions.turns_max)
+        most = table.sessions.turns_max * (1 + table.sessions.branches) // 2
+        rows = max(1, _BLOCK_REQUESTS // most)
         end_ns = s_to_ns(table.duration_s) if table.duration_s else NEVER_NS
         left = None if table.duration_s else table.requests
         while left is None or left > 0:
@@ -129,6 +132,7 @@ class _Dealer:
             table.output, is_prompt=False, base_dir=base_dir, seed=seed, config_source=config
         )
         self._turns = rng_stream(seed, "workload.turns")
+        self._branches = rng_stream(seed, "workload.branches")
         self._tools = rng_stream(seed, "workload.tools")
         self._tenants = rng_stream(seed, "workload.tenants")
         self._groups = rng_stream(seed, "workload.prefix_groups")
@@ -192,6 +196,8 @@ class _Dealer:
         turns = self._turns.integers(
             table.turns_min, table.turns_max, len(times), endpoint=True
         ).tolist()
+        if table.branches > 1:
+            return self._graphs(times, groups, turns)
         total = sum(turns)
         prompts = iter(self._prompt.take(total).tolist())
         outputs = iter(self._output.take(total).tolist())
@@ -204,6 +210,75 @@ class _Dealer:
             self._give_context(items, group)
             lines.append(Line(time, sub_requests=items))
         return lines
+
+    def _graphs(self, times: list[int], groups: list[int], stages: list[int]) -> list[Line]:
+        """Sessions whose every second turn is several requests at once."""
+        table = self._table.sessions
+        each = [
+            [1 if at % 2 == 0 else 0 for at in range(count)] for count in stages
+        ]  # 0: to be drawn
+        drawn = iter(
+            self._branches.integers(
+                1, table.branches, sum(count // 2 for count in stages), endpoint=True
+            ).tolist()
+        )
+        widths = [[width or next(drawn) for width in session] for session in each]
+        total = sum(map(sum, widths))
+        prompts = iter(self._prompt.take(total).tolist())
+        outputs = iter(self._output.take(total).tolist())
+        pauses_s = self._tools.standard_exponential(total) * table.tool_s
+        pauses = iter(np.rint(pauses_s * NS_PER_S).astype(np.int64).tolist())
+        lines = []
+        for time, group, session in zip(times, groups, widths, strict=True):
+            items = [
+                [Turn(next(prompts), next(outputs), next(pauses)) for _ in range(width)]
+                for width in session
+            ]
+            for turn in items[-1]:
+                turn.tool_duration_ns = 0
+            self._join(items)
+            self._give_contexts(items, group)
+            lines.append(Line(time, sub_requests=[turn for stage in items for turn in stage]))
+        return lines
+
+    def _join(self, stages: list[list[Turn]]) -> None:
+        """Each turn waits for all of the stage before its own."""
+        first = 0
+        for before, stage in pairwise(stages):
+            waits = list(range(first, first + len(before)))
+            first += len(before)
+            for turn in stage:
+                turn.after = waits
+        if len(stages) > 1 and len(stages[1]) == 1:
+            stages[1][0].after = None  # the chain that it is by default
+
+    def _give_contexts(self, stages: list[list[Turn]], group: int) -> None:
+        """Each prompt starts with the group's prefix and, if shared, with what was said before.
+
+        Requests at once see the same context; the turn after them reads what they answered as new
+        text, since it stands elsewhere.
+        """
+        shared = self._table.sessions.shared_context
+        context: list[tuple[int, int]] = []
+        if group >= 0:
+            context.append((group * self._table.prefix_tokens, self._table.prefix_tokens))
+        for stage in stages:
+            known = sum(count for _, count in context)
+            said: list[tuple[int, int]] = []
+            for turn in stage:
+                new = turn.input_toks + turn.output_toks
+                own = (self._next_token_id, new)
+                self._next_token_id += new
+                if shared or group >= 0:
+                    turn.input_toks += known
+                    self._check_length(turn)
+                    turn.tok_id_ranges = [*context, own]
+                said.append(own)
+                if len(stage) > 1:
+                    said[-1] = (self._next_token_id, turn.output_toks)
+                    self._next_token_id += turn.output_toks
+            if shared:
+                context += said
 
     def _give_context(self, turns: list[Turn], group: int) -> None:
         """Each prompt starts with the group's prefix and, if shared, with all earlier turns."""

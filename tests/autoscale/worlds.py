@@ -18,6 +18,7 @@ from emu.config.load import config_from_dict
 from emu.config.schema import AutoscaleTable
 from emu.request import Request
 from emu.workload.opened import open_workload
+from emu.workload.session import NOTHING_FOLLOWS, Following
 from tests.autoscale.watched import Watched
 
 TINY = {
@@ -198,5 +199,5 @@ class _Leaving:
                 max_output_tokens=2,
             )
 
-    def next_in_session(self, request: Request, completed_ns: int) -> Request | None:
-        return None
+    def end_turn(self, request: Request, now_ns: int, *, completed: bool) -> Following:
+        return NOTHING_FOLLOWS

@@ -9,9 +9,14 @@ from emu.chaos.coverage import NOT_DRAWN, STRIKES, Place, fault_parts, keys_of, 
 from emu.chaos.worlds import draw_world
 from emu.config.faultkinds import KINDS
 
-NOT_YET = frozenset(
-    f"workload.synthetic.images.{key}" for key in ("share", "count", "tokens", "distinct")
-)
+NOT_YET_TEXT = """
+workload.synthetic.images.share workload.synthetic.images.count
+workload.synthetic.images.tokens workload.synthetic.images.distinct
+slo.ttft_ms_per_token slo.ttft_base_ms models.slo.ttft_ms_per_token models.slo.ttft_base_ms
+workload.preset workload.rate_per_s workload.concurrency workload.skip_prefill workload.turns
+workload.think_s workload.upscale workload.synthetic.sessions.branches scheduler.retain_s
+"""
+NOT_YET = frozenset(NOT_YET_TEXT.split())
 """Keys that worlds are still to give."""
 
 

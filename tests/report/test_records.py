@@ -132,6 +132,7 @@ def test_a_row_says_what_happened(tmp_path: Path) -> None:
         "queue": [500],
         "arrival": [1_000],
         "wait": [900],
+        "prompt": [10],
     }
     assert (stats.prompt_tokens, stats.output_tokens, stats.last_token_ns) == (10, 5, 10_001)
 

@@ -53,3 +53,10 @@ def brief(request: Request) -> tuple[int, int, int, int]:
 def rows(workload: Workload) -> list[tuple[int, int, int, int]]:
     """(id, arrival, prompt, output) of all releases."""
     return [brief(request) for request in workload.releases()]
+
+
+def follower(workload: Workload, request: Request, completed_ns: int) -> Request | None:
+    """The one turn that follows in the session of a request that has completed; None = none."""
+    arriving = workload.end_turn(request, completed_ns, completed=True).arriving
+    assert len(arriving) <= 1
+    return arriving[0] if arriving else None

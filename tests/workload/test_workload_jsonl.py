@@ -16,7 +16,7 @@ from emu.workload.chunks import Chunk
 from emu.workload.items import Line, Notes
 from emu.workload.jsonl import JsonlParser
 from emu.workload.strict import read_line
-from tests.workload.helpers_workload import SHARED_WORKLOADS, brief, open_file, rows
+from tests.workload.helpers_workload import SHARED_WORKLOADS, brief, follower, open_file, rows
 
 GOOD = '{"input_toks":4,"output_toks":2,"arrival_time_ns":9}\n'
 BASE = '"output_toks":2,"arrival_time_ns":9'
@@ -195,16 +195,16 @@ def test_flat_lines_and_sessions_mix(tmp_path):
     first = released[1]
     assert (first.tenant, first.priority) == ("t", 3)
     assert workload.open_sessions == 2
-    follower = workload.next_in_session(first, 100)
-    assert follower is not None
-    assert brief(follower) == (2, 107, 3, 4)
-    assert (follower.session_id, follower.sub_request_index) == ("chat", 1)
-    assert (follower.tenant, follower.priority) == ("t", 3)
-    assert follower.prefix.token_ids.tolist() == [7, 8, 9]
+    second = follower(workload, first, 100)
+    assert second is not None
+    assert brief(second) == (2, 107, 3, 4)
+    assert (second.session_id, second.sub_request_index) == ("chat", 1)
+    assert (second.tenant, second.priority) == ("t", 3)
+    assert second.prefix.token_ids.tolist() == [7, 8, 9]
     assert workload.open_sessions == 2
-    assert workload.next_in_session(follower, 200) is None
-    assert workload.next_in_session(released[0], 200) is None
-    assert workload.next_in_session(released[2], 200) is None
+    assert follower(workload, second, 200) is None
+    assert follower(workload, released[0], 200) is None
+    assert follower(workload, released[2], 200) is None
     assert workload.open_sessions == 0
 
 
@@ -212,10 +212,10 @@ def test_dropped_session_names_what_was_never_released(tmp_path):
     turns = [{"input_toks": n, "output_toks": 1} for n in (1, 2, 3)]
     workload = open_file(tmp_path, json.dumps({"arrival_time_ns": 0, "sub_requests": turns}))
     first = next(workload.releases())
-    dropped = workload.drop_session(first, 50)
+    dropped = workload.end_turn(first, 50, completed=False).dropped
     assert [brief(request) for request in dropped] == [(1, 50, 2, 1), (2, 50, 3, 1)]
     assert workload.open_sessions == 0
-    assert workload.drop_session(first, 50) == []
+    assert workload.end_turn(first, 50, completed=False).dropped == []
 
 
 def test_optional_fields_reach_the_request(tmp_path):

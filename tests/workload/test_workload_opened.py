@@ -19,7 +19,14 @@ from emu.config.schema import SyntheticTable, WorkloadTable
 from emu.errors import InputError
 from emu.workload import open_workload
 from emu.workload.shape import scale_exactly
-from tests.workload.helpers_workload import SHARED_TRACES, brief, error_of, open_file, rows
+from tests.workload.helpers_workload import (
+    SHARED_TRACES,
+    brief,
+    error_of,
+    follower,
+    open_file,
+    rows,
+)
 
 
 def flat(arrival: int, prompt: int = 4, output: int = 2) -> str:
@@ -152,7 +159,7 @@ def test_clipping_is_counted_and_cuts_ids_too(tmp_path):
     assert c.prefix.token_ids.tolist() == [10, 11, 21, 22]
     assert c.max_output_tokens == 2
     assert d.prefix.hash_ids == (1,)
-    assert workload.next_in_session(e, 9).prompt_tokens == 2
+    assert follower(workload, e, 9).prompt_tokens == 2
     assert workload.facts.prompt_tokens == 2 * 6 + 1
 
 
@@ -194,7 +201,7 @@ def test_oversized_requests_can_be_marked_for_rejection(tmp_path):
     good, bad, first = workload.releases()
     assert (good.reason, first.reason) == ("", "")
     assert bad.reason == "a replica holds 16 tokens"
-    assert workload.next_in_session(first, 9).reason == "a replica holds 16 tokens"
+    assert follower(workload, first, 9).reason == "a replica holds 16 tokens"
 
 
 def test_oversized_requests_can_be_clipped_to_the_limit(tmp_path):
@@ -203,7 +210,7 @@ def test_oversized_requests_can_be_clipped_to_the_limit(tmp_path):
     assert workload.notes.clipped == {"larger than any replica can hold": 3}
     a, b, c, d = workload.releases()
     assert [brief(r)[2:] for r in (a, b, c, d)] == [(14, 2), (14, 2), (1, 15), (3, 2)]
-    assert brief(workload.next_in_session(d, 9))[2:] == (14, 2)
+    assert brief(follower(workload, d, 9))[2:] == (14, 2)
     nothing = error_of(tmp_path, flat(0), holds=lambda p, o: "no replica", oversized="clip")
     assert nothing == "w:1: input_toks: a request of 4 + 2 tokens can never be served: no replica"
 

@@ -20,7 +20,7 @@ from emu.errors import InputError
 from emu.workload import open_workload
 from emu.workload.arrivals import arrival_stream
 from emu.workload.lengths import length_sampler
-from tests.workload.helpers_workload import open_synthetic, rows
+from tests.workload.helpers_workload import follower, open_synthetic, rows
 
 FIXED = LengthsTable(distribution="fixed", value=10)
 
@@ -156,9 +156,9 @@ def test_sessions_share_their_growing_context():
     seen: dict[int, int] = {}
     pauses = []
     for first in workload.releases():
-        second = workload.next_in_session(first, first.arrival_ns + 1000)
-        third = workload.next_in_session(second, second.arrival_ns + 1000)
-        assert workload.next_in_session(third, third.arrival_ns + 1000) is None
+        second = follower(workload, first, first.arrival_ns + 1000)
+        third = follower(workload, second, second.arrival_ns + 1000)
+        assert follower(workload, third, third.arrival_ns + 1000) is None
         pauses.append(second.arrival_ns - first.arrival_ns - 1000)
         assert [r.prompt_tokens for r in (first, second, third)] == [15, 35, 55]
         whole = third.prefix.token_ids

@@ -18,7 +18,14 @@ from emu.workload.describe import describe
 from emu.workload.items import Line, Turn
 from emu.workload.picture import picture, sparkline
 from emu.workload.tools import convert, cut, generate, lines_of, scale
-from tests.workload.helpers_workload import SHARED_TRACES, SHARED_WORKLOADS, brief, open_file, rows
+from tests.workload.helpers_workload import (
+    SHARED_TRACES,
+    SHARED_WORKLOADS,
+    brief,
+    follower,
+    open_file,
+    rows,
+)
 
 TOKENS = st.integers(1, 2**31 - 1)
 IDS = st.integers(0, 2**63 - 1)
@@ -192,8 +199,8 @@ def test_generated_file_is_the_synthetic_workload(tmp_path):
             assert brief(one) == brief(other)
             assert one.tenant == other.tenant
             assert (one.prefix.token_ids == other.prefix.token_ids).all()
-            one = compact.next_in_session(one, one.arrival_ns + 5)
-            other = full.next_in_session(other, other.arrival_ns + 5)
+            one = follower(compact, one, one.arrival_ns + 5)
+            other = follower(full, other, other.arrival_ns + 5)
         assert other is None
 
 

@@ -9,8 +9,23 @@ class SloTable(Table, kw_only=True, frozen=True):
     """Objectives that attainment and goodput are counted against."""
 
     ttft_ms: Annotated[NonNegative, doc("Time to first token; 0 = none.")] = 0.0
+    ttft_ms_per_token: Annotated[
+        NonNegative,
+        doc(
+            "The objective of TTFT grows with the prompt: so much for each of its tokens, and at least ttft_ms; 0 = it does not."
+        ),
+    ] = 0.0
+    ttft_base_ms: Annotated[
+        NonNegative, doc("Added to what grows with the prompt (ttft_ms_per_token).")
+    ] = 0.0
     tpot_ms: Annotated[NonNegative, doc("Time per output token; 0 = none.")] = 0.0
     e2e_ms: Annotated[NonNegative, doc("From arrival to last token; 0 = none.")] = 0.0
+
+    def ttft_limit_ms(self, prompt_tokens: int) -> float:
+        """The objective of TTFT for a prompt of this length; 0 = none."""
+        if not self.ttft_ms_per_token:
+            return self.ttft_ms
+        return max(self.ttft_ms, self.ttft_base_ms + self.ttft_ms_per_token * prompt_tokens)
 
 
 class PowerTable(Table, kw_only=True, frozen=True):

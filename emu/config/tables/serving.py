@@ -156,6 +156,12 @@ class VllmTable(SchedulerTable, kw_only=True, frozen=True):
     ] = 0
     chunked_prefill: Annotated[bool, doc("Split prompts over iterations.")] = True
     prefix_caching: Annotated[bool, doc("Reuse KV blocks of equal prefixes.")] = True
+    retain_s: Annotated[
+        NonNegative,
+        doc(
+            "For so long, the KV of a session between two turns is evicted after all other, least urgent priority first; 0 = as any other."
+        ),
+    ] = 0.0
     reserve_full_sequence: Annotated[bool, doc("Admit only if the whole length fits now.")] = True
     enable_lora: Annotated[bool, doc("Requests may name LoRA adapters (docs/adapters.md).")] = False
     max_loras: Annotated[Count, doc("LoRA: slots on the GPU, different adapters at once.")] = 1

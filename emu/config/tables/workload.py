@@ -28,6 +28,9 @@ WorkloadFormat = Literal[
 ]
 
 
+WorkloadPreset = Literal["", "agents", "chat", "code", "conversation", "summarization"]
+
+
 class ArrivalsTable(Table, kw_only=True, frozen=True):
     """When synthetic requests arrive."""
 
@@ -66,6 +69,13 @@ class SessionsTable(Table, kw_only=True, frozen=True):
     turns_min: Annotated[Count, doc("Requests per session, at least.")] = 1
     turns_max: Annotated[
         Annotated[int, Meta(ge=1, le=100_000)], doc("Requests per session, at most.")
+    ] = 1
+    branches: Annotated[
+        Annotated[int, Meta(ge=1, le=64)],
+        doc(
+            "Every second turn is asked as 1 to so many requests at once, and the next turn waits for "
+            "all of them (agents with sub-agents); 1 = a chain."
+        ),
     ] = 1
     tool_s: Annotated[NonNegative, doc("Mean pause between turns (exponential).")] = 2.0
     shared_context: Annotated[bool, doc("Each turn's prompt starts with all earlier turns.")] = True
@@ -117,12 +127,36 @@ class WorkloadTable(Table, kw_only=True, frozen=True):
     """The requests: a file, or made from distributions."""
 
     path: Annotated[str, doc("Workload file; empty = synthetic.")] = ""
+    preset: Annotated[
+        WorkloadPreset,
+        doc("Keys of [workload.synthetic] that the file leaves out, for a known kind of service."),
+    ] = ""
     format: Annotated[
         WorkloadFormat,
         doc("auto = recognized by content."),
     ] = "auto"
     limit: Annotated[Annotated[int, Meta(ge=0)], doc("First N lines; 0 = all.")] = 0
     time_scale: Annotated[Positive, doc("> 1 stretches arrivals.")] = 1.0
+    rate_per_s: Annotated[
+        NonNegative,
+        doc("Stretch arrivals to this mean rate of lines (a session is one); 0 = as they are."),
+    ] = 0.0
+    upscale: Annotated[
+        Annotated[int, Meta(ge=1, le=1000)],
+        doc(
+            "So many lines arrive at each time of the file: line k at the time of line k / N (as BlitzScale makes traces denser)."
+        ),
+    ] = 1
+    concurrency: Annotated[
+        Count0,
+        doc(
+            "Closed loop: so many clients, each with one line (request or session) in flight; 0 = "
+            "requests arrive at their times."
+        ),
+    ] = 0
+    skip_prefill: Annotated[
+        bool, doc("The KV of every prompt is there at its arrival: only decoding is emulated.")
+    ] = False
     start_s: Annotated[NonNegative, doc("Skip what arrives earlier.")] = 0.0
     max_prompt_tokens: Annotated[Tokens0, doc("Clip longer prompts (counted); 0 = off.")] = 0
     max_output_tokens: Annotated[Tokens0, doc("Clip longer outputs (counted); 0 = off.")] = 0
@@ -143,6 +177,13 @@ class WorkloadTable(Table, kw_only=True, frozen=True):
         Annotated[float, Meta(ge=1, le=1e6)],
         doc("model_shares: mean number of consecutive requests for the same model."),
     ] = 1.0
+    turns: Annotated[
+        Literal["first", "all"],
+        doc("sharegpt: the first question and answer, or the conversation as a session."),
+    ] = "first"
+    think_s: Annotated[
+        NonNegative, doc("turns = all: mean pause before the next question (exponential).")
+    ] = 0.0
     seed: Annotated[
         Annotated[int, Meta(ge=-1)],
         doc("Of arrivals and lengths that are drawn; -1 = the run's seed."),

@@ -48,9 +48,16 @@ class Runner:
     """Runs cases below one directory, each once."""
 
     def __init__(
-        self, configs: Path, out: Path, tell: Callable[[str], None], seeds: int = 1
+        self,
+        configs: Path,
+        out: Path,
+        tell: Callable[[str], None],
+        seeds: int = 1,
+        traces: Path | None = None,
     ) -> None:
-        """`seeds`: how many seeds tables with intervals go over, from that of the file on."""
+        """`seeds`: how many seeds tables with intervals go over, from that of the file on.
+        `traces`: folder of published traces."""
+        self.traces = traces
         self.configs = configs
         self.out = out
         self.seeds = seeds
@@ -70,6 +77,13 @@ class Runner:
             for key, value in keys.items():
                 put(tables, key, value)
             self._done[name] = measure(tables, self.configs, self.out / name, name)
+        return self._done[name]
+
+    def once(self, name: str, make: Callable[[], Figures]) -> Figures:
+        """A run of another making, the first time that its name is asked for."""
+        if name not in self._done:
+            self.tell(name)
+            self._done[name] = make()
         return self._done[name]
 
     def bounded(self, pairing: str, cluster: str, bounds: tuple[float, float]) -> Figures:

@@ -23,6 +23,7 @@ def run_experiment(
     clusters: str,
     seeds: int = 1,
     page: Path | None = None,
+    traces: Path | None = None,
     quiet: bool = False,
 ) -> int:
     """Run one experiment. Raises InputError for an unknown name, cluster or page."""
@@ -43,7 +44,7 @@ def run_experiment(
         if not quiet:
             print(f"running {case}", file=sys.stderr)
 
-    runner = Runner(configs, output, tell, seeds)
+    runner = Runner(configs, output, tell, seeds, traces)
     texts: list[str] = []
     output.mkdir(parents=True, exist_ok=True)
     for shown in EXPERIMENTS[name](runner, names):

@@ -50,6 +50,8 @@ class Figures(msgspec.Struct, kw_only=True):
     ttft_ms_p99: float
     tbt_ms_mean: float
     tbt_ms_p95: float
+    kv_wait_ms_p99: float
+    """Between replicas, from the end of a prompt at one to its arrival at the other."""
     gpu_s: float
     gpu_s_serving: float
     """Without spares and loading."""
@@ -131,6 +133,7 @@ def _figures(summary: Summary, out: Path, label: str, speed_up: float) -> Figure
         ttft_ms_p99=summary.p99_ttft_ms,
         tbt_ms_mean=summary.mean_itl_ms,
         tbt_ms_p95=summary.p95_itl_ms,
+        kv_wait_ms_p99=float(np.percentile([int(r["migration_ns"]) for r in rows], 99)) / 1e6,
         gpu_s=seconds.total,
         gpu_s_serving=seconds.total - idle,
         slo_met=summary.slo.joint_attainment or 0.0,

@@ -17,6 +17,7 @@ from emu.tools.experiments.cases import PAIRINGS, Runner, Shown, Table
 from emu.tools.experiments.fleet import fleet
 from emu.tools.experiments.measure import Figures, measure, put
 from emu.tools.experiments.pairings import pairings
+from emu.tools.experiments.paper import paper
 from emu.tools.experiments.pictures import host_copies, layers, steps
 
 ABLATION: Final = (
@@ -151,7 +152,14 @@ def _six_times(out: Path) -> tuple[float, float]:
 
 EXPERIMENTS: Final[Mapping[str, Callable[[Runner, Sequence[str]], Iterator[Shown]]]] = (
     MappingProxyType(
-        {"pairings": pairings, "ablation": ablation, "six": six, "cache": cache, "fleet": fleet}
+        {
+            "pairings": pairings,
+            "ablation": ablation,
+            "six": six,
+            "cache": cache,
+            "fleet": fleet,
+            "paper": paper,
+        }
     )
 )
 
