@@ -58,7 +58,10 @@ def seats_of(plan: Plan) -> list[Seat]:
             latency=replica.latency,
             scheduler=replica.scheduler,
             group=replica.data_parallel_group,
-            is_plain=replica.speculation is None and not replica.has_adapters,
+            is_plain=replica.speculation is None
+            and not replica.has_adapters
+            and replica.images is None
+            and replica.placement is None,
             is_hybrid=replica.kv_layout is not None,
             is_ahead=replica.schedules_ahead,
         )
