@@ -165,20 +165,7 @@ class Windows:
         return sum(span.overlap_ns(start_ns, end_ns) for span in self.still.get(replica, ()))
 
     # --- reading the tables -------------------------------------------------------------------
-    def _commands(self) -> None:
-        """Factors that were set by hand hold until the next one, beside stragglers."""
-        set_: dict[int, list[tuple[int, float]]] = defaultdict(list)
-        for command in self._tape.config.commands:
-            if command.command == "set_latency" and command.factor is not None:
-                set_[command.replica].append((to_ns(command.at_s), command.factor))
-        for replica, changes in set_.items():
-            changes.sort(key=lambda change: change[0])
-            ends = [at_ns for at_ns, _ in changes[1:]] + [FOREVER_NS]
-            for (at_ns, factor), until_ns in zip(changes, ends, strict=True):
-                self.slow[replica].append((Span(at_ns, until_ns), factor))
-
     def _read(self) -> None:
-        self._commands()
         taken: Counter[tuple[str, int, str]] = Counter()
         fault: Any
         for fault in self._tape.config.faults:
