@@ -191,6 +191,8 @@ def _latency(rng: Rng, tables: Tables, model: Model, tensor: int, pipeline: int)
         table["expert_routing"] = pick(rng, ("balanced", "round_robin", "random", "skewed"))
     if backend == "astra-sim":
         table["compute"] = "roofline"
+        if tables["network"].get("collective_algorithm") == "doubleBinaryTree":
+            del tables["network"]["collective_algorithm"]  # its logits are gathered
         if chance(rng, 0.6):
             table["faithful"] = ["end_npu_stagger"]
         return

@@ -173,7 +173,7 @@ def test_plain_csv_units_quotes_and_labels(tmp_path):
     assert (first.arrival_ns, second.arrival_ns) == (1_000_000, 2_000_000)  # half to even
     assert (first.tenant, first.priority, first.deadline_ns) == ("a, b", 7, 1_000_050)
     assert (second.tenant, second.priority, second.deadline_ns) == ("c", 0, -1)
-    assert workload.notes.warnings == ["unknown column 'colour' is ignored"]
+    assert workload.notes.warnings == ["unknown column 'color' is ignored"]
 
 
 def test_requests_csv_of_a_run_can_be_replayed(tmp_path):

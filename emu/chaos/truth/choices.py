@@ -44,6 +44,8 @@ class Choices:
         self._gone: set[int] = set()
         self._returned: set[int] = set()
         """Rows that were preempted, lost or sent elsewhere: their place in a queue is special."""
+        self._hopeless = {r["row"] for r in tape.by_event["ended"] if r["status"] == "failed"}
+        """Rows that fail: one that can never be held blocks none behind it."""
         self._moved: set[int] = set()
         """Rows whose KV came from another replica."""
 
@@ -209,7 +211,8 @@ class Choices:
         left = [
             (self._place(table.order, row, place), row)
             for place, (row, since_ns) in enumerate(desk.waiting.items())
-            if row not in taken and row not in self._returned and since_ns < seen_ns
+            if row not in taken and row not in self._returned | self._hopeless
+            if since_ns < seen_ns
         ]
         if not left:
             return

@@ -60,7 +60,9 @@ def seats_of(plan: Plan) -> list[Seat]:
             group=replica.data_parallel_group,
             is_plain=replica.speculation is None
             and not replica.has_adapters
-            and replica.model.tower is None,
+            and replica.model.tower is None
+            and replica.images is None
+            and replica.placement is None,
             is_hybrid=replica.kv_layout is not None,
             is_ahead=replica.schedules_ahead,
         )

@@ -41,8 +41,8 @@ class Policies:
     # --- planners -----------------------------------------------------------------------------
     def _plans(self) -> None:
         table = self._tape.config.autoscale
-        if table is None:
-            return
+        if table is None or self._tape.config.models:
+            return  # with several models a plan does not say which it is for
         for record in self._tape.by_event["plan"]:
             head = record["text"].split("; ")[0]
             changes = {role: int(change) for role, change in _CHANGE.findall(head)}
@@ -233,10 +233,12 @@ class Policies:
         for row, record in tape.arrived.items():
             arrivals[record["request"]].append((record["at_ns"], row))
         tries: dict[int, int] = defaultdict(int)
+        # Starts after a loss count as tries, too, but not in the history.
+        lost = {tape.arrived[record["row"]]["request"] for record in tape.by_event["lost"]}
         for record in tape.by_event["ended"]:
-            if record["status"] != "rejected":
-                continue
             request = tape.arrived[record["row"]]["request"]
+            if record["status"] != "rejected" or request in lost:
+                continue
             tries[request] += 1
             done = tries[request]
             if done > table.client_retries or len(arrivals[request]) < 1:

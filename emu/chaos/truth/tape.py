@@ -35,7 +35,7 @@ class Seat(msgspec.Struct, frozen=True):
     group: str
     """Its data-parallel group, or none."""
     is_plain: bool
-    """Iterations have no adapters and no drafter, which cost besides."""
+    """Iterations have no adapters, drafter, images or weights elsewhere, which cost besides."""
     is_hybrid: bool
     """Some layers keep states, or a window: hits and pieces end where those do."""
     is_ahead: bool
