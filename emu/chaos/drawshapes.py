@@ -181,6 +181,8 @@ def _latency(rng: Rng, tables: Tables, model: Model, tensor: int, pipeline: int)
         return
     table: Tables = {"backend": backend}
     tables["latency"] = table
+    if tensor > 1 and tables["network"].get("collective_algorithm") == "doubleBinaryTree":
+        del tables["network"]["collective_algorithm"]  # logits are gathered, which it cannot
     if chance(rng, 0.3):
         table["compute_efficiency"] = 0.4
     if chance(rng, 0.3):
@@ -191,8 +193,6 @@ def _latency(rng: Rng, tables: Tables, model: Model, tensor: int, pipeline: int)
         table["expert_routing"] = pick(rng, ("balanced", "round_robin", "random", "skewed"))
     if backend == "astra-sim":
         table["compute"] = "roofline"
-        if tables["network"].get("collective_algorithm") == "doubleBinaryTree":
-            del tables["network"]["collective_algorithm"]  # its logits are gathered
         if chance(rng, 0.6):
             table["faithful"] = ["end_npu_stagger"]
         return

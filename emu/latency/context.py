@@ -141,6 +141,8 @@ def check_collectives(context: LatencyContext) -> None:
     wanted: list[Kind] = ["all-reduce"] if ranks > 1 else []
     if context.model.experts is not None and ranks > 1:
         wanted.append("all-to-all")
+    if context.tensor_parallel > 1 and context.table.backend in ("roofline", "astra-sim"):
+        wanted.append("all-gather")  # of the logits
     for kind in network.collective_algorithms:
         key = "network.collective_algorithms"
         try:

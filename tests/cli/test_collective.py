@@ -62,7 +62,7 @@ def test_every_key_of_the_network_changes_what_a_collective_costs():
         {"topology": ["Ring"], "collective_algorithm": "direct"},
         {"collective_splits": 4},
         {"collective_algorithms": {"all-reduce": "direct"}},
-        {"collective_algorithm": "doubleBinaryTree"},
+        {"collective_algorithms": {"all-reduce": "doubleBinaryTree"}},
         {"congestion": True, "topology": ["Switch"]},
         {"endpoint_delay_ns": 500},
     ):
@@ -74,6 +74,11 @@ def test_every_key_of_the_network_changes_what_a_collective_costs():
     [
         (4, {"collective_algorithms": {"all-reduce": "star"}}, "network.collective_algorithms"),
         (16, {"congestion": True}, "network.congestion"),
+        (
+            4,
+            {"collective_algorithm": "doubleBinaryTree"},
+            "network.collective_algorithm: .* all-gather",
+        ),
     ],
 )
 def test_what_a_run_would_refuse_is_refused_before(tensor_parallel, network, key):
