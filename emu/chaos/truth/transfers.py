@@ -28,6 +28,8 @@ class Transfers:
         self._windows = windows
         self._fluid = Fluid()
         self._base: dict[str, int] = {}
+        self._latencies: dict[str, int] = {}
+        """Of links, as configured, ns."""
         self._streams: dict[int, list[Stream]] = {}
         self._left: dict[int, int] = {}
         self._start: dict[int, Record] = {}
@@ -111,12 +113,17 @@ class Transfers:
     def _configured(self) -> dict[str, int]:
         """What the configuration says of links by their names."""
         wanted: dict[str, int] = {}
+        late = self._latencies
         gpu = machine = 0
         for node in self._tape.config.nodes:
             for _ in range(node.count):
                 host = round(node.host_memory_gbytes_per_s * 1e9)
                 wanted |= dict.fromkeys(
                     (f"machine{machine}.host.read", f"machine{machine}.host.write"), host
+                )
+                late |= dict.fromkeys(
+                    (f"machine{machine}.host.read", f"machine{machine}.host.write"),
+                    node.host_memory_latency_ns,
                 )
                 if node.cxl_gib > 0:
                     cxl = max(1, round(node.cxl_gbytes_per_s * node.cxl_devices * 1e9))
@@ -126,6 +133,8 @@ class Transfers:
                 for _ in range(node.gpus):
                     nic = bytes_per_s(node.nic_gbps)
                     wanted |= dict.fromkeys((f"gpu{gpu}.nic.out", f"gpu{gpu}.nic.in"), nic)
+                    nic_ns = round(node.nic_latency_us * 1000)
+                    late |= dict.fromkeys((f"gpu{gpu}.nic.out", f"gpu{gpu}.nic.in"), nic_ns)
                     wanted[f"gpu{gpu}.ssd.read"] = bytes_per_s(node.ssd_gbps)
                     gpu += 1
                 machine += 1
@@ -155,7 +164,23 @@ class Transfers:
         if total != record["bytes"]:
             self._tape.say(f"T3: transfer {number} of {record['bytes']} bytes has parts of {total}")
         self._route(record)
+        self._delays(record)
         self._fluid.start(streams)
+
+    def _delays(self, record: Record) -> None:
+        """A path is as late as its latest link, or later; the last layer is never hidden."""
+        number, due_ns = record["transfer"], 0
+        for links, _ in record["parts"]:
+            due_ns = max([due_ns, *(self._latencies.get(link, 0) for link in links)])
+        if record["latency_ns"] < due_ns:
+            told_ns = record["latency_ns"]
+            self._tape.say(f"T3: transfer {number} is {told_ns} ns late, should be {due_ns}")
+        hidden = record.get("overlapped_bytes", 0)
+        if hidden:
+            whole = hidden + record["bytes"]
+            layers = self._tape.seats[record["source"]].layers
+            if record["bytes"] < whole // layers:
+                self._tape.say(f"T3: transfer {number} of {whole} bytes hides {hidden} of them")
 
     def _route(self, record: Record) -> None:
         """KV and weights between replicas leave GPUs of the one and reach GPUs of the other."""
