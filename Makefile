@@ -125,7 +125,7 @@ astra-sim:  ## build the published ASTRA-Sim: make astra-sim ASTRA_SIM=TREE (ben
 
 clients: $(STAMP)  ## openai, anthropic and prometheus-client against a live server (own environment)
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
-	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check openai==3.54.0 anthropic==2.10.0 prometheus-client
+	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check openai==3.54.0 anthropic==2.10.0 prometheus-client httpx==0.28.1
 	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python tests/serve/clients/openai_client.py
 	@$(PY) tests/serve/clients/run.py $(CLIENTS)/bin/python "tests/serve/clients/contract_clients.py openai,engine,anthropic,prometheus"
 
