@@ -261,7 +261,7 @@ class Gateway(Actor):
         replica.actor.tell(Submitted(request))
 
     def recount(self) -> list[str]:
-        """Loads that changed without anybody telling; must be empty."""
+        """Loads that changed without a message; must be empty."""
         return [line for dispatch in self.dispatches for line in dispatch.recount()]
 
     def replica_moved(self, model: int) -> None:
