@@ -67,6 +67,7 @@ class FakeObservers:
 
     streams = False
     batches = None
+    on_formed: Any = None
     history = None
 
     def __init__(self) -> None:
