@@ -88,9 +88,7 @@ def end_turns(replica: Replica, rotation: Rotation, begin: int, ended: int) -> N
     first = max(begin, count)
     gaps, stream = replica.observers.gaps, replica.stream
     if stream is not None:
-        events = [len(turn.members) for turn in turns]
-        for end in range(first, ended):
-            stream.step(ends[end], events[end % count])
+        stream.turns(ends, first, ended, [len(turn.members) for turn in turns])
     replica.iterations += max(0, ended - first)
     for index, turn in enumerate(turns):
         before = first + (index - first) % count - count
@@ -106,10 +104,11 @@ def end_turns(replica: Replica, rotation: Rotation, begin: int, ended: int) -> N
             gaps_ns = [its[i + 1] - its[i] for i in range(steps)]
             gap_ns = max(gaps_ns)
             gaps.add_each(gaps_ns, members, its[1:])
-            for end in range(before + count, ended, count):
-                costs_ns = rotation.costs_of(end)
-                run_ns += sum(costs_ns)
-                replica.busy_ns += ends[end] - rotation.stage_ends[end][0] + costs_ns[0]
+            costs_ns = rotation.costs[before : ended - count : count]
+            stages_ns = [sum(each) for each in zip(*costs_ns, strict=True)]
+            run_ns = sum(stages_ns)
+            leaves = rotation.stage_ends[before + count : ended : count]
+            replica.busy_ns += sum(its) - its[0] - sum([each[0] for each in leaves]) + stages_ns[0]
             replica.decode_tokens += members * steps
             if replica.is_metered:
                 rounds = before // count

@@ -17,9 +17,9 @@ from emu.scheduling.base import Batch
 from emu.scheduling.rotation import Rotation
 from emu.scheduling.stages import StageSpan, discount_bubbles
 
-_ROUNDS_FIRST: Final = 4
+_ROUNDS_MIN: Final = 4
 _ROUNDS_MAX: Final = 64
-"""Batches of each turn that are planned at once: at first, and when nothing cuts the rotation."""
+"""Batches of each turn that are planned at once: as many as the last rotation had, then twice."""
 
 
 def launch(replica: Replica, batch: Batch) -> None:
@@ -53,8 +53,8 @@ class Turns:
     def plan(self) -> int:
         """Plan the next piece: when it is over."""
         replica, rotation = self.replica, self.rotation
-        rounds = rotation.planned // len(rotation.turns)
-        rounds = min(max(rounds, _ROUNDS_FIRST), _ROUNDS_MAX)
+        rounds = rotation.planned // len(rotation.turns) or replica.rounds_seen
+        rounds = min(max(rounds, _ROUNDS_MIN), _ROUNDS_MAX)
         jitter = replica.jitter
         vary = None if jitter is None else jitter.spread
         before = 0 if jitter is None else jitter.counted
@@ -94,6 +94,7 @@ class Turns:
         replica, rotation = self.replica, self.rotation
         replica.rotating = None
         done, count = rotation.done, len(rotation.turns)
+        replica.rounds_seen = done // count + 1
         on_stages = replica.on_stages
         if replica.jitter is not None:
             replica.jitter.counted += done

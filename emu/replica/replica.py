@@ -242,6 +242,8 @@ class Replica:
         self.pipeline = Pipeline(self.stages)
         self.rotating: Rotating | None = None
         """The batches on the stages follow each other in turn, as one leap."""
+        self.rounds_seen = 0
+        """Batches of each turn in the last such leap: a guess for the next."""
         self._stage_runs = getattr(latency, "stage_run_ns", None)
         """A short cut of backends: costs on each stage of decode batches in a row."""
         self.is_serving = False

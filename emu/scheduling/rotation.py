@@ -57,7 +57,7 @@ class Rotation:
     """Batches that are formed again, as far as they are planned."""
     ends: list[int]
     """When each batch leaves the last stage."""
-    stage_ends: list[list[int]]
+    stage_ends: list[Sequence[int]]
     """When each batch leaves each stage."""
     costs: list[Sequence[int]]
     """What each batch that is formed again takes on each stage."""
@@ -83,7 +83,7 @@ class Rotation:
         self.stage_ends = []
         self.costs = []
 
-    def start(self, stage_ends: list[list[int]]) -> bool:
+    def start(self, stage_ends: list[Sequence[int]]) -> bool:
         """When each batch in flight leaves each stage. False: two of them end together."""
         self.stage_ends = stage_ends
         self.ends = ends = [own[-1] for own in stage_ends]
@@ -92,15 +92,15 @@ class Rotation:
     def plan(
         self,
         rounds: int,
-        free_ns: Sequence[int],
+        begin_ns: Sequence[int],
         costs_of: StageRun,
         vary: Vary | None = None,
         varied: int = 0,
     ) -> None:
         """Plan so many more batches of each turn, as far as they are certain.
 
-        `free_ns`: when each stage is free, before the first of all. `vary` is asked with the number
-        of a batch: `varied` is the first one's.
+        `begin_ns`: when each stage is free before the first of all. `vary` is asked with the number
+        of each batch, from `varied` on.
         """
         count, turns = len(self.turns), self.turns
         before, left = self.planned // count, self.ends_max - self.planned
@@ -111,26 +111,19 @@ class Rotation:
             for turn in turns
         ]
         ends, stage_ends, costs = self.ends, self.stage_ends, self.costs
-        last = stage_ends[-1] if before else free_ns
+        last = stage_ends[-1] if before else begin_ns
         at = self.planned
         self.planned = until = min(self.ends_max, at + rounds * count)
-        stages = range(len(last))
-        for row in zip(*runs, strict=True):
-            for own in row:
-                if at == until:
-                    return
-                ready_ns = ends[at]
-                its = own if vary is None else vary(varied + at, own)
-                at += 1
-                leaves = []
-                for stage in stages:
-                    free = last[stage]
-                    ready_ns = (ready_ns if ready_ns > free else free) + its[stage]
-                    leaves.append(ready_ns)
-                last = leaves
-                costs.append(its)
-                stage_ends.append(leaves)
-                ends.append(ready_ns)
+        own = [cost for row in zip(*runs, strict=True) for cost in row][: until - at]
+        if vary is not None:
+            own = [vary(varied + number, cost) for number, cost in enumerate(own, at)]
+        costs += own
+        if len(last) == 2:
+            _pass_two(own, ends, stage_ends, last, at)
+        elif len(last) == 4:
+            _pass_four(own, ends, stage_ends, last, at)
+        else:
+            _pass(own, ends, stage_ends, last, at)
 
     @property
     def due_ns(self) -> int:
@@ -144,3 +137,61 @@ class Rotation:
     def costs_of(self, batch: int) -> Sequence[int]:
         """What a batch that was formed again takes on each stage."""
         return self.costs[batch - len(self.turns)]
+
+
+def _pass(
+    costs: Sequence[Sequence[int]],
+    ends: list[int],
+    stage_ends: list[Sequence[int]],
+    last: Sequence[int],
+    at: int,
+) -> None:
+    """Batches pass all stages, one after another, each from the end numbered `at` on."""
+    for cost in costs:
+        ready_ns = ends[at]
+        at += 1
+        leaves = []
+        for cost_ns, free_ns in zip(cost, last, strict=True):
+            ready_ns = (ready_ns if ready_ns > free_ns else free_ns) + cost_ns
+            leaves.append(ready_ns)
+        last = leaves
+        stage_ends.append(leaves)
+        ends.append(ready_ns)
+
+
+def _pass_two(
+    costs: Sequence[Sequence[int]],
+    ends: list[int],
+    stage_ends: list[Sequence[int]],
+    last: Sequence[int],
+    at: int,
+) -> None:
+    """The same for two stages, in a fourth of the time."""
+    first, second = last
+    for one, two in costs:
+        ready = ends[at]
+        at += 1
+        first = (ready if ready > first else first) + one
+        second = (first if first > second else second) + two
+        stage_ends.append((first, second))
+        ends.append(second)
+
+
+def _pass_four(
+    costs: Sequence[Sequence[int]],
+    ends: list[int],
+    stage_ends: list[Sequence[int]],
+    last: Sequence[int],
+    at: int,
+) -> None:
+    """The same for four stages."""
+    first, second, third, fourth = last
+    for one, two, three, four in costs:
+        ready = ends[at]
+        at += 1
+        first = (ready if ready > first else first) + one
+        second = (first if first > second else second) + two
+        third = (second if second > third else third) + three
+        fourth = (third if third > fourth else fourth) + four
+        stage_ends.append((first, second, third, fourth))
+        ends.append(fourth)

@@ -376,14 +376,20 @@ class RooflineBackend:
         bases, least_ns, exposed_ns = self._stage_bases(shape)
         start, slope = self._decode_line(count)
         start += slope * (shape.decode_context_sum + count)
-        runs = []
+        runs: list[list[int]] = []
+        known: dict[tuple[int, int], list[int]] = {}
         for part, base in zip(self.parts, bases, strict=True):
-            first, growth = part.full * start, part.full * slope * count
-            if growth:
-                whole = range(first, first + growth * steps, growth)
-                runs.append([base + (cost >> shift) for cost in whole])
-            else:
-                runs.append([base + (first >> shift)] * steps)
+            run = known.get((part.full, base))
+            if run is None:
+                # Whole ns may be added before the shift, which leaves the fraction as it is.
+                first, growth = part.full * start + (base << shift), part.full * slope * count
+                if growth:
+                    whole = range(first, first + growth * steps, growth)
+                    run = [cost >> shift for cost in whole]
+                else:
+                    run = [first >> shift] * steps
+                known[part.full, base] = run
+            runs.append(run)
         if least_ns:
             runs[0] = [cost if cost > least_ns else least_ns for cost in runs[0]]
         runs[-1] = [max(cost + exposed_ns, 1) for cost in runs[-1]]
