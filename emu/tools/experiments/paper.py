@@ -429,10 +429,10 @@ _AS_ABOVE: Final = "as above"
 _AS_8B: Final = "as for the mean against ServerlessLLM"
 _TBT: Final = (
     "KV reaches decode replicas on links of its own and waits {:.0f} ms (p99): decode is not "
-    "short. With loads from host memory on the same links and twice the traffic (table of conditions) the "
-    "effect is there: {:+.0%} (p99 {:+.0%}) against AllCache, {:+.0%} (p99 {:+.0%}) against "
-    "ServerlessLLM. Not published: how the NICs of cluster B are attached, the part of the trace, "
-    "its factor"
+    "short. With loads from host memory on the same links and twice the traffic (table of "
+    "conditions) the effect is there: {:+.0%} (p99 {:+.0%}) against AllCache, {:+.0%} (p99 "
+    "{:+.0%}) against ServerlessLLM. Not published: how the NICs of cluster B are attached, the "
+    "part of the trace, its factor"
 )
 _72B: Final = (
     "KV waits {:.0f} ms (p99) in answers of {:.0f} s: decode is not short on the synthetic bursts; "
@@ -440,7 +440,7 @@ _72B: Final = (
 )
 _SLO: Final = (
     "BlitzScale's bounds let 0.5 to 0.7 s of prompts queue. An objective of {:.0f} ms ({:.1f} "
-    "times the static mean) it meets for {:.1%}, with {:+.0%} GPU time; of which system the paper's "
-    "average is, is not said"
+    "times the static mean) it meets for {:.1%}, with {:+.0%} GPU time; of which system the "
+    "paper's average is, is not said"
 )
 _SHORT_TITLE: Final = "azure_code_8b: what could make decode short"
