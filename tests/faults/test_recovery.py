@@ -467,7 +467,7 @@ def test_a_split_batch_that_is_not_computed_yet_is_with_its_helper() -> None:
 
 def test_a_request_in_the_middle_of_a_leap_is_where_stepping_would_have_it() -> None:
     world = World(S.COLOCATED)
-    (one,) = world.benches[0].running(1, output=9)
+    world.benches[0].running(1, output=9)
     bench = world.benches[0]
     bench.scheduler.leap = 8
     bench.step()
