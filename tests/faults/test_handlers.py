@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -205,6 +206,41 @@ def test_a_replica_without_an_engine_has_no_memory_to_lose(state: ReplicaState) 
     world.strike("kv_shrink", replica=1, part=0.5)
     assert world.missed == ["replica 1 has no KV memory"]
     assert world.actor(1).posted == []
+
+
+def test_memory_is_not_lost_by_a_process_that_has_crashed_meanwhile() -> None:
+    """The fault waits for the end of an iteration, and the crash does not."""
+    world = World(*MACHINE)
+    world.strike("kv_shrink", replica=2, part=0.5, duration_s=1.0)
+    world.strike("replica_restart", replica=2, duration_s=0.0)
+    assert world.missed == ["replica 2 crashed before"]
+    assert world.injector.in_force == {}
+    assert world.benches[2].scheduler.ledger.lost == 0
+
+
+def test_the_end_of_a_loss_of_memory_is_written_also_if_a_crash_comes_first() -> None:
+    """Both come at one boundary: what is over is told, and the memory is whole."""
+    world = World(*MACHINE)
+    world.strike("kv_shrink", replica=2, part=0.5, duration_s=1.0)
+    world.actor(2).boundary()
+    world.until(1.0)
+    assert world.recorder.over == []
+    world.strike("replica_restart", replica=2, duration_s=0.0)
+    assert world.recorder.over == [(10**9, "kv_shrink", "replica 2")]
+
+
+def test_the_first_end_of_two_losses_gives_back_the_first_loss() -> None:
+    world = World(*MACHINE)
+    world.strike("kv_shrink", replica=2, part=0.5, duration_s=1.0)
+    world.strike("kv_shrink", replica=2, part=0.2, duration_s=2.0)
+    world.actor(2).boundary()
+    assert world.struck == ["replica 2: 50 blocks", "replica 2: 10 blocks"]
+    world.until(1.0)
+    world.actor(2).boundary()
+    assert world.benches[2].scheduler.ledger.lost == 10
+    world.until(2.0)
+    world.actor(2).boundary()
+    assert world.benches[2].scheduler.ledger.lost == 0
 
 
 def test_memory_is_not_given_back_to_another_life() -> None:
@@ -437,6 +473,17 @@ def test_a_stale_directory_is_about_its_machine_for_a_time() -> None:
     assert world.scaler.stale == []
 
 
+def test_a_stale_directory_lies_with_its_probability() -> None:
+    world = World(*MACHINE)
+    world.strike("host_cache_stale", probability=0.25, duration_s=1.0)
+    (is_gone,) = world.scaler.stale
+    lies = [is_gone(machine % 2) for machine in range(200)]
+    assert 25 <= sum(lies) <= 75
+    drawn = world.injector.rng(0)
+    assert lies == [bool(drawn.random() < 0.25) for _ in range(200)]
+    assert len(world.struck) == sum(lies)
+
+
 def test_a_drain_expires_for_those_that_drain_now() -> None:
     world = World(S.PREFILL, S.SHUTTING_DECODE, S.SHUTTING_DECODE)
     world.strike("drain_expired", replica=2)
@@ -586,6 +633,13 @@ def test_a_client_that_tries_again_is_not_repeated() -> None:
     assert world.gateway.arrived == [again]
 
 
+def test_a_link_that_is_not_down_carries_at_least_something() -> None:
+    world = World(*MACHINE)
+    world.strike("link_degrade", gpu=0, factor=1e-15, duration_s=1.0)
+    assert {rate(world, link) for link in links_of(world, 0)} == {1}
+    assert world.carrier.cuts == 0
+
+
 # --- the injector -----------------------------------------------------------------------------
 def test_a_fault_of_the_past_strikes_now_and_one_of_later_then() -> None:
     from emu.config.kinds import fault_of
@@ -599,6 +653,29 @@ def test_a_fault_of_the_past_strikes_now_and_one_of_later_then() -> None:
     assert world.states[:2] == [S.FAILED, S.PREFILL]
     world.until(2.0)
     assert world.states[1] is S.FAILED
+
+
+def test_the_faults_of_the_configuration_are_scheduled_at_the_start() -> None:
+    from emu.config.kinds import fault_of
+
+    world = World(*MACHINE)
+    crashes = [
+        fault_of({"at_s": at_s, "kind": "replica_crash", "replica": replica})
+        for replica, at_s in enumerate((1.0, 2.0))
+    ]
+    world.config = msgspec.structs.replace(world.config, faults=crashes)
+    world.injector.start()
+    assert world.injector.struck == {}
+    world.until(2.0)
+    assert world.injector.struck == {"replica_crash": 2}
+
+
+def test_a_fault_in_force_knows_when_it_ends() -> None:
+    world = World(*MACHINE)
+    world.until(2.0)
+    world.strike("straggler", replica=1, factor=2.0, duration_s=3.0)
+    world.strike("straggler", replica=1, factor=2.0)
+    assert [one.until_s for one in world.injector.in_force.values()] == [5.0, None]
 
 
 def test_a_target_that_does_not_exist_is_refused() -> None:

@@ -58,6 +58,10 @@ class FakeGaps:
     def add_gap(self, ns: int, count: int = 1, at_ns: int = -1) -> None:
         self.gaps += count
 
+    def add_each(self, gaps_ns: Sequence[int], count: int, at_ns: Sequence[int]) -> None:
+        for gap_ns in gaps_ns:
+            self.add_gap(gap_ns, count)
+
     def add_gaps(self, gaps_ns: Iterable[int], at_ns: int = -1) -> None:
         self.gaps += len(list(gaps_ns))
 
@@ -67,6 +71,7 @@ class FakeObservers:
 
     streams = False
     batches = None
+    on_formed: Any = None
     history = None
 
     def __init__(self) -> None:
@@ -80,7 +85,7 @@ class FakeLedger:
     """What memory is lost, and how much of it is free."""
 
     def __init__(self, scheduler: FakeScheduler) -> None:
-        self.lost = 0
+        self.losses: dict[int, int] = {}
         self.failed: list[tuple[Request, str]] = []
         self._scheduler = scheduler
         self.pool = self
@@ -93,11 +98,18 @@ class FakeLedger:
     def blocks_free(self) -> int:
         return self._scheduler.blocks_total - self._scheduler.blocks_used
 
-    def lose(self, blocks: int) -> None:
-        self.lost += blocks
+    @property
+    def lost(self) -> int:
+        return sum(self.losses.values())
 
-    def restore(self) -> None:
-        self.lost = 0
+    def lose(self, loss: int, blocks: int) -> int:
+        assert loss not in self.losses
+        taken = self.losses[loss] = min(blocks, self.blocks_free)
+        self._scheduler.blocks_total -= taken
+        return taken
+
+    def restore(self, loss: int) -> None:
+        self._scheduler.blocks_total += self.losses.pop(loss, 0)
 
 
 class FakeScheduler:
@@ -171,6 +183,9 @@ class FakeScheduler:
     def sees_in(self, batch: Batch, steps: int, start_ns: int) -> int:
         return 0
 
+    def rotation(self, batches: Sequence[Batch]) -> None:
+        """Batches do not follow each other for certain."""
+
     def run_on(self, batch: Batch) -> None:
         """Nothing is certain to follow."""
 
@@ -243,6 +258,8 @@ class FakeScheduler:
 
     def evacuate(self) -> list[Request]:
         lost = [*self.queue, *self.running]
+        for loss in list(self.ledger.losses):
+            self.ledger.restore(loss)
         self.queue, self.running, self.detached, self.reserved = [], [], [], []
         self.in_flight = []
         return lost
@@ -358,6 +375,7 @@ class Bench:
                 cause=action.cause,
                 at_ns=self.clock.now_ns,
             )
+            replica.note_time(action.expected, self.clock.now_ns)
             replica.note_state()
 
     def running(self, *ids: int, prompt: int = 4, output: int = 3) -> list[Request]:
