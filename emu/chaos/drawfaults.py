@@ -208,6 +208,40 @@ def _fault(rng: Rng, name: str, at_s: float, ground: Ground) -> Tables:
     return fault
 
 
+def fault_on(
+    rng: Rng, name: str, at_s: float, replica: int, others: Sequence[int], *, gpus: int
+) -> Tables | None:
+    """A fault of a kind on this replica of one GPU, on machines of so many; None = it cannot.
+
+    Faults of two replicas go from or to one of the `others`.
+    """
+    spec = KINDS[name]
+    fault: Tables = {"at_s": at_s, "kind": name}
+    keys = {key for group in spec.one_of for key in group}
+    if {"source", "destination"} <= keys or name == "partition":
+        pair = [replica, pick(rng, others)]
+        if pair[0] == pair[1]:
+            return None
+        order = pair if chance(rng, 0.5) else pair[::-1]
+        fault |= {"source": order[0], "destination": order[1]}
+    elif "replica" in keys or "replica" in spec.may:
+        if "replica" in keys or chance(rng, 0.5):
+            fault["replica"] = replica
+    elif "gpu" in keys:
+        fault["gpu"] = replica
+    elif "node" in keys:
+        fault["node"] = replica // gpus
+    if spec.magnitude is not None and not spec.may_magnitude:
+        fault[spec.size] = _size(rng, name)
+    if name in _WITH_PROBABILITY:
+        fault["probability"] = float(pick(rng, (0.5, 1.0)))
+    if spec.takes_duration:
+        fault["duration_s"] = float(pick(rng, (0.02, 0.1, 0.4)))
+    if name == "completion_twice":
+        fault["times"] = 1
+    return fault
+
+
 def _stages(stages: Sequence[str], ground: Ground) -> list[str]:
     """Those that there can be."""
     if ground.prefills:

@@ -227,9 +227,10 @@ class Choices:
     def _place(self, order: str, row: int, place: int) -> tuple[Any, ...]:
         arrived = self._tape.arrived[row]
         if order == "priority":
-            return (arrived.get("priority", 0), arrived["at_ns"], place)
+            return (arrived.get("priority", 0), arrived["at_ns"], arrived["request"])
         if order == "deadline":
-            return (arrived.get("deadline_ns", FOREVER_NS), arrived["at_ns"], place)
+            due_ns = arrived.get("deadline_ns", FOREVER_NS)
+            return (due_ns, arrived["at_ns"], arrived["request"])
         return (place,)
 
     def _all_take_part(self, seat: Seat, desk: Desk, record: Record, where: str) -> None:

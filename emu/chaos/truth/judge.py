@@ -6,16 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from emu.chaos.truth.choices import Choices
+from emu.chaos.truth.deadlines import Deadlines
 from emu.chaos.truth.figures import Figures
 from emu.chaos.truth.iterations import Iterations
+from emu.chaos.truth.planners import Planners
 from emu.chaos.truth.policies import Policies
+from emu.chaos.truth.routing import Routing
 from emu.chaos.truth.tape import Record, Seat, Tape
 from emu.chaos.truth.transfers import Transfers
 from emu.chaos.truth.windows import Windows
 from emu.config.schema import Config
 
 if TYPE_CHECKING:
-    from emu.cluster.plan import Plan
+    from emu.cluster.plan import Plan, ReplicaPlan
 
 
 def truth_of(
@@ -35,7 +38,10 @@ def truth_of(
     Iterations(tape, windows).judge()
     Transfers(tape, windows).judge()
     Choices(tape).judge()
+    Routing(tape).judge()
     Policies(tape).judge()
+    Planners(tape).judge()
+    Deadlines(tape).judge()
     if rows is not None and summary is not None:
         Figures(tape).judge(rows, summary)
     return tape.problems
@@ -54,10 +60,12 @@ def seats_of(plan: Plan) -> list[Seat]:
             blocks=replica.num_blocks,
             layers=replica.model.layers,
             kv_token_bytes=replica.kv_bytes_per_token,
+            rank_bytes=_rank_bytes(replica),
             max_tokens=replica.max_model_tokens,
             latency=replica.latency,
             scheduler=replica.scheduler,
             group=replica.data_parallel_group,
+            served=replica.served,
             is_plain=replica.speculation is None
             and not replica.has_adapters
             and replica.model.tower is None
@@ -68,3 +76,23 @@ def seats_of(plan: Plan) -> list[Seat]:
         )
         for replica in plan.replicas
     ]
+
+
+def _rank_bytes(replica: ReplicaPlan) -> int:
+    """Matrices of a dense model in whole numbers, split over the ranks; norms are nothing to it."""
+    model, ranks = replica.model, replica.tensor_parallel
+    width = {"float32": 4, "float16": 2, "bfloat16": 2}.get(
+        model.dtype if replica.dtype == "auto" else replica.dtype, 0
+    )
+    is_odd = model.experts or model.latent or model.special_layers or model.tower
+    if is_odd or model.linear_dtype or replica.pipeline_parallel > 1 or not width:
+        return 0
+
+    def share(count: int) -> int:
+        return -(-count // ranks)
+
+    hidden, heads = model.hidden, share(model.heads) + max(1, share(model.kv_heads))
+    attention = 2 * hidden * heads * model.head_dim
+    mlp = (3 if model.gated_mlp else 2) * hidden * share(model.ffn)
+    words = (1 if model.tied_embeddings else 2) * share(model.vocab) + model.position_rows
+    return width * (model.layers * (attention + mlp) + words * hidden)

@@ -27,6 +27,8 @@ class Seat(msgspec.Struct, frozen=True):
     blocks: int
     layers: int
     kv_token_bytes: int
+    rank_bytes: int
+    """Weights of one rank by the model's shape; 0 = not restated."""
     max_tokens: int
     latency: Any
     """Its `[latency]` table."""
@@ -34,6 +36,8 @@ class Seat(msgspec.Struct, frozen=True):
     """Its `[scheduler]` table."""
     group: str
     """Its data-parallel group, or none."""
+    served: str
+    """The name of its model."""
     is_plain: bool
     """Iterations have no adapters, drafter, images or weights elsewhere, which cost besides."""
     is_hybrid: bool
