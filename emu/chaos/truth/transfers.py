@@ -7,7 +7,7 @@ and the faults in force give each link.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from typing import Final
 
 from emu.chaos.truth.links import Fluid, Stream, bytes_per_s
@@ -43,10 +43,10 @@ class Transfers:
 
     def judge(self) -> None:
         """Routes, bytes and times."""
-        edges = self._rates()
+        edges = deque(self._rates())
         for record in self._tape.records:
             while edges and edges[0][0] <= record["at_ns"]:
-                at_ns, changes = edges.pop(0)
+                at_ns, changes = edges.popleft()
                 self._advance(at_ns)
                 for link, rate in changes.items():
                     self._fluid.set_rate(link, rate)
