@@ -246,7 +246,7 @@ def _arrivals(rng: Rng, tables: Tables, lines: list[Tables]) -> None:
     )
     if not is_plain or scheduler["policy"] != "vllm":
         return
-    if chance(rng, 0.3):
+    if chance(rng, 0.5):
         workload["skip_prefill"] = True
     if scheduler.get("prefix_caching") and chance(rng, 0.4):
         scheduler["retain_s"] = float(pick(rng, (0.01, 0.3, 5.0)))

@@ -27,6 +27,7 @@ class Routing:
         self._running: dict[int, set[int]] = defaultdict(set)
         self._last: dict[str, int] = {}
         """The replica that came last in its turn, by model."""
+        self._queued_rows: set[int] = set()
         self._turned_ns = -1
         """When a replica changed its state last."""
 
@@ -50,9 +51,14 @@ class Routing:
             self._running[replica].clear()
 
     def _ended(self, record: Record) -> None:
+        if record["row"] not in self._queued_rows:
+            self._last.clear()  # a replica that refuses a request has had its turn
         self._leave(record["row"])
 
-    _lost = _routed = _ended
+    def _lost(self, record: Record) -> None:
+        self._leave(record["row"])
+
+    _routed = _lost
 
     def _migrated(self, record: Record) -> None:
         for row in record["rows"]:
@@ -102,6 +108,7 @@ class Routing:
         if len(open_) > 1:
             self._last[served] = replica
         self._leave(row)
+        self._queued_rows.add(row)
         self._waiting[replica].add(row)
 
     def _least(self, policy: str, replica: int, open_: list[int], where: str) -> None:

@@ -266,13 +266,13 @@ class Transfers:
                     and span.until_ns >= due_ns - _SLACK_NS
                 )
             longest = max(longest, extra)
-        longest = max(longest, self._in_order(start, due_ns))
         is_sure = all(
             not any(link.startswith(names) for links, _ in start["parts"] for link in links)
             or (span.since_ns + _SLACK_NS < start["at_ns"] and due_ns + _SLACK_NS < span.until_ns)
             for span, names, _ in self._windows.delays
         )
-        return (longest if is_sure and len(start["parts"]) == 1 else 0), longest
+        least = longest if is_sure and len(start["parts"]) == 1 else 0
+        return least, max(longest, self._in_order(start, due_ns))
 
     def _in_order(self, start: Record, due_ns: int) -> int:
         """Reports come in order: one of an earlier layer that a delay holds up holds up the end."""
