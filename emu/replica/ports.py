@@ -42,6 +42,10 @@ class GapSink(Protocol):
         """`count` gaps of this length that ended at `at_ns`."""
         ...
 
+    def add_each(self, gaps_ns: Sequence[int], count: int, at_ns: Sequence[int]) -> None:
+        """`count` gaps of each of these lengths, which ended at these instants."""
+        ...
+
     def add_gaps(self, gaps_ns: Iterable[int], at_ns: int = -1) -> None:
         """Single gaps that ended at `at_ns`."""
         ...
@@ -200,6 +204,18 @@ class Outbox(Protocol):
         ...
 
 
+class Rotating(Protocol):
+    """Batches of a pipeline that follow each other in turn, as one leap."""
+
+    def settle(self) -> None:
+        """Bring the books up to now."""
+        ...
+
+    def unroll(self) -> None:
+        """The leap is over now: what is in flight is on the stages."""
+        ...
+
+
 class GroupWave(Protocol):
     """The data-parallel group of a replica."""
 
@@ -239,4 +255,15 @@ class ReplicaActorPort(Protocol):
 
     def reserve(self, requests: list[Request]) -> bool:
         """Reserve blocks for inbound KV, all or nothing: a question, answered now."""
+        ...
+
+    def take_over(self, requests: Sequence[Request], first_layer: int) -> Batch:
+        """Take a batch of which another replica has run the layers before `first_layer`.
+
+        A question: the answer is the batch as this replica's scheduler knows it.
+        """
+        ...
+
+    def abandon(self) -> list[Request]:
+        """Forget the batch that it was given: a question, the answer is what was still in it."""
         ...
