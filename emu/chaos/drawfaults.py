@@ -102,7 +102,8 @@ def ground_of(tables: Mapping[str, Any], *, heals: bool) -> Ground:
 def _groups_of_models(tables: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """The replicas that follow from `[[models]]`."""
     groups: list[Mapping[str, Any]]
-    groups = msgspec.to_builtins(expand_models(config_from_dict(dict(tables))).replicas)
+    bare = {key: value for key, value in tables.items() if key != "workload"}
+    groups = msgspec.to_builtins(expand_models(config_from_dict(bare)).replicas)
     return groups
 
 
