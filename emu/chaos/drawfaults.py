@@ -43,6 +43,11 @@ _TRANSFERS: Final = (
 _NEEDS_TRANSFERS: Final = ("partition", "lease_expired", *_TRANSFERS)
 _NEEDS_PLANNER: Final = ("metrics_delayed", "metrics_frozen", "metrics_lost", "planner_restart")
 _WITH_PROBABILITY: Final = (*_TRANSFERS, "host_cache_stale", "load_stuck")
+_TWINS: Final = (
+    *("straggler", "link_degrade", "link_latency", "partition", "metrics_delayed"),
+    *("metrics_frozen", "metrics_lost"),
+)
+"""Kinds that add up, or of which the last end counts."""
 _MEETS_LOADS: Final = ("host_cache_lost", "host_cache_stale", "load_stuck")
 _COLOCATED_STAGES: Final = (
     "colocated",
@@ -160,6 +165,12 @@ def _some(rng: Rng, name: str, at_s: float, ground: Ground) -> list[Tables]:
     if name == "replica_crash" and "stage" in first:  # states that last but an instant
         more = [_fault(rng, name, at_s, ground) for _ in range(int(rng.integers(0, 4)))]
         return [first, *(fault for fault in more if "stage" in fault)]
+    if name in _TWINS and first.get("duration_s") and chance(rng, 0.3):
+        # Another on the same one, from the middle of the first: both count, then one, then none.
+        later = {**first, "at_s": round(at_s + first["duration_s"] / 2, 9)}
+        if KINDS[name].magnitude is not None:
+            later[KINDS[name].size] = _size(rng, name)
+        return [first, later]
     if name in _MEETS_LOADS and chance(rng, 0.6):
         crash = _fault(rng, "replica_restart", round(at_s + 0.01, 9), ground)
         return [first, {**crash, "duration_s": float(pick(rng, TIMES_S[1:4]))}]

@@ -29,6 +29,14 @@ class Seat(msgspec.Struct, frozen=True):
     kv_token_bytes: int
     rank_bytes: int
     """Weights of one rank by the model's shape; 0 = not restated."""
+    layer_bytes: int
+    """The part of them that every token passes, at two bytes a weight; 0 = not restated."""
+    place: tuple[str, int, int]
+    """GPU, table of `[[nodes]]`, and over how many machines it spreads."""
+    memory_rate: float
+    """Of one GPU, bytes per nanosecond."""
+    flop_rate: float
+    """Of one GPU at sixteen bits, operations per nanosecond."""
     max_tokens: int
     latency: Any
     """Its `[latency]` table."""
