@@ -264,7 +264,9 @@ def _scheduling(rng: Rng, tables: Tables, lines: list[Tables]) -> None:
     policy = scheduler["policy"]
     fields = KINDS[SchedulerTable].kinds[policy].__struct_fields__
     drawn = _some(rng, _SCHEDULER, 0.2)
-    if not scheduler.get("enable_lora"):
+    if scheduler.get("enable_lora"):
+        drawn["max_lora_rank"] = int(pick(rng, (8, 64)))
+    else:
         drawn.pop("max_lora_rank", None)
     if policy == "fcfs":
         drawn.pop("skip_blocked", None)
@@ -279,9 +281,9 @@ def _scheduling(rng: Rng, tables: Tables, lines: list[Tables]) -> None:
                     turn["deadline_ns"] = int(pick(rng, (0, 50_000_000, 2_000_000_000)))
     drafts = scheduler.get("speculative_config")
     is_plain = tables["model"]["name"] == "meta-llama/Llama-3.1-8B"
-    if drafts is not None and drafts["method"] == "eagle" and is_plain and chance(rng, 0.4):
+    if drafts is not None and drafts["method"] == "eagle" and is_plain and chance(rng, 0.8):
         drafts |= {"method": "draft_model", "model": "meta-llama/Llama-3.2-1B"}
-        drafts["draft_tensor_parallel_size"] = int(pick(rng, (0, 1)))
+        drafts["draft_tensor_parallel_size"] = int(pick(rng, (0, 1, 1)))
     if drafts is not None and "acceptance_rate" in drafts:
         if chance(rng, 0.3):
             drafts["acceptance_spread"] = 0.3
