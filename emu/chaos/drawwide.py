@@ -151,7 +151,8 @@ def draw_wide(seed: int, tables: Tables, lines: list[Tables]) -> float:
     if chance(rng, 0.12):
         span_s = draw_made(rng, tables)
         lines.clear()
-    if keeps_other_things(tables["model"].get("name", "")):
+    roles = {group["role"] for group in tables.get("replicas", ())}
+    if roles != {"colocated"} or keeps_other_things(tables["model"].get("name", "")):
         tables["workload"].pop("skip_prefill", None)
     return span_s
 

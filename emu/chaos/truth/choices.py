@@ -247,7 +247,7 @@ class Choices:
         there = {m[0] for m in record["members"]}
         preempted = set(record.get("preempted", ()))
         for row in desk.admitted:
-            if row in there or row in preempted or preempted:
+            if row in there or row in preempted or preempted or row in self._hopeless:
                 continue
             arrived = self._tape.arrived[row]
             if self._got[row] >= arrived["output"]:

@@ -241,11 +241,14 @@ class Planners:
         prefill, decode, colocated = look["wanted"]
         state_of = {view.replica: view.state for view in views}
         gains: Counter[str] = Counter()
+        spare = 0
         shut: list[int] = []
         touched: list[int] = []
         for action in look["actions"]:
             word, _, rest = action.partition(" ")
             if word == "load":
+                if rest.startswith("tanz"):  # whole columns: fewer than a column too many
+                    spare += rest.partition(" -> ")[0].count(",")
                 for replica, role in _TARGET.findall(rest):
                     gains["prefill" if role == "new_prefill" else role] += 1
                     touched.append(int(replica))
@@ -272,7 +275,7 @@ class Planners:
             ("decode", decode, gains["decode"]),
             ("colocated", colocated, gains["colocated"]),
         ):
-            if gain > max(0, demand):
+            if gain > max(0, demand) + spare:
                 yield f"{gain} {role} replicas come, {demand:+d} are wanted: {look['actions']}"
             closing = sum(view.state == f"shutting_{role}" for view in views)
             is_revived = table.executor == "blitz" or role == "colocated"
