@@ -452,7 +452,6 @@ def test_a_load_that_ends_while_its_replica_lets_the_instant_end_leaves_it_as_it
     stage = scaled(S.NEW_PREFILL)
     stage.queued(1, 8)
     actor, replica = stage.actors[0], stage.replicas[0]
-    stage.kernel._take_ready()
     assert replica.activity == END_OF_INSTANT
     actor.tell(ev.LoadGivenUp(cause="test"))
     actor.tell(ev.Commanded(to=S.INACTIVE, writer="transfer", cause="test"))
