@@ -27,6 +27,7 @@ from emu.cluster.build import (
     build_watchers,
     fault_handlers,
     join_waves,
+    tell_decisions,
 )
 from emu.cluster.commands import Commander, check_commands
 from emu.cluster.gateway import Gateway, Source
@@ -147,6 +148,9 @@ class Cluster:
         self.commander = Commander(self.kernel, self.replicas, config.commands)
         self.live = build_live(shared, self)
         self._make_loops(shared)
+        if self.history is not None and self.history.follows_steps:
+            rejecters = [pool.rejecter for pool in self.pools]
+            tell_decisions(self.history, self.kernel, self.scalers, rejecters, self.live)
         self._is_scaled = self.scalers[0].is_active
         self.recovery = Recovery(self)
         self.faults = Injector(self, self.recovery, fault_handlers)
