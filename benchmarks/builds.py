@@ -14,6 +14,7 @@ build runs.
 
 from __future__ import annotations
 
+import compileall
 import hashlib
 import os
 import shutil
@@ -94,6 +95,7 @@ def compile_all() -> int:
         print("\n".join(log.read_text(errors="replace").splitlines()[-15:]), file=sys.stderr)
         print(f"not compiled ({log}); everything runs as pure Python", file=sys.stderr)
         return 1
+    compileall.compile_dir(COMPILED, quiet=1)  # else each start compiles what stays Python
     MARK.write_text(digest)
     print(status())
     return 0

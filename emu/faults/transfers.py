@@ -23,7 +23,8 @@ from emu.config.tables.faults import (
     TransferHang,
     TransferRefused,
 )
-from emu.network.carrier import Carrier, Fate
+from emu.network.carrier import Carrier
+from emu.network.fate import Fate
 from emu.units import ms_to_ns
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import numpy as np
 
 from emu.config.schema import WorkloadTable
 from emu.errors import InputError
-from emu.request import Request
+from emu.request import Request, plain_requests
 from emu.units import NS_PER_S, s_to_ns
 from emu.workload.detect import ParsedFile, Source, open_source
 from emu.workload.items import Block, Holds, Ints, Notes, has_prefix, prefix_of
@@ -213,6 +213,14 @@ class Workload:
         """
         naming = None if self._naming is None else self._naming()
         for block, ids in self.blocks():
+            if naming is None and block.details is None and not self.notes.rejected:
+                yield from plain_requests(
+                    ids.tolist(),
+                    block.arrival_ns.tolist(),
+                    block.prompt_tokens.tolist(),
+                    block.output_tokens.tolist(),
+                )
+                continue
             columns = zip(
                 ids.tolist(),
                 block.arrival_ns.tolist(),

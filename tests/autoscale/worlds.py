@@ -11,7 +11,7 @@ import msgspec
 
 from emu.autoscale.demand import Demand, Rates, scan
 from emu.autoscale.snapshot import Snapshot
-from emu.cluster.cluster import Outcome
+from emu.cluster.ending import Outcome
 from emu.cluster.plan import make_plan
 from emu.cluster.recorder import Recorder
 from emu.config.load import config_from_dict
