@@ -38,13 +38,16 @@ class Log:
             wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         )
         self._now_ns: Callable[[], int] = int
+        self.tells_lives = _LEVELS[level] <= logging.INFO
+        """Events of requests and replicas are written, not only what goes wrong."""
+        self.tells_batches = level == "debug"
 
     def use_clock(self, now_ns: Callable[[], int]) -> None:
         """Events carry the time of this clock from now on."""
         self._now_ns = now_ns
 
     def debug(self, name: str, **fields: Any) -> None:
-        """Something that happens to most requests many times."""
+        """Something that happens to most requests many times. Ask `tells_batches` before."""
         self._logger.debug(name, at_ns=self._now_ns(), **fields)
 
     def event(self, name: str, **fields: Any) -> None:

@@ -67,7 +67,7 @@ class Driver:
                 passes += 1
                 if passes > PASSES_MAX:
                     raise RunError(
-                        f"ASTRA-Sim: at {report.cycles} ns nobody has had work for "
+                        f"ASTRA-Sim: at {report.cycles} ns no system has had work for "
                         f"{PASSES_MAX} polls; a batch in flight never ends"
                     )
                 await self._client.wait()

@@ -155,9 +155,9 @@ class Instance:
     def _members(self, batch: Batch) -> list[Member]:
         chunks = {id(chunk.request): chunk for chunk in batch.chunks}
         members: list[Member] = []
-        everybody: list[Request] = list(self.scheduler.residents())
+        residents: list[Request] = list(self.scheduler.residents())
         receiving = {id(request) for request in self.scheduler.token_receivers(batch)}
-        for request in everybody:
+        for request in residents:
             chunk = chunks.get(id(request))
             if chunk is not None:
                 new, context = chunk.new_tokens, chunk.context_tokens

@@ -150,8 +150,8 @@ class TraceGenerator:
     ) -> Trace:  # fmt: skip
         """Two sub-batches that take turns: one computes while the other waits for memory."""
         steps = [
-            _Step(self, shape, who, batch)
-            for batch, (shape, who) in enumerate(zip(shapes, members, strict=True), start=1)
+            _Step(self, shape, members_of, batch)
+            for batch, (shape, members_of) in enumerate(zip(shapes, members, strict=True), start=1)
         ]
         rows: list[Row] = []
         if recall_bytes:

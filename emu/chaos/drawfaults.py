@@ -123,7 +123,7 @@ def draw_faults(rng: Rng, ground: Ground, span_s: float) -> list[Tables]:
         step_s = float(rng.random()) * span_s / 4 if chance(rng, 0.7) else 0.0
         at_s = round(at_s + calm_s + step_s, 3 if chance(rng, 0.5) else 9)
         faults += _some(rng, name, at_s, ground)
-    if ground.has_cxl:  # seldom is anybody reading from there, so this is tried in all of them
+    if ground.has_cxl:  # reads from there are rare, so this is tried in every such world
         faults += _some(rng, "cxl_lost", round(float(rng.random()) * span_s, 3), ground)
     return sorted(faults, key=lambda fault: fault["at_s"])
 

@@ -116,14 +116,14 @@ def _served_model(
 
 
 def _asked(rng: Rng, tables: Tables, lines: Sequence[Tables], served: Sequence[str]) -> None:
-    """Requests name a model, an alias, none, or one that nobody serves."""
+    """Requests name a model, an alias, none, or one that no replica serves."""
     workload = tables["workload"]
     names = list(served)
     if chance(rng, 0.4):
         workload["models"] = {"gpt-9": served[-1]}
         names.append("gpt-9")
     if chance(rng, 0.2):
-        names.append("nobody-serves-this")
+        names.append("no-such-model")
     if chance(rng, 0.5):
         workload["model_shares"] = {label: float(rng.integers(1, 5)) for label in served}
         workload["model_run"] = float(pick(rng, (1.0, 4.0)))

@@ -50,8 +50,8 @@ def _requests(cluster: Cluster) -> list[str]:
     for place in census(cluster):
         key = place.request.row
         if key in seen:
-            who = f"request {place.request.request_id}"
-            problems.append(f"I6: {who} is at {seen[key]} and at {place.holder}")
+            label = f"request {place.request.request_id}"
+            problems.append(f"I6: {label} is at {seen[key]} and at {place.holder}")
         seen[key] = place.holder
     outstanding = cluster.gateway.outstanding
     if len(seen) != outstanding:
@@ -149,7 +149,7 @@ def _migrations(cluster: Cluster) -> list[str]:
             if destination.lock.holder != watcher.name:
                 problems.append(
                     f"I8: {watcher.name} moves KV to {destination.name}, whose lock "
-                    f"{destination.lock.holder or 'nobody'} holds"
+                    f"{destination.lock.holder or 'no batch'} holds"
                 )
         tokens += sum(r.prompt_tokens for b in batches for r in b.requests)
         count = len(batches) + len(watcher.outbound.splits())

@@ -40,7 +40,7 @@ def whatif(
     try_
         Another routing, split, scaling or set of GPUs: router.policy=round_robin (may be repeated).
     servers
-        Who served, in the order of the replicas; without it by name.
+        Names of the servers, in the order of the replicas; without it they are sorted.
     metric
         Latency whose regret is counted.
     decisions

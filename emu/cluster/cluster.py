@@ -88,7 +88,8 @@ class Cluster:
             recorder.log.use_clock(lambda: self.kernel.now_ns)
         self.recorder = recorder
         self.gaps = recorder.gaps
-        self.batches: BatchSink | None = recorder.trace
+        self.batches: BatchSink | None = recorder.batch_sink()
+        self.on_formed = recorder.formed if recorder.tells_lives else None
         self.history = recorder.history
         self.network = Carrier(self.kernel, plan.topology)
         if self.history is not None and self.history.follows_steps:
@@ -165,6 +166,7 @@ class Cluster:
             on_release=self._released if insight is None else self._released_seen,
             on_terminal=self._ended if insight is None else self._ended_seen,
             cancel=self.cancel,
+            on_routed=self.recorder.routed if self.recorder.tells_lives else None,
             intake=build_intake(shared),
             encoders=build_encoders(shared.plan),
             admission=None if insight is None else insight.admission(),
@@ -490,6 +492,8 @@ class ModelPool:
         self.terminal = cluster.terminal
         self.on_capacity = cluster.on_capacity
         self.on_transfer = cluster.on_transfer
+        recorder = cluster.recorder
+        self.on_sent = recorder.sent if recorder.tells_lives else None
         self.lost = cluster.lost
         self.stuck: dict[int, Watcher] = {}
         """Those that wait for a destination, by source."""

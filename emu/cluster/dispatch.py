@@ -170,7 +170,7 @@ class Dispatch:
         return signal
 
     def recount(self) -> list[str]:
-        """Loads that changed without anybody telling; must be empty."""
+        """Loads that changed without a message; must be empty."""
         order, candidates = self._order, self._candidates
         if order is None or candidates is None or self._linear_load is None:
             return []

@@ -61,6 +61,7 @@ class Gateway(Actor):
         on_release: Callable[[Request], None],
         on_terminal: Callable[[Request], None],
         cancel: Callable[[Request], None],
+        on_routed: Callable[[Request], None] | None = None,
         intake: Intake | None = None,
         encoders: EncoderFleet | None = None,
         admission: OwnAdmission | None = None,
@@ -103,6 +104,7 @@ class Gateway(Actor):
         self._on_release = on_release
         self._on_terminal = on_terminal
         self._cancel = cancel
+        self._on_routed = on_routed
 
     def tick(self) -> int:
         """Let in all requests that arrive by now, and come back for the next."""
@@ -245,11 +247,12 @@ class Gateway(Actor):
         request.queued_ns = self.kernel.now_ns
         if request.pin >= 0:
             self._route_pinned(request)
-            return
-        if not self.dispatches[request.model].route(request):
+        elif not self.dispatches[request.model].route(request):
             request.status = Status.QUEUED
             request.holder_id = -1
             self.held.append(request)
+        if self._on_routed is not None:
+            self._on_routed(request)
 
     def _route_pinned(self, request: Request) -> None:
         """An outside router has chosen; what its choice cannot serve is refused to it."""
@@ -261,7 +264,7 @@ class Gateway(Actor):
         replica.actor.tell(Submitted(request))
 
     def recount(self) -> list[str]:
-        """Loads that changed without anybody telling; must be empty."""
+        """Loads that changed without a message; must be empty."""
         return [line for dispatch in self.dispatches for line in dispatch.recount()]
 
     def replica_moved(self, model: int) -> None:

@@ -17,8 +17,9 @@ _KEYS = ("max_num_encoder_input_tokens", "encoder_cache_size")
 
 def images_table(scheduler: SchedulerTable) -> VllmTable | None:
     """The table of a scheduler whose requests may have images."""
-    is_on = isinstance(scheduler, VllmTable) and scheduler.limit_mm_per_prompt
-    return scheduler if is_on and isinstance(scheduler, VllmTable) else None
+    if isinstance(scheduler, VllmTable) and scheduler.limit_mm_per_prompt:
+        return scheduler
+    return None
 
 
 def check_images(

@@ -19,6 +19,7 @@ from emu.log import Log
 from emu.migration.transfer import MigratingBatch
 from emu.migration.watcher import Watcher
 from emu.network.carrier import Carrier
+from emu.replica.ports import BatchSink
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState, Writer
 from emu.report.history import History
@@ -28,6 +29,8 @@ from emu.report.records import RequestLog
 from emu.report.timeseries import ReplicaSeries, Sample, TimeseriesWriter
 from emu.report.transitions import MarkLog, TransitionLog
 from emu.request import Request, Status
+from emu.scheduling.base import Batch
+from emu.scheduling.stages import StageSpan
 
 if TYPE_CHECKING:
     from emu.cluster.tracing import TraceSink
@@ -44,7 +47,7 @@ _EVENTS: Final = {
     "host_cache": "host_cache.summed",
     "recall lost": "recall.lost",
 }
-"""Names of log events, by kind of mark; what is over is told by `fault.ended`."""
+"""Names of log events, by kind of mark; a mark of another kind is `timeline.noted`."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -89,6 +92,17 @@ class Recorder:
         """Replicas by state, as `_states`, which were looked at before the last one has moved."""
         self._have_moved = True
 
+    @property
+    def tells_lives(self) -> bool:
+        """There is a log, and it follows requests and replicas."""
+        return self.log is not None and self.log.tells_lives
+
+    def batch_sink(self) -> BatchSink | None:
+        """What is told of every batch: the trace, the log, both, or nothing."""
+        if self.log is None or not self.log.tells_lives:
+            return self.trace
+        return _LoggedBatches(self.log, self.trace)
+
     # --- told by the cluster ------------------------------------------------------------------
     def released(self, request: Request) -> None:
         """A request has reached the gateway."""
@@ -110,7 +124,17 @@ class Recorder:
                 "request.arrived",
                 request_id=request.request_id,
                 prompt_tokens=request.prompt_tokens,
+                **_wishes(request),
             )
+
+    def routed(self, request: Request) -> None:
+        """A request has been given to a replica, waits in the common queue, or for a replica."""
+        assert self.log is not None
+        if request.holder_id >= 0:
+            replica_id = request.holder_id
+            self.log.event("request.routed", request_id=request.request_id, replica_id=replica_id)
+        elif not request.status.is_terminal:
+            self.log.event("request.queued", request_id=request.request_id)
 
     def terminal(self, request: Request, at_ns: int) -> None:
         """A request has ended."""
@@ -134,9 +158,9 @@ class Recorder:
                 reason=request.reason,
                 replica_id=request.replica_id,
                 decode_replica_id=request.decode_replica_id,
-                ttft_ns=request.first_token_ns - request.arrival_ns
-                if request.first_token_ns >= 0
-                else None,
+                output_tokens=request.generated_tokens,
+                preemptions=request.preemptions,
+                ttft_ns=_ttft_ns(request),
             )
         self.preemptions += request.preemptions
         if self.models is not None:
@@ -154,6 +178,14 @@ class Recorder:
             if self.trace is not None:
                 self.trace.start(replica)
                 self._stages[replica.replica_id] = replica.stages
+            if self.log is not None:
+                self.log.event(
+                    "replica.started",
+                    replica_id=replica.replica_id,
+                    state=replica.state.value,
+                    machine=replica.machine,
+                    gpus=list(replica.gpus),
+                )
 
     def moved(
         self, replica: Replica, before: ReplicaState, writer: Writer, cause: str, at_ns: int
@@ -179,6 +211,31 @@ class Recorder:
                 writer=writer,
                 cause=cause,
             )
+
+    def formed(self, replica_id: int, batch: Batch) -> None:
+        """A replica has formed a batch: some of its prompts may begin with it."""
+        log = self.log
+        assert log is not None
+        for chunk in batch.chunks:
+            request = chunk.request
+            if request.first_scheduled_ns == batch.formed_ns:
+                log.event(
+                    "request.scheduled",
+                    request_id=request.request_id,
+                    replica_id=replica_id,
+                    queued_ns=batch.formed_ns - request.arrival_ns,
+                )
+
+    def sent(self, batch: MigratingBatch, source: Replica, destination: Replica) -> None:
+        """A migration begins."""
+        assert self.log is not None
+        self.log.event(
+            "migration.started",
+            request_ids=[request.request_id for request in batch.requests],
+            source_id=source.replica_id,
+            destination_id=destination.replica_id,
+            kv_bytes=batch.kv_bytes,
+        )
 
     def transferred(
         self, batch: MigratingBatch, source: Replica, destination: Replica, ended_ns: int
@@ -221,8 +278,12 @@ class Recorder:
     def noted(self, at_ns: int, kind: str, target: str, text: str) -> None:
         """A plan, a load that is complete: what explains the timeline."""
         self.marks.record(at_ns, kind, target, text)
-        if self.log is not None:
-            self.log.event(_EVENTS.get(kind, "timeline.noted"), kind=kind, target=target, text=text)
+        if self.log is not None and kind != "fault over":  # `fault_over` has said so
+            name = _EVENTS.get(kind)
+            if name is not None:
+                self.log.event(name, **_whose(target), text=text)
+            else:
+                self.log.event("timeline.noted", kind=kind, **_whose(target), text=text)
         if self.history is not None:
             if kind == "plan":
                 self.history.add(at_ns, "plan", target=target, text=text)
@@ -250,7 +311,7 @@ class Recorder:
         self.faults[kind] = self.faults.get(kind, 0) + 1
         self.marks.record(at_ns, "fault", target, f"{kind} ({text})")
         if self.log is not None:
-            self.log.warn("fault.struck", kind=kind, target=target, figures=text)
+            self.log.warn("fault.struck", kind=kind, **_whose(target), figures=text)
         if self.trace is not None:
             self.trace.mark(at_ns, max(0, replica_id), f"fault: {kind}", target)
 
@@ -262,7 +323,7 @@ class Recorder:
         if self.history is not None:
             self.history.add(at_ns, "fault_over", kind=kind, target=target)
         if self.log is not None:
-            self.log.event("fault.ended", kind=kind, target=target)
+            self.log.event("fault.ended", kind=kind, **_whose(target))
 
     def lost(self, request: Request, reason: str, at_ns: int) -> None:
         """A request's KV is gone."""
@@ -292,6 +353,14 @@ class Recorder:
         self.marks.record(at_ns, "relay", f"replica {source.replica_id}", text)
         if self.trace is not None:
             self.trace.mark(at_ns, source.replica_id, "relay", text)
+        if self.log is not None:
+            self.log.event(
+                "batch.relayed",
+                request_ids=[request.request_id for request in requests],
+                source_id=source.replica_id,
+                helper_id=old.replica_id,
+                start_layer=start_layer,
+            )
 
     def rejected(self, replica: Replica, *, is_rejected: bool, at_ns: int) -> None:
         """A decode replica stops receiving KV because it is far fuller than the rest, or no longer.
@@ -377,6 +446,62 @@ class Recorder:
                 files.callback(self.history.close)
             for file in (self.per_replica, self.series, self.marks, self.transitions):
                 files.callback(file.close)
+
+
+class _LoggedBatches:
+    """Writes first tokens, and on level `debug` every batch; then the batch is drawn."""
+
+    def __init__(self, log: Log, drawn: BatchSink | None) -> None:
+        self._log = log
+        self._drawn = drawn
+
+    def batch(
+        self,
+        replica_id: int,
+        batch: Batch,
+        start_ns: int,
+        end_ns: int,
+        steps: int,
+        spans: list[StageSpan] | None = None,
+    ) -> None:
+        """A batch, or a leap of `steps` equal decode iterations, has ended."""
+        log = self._log
+        for chunk in batch.chunks:
+            request = chunk.request
+            if request.first_token_ns == end_ns:
+                log.event(
+                    "request.first_token",
+                    request_id=request.request_id,
+                    replica_id=replica_id,
+                    ttft_ns=_ttft_ns(request),
+                )
+        if log.tells_batches:
+            log.debug(
+                "batch.ended",
+                replica_id=replica_id,
+                batch_id=batch.batch_id,
+                iterations=steps,
+                prompt_tokens=sum(batch.shape.prefill_new),
+                decodes=batch.shape.decode_count,
+                took_ns=end_ns - start_ns,
+            )
+        if self._drawn is not None:
+            self._drawn.batch(replica_id, batch, start_ns, end_ns, steps, spans)
+
+
+def _ttft_ns(request: Request) -> int | None:
+    """How long its client has waited for the first token; None = there is none."""
+    if request.first_token_ns < 0:
+        return None
+    return request.first_token_ns + request.first_out_ns - request.arrival_ns
+
+
+def _whose(target: str) -> dict[str, object]:
+    """The target of a mark, with the id of the replica if it is one."""
+    if target.startswith("replica "):
+        number = target.removeprefix("replica ").partition(":")[0]
+        return {"replica_id": int(number), "target": target}
+    return {"target": target}
 
 
 def _wishes(request: Request) -> dict[str, object]:

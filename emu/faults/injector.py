@@ -86,7 +86,7 @@ class Injector:
         self.missed: dict[str, int] = {}
         self.links = LinkFaults(cluster.network)
         self.transfers = TransferFaults(cluster.network, self.note)
-        self._clones = 0
+        self._clones = self._losses = 0
         self.waiting: list[tuple[ReplicaCrash, str]] = []
         """Crashes that wait for a replica to enter a stage."""
         self.in_force: dict[int, InForce] = {}
@@ -171,6 +171,11 @@ class Injector:
         """Numbers of requests that overloads add."""
         self._clones += 1
         return self._clones - 1
+
+    def next_loss(self) -> int:
+        """Numbers of losses of KV memory, each of which gives back its own."""
+        self._losses += 1
+        return self._losses - 1
 
     def note(self, fault: FaultTable, target: str) -> None:
         """The fault has struck this."""

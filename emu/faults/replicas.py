@@ -192,17 +192,21 @@ def shrink_kv(injector: Injector, fault: KvShrink, rng: np.random.Generator) -> 
     if replica.state in _WITHOUT_KV:  # its next life would lack what it never had
         injector.miss(fault, f"{replica.name} has no KV memory")
         return
-    incarnation = replica.incarnation
+    incarnation, loss = replica.incarnation, injector.next_loss()
 
     def struck(blocks: int) -> None:
+        if blocks < 0:
+            injector.miss(fault, f"{replica.name} crashed before")
+            return
         injector.note(fault, f"{replica.name}: {blocks} blocks")
         injector.recovery.lose_capacity()
         injector.until(fault, replica.name, over)
 
     def over() -> None:
         if replica.incarnation == incarnation:
-            replica.actor.post(KvRestored(over=lambda: injector.end(fault, replica.name)))
+            told = partial(injector.end, fault, replica.name)
+            replica.actor.post(KvRestored(loss=loss, over=told))
         else:  # its crash has made the memory whole
             injector.end(fault, replica.name)
 
-    replica.actor.post(KvShrunk(part=fault.part, struck=struck))
+    replica.actor.post(KvShrunk(part=fault.part, loss=loss, struck=struck))

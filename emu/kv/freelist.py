@@ -130,7 +130,7 @@ class RetainingFreeList:
     Blocks are kept by the priority of their request (a smaller number is more urgent). They are
     taken when no other is left: the least urgent first, within a priority those kept longest ago.
     One whose time is over goes to the tail of the others, as in TensorRT-LLM. All of them are free:
-    keeping refuses nobody a block.
+    keeping one refuses no request a block.
     """
 
     def __init__(self, ttl_ns: int) -> None:

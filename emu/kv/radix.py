@@ -80,7 +80,7 @@ def keys_of(request: Request, block_size: int) -> list[int]:
 
 @final
 class Node:
-    """A run of units, and who holds them."""
+    """A run of units, and what holds them."""
 
     parent: Node | None
     start: int

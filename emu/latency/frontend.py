@@ -34,7 +34,7 @@ class Intake:
         """One API server for each of `models` (at least one); requests go to them in turn.
 
         `own`: of each replica that an outside router can choose, by its id. The servers behind a
-        router outside are the replicas' own: one that is busy delays nobody else.
+        router outside are the replicas' own: one that is busy delays no other.
         """
         assert models
         self._models = tuple(models)

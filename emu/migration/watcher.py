@@ -144,6 +144,8 @@ class Watcher(Actor):
     def _send(self, action: msg.Send) -> None:
         source, destination = self.source, self.world.replicas[action.destination_id]
         number = action.number
+        if self.world.on_sent is not None:
+            self.world.on_sent(action.batch, source, destination)
         if action.is_half:
             self._half_transfer = self.world.network.send(
                 source.grid,

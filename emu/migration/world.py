@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from emu.kernel.clock import Kernel
@@ -58,6 +58,11 @@ class MigrationWorld(Protocol):
 
     def set_stuck(self, source_id: int, *, is_stuck: bool) -> None:
         """A source's KV waits for a destination (its watcher wants to be woken), or no longer."""
+        ...
+
+    @property
+    def on_sent(self) -> Callable[[MigratingBatch, Replica, Replica], None] | None:
+        """Told of each transfer that begins, if anything wants to know."""
         ...
 
     def on_transfer(

@@ -7,7 +7,7 @@ in a held block and inherit that: they never see Ctrl-C, and end with the SIGTER
 
 Nothing strikes in the middle of an import. What is raised there is swallowed by callbacks of
 importlib and by C extensions, which then crash (msgspec without its `datetime`: SIGSEGV). Other C
-code swallows it, too, if rarely; who does many things one after the other asks for that
+code swallows it, too, if rarely; a caller with many steps asks whether one was lost
 (`strike_if_lost`).
 
 A class of a user's own may hang, in its import or in the middle of a step. Its own code is no part

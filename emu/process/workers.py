@@ -99,7 +99,7 @@ class Workers(Generic[Task, Result]):
         for end in self._ends:
             end.close()
         for process in self._processes:
-            if kind is not None:  # what is under way is of no use to anybody
+            if kind is not None:  # what is under way is of no use
                 process.terminate()
         for process in self._processes:
             process.join(_END_S)

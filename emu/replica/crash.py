@@ -11,7 +11,7 @@ Does not decide what becomes of the requests: they are the answer in `Crashed.lo
 from __future__ import annotations
 
 from emu.kernel.clock import PARK
-from emu.replica.actions import End, ForwardCancel, Reply
+from emu.replica.actions import Answer, End, ForwardCancel, Reply
 from emu.replica.completion import end_leap_part
 from emu.replica.events import (
     INTERRUPT,
@@ -19,6 +19,8 @@ from emu.replica.events import (
     Crashed,
     Event,
     KvDelivered,
+    KvRestored,
+    KvShrunk,
     Paused,
     StopAsked,
     Unpaused,
@@ -60,11 +62,22 @@ def crashed(replica: Replica, event: Crashed) -> int:
     ended = _settle_cancels(replica, posted)
     lost = _lose_all(replica, posted)
     replica.live_moves = 0
-    replica.out += [Reply(asked.reply) for asked in posted if isinstance(asked, StopAsked)]
+    _answer_all(replica, posted)
     _forget_work(replica)
     event.lost.extend(r for r in lost if not r.status.is_terminal and r not in ended)
     replica.look = INTERRUPT
     return PARK
+
+
+def _answer_all(replica: Replica, posted: list[Event]) -> None:
+    """Senders that wait for an answer get it: nothing that they have asked for happens any more."""
+    for event in posted:
+        if isinstance(event, StopAsked):
+            replica.out.append(Reply(event.reply))
+        elif isinstance(event, KvRestored):
+            replica.out.append(Reply(event.over))
+        elif isinstance(event, KvShrunk):
+            replica.out.append(Answer(event.struck, -1))
 
 
 def _settle_cancels(replica: Replica, posted: list[Event]) -> list[Request]:

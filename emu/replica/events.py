@@ -256,19 +256,24 @@ class CancelsApplied(Event, frozen=True, eq=False, gc=False):
 
 
 class KvShrunk(Event, frozen=True, eq=False, gc=False):
-    """A part of the KV memory is gone; `struck` is told how many blocks that is."""
+    """A part of the KV memory is gone; `struck` is told how many blocks that is.
+
+    `struck` is told -1 if a crash was faster: the memory of the next process is whole.
+    """
 
     kind: ClassVar[int] = int(Kind.KV_SHRUNK)
     order: ClassVar[int] = 4
     part: float
+    loss: int
     struck: Callable[[int], None]
 
 
 class KvRestored(Event, frozen=True, eq=False, gc=False):
-    """The memory is whole again."""
+    """The memory of one loss is back."""
 
     kind: ClassVar[int] = int(Kind.KV_RESTORED)
     order: ClassVar[int] = 4
+    loss: int
     over: Callable[[], None]
 
 

@@ -284,7 +284,6 @@ def kv_shrunk(replica: Replica, event: KvShrunk) -> int:
     """Memory is lost; requests that stand in the way go, the one admitted last first."""
     scheduler = replica.scheduler
     wanted = int(scheduler.blocks_total * event.part)
-    replica.out.append(Answer(event.struck, wanted))
     lost: list[Request] = []
     for victim in reversed(list(scheduler.residents())):
         if scheduler.blocks_total - scheduler.blocks_used >= wanted:
@@ -292,14 +291,14 @@ def kv_shrunk(replica: Replica, event: KvShrunk) -> int:
         victim.recomputed_tokens += victim.computed_tokens
         scheduler.cancel(victim)
         lost.append(victim)
-    scheduler.ledger.lose(wanted)
-    replica.out += [Lose(lost, "kv_lost"), FreeCapacity()]
+    taken = scheduler.ledger.lose(event.loss, wanted)
+    replica.out += [Answer(event.struck, taken), Lose(lost, "kv_lost"), FreeCapacity()]
     return PARK
 
 
 def kv_restored(replica: Replica, event: KvRestored) -> int:
-    """The memory is whole again."""
-    replica.scheduler.ledger.restore()
+    """What one loss has taken is free again."""
+    replica.scheduler.ledger.restore(event.loss)
     replica.out += [Reply(event.over), FreeCapacity()]
     return PARK
 

@@ -148,6 +148,11 @@ class Observers(Protocol):
         """Where every token is written down, if anywhere."""
         ...
 
+    @property
+    def on_formed(self) -> Callable[[int, Batch], None] | None:
+        """Told of each batch when a replica (its id) has formed it, if anything wants to know."""
+        ...
+
     def on_tokens(self, replica_id: int, receivers: Iterable[Request]) -> None:
         """These requests received a token now; those whose last it is end after this."""
         ...

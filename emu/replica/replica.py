@@ -182,6 +182,8 @@ class Replica:
         """Where every iteration is written down, if anywhere."""
         if observers.history is not None and observers.history.follows_steps:
             self.steps_history = observers.history
+        self.notes_formed = self.steps_history is not None or observers.on_formed is not None
+        """Somebody is told of every batch that is formed."""
         self.stream: OutputStream | None = None
         """The front end of its engine; None = a token is with its client at once."""
         self.is_metered = False
@@ -397,8 +399,10 @@ class Replica:
         )
 
     def note_formed(self, batch: Batch, first_layer: int = 0) -> None:
-        """Write down a batch, where iterations are; others have run the layers before."""
-        history = self.steps_history
+        """Tell of a batch that is formed; others have run the layers before."""
+        history, on_formed = self.steps_history, self.observers.on_formed
+        if on_formed is not None:
+            on_formed(self.replica_id, batch)
         if history is not None:
             members = self.scheduler.members(batch)
             history.formed(self.clock.now_ns, self.replica_id, batch, members, first_layer)

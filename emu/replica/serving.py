@@ -53,7 +53,7 @@ def iterate(replica: Replica, event: Event | None = None) -> int:
             return rest(replica) if replica.is_serving else PARK
     if replica.rest_since_ns >= 0:
         replica.note_rest(now_ns)
-    if replica.steps_history is not None and batch.batch_id != DUMMY_ID:
+    if replica.notes_formed and batch.batch_id != DUMMY_ID:
         replica.note_formed(batch)
     if replica.first_uses or (not replica.is_serving and replica.scheduler.waiting_count):
         batch.max_steps = 1  # a replica that shuts down gives back what it has just preempted

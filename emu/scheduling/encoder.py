@@ -3,11 +3,10 @@
 Rules of vLLM (`_try_schedule_encoder_inputs`, `EncoderCacheManager`): an image is encoded whole in
 the step whose chunk reaches its first token. Where the step's budget or the cache has no room for
 it, the chunk ends before the image, or the request waits. Outputs are kept by the image's identity
-and referenced by requests until their tokens have been computed; what nobody references stays
-until room is needed, and leaves oldest first. Counts are tokens of the prompt. Pure.
+and referenced by requests until their tokens have been computed; an output without a reference
+stays until room is needed, and leaves oldest first. Counts are tokens of the prompt. Pure.
 
-Invariants: what is cached and what is free add up to the cache; what can be evicted is what nobody
-references.
+Invariants: cached and free tokens add up to the cache; outputs without a reference can be evicted.
 """
 
 from __future__ import annotations

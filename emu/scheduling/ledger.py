@@ -62,8 +62,8 @@ class Ledger:
         """Activated requests that do not run yet, in order of arrival here."""
         self.failed: list[tuple[Request, str]] = []
         """Requests that can never go on here, with the reason, until they are reported."""
-        self._lost: list[tuple[int, list[int]]] = []
-        """Blocks that a fault has taken out of the pool: counts and ids."""
+        self._lost: dict[int, tuple[int, list[int]]] = {}
+        """Blocks that faults have taken out of the pool, by number of the loss: count and ids."""
 
     @property
     def blocks_used(self) -> int:
@@ -151,24 +151,29 @@ class Ledger:
             self.arrived[request.request_id] = request
 
     # --- losses -----------------------------------------------------------------------------
-    def lose(self, blocks: int) -> int:
+    def lose(self, loss: int, blocks: int) -> int:
         """A fault takes so many free blocks out of the pool, or as many as are free; how many.
 
-        Lost blocks are neither used nor free: `blocks_total` is what is left.
+        `loss`: a number of its own, for `restore`. Lost blocks are neither used nor free:
+        `blocks_total` is what is left.
         """
+        assert loss not in self._lost, "lost twice"
         taken = min(blocks, self.pool.blocks_free)
         if taken <= 0:
             return 0
-        self._lost.append((taken, self.pool.take(taken)))
+        self._lost[loss] = (taken, self.pool.take(taken))
         self.blocks_total -= taken
         return taken
 
-    def restore(self) -> None:
-        """All lost blocks are free again."""
-        for blocks, ids in self._lost:
+    def restore(self, loss: int) -> None:
+        """The blocks of one loss are free again, those of others are not.
+
+        Nothing happens if it has taken none.
+        """
+        blocks, ids = self._lost.pop(loss, (0, []))
+        if blocks:
             self.pool.put_back(blocks, ids)
-        self._lost.clear()
-        self.blocks_total = self.pool.blocks_total
+            self.blocks_total += blocks
 
     def evacuate(self, running: Iterable[Request]) -> list[Request]:
         """Everything leaves, KV lost; the pool is empty, lost blocks are back.
@@ -213,11 +218,11 @@ class Ledger:
         entries = [*self.detached.values(), *self.reserved.values()]
         if isinstance(pool, GroupedPool):
             outside = [entry.block_ids for entry in self.reserved.values()]
-            return problems + pool.recount(outside + [lost for _, lost in self._lost])
+            return problems + pool.recount(outside + [lost for _, lost in self._lost.values()])
         if isinstance(pool, BlockPool):
             ids = [r.block_ids or [] for r in holders]
             ids += [entry.block_ids for entry in entries]
-            problems += pool.recount(ids + [lost for _, lost in self._lost])
+            problems += pool.recount(ids + [lost for _, lost in self._lost.values()])
             problems += [
                 f"request {r.request_id}: {r.kv_blocks} blocks, {len(r.block_ids or [])} ids"
                 for r in holders

@@ -144,7 +144,7 @@ def split_header(line: bytes) -> list[str]:
 
     try:
         return [name.strip() for name in next(csv.reader([text]), [])]
-    except csv.Error:  # a carriage return in the middle: no header that anybody wrote
+    except csv.Error:  # a carriage return in the middle: no program writes such a header
         return []
 
 

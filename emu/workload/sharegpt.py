@@ -108,8 +108,8 @@ class ShareGptSource:
             if not isinstance(text, str):
                 field = f"conversations[{index}].value"
                 raise InputError(source, number, field, "required string is missing")
-            who = turn.get("from", turn.get("role", "" if index else "human"))
-            said.append((who in _HUMAN, text))
+            speaker = turn.get("from", turn.get("role", "" if index else "human"))
+            said.append((speaker in _HUMAN, text))
         if not said[0][0]:
             notes.skip("conversations that do not start with the human")
             return None

@@ -257,11 +257,7 @@ def test_two_of_a_kind_end_each_on_its_own(kind: str, ends: tuple[float, float])
     is_half_way = ends[0] != ends[1]
     now = print_of(world)
     effects = {what for what in before if now[what] != before[what]} - {"in force"}
-    if kind == "kv_shrink" and is_half_way:
-        # A known defect: the end of the first gives all memory back, that of the second too.
-        assert effects == set()
-    else:
-        assert bool(effects) == is_half_way, "the other is still at work"
+    assert bool(effects) == is_half_way, "the other is still at work"
     assert over(world, kind) == (1 if is_half_way else 2)
     world.until(2.0)
     happen(world)

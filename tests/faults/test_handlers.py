@@ -207,6 +207,41 @@ def test_a_replica_without_an_engine_has_no_memory_to_lose(state: ReplicaState) 
     assert world.actor(1).posted == []
 
 
+def test_memory_is_not_lost_by_a_process_that_has_crashed_meanwhile() -> None:
+    """The fault waits for the end of an iteration, and the crash does not."""
+    world = World(*MACHINE)
+    world.strike("kv_shrink", replica=2, part=0.5, duration_s=1.0)
+    world.strike("replica_restart", replica=2, duration_s=0.0)
+    assert world.missed == ["replica 2 crashed before"]
+    assert world.injector.in_force == {}
+    assert world.benches[2].scheduler.ledger.lost == 0
+
+
+def test_the_end_of_a_loss_of_memory_is_written_also_if_a_crash_comes_first() -> None:
+    """Both come at one boundary: what is over is told, and the memory is whole."""
+    world = World(*MACHINE)
+    world.strike("kv_shrink", replica=2, part=0.5, duration_s=1.0)
+    world.actor(2).boundary()
+    world.until(1.0)
+    assert world.recorder.over == []
+    world.strike("replica_restart", replica=2, duration_s=0.0)
+    assert world.recorder.over == [(10**9, "kv_shrink", "replica 2")]
+
+
+def test_the_first_end_of_two_losses_gives_back_the_first_loss() -> None:
+    world = World(*MACHINE)
+    world.strike("kv_shrink", replica=2, part=0.5, duration_s=1.0)
+    world.strike("kv_shrink", replica=2, part=0.2, duration_s=2.0)
+    world.actor(2).boundary()
+    assert world.struck == ["replica 2: 50 blocks", "replica 2: 10 blocks"]
+    world.until(1.0)
+    world.actor(2).boundary()
+    assert world.benches[2].scheduler.ledger.lost == 10
+    world.until(2.0)
+    world.actor(2).boundary()
+    assert world.benches[2].scheduler.ledger.lost == 0
+
+
 def test_memory_is_not_given_back_to_another_life() -> None:
     world = World(*MACHINE)
     world.strike("kv_shrink", replica=2, part=0.5, duration_s=1.0)

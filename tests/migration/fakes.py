@@ -177,6 +177,8 @@ class FakeWorld:
         self._ids += 1
         return self._ids
 
+    on_sent = None
+
     def on_transfer(self, *rest: Any) -> None:
         self.transfers += 1
 

@@ -68,6 +68,7 @@ class FakeObservers:
 
     streams = False
     batches = None
+    on_formed: Any = None
     history = None
 
     def __init__(self) -> None:
@@ -81,7 +82,7 @@ class FakeLedger:
     """What memory is lost, and how much of it is free."""
 
     def __init__(self, scheduler: FakeScheduler) -> None:
-        self.lost = 0
+        self.losses: dict[int, int] = {}
         self.failed: list[tuple[Request, str]] = []
         self._scheduler = scheduler
         self.pool = self
@@ -94,11 +95,18 @@ class FakeLedger:
     def blocks_free(self) -> int:
         return self._scheduler.blocks_total - self._scheduler.blocks_used
 
-    def lose(self, blocks: int) -> None:
-        self.lost += blocks
+    @property
+    def lost(self) -> int:
+        return sum(self.losses.values())
 
-    def restore(self) -> None:
-        self.lost = 0
+    def lose(self, loss: int, blocks: int) -> int:
+        assert loss not in self.losses
+        taken = self.losses[loss] = min(blocks, self.blocks_free)
+        self._scheduler.blocks_total -= taken
+        return taken
+
+    def restore(self, loss: int) -> None:
+        self._scheduler.blocks_total += self.losses.pop(loss, 0)
 
 
 class FakeScheduler:
@@ -244,6 +252,8 @@ class FakeScheduler:
 
     def evacuate(self) -> list[Request]:
         lost = [*self.queue, *self.running]
+        for loss in list(self.ledger.losses):
+            self.ledger.restore(loss)
         self.queue, self.running, self.detached, self.reserved = [], [], [], []
         self.in_flight = []
         return lost

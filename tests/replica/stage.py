@@ -184,6 +184,7 @@ class Stage:
 
     streams = False
     batches: Any = None
+    on_formed: Any = None
     history: Any = None
 
     def __init__(

@@ -64,8 +64,8 @@ def samples() -> dict[Kind, Event]:
         Kind.CANCELLED: ev.Cancelled(request=one, status=Status.CANCELLED, reason="left"),
         Kind.STOP_ASKED: ev.StopAsked(request=one, reply=lambda: None),
         Kind.KV_DELIVERED: ev.KvDelivered(requests=[]),
-        Kind.KV_SHRUNK: ev.KvShrunk(part=0.5, struck=lambda blocks: None),
-        Kind.KV_RESTORED: ev.KvRestored(over=lambda: None),
+        Kind.KV_SHRUNK: ev.KvShrunk(part=0.5, loss=0, struck=lambda blocks: None),
+        Kind.KV_RESTORED: ev.KvRestored(loss=0, over=lambda: None),
         Kind.DRAIN_EXPIRED: ev.DrainExpired(),
         Kind.CANCELS_APPLIED: ev.CANCELS_APPLIED,
     }
@@ -750,7 +750,7 @@ def test_lost_memory_drives_out_the_request_admitted_last() -> None:
     first, last = made.running(1, 2, prompt=4)
     last.computed_tokens = 4
     struck: list[int] = []
-    made.post(ev.KvShrunk(part=0.5, struck=struck.append))
+    made.post(ev.KvShrunk(part=0.5, loss=0, struck=struck.append))
     found = made.step()
     assert kinds(found)[:3] == ["Answer", "Lose", "FreeCapacity"]
     assert found[0] == act.Answer(struck.append, 5)
@@ -760,10 +760,54 @@ def test_lost_memory_drives_out_the_request_admitted_last() -> None:
 
 def test_memory_that_is_back_is_free_for_all() -> None:
     made = Bench(S.COLOCATED)
-    made.scheduler.ledger.lost = 5
-    made.post(ev.KvRestored(over=lambda: None))
+    made.scheduler.ledger.lose(7, 5)
+    made.post(ev.KvRestored(loss=7, over=lambda: None))
     assert kinds(made.step()) == ["Reply", "FreeCapacity"]
-    assert made.scheduler.ledger.lost == 0
+    assert (made.scheduler.ledger.lost, made.scheduler.blocks_total) == (0, 100)
+
+
+def test_each_of_two_losses_gives_back_its_own_memory() -> None:
+    """The second takes its part of what the first has left."""
+    made = Bench(S.COLOCATED, blocks=100)
+    struck: list[int] = []
+    for loss, part in ((3, 0.5), (4, 0.2)):
+        made.post(ev.KvShrunk(part=part, loss=loss, struck=struck.append))
+    for action in made.step():
+        if isinstance(action, act.Answer):
+            action.call(action.value)
+    assert (struck, made.scheduler.blocks_total) == ([50, 10], 40)
+    made.post(ev.KvRestored(loss=3, over=lambda: None))
+    made.step()
+    assert made.scheduler.blocks_total == 90
+    made.post(ev.KvRestored(loss=4, over=lambda: None))
+    made.step()
+    assert made.scheduler.blocks_total == 100
+
+
+def test_memory_that_cannot_be_had_is_not_said_to_be_lost() -> None:
+    """Blocks of requests on their way out stay until their transfer has ended."""
+    made = Bench(S.PREFILL, blocks=10)
+    (leaving,) = made.running(1, prompt=8)
+    made.scheduler.detach(leaving)
+    struck: list[int] = []
+    made.post(ev.KvShrunk(part=0.5, loss=0, struck=struck.append))
+    assert made.step()[0] == act.Answer(struck.append, 2)
+    assert made.scheduler.blocks_total == 8
+
+
+def test_a_crash_answers_faults_of_memory_that_it_was_faster_than() -> None:
+    made = Bench(S.COLOCATED)
+    struck: list[int] = []
+    over: list[str] = []
+    made.post(ev.KvShrunk(part=0.5, loss=1, struck=struck.append))
+    made.post(ev.KvRestored(loss=0, over=lambda: over.append("over")))
+    for action in made.tell(ev.Crashed(lost=[])):
+        if isinstance(action, act.Answer):
+            action.call(action.value)
+        elif isinstance(action, act.Reply):
+            action.call()
+    assert (struck, over, made.scheduler.ledger.lost) == ([-1], ["over"], 0)
+    assert not made.replica.posted
 
 
 def test_a_spare_that_had_not_closed_closes_before_it_prefills() -> None:

@@ -68,7 +68,7 @@ class Serving:
         self.lost: list[int] = []
         self.answers: list[int] = []
         self.paused_ns = -1
-        self.restored = 0
+        self.losses = self.restored = 0
 
     def act(self, what: str, number: int, size: int) -> None:
         """One thing happens, if it can happen now."""
@@ -93,8 +93,10 @@ class Serving:
             actor.tell(ev.Restarted(life=self.replica.incarnation))
             stage.command(0, S.COLOCATED, weights=True)
         elif what == "shrink" and state is S.COLOCATED:
-            actor.post(ev.KvShrunk(part=min(0.9, number / 40), struck=self.answers.append))
-            actor.post(ev.KvRestored(over=self.back))
+            part, loss = min(0.9, number / 40), self.losses
+            self.losses += 1
+            actor.post(ev.KvShrunk(part=part, loss=loss, struck=self.answers.append))
+            actor.post(ev.KvRestored(loss=loss, over=self.back))
         elif what == "look":
             actor.look()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 from emu.config.load import load_config
 from emu.config.schema import WorkloadTable
 from emu.errors import InputError
+from emu.log import make_log
 from emu.report.measurement import read_measurement
 from emu.request import Status
 from emu.runs.runner import execute
@@ -25,6 +27,30 @@ from emu.serve.world import Choice
 from emu.workload.opened import open_workload
 from tests.csvfile import csv_rows
 from tests.serve.live import LINEAR, PREFILL_DECODE, Live, run, tables
+
+
+def test_the_log_of_a_server_is_that_of_its_replay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Same events, same fields, same instants; only why a server has ended a request is its own."""
+
+    async def traffic(live: Live) -> None:
+        await asyncio.gather(*(live.complete(prompt="a" * 40 * i, max_tokens=9) for i in (1, 2, 3)))
+
+    run(
+        tmp_path / "live",
+        tables(replicas=PREFILL_DECODE),
+        traffic,
+        log_level="info",
+        log_format="json",
+    )
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+    stream = io.StringIO()
+    config = load_config(tmp_path / "live" / "replay.toml")
+    execute(config, "replay", report=False, log=make_log("info", "json", stream))
+    assert lines == stream.getvalue().splitlines()
+    names = {msgspec.json.decode(line)["event"] for line in lines}
+    assert names >= {"request.first_token", "migration.started", "request.ended"}
 
 
 async def mixed_traffic(live: Live) -> None:

@@ -3,10 +3,10 @@
 Owns: the judgment of costs, choices, faults and figures from the records of `events.jsonl`, the
 configuration and the placement of replicas. Each module restates one part of the rules in the
 plainest way that there is: what an iteration costs (`iterations`), when bytes arrive (`links`,
-`transfers`), how strong and long a fault is (`windows`), whom a scheduler takes (`choices`), what
-planners and clients may do (`policies`), and what the summary must say (`figures`). None imports
-a scheduler, a latency backend, the network, a planner or the report: a rule that the engine has
-wrong is not wrong here in the same way.
+`transfers`), how strong and long a fault is (`windows`), which requests a scheduler takes
+(`choices`), what planners and clients may do (`policies`), and what the summary must say
+(`figures`). None imports a scheduler, a latency backend, the network, a planner or the report: a
+rule that the engine has wrong is not wrong here in the same way.
 
 Does not do: run anything. What a restated rule does not cover (another backend, a policy of a
 user's own) is passed over, never guessed.

@@ -1,4 +1,4 @@
-"""What schedulers chose: whom they took, how much of each, in which order, and whom they evicted.
+"""What schedulers chose: which requests, how much of each, in which order, and which they evicted.
 
 Restates docs/schedulers.md as limits and orders that hold for every batch, whatever memory allows:
 budgets and places; tokens computed one after the other; prompts cut only by the budget; prefix
@@ -56,7 +56,7 @@ class Choices:
             if handler is not None:
                 handler(record)
 
-    # --- who is where -------------------------------------------------------------------------
+    # --- where requests are -------------------------------------------------------------------
     def _queued(self, record: Record) -> None:
         self._leave(record["row"])
         self._desks[record["replica"]].waiting[record["row"]] = record["at_ns"]

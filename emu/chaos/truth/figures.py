@@ -286,7 +286,7 @@ class Figures:
             self._near(name, summary[name], count / span_s)
 
     def _judge_slo(self, summary: Mapping[str, Any]) -> None:
-        """Objectives: who met them, of all that were not cancelled."""
+        """Objectives: the share that met them, of all requests that were not cancelled."""
         slo, done = self._tape.config.slo, self._done()
         counted = sum(story.status != "cancelled" for story in self.stories.values())
         told = summary["slo"]

@@ -7,7 +7,7 @@ and the faults in force give each link.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from typing import Final
 
 from emu.chaos.truth.links import Fluid, Stream, bytes_per_s
@@ -41,10 +41,10 @@ class Transfers:
 
     def judge(self) -> None:
         """Routes, bytes and times."""
-        edges = self._rates()
+        edges = deque(self._rates())
         for record in self._tape.records:
             while edges and edges[0][0] <= record["at_ns"]:
-                at_ns, changes = edges.pop(0)
+                at_ns, changes = edges.popleft()
                 self._advance(at_ns)
                 for link, rate in changes.items():
                     self._fluid.set_rate(link, rate)
@@ -308,7 +308,6 @@ class Transfers:
                     arrived[key].append(start)
             elif event == "migrated" and "kv_bytes" in record:
                 self._kv(record, tokens, layers, arrived)
-        self._weights()
 
     def _kv(
         self,
@@ -340,16 +339,3 @@ class Transfers:
         ]
         if record["kv_bytes"] and record["kv_bytes"] not in moved:
             tape.say(f"T3: no transfer of {record['kv_bytes']} bytes brought rows {record['rows']}")
-
-    def _weights(self) -> None:
-        """Bytes that one load brings to a replica, by its shape."""
-        sums: dict[tuple[int, int], int] = defaultdict(int)
-        for start in self._start.values():
-            if start["kind"] == "weights" and "after" not in start:
-                sums[start["at_ns"], start["destination"]] += start["bytes"]
-        known: dict[tuple[int, int], tuple[int, int]] = {}
-        for (_, replica), size in sums.items():
-            seat = self._tape.seats[replica]
-            shape = (seat.layers * seat.kv_token_bytes, seat.tensor_parallel * 100 + seat.stages)
-            least, most = known.get(shape, (size, size))
-            known[shape] = min(least, size), max(most, size)

@@ -190,7 +190,7 @@ class VllmTable(SchedulerTable, kw_only=True, frozen=True):
     eviction: Annotated[
         str,
         doc(
-            "Who starts over when blocks lack: last (the request admitted last), or package.module:Class (then without leaps)."
+            "Which request starts over when blocks lack: last (the request admitted last), or package.module:Class (then without leaps)."
         ),
     ] = "last"
 
