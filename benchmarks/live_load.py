@@ -1,10 +1,11 @@
 """Load on live mode: many streams at once for a while, on loopback, then stop.
 
     .venv/bin/python -m benchmarks.live_load [--streams 1 50 500 2000] [--seconds 60]
-        [--replicas 16] [--token-ms 200]
+        [--replicas 16] [--token-ms 200] [--together]
 
 For each number of streams: starts `emu serve` as a process of its own on a free port, keeps so
-many streams open (each answer is followed by another), counts every token, ends the server, and
+many streams open (each answer is followed by another; they begin spread over the length of the
+first answer, or all within a second with `--together`), counts every token, ends the server, and
 sets each client's TTFT against the emulated one of the same request. The client may see 5 ms + 2 %
 more in the mean; else the pace verdict must say "late" in `summary.json`, on stdout, in `/metrics`
 and in the head of answers, or the command ends with status 1. Server and client need about a core
@@ -114,7 +115,7 @@ async def watch(client: Client, pid: int, end_s: float, memory: list[float]) -> 
 
 
 async def drive(
-    url: str, pid: int, streams: int, seconds: float, tokens: int
+    url: str, pid: int, streams: int, seconds: float, tokens: int, ramp_s: float
 ) -> tuple[Tally, dict[str, Any]]:
     client = Client(parse_url(url))
     while True:
@@ -131,9 +132,8 @@ async def drive(
     async with asyncio.TaskGroup() as group:
         group.create_task(watch(client, pid, end_s, memory))
         for index in range(streams):
+            await asyncio.sleep(begin_s + ramp_s * index / streams - time.monotonic())
             group.create_task(stream_for_ever(client, end_s, tokens, tally))
-            if index % 50 == 49:  # two thousand connections do not come within one millisecond
-                await asyncio.sleep(0.02)
     took_s = time.monotonic() - begin_s
     server_s = cpu_s(pid) - begin_cpu_s
     metrics = (await client.get("/metrics")).body.decode()
@@ -212,7 +212,9 @@ def measure(options: argparse.Namespace, streams: int) -> bool:
         try:
             url = re.search(r"on (http://\S+)/v1", server.stdout.readline())
             assert url is not None, "the server did not start"
-            work = drive(url[1], server.pid, streams, options.seconds, options.tokens)
+            answer_s = options.tokens * options.token_ms / 1000
+            ramp_s = streams / 2500 if options.together else answer_s
+            work = drive(url[1], server.pid, streams, options.seconds, options.tokens, ramp_s)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 tally, figures = runner.run(work)
         finally:
@@ -231,6 +233,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--token-ms", type=float, default=200.0)
     parser.add_argument("--replicas", type=int, default=16)
+    parser.add_argument("--together", action="store_true")
     options = parser.parse_args()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65_536)), hard))

@@ -324,7 +324,7 @@ PLANTED = (
     Planted(
         "a helper without room is given a batch",
         "replica/live_scaling.py",
-        "    if not layerwise.can_take_over(taker, requests):\n        return\n",
+        "    if not layerwise.can_take_over(helper, requests):\n        return\n",
         "",
     ),
     Planted(

@@ -56,6 +56,7 @@ FAITHFUL: Final = (
     "evict_spares",
     "spare_cap",
     "cache_ttl_from_load",
+    "split_lock",
 )
 """Oddities of the original that `autoscale.faithful` may name (docs/autoscale.md)."""
 _SHUT: Final = {
@@ -318,7 +319,7 @@ class Scaler(Launches, Actor):
             scheduler.waiting_count if is_colocated else 0,
             replica.model_loaded,
             holder == replica.name,
-            not holder,
+            replica.lock.is_free,
             self.rdma.get(replica_id, _NO_MARKER),
             self.nvl.get(replica_id, _NO_MARKER),
             self._shut_ns.get(replica_id, -1),
@@ -356,7 +357,7 @@ class Scaler(Launches, Actor):
             self.scale_ups += 1
 
     def _make_spare(self, replica: Replica, action: MakeSpare) -> None:
-        if replica.lock.is_held or not replica.is_idle:
+        if not replica.lock.is_free or not replica.is_idle:
             return
         if self._move(replica, S.DECODE, S.SHUTTING_NULL, "surplus and idle"):
             self._note_shut(replica, "decode")

@@ -77,7 +77,12 @@ _AUTOSCALE: Final[Values] = {
     "host_cache_ttl_s": (0.0, 0.5, 30.0),
     "load_delay_ms": (0.0, 50.0, 1000.0),
     "scale_up_stabilization_s": (0.0, 0.1, 0.5),
-    "faithful": (["kv_equation"], ["shut_most_loaded", "evict_spares"], ["spare_cap"], []),
+    "faithful": (
+        ["kv_equation", "split_lock"],
+        ["shut_most_loaded", "evict_spares"],
+        ["spare_cap"],
+        [],
+    ),
 }
 _POWER: Final[Values] = {
     "base_node_w": (0.0, 60.0),

@@ -275,6 +275,15 @@ def decode_policy(config: Config) -> str:
     return "least_used" if config.autoscale is None else "first_free"
 
 
+def _oddities(config: Config, model_name: str) -> Sequence[str]:
+    """`autoscale.faithful` of a model."""
+    for model in config.models:
+        if model.label == model_name and "faithful" in model.autoscale:
+            named: Sequence[str] = model.autoscale["faithful"]
+            return named
+    return () if config.autoscale is None else config.autoscale.faithful
+
+
 def build_watchers(
     shared: Shared, replicas: Sequence[Replica], worlds: Sequence[MigrationWorld]
 ) -> dict[int, Watcher]:
@@ -312,6 +321,7 @@ def build_watchers(
             connector_ns=round(config.network.connector_us * 1000),
             connector_block_ns=round(config.network.connector_block_us * 1000),
             has_first_token=config.network.first_token == "decode",
+            holds_halves="split_lock" in _oddities(config, plan.served),
         )
         watcher = Watcher(
             replica,

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final
 from emu.kernel.priorities import PRIORITY_WORLD
 from emu.migration.messages import DestinationLost, SplitLost
 from emu.replica.events import Commanded, Crashed, DrainExpired, Restarted
-from emu.replica.live_scaling import abandon
 from emu.replica.replica import Replica
 from emu.replica.states import DRAINING, LOADING, ReplicaState
 from emu.request import Request, Status
@@ -133,7 +132,7 @@ class Recovery:
             is_helper = old is replica
             is_giver = relayed.source_id == replica.replica_id and not relayed.is_here
             if is_helper or is_giver:
-                lost += abandon(old)
+                lost += old.actor.abandon()
             if split is None or split.first_id < 0:
                 continue
             if is_helper or is_giver or split.destination_id == replica.replica_id:

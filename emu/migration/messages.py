@@ -229,6 +229,18 @@ class Unlock(Action, frozen=True, gc=False):
     destination_id: int
 
 
+class Pin(Action, frozen=True, gc=False):
+    """Open the destination for others, but not for closing: the other half is still to come."""
+
+    destination_id: int
+
+
+class Unpin(Action, frozen=True, gc=False):
+    """The other half has come, or never will."""
+
+    destination_id: int
+
+
 class FreeCapacity(Action, frozen=True, gc=False):
     """Blocks or the lock of the destination have become free: others may be waiting."""
 

@@ -10,11 +10,12 @@ destination, locked and with blocks reserved) and the id of a new batch.
 Full batches: at most one is on its way; they leave in the order in which their prompts ended, each
 to a destination of its choice. Halves: the first one, layers [0, k), leaves the new replica while
 the old one still computes; its machine owns the split batch, chooses the destination, locks it and
-reserves the blocks of the whole batch once. The second half, layers [k, L), leaves the old replica
-for the same destination when the prompt is done. What is delivered is one batch, when both halves
-are there. At most one half of a source is on its way, the smallest batch id first; a half without a
-destination waits without holding up anything else. A batch whose requests all end at their first
-token sends no second half.
+reserves the blocks of the whole batch once. When the first half is there, the destination is open
+for others again, but it cannot close (`holds_halves`: it stays locked, as in the original). The
+second half, layers [k, L), leaves the old replica for the same destination when the prompt is done.
+What is delivered is one batch, when both halves are there. At most one half of a source is on its
+way, the smallest batch id first; a half without a destination waits without holding up anything
+else. A batch whose requests all end at their first token sends no second half.
 
 The delivery to the destination comes before its lock is released, always. A pause (every
 destination refused) is one flag for both parts: what is on its way ends as usual, and nothing new
@@ -53,6 +54,7 @@ from emu.migration.messages import (
     OfferBatch,
     OfferHalves,
     Pause,
+    Pin,
     PromptsDone,
     Record,
     Release,
@@ -67,6 +69,7 @@ from emu.migration.messages import (
     TransferDone,
     TransferFailed,
     Unlock,
+    Unpin,
     Unreserve,
     WakeSelf,
     WakeSource,
@@ -134,6 +137,8 @@ class Kv(NamedTuple):
     """The same of each block."""
     has_first_token: bool = False
     """The first token goes with the KV: the decode side delivers it."""
+    holds_halves: bool = False
+    """The destination stays locked from the first half's start to the second's arrival."""
 
 
 class Flight(NamedTuple):
@@ -524,7 +529,8 @@ class Outbound:
     def close(self, split: SplitBatch) -> None:
         """The destination is open for others."""
         self.split_tokens -= prompt_tokens(split.requests)
-        self.out += (Unlock(split.destination_id), FreeCapacity(split.destination_id))
+        opened = Unpin if split.is_pinned else Unlock
+        self.out += (opened(split.destination_id), FreeCapacity(split.destination_id))
 
 
 Handler = Callable[[Outbound, Any], None]
@@ -824,6 +830,9 @@ def half_done(outbound: Outbound, event: HalfDone) -> None:
     out.append(OFFER_HALVES)
     if split.is_second_done:
         outbound.deliver(split)
+    elif not outbound.kv.holds_halves:
+        split.is_pinned = True
+        out += (Pin(split.destination_id), FreeCapacity(split.destination_id))
 
 
 def half_failed(outbound: Outbound, event: HalfFailed) -> None:

@@ -138,6 +138,12 @@ class Watcher(Actor):
     def _unlock(self, action: msg.Unlock) -> None:
         self._destination(action.destination_id).lock.release(self.name)
 
+    def _pin(self, action: msg.Pin) -> None:
+        self._destination(action.destination_id).lock.pin(self.name)
+
+    def _unpin(self, action: msg.Unpin) -> None:
+        self._destination(action.destination_id).lock.unpin()
+
     def _free_capacity(self, action: msg.FreeCapacity) -> None:
         self.world.on_capacity(self.world.replicas[action.destination_id])
 
@@ -243,6 +249,8 @@ _PERFORM: Final[Mapping[type[msg.Action], Callable[[Watcher, Any], None]]] = {
     msg.Unreserve: Watcher._unreserve,
     msg.Deliver: Watcher._deliver,
     msg.Unlock: Watcher._unlock,
+    msg.Pin: Watcher._pin,
+    msg.Unpin: Watcher._unpin,
     msg.FreeCapacity: Watcher._free_capacity,
     msg.Send: Watcher._send,
     msg.CancelTransfer: Watcher._cancel_transfer,

@@ -23,13 +23,14 @@ from emu.replica.events import (
     Measured,
 )
 from emu.replica.inbound import reserve
-from emu.replica.live_scaling import abandon
+from emu.replica.live_scaling import abandon, take_over
 from emu.replica.relay_board import Relayed
 from emu.replica.replica import END_OF_INSTANT, LOOP, RESTING, UNTIL_END_OF_INSTANT, Replica
 from emu.replica.split_batch import SplitBatch
 from emu.replica.states import ReplicaState, Writer, move
 from emu.replica.wave import SERVES
 from emu.request import Request, Status
+from emu.scheduling.base import Batch
 
 S = ReplicaState
 _END_OF_INSTANT: Final = PRIORITY_WATCHER - 1
@@ -125,6 +126,17 @@ class ReplicaActor(Actor):
         if replica.look or replica.cut_ns >= 0:
             self._look_up()
         return is_reserved
+
+    def take_over(self, requests: Sequence[Request], first_layer: int) -> Batch:
+        """Take a batch that another replica has begun: a question, answered now."""
+        return take_over(self.replica, requests, first_layer)
+
+    def abandon(self) -> list[Request]:
+        """Forget the batch that it was given; its requests, if they are still there."""
+        requests = abandon(self.replica)
+        if self.replica.look:
+            self._look_up()
+        return requests
 
     def look(self) -> None:
         """Something that the replica looks at has changed."""
@@ -282,7 +294,7 @@ class ReplicaActor(Actor):
         board = self.replica.board
         if board is None or board.answer(old.replica_id) is not relayed:
             return
-        requests = abandon(old)
+        requests = old.actor.abandon()
         if relayed.split is not None:
             self.world.drop_split(relayed.split)
         self.world.lost(requests, reason)

@@ -15,6 +15,7 @@ when it had done nothing; the last helper is not needed for termination.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from emu.kernel.clock import PARK
@@ -30,7 +31,7 @@ from emu.replica.actions import (
     WakeElder,
 )
 from emu.replica.completion import end_part
-from emu.replica.events import Event, LoadGivenUp
+from emu.replica.events import LOOK, Event, LoadGivenUp
 from emu.replica.layer_scheduler import LayerScheduler, LayerTask, limit_at
 from emu.replica.relay_board import RelayBoard, Relayed
 from emu.replica.replica import (
@@ -289,27 +290,25 @@ def _age(task: LayerTask) -> tuple[int, int]:
 def _hand_over(replica: Replica, layers: LayerScheduler, task: LayerTask, old: Replica) -> None:
     """The batch goes to `old`, which runs the layers that are left.
 
-    Atomic over both schedulers and the board: blocks are reserved there before anything leaves.
+    What it asks of `old` is answered now, so that both schedulers and the board change as one:
+    that it has room before anything leaves, then that it takes the batch.
     """
-    scheduler, taker = replica.scheduler, old.scheduler
+    scheduler, helper = replica.scheduler, old.scheduler
     assert layerwise.can_relay(scheduler)
-    assert layerwise.can_relay(taker)
+    assert layerwise.can_relay(helper)
     requests = layerwise.members(scheduler, task.batch)
-    if not layerwise.can_take_over(taker, requests):
+    if not layerwise.can_take_over(helper, requests):
         return
     now_ns, board = replica.clock.now_ns, _board(replica)
     split_at = task.layers_done
     shape = task.batch.shape
     layers.remove(task)
     layerwise.hand_out(scheduler, task.batch, hold=split_at > 0)
-    taken = layerwise.take_over(taker, requests, now_ns)
-    old.note_formed(taken, split_at)
+    taken = old.actor.take_over(requests, split_at)
     split: SplitBatch | None = None
     if split_at:
         split = SplitBatch(board.next_batch_id(), requests, split_at, layers.layers, now_ns)
         replica.out.append(HandOffFirst(split))
-    for request in requests:
-        request.holder_id = old.replica_id
     relayed = Relayed(taken, split_at, split, replica.replica_id)
     activation_bytes = shape.new_tokens * replica.activation_token_bytes
     relayed.is_here = not split_at or not activation_bytes
@@ -319,22 +318,33 @@ def _hand_over(replica: Replica, layers: LayerScheduler, task: LayerTask, old: R
         replica.out.append(SendActivation(relayed, old.replica_id, activation_bytes))
 
 
-def abandon(old: Replica) -> list[Request]:
+# --- the old side -------------------------------------------------------------------------------
+def take_over(replica: Replica, requests: Sequence[Request], first_layer: int) -> Batch:
+    """A batch comes from a new replica, which has run the layers before; it takes blocks here."""
+    scheduler = replica.scheduler
+    assert layerwise.can_relay(scheduler)
+    taken = layerwise.take_over(scheduler, requests, replica.clock.now_ns)
+    replica.note_formed(taken, first_layer)
+    for request in requests:
+        request.holder_id = replica.replica_id
+    return taken
+
+
+def abandon(replica: Replica) -> list[Request]:
     """What a helper was given will never be computed; its requests, if they are still there."""
-    board, scheduler = _board(old), old.scheduler
-    relayed = board.answer(old.replica_id)
-    board.finished(old.replica_id)
+    board, scheduler = _board(replica), replica.scheduler
+    relayed = board.answer(replica.replica_id)
+    board.finished(replica.replica_id)
     if relayed is None or not layerwise.can_relay(scheduler):
         return []
     requests = layerwise.in_flight(scheduler, relayed.batch)
     for request in requests:
         scheduler.cancel(request)
     layerwise.drop(scheduler, relayed.batch)
-    old.actor.look()
+    replica.look = replica.look or LOOK
     return requests
 
 
-# --- the old side -------------------------------------------------------------------------------
 def old_prefill(replica: Replica, event: Event) -> int:
     """Run what was given, or ask, or leave."""
     board = _board(replica)

@@ -226,3 +226,14 @@ class ReplicaActorPort(Protocol):
     def reserve(self, requests: list[Request]) -> bool:
         """Reserve blocks for inbound KV, all or nothing: a question, answered now."""
         ...
+
+    def take_over(self, requests: Sequence[Request], first_layer: int) -> Batch:
+        """Take a batch of which another replica has run the layers before `first_layer`.
+
+        A question: the answer is the batch as this replica's scheduler knows it.
+        """
+        ...
+
+    def abandon(self) -> list[Request]:
+        """Forget the batch that it was given: a question, the answer is what was still in it."""
+        ...

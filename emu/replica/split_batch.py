@@ -31,6 +31,8 @@ class SplitBatch(msgspec.Struct, eq=False):
     """Those that go on after their first token; None = not computed yet."""
     is_first_done: bool = False
     is_second_done: bool = False
+    is_pinned: bool = False
+    """The destination is open for others while the second half is awaited."""
     attempts: int = 0
     """How often all destinations refused it."""
     is_dropped: bool = False

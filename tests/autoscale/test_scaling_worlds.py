@@ -167,7 +167,7 @@ def test_a_run_that_scales_is_repeatable(tmp_path: Path) -> None:
 def test_the_worlds_do_what_they_are_about(tmp_path: Path) -> None:
     """Layers run, batches go over from both kinds of new replicas, halves meet, chains end."""
     draw = Draw(
-        seed=3,
+        seed=4,
         machines=4,
         requests=200,
         rate_per_s=300,

@@ -129,8 +129,8 @@ MUTANTS = (
     Mutant(
         "tokens in migration are not given back",
         "emu/migration/outbound.py",
-        "        self.split_tokens -= prompt_tokens(split.requests)\n        self.out += (Unlock",
-        "        self.out += (Unlock",
+        "        self.split_tokens -= prompt_tokens(split.requests)\n        opened",
+        "        opened",
     ),
     Mutant(
         "a lease that ends does not free the source",

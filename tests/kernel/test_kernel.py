@@ -90,6 +90,26 @@ def test_a_lock_serves_first_come_first_served() -> None:
     assert kernel.now_ns == 210
 
 
+def test_a_pin_lets_others_in_but_not_what_waits_to_close() -> None:
+    closed: list[int] = []
+
+    def build(kernel: Kernel) -> None:
+        lock = kernel.lock("kv")
+        assert lock.try_acquire("first")
+        lock.pin("first")
+        assert not lock.is_held
+        assert not lock.is_free
+        assert lock.try_acquire("second")  # another transfer may begin
+        assert not lock.request("owner", lambda: closed.append(kernel.now_ns))
+        kernel.call_at(10, PRIORITY_WORLD, lambda: lock.release("second"))
+        kernel.call_at(15, PRIORITY_WORLD, lambda: closed.append(-lock.try_acquire("third")))
+        kernel.call_at(20, PRIORITY_WORLD, lock.unpin)
+        kernel.call_at(30, PRIORITY_WORLD, kernel.stop)
+
+    run(build)
+    assert closed == [0, 20]
+
+
 def test_waiting_for_each_other_is_a_deadlock_that_names_both() -> None:
     def build(kernel: Kernel) -> None:
         kernel.story = lambda: ["request 7 is outstanding"]

@@ -10,6 +10,7 @@ from emu.migration.outbound import Kv
 from emu.migration.watcher import Watcher, name_of
 from emu.replica.events import Event
 from emu.replica.inbound import reserve
+from emu.replica.live_scaling import abandon
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.request import Request, Status
@@ -85,6 +86,9 @@ class FakeActor:
 
     def reserve(self, requests: list[Request]) -> bool:
         return reserve(self.bench.replica, requests)
+
+    def abandon(self) -> list[Request]:
+        return abandon(self.bench.replica)
 
 
 class FakeWorld:

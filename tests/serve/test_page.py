@@ -36,6 +36,12 @@ def test_page_shows_and_controls(tmp_path: Path, profile: Path) -> None:
             browser.wait_for("typeof last !== 'undefined' && last && points.length > 2")
             assert browser.evaluate("document.querySelectorAll('.replica').length") == 5
             assert browser.evaluate("$('status').textContent") == "ready"
+            assert browser.evaluate(
+                "(() => { const top = () => document.querySelector('main').offsetTop, was = top();"
+                "onState({...last, pace: {verdict: 'late', late: 1e6, requests: 1e9,"
+                " first_late_s: 1e5, worst_s: 1e3}});"
+                "return $('pace').textContent.startsWith('LOST') && top() === was; })()"
+            ), "a verdict moves the page"
             browser.evaluate("$('more').click()")
             browser.wait_for("$('message').textContent.includes('2 prefill replicas')")
             browser.wait_for("$('log').textContent.includes('inactive → prefill')")
