@@ -75,6 +75,14 @@ class OutputStream:
         self.delay_ns = start_ns - end_ns + work_ns // 2 + self._output_ns
         return self.delay_ns
 
+    def turns(self, ends: Sequence[int], first: int, last: int, events: Sequence[int]) -> None:
+        """Steps `first` to `last` of those that end at `ends`; so many events in turn."""
+        count, event_ns, free_ns = len(events), self._event_ns, self._free_ns
+        for step in range(first, last):
+            end_ns = ends[step]
+            free_ns = (end_ns if end_ns > free_ns else free_ns) + events[step % count] * event_ns
+        self._free_ns = free_ns
+
     def run(
         self, start_ns: int, ends: NDArray[np.int64], events: int, *, grows: bool = False
     ) -> int:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import math
 import zlib
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -80,9 +81,13 @@ class Jitter:
 
     def stages(self, costs_ns: tuple[int, ...]) -> tuple[int, ...]:
         """The next batch of a pipeline: all its stages by one factor, a pause on the first."""
-        whole = sum(costs_ns)
-        taken = self.step(self.counted, whole)
         self.counted += 1
+        return self.spread(self.counted - 1, costs_ns)
+
+    def spread(self, number: int, costs_ns: Sequence[int]) -> tuple[int, ...]:
+        """The same of batch `number`."""
+        whole = sum(costs_ns)
+        taken = self.step(number, whole)
         spread = [taken * cost // whole for cost in costs_ns]
         spread[0] += taken - sum(spread)
         return tuple(spread)

@@ -110,6 +110,8 @@ class ReplicaActor(Actor):
     def tell(self, event: Event) -> None:
         """Handle it now; its actions are applied before the sender goes on."""
         replica = self.replica
+        if replica.rotating is not None:
+            replica.rotating.unroll()
         handler = replica.handlers[event.kind]
         if handler is None:
             raise replica.unexpected(event.kind, event)
@@ -122,6 +124,8 @@ class ReplicaActor(Actor):
     def reserve(self, requests: list[Any]) -> bool:
         """Reserve blocks for inbound KV, all or nothing: a question, answered now."""
         replica = self.replica
+        if replica.rotating is not None:
+            replica.rotating.unroll()
         is_reserved = reserve(replica, requests)
         if replica.look or replica.cut_ns >= 0:
             self._look_up()

@@ -20,6 +20,7 @@ from emu.replica.split_batch import SplitBatch
 from emu.replica.states import PREFILL_TYPE, ReplicaState
 from emu.request import Request, Status
 from emu.scheduling.base import Batch, Progress
+from emu.scheduling.rotation import Rotation
 from emu.scheduling.stages import StageSpan
 
 _HANDS_OFF: Final = frozenset(PREFILL_TYPE | {ReplicaState.SHUTTING_PREFILL})
@@ -36,12 +37,14 @@ def complete(
     ends: NDArray[np.int64] | None,
     longest_ns: int,
     spans: list[StageSpan] | None = None,
+    end_ns: int = -1,
 ) -> None:
     """`steps` iterations of a batch, begun at `start_ns`, have ended; the longest took so long.
 
     `ends`: of each iteration of a leap, from its start. `spans`: on each stage of a pipeline.
+    `end_ns`: when it was, in the middle of a leap that goes on; -1 = now.
     """
-    now_ns = replica.clock.now_ns
+    now_ns = replica.clock.now_ns if end_ns < 0 else end_ns
     observers = replica.observers
     replica.iterations += steps
     replica.busy_ns += now_ns - start_ns
@@ -53,7 +56,7 @@ def complete(
         _count(replica, batch, steps)
     receivers = _receivers(replica, batch, steps) if replica.tells else []
     progress = replica.scheduler.complete(batch, steps, now_ns, longest_ns)
-    if not replica.is_touched:
+    if end_ns < 0 and not replica.is_touched:
         replica.touch()
     replica.prefill_tokens += progress.prefill_tokens
     replica.decode_tokens += progress.decode_tokens
@@ -74,6 +77,47 @@ def complete(
         _hand_out(replica, progress, now_ns - start_ns)
     if replica.signals is not None:
         replica.note_signal()
+
+
+def end_turns(replica: Replica, rotation: Rotation, begin: int, ended: int) -> None:
+    """Ends `begin` to `ended` of a rotation: members get tokens, and their batch is formed again.
+
+    What the batches brought about that were in flight before the rotation is known already.
+    """
+    turns, count, ends = rotation.turns, len(rotation.turns), rotation.ends
+    first = max(begin, count)
+    gaps, stream = replica.observers.gaps, replica.stream
+    if stream is not None:
+        stream.turns(ends, first, ended, [len(turn.members) for turn in turns])
+    replica.iterations += max(0, ended - first)
+    for index, turn in enumerate(turns):
+        before = first + (index - first) % count - count
+        its = ends[before:ended:count]
+        steps = max(0, len(its) - 1)
+        formed = steps + (begin <= index < ended)
+        if not formed:
+            continue
+        members = len(turn.members)
+        last_ns = gap_ns = run_ns = 0
+        if steps:
+            last_ns = its[-1]
+            gaps_ns = [its[i + 1] - its[i] for i in range(steps)]
+            gap_ns = max(gaps_ns)
+            gaps.add_each(gaps_ns, members, its[1:])
+            costs_ns = rotation.costs[before : ended - count : count]
+            stages_ns = [sum(each) for each in zip(*costs_ns, strict=True)]
+            run_ns = sum(stages_ns)
+            leaves = rotation.stage_ends[before + count : ended : count]
+            replica.busy_ns += sum(its) - its[0] - sum([each[0] for each in leaves]) + stages_ns[0]
+            replica.decode_tokens += members * steps
+            if replica.is_metered:
+                rounds = before // count
+                shape = next_decode_shape(turn.shape, rounds) if rounds else turn.shape
+                _count_equal(replica, shape, steps)
+            if replica.tells:
+                requests = [one.request for one in turn.members]
+                _tell(replica, requests, 0, np.array(its[1:], dtype=np.int64), last_ns)
+        replica.scheduler.turn(turn, steps, formed, last_ns, gap_ns, run_ns)
 
 
 def _stream(

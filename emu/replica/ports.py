@@ -42,6 +42,10 @@ class GapSink(Protocol):
         """`count` gaps of this length that ended at `at_ns`."""
         ...
 
+    def add_each(self, gaps_ns: Sequence[int], count: int, at_ns: Sequence[int]) -> None:
+        """`count` gaps of each of these lengths, which ended at these instants."""
+        ...
+
     def add_gaps(self, gaps_ns: Iterable[int], at_ns: int = -1) -> None:
         """Single gaps that ended at `at_ns`."""
         ...
@@ -183,6 +187,18 @@ class Outbox(Protocol):
 
     def flush(self) -> list[list[Request]]:
         """Take back all batches that are queued and not on their way: a question."""
+        ...
+
+
+class Rotating(Protocol):
+    """Batches of a pipeline that follow each other in turn, as one leap."""
+
+    def settle(self) -> None:
+        """Bring the books up to now."""
+        ...
+
+    def unroll(self) -> None:
+        """The leap is over now: what is in flight is on the stages."""
         ...
 
 

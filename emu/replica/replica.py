@@ -28,14 +28,21 @@ from emu.errors import UnexpectedEvent
 from emu.kernel.clock import AGAIN, AT_DUE, NOW, PARK, Kernel
 from emu.kernel.lock import Lock
 from emu.kernel.priorities import PRIORITY_REPLICA
-from emu.latency.base import BatchShape, LatencyBackend
+from emu.latency.base import BatchShape, LatencyBackend, next_decode_shape
 from emu.latency.frontend import OutputStream
 from emu.latency.jitter import Jitter
 from emu.network.placement import Grid
 from emu.replica.actions import Action
 from emu.replica.events import CANCELS_APPLIED, LOOK, Event, Kind, KvDelivered
 from emu.replica.layer_scheduler import LayerScheduler
-from emu.replica.ports import GroupWave, Observers, Outbox, ReplicaActorPort, StepSink
+from emu.replica.ports import (
+    GroupWave,
+    Observers,
+    Outbox,
+    ReplicaActorPort,
+    Rotating,
+    StepSink,
+)
 from emu.replica.prerequisites import Prerequisites
 from emu.replica.relay_board import RelayBoard, Relayed
 from emu.replica.states import CLOSED, LOADING, ReplicaState
@@ -64,6 +71,8 @@ _BOUNDARY: Final = int(Kind.BOUNDARY)
 _CANCELLED: Final = int(Kind.CANCELLED)
 _SERVES: Final = frozenset({S.COLOCATED, S.PREFILL, S.DECODE})
 """States that do one iteration after another and nothing else."""
+_ROTATES: Final = frozenset({S.COLOCATED, S.DECODE})
+"""States in which a batch of a pipeline that ends is just formed again."""
 _LOADS: Final = LOADING | {S.NEW_PREFILL}
 _WITHOUT_WEIGHTS: Final = _LOADS | {S.INACTIVE, S.FAILED}
 """States in which a replica begins without any weights."""
@@ -236,10 +245,17 @@ class Replica:
         self.on_stages: deque[tuple[list[StageSpan], Batch]] = deque()
         """Batches in flight on several stages, in order, with their spans."""
         self.pipeline = Pipeline(self.stages)
+        self.rotating: Rotating | None = None
+        """The batches on the stages follow each other in turn, as one leap."""
+        self.rounds_seen = 0
+        """Batches of each turn in the last such leap: a guess for the next."""
+        self._stage_runs = getattr(latency, "stage_run_ns", None)
+        """A short cut of backends: costs on each stage of decode batches in a row."""
         self.is_serving = False
         self.waits_here_only = False
         """Freed blocks matter to no request but those that wait here."""
         self.runs_on = False
+        self._rotates = False
 
     # --- the machine --------------------------------------------------------------------------
     def step(self, event: Event) -> list[Action]:
@@ -249,6 +265,8 @@ class Replica:
 
     def handle(self, event: Event) -> None:
         """Call the handler of the table; its actions are in `out`."""
+        if self.rotating is not None:
+            self.rotating.unroll()
         handler = self.handlers[event.kind]
         if handler is None:
             raise self.unexpected(event.kind, event)
@@ -345,6 +363,7 @@ class Replica:
         # Where no observer follows prompts beyond their end, a batch that ends some may run on.
         is_watched = self.observers.streams or self.observers.batches is not None
         self.runs_on = state is S.COLOCATED and not is_watched
+        self._rotates = self.stages > 1 and state in _ROTATES and not is_watched
         self.waits_here_only = self.is_serving
         # Only a replica that prefills takes from the global queue (fcfs).
         if scheduler.is_shared:
@@ -477,6 +496,8 @@ class Replica:
     # --- the iteration in flight: how far it is -------------------------------------------------
     def settle(self) -> int:
         """Bring the books up to now in the middle of a leap; iterations of it that have ended."""
+        if self.rotating is not None:
+            self.rotating.settle()
         ends, batch = self.ends, self.batch
         if ends is None or batch is None:
             return 0
@@ -520,6 +541,32 @@ class Replica:
             or self.tier_traffic is not None
             or self.wave is not None
         )
+
+    @property
+    def may_rotate(self) -> bool:
+        """Batches that follow each other on the stages need nothing but scheduler and backend."""
+        return (
+            self._rotates
+            and not self.latency.foreign
+            and not self.first_uses
+            and not self.is_paused
+            and self.tier_traffic is None
+            and self.wave is None
+            and self.signals is None
+            and self.steps_history is None
+            and self.expert_tokens is None
+        )
+
+    def stage_run_ns(self, shape: BatchShape, steps: int) -> Sequence[Sequence[int]]:
+        """Costs of decode batches in a row, here and now: of each on each stage."""
+        if self._stage_runs is not None:
+            runs: Sequence[Sequence[int]] = self._stage_runs(shape, steps)
+        else:
+            stage_ns = self.latency.stage_ns
+            runs = [stage_ns(next_decode_shape(shape, step)) for step in range(steps)]
+        if self.slowdown != 1.0:
+            runs = [tuple(int(cost_ns * self.slowdown) for cost_ns in run) for run in runs]
+        return runs
 
     def awaits(self, batch: Batch) -> bool:
         """Start what the batch needs before it can run. False: it can run at once."""

@@ -136,6 +136,14 @@ class GapLog:
             if len(self._single_values) >= _BUFFER:
                 self._flush_singles()
 
+    def add_each(self, gaps_ns: Sequence[int], count: int, at_ns: Sequence[int]) -> None:
+        """`count` tokens came after each of these gaps, at these instants."""
+        self._single_values.extend(gaps_ns)
+        self._single_counts.extend([count] * len(gaps_ns))
+        self._single_times.extend(at_ns)
+        if len(self._single_values) >= _BUFFER:
+            self._flush_singles()
+
     def add_gaps(self, gaps_ns: Iterable[int], at_ns: int = -1) -> None:
         """Single gaps."""
         before = len(self._single_values)

@@ -14,6 +14,8 @@ through several of them and calls `complete(batch, steps, ...)` once. Blocks tha
 are taken inside `settle`/`complete`, so that a leap cut short has taken nothing too much. The
 result is identical to stepping (`max_steps` = 1), to the nanosecond and byte.
 
+On a pipeline several batches are in flight; there the promise is a rotation (`rotation`).
+
 A caller that reads the counts of a replica in the middle of a leap calls `settle` first; one that
 changes them (reserve, cancel, enqueue) makes the actor cut the leap at the end of the iteration
 in flight.
@@ -33,6 +35,7 @@ from emu.kv.pool import CountingPool
 from emu.latency.base import BatchShape
 from emu.request import Request
 from emu.scheduling.ledger import Ledger
+from emu.scheduling.rotation import Rotation, Turn
 from emu.scheduling.waiting import make_queue
 from emu.units import ceil_div
 
@@ -457,6 +460,23 @@ class Scheduler(ABC):
         before any is settled. None: there is no such run, or it is not certain yet.
         """
         return None
+
+    def rotation(self, batches: Sequence[Batch]) -> Rotation | None:
+        """How long the batches in flight on a pipeline, all of them, are certain to follow each
+        other in turn; None if they are not."""
+        return None
+
+    def turn(
+        self, turn: Turn, ended: int, formed: int, last_ns: int, gap_ns: int, run_ns: int
+    ) -> None:
+        """`ended` batches of a turn of a rotation have ended, the last one at `last_ns`, and
+        `formed` were formed again; its members waited `gap_ns` for a token at most and ran for
+        `run_ns`."""
+        raise AssertionError(f"{self.policy} promises no rotations")
+
+    def resume(self, rotation: Rotation, batches: int) -> list[Batch]:
+        """The rotation is over: the last so many batches of it, which are in flight."""
+        raise AssertionError(f"{self.policy} promises no rotations")
 
     def token_receivers(self, batch: Batch) -> Iterable[Request]:
         """Members of the batch that get an output token at the end of each of its steps."""

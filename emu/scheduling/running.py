@@ -24,13 +24,14 @@ from collections.abc import Iterable, Sequence
 from mypy_extensions import mypyc_attr
 
 from emu.kv.blocks import BlockPool
-from emu.latency.base import next_decode_shape
+from emu.latency.base import BatchShape, next_decode_shape
 from emu.request import Request
 from emu.scheduling.adapters import Adapters
 from emu.scheduling.base import Batch, Progress, ReplicaLimits, RunOn
 from emu.scheduling.cohort import Cohort, RunningRequest
 from emu.scheduling.encoder import EncoderCache
 from emu.scheduling.ledger import Ledger
+from emu.scheduling.rotation import Rotation, Turn
 
 Record = tuple[RunningRequest, int, int]
 """A member of a batch outside the cohort: request, new tokens, computed tokens after the batch."""
@@ -457,6 +458,90 @@ class RunningSet:
             else:
                 pool.release(request)
             progress.finished.append(request)
+
+    # --- batches in turn --------------------------------------------------------------------
+    def rotation(self, batches: Sequence[Batch], tokens_max: int) -> Rotation | None:
+        """How long the batches in flight follow each other, if none is admitted.
+
+        Each must give all of its members a token, and have `tokens_max` members at most.
+        """
+        if self.ledger.arrived or len(batches) != len(self.records):
+            return None
+        members, count = 0, len(batches)
+        ends_max = 1 << 62
+        turns: list[Turn] = []
+        for index, batch in enumerate(batches):
+            records = self.records[batch.batch_id]
+            if len(records) > tokens_max:
+                return None
+            shape = BatchShape()
+            shape.sequences = shape.decode_count = len(records)
+            least = most = records[0][2]
+            total, steps = 0, ends_max
+            for one, _, target in records:
+                request = one.request
+                generated = request.generated_tokens
+                if not one.is_alive or target < request.prompt_tokens + generated:
+                    return None
+                total += target
+                if target > most:
+                    most = target
+                elif target < least:
+                    least = target
+                if request.output_tokens - generated < steps:
+                    steps = request.output_tokens - generated
+            shape.decode_context_sum = total
+            shape.decode_context_max, shape.decode_context_min = most, least
+            ends_max = min(ends_max, (steps - 1) * count + index)
+            members += len(records)
+            turns.append(Turn([one for one, _, _ in records], shape))
+        if members != len(self.requests):
+            return None
+        # In so many batches of its own, a member takes a block at most each time that one is full.
+        ends_max = min(
+            ends_max, self.ledger.pool.blocks_free // members * self.limits.block_size * count
+        )
+        return Rotation(turns, ends_max, self.next_batch_id) if ends_max > 0 else None
+
+    def turn(
+        self, turn: Turn, ended: int, formed: int, last_ns: int, gap_ns: int, run_ns: int
+    ) -> None:
+        """See `Scheduler.turn`."""
+        size, taken = self.limits.block_size, 0
+        for one in turn.members:
+            request = one.request
+            computed = request.computed_tokens = request.computed_tokens + formed
+            blocks = -(-computed // size)
+            if blocks > request.kv_blocks:
+                taken += blocks - request.kv_blocks
+                request.kv_blocks = blocks
+            if ended:
+                request.generated_tokens += ended
+                request.last_token_ns = last_ns
+                request.execution_ns += run_ns
+                if gap_ns > request.max_gap_ns:
+                    request.max_gap_ns = gap_ns
+        if taken:
+            pool = self.ledger.pool
+            free = pool.blocks_free = pool.blocks_free - taken
+            assert free >= 0
+
+    def resume(self, rotation: Rotation, batches: int) -> list[Batch]:
+        """See `Scheduler.resume`."""
+        turns, count = rotation.turns, len(rotation.turns)
+        self.next_batch_id = rotation.batch_id + rotation.done
+        found = []
+        for index in range(rotation.done + count - batches, rotation.done + count):
+            turn = turns[index % count]
+            shape = next_decode_shape(turn.shape, index // count - 1)
+            batch_id = rotation.batch_id + index - count
+            formed_ns = rotation.ends[index - count]
+            members = [one.request for one in turn.members]
+            found.append(Batch(batch_id, shape, [], 1, formed_ns, members))
+            self.records[batch_id] = [(one, 1, one.request.computed_tokens) for one in turn.members]
+            for one in turn.members:
+                one.pending = 1
+        return found
 
     # --- checks -----------------------------------------------------------------------------
     def recount(self) -> list[str]:

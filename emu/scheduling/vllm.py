@@ -23,7 +23,8 @@ result, which tests compare:
   together; blocks are indexed in order of admission, because of equal keys the newest wins.
 
 With pipeline stages > 1, tokens of different members are pending in different batches: no request
-joins the cohort, and every iteration walks the running list.
+joins the cohort, and every iteration that is formed walks the running list. Its leaps are rotations
+(`emu/scheduling/rotation.py`).
 
 **Leaps.** A promise is the number of steps, the one in flight included, in which no request ends,
 none can be admitted and no block can be lacking. A caller that changes the counts asks whether it
@@ -69,6 +70,7 @@ from emu.scheduling.base import (
 from emu.scheduling.cohort import RunningRequest
 from emu.scheduling.encoder import EncoderCache
 from emu.scheduling.ledger import Ledger, forget_kv
+from emu.scheduling.rotation import Rotation, Turn
 from emu.scheduling.running import Record, RunningSet
 from emu.scheduling.speculation import Speculation
 from emu.scheduling.verifying import VerifyingSet
@@ -208,6 +210,15 @@ class VllmScheduler(Scheduler):
         self._holds_tokens = tokens if is_plain else 0
         """Prompt and output of a request that can be held, whatever else is to be asked."""
         self._can_run_on = limits.leap and self.block_pool is None and self._joins
+        self._rotates = (
+            limits.leap
+            and self._stages > 1
+            and type(pool) is CountingPool
+            and speculation is None
+            and eviction is None
+            and adapters is None
+            and encoder is None
+        )
         self._blocked = FREE
 
     # --- forming a batch --------------------------------------------------------------------
@@ -734,6 +745,31 @@ class VllmScheduler(Scheduler):
     def _surely_fits(self, members: int, steps: int) -> bool:
         """So many members have blocks for so many steps, wherever in their last block they are."""
         return members * ceil_div(steps, self.block_size) <= self.pool.blocks_free
+
+    def rotation(self, batches: Sequence[Batch]) -> Rotation | None:
+        """See `Scheduler.rotation`."""
+        if not self._rotates or (self._queue.count and not self._waits_for_an_end()):
+            return None
+        return self.running.rotation(batches, self._budget)
+
+    def _waits_for_an_end(self) -> bool:
+        """While no request ends, none that waits can be admitted, whatever else is in a batch."""
+        if self._is_full():
+            return True
+        if self.settings.skip_blocked or not self.settings.reserve_full_sequence:
+            return False
+        head = self._queue.head()
+        return self.pool.need(head, head.reached_tokens) > self.pool.blocks_free
+
+    def turn(
+        self, turn: Turn, ended: int, formed: int, last_ns: int, gap_ns: int, run_ns: int
+    ) -> None:
+        """See `Scheduler.turn`."""
+        self.running.turn(turn, ended, formed, last_ns, gap_ns, run_ns)
+
+    def resume(self, rotation: Rotation, batches: int) -> list[Batch]:
+        """See `Scheduler.resume`."""
+        return self.running.resume(rotation, batches)
 
     # --- the running set --------------------------------------------------------------------
     @property

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emu.catalogue import GpuSpec, list_gpus, list_models, lookup_gpu, lookup_model, sizes
-from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
+from emu.latency.base import COMPONENTS, BatchShape, next_decode_shape, stepped_decode_run
 from emu.latency.engine import ENGINES
 from emu.latency.engine_steps import EngineSteps
 from emu.latency.moe_gate import GateShape, make_gate
@@ -75,6 +75,8 @@ def test_a_leap_equals_its_steps(backend, count, context_sum, steps, layers):
     leap = backend.decode_run_ns(shape, steps)
     assert leap.dtype == np.int64
     assert leap.tolist() == stepped_decode_run(backend, shape, steps).tolist()
+    stages = [backend.stage_ns(next_decode_shape(shape, step)) for step in range(steps)]
+    assert list(backend.stage_run_ns(shape, steps)) == stages
 
 
 @settings(max_examples=120, deadline=None)

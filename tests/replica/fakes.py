@@ -59,6 +59,10 @@ class FakeGaps:
     def add_gap(self, ns: int, count: int = 1, at_ns: int = -1) -> None:
         self.gaps += count
 
+    def add_each(self, gaps_ns: Sequence[int], count: int, at_ns: Sequence[int]) -> None:
+        for gap_ns in gaps_ns:
+            self.add_gap(gap_ns, count)
+
     def add_gaps(self, gaps_ns: Iterable[int], at_ns: int = -1) -> None:
         self.gaps += len(list(gaps_ns))
 
@@ -179,6 +183,9 @@ class FakeScheduler:
 
     def sees_in(self, batch: Batch, steps: int, start_ns: int) -> int:
         return 0
+
+    def rotation(self, batches: Sequence[Batch]) -> None:
+        """Batches do not follow each other for certain."""
 
     def run_on(self, batch: Batch) -> None:
         """Nothing is certain to follow."""

@@ -30,6 +30,8 @@ few = settings(
 pauses = st.integers(min_value=0, max_value=80)
 """Microseconds until the next event; often 0: the same instant."""
 tokens = st.integers(min_value=1, max_value=30)
+STAGES = st.sampled_from((1, 2, 4))
+"""Of a pipeline: with several, what leaps is a rotation of batches."""
 
 
 def figures(stage: Stage) -> list[tuple[Any, ...]]:
@@ -43,9 +45,22 @@ def figures(stage: Stage) -> list[tuple[Any, ...]]:
             r.busy_ns,
             r.incarnation,
             r.scheduler.blocks_used,
+            tuple(r.pipeline.busy_ns),
         )
         for r in stage.replicas
     ]
+
+
+WRITTEN = [
+    name
+    for name, kind in Request.__annotations__.items()
+    if kind == "int" and name not in ("taken_ns", "block_keys_size")
+]
+
+
+def written(requests: list[Request]) -> list[list[int]]:
+    """Everything that is counted for requests."""
+    return [[getattr(request, name) for name in WRITTEN] for request in requests]
 
 
 class Serving:
@@ -136,23 +151,24 @@ def run_serving(sequence: list[tuple[int, str, int, int]], **options: Any) -> Se
 
 
 @few
-@given(WORLD)
+@given(WORLD, STAGES)
 def test_leaps_change_nothing_whatever_happens(
-    sequence: list[tuple[int, str, int, int]],
+    sequence: list[tuple[int, str, int, int]], stages: int
 ) -> None:
-    leaping, stepping = (run_serving(sequence, leap=leap) for leap in (True, False))
+    leaping, stepping = (run_serving(sequence, leap=leap, stages=stages) for leap in (True, False))
     assert leaping.stage.ends == stepping.stage.ends
     assert leaping.lost == stepping.lost
     assert figures(leaping.stage) == figures(stepping.stage)
     assert leaping.stage.gaps.count == stepping.stage.gaps.count
+    assert written(leaping.requests) == written(stepping.requests)
 
 
 @few
-@given(WORLD)
+@given(WORLD, STAGES)
 def test_what_observers_read_in_the_middle_of_a_leap_is_what_stepping_has(
-    sequence: list[tuple[int, str, int, int]],
+    sequence: list[tuple[int, str, int, int]], stages: int
 ) -> None:
-    leaping, stepping = (run_serving(sequence, leap=leap) for leap in (True, False))
+    leaping, stepping = (run_serving(sequence, leap=leap, stages=stages) for leap in (True, False))
     assert leaping.seen == stepping.seen
 
 
@@ -163,12 +179,12 @@ def metered(replica: Replica) -> None:
 
 
 @few
-@given(WORLD)
+@given(WORLD, STAGES)
 def test_work_and_rests_for_the_model_of_power_do_not_depend_on_leaps(
-    sequence: list[tuple[int, str, int, int]],
+    sequence: list[tuple[int, str, int, int]], stages: int
 ) -> None:
     leaping, stepping = (
-        run_serving(sequence, leap=leap, prepare=metered) for leap in (True, False)
+        run_serving(sequence, leap=leap, stages=stages, prepare=metered) for leap in (True, False)
     )
     end_ns = max(leaping.stage.kernel.now_ns, stepping.stage.kernel.now_ns) + 50 * US
     one, other = leaping.replica, stepping.replica
@@ -185,12 +201,13 @@ def with_front_end(replica: Replica) -> None:
 
 
 @few
-@given(WORLD)
+@given(WORLD, STAGES)
 def test_clients_have_their_tokens_at_the_same_time_with_leaps(
-    sequence: list[tuple[int, str, int, int]],
+    sequence: list[tuple[int, str, int, int]], stages: int
 ) -> None:
     leaping, stepping = (
-        run_serving(sequence, leap=leap, prepare=with_front_end) for leap in (True, False)
+        run_serving(sequence, leap=leap, stages=stages, prepare=with_front_end)
+        for leap in (True, False)
     )
     assert [(r.first_out_ns, r.last_out_ns) for r in leaping.requests] == [
         (r.first_out_ns, r.last_out_ns) for r in stepping.requests
@@ -231,12 +248,13 @@ def with_first_uses(replica: Replica) -> None:
 
 
 @few
-@given(WORLD)
+@given(WORLD, STAGES)
 def test_first_uses_are_paid_once_whatever_the_leaps(
-    sequence: list[tuple[int, str, int, int]],
+    sequence: list[tuple[int, str, int, int]], stages: int
 ) -> None:
     leaping, stepping = (
-        run_serving(sequence, leap=leap, prepare=with_first_uses) for leap in (True, False)
+        run_serving(sequence, leap=leap, stages=stages, prepare=with_first_uses)
+        for leap in (True, False)
     )
     assert leaping.stage.ends == stepping.stage.ends
     assert list(leaping.replica.first_uses) == list(stepping.replica.first_uses)
@@ -248,12 +266,13 @@ def with_jitter(replica: Replica) -> None:
 
 
 @few
-@given(WORLD)
+@given(WORLD, STAGES)
 def test_steps_that_vary_vary_alike_in_a_leap(
-    sequence: list[tuple[int, str, int, int]],
+    sequence: list[tuple[int, str, int, int]], stages: int
 ) -> None:
     leaping, stepping = (
-        run_serving(sequence, leap=leap, prepare=with_jitter) for leap in (True, False)
+        run_serving(sequence, leap=leap, stages=stages, prepare=with_jitter)
+        for leap in (True, False)
     )
     assert leaping.stage.ends == stepping.stage.ends
     assert figures(leaping.stage) == figures(stepping.stage)

@@ -16,6 +16,7 @@ chunks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 from emu.catalogue import sizes
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
-from emu.latency.base import BatchShape
+from emu.latency.base import BatchShape, next_decode_shape
 from emu.latency.engine_steps import EngineSteps
 from emu.latency.host import FIRST_USE_NS
 from emu.latency.roofline.attention import AttentionCost
@@ -354,6 +355,50 @@ class RooflineBackend:
 
     def _decode_stage_ns(self, shape: BatchShape) -> tuple[int, ...]:
         """The same for decodes alone in all layers: of two such steps only attention differs."""
+        count, parts = shape.decode_count, self.parts
+        found = self._stage_bases(shape)
+        seen = shape.decode_context_sum + count
+        start, slope = self._decode_line(count)
+        full = inside = start + slope * seen
+        if self.spec.window:
+            inside = start + slope * min(seen, count * self.spec.window)
+        stages = [
+            base + ((part.full * full + part.window * inside) >> self._shift)
+            for part, base in zip(parts, found[0], strict=True)
+        ]
+        stages[0] = max(stages[0], found[1])
+        stages[-1] = max(stages[-1] + found[2], 1)
+        return tuple(stages)
+
+    def stage_run_ns(self, shape: BatchShape, steps: int) -> Sequence[Sequence[int]]:
+        """`stage_ns` of each of so many decode iterations in a row."""
+        if not self._has_lines or self.spec.window or self._is_cut(shape):
+            return [self.stage_ns(next_decode_shape(shape, step)) for step in range(steps)]
+        count, shift = shape.decode_count, self._shift
+        bases, least_ns, exposed_ns = self._stage_bases(shape)
+        start, slope = self._decode_line(count)
+        start += slope * (shape.decode_context_sum + count)
+        runs: list[list[int]] = []
+        known: dict[tuple[int, int], list[int]] = {}
+        for part, base in zip(self.parts, bases, strict=True):
+            run = known.get((part.full, base))
+            if run is None:
+                # Whole ns may be added before the shift, which leaves the fraction as it is.
+                first, growth = part.full * start + (base << shift), part.full * slope * count
+                if growth:
+                    whole = range(first, first + growth * steps, growth)
+                    run = [cost >> shift for cost in whole]
+                else:
+                    run = [first >> shift] * steps
+                known[part.full, base] = run
+            runs.append(run)
+        if least_ns:
+            runs[0] = [cost if cost > least_ns else least_ns for cost in runs[0]]
+        runs[-1] = [max(cost + exposed_ns, 1) for cost in runs[-1]]
+        return list(zip(*runs, strict=True))
+
+    def _stage_bases(self, shape: BatchShape) -> tuple[tuple[int, ...], int, int]:
+        """Each stage of a decode iteration without its attention, and the host's bounds."""
         count, engine, parts = shape.decode_count, self.engine, self.parts
         key = (count, shape.padded_tokens, shape.sequences)
         found = self._decode_stages.get(key)
@@ -367,18 +412,7 @@ class RooflineBackend:
                 bases[0] += engine.step_ns(self.spec.layers)
                 least_ns, exposed_ns = engine.host_bounds_ns(shape)
             found = self._decode_stages[key] = (tuple(bases), least_ns, exposed_ns)
-        seen = shape.decode_context_sum + count
-        start, slope = self._decode_line(count)
-        full = inside = start + slope * seen
-        if self.spec.window:
-            inside = start + slope * min(seen, count * self.spec.window)
-        stages = [
-            base + ((part.full * full + part.window * inside) >> self._shift)
-            for part, base in zip(parts, found[0], strict=True)
-        ]
-        stages[0] = max(stages[0], found[1])
-        stages[-1] = max(stages[-1] + found[2], 1)
-        return tuple(stages)
+        return found
 
     def iteration_ns(self, shape: BatchShape) -> int:
         """Duration over all stages."""

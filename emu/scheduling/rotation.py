@@ -1,0 +1,197 @@
+"""A leap of a pipeline: batches in flight that are formed again and again, in turn.
+
+When every running request is a member of a batch in flight and gets a token at its end, and none
+that waits could be admitted, the batch that is formed at the end of one is that batch again: the
+same members, one more context token each. So the batches of a pipeline follow each other in a
+fixed order until a member has all its output, and when each of them leaves each stage follows from
+costs alone: it starts on a stage when it has left the one before and the stage is free.
+
+A rotation holds this plan, which is time only. What the ends bring about is entered into the books
+when somebody looks (`emu/replica/pipelined.py`, `Scheduler.turn`). It is planned piece by piece,
+because most rotations are cut by an arrival long before a member ends.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import final
+
+from emu.latency.base import BatchShape, next_decode_shape
+from emu.scheduling.cohort import RunningRequest
+
+StageRun = Callable[[BatchShape, int], Sequence[Sequence[int]]]
+"""Costs of so many decode batches in a row, the first of this shape: of each on each stage."""
+Vary = Callable[[int, Sequence[int]], Sequence[int]]
+"""What the batch of this number takes instead of its costs."""
+
+
+@final
+class Turn:
+    """The members of one batch in flight, whose batches follow each other."""
+
+    members: list[RunningRequest]
+    """In order of admission."""
+    shape: BatchShape
+    """Of the first batch that is formed again."""
+
+    __slots__ = ("members", "shape")
+
+    def __init__(self, members: list[RunningRequest], shape: BatchShape) -> None:
+        self.members = members
+        self.shape = shape
+
+
+@final
+class Rotation:
+    """Batch i is one of turn i modulo the number of turns; the first ones were in flight before."""
+
+    turns: Sequence[Turn]
+    ends_max: int
+    """Ends of batches after each of which the next batch is certain."""
+    batch_id: int
+    """Of the first batch that is formed again."""
+    done: int
+    """Ends that are in the books."""
+    planned: int
+    """Batches that are formed again, as far as they are planned."""
+    ends: list[int]
+    """When each batch leaves the last stage."""
+    stage_ends: list[Sequence[int]]
+    """When each batch leaves each stage."""
+    costs: list[Sequence[int]]
+    """What each batch that is formed again takes on each stage."""
+
+    __slots__ = (
+        "batch_id",
+        "costs",
+        "done",
+        "ends",
+        "ends_max",
+        "planned",
+        "stage_ends",
+        "turns",
+    )
+
+    def __init__(self, turns: Sequence[Turn], ends_max: int, batch_id: int) -> None:
+        self.turns = turns
+        self.ends_max = ends_max
+        self.batch_id = batch_id
+        self.done = 0
+        self.planned = 0
+        self.ends = []
+        self.stage_ends = []
+        self.costs = []
+
+    def start(self, stage_ends: list[Sequence[int]]) -> bool:
+        """When each batch in flight leaves each stage. False: two of them end together."""
+        self.stage_ends = stage_ends
+        self.ends = ends = [own[-1] for own in stage_ends]
+        return all(ends[i] < ends[i + 1] for i in range(len(ends) - 1))
+
+    def plan(
+        self,
+        rounds: int,
+        begin_ns: Sequence[int],
+        costs_of: StageRun,
+        vary: Vary | None = None,
+        varied: int = 0,
+    ) -> None:
+        """Plan so many more batches of each turn, as far as they are certain.
+
+        `begin_ns`: when each stage is free before the first of all. `vary` is asked with the number
+        of each batch, from `varied` on.
+        """
+        count, turns = len(self.turns), self.turns
+        before, left = self.planned // count, self.ends_max - self.planned
+        if rounds * count > left:
+            rounds = -(-left // count)
+        runs = [
+            costs_of(next_decode_shape(turn.shape, before) if before else turn.shape, rounds)
+            for turn in turns
+        ]
+        ends, stage_ends, costs = self.ends, self.stage_ends, self.costs
+        last = stage_ends[-1] if before else begin_ns
+        at = self.planned
+        self.planned = until = min(self.ends_max, at + rounds * count)
+        own = [cost for row in zip(*runs, strict=True) for cost in row][: until - at]
+        if vary is not None:
+            own = [vary(varied + number, cost) for number, cost in enumerate(own, at)]
+        costs += own
+        if len(last) == 2:
+            _pass_two(own, ends, stage_ends, last, at)
+        elif len(last) == 4:
+            _pass_four(own, ends, stage_ends, last, at)
+        else:
+            _pass(own, ends, stage_ends, last, at)
+
+    @property
+    def due_ns(self) -> int:
+        """The first end after which no batch is planned."""
+        return self.ends[self.planned]
+
+    def ended_by(self, at_ns: int) -> int:
+        """Batches that have ended before this instant, of those after which one is planned."""
+        return bisect_left(self.ends, at_ns, self.done, self.planned)
+
+    def costs_of(self, batch: int) -> Sequence[int]:
+        """What a batch that was formed again takes on each stage."""
+        return self.costs[batch - len(self.turns)]
+
+
+def _pass(
+    costs: Sequence[Sequence[int]],
+    ends: list[int],
+    stage_ends: list[Sequence[int]],
+    last: Sequence[int],
+    at: int,
+) -> None:
+    """Batches pass all stages, one after another, each from the end numbered `at` on."""
+    for cost in costs:
+        ready_ns = ends[at]
+        at += 1
+        leaves = []
+        for cost_ns, free_ns in zip(cost, last, strict=True):
+            ready_ns = (ready_ns if ready_ns > free_ns else free_ns) + cost_ns
+            leaves.append(ready_ns)
+        last = leaves
+        stage_ends.append(leaves)
+        ends.append(ready_ns)
+
+
+def _pass_two(
+    costs: Sequence[Sequence[int]],
+    ends: list[int],
+    stage_ends: list[Sequence[int]],
+    last: Sequence[int],
+    at: int,
+) -> None:
+    """The same for two stages, in a fourth of the time."""
+    first, second = last
+    for one, two in costs:
+        ready = ends[at]
+        at += 1
+        first = (ready if ready > first else first) + one
+        second = (first if first > second else second) + two
+        stage_ends.append((first, second))
+        ends.append(second)
+
+
+def _pass_four(
+    costs: Sequence[Sequence[int]],
+    ends: list[int],
+    stage_ends: list[Sequence[int]],
+    last: Sequence[int],
+    at: int,
+) -> None:
+    """The same for four stages."""
+    first, second, third, fourth = last
+    for one, two, three, four in costs:
+        ready = ends[at]
+        at += 1
+        first = (ready if ready > first else first) + one
+        second = (first if first > second else second) + two
+        third = (second if second > third else third) + three
+        fourth = (third if third > fourth else fourth) + four
+        stage_ends.append((first, second, third, fourth))
+        ends.append(fourth)

@@ -1,0 +1,74 @@
+"""Batches of a pipeline follow each other in turn as one leap, and nothing changes.
+
+Chaos worlds of vLLM's policy on pipelines of two to four stages: arrivals, cancellations, crashes,
+pauses, stragglers, roles and commands end such a leap anywhere. As many worlds are run as it takes
+to see it end in the first round, later, and with several batches in turn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from emu.chaos.trial import run_world
+from emu.chaos.worlds import World, draw_world
+from emu.replica.pipelined import Turns
+from emu.rng import rng_stream
+from tests.speed.policies import change_policy
+
+SEEDS_MAX = 300
+ENDS_MIN = 2000
+EVERY_END = {(part, turns) for part in ("first", "later") for turns in (1, 2, 3)}
+
+
+def world_of(seed: int) -> World | None:
+    """The chaos world of a seed on pipelines; None if its replicas need what has one stage."""
+    world = draw_world(seed, wide=False)
+    tables: dict[str, Any] = world.tables
+    groups = tables["replicas"]
+    if "autoscale" in tables or tables["network"].get("tiers") or "adapters" in tables:
+        return None
+    if any("data_parallel_group" in g or g.get("tensor_parallel", 1) > 1 for g in groups):
+        return None
+    rng = rng_stream(seed, "worlds of pipelines")
+    stages = int(rng.integers(2, 5))
+    for group in groups:
+        group["pipeline_parallel"] = stages
+    for node in tables["nodes"]:
+        node["gpus"] = node.get("gpus", 8) * stages
+    if seed % 2:
+        tables["model"] = {"name": "meta-llama/Llama-3.2-1B"}
+        tables["latency"] = {"backend": "roofline", "host_overhead": bool(rng.integers(2))}
+        if tables["latency"]["host_overhead"]:
+            tables["latency"]["jitter"] = bool(rng.integers(2))
+    change_policy(tables["scheduler"], "vllm")
+    tables["scheduler"] |= {"prefix_caching": False, "async_scheduling": "off"}
+    for line in world.lines:
+        line["arrival_time_ns"] //= 4
+    return world
+
+
+@pytest.mark.slow
+def test_ends_of_rotations_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: Counter[tuple[str, int]] = Counter()
+    advance = Turns.advance
+
+    def advanced(self: Turns, ended: int) -> None:
+        turns = len(self.rotation.turns)
+        if ended > self.rotation.done:
+            seen["first" if ended <= turns else "later", turns] += 1
+        advance(self, ended)
+
+    monkeypatch.setattr(Turns, "advance", advanced)
+    for seed in range(SEEDS_MAX):
+        world = world_of(seed)
+        if world is None:
+            continue
+        verdict = run_world(world, seed, every=40)
+        problems = [line for line in verdict.problems if "one pipeline stage" not in line]
+        assert problems == [], f"{seed=}: {problems[:3]}"
+        if seen.total() > ENDS_MIN and set(seen) >= EVERY_END:
+            return
+    raise AssertionError(f"the worlds of {SEEDS_MAX} seeds show too little: {seen}")
