@@ -10,8 +10,8 @@ order of things that are due at one instant never depends on *when* they were sc
 is what makes a decode leap equal to stepping. Exactly one timer is popped at a time; what it sets
 off runs to rest, first come, first served, before the next is popped.
 
-Delivery. An actor is an asyncio task that waits for its step. The kernel runs the step in line,
-without a turn of the event loop (`is_inline`), or wakes the task, which runs the same step: the
+Delivery. The kernel runs an actor's step in line, without a turn of the event loop. Without
+`is_inline` each actor is an asyncio task, which the kernel wakes and which runs the same step: the
 queue and the heap decide the order in both cases, so results are the same
 (`tests/kernel/test_delivery.py`). A coroutine that awaits the real world (`spawn`, for a backend in
 another process) counts as running: simulated time stands still until it has ended.
