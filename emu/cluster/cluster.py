@@ -1,8 +1,7 @@
 """The world of one run: owns the actors, runs them, and is what they tell and ask.
 
 Owns what is shared by all actors: the kernel, the gateway, the replicas, their watchers, the
-carrier of transfers, and the recorder. Decides nothing; every decision is made in the room that
-it belongs to.
+carrier of transfers, and the recorder. Decides nothing itself.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from emu.config.tables.faults import (
     Swizzle,
 )
 from emu.faults.link_factors import network_links
-from emu.faults.transfers import WindowFault
 from emu.units import ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
