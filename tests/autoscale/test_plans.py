@@ -148,6 +148,23 @@ def test_prefills_are_sources_when_nobody_else_has_the_weights() -> None:
     assert (load.sources, load.targets) == ((0,), (Target(4, "decode"),))
 
 
+def test_where_prefills_never_send_the_machine_gives_the_weights() -> None:
+    table = AutoscaleTable(
+        nvlink=False, multicast="p2p", live=False, prune_sources=False, prefill_never_sends=True
+    )
+    alone = Snapshot(
+        now_ns=0, replicas=(view(0, S.PREFILL), view(1, S.FAILED), view(4, S.INACTIVE))
+    )
+    (load,) = blitz_plan(alone, Demand(decode=1), table, sites(5))
+    assert (load.method, load.sources, load.targets) == ("host", (), (Target(4, "decode"),))
+    busy = view(1, S.DECODE, rdma=Marker.RDMA_SENDING)
+    waits = Snapshot(now_ns=0, replicas=(view(0, S.PREFILL), busy, view(4, S.INACTIVE)))
+    assert blitz_plan(waits, Demand(decode=1), table, sites(5)) == []
+    free = Snapshot(now_ns=0, replicas=(view(0, S.PREFILL), view(1, S.DECODE), view(4, S.INACTIVE)))
+    (load,) = blitz_plan(free, Demand(decode=1), table, sites(5))
+    assert load.sources == (1,)
+
+
 def test_a_live_chain_has_its_tail_live_and_a_helper() -> None:
     snapshot = cluster(S.PREFILL, S.DECODE, *[S.INACTIVE] * 6)
     made = plan(snapshot, 2, 1, nvlink=False, multicast="chain")

@@ -15,6 +15,7 @@ workload.synthetic.images.tokens workload.synthetic.images.distinct
 slo.ttft_ms_per_token slo.ttft_base_ms models.slo.ttft_ms_per_token models.slo.ttft_base_ms
 workload.preset workload.rate_per_s workload.concurrency workload.skip_prefill workload.turns
 workload.think_s workload.upscale workload.synthetic.sessions.branches scheduler.retain_s
+nodes.nic_over_pcie autoscale.prefill_never_sends
 """
 NOT_YET = frozenset(NOT_YET_TEXT.split())
 """Keys that worlds are still to give."""
