@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from emu.faults.injector import Injector
+    from emu.faults.transfers import WindowFault
 
 
 LinkFault = LinkDown | LinkDegrade | LinkLatency
