@@ -74,6 +74,8 @@ def iterate(replica: Replica, event: Event | None = None) -> int:
     ):
         replica.activity = WAITING
         return PARK
+    if replica.wave is not None and replica.steps_history is not None:  # it came last
+        replica.steps_history.began(now_ns, replica.replica_id, batch, replica.wave_wait_ns)
     if replica.is_foreign:
         return measure(replica, batch.shape, _begin_measured)
     was_cruising = replica.is_cruising

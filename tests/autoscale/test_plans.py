@@ -370,6 +370,24 @@ def test_the_pod_autoscaler_waits_out_its_window_before_it_shrinks() -> None:
     assert ask(301, 10) == -3
 
 
+def test_the_pod_autoscaler_grows_to_the_least_that_was_wanted_in_its_window() -> None:
+    table = AutoscaleTable(
+        planner="hpa", target_value=10, scale_up_stabilization_s=60, max_replicas=20
+    )
+    planner = HpaPlanner(table)
+    views = tuple(view(i, S.COLOCATED) for i in range(4))
+
+    def ask(at_s: int, outstanding: int) -> int:
+        snapshot = Snapshot(now_ns=at_s * 10**9, replicas=views, outstanding=outstanding)
+        return planner.decide(snapshot).colocated
+
+    assert ask(0, 60) == 2
+    assert ask(15, 120) == 2, "six were enough a moment ago"
+    assert ask(61, 120) == 8
+    assert ask(70, 43) == 0, "within the tolerance of a tenth"
+    assert ask(140, 45) == 1
+
+
 def test_every_preset_is_a_valid_table() -> None:
     for name, keys in PRESETS.items():
         config = config_from_dict(

@@ -376,6 +376,25 @@ def test_held_and_queued_requests_fail_when_no_replica_reads_prompts() -> None:
     assert not world.recovery.fail_unservable()
 
 
+def test_replicas_of_another_model_serve_nobody_who_waits_for_this_one() -> None:
+    world = World(S.PREFILL, S.DECODE, S.PREFILL, S.DECODE, replace=False)
+    for replica in world.replicas[2:]:
+        replica.model = 1
+    held, other = request(1), request(2)
+    other.model = 1
+    crash(world, 0)
+    world.gateway.held = [held, other]
+    assert world.recovery.fail_unservable()
+    assert world.ends == [(held, Status.FAILED, "no_replica_left")]
+    assert world.gateway.held == [other]
+    world.replicas[1].lock.try_acquire("another")
+    watcher, batch = world.watcher(2), world.held(2, 3)
+    crash(world, 3)
+    watcher.append(batch, 100)
+    assert world.recovery.fail_unservable()
+    assert world.ends[1:] == [(batch[0], Status.FAILED, "no_replica_left")]
+
+
 def test_outbound_kv_fails_when_no_replica_could_take_it() -> None:
     world = World(S.PREFILL, S.DECODE, replace=False)
     watcher, batch = world.watcher(0), world.held(0, 1)
