@@ -175,7 +175,7 @@ def _start_layer(replica: Replica, layers: LayerScheduler) -> int:
         task = layers.pick()
         if task is not None:
             if task.whole_ns < 0 and replica.latency.name not in _PRICES_PARTS:
-                if replica.is_foreign:
+                if replica.latency.foreign:
                     return measure(replica, task.batch.shape, _layer_measured)
                 task.whole_ns = replica.cost_ns(task.batch.shape)
             _run_layer(replica, layers, task)
@@ -387,7 +387,7 @@ def _run_relayed(replica: Replica, relayed: Relayed) -> int:
     """Execute the remaining layers and the head; first tokens come from here."""
     batch, start = relayed.batch, relayed.start_layer
     replica.relayed = relayed
-    if replica.is_foreign:
+    if replica.latency.foreign:
         return measure(replica, batch.shape, _begin_relayed_measured)
     if start and replica.latency.name in _PRICES_PARTS:
         cost_ns = replica.cost_ns(_cut(batch.shape, start, replica.layers - start))
