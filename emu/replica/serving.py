@@ -326,7 +326,6 @@ def shut_colocated(replica: Replica, event: Event) -> int:
         return due_ns
     if replica.is_idle:
         close(replica)
-        replica.model_loaded = False
         replica.out.append(Move(S.SHUTTING_COLOCATED, S.INACTIVE, "drained"))
         return LOOP
     return rest(replica)
