@@ -111,6 +111,7 @@ planted-worlds: $(STAMP)  ## sixty planted bugs of timing, policy, sizes and fig
 
 mutants: $(STAMP)  ## planted bugs that the campaign must catch, and a canary; 120 more that operators make (goes on where it was)
 	@$(PY) -m tests.chaos.mutants --seeds 1000
+	@$(PY) -m tests.chaos.made_mutants --check
 	@$(PY) -m tests.chaos.made_mutants --count 120
 
 docs: $(STAMP)  ## regenerate the generated pages

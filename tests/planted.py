@@ -33,7 +33,7 @@ TESTS = {
     "replica": tuple(
         f"tests/replica/test_{name}.py"
         for name in (
-            *("machine", "relay_board", "zag", "actor", "prerequisites"),
+            *("machine", "leaps", "observers", "relay_board", "zag", "actor", "prerequisites"),
             *("live_scaling", "sequences"),
         )
     ),
@@ -94,8 +94,8 @@ PLANTED = (
     Planted(
         "a crash does not answer a stop",
         "replica/crash.py",
-        "    replica.out += [Reply(asked.reply) for asked in posted if isinstance(asked, StopAsked)]\n",
-        "",
+        "            replica.out.append(Reply(event.reply))\n",
+        "            pass\n",
     ),
     Planted(
         "a crash keeps the batch in flight",
@@ -320,6 +320,56 @@ PLANTED = (
         "replica/live_scaling.py",
         "            if elder is not None:\n",
         "            if False:\n",
+    ),
+    Planted(
+        "a leap does not end for a request that it would see",
+        "replica/replica.py",
+        "        self._cut(ends, steps)\n        return True\n",
+        "        return True\n",
+    ),
+    Planted(
+        "the decodes that follow a straggler's prompt are not slow",
+        "replica/replica.py",
+        "self._runs_opened is not None and self.slowdown == 1.0:",
+        "self._runs_opened is not None:",
+    ),
+    Planted(
+        "a reservation does not bring its actor's timer forward",
+        "replica/actor.py",
+        "        is_reserved = reserve(replica, requests)\n"
+        "        if replica.look or replica.cut_ns >= 0:\n",
+        "        is_reserved = reserve(replica, requests)\n        if replica.look:\n",
+    ),
+    Planted(
+        "a batch of layers is not told to observers",
+        "replica/completion.py",
+        "        observers.batches.batch("
+        "replica.replica_id, batch, start_ns, replica.clock.now_ns, 1, None)\n",
+        "        pass\n",
+    ),
+    Planted(
+        "a crash keeps live moves of the life before",
+        "replica/crash.py",
+        "    replica.live_moves = 0\n",
+        "",
+    ),
+    Planted(
+        "a cancellation of another's request finds a split batch here",
+        "migration/outbound.py",
+        "        if request in split.requests:\n",
+        "        if True:\n",
+    ),
+    Planted(
+        "a batch that is handed over belongs to its giver still",
+        "replica/live_scaling.py",
+        "        request.holder_id = replica.replica_id\n    return taken\n",
+        "        pass\n    return taken\n",
+    ),
+    Planted(
+        "an end of a loss of memory that a crash is faster than is not told",
+        "replica/crash.py",
+        "            replica.out.append(Reply(event.over))\n",
+        "            pass\n",
     ),
     Planted(
         "a helper without room is given a batch",
@@ -617,8 +667,38 @@ PLANTED = (
     Planted(
         "memory comes back to another life",
         "faults/replicas.py",
-        "        if replica.incarnation == incarnation:\n            replica.actor.post(KvRestored",
-        "        if True:\n            replica.actor.post(KvRestored",
+        "        if replica.incarnation == incarnation:\n            told = partial",
+        "        if True:\n            told = partial",
+    ),
+    Planted(
+        "the end of one loss of memory gives back another's",
+        "faults/injector.py",
+        "        self._losses += 1\n        return self._losses - 1\n",
+        "        self._losses = 1\n        return 0\n",
+    ),
+    Planted(
+        "a fault of memory that a crash was faster than is said to strike",
+        "faults/replicas.py",
+        "        if blocks < 0:\n",
+        "        if False:\n",
+    ),
+    Planted(
+        "the grace of an earlier drain ends a later one",
+        "faults/recovery.py",
+        "if replica.state is state and replica.state_since_ns == since_ns:",
+        "if replica.state is state:",
+    ),
+    Planted(
+        "a stale directory lies always",
+        "faults/control_plane.py",
+        "rng.random() >= fault.probability:\n            return False\n",
+        "rng.random() >= fault.probability:\n            return True\n",
+    ),
+    Planted(
+        "faults of the configuration never strike",
+        "faults/injector.py",
+        "            self.inject(fault)\n",
+        "            pass\n",
     ),
     Planted(
         "a straggler that ends makes its replica as new",

@@ -5,7 +5,7 @@ Owns what LLMServingSim keeps per instance, on top of emu's scheduler. See `pari
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +15,6 @@ from emu.astra.convert import QUIRKS, convert
 from emu.astra.layer_times import BundleTimes
 from emu.astra.nodes import Graph, Location, Place
 from emu.astra.parity_cluster import ParityCluster, ParityReplica, trace_model
-from emu.astra.parity_scheduler import OriginalRunningSet
 from emu.astra.pim import Member, PimAttention
 from emu.astra.rows import TraceGenerator, TraceSetup
 from emu.astra.trace import Trace
@@ -27,11 +26,43 @@ from emu.latency.base import BatchShape
 from emu.latency.moe_gate import GateShape, make_gate
 from emu.latency.profile.bundle import find_bundle, read_bundle, variant_name
 from emu.request import Request
-from emu.scheduling.base import Batch, ReplicaLimits
+from emu.scheduling.base import Batch, Progress, ReplicaLimits
+from emu.scheduling.cohort import RunningRequest
+from emu.scheduling.running import RunningSet
 from emu.scheduling.vllm import VllmScheduler
 from emu.units import GIB
 
 _TIER_TOKENS = 256
+
+
+class OriginalRunningSet(RunningSet):
+    """`RunningSet` whose batches end as in the original, which differs with pipeline stages only.
+
+    The original advances a request's computed tokens when a batch is formed and asks for them when
+    a batch ends. With several batches in flight the end of an earlier one therefore counts what a
+    later one has still to compute: a prompt is complete, and its first token there, while its last
+    chunk runs. Source: LLMServingSim 2.0.
+    """
+
+    def token_receivers(self, batch: Batch) -> Iterable[Request]:
+        """Members of the batch that get an output token at its end."""
+        if self.limits.pipeline_stages == 1:
+            return super().token_receivers(batch)
+        requests = [running.request for running, _, _ in self.records.get(batch.batch_id, ())]
+        return [
+            request
+            for request in requests
+            if request.request_id in self.requests
+            and request.computed_tokens >= request.reached_tokens
+        ]
+
+    def end_record(
+        self, running: RunningRequest, new: int, target: int, now_ns: int, progress: Progress
+    ) -> bool:
+        """The outcome of a member, judged by what it has computed in all batches."""
+        if self.limits.pipeline_stages > 1:
+            target = running.request.computed_tokens
+        return super().end_record(running, new, target, now_ns, progress)
 
 
 class ParityOptions(msgspec.Struct, frozen=True, kw_only=True):

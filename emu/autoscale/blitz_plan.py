@@ -32,6 +32,17 @@ _NVLINK_SOURCES = frozenset(
         S.AUS_PREFILL,
     }
 )
+_SENDS_KV = frozenset(
+    {
+        S.PREFILL,
+        S.NEW_PREFILL,
+        S.OLD_PREFILL,
+        S.REFRACTORY_PREFILL,
+        S.SHUTTING_PREFILL,
+        S.AUS_PREFILL,
+    }
+)
+"""KV leaves a replica in these states."""
 
 
 def blitz_plan(
@@ -128,7 +139,7 @@ class _Loading:
         draft.prefill, draft.decode = max(draft.prefill, 0), max(draft.decode, 0)
         if not self.free:
             return False
-        if table.multicast == "none" or not any(v.is_loaded for v in draft.snapshot.replicas):
+        if table.multicast == "none" or not any(map(self._may_send, draft.snapshot.replicas)):
             self._from_loader()
             return False
         if not sources:
@@ -142,6 +153,10 @@ class _Loading:
             if lanes > 1:
                 return self._tanz(sources, lanes)
         return self._chains(sources)
+
+    def _may_send(self, view: ReplicaView) -> bool:
+        """It has the weights, and its links are not reserved for KV."""
+        return view.is_loaded and not (self.table.prefill_never_sends and view.state in _SENDS_KV)
 
     # --- one to one (6.6) -----------------------------------------------------------------------
     def _p2p(self, sources: list[ReplicaView]) -> bool:

@@ -150,10 +150,13 @@ class Draft:
         """Replicas that may send weights over RDMA, in the order of section 6.4.
 
         Pruned (interference), prefill replicas send only if no other replica has the weights: after
-        the loss of every decode replica the original finds no source and never loads again.
+        the loss of every decode replica the original finds no source and never loads again. Those
+        that never send are not even then in the list.
         """
         others = [*self.normal_decode, *self.shutting_decode, *self.spares]
-        is_pruned = self.table.prune_sources and any(v.is_loaded for v in others)
+        is_pruned = self.table.prefill_never_sends or (
+            self.table.prune_sources and any(v.is_loaded for v in others)
+        )
         candidates = others if is_pruned else [*self.normal_prefill, *others]
         return [v for v in candidates if v.is_loaded and v.rdma is Marker.NONE]
 

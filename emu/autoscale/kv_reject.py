@@ -77,6 +77,11 @@ class KvRejecter(Actor):
         self._has_started = False
         self._is_due = False
         """The rule is to be applied when the timer comes."""
+        self._on_applied: Callable[[Sequence[Use], Sequence[int]], None] | None = None
+
+    def tell_uses(self, on_applied: Callable[[Sequence[Use], Sequence[int]], None]) -> None:
+        """Tell of every time that the rule is applied: what it saw, and who is rejected then."""
+        self._on_applied = on_applied
 
     def look(self) -> None:
         """A decode replica's use or state has changed."""
@@ -119,3 +124,5 @@ class KvRejecter(Actor):
                 self.locked.append(replica)
                 self.rejections += 1
                 self._on_changed(replica, True)
+        if self._on_applied is not None:
+            self._on_applied(uses, [replica.replica_id for replica in self.locked])

@@ -71,6 +71,10 @@ _REVIVE: Final = {
 }
 
 
+OnLook = Callable[[str, Snapshot, Demand, Sequence[Action]], None]
+"""Told of (planner, what it saw, what it wants, what is done)."""
+
+
 class Scaler(Launches, Actor):
     """The actor: looks, asks the planner, plans, acts."""
 
@@ -153,6 +157,11 @@ class Scaler(Launches, Actor):
         self._present: list[Replica] = []
         self._has_moved = True
         """Some replica has changed its state since `_present` was made."""
+        self._on_look: OnLook | None = None
+
+    def tell_looks(self, on_look: OnLook) -> None:
+        """Tell of every look: what was seen and wanted, and what is done about it."""
+        self._on_look = on_look
 
     # --- the loop ---------------------------------------------------------------------------------
     def look(self) -> None:
@@ -193,6 +202,8 @@ class Scaler(Launches, Actor):
         from emu.autoscale.detours import detour  # a run without a planner needs no plans
 
         actions = detour(self._plan(snapshot, demand), snapshot, self.table)
+        if self._on_look is not None:
+            self._on_look(self.name, snapshot, demand, actions)
         if actions:
             text = f"{demand.text()}; {'; '.join(map(words, actions))}"
             self._world.note("plan", "" if self._world.is_only else self.name, text)

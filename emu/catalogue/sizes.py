@@ -71,11 +71,6 @@ def attention_params(spec: ModelSpec, tp: int = 1) -> int:
     return _mixer_params(spec, spec.layer(0), tp)
 
 
-def mlp_params(spec: ModelSpec, ffn: int, tp: int = 1) -> int:
-    """Parameters of a dense MLP (or of one expert) of a width on one of `tp` ranks."""
-    return (3 if spec.gated_mlp else 2) * spec.hidden * ceil_div(ffn, tp)
-
-
 def layer_size(spec: ModelSpec, layer_index: int, tp: int = 1, ep: int = 0) -> LayerSize:
     """Parameters of one layer on one rank. `ep` 0 = as many ranks as `tp`.
 

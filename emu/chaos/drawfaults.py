@@ -43,6 +43,11 @@ _TRANSFERS: Final = (
 _NEEDS_TRANSFERS: Final = ("partition", "lease_expired", *_TRANSFERS)
 _NEEDS_PLANNER: Final = ("metrics_delayed", "metrics_frozen", "metrics_lost", "planner_restart")
 _WITH_PROBABILITY: Final = (*_TRANSFERS, "host_cache_stale", "load_stuck")
+_TWINS: Final = (
+    *("straggler", "link_degrade", "link_latency", "partition", "metrics_delayed"),
+    *("metrics_frozen", "metrics_lost"),
+)
+"""Kinds that add up, or of which the last end counts."""
 _MEETS_LOADS: Final = ("host_cache_lost", "host_cache_stale", "load_stuck")
 _COLOCATED_STAGES: Final = (
     "colocated",
@@ -102,7 +107,8 @@ def ground_of(tables: Mapping[str, Any], *, heals: bool) -> Ground:
 def _groups_of_models(tables: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """The replicas that follow from `[[models]]`."""
     groups: list[Mapping[str, Any]]
-    groups = msgspec.to_builtins(expand_models(config_from_dict(dict(tables))).replicas)
+    bare = {key: value for key, value in tables.items() if key != "workload"}
+    groups = msgspec.to_builtins(expand_models(config_from_dict(bare)).replicas)
     return groups
 
 
@@ -159,6 +165,12 @@ def _some(rng: Rng, name: str, at_s: float, ground: Ground) -> list[Tables]:
     if name == "replica_crash" and "stage" in first:  # states that last but an instant
         more = [_fault(rng, name, at_s, ground) for _ in range(int(rng.integers(0, 4)))]
         return [first, *(fault for fault in more if "stage" in fault)]
+    if name in _TWINS and first.get("duration_s") and chance(rng, 0.3):
+        # Another on the same one, from the middle of the first: both count, then one, then none.
+        later = {**first, "at_s": round(at_s + first["duration_s"] / 2, 9)}
+        if KINDS[name].magnitude is not None:
+            later[KINDS[name].size] = _size(rng, name)
+        return [first, later]
     if name in _MEETS_LOADS and chance(rng, 0.6):
         crash = _fault(rng, "replica_restart", round(at_s + 0.01, 9), ground)
         return [first, {**crash, "duration_s": float(pick(rng, TIMES_S[1:4]))}]
@@ -205,6 +217,40 @@ def _fault(rng: Rng, name: str, at_s: float, ground: Ground) -> Tables:
         fault["times"] = int(rng.integers(1, 21))
     elif name in ("client_leaves", "completion_twice"):
         fault["clients" if name == "client_leaves" else "times"] = int(rng.integers(1, 4))
+    return fault
+
+
+def fault_on(
+    rng: Rng, name: str, at_s: float, replica: int, others: Sequence[int], *, gpus: int
+) -> Tables | None:
+    """A fault of a kind on this replica of one GPU, on machines of so many; None = it cannot.
+
+    Faults of two replicas go from or to one of the `others`.
+    """
+    spec = KINDS[name]
+    fault: Tables = {"at_s": at_s, "kind": name}
+    keys = {key for group in spec.one_of for key in group}
+    if {"source", "destination"} <= keys or name == "partition":
+        pair = [replica, pick(rng, others)]
+        if pair[0] == pair[1]:
+            return None
+        order = pair if chance(rng, 0.5) else pair[::-1]
+        fault |= {"source": order[0], "destination": order[1]}
+    elif "replica" in keys or "replica" in spec.may:
+        if "replica" in keys or chance(rng, 0.5):
+            fault["replica"] = replica
+    elif "gpu" in keys:
+        fault["gpu"] = replica
+    elif "node" in keys:
+        fault["node"] = replica // gpus
+    if spec.magnitude is not None and not spec.may_magnitude:
+        fault[spec.size] = _size(rng, name)
+    if name in _WITH_PROBABILITY:
+        fault["probability"] = float(pick(rng, (0.5, 1.0)))
+    if spec.takes_duration:
+        fault["duration_s"] = float(pick(rng, (0.02, 0.1, 0.4)))
+    if name == "completion_twice":
+        fault["times"] = 1
     return fault
 
 

@@ -98,7 +98,11 @@ def _served_model(
         "max_model_tokens": (0, 1_000),
         "pinned": (True, False),
         "max_outstanding": (0, 3, 20),
-        "slo": ({"ttft_ms": 100.0}, {"tpot_ms": 20.0, "e2e_ms": 900.0}),
+        "slo": (
+            {"ttft_ms": 100.0},
+            {"tpot_ms": 20.0, "e2e_ms": 900.0},
+            {"ttft_ms_per_token": 0.5, "ttft_base_ms": 50.0},
+        ),
     }
     model |= {key: pick(rng, values) for key, values in drawn.items() if chance(rng, 0.25)}
     if is_scaled and chance(rng, 0.4):
@@ -187,11 +191,27 @@ def draw_made(rng: Rng, tables: Tables) -> float:
             "tool_s": float(pick(rng, (0.0, 0.2))),
             "shared_context": chance(rng, 0.5),
         }
+        if chance(rng, 0.4):
+            made["sessions"]["branches"] = int(pick(rng, (2, 4)))
+    elif chance(rng, 0.4):
+        tables["workload"]["preset"] = pick(rng, ("chat", "code", "conversation", "summarization"))
+    turns = made.get("sessions", {}).get("turns_max", 1)
+    if "limit_mm_per_prompt" in tables["scheduler"] and turns == 1:
+        made["images"] = {
+            "share": float(pick(rng, (0.3, 1.0))),
+            "count": int(pick(rng, (1, 2))),
+            "tokens": int(pick(rng, (8, 40))),
+            "distinct": int(pick(rng, (0, 3))),
+        }
     if chance(rng, 0.4):
         made |= {"prefix_groups": int(pick(rng, (1, 4))), "prefix_tokens": 64}
     if tables["scheduler"].get("enable_lora"):
         made["adapters"] = 4
-    tables["workload"].pop("start_s", None)  # of the lines that were there
+    for key in ("start_s", "upscale", "rate_per_s"):  # of the lines that were there
+        tables["workload"].pop(key, None)
+    if tables["workload"].get("concurrency"):
+        made.pop("duration_s", None)
+        del made["arrivals"]
     tables["workload"]["synthetic"] = made
     return min(10.0, float(made["requests"] / arrivals["rate_per_s"]))
 

@@ -60,6 +60,11 @@ _CUSTOM: Final = {
 }
 
 
+def keeps_other_things(name: str) -> bool:
+    """Some layers of a model keep states, or a window, and not the KV of all tokens."""
+    return any(model.name == name and model.kind in _UNLIKE for model in MODELS)
+
+
 def draw_shapes(rng: Rng, tables: Tables) -> None:
     """Another shape, model or cost for the replicas of a world."""
     tensor, pipeline = _shape(rng, tables)
@@ -198,7 +203,8 @@ def _latency(rng: Rng, tables: Tables, model: Model, tensor: int, pipeline: int)
         return
     _engine(rng, table, tables)
     has_drafts = "speculative_config" in tables["scheduler"]
-    if pipeline == 1 and model.kind == "dense" and not has_drafts and chance(rng, 0.4):
+    has_more = has_drafts or tables["scheduler"].get("enable_lora")
+    if pipeline == 1 and model.kind == "dense" and not has_more and chance(rng, 0.4):
         _placement(rng, tables)
 
 

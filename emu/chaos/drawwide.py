@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from emu.chaos.drawfaults import TIMES_S, Rng, Tables, chance, pick
 from emu.chaos.drawfleet import draw_fleet, draw_made, draw_scaling, draw_sessions
-from emu.chaos.drawshapes import draw_shapes
+from emu.chaos.drawshapes import draw_shapes, keeps_other_things
 from emu.config.kinds import KINDS
 from emu.config.schema import SchedulerTable
 from emu.rng import rng_stream
@@ -28,6 +28,7 @@ _NODE: Final[Values] = {
     "pcie_shared_by": (1, 2),
     "ssd_gbps": (1.0, 10.0, 100.0),
     "nvlink_domain": (0, 1, 2),
+    "nic_over_pcie": (True, False),
     "leaf": ("a", "b"),
     "cxl_latency_ns": (0, 1_000_000),
     "cxl_devices": (1, 2),
@@ -72,6 +73,7 @@ _AUTOSCALE: Final[Values] = {
     "nvlink": (True, False),
     "note_layers": (True, False),
     "prune_sources": (True, False),
+    "prefill_never_sends": (True, False),
     "host_cache_gib": (0.0, 10.0, 40.0),
     "host_cache_eviction": ("use", "size_use"),
     "host_cache_ttl_s": (0.0, 0.5, 30.0),
@@ -108,6 +110,8 @@ _SLO: Final[Values] = {
     "ttft_ms": (0.0, 50.0, 1000.0),
     "tpot_ms": (0.0, 10.0, 100.0),
     "e2e_ms": (0.0, 500.0, 5000.0),
+    "ttft_ms_per_token": (0.0, 0.1, 1.0),
+    "ttft_base_ms": (0.0, 20.0, 300.0),
 }
 _WORKLOAD: Final[Values] = {
     "limit": (0, 3, 20),
@@ -147,6 +151,9 @@ def draw_wide(seed: int, tables: Tables, lines: list[Tables]) -> float:
     if chance(rng, 0.12):
         span_s = draw_made(rng, tables)
         lines.clear()
+    roles = {group["role"] for group in tables.get("replicas", ())}
+    if roles != {"colocated"} or keeps_other_things(tables["model"].get("name", "")):
+        tables["workload"].pop("skip_prefill", None)
     return span_s
 
 
@@ -199,7 +206,9 @@ def _figures(rng: Rng, tables: Tables, lines: list[Tables]) -> None:
     if chance(rng, 0.2):
         tables["router"]["max_prompt_tokens"] = int(pick(rng, (50, 500)))
     if chance(rng, 0.3):
-        tables["slo"] = _some(rng, _SLO, 0.7)
+        tables["slo"] = slo = _some(rng, _SLO, 0.7)
+        if not slo.get("ttft_ms_per_token"):
+            slo.pop("ttft_base_ms", None)
     if chance(rng, 0.15):
         tables["power"] = _some(rng, _POWER, 0.7)
     if chance(rng, 0.3):
@@ -207,8 +216,14 @@ def _figures(rng: Rng, tables: Tables, lines: list[Tables]) -> None:
     if chance(rng, 0.1):
         first_s, last_s = (f(x["arrival_time_ns"] for x in lines) / 1e9 for f in (min, max))
         tables["workload"]["start_s"] = round((first_s + last_s) / 4, 9)
+    elif chance(rng, 0.5):
+        _arrivals(rng, tables, lines)
+    if tables["latency"]["backend"] == "linear" and chance(rng, 0.3):
+        tables["latency"]["base_us"] += float(pick(rng, (0.0004, 0.0006)))  # rounded, then
     if "autoscale" in tables:
         tables["autoscale"] |= _some(rng, _AUTOSCALE, 0.12)
+        if tables["autoscale"].get("loader") == "cache" and chance(rng, 0.5):
+            tables["autoscale"]["host_cache_ttl_s"] = float(pick(rng, (0.0, 0.1, 0.5)))
     if "kv_reject" in tables:
         tables["kv_reject"] |= _some(
             rng, {"enabled": (True, True, False), "period_ms": (1.0, 10.0, 200.0)}, 0.4
@@ -219,27 +234,57 @@ def _figures(rng: Rng, tables: Tables, lines: list[Tables]) -> None:
         tables["limits"]["stalled_s"] = float(pick(rng, (0.0, 1800.0)))
 
 
+def _arrivals(rng: Rng, tables: Tables, lines: list[Tables]) -> None:
+    """Clients in a closed loop, a denser file, another rate, prompts that are there already."""
+    workload = tables["workload"]
+    times = [line["arrival_time_ns"] for line in lines]
+    first_ns, last_ns = min(times), max(times)
+    if chance(rng, 0.15) and times == sorted(times):
+        workload["upscale"] = int(pick(rng, (2, 3)))
+    if chance(rng, 0.1):
+        workload.pop("time_scale", None)
+        workload["concurrency"] = int(pick(rng, (1, 4, 20)))
+    elif chance(rng, 0.15) and last_ns > first_ns and not workload.get("limit"):
+        workload.pop("time_scale", None)
+        workload["rate_per_s"] = float(pick(rng, (5.0, 40.0)))
+    scheduler = tables["scheduler"]
+    is_plain = all(
+        group["role"] == "colocated" and "data_parallel_group" not in group
+        for group in tables["replicas"]
+    )
+    if not is_plain or scheduler["policy"] != "vllm":
+        return
+    if chance(rng, 0.5):
+        workload["skip_prefill"] = True
+    if scheduler.get("prefix_caching") and chance(rng, 0.4):
+        scheduler["retain_s"] = float(pick(rng, (0.01, 0.3, 5.0)))
+
+
 def _scheduling(rng: Rng, tables: Tables, lines: list[Tables]) -> None:
     scheduler = tables["scheduler"]
     policy = scheduler["policy"]
     fields = KINDS[SchedulerTable].kinds[policy].__struct_fields__
     drawn = _some(rng, _SCHEDULER, 0.2)
-    if not scheduler.get("enable_lora"):
+    if scheduler.get("enable_lora"):
+        drawn["max_lora_rank"] = int(pick(rng, (8, 64)))
+    else:
         drawn.pop("max_lora_rank", None)
+    if policy == "fcfs":
+        drawn.pop("skip_blocked", None)
     scheduler |= {key: value for key, value in drawn.items() if key in fields}
     if policy in _QUIRKS and chance(rng, 0.3):
         scheduler["faithful"] = [quirk for quirk in _QUIRKS[policy] if chance(rng, 0.6)]
     if chance(rng, 0.15):
-        scheduler["order"] = "deadline"
+        scheduler["order"] = "deadline" if policy != "fcfs" else "arrival"
         for line in lines:
             for turn in line.get("sub_requests", [line]):
                 if chance(rng, 0.6):
                     turn["deadline_ns"] = int(pick(rng, (0, 50_000_000, 2_000_000_000)))
     drafts = scheduler.get("speculative_config")
     is_plain = tables["model"]["name"] == "meta-llama/Llama-3.1-8B"
-    if drafts is not None and drafts["method"] == "eagle" and is_plain and chance(rng, 0.4):
+    if drafts is not None and drafts["method"] == "eagle" and is_plain and chance(rng, 0.8):
         drafts |= {"method": "draft_model", "model": "meta-llama/Llama-3.2-1B"}
-        drafts["draft_tensor_parallel_size"] = int(pick(rng, (0, 1)))
+        drafts["draft_tensor_parallel_size"] = int(pick(rng, (0, 1, 1)))
     if drafts is not None and "acceptance_rate" in drafts:
         if chance(rng, 0.3):
             drafts["acceptance_spread"] = 0.3

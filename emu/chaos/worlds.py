@@ -25,6 +25,7 @@ from emu.chaos.drawfaults import (
     pick,
 )
 from emu.chaos.drawmodels import draw_models
+from emu.chaos.drawrare import draw_rare
 from emu.chaos.drawwide import draw_wide
 from emu.config.kinds import KINDS
 from emu.config.schema import SchedulerTable
@@ -66,8 +67,15 @@ def draw_world(seed: int, *, requests_max: int = 60, wide: bool = True) -> World
     `wide`: also keys that plain worlds leave at their defaults (`drawwide.py`); tests that change
     a world's model, policy or costs take a plain one.
     """
+    rare = draw_rare(seed) if wide else None
+    if rare is not None:
+        tables, lines, faults = rare
+        own = tables.get("recovery", {})
+        heals = _recovery(rng_stream(seed, "chaos world"), tables)
+        tables["recovery"] |= own
+        return World(tables | {"faults": faults}, lines, heals)
     rng = rng_stream(seed, "chaos world")
-    tables: Tables = {"seed": seed}
+    tables = {"seed": seed}
     kind = pick(rng, KINDS_OF_CLUSTER)
     _cluster(rng, tables, kind)
     _policies(rng, tables, kind)
@@ -77,6 +85,9 @@ def draw_world(seed: int, *, requests_max: int = 60, wide: bool = True) -> World
     span_s = max(line["arrival_time_ns"] for line in lines) / 1e9
     if wide:
         span_s = draw_wide(seed, tables, lines)
+    if "models" in tables and "autoscale" in tables:
+        # What is left of a fleet may be too little for the least that each model is to have.
+        heals = tables["recovery"]["replace"] = True
     ground = ground_of(tables, heals=heals)
     faults = draw_faults(rng_stream(seed, "chaos faults"), ground, span_s + 0.5)
     if faults:
@@ -193,6 +204,8 @@ def _scheduler(rng: Rng, policy: str) -> Tables:
         "prefix_caching": chance(rng, 0.6),
         "async_scheduling": pick(rng, ("auto", "auto", "on")),
     }
+    if policy == "fcfs":
+        drawn["order"] = "arrival"  # as its name says
     # All figures are drawn whatever the policy is, so that a world does not depend on it otherwise.
     kind = KINDS[SchedulerTable].kinds[policy]
     return {key: value for key, value in drawn.items() if key in kind.__struct_fields__}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 import numpy as np
 
+from emu.autoscale.actions import Action, words
 from emu.catalogue import sizes
 from emu.catalogue.lookup import lookup_gpu
 from emu.cluster.backends import SharedBackends, tower_costs
@@ -48,12 +49,16 @@ from emu.scheduling.registry import make_scheduler
 from emu.units import gbps_to_bytes_per_s, ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
+    from emu.autoscale.demand import Demand
     from emu.autoscale.kv_reject import KvRejecter
+    from emu.autoscale.scaler import Scaler
+    from emu.autoscale.snapshot import Snapshot
     from emu.cluster.insight import Insight
     from emu.config.schema import Config
     from emu.faults.injector import Handler
     from emu.latency.encoder import EncoderFleet
     from emu.migration.live import LiveMigrator, LiveWorld
+    from emu.report.history import History
 
 S = ReplicaState
 _START: Final = {
@@ -377,3 +382,28 @@ def build_rejecter(
     from emu.autoscale.kv_reject import KvRejecter
 
     return KvRejecter(shared.kernel, members, table, on_capacity=on_capacity, on_changed=on_changed)
+
+
+def tell_decisions(
+    history: History,
+    kernel: Kernel,
+    scalers: Sequence[Scaler],
+    rejecters: Sequence[KvRejecter | None],
+    live: LiveMigrator | None,
+) -> None:
+    """Planners, KV rejection and rebalancing tell the history what they see and decide."""
+
+    def look(planner: str, seen: Snapshot, wanted: Demand, actions: Sequence[Action]) -> None:
+        history.look(kernel.now_ns, planner, seen, wanted, map(words, actions))
+
+    for scaler in scalers:
+        scaler.tell_looks(look)
+    for rejecter in rejecters:
+        if rejecter is not None:
+            rejecter.tell_uses(lambda uses, held: history.uses(kernel.now_ns, uses, held))
+    if live is not None:
+        live.tell_choices(
+            lambda request, source, destination: history.choice(
+                kernel.now_ns, request, source, destination
+            )
+        )

@@ -1,8 +1,7 @@
 """The world of one run: owns the actors, runs them, and is what they tell and ask.
 
 Owns what is shared by all actors: the kernel, the gateway, the replicas, their watchers, the
-carrier of transfers, and the recorder. Decides nothing; every decision is made in the room that
-it belongs to.
+carrier of transfers, and the recorder. Decides nothing itself.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from emu.autoscale.scaler import Scaler
+from emu.catalogue.flops import model_flops
 from emu.cluster.backends import SharedBackends
 from emu.cluster.build import (
     Shared,
@@ -27,6 +27,7 @@ from emu.cluster.build import (
     build_watchers,
     fault_handlers,
     join_waves,
+    tell_decisions,
 )
 from emu.cluster.commands import Commander, check_commands
 from emu.cluster.gateway import Gateway, Source
@@ -119,6 +120,8 @@ class Cluster:
             ModelPool(self, index, name, queue=build_queue(plan, name))
             for index, name in enumerate(plan.models)
         ]
+        specs = {replica.served: replica.model for replica in plan.replicas}
+        recorder.requests.count_flops([model_flops(specs[name]) for name in plan.models])
         self.pool_of = [self.pools[plan.models.index(r.served)] for r in plan.replicas]
         """By replica."""
         for its_plan, pool in zip(plan.replicas, self.pool_of, strict=True):
@@ -145,6 +148,9 @@ class Cluster:
         self.commander = Commander(self.kernel, self.replicas, config.commands)
         self.live = build_live(shared, self)
         self._make_loops(shared)
+        if self.history is not None and self.history.follows_steps:
+            rejecters = [pool.rejecter for pool in self.pools]
+            tell_decisions(self.history, self.kernel, self.scalers, rejecters, self.live)
         self._is_scaled = self.scalers[0].is_active
         self.recovery = Recovery(self)
         self.faults = Injector(self, self.recovery, fault_handlers)

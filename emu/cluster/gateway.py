@@ -8,7 +8,7 @@ decides with is what a real gateway sees (see the oracle boundary in `emu/reques
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -273,10 +273,11 @@ class Gateway(Actor):
         if self.held:
             self.route_held()
 
-    def take_held(self) -> list[Request]:
-        """Requests that no replica will ever take: the caller ends them."""
-        held = list(self.held)
-        self.held.clear()
+    def take_held(self, served: Container[int]) -> list[Request]:
+        """Requests that no replica will ever take, of models that are not `served`: the caller
+        ends them."""
+        held = [request for request in self.held if request.model not in served]
+        self.held = deque(request for request in self.held if request.model in served)
         return held
 
     def route_held(self) -> None:

@@ -12,9 +12,6 @@ from emu.request import Request
 from emu.scheduling.base import Batch
 from emu.scheduling.stages import StageSpan
 
-_COMPONENTS_UP_TO_STEPS = 1
-"""Components are drawn for single iterations; in a leap they differ from step to step."""
-
 
 class TraceSink:
     """Implements `BatchSink` over a `TraceWriter`."""

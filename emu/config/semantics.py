@@ -38,6 +38,7 @@ def semantic_problems(config: Config) -> list[Problem]:
         *_fleet(config),
         *_workload(config),
         *_retention(config),
+        *_first_come(config),
         *_objectives(config),
         *_autoscale(config),
         *([] if list(fleet_problems(config)) else _targets(expand_models(config))),
@@ -272,6 +273,23 @@ def _retention(config: Config) -> Iterator[Problem]:
         yield here, "keeps blocks for a prefix cache; prefix_caching is off"
     if any(group.role != "colocated" for group in config.replicas) or config.models:
         yield here, "expected colocated replicas: others pass the KV on"
+
+
+def _first_come(config: Config) -> Iterator[Problem]:
+    """fcfs is first come, first served, and stops at the first that does not fit."""
+    common = config.scheduler
+    groups = [("replicas", i, group.scheduler) for i, group in enumerate(config.replicas)]
+    groups += [("models", i, model.scheduler) for i, model in enumerate(config.models)]
+    told: set[Path] = set()
+    for name, index, table in groups:
+        if table.get("policy", common.policy) != "fcfs":
+            continue
+        for key, value in (("order", "arrival"), ("skip_blocked", False)):
+            of_group: Path = (name, index, "scheduler", key)
+            here: Path = of_group if key in table else ("scheduler", key)
+            if table.get(key, getattr(common, key)) != value and here not in told:
+                told.add(here)
+                yield here, f"fcfs takes requests as they come; it needs {shown(value)}"
 
 
 def _autoscale(config: Config) -> Iterator[Problem]:

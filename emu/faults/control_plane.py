@@ -110,6 +110,8 @@ def blur_metrics(
         return
     injector.note(fault, "planner")
     late_ns = ms_to_ns(fault.delay_ms) if isinstance(fault, MetricsDelayed) else 0
+    if not (late_ns or fault.duration_s):
+        injector.recovery.lose_capacity()  # what is not there by now may never be ordered
     for scaler in scalers:
         sight = scaler.sight
         if late_ns:

@@ -5,7 +5,7 @@ The cluster is such a world; faults know no more of it than this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from emu.autoscale.scaler import Scaler
@@ -50,8 +50,8 @@ class Clients(Protocol):
         """Give the request to a replica, or hold it until one can take it."""
         ...
 
-    def take_held(self) -> list[Request]:
-        """Requests that no replica will ever take: the caller ends them."""
+    def take_held(self, served: Container[int]) -> list[Request]:
+        """Requests that no replica will ever take, of models that are not `served`."""
         ...
 
 

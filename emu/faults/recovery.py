@@ -273,20 +273,21 @@ class Recovery:
             return False
         cluster = self.cluster
         unservable: list[Request] = []
-        if not any(r.state in _PROMPTS for r in cluster.replicas):
-            unservable += cluster.gateway.take_held()
-            for queue in cluster.queues:
-                waiting = list(queue)
-                for request in waiting:
-                    queue.cancel(request)
-                unservable += waiting
+        served = {r.model for r in cluster.replicas if r.state in _PROMPTS}
+        unservable += cluster.gateway.take_held(served)
+        for queue in cluster.queues:
+            waiting = [request for request in queue if request.model not in served]
+            for request in waiting:
+                queue.cancel(request)
+            unservable += waiting
         for watcher in cluster.watchers.values():
             heads = [*watcher.outbound.queue][:1]
             wanted = heads[0].requests if heads else []
             firsts = watcher.outbound.firsts
             if not heads and firsts:
                 wanted = firsts[0].requests
-            if wanted and not any(self._could_take(r, wanted) for r in cluster.replicas):
+            others = (r for r in cluster.replicas if r.model == watcher.source.model)
+            if wanted and not any(self._could_take(r, wanted) for r in others):
                 unservable += watcher.lose_source()
         for request in unservable:
             cluster.terminal(request, Status.FAILED, "no_replica_left")

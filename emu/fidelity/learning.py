@@ -36,7 +36,13 @@ from emu.latency.posterior import (
     values_of,
     with_values,
 )
-from emu.learn.estimate import Population, RunEvidence, most_probable, population
+from emu.learn.estimate import (
+    OTHER_LOAD,
+    Population,
+    RunEvidence,
+    most_probable,
+    population,
+)
 from emu.learn.saved import posterior_text
 
 _PART: Final = 0.12
@@ -302,7 +308,7 @@ def first_stage(
             mine = _evidence([(now[run.run_id][0], 0)], slopes)
             places[run.run_id] = most_probable(
                 mine.residuals,
-                found.noise[mine.metrics],
+                OTHER_LOAD * found.noise[mine.metrics],
                 mine.slopes,
                 here,
                 values_of(shipped(run)) + found.shift,
@@ -338,7 +344,8 @@ def half(
     if not chosen:
         problem = f"no half of the models has {_RUNS_MIN} runs on one GPU"
         raise InputError("fidelity", None, "--learn", problem)
-    now = _rows_by_run(emulated(chosen, places, processes))
+    moved = [run for run in chosen if (places[run.run_id] != values_of(shipped(run))).any()]
+    now = {**by_run, **_rows_by_run(emulated(moved, places, processes))}
     return [
         _stage(before, after)
         for run in chosen

@@ -18,7 +18,7 @@ Three pools with one interface:
 
 from __future__ import annotations
 
-from typing import Final, Protocol, final
+from typing import Final, final
 
 from emu.request import Request
 
@@ -77,66 +77,6 @@ class Hit:
 
 
 NO_HIT: Final = Hit()
-
-
-class KvPool(Protocol):
-    """What a scheduler asks of the pool."""
-
-    blocks_total: int
-    blocks_free: int
-    block_size: int
-    has_identities: bool
-
-    def lookup(self, request: Request) -> Hit:
-        """Longest cached prefix of a request that has no KV yet, below its reached length."""
-        ...
-
-    def need(self, request: Request, target_tokens: int, hit: Hit = NO_HIT) -> int:
-        """Free blocks that `grow` to `target_tokens` would consume."""
-        ...
-
-    def grow(
-        self,
-        request: Request,
-        had_tokens: int,
-        target_tokens: int,
-        hit: Hit = NO_HIT,
-        ahead_tokens: int = 0,
-    ) -> None:
-        """Give the request blocks for `target_tokens` and index those that are full.
-
-        `had_tokens` is its length with KV before (0 at admission). `ahead_tokens`: further slots
-        that it takes now (speculative decoding). `need` must not exceed `blocks_free`.
-        """
-        ...
-
-    def release(self, request: Request) -> None:
-        """Free the request's blocks, last block first."""
-        ...
-
-    def take(self, count: int) -> list[int]:
-        """Take free blocks for a request that is not here yet; ids, or an empty list."""
-        ...
-
-    def put_back(self, count: int, block_ids: list[int]) -> None:
-        """Return what `take` gave."""
-        ...
-
-    def put_back_held(self, request_id: int, count: int, block_ids: list[int]) -> None:
-        """Return the blocks of a request that left with its KV."""
-        ...
-
-    def hand_over(self, request: Request, count: int, block_ids: list[int]) -> None:
-        """Blocks from `take` now belong to the request; its full ones are indexed."""
-        ...
-
-    def blocks_at(self, tokens: int) -> int:
-        """Blocks that a request holds with KV for so many tokens when it comes from elsewhere."""
-        ...
-
-    def clear(self) -> None:
-        """Forget everything; all blocks are free."""
-        ...
 
 
 class CountingPool:

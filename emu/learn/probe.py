@@ -10,6 +10,8 @@ What each part tells apart:
     repeat       the same prompt again: what the prefix cache saves
     ladder C     C short prompts at once, a few seconds of decoding: steps by number of sequences
     long C       the same with long prompts: attention over history
+    beside L     such decodes, while prompts of L tokens arrive one by one: what a prompt takes of a
+                 step that has other work, and what of it is the front end's
     mixed load   arrivals at random, prompts and answers of all lengths: it judges, is not fitted to
 
 Later waves depend on earlier ones: rungs last about as long on a slow server as on a fast one, and
@@ -36,6 +38,12 @@ _LONG: Final = (4, 16)
 _LONG_PROMPT: Final = 2048
 _RUNG_S: Final = 5.0
 _RUNG_OUTPUT: Final = (48, 512)
+_BESIDE: Final = 64
+"""Decodes that prompts arrive beside, or half of the server's seats."""
+_BESIDE_HISTORY: Final = 768
+_BESIDE_PROMPTS: Final = (192, 1024)
+_BESIDE_TOKENS: Final = 256
+"""Prompt tokens for each step that decodes would take alone."""
 _REPEATS: Final = 4
 _REPEAT_PROMPT: Final = 1024
 _MIXED_S: Final = 40.0
@@ -86,10 +94,11 @@ def probe(limits: Limits) -> Plan:
     for _ in range(_REPEATS):
         done = yield _wave("repeat", [(0.0, prompt, _SINGLE_OUTPUT, 0)])
         spent_s += _span_s(done)
-    # The mixed load has its time for sure; what is left is for the ladders.
+    # Mixed loads have their time for sure; what is left is for the ladders.
     steps: dict[int, float] = {1: step_s}
     mixed_s = min(_MIXED_S, limits.budget_s / 4)
-    left_s = limits.budget_s - mixed_s - 5.0
+    beside_s = 2 * _RUNG_S * len(_BESIDE_PROMPTS)
+    left_s = limits.budget_s - mixed_s - beside_s - 5.0
     rungs = [("ladder", count, _LADDER_PROMPT) for count in _LADDER]
     rungs[5:5] = [("long", count, min(_LONG_PROMPT, longest)) for count in _LONG]
     for kind, count, length in rungs:
@@ -104,6 +113,9 @@ def probe(limits: Limits) -> Plan:
             steps[count] = step_s
             if max(one.ttft_s for one in done) > _SLOW_S:
                 break
+    for length in _BESIDE_PROMPTS:
+        if length <= longest:
+            yield _wave(f"beside {length}", _beside(steps, length, min(_BESIDE_HISTORY, longest)))
     yield _mixed(steps, longest, mixed_s)
 
 
@@ -121,6 +133,17 @@ def _step_s(done: Sequence[Sent]) -> float:
         (one.e2e_s - one.ttft_s) / (one.output_tokens - 1) for one in done if one.output_tokens > 1
     ]
     return max(1e-4, float(np.median(each)))
+
+
+def _beside(steps: dict[int, float], length: int, history: int) -> list[Ask]:
+    """Decodes at once, and prompts with an answer of one token at equal gaps."""
+    count = max(c for c in steps if c <= max(1, min(_BESIDE, max(steps) // 2)))
+    step_s = steps[count]
+    output = int(np.clip(_RUNG_S / step_s, *_RUNG_OUTPUT))
+    gap_s = step_s * (1 + length / _BESIDE_TOKENS)
+    arrivals = int(output * step_s / gap_s)
+    decodes = [(0.0, history, output, -1)] * count
+    return decodes + [((1 + number) * gap_s, length, 1, -1) for number in range(arrivals)]
 
 
 def _mixed(steps: dict[int, float], longest: int, span_s: float) -> Wave:

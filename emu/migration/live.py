@@ -81,6 +81,10 @@ def _lowers(request: Request, source: Replica, destination: Replica) -> bool:
     return (other.blocks_used + needed) / other.blocks_total < one.blocks_used / one.blocks_total
 
 
+OnChoice = Callable[[Request, Replica, Replica], None]
+"""Told of (request, source, destination) of a move that is to lower the imbalance."""
+
+
 class ReplicaSide:
     """A replica in the life that it has when a migration is asked for."""
 
@@ -159,6 +163,11 @@ class LiveMigrator(Actor):
         """Periods in a row in which what could move had not got a token yet."""
         self._is_due = False
         """The rule is to be applied when the timer comes."""
+        self._on_choice: OnChoice | None = None
+
+    def tell_choices(self, on_choice: OnChoice) -> None:
+        """Tell of every move that rebalancing begins, with what it saw."""
+        self._on_choice = on_choice
 
     @property
     def moving(self) -> dict[int, Request]:
@@ -256,6 +265,8 @@ class LiveMigrator(Actor):
                 token_bytes=self.token_bytes,
             )
             moving = self.moves[source.replica_id] = Moving(move, source, destination)
+            if rebalances and self._on_choice is not None:
+                self._on_choice(request, source, destination)
             self.kernel.soon(partial(self.tell, moving, msg.Begun()))
             return
 

@@ -6,7 +6,8 @@ transfer uses. Immutable once built; what happens to a link later (a fault) is t
 Links of one direction each, rates in bytes per second:
 
     GPU       NIC out, NIC in; NVLink out, in (where there is NVLink)
-    PCIe      down (host to GPU), up (GPU to host); shared by `pcie_shared_by` GPUs
+    PCIe      down (host to GPU), up (GPU to host); shared by `pcie_shared_by` GPUs; with
+              `nic_over_pcie` traffic of the NIC crosses it, too
     machine   host memory read, host memory write; CXL read, CXL write (where there is CXL)
     GPU       SSD read (the disk's rate is given per GPU)
     leaf      uplink, downlink, only where `leaf_uplink_gbps` is given; otherwise the fabric above
@@ -94,6 +95,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     pcie_down: int
     pcie_up: int
     ssd_read: int
+    nic_over_pcie: bool = False
+    """The NIC is reached over the PCIe link."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,11 +144,13 @@ class Topology(msgspec.Struct, frozen=True):
     def nic_path(self, src_gpu: int, dst_gpu: int) -> LinkPath:
         """Links from one GPU to another through their NICs, wherever they are."""
         src, dst = self.gpus[src_gpu], self.gpus[dst_gpu]
+        first = (src.pcie_up, src.nic_out) if src.nic_over_pcie else (src.nic_out,)
+        last = (dst.nic_in, dst.pcie_down) if dst.nic_over_pcie else (dst.nic_in,)
         src_leaf, dst_leaf = self.machines[src.machine].leaf, self.machines[dst.machine].leaf
         if src_leaf == dst_leaf or not self.leaf_links:
-            return (src.nic_out, dst.nic_in)
+            return (*first, *last)
         up, down = self.leaf_links[src_leaf][0], self.leaf_links[dst_leaf][1]
-        return (src.nic_out, up, down, dst.nic_in)
+        return (*first, up, down, *last)
 
     def has_nvlink(self, src_gpu: int, dst_gpu: int) -> bool:
         """Both are in one NVLink domain."""
@@ -164,7 +169,10 @@ class Topology(msgspec.Struct, frozen=True):
         """
         giver, own = self.machines[machine].gpus, self.machines[self.gpus[gpu].machine].gpus
         lane = own.index(gpu) % len(giver)
-        return (self.machines[machine].host_read, *self.nic_path(giver[lane], gpu))
+        path = self.nic_path(giver[lane], gpu)
+        if self.gpus[giver[lane]].nic_over_pcie:
+            path = path[1:]  # the bytes come from the host, not over the link of the GPU there
+        return (self.machines[machine].host_read, *path)
 
     def gpu_to_host_path(self, gpu: int) -> LinkPath:
         """Links of a write into the memory of the GPU's own machine."""
@@ -320,6 +328,7 @@ class _Builder:
             pcie_down=pcie[0],
             pcie_up=pcie[1],
             ssd_read=self._link(owner, LinkKind.SSD_READ, _rate(node.ssd_gbps)),
+            nic_over_pcie=node.nic_over_pcie,
         )
 
     def _link(self, owner: str, kind: LinkKind, rate: int, latency_ns: int = 0) -> int:

@@ -78,6 +78,8 @@ def iterate(replica: Replica, event: Event | None = None) -> int:
     elif replica.tier_traffic is not None and batch.max_steps == 1 and replica.awaits(batch):
         replica.activity = WAITING
         return PARK
+    if replica.wave is not None and replica.steps_history is not None:  # it came last
+        replica.steps_history.began(now_ns, replica.replica_id, batch, replica.wave_wait_ns)
     if replica.latency.foreign:
         return measure(replica, batch.shape, _begin_measured)
     was_cruising = replica.is_cruising

@@ -13,22 +13,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from emu.replica.states import Marker, ReplicaState
 from emu.request import Request
 
 if TYPE_CHECKING:
+    from emu.autoscale.demand import Demand
+    from emu.autoscale.kv_reject import Use
+    from emu.autoscale.snapshot import Snapshot
     from emu.network.carrier import Carried
     from emu.network.flows import Parts
     from emu.network.topology import Topology
+    from emu.replica.replica import Replica
     from emu.scheduling.base import Batch
     from emu.scheduling.stages import StageSpan
 
 Record = dict[str, Any]
+_ABSENT: Final = (ReplicaState.INACTIVE, ReplicaState.FAILED)
 
 
 class History:
@@ -129,6 +135,54 @@ class History:
             batch=batch.batch_id,
             layer=layer,
             start_ns=start_ns,
+        )
+
+    # --- decisions ----------------------------------------------------------------------------
+    def look(
+        self, at_ns: int, planner: str, seen: Snapshot, wanted: Demand, actions: Iterable[str]
+    ) -> None:
+        """A planner has looked: what it saw, what it wants, and what is done about it."""
+        self.add(
+            at_ns,
+            "look",
+            planner=planner,
+            wanted=[wanted.prefill, wanted.decode, wanted.colocated],
+            figures=dict(wanted.figures),
+            waiting_tokens=seen.waiting_tokens,
+            waiting=seen.waiting_requests,
+            outstanding=seen.outstanding,
+            replicas=[
+                [
+                    view.replica_id,
+                    view.state.value,
+                    view.blocks_used,
+                    view.blocks_total,
+                    view.shut_ns,
+                    view.is_closed,
+                    view.rdma is Marker.NONE and view.nvl is Marker.NONE,
+                ]
+                for view in seen.replicas
+                if view.state not in _ABSENT
+            ],
+            actions=list(actions),
+        )
+
+    def uses(self, at_ns: int, uses: Iterable[Use], rejected: Sequence[int]) -> None:
+        """KV rejection has looked at all decode replicas."""
+        self.add(at_ns, "uses", uses=[list(use) for use in uses], rejected=list(rejected))
+
+    def choice(self, at_ns: int, request: Request, source: Replica, destination: Replica) -> None:
+        """Rebalancing begins to move a request."""
+        self.add(
+            at_ns,
+            "choice",
+            row=request.row,
+            source=source.replica_id,
+            destination=destination.replica_id,
+            uses=[
+                [replica.scheduler.blocks_used, replica.scheduler.blocks_total]
+                for replica in (source, destination)
+            ],
         )
 
     # --- transfers ----------------------------------------------------------------------------

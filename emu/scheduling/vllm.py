@@ -909,6 +909,8 @@ class VllmScheduler(Scheduler):
             if self._fit(request, self.pool.lookup(request), self._budget):
                 break
             self._queue.remove(request)
+            if self.encoder is not None:
+                self.encoder.free(request)
             blocks = ceil_div(request.reached_tokens, self.block_size)
             tokens = f"{request.reached_tokens} tokens ({blocks} KV blocks)"
             dropped.append((request, f"{tokens} can never be scheduled"))

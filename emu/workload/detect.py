@@ -18,12 +18,6 @@ LOG_FORMATS: Final = (
     *("otel", "litellm", "gateway", "aiperf", "inference-perf", "guidellm", "vllm-bench"),
 )
 """Logs and results of real servers (`emu/workload/logs.py`)."""
-FORMATS = (
-    *("jsonl", "mooncake", "sharegpt"),
-    *(dialect.name for dialect in DIALECTS),
-    *LOG_FORMATS,
-    "servegen",
-)
 
 
 class Source(Protocol):

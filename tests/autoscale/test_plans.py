@@ -148,6 +148,23 @@ def test_prefills_are_sources_when_nobody_else_has_the_weights() -> None:
     assert (load.sources, load.targets) == ((0,), (Target(4, "decode"),))
 
 
+def test_where_prefills_never_send_the_machine_gives_the_weights() -> None:
+    table = AutoscaleTable(
+        nvlink=False, multicast="p2p", live=False, prune_sources=False, prefill_never_sends=True
+    )
+    alone = Snapshot(
+        now_ns=0, replicas=(view(0, S.PREFILL), view(1, S.FAILED), view(4, S.INACTIVE))
+    )
+    (load,) = blitz_plan(alone, Demand(decode=1), table, sites(5))
+    assert (load.method, load.sources, load.targets) == ("host", (), (Target(4, "decode"),))
+    busy = view(1, S.DECODE, rdma=Marker.RDMA_SENDING)
+    waits = Snapshot(now_ns=0, replicas=(view(0, S.PREFILL), busy, view(4, S.INACTIVE)))
+    assert blitz_plan(waits, Demand(decode=1), table, sites(5)) == []
+    free = Snapshot(now_ns=0, replicas=(view(0, S.PREFILL), view(1, S.DECODE), view(4, S.INACTIVE)))
+    (load,) = blitz_plan(free, Demand(decode=1), table, sites(5))
+    assert load.sources == (1,)
+
+
 def test_a_live_chain_has_its_tail_live_and_a_helper() -> None:
     snapshot = cluster(S.PREFILL, S.DECODE, *[S.INACTIVE] * 6)
     made = plan(snapshot, 2, 1, nvlink=False, multicast="chain")
@@ -351,6 +368,24 @@ def test_the_pod_autoscaler_waits_out_its_window_before_it_shrinks() -> None:
     snapshot = Snapshot(now_ns=299 * 10**9, replicas=views)
     assert planner.wake_ns(snapshot) == 300 * 10**9 + 1
     assert ask(301, 10) == -3
+
+
+def test_the_pod_autoscaler_grows_to_the_least_that_was_wanted_in_its_window() -> None:
+    table = AutoscaleTable(
+        planner="hpa", target_value=10, scale_up_stabilization_s=60, max_replicas=20
+    )
+    planner = HpaPlanner(table)
+    views = tuple(view(i, S.COLOCATED) for i in range(4))
+
+    def ask(at_s: int, outstanding: int) -> int:
+        snapshot = Snapshot(now_ns=at_s * 10**9, replicas=views, outstanding=outstanding)
+        return planner.decide(snapshot).colocated
+
+    assert ask(0, 60) == 2
+    assert ask(15, 120) == 2, "six were enough a moment ago"
+    assert ask(61, 120) == 8
+    assert ask(70, 43) == 0, "within the tolerance of a tenth"
+    assert ask(140, 45) == 1
 
 
 def test_every_preset_is_a_valid_table() -> None:

@@ -197,6 +197,18 @@ def judged(mutant: Mutant, seeds: int) -> Result:
         )
 
 
+def unchanged(seeds: int, packages: list[str]) -> str:
+    """What campaign and tests find in a copy in which nothing is changed; must be nothing."""
+    for package in packages:
+        path = next((ROOT / "emu" / package).rglob("*.py"))
+        data = path.read_bytes()
+        none = Mutant("none", str(path.relative_to(ROOT)), 0, "", "", len(data), len(data))
+        result = judged(none, seeds if package is packages[0] else 0)
+        if result.campaign or result.tests:
+            return f"{package}: {result.campaign or result.tests}"
+    return ""
+
+
 def _first(command: tuple[str, ...], place: Path) -> str:
     """The first finding of a command; empty if it has none."""
     try:
@@ -223,6 +235,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=300, help="of the campaign, for each mutant")
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "mutants.jsonl")
     parser.add_argument("--at-most", type=int, default=0, help="judge so many now; 0 = all")
+    parser.add_argument("--check", action="store_true", help="an unchanged copy must pass")
     parser.add_argument("--list", action="store_true", help="print the mutants only")
     arguments = parser.parse_args()
     mutants = drawn(arguments.count, arguments.seed)
@@ -235,6 +248,10 @@ def main() -> int:
         known = {r.name: r for r in (msgspec.json.decode(line, type=Result) for line in lines)}
     arguments.results.parent.mkdir(parents=True, exist_ok=True)
     left = [mutant for mutant in mutants if mutant.name not in known]
+    if arguments.check:
+        found = unchanged(arguments.seeds, sorted({Path(m.file).parts[1] for m in left}))
+        print(f"a copy without a change: {found or 'nothing is found'}")
+        return 4 if found else 0
     for mutant in left[: arguments.at_most or len(left)]:
         result = known[mutant.name] = judged(mutant, arguments.seeds)
         with arguments.results.open("ab") as file:

@@ -36,9 +36,9 @@ MUTANTS = (
     Mutant(
         "canary: a request ends without anybody hearing",
         "emu/cluster/gateway.py",
-        "        self.outstanding -= 1\n        self._on_terminal(request)",
-        "        self.outstanding -= 1\n        if request.request_id % 5 == 3:\n            return\n"
-        "        self._on_terminal(request)",
+        "        self._on_terminal(request)\n        if status is _REJECTED",
+        "        if request.request_id % 5 == 3:\n            return\n"
+        "        self._on_terminal(request)\n        if status is _REJECTED",
     ),
     Mutant(
         "a crash forgets batches that had arrived",
@@ -55,8 +55,8 @@ MUTANTS = (
     Mutant(
         "a crash does not complete the leap",
         "emu/replica/crash.py",
-        "    cut_leap(replica)\n    if replica.batch is not None and not replica.is_paused:\n",
-        "    if replica.batch is not None and not replica.is_paused:\n",
+        "    cut_leap(replica)\n    if replica.batch is not None and not replica.is_paused and",
+        "    if replica.batch is not None and not replica.is_paused and",
     ),
     Mutant(
         "a paused replica goes on",
@@ -158,9 +158,10 @@ MUTANTS = (
     ),
     Mutant(
         "a reservation is one block short",
-        "emu/scheduling/handoff.py",
-        "        wanted = list(map(self._blocks_for, requests))\n",
-        "        wanted = [max(1, self._blocks_for(request) - 1) for request in requests]\n",
+        "emu/scheduling/base.py",
+        "        return self.ledger.reserve(requests, list(map(self.blocks_for, requests)))\n",
+        "        wanted = [max(1, self.blocks_for(request) - 1) for request in requests]\n"
+        "        return self.ledger.reserve(requests, wanted)\n",
     ),
     Mutant(
         "a cancelled request stays in the waiting queue",

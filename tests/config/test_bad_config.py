@@ -42,6 +42,8 @@ BAD: list[tuple[str, str, str]] = [
     ("other_backend", '[latency]\nbackend = "roofline"\nper_token_us = 9', ':3: latency.per_token_us: means nothing with backend = "roofline"; it is a key of backend = "linear"'),
     ("group_policy", '[scheduler]\npolicy = "sarathi"\n[[replicas]]\nscheduler = { max_num_seqs = 4 }', ':4: replicas.0.scheduler.max_num_seqs: means nothing with policy = "sarathi"; it is a key of policy = "vllm"'),
     ("group_backend", '[[replicas]]\nlatency = { backend = "linear", round_tokens_to = 8 }', ':2: replicas.0.latency.round_tokens_to: means nothing with backend = "linear"; it is a key of backend = "roofline" or "astra-sim" or "vidur"'),
+    ("fcfs_order", '[scheduler]\npolicy = "fcfs"\norder = "priority"', ':3: scheduler.order: fcfs takes requests as they come; it needs "arrival"'),
+    ("fcfs_passing", '[scheduler]\npolicy = "fcfs"\n[[replicas]]\nscheduler = { skip_blocked = true }', ":4: replicas.0.scheduler.skip_blocked: fcfs takes requests as they come; it needs false"),
     ("unknown_key", "[scheduler]\nmax_num_seq = 4", ":2: scheduler.max_num_seq: unknown key; did you mean max_num_seqs?"),
     ("unknown_dashed", "[scheduler]\nmax-num-seqs = 4", ":2: scheduler.max-num-seqs: unknown key; did you mean max_num_seqs?"),
     ("unknown_table", "[schedular]\nleap = true", ":1: schedular: unknown key; did you mean scheduler?"),

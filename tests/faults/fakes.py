@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 from emu.autoscale.sight import Sight
@@ -86,8 +86,9 @@ class FakeGateway:
         request.status = Status.QUEUED
         self.routed.append(request)
 
-    def take_held(self) -> list[Request]:
-        held, self.held = self.held, []
+    def take_held(self, served: Container[int]) -> list[Request]:
+        held = [request for request in self.held if request.model not in served]
+        self.held = [request for request in self.held if request.model in served]
         return held
 
 

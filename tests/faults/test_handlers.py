@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -472,6 +473,17 @@ def test_a_stale_directory_is_about_its_machine_for_a_time() -> None:
     assert world.scaler.stale == []
 
 
+def test_a_stale_directory_lies_with_its_probability() -> None:
+    world = World(*MACHINE)
+    world.strike("host_cache_stale", probability=0.25, duration_s=1.0)
+    (is_gone,) = world.scaler.stale
+    lies = [is_gone(machine % 2) for machine in range(200)]
+    assert 25 <= sum(lies) <= 75
+    drawn = world.injector.rng(0)
+    assert lies == [bool(drawn.random() < 0.25) for _ in range(200)]
+    assert len(world.struck) == sum(lies)
+
+
 def test_a_drain_expires_for_those_that_drain_now() -> None:
     world = World(S.PREFILL, S.SHUTTING_DECODE, S.SHUTTING_DECODE)
     world.strike("drain_expired", replica=2)
@@ -621,6 +633,13 @@ def test_a_client_that_tries_again_is_not_repeated() -> None:
     assert world.gateway.arrived == [again]
 
 
+def test_a_link_that_is_not_down_carries_at_least_something() -> None:
+    world = World(*MACHINE)
+    world.strike("link_degrade", gpu=0, factor=1e-15, duration_s=1.0)
+    assert {rate(world, link) for link in links_of(world, 0)} == {1}
+    assert world.carrier.cuts == 0
+
+
 # --- the injector -----------------------------------------------------------------------------
 def test_a_fault_of_the_past_strikes_now_and_one_of_later_then() -> None:
     from emu.config.kinds import fault_of
@@ -634,6 +653,29 @@ def test_a_fault_of_the_past_strikes_now_and_one_of_later_then() -> None:
     assert world.states[:2] == [S.FAILED, S.PREFILL]
     world.until(2.0)
     assert world.states[1] is S.FAILED
+
+
+def test_the_faults_of_the_configuration_are_scheduled_at_the_start() -> None:
+    from emu.config.kinds import fault_of
+
+    world = World(*MACHINE)
+    crashes = [
+        fault_of({"at_s": at_s, "kind": "replica_crash", "replica": replica})
+        for replica, at_s in enumerate((1.0, 2.0))
+    ]
+    world.config = msgspec.structs.replace(world.config, faults=crashes)
+    world.injector.start()
+    assert world.injector.struck == {}
+    world.until(2.0)
+    assert world.injector.struck == {"replica_crash": 2}
+
+
+def test_a_fault_in_force_knows_when_it_ends() -> None:
+    world = World(*MACHINE)
+    world.until(2.0)
+    world.strike("straggler", replica=1, factor=2.0, duration_s=3.0)
+    world.strike("straggler", replica=1, factor=2.0)
+    assert [one.until_s for one in world.injector.in_force.values()] == [5.0, None]
 
 
 def test_a_target_that_does_not_exist_is_refused() -> None:

@@ -289,6 +289,28 @@ def test_a_load_that_is_given_up_is_tried_again_but_not_for_ever() -> None:
 
 
 # --- draining ---------------------------------------------------------------------------------
+def test_a_load_that_was_given_up_is_not_tried_where_another_one_is_under_way() -> None:
+    world = World(S.COLOCATED, S.COLOCATED)
+    crash(world, 0, back_ns=0)
+    world.until(0.0)
+    replica = world.actor(0)
+    assert len(world.scaler.restored) == 1
+    for state in (S.LOADING_COLOCATED, S.INACTIVE, S.LOADING_COLOCATED):
+        replica.tell(ev.Commanded(to=state, writer="planner", cause="test"))
+    world.until(5.0)
+    assert len(world.scaler.restored) == 1
+
+
+def test_a_process_that_another_has_brought_back_is_not_restarted() -> None:
+    world = World(S.COLOCATED, S.COLOCATED)
+    crash(world, 0, back_ns=10**9)
+    world.actor(0).tell(ev.Restarted(life=world.replicas[0].incarnation))
+    world.until(1.0)
+    assert world.scaler.restored == []
+    told = [type(event) for event in world.actor(0).told]
+    assert told.count(ev.Restarted) == 1
+
+
 def test_a_drain_has_a_grace_of_its_state_and_no_longer() -> None:
     world = World(S.PREFILL, S.DECODE, drain_grace_s=0.5)
     decode = world.actor(1)
@@ -306,6 +328,22 @@ def test_a_replica_that_came_back_keeps_what_it_has() -> None:
     decode.tell(ev.Commanded(to=S.AUS_DECODE, writer="planner", cause="test"))
     world.until(0.5)
     assert decode.posted == []
+
+
+def test_a_drain_that_began_anew_has_the_whole_grace_again() -> None:
+    """The end of the first drain's grace comes while the second one is under way."""
+    world = World(S.PREFILL, S.DECODE, drain_grace_s=0.5)
+    decode = world.actor(1)
+    decode.tell(ev.Commanded(to=S.SHUTTING_DECODE, writer="planner", cause="test"))
+    world.until(0.3)
+    decode.tell(ev.Commanded(to=S.AUS_DECODE, writer="planner", cause="test"))
+    decode.boundary()
+    assert world.states[1] is S.DECODE
+    decode.tell(ev.Commanded(to=S.SHUTTING_DECODE, writer="planner", cause="test"))
+    world.until(0.5)
+    assert decode.posted == []
+    world.until(0.8)
+    assert [type(event) for event in decode.posted] == [ev.DrainExpired]
 
 
 def test_an_expired_drain_loses_what_waits_to_leave_too() -> None:
@@ -338,6 +376,25 @@ def test_held_and_queued_requests_fail_when_no_replica_reads_prompts() -> None:
     assert not world.recovery.fail_unservable()
 
 
+def test_replicas_of_another_model_serve_nobody_who_waits_for_this_one() -> None:
+    world = World(S.PREFILL, S.DECODE, S.PREFILL, S.DECODE, replace=False)
+    for replica in world.replicas[2:]:
+        replica.model = 1
+    held, other = request(1), request(2)
+    other.model = 1
+    crash(world, 0)
+    world.gateway.held = [held, other]
+    assert world.recovery.fail_unservable()
+    assert world.ends == [(held, Status.FAILED, "no_replica_left")]
+    assert world.gateway.held == [other]
+    world.replicas[1].lock.try_acquire("another")
+    watcher, batch = world.watcher(2), world.held(2, 3)
+    crash(world, 3)
+    watcher.append(batch, 100)
+    assert world.recovery.fail_unservable()
+    assert world.ends[1:] == [(batch[0], Status.FAILED, "no_replica_left")]
+
+
 def test_outbound_kv_fails_when_no_replica_could_take_it() -> None:
     world = World(S.PREFILL, S.DECODE, replace=False)
     watcher, batch = world.watcher(0), world.held(0, 1)
@@ -356,6 +413,17 @@ def test_outbound_kv_waits_for_one_that_could() -> None:
     watcher.append(batch, 100)
     assert not world.recovery.fail_unservable()
     assert watcher.unfinished == 1
+
+
+def test_a_replica_that_would_be_full_with_it_could_take_it() -> None:
+    world = World(S.PREFILL, S.DECODE, S.DECODE, blocks=8, replace=False)
+    world.replicas[1].lock.try_acquire("another")
+    watcher, (exact,) = world.watcher(0), world.held(0, 1, prompt=8)
+    crash(world, 2)
+    watcher.append([exact], 100)
+    assert not world.recovery.fail_unservable()
+    world.benches[1].scheduler.blocks_total = 7
+    assert world.recovery.fail_unservable()
 
 
 # --- where requests are -----------------------------------------------------------------------
@@ -406,6 +474,26 @@ def test_a_split_batch_is_counted_once_though_two_machines_hold_a_half() -> None
     second.append_second(split, split.requests)
     assert splits(world) == [split]  # type: ignore[arg-type]
     assert places(world) == [(1, "between_halves", "split")]
+
+
+def test_a_split_batch_that_is_not_computed_yet_is_with_its_helper() -> None:
+    world = World(S.NEW_PREFILL, S.OLD_PREFILL, S.DECODE)
+    split = SplitBatch(4, world.held(0, 1), 1, 4, 0)
+    world.watcher(0).append_first(split)
+    assert splits(world) == [split]  # type: ignore[arg-type]
+    assert places(world) == []
+
+
+def test_a_request_in_the_middle_of_a_leap_is_where_stepping_would_have_it() -> None:
+    world = World(S.COLOCATED)
+    world.benches[0].running(1, output=9)
+    bench = world.benches[0]
+    bench.scheduler.leap = 8
+    bench.step()
+    world.kernel.now_ns = bench.due_ns // 2
+    bench.scheduler.settled = 0
+    places(world)
+    assert bench.scheduler.settled > 0, "its books are brought up to now first"
 
 
 def test_a_request_stopped_by_a_live_move_is_found_there() -> None:

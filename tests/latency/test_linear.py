@@ -34,6 +34,15 @@ def test_formula_by_hand():
     assert sum(backend.components_ns(shape).values()) == 12_180_000
 
 
+def test_costs_are_rounded_to_the_nearest_nanosecond():
+    for base_us, cost_ns in ((0.0014, 1), (0.0015, 2), (0.0016, 2), (0.0001, 1)):
+        assert LinearBackend(base_us, 0, 0).iteration_ns(BatchShape(decode_count=1)) == cost_ns
+    ends = LinearBackend(0, 0, 0.0006).decode_run_ns(
+        BatchShape(decode_count=1, decode_context_sum=4, sequences=1), 3
+    )
+    assert ends.tolist() == [2, 5, 9]  # 2.4, 3.0 and 3.6
+
+
 def test_stages_parts_of_layers_and_prefill_rate():
     backend = LinearBackend(10, 1, 0, 1e6, stages=2, layers=4)
     decode = BatchShape(decode_count=2, decode_context_sum=7, sequences=2)

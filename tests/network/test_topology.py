@@ -44,6 +44,16 @@ def test_paths_nvlink_pcie_nic():
     assert names(topology, topology.ssd_to_host_path(5)) == ["gpu5.ssd.read", "machine2.host.write"]
 
 
+def test_a_nic_may_be_behind_the_pcie_link_that_gpus_share():
+    node = NodeTable(count=2, gpu=L4, gpus=2, pcie_shared_by=2, nic_over_pcie=True)
+    topology = build(node, NodeTable(gpu=L4, gpus=1))
+    both = ["gpu1.nic.out", "gpu2.nic.in"]
+    assert names(topology, topology.path(1, 2)) == ["gpu0.pcie.up", *both, "gpu2.pcie.down"]
+    assert names(topology, topology.path(4, 1)) == ["gpu4.nic.out", "gpu1.nic.in", "gpu0.pcie.down"]
+    remote = names(topology, topology.host_to_remote_path(0, 3))
+    assert remote == ["machine0.host.read", "gpu1.nic.out", "gpu3.nic.in", "gpu2.pcie.down"]
+
+
 def test_rates_come_from_the_node_or_else_from_the_gpu():
     node = NodeTable(gpu=A100, gpus=1, nic_gbps=0.1, ssd_gbps=14, host_memory_gbytes_per_s=204.8)
     topology = build(node, NodeTable(gpu=A100, gpus=1, nvlink_gbps=1600, pcie_gbps=128))

@@ -375,6 +375,7 @@ class Bench:
                 cause=action.cause,
                 at_ns=self.clock.now_ns,
             )
+            replica.note_time(action.expected, self.clock.now_ns)
             replica.note_state()
 
     def running(self, *ids: int, prompt: int = 4, output: int = 3) -> list[Request]:

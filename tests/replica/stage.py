@@ -7,12 +7,12 @@ arrive when a test says so.
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+from unittest import mock
 
 from emu.config.schema import FcfsTable, VllmTable
-from emu.kernel.clock import AGAIN, AT_DUE, NEVER, NOW, Actor
+from emu.kernel.clock import NEVER, Actor, Kernel
 from emu.kernel.lock import Lock
 from emu.latency.linear import LinearBackend
 from emu.network.placement import Grid
@@ -34,47 +34,15 @@ BY_COMMAND = {S.NEW_PREFILL: S.INACTIVE, S.OLD_PREFILL: S.PREFILL}
 """States of live scaling, and those from which a command leads there."""
 
 
-class HandKernel:
-    """A queue and timers, in the order of the real kernel, run by the test."""
+class HandKernel(Kernel):
+    """The real queue and timers, run by the test instead of an event loop."""
 
     def __init__(self) -> None:
-        self.now_ns = 0
-        self.priority_reached = -1
+        with mock.patch("asyncio.get_running_loop"):
+            super().__init__()
+        self._is_advancing = True  # no loop is to be called
         self.steps: list[str] = []
         self.spawned: list[Any] = []
-        self._ready: deque[Any] = deque()
-        self._heap: list[tuple[int, int, int, Actor | None, Callable[[], None] | None]] = []
-        self._sequence = 0
-
-    def wake(self, actor: Actor) -> None:
-        if actor.is_ready or actor.is_stepping or actor.is_away:
-            return
-        at_ns = actor.align(self.now_ns)
-        if at_ns == NOW:
-            self._make_ready(actor)
-        elif at_ns != AT_DUE and at_ns < actor.due_ns:
-            self.arm(actor, at_ns)
-
-    def interrupt(self, actor: Actor) -> None:
-        if not (actor.is_ready or actor.is_stepping or actor.is_away):
-            self._make_ready(actor)
-
-    def _make_ready(self, actor: Actor) -> None:
-        actor.is_ready = True
-        self._ready.append(actor)
-
-    def arm(self, actor: Actor, at_ns: int, priority: int = -1) -> None:
-        self._sequence = actor.armed = self._sequence + 1
-        actor.due_ns = at_ns
-        priority = actor.priority if priority < 0 else priority
-        heapq.heappush(self._heap, (max(at_ns, self.now_ns), priority, self._sequence, actor, None))
-
-    def soon(self, call: Callable[[], None]) -> None:
-        self._ready.append(call)
-
-    def call_at(self, at_ns: int, priority: int, call: Callable[[], None]) -> None:
-        self._sequence += 1
-        heapq.heappush(self._heap, (max(at_ns, self.now_ns), priority, self._sequence, None, call))
 
     def spawn(self, work: Any, *, name: str) -> None:
         self.spawned.append(work)
@@ -82,22 +50,16 @@ class HandKernel:
     def rest(self) -> None:
         """What waits at this instant, and what that sets off."""
         while self._ready:
-            entry = self._ready.popleft()
-            if isinstance(entry, Actor):
-                self._step(entry)
-            else:
-                entry()
+            self._take_ready()
 
-    def run(self, until_ns: int = NEVER) -> None:
+    def run(self, until_ns: int = NEVER) -> None:  # type: ignore[override]
         """Everything up to an instant, which is reached; without one, until nothing is left."""
         self.rest()
         while self._heap and self._heap[0][0] <= until_ns:
             due_ns, priority, number, actor, call = heapq.heappop(self._heap)
             if actor is not None and actor.armed != number:
                 continue
-            if due_ns > self.now_ns:
-                self.now_ns, self.priority_reached = due_ns, -1
-            self.priority_reached = max(self.priority_reached, priority)
+            assert self._move_to(due_ns, priority)
             if actor is not None:
                 self._step(actor)
             elif call is not None:
@@ -109,16 +71,9 @@ class HandKernel:
             self.now_ns = max(self.now_ns, until_ns)
 
     def _step(self, actor: Actor) -> None:
-        actor.is_ready, actor.armed, actor.due_ns = False, 0, NEVER
-        actor.is_stepping = True
         self.steps.append(actor.name)
         assert len(self.steps) < 100_000, "time does not move"
-        due_ns = actor.tick()
-        actor.is_stepping = False
-        if due_ns >= 0:
-            self.arm(actor, due_ns)
-        elif due_ns == AGAIN:
-            self._make_ready(actor)
+        super()._step(actor)
 
 
 class Gaps:

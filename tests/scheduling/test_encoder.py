@@ -121,3 +121,12 @@ def test_books_hold_in_crowded_random_worlds(seed):
     assert all(one.generated_tokens == one.output_tokens for one in requests)
     assert engine.blocks_used == 0
     assert not engine.encoder._held
+
+
+def test_one_that_can_never_be_held_gives_its_images_up():
+    engine = scheduler(blocks=4)
+    big, small = request(1, images=[(7, 0, 20)], prompt=90), request(2, prompt=20)
+    engine.enqueue(big, 0)
+    engine.enqueue(small, 0)
+    assert [one for one, _ in engine.drop_unschedulable(0)] == [big]
+    assert engine.recount() == []

@@ -177,6 +177,8 @@ class Choices:
             block = seat.scheduler.block_size
             is_hit = before and row not in self._moved and not seat.is_hybrid
             is_hit = is_hit and not self._got[row]  # else it decodes on where it was
+            if self._tape.config.workload.skip_prefill:
+                is_hit = False  # all of the prompt but its last token is there
             if is_hit and (before % block or before >= reached):
                 self._tape.say(f"T5: {where} finds {before} tokens of row {row} of {reached}")
             caches = getattr(seat.scheduler, "prefix_caching", False)
@@ -227,9 +229,10 @@ class Choices:
     def _place(self, order: str, row: int, place: int) -> tuple[Any, ...]:
         arrived = self._tape.arrived[row]
         if order == "priority":
-            return (arrived.get("priority", 0), arrived["at_ns"], place)
+            return (arrived.get("priority", 0), arrived["at_ns"], arrived["request"])
         if order == "deadline":
-            return (arrived.get("deadline_ns", FOREVER_NS), arrived["at_ns"], place)
+            due_ns = arrived.get("deadline_ns", FOREVER_NS)
+            return (due_ns, arrived["at_ns"], arrived["request"])
         return (place,)
 
     def _all_take_part(self, seat: Seat, desk: Desk, record: Record, where: str) -> None:
@@ -244,7 +247,7 @@ class Choices:
         there = {m[0] for m in record["members"]}
         preempted = set(record.get("preempted", ()))
         for row in desk.admitted:
-            if row in there or row in preempted or preempted:
+            if row in there or row in preempted or preempted or row in self._hopeless:
                 continue
             arrived = self._tape.arrived[row]
             if self._got[row] >= arrived["output"]:

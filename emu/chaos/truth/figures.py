@@ -291,17 +291,23 @@ class Figures:
         counted = sum(story.status != "cancelled" for story in self.stories.values())
         told = summary["slo"]
         met_all = [True] * len(done)
-        for name, limit_ms, values in (
-            ("ttft", slo.ttft_ms, [s.first_ns - s.arrived_ns for s in done]),
-            ("tpot", slo.tpot_ms, [tpot_ns(s) for s in done]),
-            ("e2e", slo.e2e_ms, [s.last_ns - s.arrived_ns for s in done]),
+        # A TTFT may grow with the prompt: the larger of both limits counts.
+        grows = slo.ttft_ms_per_token
+        firsts = [
+            max(slo.ttft_ms, slo.ttft_base_ms + grows * s.prompt) if grows else slo.ttft_ms
+            for s in done
+        ]
+        for name, is_set, limits_ms, values in (
+            ("ttft", slo.ttft_ms or grows, firsts, [s.first_ns - s.arrived_ns for s in done]),
+            ("tpot", slo.tpot_ms, [slo.tpot_ms] * len(done), [tpot_ns(s) for s in done]),
+            ("e2e", slo.e2e_ms, [slo.e2e_ms] * len(done), [s.last_ns - s.arrived_ns for s in done]),
         ):
-            if not limit_ms:
+            if not is_set:
                 continue
-            met = [value <= limit_ms * 1e6 for value in values]
+            met = [value <= ms * 1e6 for value, ms in zip(values, limits_ms, strict=True)]
             met_all = [a and b for a, b in zip(met_all, met, strict=True)]
             self._near(f"{name}_attainment", told[f"{name}_attainment"], sum(met) / max(1, counted))
-        if slo.ttft_ms or slo.tpot_ms or slo.e2e_ms:
+        if slo.ttft_ms or grows or slo.tpot_ms or slo.e2e_ms:
             share = sum(met_all) / max(1, counted)
             self._near("joint_attainment", told["joint_attainment"], share)
             ends = [story.last_ns for story in self.stories.values() if story.tokens]

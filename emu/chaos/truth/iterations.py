@@ -3,7 +3,8 @@
 Restates the linear cost (docs/reference/config.md, `[latency]`): each pipeline stage takes
 base + new tokens x per token + tokens before x per context token, to the nearest nanosecond, or
 tokens / rate for a batch of prompts where a rate is given. A straggler multiplies it, a pause
-adds to it. For other backends: equal batches on equal replicas take equally long.
+adds to it. For other backends: equal batches on equal replicas take equally long, and within the
+bounds that memory and arithmetic of the GPU set (the roofline, dense models).
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from emu.chaos.truth.tape import Record, Seat, Tape
 from emu.chaos.truth.windows import Windows
 
 _SLACK_NS: Final = 2
+_LEAST: Final = 0.9
+_MOST: Final = 10
+_HOST_NS: Final = 100_000_000
+"""What hosts, launches and collectives may add to what GPUs take by their published peaks."""
 Key = tuple[int, int, int]
 """Replica, life, batch."""
 
@@ -29,7 +34,7 @@ class Iterations:
         self._layers: dict[tuple[int, int], int] = {}
         self._free_ns: dict[tuple[int, int], int] = {}
         """When each stage of a replica is free again."""
-        self._seen: dict[Any, int] = {}
+        self._seen: dict[Any, float] = {}
         self.checked = 0
 
     def judge(self) -> None:
@@ -178,14 +183,31 @@ class Iterations:
             return
         members = sorted((before, new) for _, before, new in formed["members"])
         shape = (tuple(members), tuple(formed.get("verified", ())), stage)
-        kind = (seat.tensor_parallel, seat.stages, repr(seat.latency), repr(seat.scheduler))
-        took_ns = round(took_ns / factor)
-        known = self._seen.setdefault((kind, seat.role, shape), took_ns)
-        # First uses of a process cost besides: only what is faster than known is certain.
-        if took_ns < known:
-            self._seen[kind, seat.role, shape] = took_ns
-        elif took_ns > known + 50_000_000 + known and not is_unsure:
-            self._tape.say(f"T2: {where} took {took_ns} ns, an equal one {known} ns")
+        kind = (seat.served, seat.tensor_parallel, seat.stages, seat.place, repr(seat.latency))
+        normal_ns = took_ns / factor
+        known_ns = self._seen.setdefault((kind, repr(seat.scheduler), shape), normal_ns)
+        if abs(normal_ns - known_ns) > _SLACK_NS:
+            self._tape.say(
+                f"T2: {where} took {took_ns} ns (slower by {factor:g}), an equal one {known_ns:.0f}"
+            )
+        if stage < 0:
+            self._physics(seat, formed, normal_ns, where)
+
+    def _physics(self, seat: Seat, formed: Record, took_ns: float, where: str) -> None:
+        """All weights are read and all products computed: no faster, nor very much slower."""
+        if not seat.layer_bytes or seat.latency.backend != "roofline":
+            return
+        new = sum(member[2] for member in formed["members"])
+        read_ns = seat.layer_bytes / seat.memory_rate
+        compute_ns = seat.layer_bytes * new / seat.flop_rate
+        kept = sum(before + tokens for _, before, tokens in formed["members"])
+        kv_ns = kept * seat.kv_token_bytes / seat.memory_rate
+        most_ns = _MOST * (read_ns + compute_ns + kv_ns) + _HOST_NS
+        if not max(read_ns, compute_ns) * _LEAST <= took_ns <= most_ns:
+            self._tape.say(
+                f"T2: {where} took {took_ns:.0f} ns; weights alone take {read_ns:.0f} ns to read, "
+                f"{compute_ns:.0f} ns to compute"
+            )
 
 
 def whole_cost_ps(

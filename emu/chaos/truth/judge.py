@@ -6,16 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from emu.chaos.truth.choices import Choices
+from emu.chaos.truth.deadlines import Deadlines
 from emu.chaos.truth.figures import Figures
 from emu.chaos.truth.iterations import Iterations
+from emu.chaos.truth.planners import Planners
 from emu.chaos.truth.policies import Policies
+from emu.chaos.truth.routing import Routing
 from emu.chaos.truth.tape import Record, Seat, Tape
 from emu.chaos.truth.transfers import Transfers
 from emu.chaos.truth.windows import Windows
 from emu.config.schema import Config
 
 if TYPE_CHECKING:
-    from emu.cluster.plan import Plan
+    from emu.cluster.plan import Plan, ReplicaPlan
 
 
 def truth_of(
@@ -35,7 +38,10 @@ def truth_of(
     Iterations(tape, windows).judge()
     Transfers(tape, windows).judge()
     Choices(tape).judge()
+    Routing(tape).judge()
     Policies(tape).judge()
+    Planners(tape).judge()
+    Deadlines(tape).judge()
     if rows is not None and summary is not None:
         Figures(tape).judge(rows, summary)
     return tape.problems
@@ -43,6 +49,7 @@ def truth_of(
 
 def seats_of(plan: Plan) -> list[Seat]:
     """Where replicas are and what they have, without anything that the engine computes."""
+    tables = [i for i, node in enumerate(plan.config.nodes) for _ in range(node.count)]
     return [
         Seat(
             replica=replica.replica_id,
@@ -54,10 +61,16 @@ def seats_of(plan: Plan) -> list[Seat]:
             blocks=replica.num_blocks,
             layers=replica.model.layers,
             kv_token_bytes=replica.kv_bytes_per_token,
+            rank_bytes=_rank_bytes(replica),
+            layer_bytes=_layer_bytes(replica),
+            place=(replica.gpu.name, tables[replica.machine], len(_machines(replica, plan))),
+            memory_rate=replica.gpu.memory_gbytes_per_s,
+            flop_rate=replica.gpu.tflops_fp16 * 1e3,
             max_tokens=replica.max_model_tokens,
             latency=replica.latency,
             scheduler=replica.scheduler,
             group=replica.data_parallel_group,
+            served=replica.served,
             is_plain=replica.speculation is None
             and not replica.has_adapters
             and replica.model.tower is None
@@ -68,3 +81,48 @@ def seats_of(plan: Plan) -> list[Seat]:
         )
         for replica in plan.replicas
     ]
+
+
+def _machines(replica: ReplicaPlan, plan: Plan) -> set[int]:
+    """Where its GPUs are, counted through the tables."""
+    machine_of = [
+        machine
+        for machine, gpus in enumerate(n.gpus for n in plan.config.nodes for _ in range(n.count))
+        for _ in range(gpus)
+    ]
+    return {machine_of[gpu] for gpu in replica.gpus}
+
+
+def _is_dense(replica: ReplicaPlan) -> bool:
+    model = replica.model
+    is_odd = model.experts or model.latent or model.special_layers or model.tower
+    return not (is_odd or model.linear_dtype or replica.pipeline_parallel > 1)
+
+
+def _width(replica: ReplicaPlan) -> int:
+    """Bytes of a weight; 0 = packed in some way."""
+    dtype = replica.model.dtype if replica.dtype == "auto" else replica.dtype
+    return {"float32": 4, "float16": 2, "bfloat16": 2}.get(dtype, 0)
+
+
+def _layer_weights(replica: ReplicaPlan) -> int:
+    """Matrices of all layers on one rank, in whole numbers."""
+    model, ranks = replica.model, replica.tensor_parallel
+    heads = -(-model.heads // ranks) + max(1, -(-model.kv_heads // ranks))
+    attention = 2 * model.hidden * heads * model.head_dim
+    mlp = (3 if model.gated_mlp else 2) * model.hidden * -(-model.ffn // ranks)
+    return model.layers * (attention + mlp)
+
+
+def _layer_bytes(replica: ReplicaPlan) -> int:
+    is_half = _is_dense(replica) and _width(replica) == 2
+    return 2 * _layer_weights(replica) if is_half else 0
+
+
+def _rank_bytes(replica: ReplicaPlan) -> int:
+    """Matrices of a dense model, split over the ranks; norms are nothing to it."""
+    model, ranks = replica.model, replica.tensor_parallel
+    if not _is_dense(replica):
+        return 0
+    words = (1 if model.tied_embeddings else 2) * -(-model.vocab // ranks) + model.position_rows
+    return _width(replica) * (_layer_weights(replica) + words * model.hidden)

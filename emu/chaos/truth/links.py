@@ -129,6 +129,7 @@ class Fluid:
             is_down = any(self.rates[link] <= 0 for link in stream.links)
             if not (stream.is_cut or is_down or waits or not stream.links):
                 rising.append(stream)
+        rising = self._free_of_feeders(rising)
         while rising:
             users: dict[str, int] = {}
             for stream in rising:
@@ -143,20 +144,22 @@ class Fluid:
             for link, count in users.items():
                 free[link] = max(0.0, free[link] - rise * count)
             kept = [s for s in rising if not full.intersection(s.links)]
-            # One that has come up with its feeder is no faster than that.
-            while True:
-                stuck = [
-                    s
-                    for s in kept
-                    if s.feeder is not None
-                    and not s.feeder.is_over
-                    and s.room() <= self._near(s) + _TINY_BYTES
-                    and all(s.feeder is not other for other in kept)
-                ]
-                if not stuck:
-                    break
-                kept = [s for s in kept if s not in stuck]
-            rising = kept
+            rising = self._free_of_feeders(kept)
+
+    def _free_of_feeders(self, rising: list[Stream]) -> list[Stream]:
+        """Without those that have come up with a feeder that rises no more."""
+        while True:
+            stuck = [
+                s
+                for s in rising
+                if s.feeder is not None
+                and not s.feeder.is_over
+                and s.room() <= self._near(s) + _TINY_BYTES
+                and all(s.feeder is not other for other in rising)
+            ]
+            if not stuck:
+                return rising
+            rising = [s for s in rising if s not in stuck]
 
 
 def _after(size: float, rate: float) -> float:

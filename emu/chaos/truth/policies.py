@@ -7,17 +7,12 @@ from what happened.
 
 from __future__ import annotations
 
-import math
-import re
 from collections import defaultdict
-from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 from emu.chaos.truth.tape import Record, Tape, to_ns
 
-_CHANGE: Final = re.compile(r"(prefill|decode|colocated) ([+-]\d+)")
-_FIGURE: Final = re.compile(r"(\w+)=([-+.\de]+)")
 _LOADS: Final = ("loading_prefill", "loading_decode", "loading_colocated", "new_prefill")
 _WITHOUT: Final = ("inactive", "failed")
 
@@ -30,141 +25,80 @@ class Policies:
 
     def judge(self) -> None:
         """One after the other."""
-        self._plans()
         self._rejections()
+        self._choices()
         self._returns()
         self._loads()
         self._clients()
         self._moves()
         self._host_copies()
 
-    # --- planners -----------------------------------------------------------------------------
-    def _plans(self) -> None:
-        table = self._tape.config.autoscale
-        if table is None or self._tape.config.models:
-            return  # with several models a plan does not say which it is for
-        for record in self._tape.by_event["plan"]:
-            head = record["text"].split("; ")[0]
-            changes = {role: int(change) for role, change in _CHANGE.findall(head)}
-            figures = {name: float(value) for name, value in _FIGURE.findall(head)}
-            problems: Iterator[str] = iter(())
-            if table.planner in ("blitz", "paper") and "P" in figures:
-                problems = self._blitz(table, changes, figures)
-            elif table.planner == "hpa" and "wanted" in figures:
-                problems = self._pods(table, changes, figures)
-            for problem in problems:
-                self._tape.say(f"T6: at {record['at_ns']} ns {problem}: {head}")
-
-    def _blitz(
-        self, table: Any, changes: dict[str, int], figures: dict[str, float]
-    ) -> Iterator[str]:
-        """Intervals from tokens, blocks and rates; up to the middle, down by one."""
-        for role, count, least, most, low, high in (
-            ("prefill", "P", table.min_prefill, table.max_prefill, "P_min", "P_max"),
-            ("decode", "D", table.min_decode, table.max_decode, "D_min", "D_max"),
-        ):
-            now, bottom, top = (int(figures[name]) for name in (count, low, high))
-            wanted = now
-            if bottom > now:
-                wanted = (bottom + top + 1) // 2
-            elif top < now:
-                wanted = now - 1
-            # Whether the last one may go depends on what is in the system.
-            due = {min(max(floor, wanted), most) for floor in (least, max(least, 1))}
-            if changes[role] not in {value - now for value in due} and wanted <= most >= now:
-                yield f"{role} {changes[role]:+d}, should be one of {sorted(due)}"
-        if self._has_losses() or "kv_equation" in table.faithful:
-            return
-        seat = self._tape.seats[0]
-        blocks = max(other.blocks for other in self._tape.seats)
-        kv = figures["K_tokens"]
-        rate = max(1.0, table.tokens_transferred_per_s or self._transfer_rate())
-        kv_low = kv / (table.migration_upper_s * rate)
-        kv_high = kv / (table.migration_lower_s * rate)
-        used = figures["B_blocks"]
-        low_d = max(_up(used / (table.decode_upper * blocks)), _up(kv_low))
-        high_d = max(_up(used / (table.decode_lower * blocks)), _up(kv_high), low_d)
-        for name, exact in (("D_min", low_d), ("D_max", high_d)):
-            if abs(figures[name] - exact) > 1e-5 * max(used, kv) / blocks + 1e-9:
-                yield f"{name} is {figures[name]:g}, should be {exact}"
-        prefill = table.tokens_prefilled_per_s or self._prefill_rate(seat)
-        if prefill is None:
-            return
-        queued = figures["W_tokens"]
-        low_p = max(_up(queued / (table.prefill_upper_s * prefill)), _up(kv_low))
-        high_p = max(_up(queued / (table.prefill_lower_s * prefill)), _up(kv_high), low_p)
-        for name, exact in (("P_min", low_p), ("P_max", high_p)):
-            if abs(figures[name] - exact) > 1e-5 * queued / prefill + 1e-9:
-                yield f"{name} is {figures[name]:g}, should be {exact}"
-
-    def _has_losses(self) -> bool:
-        return any(fault.kind == "kv_shrink" for fault in self._tape.config.faults)
-
-    def _transfer_rate(self) -> float:
-        """KV tokens a second into the first replica, through all of its NICs."""
-        nodes = [node for node in self._tape.config.nodes for _ in range(node.count)]
-        seat = self._tape.seats[0]
-        node = nodes[seat.machine]
-        rate: float = max(1, round(node.nic_gbps * 1e9 / 8)) * len(seat.gpus) / seat.kv_token_bytes
-        return rate
-
-    def _prefill_rate(self, seat: Any) -> float | None:
-        """Tokens a second of one prompt of 2,048 tokens."""
-        table = seat.latency
-        if table.backend != "linear":
-            return None
-        tokens = min(2048, seat.max_tokens)
-        if table.prefill_tokens_per_s:
-            took_us = tokens * 1e6 / table.prefill_tokens_per_s
-        else:
-            took_us = table.base_us + tokens * table.per_token_us
-        return float(tokens / (took_us * seat.stages / 1e6))
-
-    def _pods(
-        self, table: Any, changes: dict[str, int], figures: dict[str, float]
-    ) -> Iterator[str]:
-        """ceil(load / target) outside a tolerance of a tenth; windows only make it smaller."""
-        ready, loading = int(figures["ready"]), int(figures["loading"])
-        total, load = ready + loading, figures["load"]
-        target = table.target_value
-        if table.metric == "kv_utilization":
-            target = table.target_utilization
-        if not ready:
-            wanted = max(total, 1 if load > 0 else 0)
-        else:
-            wanted = math.ceil(load / target - 1e-6)
-            ratio = load / (ready * target)
-            if abs(ratio - 1) <= 0.1 or (ratio > 1 and load / (total * target) <= 1.1):
-                wanted = total
-        due = {min(max(wanted, table.min_replicas, floor), table.max_replicas) for floor in (0, 1)}
-        near = ready and min(
-            abs(load / (n * target) - r) for n in (ready, total) for r in (0.9, 1.1)
-        )
-        if int(figures["wanted"]) not in due and not (ready and near < 1e-4):
-            yield f"{figures['wanted']:g} replicas are wanted, should be {sorted(due)}"
-        change = changes.get("colocated", 0)
-        if change > 0 and total + change > figures["wanted"]:
-            yield f"up to {total + change}, {figures['wanted']:g} are wanted"
-        if change < 0 and total + change < figures["wanted"]:
-            yield f"down to {total + change}, {figures['wanted']:g} are wanted"
-        is_eager = change > 0 and not table.scale_up_stabilization_s
-        if is_eager and total + change < figures["wanted"]:
-            yield f"up to {total + change} only, {figures['wanted']:g} are wanted"
-
     # --- KV rejection -------------------------------------------------------------------------
     def _rejections(self) -> None:
-        """Some decode replica is always open; a rejected one is told of once, and opened later."""
-        decoding = {seat.replica for seat in self._tape.seats if seat.role == "decode"}
+        """Far fuller than the mean is rejected, but never all that have room; else it is open."""
+        table = self._tape.config.kv_reject
         closed: set[int] = set()
-        for record in self._tape.of("state", "noted"):
-            if record["event"] == "state":
-                (decoding.add if record["to"] == "decode" else decoding.discard)(record["replica"])
-            elif record["kind"] == "kv_rejected":
-                closed.add(int(record["target"].split()[-1]))
-                if decoding and decoding <= closed:
-                    self._tape.say(f"T6: no decode replica takes KV after {record['at_ns']} ns")
-            elif record["kind"] == "kv_accepted":
-                closed.discard(int(record["target"].split()[-1]))
+        for record in self._tape.of("noted", "uses"):
+            if record["event"] == "noted":
+                if record["kind"] == "kv_rejected":
+                    closed.add(int(record["target"].split()[-1]))
+                elif record["kind"] == "kv_accepted":
+                    closed.discard(int(record["target"].split()[-1]))
+                continue
+            assert table is not None
+            uses = record["uses"]
+            total = sum(used for _, used, _ in uses)
+            hot = {
+                replica
+                for replica, used, blocks in uses
+                if used * len(uses) > table.factor * total and used > table.min_use * blocks
+            }
+            roomy = [use for use in uses if use[1] < use[2]]
+            if roomy and all(use[0] in hot for use in roomy):
+                hot.discard(min(roomy, key=lambda use: (use[1], use[0]))[0])
+            now, group = set(record["rejected"]), {replica for replica, _, _ in uses}
+            where = f"at {record['at_ns']} ns"
+            if now - hot:
+                self._tape.say(f"T6: {where} replicas {sorted(now - hot)} are rejected, not hot")
+            if now - closed or (closed & group) - now:
+                self._tape.say(f"T6: {where} {sorted(now)} are rejected, {sorted(closed)} told of")
+            if hot - now:
+                self._may_be_open(hot - now, record["at_ns"])
+
+    def _may_be_open(self, replicas: set[int], at_ns: int) -> None:
+        """A hot replica is open only while something else holds its lock: KV on its way there."""
+        tape = self._tape
+        for replica in replicas:
+            is_busy = tape.config.faults or any(
+                record["destination"] == replica
+                and record["kind"] == "kv"
+                and record["at_ns"] <= at_ns
+                for record in tape.by_event["transfer"]
+                if "destination" in record
+            )
+            if not is_busy:
+                tape.say(f"T6: replica {replica} is hot at {at_ns} ns, and takes KV")
+
+    # --- rebalancing --------------------------------------------------------------------------
+    def _choices(self) -> None:
+        """From the fuller to the emptier, by more than the gap, so that the fuller one gains."""
+        tape, table = self._tape, self._tape.config.migration
+        tokens: dict[int, int] = defaultdict(int)
+        for record in tape.of("tokens", "choice"):
+            if record["event"] == "tokens":
+                for row in record["rows"]:
+                    tokens[row] += len(record["ends"])
+                continue
+            row = record["row"]
+            (used, blocks), (other_used, other_blocks) = record["uses"]
+            block = tape.seats[record["destination"]].scheduler.block_size
+            # The KV of the newest token is computed over there.
+            least = -(-(tape.arrived[row]["prompt"] + max(0, tokens[row] - 1)) // block)
+            where = f"row {row} from {record['source']} to {record['destination']}"
+            if used / blocks - other_used / other_blocks <= table.rebalance_gap:
+                tape.say(f"T6: {where} at {record['at_ns']} ns: the gap is {record['uses']}")
+            elif (other_used + least) / other_blocks >= used / blocks:
+                tape.say(f"T6: {where} at {record['at_ns']} ns only swaps {record['uses']}")
 
     # --- recovery -----------------------------------------------------------------------------
     def _returns(self) -> None:
@@ -201,7 +135,7 @@ class Policies:
     def _loads(self) -> None:
         """No load outlives its deadline; a copy of the machine's own begins after a cold start."""
         tape = self._tape
-        deadline_ns = to_ns(tape.config.recovery.load_deadline_s)
+        deadline_ns = to_ns(tape.config.recovery.load_deadline_s) if tape.config.faults else 0
         autoscale = tape.config.autoscale
         cold_ns = 0 if autoscale is None else to_ns(autoscale.cold_start_s)
         begins: dict[int, list[int]] = defaultdict(list)
@@ -320,8 +254,3 @@ class Policies:
                 f"T6: replica {record['destination']} loads from {where} after {at_ns} ns, its "
                 f"machine {'has' if holds else 'does not have'} the weights"
             )
-
-
-def _up(quotient: float) -> int:
-    """The next whole number, but for rounding."""
-    return math.ceil(quotient - 1e-9)

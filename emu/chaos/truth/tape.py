@@ -27,6 +27,16 @@ class Seat(msgspec.Struct, frozen=True):
     blocks: int
     layers: int
     kv_token_bytes: int
+    rank_bytes: int
+    """Weights of one rank by the model's shape; 0 = not restated."""
+    layer_bytes: int
+    """The part of them that every token passes, at two bytes a weight; 0 = not restated."""
+    place: tuple[str, int, int]
+    """GPU, table of `[[nodes]]`, and over how many machines it spreads."""
+    memory_rate: float
+    """Of one GPU, bytes per nanosecond."""
+    flop_rate: float
+    """Of one GPU at sixteen bits, operations per nanosecond."""
     max_tokens: int
     latency: Any
     """Its `[latency]` table."""
@@ -34,6 +44,8 @@ class Seat(msgspec.Struct, frozen=True):
     """Its `[scheduler]` table."""
     group: str
     """Its data-parallel group, or none."""
+    served: str
+    """The name of its model."""
     is_plain: bool
     """Iterations have no adapters, drafter, images or weights elsewhere, which cost besides."""
     is_hybrid: bool

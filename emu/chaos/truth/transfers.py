@@ -17,6 +17,8 @@ from emu.chaos.truth.windows import Windows
 _SLACK_NS: Final = 4
 _CHAIN_SLACK_NS: Final = 200
 """Where some transfers follow others: the instant at which one has caught up is not exact here."""
+_NEAR: Final = 0.01
+"""Norms and biases are left out of what a rank weighs."""
 _OWN_ROUTE: Final = ("host.", "ssd.", "cxl.", "pcie.")
 
 
@@ -269,7 +271,23 @@ class Transfers:
             or (span.since_ns + _SLACK_NS < start["at_ns"] and due_ns + _SLACK_NS < span.until_ns)
             for span, names, _ in self._windows.delays
         )
-        return (longest if is_sure and len(start["parts"]) == 1 else 0), longest
+        least = longest if is_sure and len(start["parts"]) == 1 else 0
+        return least, max(longest, self._in_order(start, due_ns))
+
+    def _in_order(self, start: Record, due_ns: int) -> int:
+        """Reports come in order: one of an earlier layer that a delay holds up holds up the end."""
+        if start["kind"] != "weights":
+            return 0
+        links = {link for links, _ in start["parts"] for link in links}
+        before = [
+            (span, delay_ns)
+            for span, names, delay_ns in self._windows.delays
+            if span.since_ns < due_ns and any(link.startswith(names) for link in links)
+        ]
+        whole_ns = sum(delay_ns for _, delay_ns in before) * len(links)
+        return max(
+            (min(span.until_ns, due_ns) + whole_ns - due_ns for span, _ in before), default=0
+        )
 
     def _never(self) -> None:
         """What should have arrived long before the end of the run, and did not."""
@@ -308,6 +326,7 @@ class Transfers:
                     arrived[key].append(start)
             elif event == "migrated" and "kv_bytes" in record:
                 self._kv(record, tokens, layers, arrived)
+        self._weights()
 
     def _kv(
         self,
@@ -339,3 +358,31 @@ class Transfers:
         ]
         if record["kv_bytes"] and record["kv_bytes"] not in moved:
             tape.say(f"T3: no transfer of {record['kv_bytes']} bytes brought rows {record['rows']}")
+
+    def _weights(self) -> None:
+        """What has come when a replica has its weights: each GPU its part of the model."""
+        come: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        for record in self._tape.of("state", "transfer", "noted"):
+            if record["event"] == "state":
+                if record["from"] in ("inactive", "failed"):
+                    come.pop(record["replica"], None)
+            elif record["event"] == "transfer" and record["kind"] == "weights":
+                for links, size in record["parts"]:
+                    end = links[-1].partition(".")[0]
+                    if end.startswith("gpu"):  # else from a disk to the machine's memory
+                        come[record["destination"]][end] += size
+            elif record["event"] == "noted" and record["kind"] == "loaded":
+                seat = self._tape.seats[int(record["target"].split()[-1])]
+                if not seat.rank_bytes or record["text"].startswith("delay"):
+                    continue
+                sizes = come[seat.replica]
+                whole = seat.rank_bytes * len(seat.gpus)
+                # GPUs may share the way from their machine's memory; only all of them count then.
+                is_apart = all(f"gpu{gpu}" in sizes for gpu in seat.gpus)
+                each = [sizes[f"gpu{gpu}"] * len(seat.gpus) for gpu in seat.gpus if is_apart]
+                for size in (sum(sizes.values()), *each):
+                    if abs(size / whole - 1) > _NEAR:
+                        self._tape.say(
+                            f"T3: {size} bytes of weights came to replica {seat.replica} by "
+                            f"{record['at_ns']} ns, should {whole}: {dict(sizes)}"
+                        )

@@ -99,6 +99,12 @@ class NodeTable(Table, kw_only=True, frozen=True):
         float, doc("Host to GPU, per GPU and direction, 1e9 bit/s; -1 = the GPU's.")
     ] = -1.0
     pcie_shared_by: Annotated[Count, doc("GPUs that share one PCIe link.")] = 1
+    nic_over_pcie: Annotated[
+        bool,
+        doc(
+            "Traffic of a NIC crosses its GPU's PCIe link too, where it competes with loads from host memory; false: the NIC hangs on the GPU's own switch."
+        ),
+    ] = False
     ssd_gbps: Annotated[Positive, doc("Disk read rate, per GPU, 1e9 bit/s.")] = 10.0
     nvlink_domain: Annotated[Count0, doc("GPUs joined by NVLink; 0 = all of the machine.")] = 0
     leaf: Annotated[str, doc("Leaf switch of these machines (names a group).")] = ""

@@ -72,6 +72,9 @@ class AutoscaleTable(Table, kw_only=True, frozen=True):
     prune_sources: Annotated[
         bool, doc("Prefill replicas send only if no other has the weights.")
     ] = True
+    prefill_never_sends: Annotated[
+        bool, doc("Not even then: without another source, weights come from `loader`.")
+    ] = False
     loader: Annotated[
         Literal["host", "disk", "cache", "delay", "pool"],
         doc(

@@ -1,0 +1,280 @@
+"""Worlds in which the rarest things are common: live loads, drains, spares that are not closed yet.
+
+Three in ten of the wide worlds. Each is built around one scene that lasts, so that faults find
+somebody in it: weights that arrive slowly while a helper shares the work, replicas that give their
+requests away, spares that stand still. What a scene does not need is drawn as anywhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from emu.chaos.drawfaults import Rng, Tables, chance, fault_on, pick
+from emu.rng import rng_stream
+
+SHARE: Final = 0.3
+"""Of wide worlds."""
+_AT_S: Final = (0.001, 0.02, 0.1, 0.3, 0.8)
+_BENIGN: Final = (
+    *("straggler", "freeze", "pause", "kv_shrink", "host_cache_lost"),
+    *("link_down", "link_degrade", "link_latency", "partition"),
+    *("transfer_refused", "transfer_broken", "transfer_hang", "completion_late"),
+    *("completion_twice", "handshake_lost", "destination_refuses"),
+)
+"""Faults after which the replica that they struck is what it was."""
+_LETHAL: Final = ("replica_crash", "replica_restart", "gpu_crash", "node_crash", "lease_expired")
+
+
+class Scene:
+    """A world in the making: who is where, and when what lasts goes on."""
+
+    def __init__(self, rng: Rng, seed: int) -> None:
+        self.rng = rng
+        self.gpus = int(pick(rng, (1, 1, 2, 4)))
+        self.groups: list[Tables] = []
+        self.faults: list[Tables] = []
+        self.lines: list[Tables] = []
+        self.tables: Tables = {
+            "seed": seed,
+            "model": {"name": "meta-llama/Llama-3.1-8B"},
+            "latency": {
+                "backend": "linear",
+                "base_us": float(pick(rng, (1000.0, 5000.0, 20000.0))),
+                "per_token_us": float(pick(rng, (50.0, 100.0))),
+                "per_context_token_us": float(pick(rng, (0.0, 0.1))),
+            },
+            "scheduler": {"policy": "fcfs", "num_blocks": 4000, "request_token_budget": 4096},
+            "router": {"policy": "load"},
+            "workload": {"oversized": "reject"},
+            "network": {"kv_transfer": pick(rng, ("layerwise", "blocking"))},
+        }
+
+    def replicas(self, **counts: int) -> list[list[int]]:
+        """Replicas of these roles; their numbers, role by role."""
+        first, found = 0, []
+        for role, count in counts.items():
+            self.groups.append({"role": role, "count": count})
+            found.append(list(range(first, first + count)))
+            first += count
+        return found
+
+    def machines(self, nic_gbps: Sequence[float], *, nvlink: float = 0.4) -> None:
+        """Machines for all of them; `nvlink`: how often weights can go over it."""
+        total = sum(group["count"] for group in self.groups)
+        self.tables["replicas"] = self.groups
+        self.tables["nodes"] = [
+            {
+                "count": -(-total // self.gpus),
+                "gpus": self.gpus,
+                "gpu": "A100-SXM4-80GB",
+                "host_memory_gib": 64.0,
+                "nic_gbps": float(pick(self.rng, nic_gbps)),
+                **({"nvlink_gbps": 0.0} if not chance(self.rng, nvlink) else {}),
+            }
+        ]
+
+    def requests(
+        self, at_s: float, prompts: tuple[int, int], outputs: Sequence[int], count: int
+    ) -> None:
+        """So many requests at about this time."""
+        for index in range(count):
+            step_ns = 0 if chance(self.rng, 0.3) else int(pick(self.rng, (1000, 5_000_000)))
+            self.lines.append(
+                {
+                    "arrival_time_ns": round(at_s * 1e9) + index * step_ns,
+                    "input_toks": int(self.rng.integers(*prompts)),
+                    "output_toks": int(pick(self.rng, outputs)),
+                }
+            )
+
+    def strike(self, kind: str, replica: int, at_s: float, **what: Any) -> None:
+        """A fault of this kind on a replica, in whatever way the kind names one."""
+        roles = [group["role"] for group in self.groups for _ in range(group["count"])]
+        others = [
+            other
+            for other, role in enumerate(roles)
+            if other != replica and role in ("decode", "prefill", "inactive")
+        ]
+        fault = fault_on(
+            self.rng, kind, round(at_s, 6), replica, others or [replica], gpus=self.gpus
+        )
+        if fault is not None:
+            self.faults.append(fault | what)
+
+    def benign(self, replicas: Sequence[int], span_s: tuple[float, float], count: int) -> None:
+        """Faults that leave the scene standing."""
+        least, most = span_s
+        for _ in range(count):
+            at_s = least + float(self.rng.random()) * (most - least)
+            self.strike(pick(self.rng, _BENIGN), pick(self.rng, replicas), at_s)
+
+
+def draw_rare(seed: int) -> tuple[Tables, list[Tables], list[Tables]] | None:
+    """The tables, lines and faults of a scene; None for most seeds."""
+    rng = rng_stream(seed, "chaos rare")
+    if not chance(rng, SHARE):
+        return None
+    scene = Scene(rng, seed)
+    pick(rng, _SCENES)(scene)
+    scene.lines.sort(key=lambda line: line["arrival_time_ns"])
+    return scene.tables, scene.lines, sorted(scene.faults, key=lambda fault: fault["at_s"])
+
+
+# --- scenes -------------------------------------------------------------------------------------
+def _live(scene: Scene) -> None:
+    """Prompts pile up, and replicas serve while their weights arrive."""
+    rng = scene.rng
+    prefill, _, idle = scene.replicas(
+        prefill=int(pick(rng, (1, 1, 2, 3))),
+        decode=int(pick(rng, (1, 2, 3))),
+        inactive=int(pick(rng, (1, 1, 2, 3))),
+    )
+    scene.machines((25.0, 50.0, 100.0, 100.0), nvlink=0.1)
+    begin_s = 0.05
+    scene.requests(begin_s, (300, 2000), (1, 2, 20), int(rng.integers(20, 40)))
+    if chance(rng, 0.7):
+        scene.requests(float(pick(rng, (0.8, 2.0))), (100, 2000), (1, 5, 40), 10)
+    scene.tables["autoscale"] = {
+        "executor": "blitz",
+        "live": True,
+        "multicast": pick(rng, ("chain", "chain", "p2p", "tanz")),
+        "mutate": chance(rng, 0.3),
+        "loader": pick(rng, ("host", "cache")),
+        "prefill_lower_s": 0.05,
+        "prefill_upper_s": 0.1,
+        "max_prefill": int(pick(rng, (2, 64))),
+        "max_decode": int(pick(rng, (1, 64))),
+        "min_decode": 1,
+        "spare_ttl_ms": float(pick(rng, (100.0, 2000.0))),
+    }
+    # What is on no machine's memory comes from a disk, which takes thirteen seconds.
+    deadlines_s = (0.8, 60.0) if scene.tables["autoscale"]["loader"] == "host" else (60.0,)
+    scene.tables["recovery"] = {"load_deadline_s": pick(rng, deadlines_s)}
+    new, old = idle[-1:] * 2 + idle[:1], prefill[:1] * 2 + prefill
+    span_s = (begin_s + 0.01, begin_s + float(pick(rng, (0.2, 0.6, 1.2))))
+    scene.benign([*new, *old], span_s, int(rng.integers(5, 13)))
+    for at_s in (begin_s + float(pick(rng, _AT_S)), span_s[1]):
+        kind = pick(rng, (*_LETHAL, "load_stuck"))
+        part, its = pick(
+            rng, (("new_prefill", new), ("old_prefill", old), ("refractory_prefill", new))
+        )
+        if kind == "replica_crash" and chance(rng, 0.7):
+            after_s = float(pick(rng, (0.0, 0.0, 0.01, 0.1)))
+            lasts = {"duration_s": 0.5} if chance(rng, 0.7) else {}
+            crash = {"at_s": 0.0, "kind": kind, "stage": part, "after_s": after_s}
+            scene.faults.append(crash | lasts)
+        elif kind == "load_stuck":
+            scene.strike(kind, new[0], 0.0)
+        else:
+            if kind == "lease_expired":
+                refusal = {"at_s": at_s / 2, "kind": "destination_refuses", "duration_s": at_s}
+                scene.faults.append(refusal)
+            scene.strike(kind, pick(rng, its), at_s)
+
+
+def _drains(scene: Scene) -> None:
+    """Replicas are told to leave while they have much to do, and some to come back."""
+    rng = scene.rng
+    is_split = chance(rng, 0.75)
+    if is_split:
+        prefill, decode = scene.replicas(prefill=int(rng.integers(2, 5)), decode=3)
+        leaving = [*prefill[1:], *decode[1:]]
+        back = dict.fromkeys(prefill, "to_prefill") | dict.fromkeys(decode, "to_decode")
+    else:
+        (leaving,) = scene.replicas(colocated=int(rng.integers(2, 5)))
+        leaving = leaving[1:]
+        back = dict.fromkeys(leaving, "to_colocated")
+    scene.machines((5.0, 10.0, 25.0))
+    scene.tables["scheduler"]["policy"] = policy = pick(rng, ("fcfs", "vllm"))
+    if policy == "vllm":
+        del scene.tables["scheduler"]["request_token_budget"]
+    scene.requests(0.0, (200, 1500), (20, 60, 120), int(rng.integers(12, 30)))
+    if is_split:
+        scene.tables["migration"] = {"drain": chance(rng, 0.4)}
+    scene.tables["recovery"] = {"drain_grace_s": float(pick(rng, (0.0, 0.0, 0.3)))}
+    commands: list[Tables] = []
+    for replica in leaving:
+        at_s = float(pick(rng, (0.05, 0.1, 0.3, 0.5)))
+        commands.append({"at_s": at_s, "replica": replica, "command": "deactivate"})
+        if chance(rng, 0.6):
+            later_s = at_s + float(pick(rng, (0.01, 0.05, 0.3, 1.0)))
+            commands.append({"at_s": later_s, "replica": replica, "command": back[replica]})
+        scene.benign([replica], (at_s + 0.001, at_s + 0.2), int(rng.integers(1, 4)))
+    scene.tables["commands"] = commands
+    kind = pick(rng, (*_LETHAL, "drain_expired", "host_cache_lost"))
+    at_s = commands[0]["at_s"] + float(pick(rng, (0.001, 0.01, 0.05, 0.2)))
+    if kind == "lease_expired" and is_split:
+        refusal = {"at_s": 0.02, "kind": "destination_refuses", "duration_s": at_s}
+        scene.faults.append(refusal)
+    if is_split or kind not in ("lease_expired", "drain_expired"):
+        scene.strike(kind, pick(rng, leaving) if kind != "lease_expired" else leaving[0], at_s)
+
+
+def _spares(scene: Scene) -> None:
+    """Decode replicas that stand still become spares, and are wanted before they go on."""
+    rng = scene.rng
+    scene.gpus = 1
+    _, decode = scene.replicas(prefill=1, decode=2)
+    scene.machines((100.0,))
+    for_decode = chance(rng, 0.3)
+    length, outputs = ((400, 600), (100,)) if for_decode else ((1500, 2500), (1, 2))
+    scene.requests(0.5, length, outputs, 40)
+    if for_decode:
+        scene.tables["scheduler"]["num_blocks"] = 300
+    bounds: Mapping[str, Any] = {"max_prefill": 2, "max_decode": 1, "prefill_lower_s": 0.05}
+    if for_decode:
+        bounds = {"max_prefill": 1, "decode_lower": 0.1, "decode_upper": 0.2}
+    ttl_ms = 60_000.0
+    scene.tables["latency"] |= {"base_us": 2000.0, "per_token_us": 50.0}
+    scene.tables["autoscale"] = {
+        "executor": "blitz", "mutate": False, "spare_ttl_ms": ttl_ms, **bounds
+    }  # fmt: skip
+    lasts_s = float(pick(rng, (0.6, 1.0, 1.5)))
+    for replica in decode:
+        scene.faults.append(
+            {"at_s": 0.0, "kind": "pause", "replica": replica, "duration_s": lasts_s}
+        )
+    if chance(rng, 0.6):
+        stage = "aus_prefill" if not for_decode else "decode"
+        scene.faults.append(
+            {"at_s": 0.4, "kind": "replica_crash", "stage": stage, "duration_s": 0.5}
+        )
+    scene.tables["recovery"] = {"progress_deadline_ms": 5000.0}
+
+
+def _loads(scene: Scene) -> None:
+    """Loads that stop the world, cut short or late."""
+    rng = scene.rng
+    is_pool = chance(rng, 0.35)
+    if is_pool:
+        serving, idle = scene.replicas(colocated=1, inactive=3)
+        scaling: Tables = {
+            "planner": "hpa", "metric": "concurrency", "target_value": 4.0, "tick_ms": 20.0,
+            "executor": "serverless", "loader": "disk", "scale_down_stabilization_s": 0.5,
+        }  # fmt: skip
+    else:
+        serving, _, idle = scene.replicas(prefill=1, decode=1, inactive=3)
+        scaling = {
+            "executor": "blitz", "live": False, "loader": pick(rng, ("host", "disk")),
+            "multicast": pick(rng, ("chain", "p2p", "none")), "decode_upper": 0.1,
+            "decode_lower": 0.02, "prefill_lower_s": 0.05, "prefill_upper_s": 0.1,
+        }  # fmt: skip
+        scene.tables["scheduler"]["num_blocks"] = 800
+    scene.machines((25.0, 100.0))
+    scene.tables["autoscale"] = scaling
+    scene.requests(0.05, (300, 1500), (20, 60), int(rng.integers(12, 30)))
+    # A disk takes thirteen seconds; what is given up for good would be tried again for ever.
+    deadlines_s = (60.0,) if scaling["loader"] == "disk" else (0.8, 60.0)
+    scene.tables["recovery"] = {"load_deadline_s": pick(rng, deadlines_s)}
+    scene.benign([*idle, *idle, *serving], (0.06, float(pick(rng, (0.2, 1.0)))), 4)
+    kind = pick(rng, ("replica_crash", "replica_restart", "gpu_crash", "node_crash", "load_stuck"))
+    scene.strike(kind, pick(rng, idle), 0.05 + float(pick(rng, _AT_S)))
+
+
+_SCENES: Final[Sequence[Callable[[Scene], None]]] = (
+    *[_live] * 6,
+    *[_drains] * 3,
+    *[_loads] * 3,
+    _spares,
+)

@@ -1,0 +1,437 @@
+"""A leap in the making: how long it is, what cuts it, what others read in its middle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from emu.kernel.clock import AT_DUE, NOW, PARK
+from emu.latency.base import BatchShape
+from emu.latency.engine import DEFAULT_ENGINE, engine_model
+from emu.latency.jitter import Jitter
+from emu.replica import actions as act
+from emu.replica import events as ev
+from emu.replica.inbound import reserve
+from emu.replica.replica import LAYER, RESTING, RUNNING, STAGED, WAITING, Replica
+from emu.replica.states import ReplicaState
+from emu.request import Request, Status
+from emu.scheduling.base import Batch, Progress, RunOn
+from tests.replica.fakes import STEP_NS, Bench, FakeLatency, request
+from tests.replica.stage import US, Stage
+
+pytestmark = pytest.mark.doubles
+S = ReplicaState
+
+
+def leaping(output: int = 9, steps: int = 8, state: ReplicaState = S.COLOCATED) -> Bench:
+    """A replica in the middle of a leap of so many steps, which began at 0."""
+    made = Bench(state, leap=steps)
+    made.running(1, output=output)
+    made.step()
+    assert (made.replica.activity, made.due_ns) == (RUNNING, steps * STEP_NS)
+    return made
+
+
+# --- what cuts it ---------------------------------------------------------------------------------
+@pytest.mark.parametrize(("after_ns", "steps", "ends"), [(500, 3, 3), (2_500, 5, 5), (500, 8, 8)])
+def test_a_request_that_would_be_seen_so_late_leaves_it_the_steps_until_then(
+    after_ns: int, steps: int, ends: int
+) -> None:
+    made = leaping()
+    made.scheduler.sees_in = lambda batch, done, start_ns: steps  # type: ignore[method-assign]
+    made.clock.now_ns = after_ns
+    made.tell(ev.Submitted(request(2)))
+    replica = made.replica
+    assert replica.ends is not None
+    assert (len(replica.ends), replica.end_ns) == (ends, ends * STEP_NS)
+    assert replica.cut_ns == (-1 if ends == 8 else ends * STEP_NS)
+    assert replica.look == 0, "it need not look before"
+
+
+def test_what_the_scheduler_is_asked_is_the_step_in_flight_and_its_start() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def sees_in(batch: Batch, step: int, start_ns: int) -> int:
+        asked.append((step, start_ns))
+        return 0
+
+    for now_ns in (500, 2_500):
+        made = leaping()
+        made.scheduler.sees_in = sees_in  # type: ignore[method-assign]
+        made.clock.now_ns = now_ns
+        made.tell(ev.Submitted(request(2)))
+    assert asked == [(1, 0), (3, 2 * STEP_NS)]
+
+
+def test_a_reservation_leaves_it_the_steps_for_which_there_is_memory() -> None:
+    made = leaping(state=S.DECODE)
+
+    def leap_holds(batch: Batch) -> bool:
+        batch.max_steps = 4
+        return True
+
+    made.scheduler.leap_holds = leap_holds  # type: ignore[method-assign]
+    made.clock.now_ns = 1_500
+    assert reserve(made.replica, [request(2)])
+    assert (made.replica.cut_ns, made.replica.look) == (4 * STEP_NS, 0)
+
+
+def test_a_reservation_that_is_refused_cuts_nothing() -> None:
+    made = leaping(state=S.DECODE)
+    made.scheduler.holds = False
+    assert not reserve(made.replica, [request(2, prompt=1000)])
+    assert (made.replica.cut_ns, made.replica.look) == (-1, 0)
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_kv_that_leaves_or_is_given_back_cuts_it_only_if_it_no_longer_holds(holds: bool) -> None:
+    for event in (ev.Unreserved(requests=[]), ev.Released(requests=[])):
+        made = leaping(state=S.DECODE)
+        made.scheduler.holds = holds
+        made.clock.now_ns = 1_500
+        made.tell(event)
+        assert made.replica.look == (0 if holds else ev.LOOK)
+
+
+def test_the_last_start_is_that_of_the_step_in_flight() -> None:
+    """The scheduler counts the age of its requests from it."""
+    for now_ns, start_ns in ((500, 0), (2_500, 2 * STEP_NS)):
+        made = leaping(state=S.DECODE)
+        made.clock.now_ns = now_ns
+        made.tell(ev.Unreserved(requests=[]))
+        assert made.replica.batch is not None
+        assert made.replica.batch.last_start_ns == start_ns
+
+
+def test_a_cut_leap_ends_with_the_step_that_had_begun() -> None:
+    made = leaping()
+    made.scheduler.holds = False
+    made.clock.now_ns = 2_500
+    made.tell(ev.Submitted(request(2, prompt=200)))
+    made.clock.now_ns = made.due_ns = made.replica.align(2_500)
+    made.step()
+    assert (made.replica.iterations, made.replica.decode_tokens) == (3, 0)
+    assert made.replica.busy_ns == 3 * STEP_NS
+
+
+# --- a straggler, and steps that vary ----------------------------------------------------------------
+def test_every_step_of_a_stragglers_leap_takes_longer() -> None:
+    made = Bench(S.COLOCATED, leap=4)
+    made.tell(ev.SlowdownSet(factor=2.5))
+    made.running(1, output=9)
+    made.step()
+    assert made.replica.ends is not None
+    assert list(made.replica.ends) == [2_500, 5_000, 7_500, 10_000]
+
+
+def test_a_straggler_that_is_as_before_takes_as_long_as_before() -> None:
+    made = Bench(S.COLOCATED, leap=4)
+    for factor in (3.0, 1.0):
+        made.tell(ev.SlowdownSet(factor=factor))
+        assert made.replica.look == ev.LOOK, "a leap at the old cost is cut"
+        made.replica.look = 0
+    made.running(1, output=9)
+    made.step()
+    assert made.due_ns == 4 * STEP_NS
+
+
+def test_costs_are_those_of_the_slowdown_and_whole_nanoseconds() -> None:
+    made = Bench(S.COLOCATED)
+    assert made.replica.cost_ns(BatchShape(decode_count=1)) == STEP_NS
+    made.tell(ev.SlowdownSet(factor=1.0005))
+    assert made.replica.cost_ns(BatchShape(decode_count=1)) == int(STEP_NS * 1.0005)
+
+
+def test_steps_that_vary_have_no_short_cuts() -> None:
+    made = Bench(S.COLOCATED)
+    made.replica._runs_opened = lambda *rest: rest
+    made.replica.set_jitter(Jitter(engine_model(DEFAULT_ENGINE, "test"), 7, 0))
+    assert made.replica._runs_opened is None
+    assert not made.replica.is_monotone
+
+
+# --- a run that follows prompts ---------------------------------------------------------------------
+class Opening(FakeLatency):
+    """A backend with a short cut for runs that follow a step; it knows no stragglers."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int]] = []
+
+    def decode_run_ns_after(self, shape: BatchShape, steps: int, first_ns: int) -> Any:
+        self.asked.append((steps, first_ns))
+        return first_ns + np.arange(1 + steps, dtype=np.int64) * STEP_NS
+
+
+def running_on(slowdown: float) -> tuple[Replica, Opening, int]:
+    """A batch with a prompt that has begun at 100, and three decodes are certain to follow."""
+    made, latency = Bench(S.COLOCATED), Opening()
+    replica = made.replica
+    replica.latency, replica._runs_opened = latency, latency.decode_run_ns_after  # type: ignore[assignment]
+    replica.slowdown = slowdown
+    shape = BatchShape(prefill_new=[4], prefill_context=[0], sequences=1)
+    batch = Batch(1, shape, [], max_steps=1, formed_ns=100)
+    made.clock.now_ns = replica.start_ns = 100
+
+    def run_on(one: Batch) -> RunOn:
+        one.max_steps = 4
+        return RunOn(BatchShape(decode_count=1, sequences=1))
+
+    made.scheduler.run_on = run_on  # type: ignore[method-assign,assignment]
+    replica.batch = batch
+    replica.begin(batch)
+    return replica, latency, replica.run_on(batch)
+
+
+def test_the_decodes_that_follow_a_prompt_are_one_run_with_it() -> None:
+    replica, latency, due_ns = running_on(1.0)
+    assert (latency.asked, due_ns) == ([(3, STEP_NS)], 100 + 4 * STEP_NS)
+    assert replica.batch is not None
+    assert replica.batch.first_end_ns == 100 + STEP_NS
+
+
+def test_the_decodes_that_follow_a_stragglers_prompt_are_slow_too() -> None:
+    replica, latency, due_ns = running_on(3.0)
+    assert (latency.asked, due_ns) == ([], 100 + 4 * 3 * STEP_NS)
+    assert replica.ends is not None
+    assert list(replica.ends) == [3_000, 6_000, 9_000, 12_000]
+
+
+def test_with_late_signals_nothing_is_appended_to_a_prompt() -> None:
+    made = Bench(S.COLOCATED)
+    made.replica.keep_signals()
+    batch = Batch(1, BatchShape(), [], max_steps=1, formed_ns=0)
+    made.replica.end_ns = 77
+    made.scheduler.run_on = lambda one: RunOn(BatchShape())  # type: ignore[method-assign,assignment]
+    assert made.replica.run_on(batch) == 77
+
+
+def test_tokens_in_the_middle_of_a_run_are_those_of_its_opening_and_its_decodes() -> None:
+    replica, _, _ = running_on(1.0)
+    assert replica.batch is not None
+    opening = Progress()
+    opening.prefill_tokens, opening.decode_tokens = 4, 2
+    replica.batch.run_on = RunOn(BatchShape(decode_count=5), opening)
+    replica.clock.now_ns = 100 + STEP_NS + 1  # type: ignore[misc]
+    assert replica.tokens_produced == (4, 2)
+    replica.clock.now_ns = 100 + 3 * STEP_NS + 1  # type: ignore[misc]
+    assert replica.tokens_produced == (4, 2 + 2 * 5)
+
+
+# --- what others read in the middle -----------------------------------------------------------------
+def test_tokens_count_when_their_step_has_ended() -> None:
+    made = leaping()
+    for now_ns, tokens in ((0, 0), (999, 0), (1_001, 1), (3_500, 3)):
+        made.clock.now_ns = now_ns
+        assert made.replica.tokens_produced == (0, tokens)
+
+
+def test_books_are_settled_for_the_step_in_flight_and_never_twice() -> None:
+    made = leaping()
+    settled: list[int] = []
+    plain = made.scheduler.settle
+    made.scheduler.settle = lambda b, n: (settled.append(n), plain(b, n))  # type: ignore[method-assign,func-returns-value,assignment]
+    for now_ns in (500, 600, 2_500, 2_600, 7_999):
+        made.clock.now_ns = now_ns
+        made.replica.settle()
+    assert settled == [3, 8], "the first step is settled when the batch is formed"
+
+
+def test_its_engine_looks_at_the_end_of_each_step_of_a_leap() -> None:
+    made = leaping()
+    for now_ns, end_ns in ((500, 1_000), (2_500, 3_000)):
+        made.clock.now_ns = now_ns
+        one = request(now_ns)
+        made.tell(ev.Submitted(one))
+        assert one.taken_ns == end_ns
+
+
+def test_a_request_that_was_taken_in_before_keeps_that_time() -> None:
+    made = Bench(S.COLOCATED)
+    one = request()
+    one.taken_ns = 3
+    made.clock.now_ns = 50
+    made.tell(ev.Submitted(one))
+    assert one.taken_ns == 3
+
+
+@pytest.mark.parametrize(
+    ("activity", "looks"), [(RESTING, NOW), (STAGED, NOW), (LAYER, NOW), (WAITING, AT_DUE)]
+)
+def test_when_it_looks_depends_on_what_it_does(activity: int, looks: int) -> None:
+    made = Bench(S.COLOCATED)
+    made.replica.activity = activity
+    assert made.replica.align(0) == looks
+
+
+# --- routers that keep an order of loads, and those with late signals ---------------------------------
+def test_a_change_of_the_queues_is_told_once_until_it_is_seen() -> None:
+    made = Bench(S.COLOCATED)
+    log: list[Replica] = []
+    made.tell(ev.Submitted(request(1)))
+    assert log == []
+    made.replica.tell_touches(log)
+    for number in (2, 3):
+        made.tell(ev.Submitted(request(number)))
+    assert log == [made.replica]
+    made.replica.seen()
+    made.step()  # a request is admitted
+    assert log == [made.replica] * 2
+
+
+@pytest.mark.parametrize("what", ["cancel", "deliver", "stop", "crash", "undo"])
+def test_whatever_changes_the_queues_is_told(what: str) -> None:
+    made = Bench(S.DECODE)
+    (here,) = made.running(1)
+    coming = request(2)
+    log: list[Replica] = []
+    made.replica.tell_touches(log)
+    if what == "cancel":
+        made.post(ev.Cancelled(request=here, status=Status.CANCELLED, reason="left"))
+    elif what == "deliver":
+        assert reserve(made.replica, [coming])
+        made.post(ev.KvDelivered(requests=[coming]))
+    elif what == "stop":
+        made.post(ev.StopAsked(request=here, reply=lambda: None))
+    elif what == "crash":
+        made.tell(ev.Crashed(lost=[]))
+    else:
+        made.scheduler.detach(here)
+        made.tell(ev.StopUndone(request=here))
+    if what not in ("crash", "undo"):
+        made.replica.begin_applying()
+        for event in reversed(made.replica.applying):
+            made.replica.handle(event)
+    assert log == [made.replica]
+
+
+def test_late_signals_tell_when_what_was_where() -> None:
+    made = Bench(S.COLOCATED)
+    made.replica.keep_signals()
+    made.clock.now_ns = 10
+    made.tell(ev.Submitted(request(1, prompt=4)))
+    made.step()
+    assert made.replica.signals is not None
+    assert list(made.replica.signals) == [(-1, 0, 0, 0, 0), (10, 1, 0, 4, 0), (10, 0, 1, 0, 4)]
+
+
+# --- lives ------------------------------------------------------------------------------------------
+FORGOTTEN = (
+    *("activity", "applying", "batch", "ends", "has_applied", "is_cruising", "is_paused"),
+    *("is_resuming", "layer_scheduler", "live_moves", "measured_ns", "model_loaded", "relayed"),
+    *("segments_ready", "rotating", "phase", "first_uses"),
+)
+"""What belongs to a process, and must be as that of a new one after a crash."""
+
+
+def test_a_crash_leaves_nothing_of_the_life_before() -> None:
+    new = Bench(S.INACTIVE)
+    made = Bench(S.DECODE, leap=8)
+    made.replica.latency.first_use_ns = (7,)  # type: ignore[attr-defined]
+    new.replica.first_uses.append(7)
+    made.running(1, 2)
+    made.tell(ev.LiveMoves(change=1))
+    made.step()
+    made.clock.now_ns = 1_500
+    made.tell(ev.Paused())
+    assert reserve(made.replica, [request(3)])
+    made.post(ev.KvDelivered(requests=[request(3)]))
+    made.replica.segments_ready, made.replica.measured_ns = 3, 5
+    made.replica.is_resuming = made.replica.is_cruising = True
+    made.tell(ev.Crashed(lost=[]))
+    for name in FORGOTTEN:
+        assert getattr(made.replica, name) == getattr(new.replica, name), name
+    assert not made.replica.posted
+    assert not made.replica.on_stages
+    assert made.replica.pipeline.free_ns == [1_500]
+    assert (made.replica.prerequisites.held, made.replica.prerequisites.left) == (None, 0)
+    assert made.scheduler.blocks_used == 0
+    assert made.replica.incarnation == 1
+    del made.replica.latency.first_use_ns  # type: ignore[attr-defined]
+
+
+def test_a_crash_keeps_the_accounts_of_the_run() -> None:
+    made = leaping()
+    made.clock.now_ns = 2_500
+    made.tell(ev.Crashed(lost=[]))
+    assert (made.replica.iterations, made.replica.busy_ns) == (2, 2_500)
+
+
+def test_lives_are_numbered_and_late_news_of_an_earlier_one_change_nothing() -> None:
+    made = Bench(S.COLOCATED)
+    made.tell(ev.Crashed(lost=[]))
+    made.replica.look = 0
+    for event in (
+        ev.PrerequisiteMet(life=0),
+        ev.Measured(life=0, cost_ns=5),
+        ev.ActivationArrived(life=0),
+        ev.Unpaused(life=0, since_ns=-1),
+    ):
+        assert made.tell(event) == []
+        assert (made.replica.look, made.replica.measured_ns) == (0, -1)
+
+
+def test_time_in_a_state_is_counted_to_its_last_nanosecond() -> None:
+    made = Bench(S.INACTIVE)
+    replica = made.replica
+    moves: list[tuple[int, S, Any]] = [
+        (10, S.LOADING_DECODE, "planner"),
+        (25, S.AUS_DECODE, "transfer"),
+        (65, S.DECODE, "loop"),
+    ]
+    for at_ns, to, writer in moves:
+        made.clock.now_ns = at_ns
+        (action, *_) = made.tell(ev.Commanded(to=to, writer=writer, cause="test"))
+        assert isinstance(action, act.Move)
+        made._move(action)
+    assert replica.state_ns == {S.INACTIVE: 10, S.LOADING_DECODE: 15, S.AUS_DECODE: 40}
+    assert replica.state_since_ns == 65
+
+
+# --- with the real scheduler and actor ----------------------------------------------------------------
+def receiving(stage: Stage, request_id: int, prompt: int, output: int) -> Request:
+    made = stage.made(request_id, prompt, output)
+    made.status, made.generated_tokens, made.computed_tokens = Status.MIGRATING, 1, prompt
+    made.first_token_ns = made.last_token_ns = stage.kernel.now_ns
+    return made
+
+
+def test_a_reservation_arms_its_actor_for_the_end_of_the_shorter_leap() -> None:
+    """No word to look up: the leap still holds, but not for so long."""
+    stage = Stage(S.DECODE, blocks=12)
+    one = receiving(stage, 1, 4, 40)
+    assert stage.actors[0].reserve([one])
+    stage.actors[0].post(ev.KvDelivered(requests=[one]))
+    stage.kernel.run(12 * US)
+    due_ns = stage.actors[0].due_ns
+    replica = stage.replicas[0]
+
+    def leap_holds(batch: Batch) -> bool:
+        batch.max_steps = 7
+        return True
+
+    replica.scheduler.leap_holds = leap_holds  # type: ignore[method-assign]
+    assert stage.actors[0].reserve([receiving(stage, 2, 20, 9)])
+    assert replica.ends is not None
+    assert len(replica.ends) == 7
+    assert stage.actors[0].due_ns == replica.end_ns < due_ns
+    assert not stage.actors[0].is_ready
+    stage.kernel.run(replica.end_ns)
+    assert stage.problems() == []
+
+
+def test_a_parked_replica_is_woken_by_what_it_can_use_and_rests_else() -> None:
+    stage = Stage(S.DECODE)
+    stage.kernel.run()
+    assert stage.actors[0].due_ns > 10**15
+    before = len(stage.kernel.steps)
+    one = receiving(stage, 1, 4, 3)
+    assert stage.actors[0].reserve([one])
+    stage.kernel.rest()
+    assert len(stage.kernel.steps) == before, "blocks that are reserved are no work"
+    stage.actors[0].post(ev.KvDelivered(requests=[one]))
+    stage.kernel.run()
+    assert [(one, how) for one, how, *_ in stage.ends] == [(1, "COMPLETED")]
+    assert stage.replicas[0].activity == RESTING
+    assert stage.replicas[0].go_on() == PARK

@@ -1,0 +1,32 @@
+"""Lists of planted bugs are current: what each one changes is in the program, once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.mutants import MUTANTS
+from tests.planted import PLANTED
+from tests.planted_worlds import BUGS
+
+ROOT = Path(__file__).resolve().parents[1] / "emu"
+CHANGES = [
+    *((one.name, one.file, one.old, one.new) for one in PLANTED),
+    *((one.name, one.file.removeprefix("emu/"), one.old, one.new) for one in MUTANTS),
+    *BUGS,
+]
+
+
+@pytest.mark.parametrize("file", sorted({file for _, file, _, _ in CHANGES}))
+def test_what_a_planted_bug_changes_is_there_once(file: str) -> None:
+    """Else `make planted` or `make mutants` would say so an hour later."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    found = {name: text.count(old) for name, its, old, _ in CHANGES if its == file}
+    assert {name for name, count in found.items() if count != 1} == set()
+
+
+def test_every_planted_bug_has_a_name_of_its_own_and_changes_something() -> None:
+    for names in ([one.name for one in PLANTED], [one.name for one in MUTANTS]):
+        assert len(names) == len(set(names))
+    assert all(old != new for _, _, old, new in CHANGES)
