@@ -518,7 +518,7 @@ PLANTED = (
         "a batch is delivered with one half there",
         "migration/outbound.py",
         "    if split.is_second_done:\n        outbound.deliver(split)\n",
-        "    outbound.deliver(split)\n",
+        "    if True:\n        outbound.deliver(split)\n",
     ),
     Planted(
         "the second half leaves before the first has a destination",
