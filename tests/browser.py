@@ -164,7 +164,9 @@ def look_at(page: str, directory: Path, scheme: str = "light") -> dict[str, Any]
     file.write_text(page, encoding="utf-8")
     with Browser(directory / "profile", file.as_uri(), scheme=scheme) as browser:
         browser.wait_for("document.documentElement.dataset.drawn")
-        found: dict[str, Any] = browser.evaluate(_SEEN)
+        first = browser.evaluate("document.documentElement.dataset.drawn")
+        browser.evaluate("window.dispatchEvent(new Event('beforeprint'))")  # draws what is below
+        found: dict[str, Any] = {"drawn at first": int(first), **browser.evaluate(_SEEN)}
         asked = [url for url in browser.requested[1:] if not url.startswith("data:")]
         return {**found, "problems": browser.console + asked}
 

@@ -33,7 +33,7 @@ TESTS = {
     "replica": tuple(
         f"tests/replica/test_{name}.py"
         for name in (
-            *("machine", "relay_board", "zag", "actor", "prerequisites"),
+            *("machine", "leaps", "observers", "relay_board", "zag", "actor", "prerequisites"),
             *("live_scaling", "sequences"),
         )
     ),
@@ -320,6 +320,44 @@ PLANTED = (
         "replica/live_scaling.py",
         "            if elder is not None:\n",
         "            if False:\n",
+    ),
+    Planted(
+        "a leap does not end for a request that it would see",
+        "replica/replica.py",
+        "        self._cut(ends, steps)\n        return True\n",
+        "        return True\n",
+    ),
+    Planted(
+        "the decodes that follow a straggler's prompt are not slow",
+        "replica/replica.py",
+        "self._runs_opened is not None and self.slowdown == 1.0:",
+        "self._runs_opened is not None:",
+    ),
+    Planted(
+        "a reservation does not bring its actor's timer forward",
+        "replica/actor.py",
+        "        is_reserved = reserve(replica, requests)\n"
+        "        if replica.look or replica.cut_ns >= 0:\n",
+        "        is_reserved = reserve(replica, requests)\n        if replica.look:\n",
+    ),
+    Planted(
+        "a batch of layers is not told to observers",
+        "replica/completion.py",
+        "        observers.batches.batch("
+        "replica.replica_id, batch, start_ns, replica.clock.now_ns, 1, None)\n",
+        "        pass\n",
+    ),
+    Planted(
+        "a crash keeps live moves of the life before",
+        "replica/crash.py",
+        "    replica.live_moves = 0\n",
+        "",
+    ),
+    Planted(
+        "a cancellation of another's request finds a split batch here",
+        "migration/outbound.py",
+        "        if request in split.requests:\n",
+        "        if True:\n",
     ),
     Planted(
         "a batch that is handed over belongs to its giver still",

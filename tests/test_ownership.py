@@ -260,3 +260,63 @@ def test_private_names_are_not_imported() -> None:
                     if alias.name.startswith("_") and not alias.name.startswith("__")
                 ]
     assert found == []
+
+
+# --- schedulers -----------------------------------------------------------------------------------
+CHANGES_SCHEDULER = frozenset(
+    [
+        *("enqueue", "schedule", "complete", "split", "turn", "resume", "run_on", "reserve"),
+        *("unreserve", "activate", "adopt", "detach", "release", "cancel", "evacuate", "hand_out"),
+        *("drop", "drop_unschedulable", "take_over", "pull", "lose", "restore"),
+    ]
+)
+"""Methods of schedulers and their ledgers, and functions of `layerwise`, that change their books."""
+
+
+def scheduler_changes(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, whose scheduler) of each call that changes one."""
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        named: dict[str, str] = {}
+        for node in ast.walk(function):
+            if isinstance(node, ast.Assign):
+                pairs = [(node.targets[0], node.value)]
+                if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
+                    pairs = list(zip(node.targets[0].elts, node.value.elts, strict=True))
+                for target, value in pairs:
+                    if ast.unparse(value).endswith(".scheduler"):
+                        named[ast.unparse(target)] = ast.unparse(value)
+        for node in ast.walk(function):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            if node.func.attr not in CHANGES_SCHEDULER:
+                continue
+            whose = ast.unparse(node.func.value).removesuffix(".ledger")
+            if whose == "layerwise":
+                whose = ast.unparse(node.args[0])
+            whose = named.get(whose, whose)
+            if whose.endswith("scheduler"):
+                yield node.lineno, whose
+
+
+@pytest.mark.parametrize("package", ["replica", "migration", "faults", "autoscale", "cluster"])
+def test_a_scheduler_is_changed_by_its_own_replica_alone(package: str) -> None:
+    """A helper takes a batch over when it is asked; other packages change no scheduler at all."""
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {whose}"
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for line, whose in scheduler_changes(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    own = [one for one in found if one.endswith((" replica.scheduler", " self.scheduler"))]
+    assert [one for one in found if one not in own] == []
+    assert bool(own) == (package == "replica")
+
+
+def test_a_change_of_anothers_scheduler_is_seen() -> None:
+    text = (
+        "def give(one, old):\n    mine, its = one.scheduler, old.scheduler\n    its.cancel(one)\n"
+    )
+    text += "    layerwise.take_over(old.scheduler, [])\n    old.scheduler.ledger.lose(1, 2)\n"
+    found = [whose for _, whose in scheduler_changes(ast.parse(text))]
+    assert found == ["old.scheduler"] * 3

@@ -35,5 +35,5 @@ class ShortestFirst(SimpleScheduler):
             budget -= tokens
 
     def leap_limit(self, plan: Plan) -> int:
-        """While nobody waits, the next iterations decode the same requests."""
+        """While no request waits, the next iterations decode the same requests."""
         return 1 if self.waiting_count else 1_000_000

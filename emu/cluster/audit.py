@@ -41,6 +41,7 @@ def run_facts(cluster: Cluster) -> RunFacts:
         end_ns=end_ns,
         gpu_ns=gpu_ns,
         idle_gpu_ns=idle_ns,
+        peak_flops=_peak_flops(cluster),
         bytes_moved=network.moved_bytes,
         scale_ups=sum(scaler.scale_ups for scaler in scalers),
         scale_downs=sum(scaler.scale_downs for scaler in scalers),
@@ -201,6 +202,17 @@ def _gpu_times(cluster: Cluster) -> tuple[dict[str, int], int]:
                 serving_ns += held_ns
         idle_ns += max(0, serving_ns - replica.busy_ns * len(replica.gpus))
     return gpu_ns, idle_ns
+
+
+def _peak_flops(cluster: Cluster) -> tuple[float, float]:
+    """Half-precision FLOPs that the GPUs could have done: while busy, and while held."""
+    busy = held = 0.0
+    for replica, plan in zip(cluster.replicas, cluster.plan.replicas, strict=True):
+        peak = plan.gpu.peak_flops("bfloat16") / NS_PER_S
+        held_ns = sum(_held_ns(replica).values())
+        busy += peak * replica.busy_times[1]
+        held += peak * held_ns
+    return busy, held
 
 
 def _held_ns(replica: Replica) -> dict[str, int]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from emu.autoscale.scaler import Scaler
+from emu.catalogue.flops import model_flops
 from emu.cluster.backends import SharedBackends
 from emu.cluster.build import (
     Shared,
@@ -119,6 +120,8 @@ class Cluster:
             ModelPool(self, index, name, queue=build_queue(plan, name))
             for index, name in enumerate(plan.models)
         ]
+        specs = {replica.served: replica.model for replica in plan.replicas}
+        recorder.requests.count_flops([model_flops(specs[name]) for name in plan.models])
         self.pool_of = [self.pools[plan.models.index(r.served)] for r in plan.replicas]
         """By replica."""
         for its_plan, pool in zip(plan.replicas, self.pool_of, strict=True):

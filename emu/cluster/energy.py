@@ -55,7 +55,7 @@ def energy_j(
     busy_of_machine = [0] * count
     pim_j = 0.0
     for its_plan, replica in zip(plan.replicas, replicas, strict=True):
-        busy_ns, gpu_busy_ns = _busy(replica)
+        busy_ns, gpu_busy_ns = replica.busy_times
         standby_ns = replica.standby_time_ns(end_ns)
         gpu += (table.gpu_active_w - table.gpu_idle_w) * gpu_busy_ns / NS_PER_S
         standby_w = max(0.0, table.gpu_standby_w - table.gpu_idle_w)
@@ -94,14 +94,6 @@ def exchange_bytes_per_token(plan: ReplicaPlan) -> float:
         scores = model.experts.count * element
         total += moe * (ep - 1) / ep * ((hidden + scores) / ep + hidden)
     return total
-
-
-def _busy(replica: Replica) -> tuple[int, int]:
-    """(time in which the replica ran something, the same summed over its GPUs), ns."""
-    stages = replica.pipeline.busy_ns
-    if replica.stages == 1:
-        return replica.busy_ns, replica.busy_ns * len(replica.gpus)
-    return max(stages), sum(stages) * (len(replica.gpus) // replica.stages)
 
 
 def _cpu_j(table: PowerTable, busy_of_machine: Sequence[int], end_ns: int) -> float:

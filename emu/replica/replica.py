@@ -449,6 +449,14 @@ class Replica:
         return 0 if self.outbox is None else self.outbox.unfinished
 
     @property
+    def busy_times(self) -> tuple[int, int]:
+        """(time in which it ran something, the same summed over its GPUs), ns."""
+        if self.stages == 1:
+            return self.busy_ns, self.busy_ns * len(self.gpus)
+        stages = self.pipeline.busy_ns
+        return max(stages), sum(stages) * (len(self.gpus) // self.stages)
+
+    @property
     def is_idle(self) -> bool:
         """Nothing runs, waits or arrives here."""
         scheduler = self.scheduler

@@ -33,6 +33,7 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
+from emu.catalogue.flops import ModelFlops
 from emu.errors import InvariantViolation
 from emu.report.atomic import partial_name
 from emu.report.columns import FileColumns
@@ -113,6 +114,8 @@ class RequestStats:
     recomputed_tokens: int
     migrations: int
     execution_ns: int
+    flops: tuple[int, int]
+    """Model FLOPs of prompts and of the tokens after the first, of all requests."""
     columns: Mapping[str, NDArray[np.int64]]
     """LATENCIES of completed requests, all in order of arrival; each access reads its column."""
 
@@ -122,6 +125,7 @@ class RequestStats:
         "columns",
         "execution_ns",
         "first_arrival_ns",
+        "flops",
         "last_arrival_ns",
         "last_token_ns",
         "migrations",
@@ -154,6 +158,7 @@ class RequestStats:
         recomputed_tokens: int,
         migrations: int,
         execution_ns: int,
+        flops: tuple[int, int],
         columns: Mapping[str, NDArray[np.int64]],
     ) -> None:
         self.by_status = by_status
@@ -172,6 +177,7 @@ class RequestStats:
         self.recomputed_tokens = recomputed_tokens
         self.migrations = migrations
         self.execution_ns = execution_ns
+        self.flops = flops
         self.columns = columns
 
     @property
@@ -202,6 +208,17 @@ class RequestLog:
         self._prompt_tokens = self._output_tokens = self._output_tokens_partial = 0
         self._hits = [0, 0, 0, 0]
         self._preemptions = self._recomputed = self._migrations = self._execution_ns = 0
+        self._models_flops: Sequence[ModelFlops] = ()
+        self._counts_flops = self._is_plain = False
+        self._flops = (0, 0)
+        self._answers = self._sums_prompt = self._pairs_prompt = 0
+        self._sums_rest = self._pairs_rest = 0
+
+    def count_flops(self, models: Sequence[ModelFlops]) -> None:
+        """From now on: the arithmetic of requests, whose model is one of these."""
+        self._models_flops = models
+        self._counts_flops = bool(models)
+        self._is_plain = len(models) == 1 and models[0].sees_all
 
     @property
     def rows_waiting(self) -> int:
@@ -291,6 +308,20 @@ class RequestLog:
                 hits[0] += request.prefix_hit_tokens
                 hits[1] += request.npu_hit_tokens
                 hits[2] += request.storage_hit_tokens
+        if tokens and self._counts_flops:
+            prompt_tokens, hit_tokens = request.prompt_tokens, request.prefix_hit_tokens
+            if self._is_plain:  # as `ModelFlops.request`, without a call: this is for every request
+                rest = tokens - 1
+                self._answers += 1
+                self._sums_prompt += prompt_tokens - hit_tokens
+                self._pairs_prompt += prompt_tokens * (prompt_tokens + 1)
+                self._pairs_prompt -= hit_tokens * (hit_tokens + 1)
+                self._sums_rest += rest
+                self._pairs_rest += rest * (2 * prompt_tokens + rest + 1)
+            else:
+                model = self._models_flops[max(0, request.model)]
+                found = model.request(prompt_tokens, hit_tokens, tokens)
+                self._flops = (self._flops[0] + found[0], self._flops[1] + found[1])
         latencies = None
         first_ns, last_ns = _client_times(request)
         if first_ns >= 0:
@@ -315,6 +346,13 @@ class RequestLog:
         whole = latencies or (0, 0, 0)
         prompt_tokens = request.prompt_tokens
         return line, (*whole, queue_ns, request.arrival_ns, wait_ns, prompt_tokens)
+
+    def _all_flops(self) -> tuple[int, int]:
+        if not self._is_plain:
+            return self._flops
+        model, answers = self._models_flops[0], self._answers
+        prompt = model.sums(self._sums_prompt, self._pairs_prompt // 2, answers)
+        return prompt, model.sums(self._sums_rest, self._pairs_rest // 2, self._sums_rest)
 
     def _stats(self) -> RequestStats:
         self._spill()
@@ -344,6 +382,7 @@ class RequestLog:
             recomputed_tokens=self._recomputed,
             migrations=self._migrations,
             execution_ns=self._execution_ns,
+            flops=self._all_flops(),
             columns=FileColumns(self._binary_path, LATENCIES),
         )
         self._binary_path.unlink()

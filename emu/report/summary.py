@@ -48,6 +48,9 @@ DEFINITIONS: Final = {
     "count as missed, those that their client cancelled do not count.",
     "gpu_seconds": "Simulated time x GPUs that replicas held, by role of the replica; idle = the "
     "part of it in which a serving replica had no batch.",
+    "mfu": "Model FLOPs of the requests (2 per parameter and token, and attention; not what was "
+    "found in a cache or computed again) / half-precision peak x GPU time: of_busy = in which "
+    "something ran, of_held = that replicas held. In 1e12: prompts, and tokens after the first.",
     "cost": "GPU time x nodes.hourly_price; null without prices.",
     "prefix_hit_rate": "Prompt tokens found in a cache / prompt tokens of scheduled requests.",
     "scale_ups": "Orders to put a replica into service: revived, spare reused, or weights loaded; "
@@ -70,6 +73,9 @@ class RunFacts(msgspec.Struct, kw_only=True):
     gpu_ns: Mapping[str, int] = {}
     """GPUs x ns by role: prefill, decode, colocated, loading, ... Their sum is the total."""
     idle_gpu_ns: int = 0
+    peak_flops: tuple[float, float] | None = None
+    """What the GPUs could have computed in half precision while they ran something, and while
+    replicas held them."""
     bytes_moved: Mapping[str, int] = {}
     """Bytes delivered by kind of flow: kv, weights, ..."""
     scale_ups: int = 0
@@ -120,6 +126,15 @@ class GpuSeconds(msgspec.Struct, kw_only=True):
     by_role: dict[str, float]
     loading: float
     idle: float
+
+
+class Mfu(msgspec.Struct, kw_only=True):
+    """Model FLOPs, 1e12, and the part of the peak that they are."""
+
+    prompt_tflop: float
+    output_tflop: float
+    of_busy: float
+    of_held: float
 
 
 class Summary(msgspec.Struct, kw_only=True):
@@ -176,6 +191,7 @@ class Summary(msgspec.Struct, kw_only=True):
     slo: Slo
     load: Load
     gpu_seconds: GpuSeconds
+    mfu: Mfu | None = None
     cost: float | None
     bytes_moved: dict[str, int]
     kv_bytes_moved: int
@@ -240,6 +256,7 @@ def build_summary(stats: RequestStats, gaps: GapStats, facts: RunFacts, slo: Slo
         slo=attainment,
         load=load,
         gpu_seconds=_gpu_seconds(facts),
+        mfu=_mfu(stats, facts),
         cost=None if facts.cost is None else _rounded(facts.cost),
         bytes_moved=dict(facts.bytes_moved),
         kv_bytes_moved=facts.bytes_moved.get("kv", 0),
@@ -294,6 +311,19 @@ def _gpu_seconds(facts: RunFacts) -> GpuSeconds:
         by_role=by_role,
         loading=by_role.get("loading", 0.0),
         idle=_rounded(facts.idle_gpu_ns / NS_PER_S),
+    )
+
+
+def _mfu(stats: RequestStats, facts: RunFacts) -> Mfu | None:
+    if facts.peak_flops is None:
+        return None
+    prompt, output = stats.flops
+    busy, held = ((prompt + output) / peak if peak else 0.0 for peak in facts.peak_flops)
+    return Mfu(
+        prompt_tflop=_rounded(prompt / 1e12),
+        output_tflop=_rounded(output / 1e12),
+        of_busy=_rounded(busy),
+        of_held=_rounded(held),
     )
 
 

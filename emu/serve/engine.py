@@ -7,7 +7,8 @@ is a command of the recording (`reset_prefix_cache`), so that a replay forgets t
 same instant; as in vLLM the answer is 200 whether or not it succeeded, and the body says which.
 
 Adapters are names: they cost no memory and no time here, so none is accepted as if it did. They
-are listed, can be asked for and are counted; `docs/live.md` says what is not emulated.
+are listed, can be asked for and are counted; `docs/reference/live-api.md` says what is not
+emulated.
 """
 
 from __future__ import annotations

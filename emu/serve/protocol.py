@@ -3,7 +3,7 @@
 Pure: bytes in, a `Call` or an `ApiError` out. Fields that have no meaning for an emulated model
 (temperature, top_p, penalties, seed, logit_bias, ...) are accepted and have no effect; so are
 fields that are not known, as in vLLM. What would change the answer and cannot be honored is
-refused with 400. `docs/live.md` lists what has an effect.
+refused with 400. `docs/reference/live-api.md` lists what has an effect.
 """
 
 from __future__ import annotations

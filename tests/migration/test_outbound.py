@@ -388,6 +388,32 @@ def test_a_split_batch_is_dropped_when_its_last_client_leaves() -> None:
     assert (machine.unfinished, machine.tokens) == (0, 0)
 
 
+def test_a_client_of_a_request_that_is_not_here_changes_nothing_here() -> None:
+    """The cluster asks whoever holds it; a wrong yes would lose the cancellation."""
+    machine, split = outbound(destinations=[-1, -1]), split_of(1)
+    machine.step(msg.FirstComputed(split), 0)
+    machine.step(msg.PromptsDone(prompts(2), 100), 0)
+    (stranger,) = prompts(9)
+    before = (machine.unfinished, machine.tokens, machine.stage)
+    assert cancel(machine, stranger) == (False, [])
+    assert (machine.unfinished, machine.tokens, machine.stage) == before
+    assert not split.is_dropped
+
+
+@pytest.mark.parametrize("is_half", [False, True])
+def test_a_replica_with_the_id_0_is_a_destination_like_others(is_half: bool) -> None:
+    machine = outbound(source_id=3, destinations=[0])
+    if is_half:
+        actions = machine.step(msg.FirstComputed(split_of(1)), 0)
+    else:
+        actions = machine.step(msg.PromptsDone(prompts(1), 100), 0)
+    assert only(actions, msg.Send).destination_id == 0
+    assert is_half or not machine.is_stuck
+    machine.step(msg.DestinationLost(0), 5)
+    assert machine.flight is None
+    assert machine.half_flight is None
+
+
 # --- the source goes on, or dies --------------------------------------------------------------
 def test_a_flush_takes_what_is_queued_and_leaves_what_is_on_its_way() -> None:
     machine = outbound(destinations=[OTHER])

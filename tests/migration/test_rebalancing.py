@@ -172,13 +172,14 @@ def test_what_has_moved_without_a_token_since_is_waited_for_but_not_for_ever() -
     one, two = made.running(0, 1, 2, prompt=20)
     for each in (one, two):
         made.migrator._moved[each.row] = (each.generated_tokens, 1)
-    waits = 0
-    due_ns = made.period()
-    while due_ns != PARK and waits < 50:
-        waits += 1
-        made.world.kernel.now_ns = due_ns
-        due_ns = made.migrator.tick()
-    assert (waits, made.moves) == (live.WAITS_MAX, {})
+    for _ in range(2):  # a change begins the count anew
+        waits = 0
+        due_ns = made.period()
+        while due_ns != PARK and waits < 50:
+            waits += 1
+            made.world.kernel.now_ns = due_ns
+            due_ns = made.migrator.tick()
+        assert (waits, made.moves) == (live.WAITS_MAX, {})
     one.generated_tokens += 1
     made.period()
     assert made.moves == {0: 1}

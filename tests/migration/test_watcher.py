@@ -6,6 +6,7 @@ import pytest
 
 from emu.migration.messages import DestinationLost
 from emu.replica.events import KvDelivered
+from emu.replica.split_batch import SplitBatch
 from emu.replica.states import ReplicaState
 from emu.request import Status
 from tests.migration.fakes import FakeWorld
@@ -211,3 +212,111 @@ def test_a_lease_gives_up_what_waits_but_not_what_is_on_its_way() -> None:
     assert world.kernel.now_ns == 30
     assert world.losses == [(queued, "lease_expired")]
     assert watcher.outbound.flight is not None
+
+
+# --- halves -----------------------------------------------------------------------------------
+def halves() -> tuple[FakeWorld, SplitBatch]:
+    """A batch of which replica 0 has computed a quarter, and replica 1 the rest; both have KV."""
+    world = FakeWorld(S.NEW_PREFILL, S.OLD_PREFILL, S.DECODE)
+    first, second = world.watcher(0), world.watcher(1)
+    split = SplitBatch(4, world.held(0, 1), 1, 4, 0)
+    first.append_first(split)
+    world.benches[1].scheduler.detached += split.requests
+    second.append_second(split, split.requests)
+    return world, split
+
+
+def test_two_halves_travel_from_two_replicas_to_one() -> None:
+    world, _ = halves()
+    assert [(sent.pair, sent.size_bytes) for sent in world.sent] == [((0, 2), 20), ((1, 2), 60)]
+    assert used(world) == [4, 4, 4]
+    assert world.replicas[2].lock.holder == "watcher 0"
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_what_is_delivered_is_the_whole_batch_when_both_halves_are_there(
+    order: tuple[int, int],
+) -> None:
+    world, split = halves()
+    one, other = order
+    world.kernel.now_ns = 30
+    world.sent[one].on_done()
+    assert world.actor(2).posted == []
+    assert (used(world)[one], used(world)[other]) == (0, 4), "each source is free with its half"
+    world.kernel.now_ns = 50
+    world.sent[other].on_done()
+    (event,) = world.actor(2).posted
+    assert isinstance(event, KvDelivered)
+    assert event.requests == split.requests
+    assert split.requests[0].holder_id == 2
+    assert used(world) == [0, 0, 4]
+    assert world.replicas[2].lock.is_free
+    assert (world.transfers, world.capacity[-1]) == (2, 2)
+    assert [w.unfinished for w in world.watchers.values()] == [0, 0]
+    assert world.tokens_in_migration == 0
+
+
+def test_between_its_halves_others_may_bring_kv_but_the_replica_cannot_close() -> None:
+    world, _ = halves()
+    lock = world.replicas[2].lock
+    world.sent[0].on_done()
+    assert lock.try_acquire("another source")
+    lock.release("another source")
+    assert not lock.request("replica 2", lambda: None)
+    world.sent[1].on_done()
+    assert lock.holder == "replica 2"
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_half_that_does_not_arrive_loses_the_batch_and_frees_all_three(failing: int) -> None:
+    world, split = halves()
+    world.sent[failing].on_failed("broken")
+    assert world.losses == [(split.requests, "broken")]
+    assert world.sent[1 - failing].is_cancelled
+    assert used(world) == [0, 0, 0]
+    assert world.replicas[2].lock.is_free
+    assert [w.unfinished for w in world.watchers.values()] == [0, 0]
+    assert world.actor(2).posted == []
+
+
+def test_a_client_that_leaves_stops_both_halves() -> None:
+    world, split = halves()
+    assert world.watchers[0].cancel(split.requests[0])
+    assert [sent.is_cancelled for sent in world.sent] == [True, True]
+    assert used(world) == [0, 0, 0]
+    assert (world.losses, world.tokens_in_migration) == ([], 0)
+
+
+# --- what waits, and what it says ---------------------------------------------------------------
+def test_a_request_whose_place_is_named_later_is_looked_at_then() -> None:
+    world = FakeWorld(S.PREFILL, S.DECODE)
+    watcher, (one,) = world.watcher(), world.held(0, 1)
+    one.handoff_after_ns = 40
+    watcher.append([one], 100)
+    assert world.sent == []
+    world.kernel.ring()
+    assert (world.kernel.now_ns, world.kernel.woken[-1:]) == (40, [watcher.name])
+    watcher.tick()
+    assert [sent.pair for sent in world.sent] == [(0, 1)]
+
+
+def test_a_transfer_that_sets_out_is_told_to_what_wants_to_know() -> None:
+    world = FakeWorld(S.PREFILL, S.DECODE)
+    told: list[tuple[list[int], int, int]] = []
+    world.on_sent = lambda batch, source, destination: told.append(  # type: ignore[assignment]
+        ([r.request_id for r in batch.requests], source.replica_id, destination.replica_id)
+    )
+    watcher = world.watcher()
+    watcher.append(world.held(0, 1, 2), 100)
+    watcher.append(world.held(0, 3), 100)
+    assert told == [([1, 2], 0, 1)], "the second batch waits"
+    world.sent[0].on_done()
+    assert told == [([1, 2], 0, 1), ([3], 0, 1)]
+
+
+def test_a_story_names_the_watcher_and_what_it_holds() -> None:
+    world = FakeWorld(S.PREFILL, S.DECODE)
+    watcher = world.watcher()
+    watcher.append(world.held(0, 1), 100)
+    watcher.append(world.held(0, 2), 100)
+    assert watcher.describe() == ("watcher 0: waiting [2], 1 requests on their way to replica 1")

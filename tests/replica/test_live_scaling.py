@@ -6,11 +6,15 @@ activations arrive when a test says so.
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from emu.replica import events as ev
+from emu.replica.replica import END_OF_INSTANT, RESTING
 from emu.replica.states import ReplicaState
 from emu.request import Request, Status
 from tests.replica.stage import US, Stage
@@ -372,3 +376,86 @@ def test_every_prompt_is_computed_once_and_every_block_comes_back(
         for request in requests:
             stage.actors[index].tell(ev.Released(requests=[request]))
         assert replica.scheduler.blocks_used == 0
+
+
+# --- a backend outside simulated time ---------------------------------------------------------------
+class Outside:
+    """A whole prompt costs 20 us, says another process, some time."""
+
+    name = "outside"
+    foreign = True
+
+    async def measure(self, shape: Any) -> int:
+        return 20 * US
+
+
+def answered(stage: Stage) -> None:
+    """What was asked is answered, without any simulated time."""
+    while stage.kernel.spawned:
+        asyncio.run(stage.kernel.spawned.pop())
+    stage.kernel.rest()
+
+
+def test_a_layer_is_its_part_of_what_the_backend_says() -> None:
+    stage = scaled(S.NEW_PREFILL)
+    stage.replicas[0].latency = Outside()  # type: ignore[assignment]
+    stage.queued(1, 8)
+    layers_arrive(stage, 1)
+    answered(stage)
+    stage.kernel.run(6 * US)
+    assert (work(stage), stage.replicas[0].busy_ns) == ([([1], 1)], 5 * US)
+    layers_arrive(stage, LAYERS + 1)
+    weights_arrive(stage)
+    stage.kernel.run(60 * US)
+    assert stage.kernel.spawned == [], "one question for all layers"
+    assert (work_is_over(stage), stage.replicas[0].busy_ns) == (True, 20 * US)
+
+
+def work_is_over(stage: Stage) -> bool:
+    layers = stage.replicas[0].layer_scheduler
+    return layers is None or not layers.pending
+
+
+def test_a_stragglers_layers_are_slow_whoever_prices_them() -> None:
+    stage = scaled(S.NEW_PREFILL)
+    stage.replicas[0].latency = Outside()  # type: ignore[assignment]
+    stage.actors[0].tell(ev.SlowdownSet(factor=3.0))
+    stage.queued(1, 8)
+    layers_arrive(stage, 1)
+    answered(stage)
+    stage.kernel.run(30 * US)
+    assert stage.replicas[0].busy_ns == 15 * US
+
+
+@pytest.mark.parametrize("slowdown", [1.0, 2.0])
+def test_a_helper_computes_its_part_of_what_the_backend_says(slowdown: float) -> None:
+    stage = scaled(S.NEW_PREFILL, S.INACTIVE)
+    stage.replicas[1].latency = Outside()  # type: ignore[assignment]
+    stage.actors[1].tell(ev.SlowdownSet(factor=slowdown))
+    stage.queued(1, 8)
+    layers_arrive(stage, 1)
+    stage.kernel.run(LAYER_NS + 10)
+    help_begins(stage)
+    begun_ns = stage.kernel.now_ns
+    stage.sent[0].on_done()
+    stage.kernel.rest()
+    answered(stage)
+    stage.kernel.run(100 * US)
+    rest_ns = int(20 * US * slowdown) * (LAYERS - 1) // LAYERS
+    assert stage.outbox(1).handed_ns == {1: begun_ns + rest_ns}
+    assert stage.replicas[1].busy_ns == rest_ns
+
+
+# --- at the end of an instant -----------------------------------------------------------------------
+def test_a_load_that_ends_while_its_replica_lets_the_instant_end_leaves_it_as_it_is_then() -> None:
+    """It waits for all that happens at this instant, and that includes its own end."""
+    stage = scaled(S.NEW_PREFILL)
+    stage.queued(1, 8)
+    actor, replica = stage.actors[0], stage.replicas[0]
+    assert replica.activity == END_OF_INSTANT
+    actor.tell(ev.LoadGivenUp(cause="test"))
+    actor.tell(ev.Commanded(to=S.INACTIVE, writer="transfer", cause="test"))
+    stage.kernel.run()
+    assert (replica.state, replica.activity) == (S.INACTIVE, RESTING)
+    assert replica.layer_scheduler is None
+    assert len(stage.queue or ()) == 1, "it has taken nothing"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from emu.catalogue.flops import ModelFlops
 from emu.config.schema import SloTable
 from emu.errors import InputError
 from emu.report.gapfile import VALUES_MAX, read_gaps, write_gaps
@@ -24,8 +25,11 @@ S = 1_000_000_000
 MS = 1_000_000
 
 
-def stats_of(tmp_path: Path, requests: list[Request]) -> RequestStats:
+def stats_of(
+    tmp_path: Path, requests: list[Request], flops: list[ModelFlops] | None = None
+) -> RequestStats:
     log = RequestLog(tmp_path / "requests.csv")
+    log.count_flops(flops or [])
     for request in requests:
         log.released(request)
     for request in requests:
@@ -256,3 +260,20 @@ def test_numbers_are_short() -> None:
         "12,346",
         "2,000",  # a count
     ]
+
+
+@pytest.mark.parametrize("window", [0, 10**6])
+def test_mfu_is_the_arithmetic_of_the_requests_over_the_peak(tmp_path: Path, window: int) -> None:
+    """The sums of models whose layers see all, and request by request where one does not."""
+    model = ModelFlops(token=2_000_000, output=500, pairs=((window, 0, 70),))
+    requests = [completed(0, 0, 0, 100 * MS, 10 * MS), completed(1, 0, 0, 100 * MS, MS, tokens=1)]
+    requests[0].prefix_hit_tokens = 40
+    prompts = [model.request(100, 40, 11), model.request(100, 25, 1)]  # 25: of the helper
+    prompt, output = (sum(column) for column in zip(*prompts, strict=True))
+    facts = RunFacts(peak_flops=(2.0 * (prompt + output), 8.0 * (prompt + output)))
+    stats = stats_of(tmp_path, requests, [model])
+    mfu = build_summary(stats, GapLog().finish(), facts, SloTable()).mfu
+    assert mfu is not None
+    assert (mfu.of_busy, mfu.of_held) == (0.5, 0.125)
+    assert mfu.prompt_tflop == round(prompt / 1e12, 6) > 0
+    assert mfu.output_tflop == round(output / 1e12, 6) > 0

@@ -274,25 +274,43 @@ const emuCharts = (function () {
       drawn.set(chart.id, instance);
       if (chart.time) instance.group = "time";
     }
+    const zoom = chart.time ? zoomOfOthers(chart.id) : null;
     instance.setOption(optionOf(chart, theme(), place.clientWidth), { notMerge: true, silent: true });
+    if (zoom) instance.dispatchAction({ type: "dataZoom", dataZoomIndex: 0, ...zoom, escapeConnect: true });
   }
 
-  // What is on the screen comes first, the rest one by one when the browser has time.
-  function drawAll(charts) {
-    const root = document.documentElement;
-    const near = (chart) => {
-      const place = document.getElementById(chart.id);
-      return place ? place.getBoundingClientRect().top < window.innerHeight * 1.5 : false;
-    };
-    const waiting = charts.filter((chart) => !near(chart));
-    charts.filter(near).forEach(draw);
-    const rest = () => {
-      const chart = waiting.shift();
-      if (chart) { draw(chart); setTimeout(rest, 0); return; }
-      echarts.connect("time");
+  // A chart with a time axis that is drawn late, or again, shows the time that the others show.
+  function zoomOfOthers(id) {
+    for (const [other, instance] of drawn) {
+      const zoom = other !== id && instance.group === "time" && (instance.getOption() || {}).dataZoom;
+      if (zoom && zoom[0] && (zoom[0].start > 0 || zoom[0].end < 100)) return { start: zoom[0].start, end: zoom[0].end };
+    }
+    return null;
+  }
+
+  // A chart costs the browser some 50 ms: each is drawn when it comes near the screen, all before printing.
+  function drawInTime(charts) {
+    const root = document.documentElement, waiting = new Map();
+    const show = (chart) => {
+      waiting.delete(chart.id);
+      draw(chart);
       root.dataset.drawn = String(drawn.size);
     };
-    rest();
+    const watcher = new IntersectionObserver((seen) => {
+      for (const one of seen) {
+        if (one.isIntersecting) { watcher.unobserve(one.target); if (waiting.has(one.target.id)) show(waiting.get(one.target.id)); }
+      }
+      root.dataset.drawn = String(drawn.size);
+    }, { rootMargin: "400px 0px" });
+    for (const chart of charts) {
+      const place = document.getElementById(chart.id);
+      if (!place) continue;
+      waiting.set(chart.id, chart);
+      watcher.observe(place);
+    }
+    echarts.connect("time");
+    window.addEventListener("beforeprint", () => [...waiting.values()].forEach(show));
+    if (!waiting.size) root.dataset.drawn = "0";
   }
 
   // A chart has the focus: arrows pan, plus and minus zoom, 0 shows everything again.
@@ -319,9 +337,10 @@ const emuCharts = (function () {
   }
 
   function start(charts) {
-    drawAll(charts);
+    drawInTime(charts);
     keys(charts);
-    dark.addEventListener("change", () => charts.forEach(draw));
+    const again = (some) => some.filter((chart) => drawn.has(chart.id)).forEach(draw);
+    dark.addEventListener("change", () => again(charts));
     let pending = 0;
     window.addEventListener("resize", () => {
       clearTimeout(pending);
@@ -332,7 +351,7 @@ const emuCharts = (function () {
       for (const cell of document.querySelectorAll("[data-stats]")) {
         cell.textContent = JSON.parse(cell.dataset.stats)[chosen.value] || cell.textContent;
       }
-      charts.filter((chart) => (chart.series || []).some((one) => one.stat)).forEach(draw);
+      again(charts.filter((chart) => (chart.series || []).some((one) => one.stat)));
     });
   }
 
