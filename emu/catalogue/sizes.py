@@ -28,7 +28,7 @@ class LayerSize(msgspec.Struct, frozen=True):
     experts: int
     """Routed experts."""
     other: int
-    """Norms, biases, router, sinks: never quantised."""
+    """Norms, biases, router, sinks: never quantized."""
 
 
 def weight_bytes(params: int, dtype: str) -> int:

@@ -7,7 +7,7 @@ Owns two rules, both pure functions of a model, a GPU and the parallel degrees:
   whatever its pipeline stage, and no head norms or biases. Where that simulator's rule would be
   physically wrong, the physical figure counts instead: KV heads are replicated when there are
   more ranks than heads, latent KV is held by every rank, an uneven pipeline is judged by its
-  fullest stage, tied embeddings are held once, quantised weights take what they take.
+  fullest stage, tied embeddings are held once, quantized weights take what they take.
 - `vidur_plan`, Vidur's rule: slots for requests of the greatest length, weights of the layers
   only. It serves the schedulers that come from there, on request.
 

@@ -9,13 +9,17 @@ import pytest
 
 from emu.errors import UnexpectedEvent
 from emu.kernel.clock import AGAIN, AT_DUE, NOW, PARK
+from emu.latency.base import BatchShape
 from emu.replica import actions as act
 from emu.replica import events as ev
+from emu.replica.completion import complete
 from emu.replica.events import Event, Kind
+from emu.replica.relay_board import RelayBoard
 from emu.replica.replica import RESTING, RUNNING
 from emu.replica.states import DRAINING, LOADING, ReplicaState
 from emu.replica.table import EXPECTED, HANDLERS
 from emu.request import Status
+from emu.scheduling.base import Batch, Progress
 from tests.replica.fakes import STEP_NS, Bench, request
 
 pytestmark = pytest.mark.doubles
@@ -380,6 +384,46 @@ def test_a_mutating_replica_gives_its_queue_back_and_keeps_its_prompts() -> None
     assert found[0] == act.Requeue([waiting])
     assert found[1:3] == [act.OpenLock(), act.Move(S.MUTATING_TO_DECODE, S.DECODE, "flushed")]
     assert (held.status, made.scheduler.running) == (Status.RUNNING, [held])
+
+
+@pytest.mark.parametrize(
+    "state", [S.MUTATING_TO_DECODE, S.SHUTTING_PREFILL, S.SHUTTING_COLOCATED, S.OLD_PREFILL]
+)
+def test_a_queue_is_given_back_head_first(state: ReplicaState) -> None:
+    """Requests that have waited longest are routed first."""
+    made = Bench(state)
+    made.replica.board = RelayBoard(lambda one: None, lambda: 1)
+    queue = [request(number) for number in (3, 1, 2)]
+    made.scheduler.queue += queue
+    assert made.step()[0] == act.Requeue(queue)
+    assert made.scheduler.queue == []
+
+
+def test_prompts_that_stay_run_on_in_the_order_in_which_they_were_done() -> None:
+    made = Bench(S.MUTATING_TO_DECODE)
+    batches = [[request(3), request(1)], [request(2)]]
+    made.scheduler.detached += [one for batch in batches for one in batch]
+    made.outbox.batches = batches
+    made.step()
+    assert [one.request_id for one in made.scheduler.running] == [3, 1, 2]
+
+
+def test_prompts_leave_in_the_order_of_their_batch_and_those_that_ended_do_not() -> None:
+    made = Bench(S.PREFILL)
+    requests = [request(3), request(1, output=1), request(2)]
+    batch = Batch(1, BatchShape(), [], max_steps=1, formed_ns=0)
+    progress = Progress()
+    progress.first_tokens += requests
+    progress.finished.append(requests[1])
+    made.scheduler.running += [requests[0], requests[2]]
+    made.scheduler.complete = lambda *rest: progress  # type: ignore[method-assign]
+    made.clock.now_ns = STEP_NS
+    complete(made.replica, batch, 1, 0, None, STEP_NS)
+    found = made.replica.take_out()
+    assert found[0] == act.End(requests[1], Status.COMPLETED)
+    assert found[-1] == act.HandOff([requests[0], requests[2]], STEP_NS)
+    assert made.scheduler.detached == [requests[0], requests[2]]
+    assert [one.status for one in made.scheduler.detached] == [Status.MIGRATING] * 2
 
 
 def test_a_shutting_prefill_waits_for_its_outbound_kv() -> None:
@@ -756,6 +800,16 @@ def test_lost_memory_drives_out_the_request_admitted_last() -> None:
     assert found[0] == act.Answer(struck.append, 5)
     assert (made.scheduler.running, made.scheduler.ledger.lost) == ([first], 5)
     assert last.recomputed_tokens == 4
+
+
+def test_as_many_go_as_stand_in_the_way_the_last_one_first() -> None:
+    made = Bench(S.COLOCATED, blocks=16)
+    first, second, third = made.running(1, 2, 3, prompt=4)
+    made.post(ev.KvShrunk(part=0.6, loss=0, struck=lambda blocks: None))
+    found = made.step()
+    assert found[:2] == [found[0], act.Lose([third, second], "kv_lost")]
+    assert made.scheduler.running == [first]
+    assert made.scheduler.blocks_total == 7
 
 
 def test_memory_that_is_back_is_free_for_all() -> None:
