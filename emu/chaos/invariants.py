@@ -129,6 +129,8 @@ def _waiting_kv(cluster: Cluster) -> list[str]:
                 continue
             if replica.state is not S.DECODE or replica.lock.is_held or replica.is_paused:
                 continue
+            if scheduler.waiting_count:
+                continue  # what it has preempted asks for its blocks, too
             replica.settle()
             if scheduler.blocks_to_reserve(requests) <= scheduler.ledger.pool.blocks_free:
                 problems.append(f"I12: KV waits at {watcher.name}, {replica.name} has room for it")

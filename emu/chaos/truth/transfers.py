@@ -248,7 +248,7 @@ class Transfers:
 
     def _slack_bytes(self, number: int) -> float:
         return sum(
-            self._slack_ns * min((self._fluid.rates[link] for link in s.links), default=0.0) + 1
+            self._slack_ns * min((self._base[link] / 1e9 for link in s.links), default=0.0) + 1
             for s in self._streams[number]
         )
 
