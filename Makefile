@@ -159,7 +159,7 @@ bench-builds: $(STAMP)  ## both builds in turn on the cases of docs/speed.md (te
 builds-alike: $(STAMP)  ## every config, the corpus and 300 random worlds: the same bytes from both builds
 	@$(PY) -m benchmarks.builds alike --seeds 300
 
-wheel: $(STAMP)  ## a wheel in dist/, pure Python (EMU_COMPILE=1: compiled, which does not pass all tests yet)
+wheel: $(STAMP)  ## a wheel in dist/, pure Python (EMU_COMPILE=1: compiled)
 	@rm -rf build/lib build/bdist* dist && EMU_COMPILE=$${EMU_COMPILE:-0} $(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w dist .
 	@rm -rf build/lib build/bdist* && ls -l dist
 

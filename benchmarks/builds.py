@@ -14,6 +14,7 @@ build runs.
 
 from __future__ import annotations
 
+import compileall
 import hashlib
 import os
 import shutil
@@ -92,10 +93,12 @@ def compile_all() -> int:
     if done.returncode:
         shutil.rmtree(COMPILED, ignore_errors=True)
         print("\n".join(log.read_text(errors="replace").splitlines()[-15:]), file=sys.stderr)
-        print(f"not compiled ({log}); everything runs as pure Python", file=sys.stderr)
+        how = f"status {done.returncode}" if done.returncode > 0 else f"signal {-done.returncode}"
+        print(f"not compiled ({how}, {log}); everything runs as pure Python", file=sys.stderr)
         return 1
+    compileall.compile_dir(COMPILED, quiet=1)  # else each start compiles what stays Python
     MARK.write_text(digest)
-    print(status())
+    print(status())  # "of other sources" where a file was edited meanwhile
     return 0
 
 

@@ -8,19 +8,14 @@ place costs one comparison.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable
 from typing import Any, Final, Literal, TextIO
 
 Level = Literal["off", "debug", "info", "warning", "error"]
 Format = Literal["text", "json"]
-_LEVELS: Final = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-}
+_LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+"""As `logging` numbers them, which a run without a log does not load."""
 
 
 class Log:
@@ -38,7 +33,7 @@ class Log:
             wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         )
         self._now_ns: Callable[[], int] = int
-        self.tells_lives = _LEVELS[level] <= logging.INFO
+        self.tells_lives = _LEVELS[level] <= _LEVELS["info"]
         """Events of requests and replicas are written, not only what goes wrong."""
         self.tells_batches = level == "debug"
 

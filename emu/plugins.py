@@ -378,16 +378,18 @@ def check_plugin(path: str, key: str, source: str = "config") -> type:
         return found
     needs = [*kind.methods, *kind.attributes]
     hint = ""
+    has = set(dir(found)) | _set_by(found)
     if kind.base:
         module, _, name = kind.base.partition(":")
         base = getattr(importlib.import_module(module), name)
-        if not issubclass(found, base):
+        needs = [*base.must_have]
+        if issubclass(found, base):
+            has = {n for n in needs if _definer(found, n) is not base}
+        else:
             hint = f"; derive it from {module}.{name}"
-            needs = sorted(base.__abstractmethods__)
-            if set(needs) <= set(dir(found)):
+            if set(needs) <= has:
                 problem = f"{path}{_place(found)} does not derive from {module}.{name}"
                 raise InputError(source, None, key, problem)
-    has = set(dir(found)) | _set_by(found)
     missing = sorted(getattr(found, "__abstractmethods__", ())) or [
         n for n in needs if n not in has
     ]
@@ -398,6 +400,11 @@ def check_plugin(path: str, key: str, source: str = "config") -> type:
         if problem:
             raise InputError(source, None, key, f"{path}{_place(found)}: {problem}")
     return found
+
+
+def _definer(found: type, name: str) -> type | None:
+    """The class, of a class and its bases, whose member of that name counts."""
+    return next((one for one in found.__mro__ if name in vars(one)), None)
 
 
 def _set_by(found: type) -> set[str]:

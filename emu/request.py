@@ -12,6 +12,7 @@ in replayed traces, where the length is forced).
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from typing import Any, Final, final
 
 import numpy as np
@@ -326,3 +327,17 @@ class Request:
     def total_tokens(self) -> int:
         """Prompt plus the true output. Engine side only (see the oracle boundary above)."""
         return self.prompt_tokens + self.output_tokens
+
+
+def plain_requests(
+    ids: list[int], arrivals_ns: list[int], prompts: list[int], outputs: list[int]
+) -> Iterator[Request]:
+    """Requests of which nothing else is known, made as they are asked for."""
+    for place, request_id in enumerate(ids):
+        yield Request(
+            request_id=request_id,
+            arrival_ns=arrivals_ns[place],
+            prompt_tokens=prompts[place],
+            output_tokens=outputs[place],
+            max_output_tokens=outputs[place],
+        )

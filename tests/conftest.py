@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
-import emu.kernel.clock
 from tests import browser, made
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,12 +57,11 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 # --- the compiled build -------------------------------------------------------------------------
-IS_COMPILED = not (emu.kernel.clock.__file__ or "").endswith(".py")
 made.requests_can_be_copied()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Extension classes take no object of another class where they name one."""
     for item in items:
-        if IS_COMPILED and item.get_closest_marker("doubles"):
+        if made.IS_COMPILED and item.get_closest_marker("doubles"):
             item.add_marker(pytest.mark.skip(reason="stands in for a compiled class"))

@@ -33,8 +33,8 @@ TESTS = {
     "replica": tuple(
         f"tests/replica/test_{name}.py"
         for name in (
-            *("machine", "leaps", "observers", "relay_board", "zag", "actor", "prerequisites"),
-            *("live_scaling", "sequences"),
+            *("machine", "leaps", "accounts", "observers", "relay_board", "zag", "actor"),
+            *("prerequisites", "live_scaling", "sequences"),
         )
     ),
     "migration": tuple(
@@ -358,6 +358,32 @@ PLANTED = (
         "migration/outbound.py",
         "        if request in split.requests:\n",
         "        if True:\n",
+    ),
+    Planted(
+        "a queue is given back from its end",
+        "replica/serving.py",
+        "    requests = list(replica.scheduler.waiting())\n",
+        "    requests = list(replica.scheduler.waiting())[::-1]\n",
+    ),
+    Planted(
+        "a rest is on standby without a limit",
+        "replica/replica.py",
+        "        self._standby_ns += min(now_ns - self.rest_since_ns, self.standby_limit_ns)\n",
+        "        self._standby_ns += now_ns - self.rest_since_ns\n",
+    ),
+    Planted(
+        "a request does not know where it had its first token",
+        "replica/completion.py",
+        "    for request in progress.first_tokens:\n"
+        "        request.replica_id = replica.replica_id\n"
+        "    for request in progress.finished:\n",
+        "    for request in progress.finished:\n",
+    ),
+    Planted(
+        "layers count no prompt tokens",
+        "replica/completion.py",
+        "    replica.iterations += 1\n    replica.prefill_tokens += progress.prefill_tokens\n",
+        "    replica.iterations += 1\n",
     ),
     Planted(
         "a batch that is handed over belongs to its giver still",

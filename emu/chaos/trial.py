@@ -22,7 +22,8 @@ from emu.chaos.kernel import CheckingKernel
 from emu.chaos.truth.judge import truth_of
 from emu.chaos.worlds import World
 from emu.cluster.audit import leaks, run_facts
-from emu.cluster.cluster import Cluster, Outcome
+from emu.cluster.cluster import Cluster
+from emu.cluster.ending import Outcome
 from emu.cluster.recorder import Recorder
 from emu.config.load import config_from_dict
 from emu.config.schema import Config

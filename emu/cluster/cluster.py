@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
+from mypy_extensions import mypyc_attr
 
 from emu.autoscale.scaler import Scaler
 from emu.catalogue.flops import model_flops
@@ -30,6 +30,7 @@ from emu.cluster.build import (
     tell_decisions,
 )
 from emu.cluster.commands import Commander, check_commands
+from emu.cluster.ending import Outcome, ended
 from emu.cluster.gateway import Gateway, Source
 from emu.cluster.kv_tiers import TierBook
 from emu.cluster.plan import Plan
@@ -46,7 +47,7 @@ from emu.migration.transfer import MigratingBatch
 from emu.migration.watcher import Watcher
 from emu.network.carrier import Carrier
 from emu.network.topology import Topology
-from emu.plugins import blamed, make_plugin
+from emu.plugins import make_plugin
 from emu.replica.actor import ReplicaActor
 from emu.replica.events import Cancelled
 from emu.replica.ports import BatchSink
@@ -64,19 +65,11 @@ if TYPE_CHECKING:
 S = ReplicaState
 
 
-class Outcome(msgspec.Struct):
-    """How a run ended."""
-
-    error: BaseException | None
-    end_ns: int
-    events: int
-    digest: str
-
-
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Cluster:
     """Implements `World`; what concerns one model is in its pool."""
 
-    streams = False
+    streams: bool = False
 
     def __init__(
         self,
@@ -214,18 +207,8 @@ class Cluster:
             )
             kernel.watch_every(guard.period_ns, guard.look)
         limit_s = self.config.limits.simulated_s
-        error: BaseException | None = None
-        try:
-            await kernel.run(limit_ns=s_to_ns(limit_s) if limit_s else None)
-        except (Exception, SystemExit) as raised:  # the rim decides what to do with it
-            error = blamed(raised)
-            if isinstance(error, SystemExit):
-                raise
-        except KeyboardInterrupt as raised:
-            error = raised
-        finally:
-            unclosed = await self.backends.aclose()
-        error = error or unclosed
+        running = kernel.run(limit_ns=s_to_ns(limit_s) if limit_s else None)
+        error = await ended(running, self.backends.aclose)
         if interval_ms > 0 and error is None:
             self._sample(kernel.now_ns)  # what happened since the last full interval
         self._close_books()

@@ -14,13 +14,13 @@ from emu.config.tables.faults import (
     Swizzle,
 )
 from emu.faults.link_factors import network_links
-from emu.faults.transfers import WindowFault
 from emu.units import ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
     import numpy as np
 
     from emu.faults.injector import Injector
+    from emu.faults.transfers import WindowFault
 
 
 LinkFault = LinkDown | LinkDegrade | LinkLatency

@@ -13,21 +13,34 @@ import msgspec
 import numpy as np
 
 from emu.config.schema import FaultTable
-from emu.config.tables.faults import (
-    CompletionLate,
-    CompletionTwice,
-    DestinationRefuses,
-    HandshakeLost,
-    LoadStuck,
-    TransferBroken,
-    TransferHang,
-    TransferRefused,
-)
-from emu.network.carrier import Carrier, Fate
+from emu.network.carrier import Carrier
+from emu.network.fate import Fate
 from emu.units import ms_to_ns
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # most runs have no faults
     from collections.abc import Callable
+
+    from emu.config.tables.faults import (
+        CompletionLate,
+        CompletionTwice,
+        DestinationRefuses,
+        HandshakeLost,
+        LoadStuck,
+        TransferBroken,
+        TransferHang,
+        TransferRefused,
+    )
+
+    PairFault = (
+        TransferRefused
+        | TransferBroken
+        | TransferHang
+        | CompletionLate
+        | CompletionTwice
+        | HandshakeLost
+        | DestinationRefuses
+    )
+    WindowFault = PairFault | LoadStuck
 
 _FATES: Final = {
     "transfer_refused": "refused",
@@ -38,18 +51,6 @@ _FATES: Final = {
     "completion_twice": "twice",
     "load_stuck": "stuck",
 }
-
-
-PairFault = (
-    TransferRefused
-    | TransferBroken
-    | TransferHang
-    | CompletionLate
-    | CompletionTwice
-    | HandshakeLost
-    | DestinationRefuses
-)
-WindowFault = PairFault | LoadStuck
 
 
 class Window(msgspec.Struct, eq=False):
@@ -66,6 +67,8 @@ class Window(msgspec.Struct, eq=False):
     def meets(self, pair: tuple[int, int] | None) -> bool:
         """Whether the transfer is between the replicas that the fault names."""
         source, destination = pair if pair is not None else (-1, -1)
+        from emu.config.tables.faults import LoadStuck
+
         fault = self.fault
         if isinstance(fault, LoadStuck):
             return fault.replica in (None, destination)
@@ -95,6 +98,8 @@ class TransferFaults:
 
     def fate(self, kind: str, pair: tuple[int, int] | None) -> Fate | None:
         """What is to befall a transfer of this kind between these replicas."""
+        from emu.config.tables.faults import CompletionLate, CompletionTwice, TransferBroken
+
         for window in self.windows:
             fault = window.fault
             name = _FATES.get(fault.kind)

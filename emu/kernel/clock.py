@@ -10,8 +10,8 @@ order of things that are due at one instant never depends on *when* they were sc
 is what makes a decode leap equal to stepping. Exactly one timer is popped at a time; what it sets
 off runs to rest, first come, first served, before the next is popped.
 
-Delivery. An actor is an asyncio task that waits for its step. The kernel runs the step in line,
-without a turn of the event loop (`is_inline`), or wakes the task, which runs the same step: the
+Delivery. The kernel runs an actor's step in line, without a turn of the event loop. Without
+`is_inline` each actor is an asyncio task, which the kernel wakes and which runs the same step: the
 queue and the heap decide the order in both cases, so results are the same
 (`tests/kernel/test_delivery.py`). A coroutine that awaits the real world (`spawn`, for a backend in
 another process) counts as running: simulated time stands still until it has ended.
@@ -22,12 +22,11 @@ on the wall clock. Cancellation ends a run; it never models a fault.
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mypy_extensions import mypyc_attr
 
@@ -36,6 +35,10 @@ from emu.kernel.digest import Digest
 from emu.kernel.guard import guarded
 from emu.kernel.lock import Lock
 from emu.kernel.priorities import PRIORITY_CONTROL
+from emu.kernel.turns import Mark, Turns
+
+if TYPE_CHECKING:
+    import asyncio
 
 PARK: Final = -1
 """A step returns this: there is nothing to do before the next message."""
@@ -132,7 +135,9 @@ class Kernel:
         events_per_instant_max: int = 100_000,
         start_ns: int = 0,
         is_inline: bool = True,
+        loop: Turns | None = None,
     ) -> None:
+        """`loop`: None = that of asyncio which is running; only there can `spawn` be used."""
         self.now_ns = start_ns
         self.priority_reached = -1
         """Highest priority popped at this instant: what is due now with a lower one is over."""
@@ -151,8 +156,13 @@ class Kernel:
         self._is_stopping = False
         self._instant_events = 0
         self._events_per_instant_max = events_per_instant_max
-        self._loop = asyncio.get_running_loop()
-        self._done: asyncio.Future[None] = self._loop.create_future()
+        if loop is None:
+            import asyncio  # 30 modules, which a plain run does not need
+
+            self._loop: asyncio.AbstractEventLoop | Turns = asyncio.get_running_loop()
+        else:
+            self._loop = loop
+        self._done: asyncio.Future[None] | Mark = self._loop.create_future()
         self._error: BaseException | None = None
         self._trace: TracebackType | None = None
         """What ended the run, and where it came from. Not in `_done`: an error that is thrown into
@@ -183,10 +193,12 @@ class Kernel:
 
     # --- running ----------------------------------------------------------------------------
     def start(self, actor: Actor) -> None:
-        """The actor begins to live: its task waits, and its first step is in the queue."""
+        """The actor begins to live: its first step is in the queue; not in line, its task waits."""
         self._actors.append(actor)
-        self._tasks.append(self._loop.create_task(self._live(actor), name=actor.name))
-        self._tasks[-1].add_done_callback(self._on_actor_over)
+        if not self.is_inline:
+            assert not isinstance(self._loop, Turns)
+            self._tasks.append(self._loop.create_task(self._live(actor), name=actor.name))
+            self._tasks[-1].add_done_callback(self._on_actor_over)
         actor.is_ready = True
         self._ready.append(actor)
 
@@ -195,6 +207,7 @@ class Kernel:
 
         An exception in it ends the run.
         """
+        assert not isinstance(self._loop, Turns), "this loop waits for nothing outside"
         self._running += 1
         task = self._loop.create_task(work, name=name)
         self._tasks.append(task)
@@ -220,7 +233,10 @@ class Kernel:
         self._is_over = True
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            import asyncio
+
+            await asyncio.gather(*self._tasks, return_exceptions=True)
         if error is not None:
             raise error
 
@@ -325,6 +341,7 @@ class Kernel:
     async def _live(self, actor: Actor) -> None:
         """The life of an actor: wait for a step, take it."""
         loop = self._loop
+        assert not isinstance(loop, Turns)
         while True:
             actor.call = loop.create_future()
             await actor.call

@@ -10,6 +10,7 @@ from typing import Final
 
 from emu.kernel.clock import Kernel
 from emu.kernel.priorities import PRIORITY_WORLD
+from emu.kernel.turns import Turns
 
 _FREE_NS: Final = 2**62
 _TURN_NS: Final = 2_000_000
@@ -126,6 +127,7 @@ class WallKernel(Kernel):
             due_ns, priority, _, actor, target = heap[0]
             if due_ns > wall_ns:
                 delay_s = (due_ns - wall_ns) / (self.speed * 1e9)
+                assert not isinstance(self._loop, Turns)
                 self._alarm = self._loop.call_later(delay_s, self._advance)
                 return
             if due_ns >= self._held_ns:

@@ -83,11 +83,19 @@ class OutputStream:
             free_ns = (end_ns if end_ns > free_ns else free_ns) + events[step % count] * event_ns
         self._free_ns = free_ns
 
-    def run(self, start_ns: int, ends: NDArray[np.int64], events: int) -> int:
-        """Steps that end at `start_ns + ends`, each with so many events: the last one's delay."""
+    def run(
+        self, start_ns: int, ends: NDArray[np.int64], events: int, *, grows: bool = False
+    ) -> int:
+        """Steps that end at `start_ns + ends`, each with so many events: the last one's delay.
+
+        `grows`: no step after the first is shorter than the one before it.
+        """
         steps, work_ns = len(ends), events * self._event_ns
-        latest = ends - work_ns * np.arange(steps, dtype=np.int64)
-        free_ns = start_ns + int(latest.max()) + steps * work_ns
+        if grows:  # a convex function of the step is largest at one of its ends
+            latest_ns = max(ends.item(0), ends.item(-1) - (steps - 1) * work_ns)
+        else:
+            latest_ns = int((ends - work_ns * np.arange(steps, dtype=np.int64)).max())
+        free_ns = start_ns + latest_ns + steps * work_ns
         self._free_ns = max(self._free_ns + steps * work_ns, free_ns)
         begin_ns = self._free_ns - work_ns
         return begin_ns - (start_ns + ends.item(-1)) + work_ns // 2 + self._output_ns

@@ -7,12 +7,13 @@ destination charges them), *transfer* (bytes on the links), *activate* (the dest
 
 from __future__ import annotations
 
-import msgspec
+from typing import final
 
 from emu.request import Request
 
 
-class MigratingBatch(msgspec.Struct, eq=False):
+@final
+class MigratingBatch:
     """Requests whose prompts ended in the same iteration, on their way to a decode replica."""
 
     batch_id: int
@@ -20,10 +21,37 @@ class MigratingBatch(msgspec.Struct, eq=False):
     prefill_ns: int
     """Time that the iteration took (a layer-wise transfer overlaps with it)."""
     queued_ns: int
-    started_ns: int = -1
-    kv_bytes: int = 0
-    attempts: int = 0
+    started_ns: int
+    kv_bytes: int
+    attempts: int
     """Transfers of it that have failed."""
+
+    __slots__ = (
+        "attempts",
+        "batch_id",
+        "kv_bytes",
+        "prefill_ns",
+        "queued_ns",
+        "requests",
+        "started_ns",
+    )
+
+    def __init__(
+        self,
+        batch_id: int,
+        requests: list[Request],
+        prefill_ns: int,
+        queued_ns: int,
+        started_ns: int = -1,
+        kv_bytes: int = 0,
+    ) -> None:
+        self.batch_id = batch_id
+        self.requests = requests
+        self.prefill_ns = prefill_ns
+        self.queued_ns = queued_ns
+        self.started_ns = started_ns
+        self.kv_bytes = kv_bytes
+        self.attempts = 0
 
     def is_ready(self, now_ns: int) -> bool:
         """It may leave: a decode replica that an outside router names has been named."""

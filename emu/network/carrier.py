@@ -13,28 +13,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
-
-import msgspec
+from typing import Any, Protocol, final
 
 from emu.kernel.clock import Kernel
 from emu.kernel.priorities import PRIORITY_NETWORK
+from emu.network.fate import Fate
 from emu.network.flows import END, FlowTable, Parts
 from emu.network.placement import Grid, shard_paths
 from emu.network.topology import LinkPath, Topology
 from emu.units import NS_PER_S
-
-
-class Fate(msgspec.Struct, frozen=True):
-    """What is to befall a transfer."""
-
-    kind: Literal["refused", "silent", "broken", "hang", "late", "twice", "stuck"]
-    part: float = 0.0
-    """broken: after this part of its bytes."""
-    delay_ns: int = 0
-    """late, twice: so much later."""
-    copies: int = 1
-    """twice: further notices, each so much after the one before."""
 
 
 class TransferSink(Protocol):
@@ -62,7 +49,8 @@ class TransferSink(Protocol):
         ...
 
 
-class Carried(msgspec.Struct, eq=False):
+@final
+class Carried:
     """One transfer under way (the tag of its flow)."""
 
     flow_id: int
@@ -71,16 +59,54 @@ class Carried(msgspec.Struct, eq=False):
     size_bytes: int
     on_done: Callable[[], None]
     on_mark: Callable[[int], None] | None
-    on_failed: Callable[[str], None] | None = None
-    fate: Fate | None = None
-    is_over: bool = False
+    on_failed: Callable[[str], None] | None
+    fate: Fate | None
+    is_over: bool
     """Nothing is reported any more."""
-    pair: tuple[int, int] | None = None
+    pair: tuple[int, int] | None
     """Replicas that it is between; -1 as the source: a copy in the machine's memory or on disk."""
-    overlapped_bytes: int = 0
+    overlapped_bytes: int
     """What had left while the sender computed."""
-    progress: tuple[int, int] = (-1, 0)
+    progress: tuple[int, int]
     """Bytes delivered when last looked at, and since when (only while links are cut)."""
+
+    __slots__ = (
+        "carrier",
+        "fate",
+        "flow_id",
+        "is_over",
+        "kind",
+        "on_done",
+        "on_failed",
+        "on_mark",
+        "overlapped_bytes",
+        "pair",
+        "progress",
+        "size_bytes",
+    )
+
+    def __init__(
+        self,
+        flow_id: int,
+        carrier: Carrier,
+        kind: str,
+        size_bytes: int,
+        on_done: Callable[[], None],
+        on_mark: Callable[[int], None] | None,
+        on_failed: Callable[[str], None] | None = None,
+    ) -> None:
+        self.flow_id = flow_id
+        self.carrier = carrier
+        self.kind = kind
+        self.size_bytes = size_bytes
+        self.on_done = on_done
+        self.on_mark = on_mark
+        self.on_failed = on_failed
+        self.fate = None
+        self.is_over = False
+        self.pair = None
+        self.overlapped_bytes = 0
+        self.progress = (-1, 0)
 
     def cancel(self) -> None:
         """Stop it; neither `on_done` nor `on_failed` will be called."""
@@ -88,14 +114,25 @@ class Carried(msgspec.Struct, eq=False):
         self.carrier.cancel(self.flow_id)
 
 
-class Arrived(msgspec.Struct):
+@final
+class Arrived:
     """Transfers of one kind that have arrived at a replica from another."""
 
-    transfers: int = 0
-    size_bytes: int = 0
+    transfers: int
+    size_bytes: int
+
+    __slots__ = (
+        "size_bytes",
+        "transfers",
+    )
+
+    def __init__(self) -> None:
+        self.transfers = 0
+        self.size_bytes = 0
 
 
-class Lane(msgspec.Struct, frozen=True):
+@final
+class Lane:
     """The way from one replica's GPUs to another's."""
 
     path: LinkPath
@@ -106,6 +143,25 @@ class Lane(msgspec.Struct, frozen=True):
     """The longest of all pairs of GPUs."""
     is_single: bool
     """There is one pair of GPUs."""
+
+    __slots__ = (
+        "bytes_per_s",
+        "is_single",
+        "latency_ns",
+        "path",
+    )
+
+    def __init__(
+        self,
+        path: LinkPath,
+        bytes_per_s: int,
+        latency_ns: int,
+        is_single: bool,
+    ) -> None:
+        self.path = path
+        self.bytes_per_s = bytes_per_s
+        self.latency_ns = latency_ns
+        self.is_single = is_single
 
 
 class Carrier:

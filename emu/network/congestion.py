@@ -20,6 +20,7 @@ from typing import NamedTuple
 from emu.errors import InputError
 from emu.network.chunks import chunk_sizes
 from emu.network.dims import NetworkDim, group_of, message_between_ns
+from emu.network.direct import Circle
 from emu.network.rounds import (
     CollectiveSystem,
     Kind,
@@ -160,10 +161,56 @@ class _Lane:
     def _check(self, index: int) -> None:
         turn = self.at[index]
         step = self.steps[turn]
-        expected = len(self.members) - 1 if step.round.pattern == "all" else 1
-        if self.arrived[index].get(turn, 0) == expected:
+        if self.arrived[index].get(turn, 0) == 1:
             del self.arrived[index][turn]
             self.world.clock.after(step.after_ns, lambda: self._next(index))
+
+
+class _DirectLane(Circle):
+    """One phase of one chunk by the direct algorithm, along one line of ranks."""
+
+    def __init__(
+        self, world: _World, members: tuple[int, ...], phase: Phase, done: Callable[[int], None]
+    ) -> None:
+        npus = len(members)
+        self.message_bytes = phase.size_bytes
+        if phase.kind != "all-gather":
+            self.message_bytes //= npus
+        super().__init__(
+            phase.kind,
+            npus,
+            lambda sender, receiver: 0,
+            delay_ns=world.system.endpoint_delay_ns,
+            reduction_ns=world.system.reduction_ns(self.message_bytes),
+            window=npus - 1,
+        )
+        self.world = world
+        self.members = members
+        self.done = done
+
+    def enter(self, index: int) -> None:
+        """A rank starts the phase."""
+        self.begin(index, self.world.clock.now_ns)
+
+    def due(self, now: int, delay_ns: int, rank: int, what: int) -> None:
+        """On the clock of all chunks."""
+        clock = self.world.clock
+        clock.after(delay_ns, lambda: self.happen(clock.now_ns, rank, what))
+
+    def carry(self, now: int, sender: int, receiver: int) -> None:
+        """Over the links of all chunks."""
+        world, members = self.world, self.members
+        world.send(
+            members[sender],
+            members[receiver],
+            self.message_bytes,
+            lambda: self.happen(world.clock.now_ns, receiver, sender),
+        )
+
+    def end(self, position: int, now: int) -> None:
+        """The chunk goes on there."""
+        super().end(position, now)
+        self.done(self.members[position])
 
 
 class _TreeLane:
@@ -244,7 +291,7 @@ class _World:
         self.system = system
         self.clock = _Clock()
         self.links = _Links(system.dims[0], self.clock) if aware else None
-        self.lanes: dict[tuple[int, int, int], _Lane | _TreeLane] = {}
+        self.lanes: dict[tuple[int, int, int], _Lane | _DirectLane | _TreeLane] = {}
         self.plans: list[list[Phase]] = []
 
     def send(self, source: int, destination: int, size_bytes: int, arrived: Action) -> None:
@@ -292,7 +339,7 @@ class _Rank:
             lane = self._lane(chunk)
             lane.enter(lane.members.index(self.rank))
 
-    def _lane(self, chunk: int) -> _Lane | _TreeLane:
+    def _lane(self, chunk: int) -> _Lane | _DirectLane | _TreeLane:
         phase = self.world.plans[chunk][self.step[chunk]]
         members = group_of(self.rank, self.world.system.dims, [phase.dim])
         key = (chunk, self.step[chunk], members[0])
@@ -308,6 +355,8 @@ class _Rank:
                 each_chunk = sum(each.dim == phase.dim for each in plan)
                 mirrored = bool((chunk * each_chunk + before) % 2)
                 world.lanes[key] = _TreeLane(world, members, phase, done, mirrored=mirrored)
+            elif parse_algorithm(world.system.algorithm(phase.dim)).base == "direct":
+                world.lanes[key] = _DirectLane(world, members, phase, done)
             else:
                 world.lanes[key] = _Lane(world, members, phase, done)
         return world.lanes[key]

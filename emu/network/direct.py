@@ -3,7 +3,7 @@
 Owns one phase of ASTRA-Sim's direct algorithm among ranks that start at any instants, with any
 time for a message between two of them, and with a window on the messages under way. Where all
 start together, all messages take as long, and there is no window, the rounds of `collectives.py`
-say the same (a test compares).
+say the same (a test compares). `congestion.py` gives it links that messages contend for.
 
 A rank keeps packets that wait to be sent, in the order of their peers: next rank, the one behind
 it, and so on around. It begins with a window of them. Every message that it receives puts one
@@ -69,7 +69,7 @@ class _Rank:
         return kind == "reduce-scatter" or (kind == "all-reduce" and self.is_first_pass)
 
 
-class _Circle:
+class Circle:
     """All ranks of a phase, and what is due when."""
 
     def __init__(
@@ -90,30 +90,48 @@ class _Circle:
 
     def run(self) -> None:
         """Until nothing is due any more."""
-        events, ranks, npus = self._events, self.ranks, self.npus
+        events = self._events
         while events:
             now, _, position, what = heapq.heappop(events)
-            rank = ranks[position]
-            if what == _REDUCED:
-                self._at(now + self.reduction_ns, position, _READY)
-            elif what == _READY:
-                self._get_ready(rank, now)
-            elif what < npus and not rank.posted.get(what):
-                rank.landed[what] = rank.landed.get(what, 0) + 1
-            elif self.ends[position] < 0:
-                if what < npus:
-                    rank.posted[what] -= 1
-                rank.received += 1
-                self.insert(rank, now)
+            self.happen(now, position, what)
 
-    def insert(self, rank: _Rank, now: int) -> None:
+    def happen(self, now: int, position: int, what: int) -> None:
+        """What was due at a rank."""
+        rank = self.ranks[position]
+        if what == _REDUCED:
+            self.due(now, self.reduction_ns, position, _READY)
+        elif what == _READY:
+            self._get_ready(rank, now)
+        elif what < self.npus and not rank.posted.get(what):
+            rank.landed[what] = rank.landed.get(what, 0) + 1
+        elif self.ends[position] < 0:
+            if what < self.npus:
+                rank.posted[what] -= 1
+            rank.received += 1
+            self._insert(rank, now)
+
+    def begin(self, position: int, now: int) -> None:
+        """A rank starts: as many packets as the window holds."""
+        for _ in range(self.window):
+            self._insert(self.ranks[position], now)
+
+    def _insert(self, rank: _Rank, now: int) -> None:
         """One more packet of a rank, which gets ready after the endpoint delay."""
         what = _REDUCED if rank.insert(self.kind) else _READY
-        self._at(now + self.delay_ns, rank.position, what)
+        self.due(now, self.delay_ns, rank.position, what)
 
-    def _at(self, due: int, rank: int, what: int) -> None:
-        heapq.heappush(self._events, (due, self._order, rank, what))
+    def due(self, now: int, delay_ns: int, rank: int, what: int) -> None:
+        """Something happens at a rank so much later."""
+        heapq.heappush(self._events, (now + delay_ns, self._order, rank, what))
         self._order += 1
+
+    def carry(self, now: int, sender: int, receiver: int) -> None:
+        """A message leaves."""
+        self.due(now, self.net(sender, receiver), receiver, sender)
+
+    def end(self, position: int, now: int) -> None:
+        """A rank is done."""
+        self.ends[position] = now
 
     def _send(self, rank: _Rank, now: int) -> None:
         if not rank.queue or not rank.left or not rank.ready:
@@ -123,10 +141,10 @@ class _Circle:
         rank.ready -= 1
         receiver = (rank.position + step) % self.npus
         sender = (rank.position - step) % self.npus
-        self._at(now + self.net(rank.position, receiver), receiver, rank.position)
+        self.carry(now, rank.position, receiver)
         if rank.landed.get(sender):
             rank.landed[sender] -= 1
-            self._at(now, rank.position, self.npus + sender)
+            self.due(now, 0, rank.position, self.npus + sender)
         else:
             rank.posted[sender] = rank.posted.get(sender, 0) + 1
 
@@ -141,7 +159,7 @@ class _Circle:
         else:
             self._send(rank, now)
         if not rank.left and rank.ready == self.window and self.ends[rank.position] < 0:
-            self.ends[rank.position] = now
+            self.end(rank.position, now)
 
 
 def direct_ends_ns(
@@ -156,9 +174,8 @@ def direct_ends_ns(
     """When each rank is done. `delay_ns`: endpoint delay; `window` 0 = no limit."""
     npus = len(starts_ns)
     width = min(window, npus - 1) if window > 0 else npus - 1
-    circle = _Circle(kind, npus, net, delay_ns=delay_ns, reduction_ns=reduction_ns, window=width)
-    for rank, start in zip(circle.ranks, starts_ns, strict=True):
-        for _ in range(width):
-            circle.insert(rank, start)
+    circle = Circle(kind, npus, net, delay_ns=delay_ns, reduction_ns=reduction_ns, window=width)
+    for position, start in enumerate(starts_ns):
+        circle.begin(position, start)
     circle.run()
     return circle.ends

@@ -30,9 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop
-from typing import Any
-
-import msgspec
+from typing import Any, final
 
 from emu.network.audit import Books, audit, books_of
 from emu.network.engine import END, FlowEngine
@@ -45,15 +43,35 @@ Parts = Sequence[tuple[Sequence[int], int]]
 """Parallel parts of a transfer: the links of each and its bytes."""
 
 
-class FlowEvent(msgspec.Struct, frozen=True):
+@final
+class FlowEvent:
     """Something that a transfer reports."""
 
     at_ns: int
     flow_id: int
     mark: int
     """Index of the mark that has been passed, or `END`."""
-    tag: Any = None
+    tag: Any
     """Whatever the caller gave at the start."""
+
+    __slots__ = (
+        "at_ns",
+        "flow_id",
+        "mark",
+        "tag",
+    )
+
+    def __init__(
+        self,
+        at_ns: int,
+        flow_id: int,
+        mark: int,
+        tag: Any = None,
+    ) -> None:
+        self.at_ns = at_ns
+        self.flow_id = flow_id
+        self.mark = mark
+        self.tag = tag
 
 
 class FlowTable(FlowEngine):

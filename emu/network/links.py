@@ -23,9 +23,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from typing import Any, Final
-
-import msgspec
+from typing import Any, Final, final
 
 from emu.units import NS_PER_S
 
@@ -43,28 +41,61 @@ def _zeros() -> defaultdict[str, int]:
     return defaultdict(int)
 
 
-class Link(msgspec.Struct, eq=False, kw_only=True):
+@final
+class Link:
     """One direction of one link."""
 
     index: int
     bytes_per_s: int
     capacity: int
     """Units per nanosecond."""
-    extra_latency_ns: int = 0
-    running: dict[int, Flow] = msgspec.field(default_factory=dict)
+    extra_latency_ns: int
+    running: dict[int, Flow]
     """Flows that use it now, by sequence number (insertion order = order of starting)."""
-    lone: Transfer | None = None
+    lone: Transfer | None
     """The transfer that has it to itself, without a flow: nothing is `running` then."""
-    moved_bytes: defaultdict[str, int] = msgspec.field(default_factory=_zeros)
+    moved_bytes: defaultdict[str, int]
     """Bytes of ended flows that passed, by kind."""
-    lost_bytes: defaultdict[str, int] = msgspec.field(default_factory=_zeros)
+    lost_bytes: defaultdict[str, int]
     """Bytes of cancelled flows that did not pass, by kind."""
-    fill_left: int = 0
-    fill_weight: int = 0
+    fill_left: int
+    fill_weight: int
     """Scratch of `sharing.fill`."""
 
+    __slots__ = (
+        "bytes_per_s",
+        "capacity",
+        "extra_latency_ns",
+        "fill_left",
+        "fill_weight",
+        "index",
+        "lone",
+        "lost_bytes",
+        "moved_bytes",
+        "running",
+    )
 
-class Flow(msgspec.Struct, eq=False, kw_only=True):
+    def __init__(
+        self,
+        *,
+        index: int,
+        bytes_per_s: int,
+        capacity: int,
+    ) -> None:
+        self.index = index
+        self.bytes_per_s = bytes_per_s
+        self.capacity = capacity
+        self.extra_latency_ns = 0
+        self.running = {}
+        self.lone = None
+        self.moved_bytes = _zeros()
+        self.lost_bytes = _zeros()
+        self.fill_left = 0
+        self.fill_weight = 0
+
+
+@final
+class Flow:
     """A stream of bytes over a fixed set of links: one part of a transfer."""
 
     seq: int
@@ -77,31 +108,97 @@ class Flow(msgspec.Struct, eq=False, kw_only=True):
     """Offsets to report, ascending, in units."""
     limit: int
     """Units that the sender has ready; progress stops here until it is raised."""
-    marks_passed: int = 0
-    done: int = 0
+    marks_passed: int
+    done: int
     """Units carried up to `settled_ns`."""
-    rate: int = 0
+    rate: int
     """Units per nanosecond since `settled_ns`."""
-    settled_ns: int = 0
-    next_rate: int = 0
+    settled_ns: int
+    next_rate: int
     """Scratch of `sharing.fill`; negative = not decided yet."""
-    version: int = 0
+    version: int
     """Counts reschedulings; older entries of the event heap are void."""
-    is_running: bool = False
+    is_running: bool
     """True: it holds a share of its links (which may be nothing, when one is down)."""
-    is_closed: bool = False
-    is_blocked: bool = False
+    is_closed: bool
+    is_blocked: bool
     """A partition cuts this pair off."""
-    is_orphan: bool = False
+    is_orphan: bool
     """Its feeder was cancelled: nothing more will come."""
-    feeder: Flow | None = None
+    feeder: Flow | None
     """It forwards what this flow brings, `lag` behind; None once that one has ended."""
-    followers: list[Flow] = msgspec.field(default_factory=list)
-    lag: int = 0
-    is_waiting: bool = False
+    followers: list[Flow]
+    lag: int
+    is_waiting: bool
     """The feeder has not brought the first chunk yet."""
-    is_attached: bool = False
+    is_attached: bool
     """It has caught up with its feeder, and cannot be faster."""
+
+    __slots__ = (
+        "done",
+        "feeder",
+        "followers",
+        "is_attached",
+        "is_blocked",
+        "is_closed",
+        "is_orphan",
+        "is_running",
+        "is_waiting",
+        "lag",
+        "limit",
+        "links",
+        "marks",
+        "marks_passed",
+        "next_rate",
+        "rate",
+        "seq",
+        "settled_ns",
+        "size",
+        "size_bytes",
+        "transfer",
+        "version",
+        "weight",
+    )
+
+    def __init__(
+        self,
+        *,
+        seq: int,
+        transfer: Transfer,
+        links: tuple[Link, ...],
+        size_bytes: int,
+        size: int,
+        weight: int,
+        marks: list[int],
+        limit: int,
+        rate: int = 0,
+        settled_ns: int = 0,
+        is_running: bool = False,
+        is_blocked: bool = False,
+    ) -> None:
+        self.seq = seq
+        self.transfer = transfer
+        self.links = links
+        self.size_bytes = size_bytes
+        self.size = size
+        self.weight = weight
+        self.marks = marks
+        self.limit = limit
+        self.marks_passed = 0
+        self.done = 0
+        self.rate = rate
+        self.settled_ns = settled_ns
+        self.next_rate = 0
+        self.version = 0
+        self.is_running = is_running
+        self.is_closed = False
+        self.is_blocked = is_blocked
+        self.is_orphan = False
+        self.feeder = None
+        self.followers = []
+        self.lag = 0
+        self.is_waiting = False
+        self.is_attached = False
 
     def done_at(self, now_ns: int) -> int:
         """Units carried up to `now_ns`, which is not before `settled_ns`."""
@@ -121,7 +218,8 @@ class Flow(msgspec.Struct, eq=False, kw_only=True):
             self.settled_ns = now_ns
 
 
-class Transfer(msgspec.Struct, eq=False):
+@final
+class Transfer:
     """What a caller started under one id: flows in parallel that end together."""
 
     flow_id: int
@@ -132,19 +230,66 @@ class Transfer(msgspec.Struct, eq=False):
     tag: Any
     started_ns: int
     last_report_ns: int
-    flows: list[Flow] = msgspec.field(default_factory=list)
-    open_flows: int = 0
-    marks_open: list[int] = msgspec.field(default_factory=list)
+    flows: list[Flow]
+    open_flows: int
+    marks_open: list[int]
     """For each mark, the flows that have not passed it."""
-    carried_bytes: int = 0
+    carried_bytes: int
     """Bytes of the flows that have ended."""
-    is_cancelled: bool = False
-    lone_links: tuple[Link, ...] = ()
+    is_cancelled: bool
+    lone_links: tuple[Link, ...]
     """Links that it has to itself: it has no flow until another one comes."""
-    seq: int = 0
+    seq: int
     """Of the flow that it would have."""
-    version: int = 0
+    version: int
     """1 once it has a flow after all: its own entry in the event heap is void."""
+
+    __slots__ = (
+        "carried_bytes",
+        "flow_id",
+        "flows",
+        "is_cancelled",
+        "kind",
+        "last_report_ns",
+        "latency_ns",
+        "lone_links",
+        "marks_open",
+        "open_flows",
+        "pair",
+        "seq",
+        "size_bytes",
+        "started_ns",
+        "tag",
+        "version",
+    )
+
+    def __init__(
+        self,
+        flow_id: int,
+        kind: str,
+        size_bytes: int,
+        latency_ns: int,
+        pair: Pair | None,
+        tag: Any,
+        started_ns: int,
+        last_report_ns: int,
+    ) -> None:
+        self.flow_id = flow_id
+        self.kind = kind
+        self.size_bytes = size_bytes
+        self.latency_ns = latency_ns
+        self.pair = pair
+        self.tag = tag
+        self.started_ns = started_ns
+        self.last_report_ns = last_report_ns
+        self.flows = []
+        self.open_flows = 0
+        self.marks_open = []
+        self.carried_bytes = 0
+        self.is_cancelled = False
+        self.lone_links = ()
+        self.seq = 0
+        self.version = 0
 
 
 def rate_units(bytes_per_s: int) -> int:

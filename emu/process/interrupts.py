@@ -25,12 +25,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Protocol
 
 from emu.plugins import is_plugin_file
-
-if TYPE_CHECKING:
-    import asyncio
 
 ENDING: Final = (signal.SIGINT, signal.SIGTERM)
 _CAN_HOLD: Final = hasattr(signal, "pthread_sigmask")
@@ -42,6 +39,14 @@ _SWALLOWED_MAX: Final = 3
 """After so many interrupts that code of a user's own has swallowed, the process ends."""
 _struck: Final[list[int]] = []
 """Signals that were a KeyboardInterrupt."""
+
+
+class Loop(Protocol):
+    """What takes calls from signal handlers."""
+
+    def call_soon_threadsafe(self, call: Callable[..., object], /, *arguments: Any) -> object:
+        """Make this call in the loop."""
+        ...
 
 
 @contextlib.contextmanager
@@ -97,7 +102,7 @@ def strike_if_lost() -> None:
 
 
 @contextlib.contextmanager
-def sent_to(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> Iterator[None]:
+def sent_to(loop: Loop, call: Callable[[], object]) -> Iterator[None]:
     """In this block a signal calls `call` in the loop; then it goes where it went before.
 
     A loop that is busy to the end of the block never gets to the call: then the signal is a

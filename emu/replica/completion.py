@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emu.latency.base import BatchShape, next_decode_shape
-from emu.latency.frontend import OutputStream, note_first, note_last
+from emu.latency.frontend import note_first, note_last
 from emu.replica.actions import End, FreeCapacity, HandOff, HandOffSecond
 from emu.replica.replica import Replica
 from emu.replica.split_batch import SplitBatch
@@ -61,7 +61,7 @@ def complete(
     replica.prefill_tokens += progress.prefill_tokens
     replica.decode_tokens += progress.decode_tokens
     if replica.stream is not None:
-        _stream(replica.stream, batch, progress, start_ns, ends, now_ns)
+        _stream(replica, batch, progress, start_ns, ends, now_ns)
     if ends is None:
         if progress.cohort_size:
             observers.gaps.add_gap(longest_ns, progress.cohort_size, now_ns)
@@ -121,7 +121,7 @@ def end_turns(replica: Replica, rotation: Rotation, begin: int, ended: int) -> N
 
 
 def _stream(
-    stream: OutputStream,
+    replica: Replica,
     batch: Batch,
     progress: Progress,
     start_ns: int,
@@ -129,14 +129,17 @@ def _stream(
     now_ns: int,
 ) -> None:
     """Output events of one step, or of the steps of a leap, pass the front end."""
+    stream, grows = replica.stream, replica.is_monotone
+    assert stream is not None
     opening = progress.opening
     if ends is not None and opening is not None:
         delay_ns = stream.step(batch.first_end_ns, opening.decode_tokens)
         note_first(opening.first_tokens, delay_ns)
         if len(ends) > 1 and batch.run_on is not None:
-            delay_ns = stream.run(start_ns, ends[1:], batch.run_on.shape.decode_count)
+            events = batch.run_on.shape.decode_count
+            delay_ns = stream.run(start_ns, ends[1:], events, grows=grows)
     elif ends is not None and len(ends) > 1:
-        delay_ns = stream.run(start_ns, ends, batch.shape.decode_count)
+        delay_ns = stream.run(start_ns, ends, batch.shape.decode_count, grows=grows)
     else:
         delay_ns = stream.step(now_ns, progress.decode_tokens)
     if progress.first_tokens:
@@ -231,7 +234,7 @@ def end_leap_part(replica: Replica, batch: Batch, ends: NDArray[np.int64]) -> No
     replica.busy_ns += end_ns - start_ns
     replica.decode_tokens += progress.decode_tokens
     if replica.stream is not None:
-        _stream(replica.stream, batch, progress, start_ns, ends, end_ns)
+        _stream(replica, batch, progress, start_ns, ends, end_ns)
     _add_run(replica, batch, progress, ends, start_ns)
     if progress.gaps_ns:
         observers.gaps.add_gaps(progress.gaps_ns, end_ns)
@@ -268,7 +271,7 @@ def end_part(
     receivers = list(replica.scheduler.token_receivers(batch)) if replica.tells else []
     progress = replica.scheduler.complete(batch, 1, replica.clock.now_ns, step_ns)
     if replica.stream is not None:
-        _stream(replica.stream, batch, progress, start_ns, None, replica.clock.now_ns)
+        _stream(replica, batch, progress, start_ns, None, replica.clock.now_ns)
     replica.touch()
     replica.iterations += 1
     replica.prefill_tokens += progress.prefill_tokens

@@ -131,20 +131,6 @@ class StepSink(TokenSink, Protocol):
         ...
 
 
-class Clock(Protocol):
-    """The instant at which an event is handled."""
-
-    @property
-    def now_ns(self) -> int:
-        """Nanoseconds since the start."""
-        ...
-
-    @property
-    def priority_reached(self) -> int:
-        """Highest priority whose timer has run at this instant."""
-        ...
-
-
 class Observers(Protocol):
     """Those that count and draw what replicas do, and decide nothing."""
 

@@ -16,6 +16,7 @@ Handlers stand by family of states: `serving.py`, `live_scaling.py`; by what hap
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -24,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emu.errors import UnexpectedEvent
-from emu.kernel.clock import AGAIN, AT_DUE, NOW, PARK
+from emu.kernel.clock import AGAIN, AT_DUE, NOW, PARK, Kernel
 from emu.kernel.lock import Lock
 from emu.kernel.priorities import PRIORITY_REPLICA
 from emu.latency.base import BatchShape, LatencyBackend, next_decode_shape
@@ -35,7 +36,6 @@ from emu.replica.actions import Action
 from emu.replica.events import CANCELS_APPLIED, LOOK, Event, Kind, KvDelivered
 from emu.replica.layer_scheduler import LayerScheduler
 from emu.replica.ports import (
-    Clock,
     GroupWave,
     Observers,
     Outbox,
@@ -88,7 +88,7 @@ class Replica:
     def __init__(
         self,
         replica_id: int,
-        clock: Clock,
+        clock: Kernel,
         observers: Observers,
         scheduler: Scheduler,
         latency: LatencyBackend,
@@ -220,6 +220,9 @@ class Replica:
         self._runs_opened = getattr(latency, "decode_run_ns_after", None)
         """A short cut of backends: ends of a decode run that follows a step of a given length."""
         self.is_monotone = bool(getattr(latency, "monotone_decode", False))
+        """No step of a decode run is shorter than the one before it."""
+        self.is_foreign = latency.foreign
+        """Its costs come from outside simulated time."""
         self.first_uses = deque[int]()
         """What the next iterations take longer because their process is new."""
         self.start_process()
@@ -522,7 +525,7 @@ class Replica:
         elapsed_ns = clock.now_ns - self.start_ns
         if clock.priority_reached > self.priority:
             elapsed_ns += 1
-        return int(ends.searchsorted(elapsed_ns))
+        return bisect_left(ends.data, elapsed_ns)  # searchsorted makes an array of the number
 
     def iteration_end_ns(self, done: int) -> int:
         """When the iteration in flight ends, now if none is; `done` of a leap have ended."""
@@ -540,7 +543,7 @@ class Replica:
     def is_simple(self) -> bool:
         """An iteration needs nothing but the scheduler and the latency backend."""
         return not (
-            self.latency.foreign
+            self.is_foreign
             or self.first_uses
             or self.stages > 1
             or self.tier_traffic is not None

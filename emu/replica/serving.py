@@ -7,6 +7,7 @@ live scaling (NewPrefill, RefractoryPrefill, OldPrefill) are in `live_scaling.py
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 
 from emu.kernel.clock import AGAIN, PARK
@@ -77,7 +78,7 @@ def iterate(replica: Replica, event: Event | None = None) -> int:
         return PARK
     if replica.wave is not None and replica.steps_history is not None:  # it came last
         replica.steps_history.began(now_ns, replica.replica_id, batch, replica.wave_wait_ns)
-    if replica.latency.foreign:
+    if replica.is_foreign:
         return measure(replica, batch.shape, _begin_measured)
     was_cruising = replica.is_cruising
     end_ns = replica.begin(batch)
@@ -129,7 +130,7 @@ def prerequisites_looked(replica: Replica, event: Event) -> int:
         replica.steps_history.began(
             replica.clock.now_ns, replica.replica_id, batch, replica.wave_wait_ns
         )
-    if replica.latency.foreign:
+    if replica.is_foreign:
         return measure(replica, batch.shape, _begin_measured)
     return replica.begin(batch)
 
@@ -143,7 +144,7 @@ def launch_held(replica: Replica) -> int:
     """A batch that has all it needs goes onto the stages."""
     batch = replica.prerequisites.held
     assert batch is not None
-    if replica.latency.foreign:
+    if replica.is_foreign:
         return measure(replica, batch.shape, _launch_measured)
     return _launch_measured(replica, 0)
 
@@ -203,7 +204,7 @@ def iteration_ended(replica: Replica, event: Event) -> int:
         complete(replica, batch, 1, start_ns, None, now_ns - start_ns)
     else:
         if now_ns != replica.end_ns:  # the leap has been cut
-            ends = ends[: int(ends.searchsorted(now_ns - start_ns, "right"))]
+            ends = ends[: bisect_right(ends.data, now_ns - start_ns)]
         longest_ns = now_ns - start_ns
         if len(ends) > 1:
             before_ns = ends.item(-2)
@@ -327,7 +328,6 @@ def shut_colocated(replica: Replica, event: Event) -> int:
         return due_ns
     if replica.is_idle:
         close(replica)
-        replica.model_loaded = False
         replica.out.append(Move(S.SHUTTING_COLOCATED, S.INACTIVE, "drained"))
         return LOOP
     return rest(replica)

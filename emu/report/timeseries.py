@@ -18,9 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
-
-import msgspec
+from typing import Final, final
 
 from emu.report.csvtext import CsvFile
 from emu.units import NS_PER_S
@@ -37,34 +35,85 @@ REPLICA_COLUMNS: Final = (
 )
 
 
-class Sample(msgspec.Struct, kw_only=True, gc=False):
+@final
+class Sample:
     """One look at the cluster."""
 
     time_ns: int
     replicas: Mapping[str, int]
     """Replicas in each state; states that are left out count 0."""
-    waiting: int = 0
+    waiting: int
     """Requests in queues."""
-    waiting_prefill_tokens: int = 0
-    running: int = 0
+    waiting_prefill_tokens: int
+    running: int
     """Sequences admitted by schedulers."""
-    migrating: int = 0
+    migrating: int
     """Requests between two replicas."""
-    used_blocks: int = 0
-    total_blocks: int = 0
+    used_blocks: int
+    total_blocks: int
     """Of replicas that can serve."""
-    prefill_tokens: int = 0
+    prefill_tokens: int
     """Total since the start, recomputed ones included."""
-    decode_tokens: int = 0
+    decode_tokens: int
     """Total since the start."""
-    completed: int = 0
+    completed: int
     """Total since the start."""
-    preemptions: int = 0
+    preemptions: int
     """Total since the start."""
-    flows: Mapping[str, int] = {}
+    flows: Mapping[str, int]
     """Network flows under way, by kind."""
-    flow_bytes: Mapping[str, int] = {}
+    flow_bytes: Mapping[str, int]
     """Bytes delivered since the start, by kind."""
+
+    __slots__ = (
+        "completed",
+        "decode_tokens",
+        "flow_bytes",
+        "flows",
+        "migrating",
+        "preemptions",
+        "prefill_tokens",
+        "replicas",
+        "running",
+        "time_ns",
+        "total_blocks",
+        "used_blocks",
+        "waiting",
+        "waiting_prefill_tokens",
+    )
+
+    def __init__(
+        self,
+        *,
+        time_ns: int,
+        replicas: Mapping[str, int],
+        waiting: int = 0,
+        waiting_prefill_tokens: int = 0,
+        running: int = 0,
+        migrating: int = 0,
+        used_blocks: int = 0,
+        total_blocks: int = 0,
+        prefill_tokens: int = 0,
+        decode_tokens: int = 0,
+        completed: int = 0,
+        preemptions: int = 0,
+        flows: Mapping[str, int] | None = None,
+        flow_bytes: Mapping[str, int] | None = None,
+    ) -> None:
+        self.time_ns = time_ns
+        self.replicas = replicas
+        self.waiting = waiting
+        self.waiting_prefill_tokens = waiting_prefill_tokens
+        self.running = running
+        self.migrating = migrating
+        self.used_blocks = used_blocks
+        self.total_blocks = total_blocks
+        self.prefill_tokens = prefill_tokens
+        self.decode_tokens = decode_tokens
+        self.completed = completed
+        self.preemptions = preemptions
+        self.flows = {} if flows is None else flows
+        self.flow_bytes = {} if flow_bytes is None else flow_bytes
 
 
 class TimeseriesWriter:

@@ -5,7 +5,6 @@ The rim: files, progress, signals and exit statuses live here; the world itself 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import os
@@ -15,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -27,14 +26,17 @@ from emu.cluster.audit import (
     objectives,
     run_facts,
 )
-from emu.cluster.cluster import Cluster, Outcome
+from emu.cluster.cluster import Cluster
 from emu.cluster.commands import check_commands
+from emu.cluster.ending import Outcome
 from emu.cluster.plan import Plan, ReplicaPlan, make_plan, plugins_of
 from emu.cluster.recorder import Recorder
 from emu.config.load import effective_dict, load_config
 from emu.config.placing import blaming, placing
 from emu.config.schema import Config, SchedulerTable, SyntheticTable, WorkloadTable
 from emu.errors import InputError, InvariantViolation, PluginError, printable
+from emu.kernel.clock import Kernel
+from emu.kernel.turns import Turns
 from emu.latency.base import LatencyBackend
 from emu.log import Format, Level, Log, make_log
 from emu.process.interrupts import held, sent_to
@@ -48,6 +50,9 @@ from emu.runs.inputs import digests
 from emu.units import NS_PER_S
 from emu.workload.items import Notes
 from emu.workload.opened import Facts, Workload, open_workload, refused_warning
+
+if TYPE_CHECKING:
+    import asyncio
 
 _OF_THIS_PROCESS: Final = ("roofline", "linear", "profile", "vidur", "aiconfigurator")
 _WATCH_S: Final = 0.1
@@ -168,10 +173,13 @@ def holds_for(plan: Plan) -> Any:
     return holds
 
 
-async def _emulate(cluster: Cluster, progress: Any, stop: threading.Event | None) -> Outcome:
+async def _emulate(
+    cluster: Cluster,
+    loop: asyncio.AbstractEventLoop | Turns,
+    progress: Any,
+    stop: threading.Event | None,
+) -> Outcome:
     """Run the cluster; a signal, or `stop` set in another thread, ends it and keeps the rest."""
-    loop = asyncio.get_running_loop()
-
     interrupts: list[KeyboardInterrupt] = []
 
     def interrupt() -> None:
@@ -179,13 +187,18 @@ async def _emulate(cluster: Cluster, progress: Any, stop: threading.Event | None
         cluster.kernel.fail(interrupts[-1])
 
     async def watch() -> None:
+        import asyncio
+
         while stop is None or not stop.is_set():
             await asyncio.sleep(_WATCH_S)
             if progress is not None:
                 progress.update(cluster)
         interrupt()
 
-    watcher = loop.create_task(watch()) if progress is not None or stop is not None else None
+    watcher = None
+    if progress is not None or stop is not None:
+        assert not isinstance(loop, Turns)
+        watcher = loop.create_task(watch())
     try:
         with sent_to(loop, interrupt):
             outcome = await cluster.run()
@@ -197,10 +210,16 @@ async def _emulate(cluster: Cluster, progress: Any, stop: threading.Event | None
             watcher.cancel()
 
 
+def _waits_for_nothing(plan: Plan) -> bool:
+    """No replica asks another process: emulated time is all that anything waits for."""
+    return all(replica.latency.backend in _OF_THIS_PROCESS for replica in plan.replicas)
+
+
 def _new_loop(plan: Plan) -> asyncio.AbstractEventLoop:
     """A loop of libuv where it pays: scaling and other processes go through it, replicas hardly."""
-    is_alone = all(replica.latency.backend in _OF_THIS_PROCESS for replica in plan.replicas)
-    if sys.platform == "win32" or (is_alone and plan.config.autoscale is None):
+    import asyncio
+
+    if sys.platform == "win32" or (_waits_for_nothing(plan) and plan.config.autoscale is None):
         return asyncio.new_event_loop()
     import uvloop
 
@@ -337,16 +356,28 @@ def _run_cluster(
     stop: threading.Event | None,
 ) -> tuple[Outcome, Cluster]:
     clusters: list[Cluster] = []
+    turns = None
+    if not progress and stop is None and _waits_for_nothing(plan):
+        turns = Turns()
 
     async def main() -> Outcome:
-        cluster = Cluster(plan, workload, recorder, has_prefixes=workload.has_prefixes)
+        most = plan.config.limits.events_per_instant
+        kernel = Kernel(events_per_instant_max=most, loop=turns)
+        cluster = Cluster(
+            plan, workload, recorder, has_prefixes=workload.has_prefixes, kernel=kernel
+        )
         clusters.append(cluster)
+        if turns is not None:
+            return await _emulate(cluster, turns, None, None)
+        import asyncio
+
+        loop = asyncio.get_running_loop()
         if not progress:
-            return await _emulate(cluster, None, stop)
+            return await _emulate(cluster, loop, None, stop)
         from emu.runs.progress import Progress
 
         with Progress(workload.count) as bar:
-            return await _emulate(cluster, bar, stop)
+            return await _emulate(cluster, loop, bar, stop)
 
     # Nothing of a run forms cycles; collecting while it goes on would only cost time.
     was_collecting = gc.isenabled()
@@ -354,9 +385,14 @@ def _run_cluster(
     gc.disable()
     running = main()
     try:
-        # A bare loop: anyio's own way to start one loads 50 modules that a run does not need.
-        with asyncio.Runner(loop_factory=partial(_new_loop, plan)) as runner:
-            outcome = runner.run(running)
+        if turns is not None:
+            outcome = turns.run(running)
+        else:
+            import asyncio
+
+            # A bare loop: anyio's own way to start one loads 50 modules that a run does not need.
+            with asyncio.Runner(loop_factory=partial(_new_loop, plan)) as runner:
+                outcome = runner.run(running)
     finally:
         running.close()  # interrupted before it began, it would complain of never being awaited
         if was_collecting:

@@ -276,6 +276,16 @@ class Scheduler(ABC):
     """Iteration-level scheduling of one replica, with its KV pool."""
 
     policy: ClassVar[str] = ""
+    must_have: ClassVar[tuple[str, ...]] = (
+        "cancel",
+        "complete",
+        "detach",
+        "evacuate",
+        "residents",
+        "running_count",
+        "schedule",
+    )
+    """The abstract members: a compiled class does not say which they are."""
     grows: ClassVar[bool] = True
     """Blocks are taken as tokens come; False: all of them at admission."""
     block_pool: BlockPool | None = None

@@ -15,10 +15,11 @@ Orders:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
@@ -29,55 +30,53 @@ NEVER: Final = (1 << 63, 0)
 """An arrival order behind that of every request."""
 
 
-class WaitingQueue(Protocol):
+@mypyc_attr(allow_interpreted_subclasses=True)
+class WaitingQueue(ABC):
     """What a scheduler asks of its waiting queue."""
 
-    prompt_tokens: int
-    count: int
-    """As `len`, without a call."""
-    counts_service: bool
-    """Its order depends on what tenants are charged."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Request]: ...
-
-    def __contains__(self, request: Request) -> bool: ...
-
-    def append(self, request: Request) -> None:
-        """A new request."""
-        ...
-
-    def push_front(self, request: Request) -> None:
-        """A preempted request comes back."""
-        ...
-
-    def head(self) -> Request:
-        """Head of the queue; it must not be empty."""
-        ...
-
-    def remove(self, request: Request) -> bool:
-        """The request leaves (admitted, cancelled). False if it is not here."""
-        ...
-
-    def charge(self, tenant: str, tokens: int) -> None:
-        """The tenant was served so many tokens."""
-        ...
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class ArrivalQueue:
-    """First come, first served."""
-
-    counts_service = False
-
-    def __init__(self) -> None:
+    def __init__(self, *, counts_service: bool = False) -> None:
         self.prompt_tokens = 0
         self.count = 0
-        self._requests: OrderedDict[int, Request] = OrderedDict()
+        """As `len`, without a call."""
+        self.counts_service = counts_service
+        """Its order depends on what tenants are charged."""
 
     def __len__(self) -> int:
         return self.count
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Request]: ...
+
+    @abstractmethod
+    def __contains__(self, request: Request) -> bool: ...
+
+    @abstractmethod
+    def append(self, request: Request) -> None:
+        """A new request."""
+
+    @abstractmethod
+    def push_front(self, request: Request) -> None:
+        """A preempted request comes back."""
+
+    @abstractmethod
+    def head(self) -> Request:
+        """Head of the queue; it must not be empty."""
+
+    @abstractmethod
+    def remove(self, request: Request) -> bool:
+        """The request leaves (admitted, cancelled). False if it is not here."""
+
+    def charge(self, tenant: str, tokens: int) -> None:  # noqa: B027
+        """The tenant was served so many tokens, of which most orders take no account."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class ArrivalQueue(WaitingQueue):
+    """First come, first served."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._requests: OrderedDict[int, Request] = OrderedDict()
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests.values())
@@ -121,18 +120,12 @@ class ArrivalQueue:
         self.count -= 1
         return True
 
-    def charge(self, tenant: str, tokens: int) -> None:
-        """Arrival order takes no account of service."""
 
-
-class SortedQueue:
+class SortedQueue(WaitingQueue):
     """Requests in order of a fixed key: priority or deadline."""
 
-    counts_service = False
-
     def __init__(self, *, by_deadline: bool) -> None:
-        self.prompt_tokens = 0
-        self.count = 0
+        super().__init__()
         self._by_deadline = by_deadline
         self._entries: list[tuple[int, int, int]] = []
         self._requests: dict[int, Request] = {}
@@ -143,9 +136,6 @@ class SortedQueue:
         else:
             urgency = request.priority
         return urgency, request.arrival_ns, request.request_id
-
-    def __len__(self) -> int:
-        return self.count
 
     def __iter__(self) -> Iterator[Request]:
         return (self._requests[entry[2]] for entry in self._entries)
@@ -173,24 +163,15 @@ class SortedQueue:
         self.count -= 1
         return True
 
-    def charge(self, tenant: str, tokens: int) -> None:
-        """A fixed key takes no account of service."""
 
-
-class FairQueue:
+class FairQueue(WaitingQueue):
     """The least served tenant goes first."""
 
-    counts_service = True
-
     def __init__(self) -> None:
-        self.prompt_tokens = 0
-        self.count = 0
+        super().__init__(counts_service=True)
         self._tenants: dict[str, ArrivalQueue] = {}
         """Tenants with waiting requests only."""
         self._served: dict[str, int] = {}
-
-    def __len__(self) -> int:
-        return self.count
 
     def __iter__(self) -> Iterator[Request]:
         for tenant in sorted(self._tenants, key=self._rank):

@@ -30,7 +30,7 @@ import uvicorn
 from anyio.abc import TaskGroup
 
 from emu.cluster.audit import final_error
-from emu.cluster.cluster import Outcome
+from emu.cluster.ending import Outcome
 from emu.cluster.plan import Plan, make_plan
 from emu.config.load import load_config
 from emu.config.placing import placing

@@ -10,7 +10,6 @@ import numpy as np
 from emu.config.schema import LengthsTable
 from emu.errors import InputError
 from emu.rng import rng_stream
-from emu.workload.detect import open_source
 from emu.workload.items import Ints, Notes
 
 _ZIPF_RANGE_MAX: Final = 1 << 24
@@ -111,6 +110,8 @@ def length_sampler(
 def _column_of_file(path: Path, source: str, *, is_prompt: bool) -> Ints:
     """The lengths of all requests of a workload file (8 bytes each)."""
     parts: list[Ints] = []
+    from emu.workload.detect import open_source  # most lengths come from no file
+
     for block in open_source(path, source, "auto", None).blocks(Notes()):
         if block.details is None:
             parts.append(block.prompt_tokens if is_prompt else block.output_tokens)

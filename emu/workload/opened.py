@@ -15,21 +15,23 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
 
 from emu.config.schema import WorkloadTable
 from emu.errors import InputError
-from emu.request import Request
+from emu.request import Request, plain_requests
 from emu.units import NS_PER_S, s_to_ns
-from emu.workload.detect import ParsedFile, Source, open_source
 from emu.workload.items import Block, Holds, Ints, Notes, has_prefix, prefix_of
 from emu.workload.naming import UNKNOWN, Naming
 from emu.workload.session import NOTHING_FOLLOWS, Following, Session, make_request, open_session
 from emu.workload.shape import OVERSIZED, ArrivalStream, Rules, Shaper, Timebase
 from emu.workload.synthetic import SyntheticSource, arrival_stream
+
+if TYPE_CHECKING:
+    from emu.workload.detect import Source
 
 _RATE_ODD_PER_S: Final = 2_000
 _GAP_ODD_S: Final = 3_600
@@ -213,6 +215,14 @@ class Workload:
         """
         naming = None if self._naming is None else self._naming()
         for block, ids in self.blocks():
+            if naming is None and block.details is None and not self.notes.rejected:
+                yield from plain_requests(
+                    ids.tolist(),
+                    block.arrival_ns.tolist(),
+                    block.prompt_tokens.tolist(),
+                    block.output_tokens.tolist(),
+                )
+                continue
             columns = zip(
                 ids.tolist(),
                 block.arrival_ns.tolist(),
@@ -327,6 +337,8 @@ def open_workload(
     source: Source
     arrivals: Callable[[], ArrivalStream | None]
     if table.path:
+        from emu.workload.detect import open_source  # with the parsers of all formats
+
         tokenizer = (base_dir / table.tokenizer, table.tokenizer) if table.tokenizer else None
         source = open_source(
             base_dir / table.path,
@@ -349,8 +361,11 @@ def open_workload(
         source = SyntheticSource(table.synthetic, base_dir, seed, config_source)
         label, arrivals = config_source, _no_arrivals
     naming = _naming(table, models, default_model, seed, config_source)
-    if naming is not None and isinstance(source, ParsedFile):
-        source.read_models()
+    if naming is not None and table.path:
+        from emu.workload.detect import ParsedFile
+
+        if isinstance(source, ParsedFile):
+            source.read_models()
     start_ns = s_to_ns(table.start_s)
     origin_ns = 0
     if source.is_absolute and start_ns:

@@ -19,6 +19,7 @@ from emu.replica.replica import Replica
 from emu.replica.split_batch import SplitBatch
 from emu.replica.states import TRANSITIONS, Marker, ReplicaState
 from emu.request import Request
+from tests.made import takes_the_place_of_compiled_code
 
 S = ReplicaState
 MS = 1_000_000
@@ -93,6 +94,7 @@ class Watched(Cluster):
     """A cluster whose invariants are looked at after every change of a state, and more."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        takes_the_place_of_compiled_code()
         self.problems: list[str] = []
         self.layers_run: dict[int, list[int]] = {}
         self.keep: list[LayerTask] = []

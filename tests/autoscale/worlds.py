@@ -11,7 +11,7 @@ import msgspec
 
 from emu.autoscale.demand import Demand, Rates, scan
 from emu.autoscale.snapshot import Snapshot
-from emu.cluster.cluster import Outcome
+from emu.cluster.ending import Outcome
 from emu.cluster.plan import make_plan
 from emu.cluster.recorder import Recorder
 from emu.config.load import config_from_dict
@@ -20,6 +20,7 @@ from emu.request import Request
 from emu.workload.opened import open_workload
 from emu.workload.session import NOTHING_FOLLOWS, Following
 from tests.autoscale.watched import Watched
+from tests.made import takes_the_place_of_compiled_code
 
 TINY = {
     "model_type": "llama",
@@ -149,6 +150,7 @@ def run_world(draw: Draw, directory: Path) -> tuple[Watched, Outcome]:
 
 def run_made(config: Any, draw: Draw, directory: Path) -> tuple[Watched, Outcome]:
     """Run a configuration as it is."""
+    takes_the_place_of_compiled_code()  # before a file is open
     made: list[tuple[Watched, Outcome]] = []
 
     async def main() -> None:

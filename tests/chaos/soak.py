@@ -23,7 +23,8 @@ from emu.chaos.drawfaults import draw_train, ground_of
 from emu.chaos.invariants import validate_world
 from emu.chaos.kernel import CheckingKernel
 from emu.cluster.audit import leaks
-from emu.cluster.cluster import Cluster, Outcome
+from emu.cluster.cluster import Cluster
+from emu.cluster.ending import Outcome
 from emu.cluster.recorder import Recorder
 from emu.config.faultkinds import KINDS
 from emu.config.load import config_from_dict

@@ -115,6 +115,7 @@ def test_an_end_that_comes_twice_is_found() -> None:
     assert any(problems for problems in seeds)
 
 
+@pytest.mark.doubles
 def test_a_deadlock_tells_who_waits_and_for_what() -> None:
     def lose(cluster: Cluster) -> None:
         for replica in cluster.replicas:
@@ -147,6 +148,7 @@ def test_an_impossible_world_is_refused_not_crashed() -> None:
     assert "input refused" in run_world(world, 0).problems[0]
 
 
+@pytest.mark.doubles
 def test_an_idle_replica_beside_a_queue_is_found() -> None:
     def deafen(cluster: Cluster) -> None:
         for replica in cluster.replicas:

@@ -136,7 +136,10 @@ def test_completion_names_commands_and_options(capsys: pytest.CaptureFixture[str
         assert word in text
 
 
-_UNUSED = {"rich", "jinja2", "shtab", "anyio", "uvloop", "statistics", "difflib"}
+_UNUSED = {
+    *("rich", "jinja2", "shtab", "anyio", "uvloop", "statistics", "difflib"),
+    *("asyncio", "logging"),
+}
 """What a plain run does not use."""
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
 
+from emu.scheduling.base import Scheduler
 from tests.cli.helpers import ROOT, SMALL, emu, refused
 
 PLUGIN = """\
@@ -70,6 +72,19 @@ def path_of(config: Path) -> dict[str, str]:
 )
 def test_a_class_that_does_not_fit_is_one_line(config: Path, setting: str, problem: str) -> None:
     assert problem in refused(emu(config, "--set", setting, **path_of(config)))
+
+
+def test_what_a_scheduler_must_have_is_what_is_abstract() -> None:
+    """The list is written down, because a compiled class does not know its abstract members."""
+    tree = ast.parse((ROOT / "emu/scheduling/base.py").read_text(encoding="utf-8"))
+    body = next(c.body for c in tree.body if isinstance(c, ast.ClassDef) and c.name == "Scheduler")
+    abstract = [
+        member.name
+        for member in body
+        if isinstance(member, ast.FunctionDef)
+        and "abstractmethod" in map(ast.unparse, member.decorator_list)
+    ]
+    assert tuple(sorted(abstract)) == Scheduler.must_have
 
 
 def test_validate_looks_for_the_classes(config: Path) -> None:

@@ -83,6 +83,7 @@ def test_with_real_batches_in_every_wave_it_takes_as_long_as_ours(
     assert original(cluster) == pytest.approx(ours, rel=1e-5)
 
 
+@pytest.mark.doubles
 def test_where_members_share_experts_only_the_routers_tie_differs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -185,6 +185,7 @@ def test_a_row_is_woken_as_far_as_there_is_something_left(left: int, is_inline: 
     assert told[6:] == woken[left]
 
 
+@pytest.mark.doubles
 @pytest.mark.parametrize("seed", [4, 7, 23, 28, 41, 213])
 def test_worlds_are_the_same_in_line_and_by_task(
     seed: int, monkeypatch: pytest.MonkeyPatch

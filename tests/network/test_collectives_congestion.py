@@ -80,3 +80,13 @@ def test_every_row_of_the_table_to_the_cycle(backend):
         system, size = table_system(row), int(row["size_bytes"])
         ends = simulate_ends_ns(system, row["collective"], size, aware=backend == "aware")
         assert max(ends) == int(row["cycles"]), row
+
+
+def test_the_second_half_of_a_direct_all_reduce_leaves_packet_by_packet():
+    # Two messages of 100 ns arrive 100 apart and are reduced for 300 each. When the packet of the
+    # first is ready, both have come in: it leaves then, the other one when that is ready, too.
+    system = one_dim("Switch", 3, "direct")
+    arrived = [10 + (100 + 100) + (100 + 100), 10 + (100 + 100 + 100) + (100 + 100)]
+    ready = [at + 10 + 300 for at in arrived]
+    assert arrived[1] < ready[0]
+    assert congested_ns(system, "all-reduce", 300) == ready[1] + (100 + 100) + (100 + 100) + 10

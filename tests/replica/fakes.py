@@ -17,6 +17,7 @@ from emu.replica.states import ReplicaState, move
 from emu.replica.table import HANDLERS
 from emu.request import Request, Status
 from emu.scheduling.base import Batch, Chunk, Progress
+from tests.made import takes_the_place_of_compiled_code
 
 STEP_NS = 1_000
 
@@ -312,6 +313,7 @@ class Bench:
     def __init__(
         self, state: ReplicaState, *, leap: int = 1, stages: int = 1, blocks: int = 100
     ) -> None:
+        takes_the_place_of_compiled_code()
         self.clock = FakeClock()
         self.scheduler = FakeScheduler(blocks, leap, stages)
         self.lock = Lock(self.clock.soon, "lock")

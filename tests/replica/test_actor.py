@@ -243,6 +243,7 @@ class Outside:
 def outside() -> tuple[Stage, Outside]:
     stage, backend = Stage(S.COLOCATED, leap=False), Outside()
     stage.replicas[0].latency = backend  # type: ignore[assignment]
+    stage.replicas[0].is_foreign = True
     return stage, backend
 
 

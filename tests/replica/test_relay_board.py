@@ -59,7 +59,7 @@ def moved(board: RelayBoard, replica: Replica, to: ReplicaState) -> None:
 
 
 def given(source_id: int = 0) -> Relayed:
-    return Relayed(Batch(1, None, []), 2, None, source_id)  # type: ignore[arg-type]
+    return Relayed(Batch(1, BatchShape(), []), 2, None, source_id)  # type: ignore[arg-type]
 
 
 # --- the board --------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ def world_of(seed: int) -> World | None:
     return world
 
 
+@pytest.mark.doubles
 @pytest.mark.slow
 def test_cuts_of_batches_that_ran_on_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: Counter[str] = Counter()

@@ -42,6 +42,8 @@ _SHIFT: Final = 20
 _COEFFICIENT_BITS: Final = 26
 _right_shift: Final = np.right_shift
 _accumulate: Final = np.add.accumulate
+_arange: Final = np.arange
+_INT64: Final = np.dtype(np.int64)
 
 _Line = tuple[int, int]
 
@@ -566,4 +568,4 @@ def queries_of(shape: BatchShape) -> int:
 
 def _series(start: int, growth: int, steps: int, before: int) -> NDArray[np.int64]:
     """An arithmetic series behind `before` terms of no meaning."""
-    return np.arange(start - growth * before, start + growth * steps, growth, dtype=np.int64)
+    return _arange(start - growth * before, start + growth * steps, growth, dtype=_INT64)
