@@ -33,8 +33,8 @@ TESTS = {
     "replica": tuple(
         f"tests/replica/test_{name}.py"
         for name in (
-            *("machine", "leaps", "observers", "relay_board", "zag", "actor", "prerequisites"),
-            *("live_scaling", "sequences"),
+            *("machine", "leaps", "accounts", "observers", "relay_board", "zag", "actor"),
+            *("prerequisites", "live_scaling", "sequences"),
         )
     ),
     "migration": tuple(
@@ -179,7 +179,7 @@ PLANTED = (
     Planted(
         "waiting for a wave counts as busy",
         "replica/serving.py",
-        "    replica.busy_ns -= replica.clock.now_ns - replica.start_ns\n",
+        "    replica.waited_ns = replica.clock.now_ns - replica.start_ns\n",
         "",
     ),
     Planted(
@@ -360,6 +360,32 @@ PLANTED = (
         "        if True:\n",
     ),
     Planted(
+        "a queue is given back from its end",
+        "replica/serving.py",
+        "    requests = list(replica.scheduler.waiting())\n",
+        "    requests = list(replica.scheduler.waiting())[::-1]\n",
+    ),
+    Planted(
+        "a rest is on standby without a limit",
+        "replica/replica.py",
+        "        self._standby_ns += min(now_ns - self.rest_since_ns, self.standby_limit_ns)\n",
+        "        self._standby_ns += now_ns - self.rest_since_ns\n",
+    ),
+    Planted(
+        "a request does not know where it had its first token",
+        "replica/completion.py",
+        "    for request in progress.first_tokens:\n"
+        "        request.replica_id = replica.replica_id\n"
+        "    for request in progress.finished:\n",
+        "    for request in progress.finished:\n",
+    ),
+    Planted(
+        "layers count no prompt tokens",
+        "replica/completion.py",
+        "    replica.iterations += 1\n    replica.prefill_tokens += progress.prefill_tokens\n",
+        "    replica.iterations += 1\n",
+    ),
+    Planted(
         "a batch that is handed over belongs to its giver still",
         "replica/live_scaling.py",
         "        request.holder_id = replica.replica_id\n    return taken\n",
@@ -492,7 +518,7 @@ PLANTED = (
         "a batch is delivered with one half there",
         "migration/outbound.py",
         "    if split.is_second_done:\n        outbound.deliver(split)\n",
-        "    outbound.deliver(split)\n",
+        "    if True:\n        outbound.deliver(split)\n",
     ),
     Planted(
         "the second half leaves before the first has a destination",
