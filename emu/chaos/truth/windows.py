@@ -6,6 +6,7 @@ is compared with it. Stragglers multiply, link faults multiply, delays of links 
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from typing import Any, Final
 
@@ -112,7 +113,7 @@ class Windows:
             elif kind in ("link_down", "link_degrade"):
                 for turn in range(fault.times):
                     due[kind, at_ns + (2 * turn + 1) * duration_ns] += 1
-            elif kind in TOLD and self._strikes[kind, at_ns]:
+            elif kind in TOLD and self._has_struck(fault, at_ns):
                 due[kind, at_ns + duration_ns] += 1
         over = Counter((record["kind"], record["at_ns"]) for record in tape.by_event["fault_over"])
         judged = TOLD | OPENED | {"link_down", "link_degrade"}
@@ -210,6 +211,16 @@ class Windows:
             ends = [at_ns for at_ns, _ in its[1:]]
             for (at_ns, factor), until_ns in zip(its, [*ends, FOREVER_NS], strict=True):
                 self.slow[replica].append((Span(at_ns, until_ns), factor))
+
+    def _has_struck(self, fault: Any, at_ns: int) -> bool:
+        """A fault of its kind struck then, and none of another replica, GPU or machine."""
+        names = self._strikes[fault.kind, at_ns]
+        for key, word in (("replica", "replica"), ("gpu", "GPU"), ("node", "machine")):
+            at = getattr(fault, key, None)
+            if at is not None:
+                others = re.compile(rf"{word} (?!{at}\b)")
+                names = [name for name in names if not others.match(name)]
+        return bool(names)
 
     def _struck(self, fault: Any, at_ns: int, taken: Counter[tuple[str, int, str]]) -> int:
         """The replica that this fault struck, and none before it at its time; -1 = none."""
