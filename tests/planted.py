@@ -179,7 +179,7 @@ PLANTED = (
     Planted(
         "waiting for a wave counts as busy",
         "replica/serving.py",
-        "    replica.busy_ns -= replica.clock.now_ns - replica.start_ns\n",
+        "    replica.waited_ns = replica.clock.now_ns - replica.start_ns\n",
         "",
     ),
     Planted(
@@ -518,7 +518,7 @@ PLANTED = (
         "a batch is delivered with one half there",
         "migration/outbound.py",
         "    if split.is_second_done:\n        outbound.deliver(split)\n",
-        "    outbound.deliver(split)\n",
+        "    if True:\n        outbound.deliver(split)\n",
     ),
     Planted(
         "the second half leaves before the first has a destination",

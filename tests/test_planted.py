@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,9 @@ def test_what_a_planted_bug_changes_is_there_once(file: str) -> None:
     text = (ROOT / file).read_text(encoding="utf-8")
     found = {name: text.count(old) for name, its, old, _ in CHANGES if its == file}
     assert {name for name, count in found.items() if count != 1} == set()
+    for _, its, old, new in CHANGES:
+        if its == file:
+            ast.parse(text.replace(old, new))  # what does not compile proves nothing
 
 
 def test_every_planted_bug_has_a_name_of_its_own_and_changes_something() -> None:

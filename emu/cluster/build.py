@@ -238,7 +238,7 @@ def _scheduler(
         eviction = insight.eviction(getattr(table, "eviction", ""), plan.replica_id)
     # Which blocks are kept back changes between the steps of a leap.
     keeps_back = isinstance(table, VllmTable) and table.retain_s > 0
-    must_step = latency.foreign or bool(plan.data_parallel_group) or keeps_back
+    must_step = latency.foreign or keeps_back
     limits = ReplicaLimits(
         num_blocks=plan.num_blocks,
         block_size=table.block_size,

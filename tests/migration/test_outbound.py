@@ -205,6 +205,14 @@ def test_a_batch_that_has_arrived_is_handed_over_and_its_requests_say_so() -> No
     assert (machine.unfinished, machine.tokens, machine.stage) == (0, 0, Stage.EMPTY)
 
 
+def test_a_migration_lasts_from_the_end_of_the_prompt_also_while_it_waits() -> None:
+    machine, (one,) = outbound(destinations=[-1, OTHER]), prompts(1)
+    machine.step(msg.PromptsDone([one], 100), 10)
+    machine.step(msg.Looked(), 40)
+    machine.step(msg.TransferDone(1), 100)
+    assert (one.migration_ns, one.migrations) == (90, 1)
+
+
 def test_a_second_or_a_late_notice_of_an_end_means_nothing() -> None:
     machine = outbound(destinations=[OTHER, OTHER])
     machine.step(msg.PromptsDone(prompts(1), 100), 0)
