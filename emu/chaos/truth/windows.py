@@ -120,10 +120,13 @@ class Windows:
         for key in sorted({*due, *over}):
             kind, at_ns = key
             if kind in judged and at_ns < tape.end_ns and over[key] != due[key]:
-                missing = sum(
+                missing = sum(  # with nothing to strike, by themselves or beside one that struck
                     not self._strikes[kind, to_ns(fault.at_s)]
                     for fault in tape.config.faults
                     if fault.kind == kind
+                ) + sum(
+                    record["kind"] == "fault missed" and record["target"] == kind
+                    for record in tape.by_event["noted"]
                 )
                 if not due[key] - missing <= over[key] <= due[key]:
                     tape.say(f"T1: {over[key]} {kind} end at {at_ns} ns, {due[key]} should")
