@@ -51,6 +51,8 @@ def iterate(replica: Replica, event: Event | None = None) -> int:
             replica.rest_since_ns = now_ns
         if batch is None:
             return rest(replica) if replica.is_serving else PARK
+    if batch.preempted and replica.state is S.DECODE:
+        replica.out.append(FreeCapacity())  # KV that waits elsewhere may fit now
     if replica.rest_since_ns >= 0:
         replica.note_rest(now_ns)
     if replica.notes_formed and batch.batch_id != DUMMY_ID:
