@@ -23,7 +23,7 @@ from emu.astra.roofline_times import RooflineTimes
 from emu.astra.rows import TraceGenerator, TraceSetup
 from emu.astra.trace import TraceModel
 from emu.catalogue import sizes
-from emu.config.schema import AstraTable, NetworkTable
+from emu.config.schema import AstraTable
 from emu.errors import InputError
 from emu.latency.base import BatchShape
 from emu.latency.context import LatencyContext, collective_system, link_dims
@@ -52,10 +52,6 @@ def make_astra(context: LatencyContext) -> AstraBackend:
         raise InputError("config", None, "replicas.expert_parallel", problem)
     members = max(1, ep // tp)
     dims, tensor_dims, expert_dims = _network(context, members)
-    for key in ("collective_splits", "collective_algorithms", "congestion"):
-        if getattr(context.network, key) != getattr(NetworkTable(), key):
-            problem = "the executor runs whole collectives of one algorithm without congestion"
-            raise InputError("config", None, f"network.{key}", problem)
     network = collective_system(context, dims)
     memories = _memories(context)
     memories.check("[[nodes]]")

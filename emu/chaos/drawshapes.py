@@ -263,7 +263,10 @@ def _experts(rng: Rng, tables: Tables, model: Model, tensor: int) -> None:
         return
     for group in tables["replicas"]:
         members = group["count"] if "data_parallel_group" in group else 1
-        group["expert_parallel"] = tensor * members
+        ranks = tensor * members * group.get("pipeline_parallel", 1)
+        inside = min(ranks, *(node["gpus"] for node in tables["nodes"]))
+        if members % min(members, inside) == 0:  # else machines are not filled evenly
+            group["expert_parallel"] = tensor * members
 
 
 # --- groups that differ -------------------------------------------------------------------------

@@ -201,6 +201,9 @@ def _figures(rng: Rng, tables: Tables, lines: list[Tables]) -> None:
             if key in node:
                 node[key] = min(node[key], node["gpus"])
     tables["network"] |= _some(rng, _NETWORK, 0.15)
+    if tables["latency"]["backend"] == "astra-sim":  # its executor runs collectives one way
+        for key in ("collective_splits", "collective_algorithms"):
+            tables["network"].pop(key, None)
     _scheduling(rng, tables, lines)
     tables["model"] |= _some(rng, _MODEL, 0.15)
     if chance(rng, 0.2):

@@ -143,6 +143,11 @@ def check_collectives(context: LatencyContext) -> None:
         wanted.append("all-to-all")
     if context.tensor_parallel > 1 and context.table.backend in ("roofline", "astra-sim"):
         wanted.append("all-gather")  # of the logits
+    if context.table.backend == "astra-sim":
+        for name in ("collective_splits", "collective_algorithms", "congestion"):
+            if getattr(network, name) != getattr(NetworkTable(), name):
+                problem = "the executor runs whole collectives of one algorithm without congestion"
+                raise InputError(context.source, None, f"network.{name}", problem)
     for kind in network.collective_algorithms:
         key = "network.collective_algorithms"
         try:
@@ -162,6 +167,23 @@ def check_collectives(context: LatencyContext) -> None:
                 check_algorithm(system.algorithm(0), kind, npus)
             except InputError as error:
                 raise InputError(context.source, None, key, error.problem) from None
+
+    if context.table.backend == "roofline":
+        _check_shapes(context, dims)
+
+
+def _check_shapes(context: LatencyContext, dims: list[NetworkDim]) -> None:
+    """Ranks that talk to each other fill machines evenly, in the groups that layers ask for."""
+    tensor, expert = context.tensor_parallel, context.expert_parallel
+    groups = {"tensor_parallel": tensor}
+    if context.model.experts is not None and expert > tensor:
+        groups["expert_parallel"] = expert // tensor
+    shapes = Collectives(collective_system(context, dims, "all-reduce"))
+    for key, ranks in groups.items():
+        try:
+            shapes.shape(ranks)
+        except InputError as error:
+            raise InputError(context.source, None, f"replicas.{key}", error.problem) from None
 
 
 def collectives(context: LatencyContext) -> CollectiveCost:

@@ -104,3 +104,28 @@ def test_an_algorithm_that_needs_a_power_of_two_names_its_key(tmp_path: Path):
     )
     with pytest.raises(InputError, match=r"network\.collective_algorithm: .*power of two"):
         make_plan(made)
+
+
+def test_experts_that_do_not_fill_machines_evenly_name_their_key():
+    group = {"count": 3, "data_parallel_group": "A", "pipeline_parallel": 2, "expert_parallel": 3}
+    made = config_from_dict(
+        {
+            "model": {"name": "mistralai/Mixtral-8x7B-v0.1"},
+            "nodes": [{"count": 3, "gpus": 2}],
+            "replicas": [group],
+        }
+    )
+    with pytest.raises(InputError, match=r"replicas\.expert_parallel: 3 ranks do not fill"):
+        make_plan(made)
+
+
+def test_the_executor_of_astra_sim_refuses_splits_before_the_run():
+    made = config_from_dict(
+        {
+            "replicas": [{"tensor_parallel": 4}],
+            "latency": {"backend": "astra-sim", "compute": "roofline"},
+            "network": {"collective_splits": 2},
+        }
+    )
+    with pytest.raises(InputError, match=r"network\.collective_splits: the executor"):
+        make_plan(made)
