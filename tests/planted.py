@@ -184,7 +184,7 @@ PLANTED = (
     Planted(
         "waiting for a wave counts as busy",
         "replica/serving.py",
-        "    replica.busy_ns -= replica.clock.now_ns - replica.start_ns\n",
+        "    replica.waited_ns = replica.clock.now_ns - replica.start_ns\n",
         "",
     ),
     Planted(

@@ -124,6 +124,12 @@ class Totals(msgspec.Struct):
         seen = {name: self.transitions.get(name, 0) for name in CHANGES}
         return [f"{name} ({count})" for name, count in seen.items() if count < times]
 
+    def rarest(self, count: int) -> list[tuple[str, int]]:
+        """So many of the changes of state, and of the faults on parts, that came least often."""
+        seen = {name: self.transitions.get(name, 0) for name in CHANGES}
+        seen |= {name: self.parts.get(name, 0) for name in STRIKES}
+        return sorted(seen.items(), key=lambda item: (item[1], item[0]))[:count]
+
     def keys_not_drawn(self) -> list[str]:
         """Keys of the schema that no world gave, apart from those that none ever does."""
         return [key for key in schema_keys() if key not in self.keys and key not in NOT_DRAWN]

@@ -6,7 +6,7 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from rich.console import Console
@@ -23,6 +23,9 @@ from emu.log import Format, Level, Log, make_log
 from emu.process.terminal import open_console
 from emu.runs.runner import prepare
 from emu.units import NS_PER_S
+
+_RAREST: Final = 12
+"""Changes of state, and faults on parts, that are named as the rarest."""
 
 
 def seed_range(text: str) -> range:
@@ -186,6 +189,9 @@ def print_totals(
         f"({totals.gpu_hours / max(minutes, 1e-9):.1f} GPU-hours) per CPU-minute",
         soft_wrap=True,
     )
+    if is_drawn and totals.seeds:
+        told = ", ".join(f"{name} ({count:,})" for name, count in totals.rarest(_RAREST))
+        console.print(f"rarest: {told}", soft_wrap=True)
     if at_least > 1 or (is_drawn and totals.seeds >= 100):
         for head, names in (
             (f"struck less than {at_least} times", totals.faults_below(at_least)),

@@ -38,6 +38,8 @@ def draw_scaling(rng: Rng, tables: Tables) -> None:
         table |= {"preset": preset, **kept}
     elif not is_pool and chance(rng, 0.3):
         table["planner"] = "paper"
+    if is_pool and chance(rng, 0.4):
+        table["scale_up_stabilization_s"] = float(pick(rng, (0.1, 0.5)))
     if not chance(rng, 0.3):
         return
     if is_pool:

@@ -272,9 +272,66 @@ def _loads(scene: Scene) -> None:
     scene.strike(kind, pick(rng, idle), 0.05 + float(pick(rng, _AT_S)))
 
 
+def _copies(scene: Scene) -> None:
+    """Bursts with pauses: copies of weights in the memory of machines are there, or have gone."""
+    rng = scene.rng
+    scene.gpus = 1
+    scene.replicas(colocated=1, inactive=int(pick(rng, (1, 2, 3))))
+    scene.machines((100.0,))
+    scene.tables["autoscale"] = {
+        "planner": "hpa",
+        "metric": pick(rng, ("concurrency", "queue")),
+        "target_value": 3.0,
+        "tick_ms": 20.0,
+        "executor": "serverless",
+        "loader": "cache",
+        "host_cache_ttl_s": float(pick(rng, (0.2, 1.0, 3.0))),
+        "scale_up_stabilization_s": float(pick(rng, (0.0, 0.1))),
+        "scale_down_stabilization_s": float(pick(rng, (0.1, 0.5))),
+    }
+    at_s = 0.05  # a disk takes thirteen seconds
+    for pause_s in (0.0, 14.5, *(float(pick(rng, (1.0, 2.0, 5.0))) for _ in range(3))):
+        at_s += pause_s
+        scene.requests(at_s, (100, 800), (20, 60), int(rng.integers(6, 14)))
+    scene.tables["recovery"] = {"load_deadline_s": 60.0, "client_retries": 0}
+    if chance(rng, 0.3):
+        scene.strike("host_cache_lost", 1, 15.0)
+
+
+def _stages(scene: Scene) -> None:
+    """Pipelines of which one replica is slow, or stands still, for a while."""
+    rng = scene.rng
+    scene.gpus = int(pick(rng, (2, 4)))
+    scene.replicas(colocated=2)
+    scene.groups[0]["pipeline_parallel"] = stages = int(pick(rng, (2, 4)))
+    scene.machines((50.0,))
+    scene.tables["nodes"][0]["count"] = -(-2 * stages // scene.gpus)
+    scene.tables["scheduler"] = {"policy": "vllm", "num_blocks": 2000, "max_num_seqs": 8}
+    scene.requests(0.0, (100, 600), (20, 60), 16)
+    for at_s in (0.05, 0.1, 0.3):
+        kind = pick(rng, ("straggler", "straggler", "pause"))
+        scene.strike(kind, int(rng.integers(2)), at_s)
+
+
+def _links(scene: Scene) -> None:
+    """KV over links that several faults slow at once."""
+    rng = scene.rng
+    prefill, decode = scene.replicas(prefill=2, decode=2)
+    scene.machines((25.0, 100.0), nvlink=0.2)
+    scene.requests(0.0, (200, 1500), (2, 20), int(rng.integers(16, 30)))
+    for kind in ("link_latency", pick(rng, ("link_latency", "link_degrade", "link_down"))):
+        replica = pick(rng, (*prefill, *decode))
+        for at_s, lasts_s in ((0.01, 1.5), (0.1, 0.8), (0.2, 2.0)):
+            scene.strike(kind, replica, at_s, duration_s=lasts_s if kind != "link_down" else 0.05)
+    scene.tables["recovery"] = {"transfer_timeout_ms": 5000.0}
+
+
 _SCENES: Final[Sequence[Callable[[Scene], None]]] = (
     *[_live] * 6,
     *[_drains] * 3,
     *[_loads] * 3,
     _spares,
+    *[_copies] * 2,
+    *[_stages] * 2,
+    *[_links] * 2,
 )

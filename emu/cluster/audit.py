@@ -195,6 +195,7 @@ def _gpu_times(cluster: Cluster) -> tuple[dict[str, int], int]:
     gpu_ns: dict[str, int] = {}
     idle_ns = 0
     for replica in cluster.replicas:
+        replica.settle()  # one that only keeps pace with its group may be in the middle of a leap
         serving_ns = 0
         for role, held_ns in _held_ns(replica).items():
             gpu_ns[role] = gpu_ns.get(role, 0) + held_ns

@@ -97,6 +97,9 @@ def build_queue(plan: Plan, served: str) -> PrefillQueue | None:
     its = [r for r in plan.replicas if r.served == served]
     is_fcfs = any(r.scheduler.policy == "fcfs" for r in its)
     has_roles = not any(r.role == "colocated" for r in its)
+    scaling = plan.config.autoscale
+    if scaling is not None and scaling.planner == "hpa":
+        has_roles = False  # also where no replica is there at the start: it loads colocated ones
     return PrefillQueue() if is_fcfs and has_roles else None
 
 
@@ -235,7 +238,7 @@ def _scheduler(
         eviction = insight.eviction(getattr(table, "eviction", ""), plan.replica_id)
     # Which blocks are kept back changes between the steps of a leap.
     keeps_back = isinstance(table, VllmTable) and table.retain_s > 0
-    must_step = latency.foreign or bool(plan.data_parallel_group) or keeps_back
+    must_step = latency.foreign or keeps_back
     limits = ReplicaLimits(
         num_blocks=plan.num_blocks,
         block_size=table.block_size,

@@ -265,13 +265,19 @@ def _read_text(path: FilePath, source: str) -> str:
         raise InputError(source, line, "", problem) from None
 
 
+def _deepest_line(text: str) -> int:
+    """The line with the most brackets that open."""
+    lines = text.splitlines() or [""]
+    return 1 + max(range(len(lines)), key=lambda at: lines[at].count("[") + lines[at].count("{"))
+
+
 def _parse(text: str, source: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise _syntax_error(str(error), text, source) from None
     except RecursionError:
-        raise InputError(source, None, "", "nested too deeply") from None
+        raise InputError(source, _deepest_line(text), "", "nested too deeply") from None
     except ValueError as error:  # an integer of thousands of digits, a date that does not exist
         raise InputError(source, _culprit_line(text), "", f"not valid TOML: {error}") from None
 

@@ -37,10 +37,10 @@ from emu.latency.posterior import (
     with_values,
 )
 from emu.learn.estimate import (
-    OTHER_LOAD,
     Population,
     RunEvidence,
     most_probable,
+    noise_factor,
     population,
 )
 from emu.learn.saved import posterior_text
@@ -308,7 +308,7 @@ def first_stage(
             mine = _evidence([(now[run.run_id][0], 0)], slopes)
             places[run.run_id] = most_probable(
                 mine.residuals,
-                OTHER_LOAD * found.noise[mine.metrics],
+                noise_factor(1) * found.noise[mine.metrics],
                 mine.slopes,
                 here,
                 values_of(shipped(run)) + found.shift,

@@ -59,7 +59,11 @@ class CorrectedBackend:
 
     def __getattr__(self, name: str) -> Any:
         """What only some backends have (loads of experts, ranges): the inner one's."""
-        if name in ("decode_run_ns_after", "stage_run_ns"):  # short cuts know no corrections
+        if name in (
+            "decode_run_ns_after",
+            "stage_run_ns",
+            "attention_run_ns",
+        ):  # short cuts know no corrections
             raise AttributeError(name)
         return getattr(self.inner, name)
 

@@ -23,10 +23,7 @@ from emu.latency.posterior import PARAMETERS, Floats
 
 _HUBER: Final = 2.0
 _FREEDOM: Final = 1.0
-OTHER_LOAD: Final = 2.5
-"""Times the noise of a prior that an observation counts with in a fit: what one load has of its own
-is in the load that is learned from and in the one that is predicted. From 2 to 3, the second loads
-of measured runs that were left out come out best, and none much worse than unlearned."""
+_ONE_LOAD: Final = 2.5
 _REWEIGHTINGS: Final = 30
 _LEAST: Final = np.array([parameter.least for parameter in PARAMETERS])
 _MOST: Final = np.array([parameter.most for parameter in PARAMETERS])
@@ -40,6 +37,17 @@ class Estimate(msgspec.Struct, frozen=True):
     covariance: Floats
     distance: float
     """Of the values from the prior's mean, in standard deviations of the prior (Mahalanobis)."""
+
+
+def noise_factor(loads: int) -> float:
+    """Times the noise of a prior that an observation counts with in a fit to so many loads.
+
+    What one load has of its own is in the load that is learned from and in the one that is
+    predicted; of several loads it cancels. From 2 to 3 times, the second loads of measured runs
+    that were left out come out best, and none much worse than unlearned.
+    """
+    more: float = (_ONE_LOAD**2 - 1) / loads
+    return float((1 + more) ** 0.5)
 
 
 def most_probable(

@@ -20,7 +20,7 @@ from emu.errors import InputError
 from emu.latency.engine import EngineModel
 from emu.latency.posterior import METRICS, PARAMETERS, Floats, Known, values_of, with_values
 from emu.learn.emulation import Emulator
-from emu.learn.estimate import OTHER_LOAD, Estimate, most_probable
+from emu.learn.estimate import Estimate, most_probable, noise_factor
 from emu.learn.formats import Level
 from emu.learn.observations import (
     Observation,
@@ -92,7 +92,10 @@ class Session:
         self.judge_label, self._is_judge, self._is_other = _judges(levels, self.observations)
         if (~self._is_judge).sum() < len(METRICS):
             raise InputError("learn", None, "", "too few requests to learn from")
-        noise = OTHER_LOAD * np.array([known.posterior.noise[metric] for metric in METRICS])
+        fitted = {self.observations[at].level for at in np.flatnonzero(~self._is_judge)}
+        loads = sum(len({r.part for r in levels[number].requests}) for number in fitted)
+        noise = np.array([known.posterior.noise[metric] for metric in METRICS])
+        noise *= noise_factor(loads)
         own = np.array([o.error for o in self.observations])
         self._errors: Floats = np.hypot(noise[np.array([o.metric for o in self.observations])], own)
         self.best: Estimate | None = None

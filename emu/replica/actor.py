@@ -25,7 +25,7 @@ from emu.replica.events import (
 from emu.replica.inbound import reserve
 from emu.replica.live_scaling import abandon, take_over
 from emu.replica.relay_board import Relayed
-from emu.replica.replica import END_OF_INSTANT, LOOP, RESTING, UNTIL_END_OF_INSTANT, Replica
+from emu.replica.replica import END_OF_INSTANT, LOOP, RESTING, STAGED, UNTIL_END_OF_INSTANT, Replica
 from emu.replica.split_batch import SplitBatch
 from emu.replica.states import ReplicaState, Writer, move
 from emu.replica.wave import SERVES
@@ -110,8 +110,8 @@ class ReplicaActor(Actor):
     def tell(self, event: Event) -> None:
         """Handle it now; its actions are applied before the sender goes on."""
         replica = self.replica
-        if replica.rotating is not None:
-            replica.rotating.unroll()
+        if replica.own_leap is not None:
+            replica.own_leap.unroll()
         handler = replica.handlers[event.kind]
         if handler is None:
             raise replica.unexpected(event.kind, event)
@@ -124,8 +124,8 @@ class ReplicaActor(Actor):
     def reserve(self, requests: list[Any]) -> bool:
         """Reserve blocks for inbound KV, all or nothing: a question, answered now."""
         replica = self.replica
-        if replica.rotating is not None:
-            replica.rotating.unroll()
+        if replica.own_leap is not None:
+            replica.own_leap.unroll()
         is_reserved = reserve(replica, requests)
         if replica.look or replica.cut_ns >= 0:
             self._look_up()
@@ -146,9 +146,16 @@ class ReplicaActor(Actor):
         """Something that the replica looks at has changed."""
         self.kernel.wake(self)
 
+    def arm(self, at_ns: int) -> None:
+        """Its next step is at that time, unless it is in one."""
+        if not (self.is_stepping or self.is_ready):
+            self.kernel.arm(self, at_ns)
+
     def align(self, now_ns: int) -> int:
         """When the replica looks at what comes now."""
         replica = self.replica
+        if replica.own_leap is not None and replica.activity != STAGED:
+            replica.own_leap.unroll()
         if replica.activity == RESTING and not replica.is_paused:
             return NOW
         return replica.align(now_ns)

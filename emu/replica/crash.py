@@ -53,7 +53,9 @@ def crashed(replica: Replica, event: Crashed) -> int:
     """
     cut_leap(replica)
     if replica.batch is not None and not replica.is_paused and replica.activity != WAITING:
-        replica.busy_ns += replica.clock.now_ns - replica.start_ns  # for nothing
+        replica.busy_ns += (
+            replica.clock.now_ns - replica.start_ns - replica.waited_ns
+        )  # for nothing
     replica.incarnation += 1
     replica.start_process()
     posted = list(replica.pending())
@@ -113,6 +115,7 @@ def _lose_all(replica: Replica, posted: list[Event]) -> list[Request]:
 def _forget_work(replica: Replica) -> None:
     replica.activity = RESTING
     replica.batch = replica.ends = None
+    replica.waited_ns = 0
     replica.on_stages.clear()
     replica.prerequisites.drop(replica.wave)
     replica.pipeline.reset(replica.clock.now_ns)

@@ -50,6 +50,14 @@ class Turns:
         self.replica = replica
         self.rotation = rotation
 
+    def begin(self) -> int:
+        """Batches of a pipeline are not begun one by one."""
+        raise AssertionError("a rotation has its batches on the stages")
+
+    def go_on(self) -> int:
+        """Nor do they end so."""
+        raise AssertionError("a rotation has its batches on the stages")
+
     def plan(self) -> int:
         """Plan the next piece: when it is over."""
         replica, rotation = self.replica, self.rotation
@@ -92,7 +100,7 @@ class Turns:
         """The rotation is over now: what is in flight is on the stages, as stepping has it."""
         self.settle()
         replica, rotation = self.replica, self.rotation
-        replica.rotating = None
+        replica.own_leap = None
         done, count = rotation.done, len(rotation.turns)
         replica.rounds_seen = done // count + 1
         on_stages = replica.on_stages
@@ -120,7 +128,7 @@ def wait_for_stage(replica: Replica) -> int:
             [[span.end_ns for span in spans] for spans, _ in replica.on_stages]
         ):
             turns = Turns(replica, rotation)
-            replica.rotating = turns
+            replica.own_leap = turns
             return turns.plan()
     return due_ns
 
@@ -137,9 +145,8 @@ def _spans(rotation: Rotation, batch: int) -> list[StageSpan]:
 def stage_left(replica: Replica, event: Event) -> int:
     """Batches that have left the last stage by now are complete; then look at everything."""
     now_ns = replica.clock.now_ns
-    rotating = replica.rotating
-    if rotating is not None:
-        assert isinstance(rotating, Turns)
+    rotating = replica.own_leap
+    if isinstance(rotating, Turns):
         rotation = rotating.rotation
         goes_on = now_ns == rotation.due_ns and rotation.planned < rotation.ends_max
         if goes_on and not (replica.posted or replica.is_paused):

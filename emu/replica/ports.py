@@ -190,15 +190,23 @@ class Outbox(Protocol):
         ...
 
 
-class Rotating(Protocol):
-    """Batches of a pipeline that follow each other in turn, as one leap."""
+class OwnLeap(Protocol):
+    """A leap whose times depend on more than one batch: of a pipeline, or of a group."""
+
+    def begin(self) -> int:
+        """The batch that was formed for it runs: when it ends, as far as is known."""
+        ...
+
+    def go_on(self) -> int:
+        """What is known of the batch has ended: when more will have; `LOOP` if it is complete."""
+        ...
 
     def settle(self) -> None:
         """Bring the books up to now."""
         ...
 
     def unroll(self) -> None:
-        """The leap is over now: what is in flight is on the stages."""
+        """The leap is over now: what is in flight is there as stepping has it."""
         ...
 
 
@@ -215,8 +223,17 @@ class GroupWave(Protocol):
         """A batch of one token that only keeps pace."""
         ...
 
-    def enter(self, replica_id: int, shape: BatchShape, go: Callable[[int], None]) -> None:
-        """A member's batch is formed; `go(wait_ns)` is called when all members are there."""
+    def enter(
+        self, replica_id: int, shape: BatchShape, go: Callable[[int], None], steps: int = 1
+    ) -> None:
+        """A member's batch is formed; `go(wait_ns)` is called when all members are there.
+
+        `steps`: for so many waves its batches are certain.
+        """
+        ...
+
+    def cut(self) -> None:
+        """No wave after the one under way is certain any more."""
         ...
 
     def withdraw(self, replica_id: int) -> None:
@@ -237,6 +254,10 @@ class ReplicaActorPort(Protocol):
 
     def look(self) -> None:
         """Something that the replica looks at has changed."""
+        ...
+
+    def arm(self, at_ns: int) -> None:
+        """Its next step is at that time, unless it is in one."""
         ...
 
     def reserve(self, requests: list[Request]) -> bool:

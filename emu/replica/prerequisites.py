@@ -32,8 +32,12 @@ class Prerequisites:
         wave: GroupWave | None,
         actor: ReplicaActorPort,
         life: int,
+        steps: int = 0,
     ) -> bool:
-        """Start what the batch needs before it can run. False: it can run at once."""
+        """Start what the batch needs before it can run. False: it can run at once.
+
+        `steps`: for so many waves its like is certain (0 = for its steps).
+        """
         recalls = batch.recalls if tiers is not None else []
         self.left = int(wave is not None)
         if recalls:
@@ -47,6 +51,7 @@ class Prerequisites:
                 self._replica_id,
                 batch.shape,
                 lambda wait_ns: actor.tell(PrerequisiteMet(life=life, wait_ns=wait_ns)),
+                steps or batch.max_steps,
             )
         return self.left > 0
 

@@ -39,8 +39,8 @@ from emu.replica.ports import (
     GroupWave,
     Observers,
     Outbox,
+    OwnLeap,
     ReplicaActorPort,
-    Rotating,
     StepSink,
 )
 from emu.replica.prerequisites import Prerequisites
@@ -53,6 +53,8 @@ from emu.scheduling.stages import Pipeline, StageSpan
 S = ReplicaState
 Handler = Callable[["Replica", Event], int]
 Table = dict[ReplicaState, list[Handler | None]]
+STEPS_SURE: Final = 1 << 30
+"""Of a promise without an end of its own."""
 UNTIL_END_OF_INSTANT: Final = -6
 """A handler returns this: the next step comes when all else of this instant has happened."""
 LOOP: Final = -5
@@ -214,6 +216,8 @@ class Replica:
         """Iterations take so many times longer (a straggler)."""
         self.jitter: Jitter | None = None
         """How its steps vary; None = not at all."""
+        self.waited_ns = 0
+        """What the batch in flight waited for its prerequisites before it ran."""
         self.wave_wait_ns = 0
         """What the batch in flight waits for other members of the group inside its layers."""
         latency = self.latency
@@ -245,8 +249,8 @@ class Replica:
         self.on_stages: deque[tuple[list[StageSpan], Batch]] = deque()
         """Batches in flight on several stages, in order, with their spans."""
         self.pipeline = Pipeline(self.stages)
-        self.rotating: Rotating | None = None
-        """The batches on the stages follow each other in turn, as one leap."""
+        self.own_leap: OwnLeap | None = None
+        """A leap that is more than `ends` (`pipelined.py`, `wave.py`): any event ends it."""
         self.rounds_seen = 0
         """Batches of each turn in the last such leap: a guess for the next."""
         self._stage_runs = getattr(latency, "stage_run_ns", None)
@@ -265,8 +269,8 @@ class Replica:
 
     def handle(self, event: Event) -> None:
         """Call the handler of the table; its actions are in `out`."""
-        if self.rotating is not None:
-            self.rotating.unroll()
+        if self.own_leap is not None:
+            self.own_leap.unroll()
         handler = self.handlers[event.kind]
         if handler is None:
             raise self.unexpected(event.kind, event)
@@ -365,6 +369,8 @@ class Replica:
         self.runs_on = state is S.COLOCATED and not is_watched
         self._rotates = self.stages > 1 and state in _ROTATES and not is_watched
         self.waits_here_only = self.is_serving
+        if self.wave is not None:
+            self.wave.cut()
         # Only a replica that prefills takes from the global queue (fcfs).
         if scheduler.is_shared:
             scheduler.pulls = state is S.PREFILL
@@ -504,8 +510,8 @@ class Replica:
     # --- the iteration in flight: how far it is -------------------------------------------------
     def settle(self) -> int:
         """Bring the books up to now in the middle of a leap; iterations of it that have ended."""
-        if self.rotating is not None:
-            self.rotating.settle()
+        if self.own_leap is not None:
+            self.own_leap.settle()
         ends, batch = self.ends, self.batch
         if ends is None or batch is None:
             return 0
@@ -534,8 +540,8 @@ class Replica:
         ends = self.ends
         if ends is None:
             return max(self.clock.now_ns, self.end_ns)
-        if done >= len(ends):
-            return self.end_ns
+        if done >= len(ends):  # in a group, the next one may not have started
+            return max(self.clock.now_ns, self.end_ns)
         return self.start_ns + ends.item(done)
 
     # --- the iteration in flight: its beginning and its end --------------------------------------
@@ -576,21 +582,47 @@ class Replica:
             runs = [tuple(int(cost_ns * self.slowdown) for cost_ns in run) for run in runs]
         return runs
 
-    def awaits(self, batch: Batch) -> bool:
-        """Start what the batch needs before it can run. False: it can run at once."""
+    @property
+    def may_leap_in_waves(self) -> bool:
+        """What its scheduler promises holds while the others of its group go on, too."""
+        return (
+            self.stages == 1
+            and not self.latency.foreign
+            and self.tier_traffic is None
+            and self.signals is None
+            and self.steps_history is None
+            and self.expert_tokens is None
+        )
+
+    @property
+    def paces(self) -> int:
+        """For so many waves it surely keeps pace with batches of one token, if nothing comes."""
+        is_sure = self.is_serving and not (self.is_metered or self.first_uses)
+        return STEPS_SURE if is_sure else 1
+
+    def awaits(self, batch: Batch, steps: int = 0) -> bool:
+        """Start what the batch needs before it can run. False: it can run at once.
+
+        `steps`: for so many waves of its group its like is certain (0 = for its steps).
+        """
         return self.prerequisites.start(
-            batch, self.tier_traffic, self.wave, self.actor, self.incarnation
+            batch, self.tier_traffic, self.wave, self.actor, self.incarnation, steps
         )
 
     def begin(self, batch: Batch, measured_ns: int = 0) -> int:
         """The iteration, or leap, starts to run: when it ends."""
         now_ns = self.clock.now_ns
         self.activity = RUNNING
+        leap = self.own_leap
+        if leap is not None:
+            if not self.posted:
+                return leap.begin()
+            leap.unroll()
         if batch.max_steps > 1:
             if self.slowdown == 1.0:
                 ends = self.latency.decode_run_ns(batch.shape, batch.max_steps)
             else:
-                ends = self._decode_run_ns(batch.shape, batch.max_steps)
+                ends = self.decode_run_ns(batch.shape, batch.max_steps)
             if self.jitter is not None:
                 ends = self.jitter.run(self.iterations, ends)
             self.ends = ends
@@ -623,7 +655,7 @@ class Replica:
             else:
                 ends = np.empty(1 + steps, dtype=np.int64)
                 ends[0] = first_ns
-                later = self._decode_run_ns(run_on.shape, steps)
+                later = self.decode_run_ns(run_on.shape, steps)
                 if self.jitter is not None:
                     later = self.jitter.run(self.iterations + 1, later)
                 np.add(later, first_ns, out=ends[1:])
@@ -637,7 +669,7 @@ class Replica:
         self._runs_opened = None
         self.is_monotone = False
 
-    def _decode_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
+    def decode_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
         """Ends of a decode run here and now, from its start."""
         ends = self.latency.decode_run_ns(shape, steps)
         if self.slowdown != 1.0:

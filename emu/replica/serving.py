@@ -51,6 +51,8 @@ def iterate(replica: Replica, event: Event | None = None) -> int:
             replica.rest_since_ns = now_ns
         if batch is None:
             return rest(replica) if replica.is_serving else PARK
+    if batch.preempted and replica.state is S.DECODE:
+        replica.out.append(FreeCapacity())  # KV that waits elsewhere may fit now
     if replica.rest_since_ns >= 0:
         replica.note_rest(now_ns)
     if replica.notes_formed and batch.batch_id != DUMMY_ID:
@@ -67,11 +69,16 @@ def iterate(replica: Replica, event: Event | None = None) -> int:
     # The end is not known yet; that of the leap before, if it was cut, may still lie ahead.
     replica.end_ns = now_ns
     replica.batch = batch
-    if (
-        (replica.wave is not None or replica.tier_traffic is not None)
-        and batch.max_steps == 1
-        and replica.awaits(batch)
-    ):
+    if replica.wave is not None:
+        paces = 0
+        if not replica.may_leap_in_waves:
+            batch.max_steps = 1
+        elif batch.batch_id == DUMMY_ID:
+            paces = replica.paces
+        if replica.awaits(batch, paces):
+            replica.activity = WAITING
+            return PARK
+    elif replica.tier_traffic is not None and batch.max_steps == 1 and replica.awaits(batch):
         replica.activity = WAITING
         return PARK
     if replica.wave is not None and replica.steps_history is not None:  # it came last
@@ -123,7 +130,7 @@ def prerequisites_looked(replica: Replica, event: Event) -> int:
         return PARK
     batch = replica.batch
     assert batch is not None
-    replica.busy_ns -= replica.clock.now_ns - replica.start_ns
+    replica.waited_ns = replica.clock.now_ns - replica.start_ns
     if replica.steps_history is not None:
         replica.steps_history.began(
             replica.clock.now_ns, replica.replica_id, batch, replica.wave_wait_ns
@@ -193,11 +200,17 @@ def iteration_ended(replica: Replica, event: Event) -> int:
     if replica.is_resuming:  # a pause is over: the rest of the iteration
         replica.is_resuming = False
         return replica.end_ns
+    if replica.own_leap is not None:
+        due_ns = replica.own_leap.go_on()
+        if due_ns != LOOP:
+            return due_ns
     replica.activity = RESTING
     batch, ends, start_ns = replica.batch, replica.ends, replica.start_ns
     assert batch is not None
     now_ns = replica.clock.now_ns
     replica.ends = replica.batch = None
+    replica.busy_ns -= replica.waited_ns
+    replica.waited_ns = 0
     if ends is None:  # a single iteration, or what a pause has left of a leap
         complete(replica, batch, 1, start_ns, None, now_ns - start_ns)
     else:

@@ -176,6 +176,25 @@ def close_axis(low: float, high: float, title: str) -> Axis:
     return Axis(title=title, low=float(f"{ends[0]:.12g}"), high=float(f"{ends[1]:.12g}"))
 
 
+_MORE_IS_BETTER: Final = ("throughput", "goodput", "attainment", "hit_rate", "completed", "rate")
+
+
+def is_better_high(name: str) -> bool:
+    """More of this figure is better, by its name."""
+    return any(word in name for word in _MORE_IS_BETTER)
+
+
+def front(names: Sequence[str], x: Sequence[float], y: Sequence[float]) -> list[int]:
+    """Indices of the points that no other beats in both figures (x and y by `names`); along x."""
+    x_sign, y_sign = (-1 if is_better_high(name) else 1 for name in names)
+    order = sorted(range(len(x)), key=lambda index: (x_sign * x[index], y_sign * y[index]))
+    chosen: list[int] = []
+    for index in order:
+        if not chosen or y_sign * y[index] < y_sign * y[chosen[-1]]:
+            chosen.append(index)
+    return sorted(chosen, key=lambda index: x[index])
+
+
 def log_axis(low: float, high: float, title: str, unit: str = "") -> Axis:
     """A logarithmic axis from `low` to `high`, both above 0."""
     return Axis(title=title, unit=unit, log=True, low=_below(low), high=_above(high))

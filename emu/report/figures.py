@@ -26,6 +26,7 @@ from emu.report.chart import (
     Kind,
     Series,
     Spans,
+    front,
     spread_axis,
 )
 from emu.report.compare import run_names
@@ -191,6 +192,11 @@ def _pareto(names: Sequence[str], clouds: Sequence[Cloud], x: str, y: str) -> Ch
         highs.append(max(ys))
         color = PALETTE[index % len(PALETTE)]
         series.append(Series(name=name, x=xs, y=ys, color=color, shape="points", size=5))
+    all_x, all_y = ([value for cloud in clouds for value in cloud[axis]] for axis in (0, 1))
+    best = front((x, y), all_x, all_y)
+    if len(best) > 1:
+        line = [all_x[i] for i in best], [all_y[i] for i in best]
+        series.insert(0, Series(name="best trade-off", x=line[0], y=line[1], color=PALETTE[5]))
     return Chart(
         chart_id="pareto",
         section="",

@@ -13,7 +13,18 @@ from typing import Any, Final
 import msgspec
 
 from emu.report.atomic import write_text
-from emu.report.chart import PALETTE, Chart, Limit, Region, Series, close_axis, short, spread_axis
+from emu.report.chart import (
+    PALETTE,
+    Chart,
+    Limit,
+    Region,
+    Series,
+    close_axis,
+    front,
+    is_better_high,
+    short,
+    spread_axis,
+)
 from emu.report.drawn import interval_text
 from emu.report.interval import Mean, mean_of
 from emu.report.pages import page
@@ -28,7 +39,7 @@ from emu.sweeps.labels import (
     plot_names,
     shown_figures,
 )
-from emu.sweeps.results import cell_text, columns_of, front
+from emu.sweeps.results import cell_text, columns_of
 
 _SOURCED: Final = ("p99_ttft_ms", "p99_tpot_ms", "request_goodput")
 """Figures of which it is said what their intervals come from; the files say it of all."""
@@ -37,7 +48,6 @@ _KEYS_MAX: Final = 6
 _CURVES_MAX: Final = 10
 _LABELS_MAX: Final = 40
 _PIVOT_MAX: Final = 24
-_MORE_IS_BETTER: Final = ("throughput", "goodput", "attainment", "hit_rate", "completed", "rate")
 
 Columns = dict[str, list[Any]]
 
@@ -176,9 +186,7 @@ def _trade_off(
     if not cloud.x:
         return []
     ys = [one.mean for one in cloud.y]
-    low = not any(word in names[0] for word in _MORE_IS_BETTER)
-    rows = [result.rows[i] for i in cloud.rows]
-    best = front(rows, cloud.x, ys, x_is_better_low=low)
+    best = front(names, cloud.x, ys)
     labels = [_label(result, columns, i) for i in cloud.rows]
     series = [
         Series(
@@ -201,9 +209,10 @@ def _trade_off(
             labels=_beside(result, columns, cloud.rows),
         ),
     ]
-    better = "left" if low else "right"
+    side = "right" if is_better_high(names[0]) else "left"
+    height = "higher" if is_better_high(names[1]) else "lower"
     keys = ", ".join(_short(key, result) for key in result.keys)
-    note = f"labels: {keys}; better is lower and further {better}"
+    note = f"labels: {keys}; better is {height} and further {side}"
     chart = Chart(
         chart_id="trade-off",
         section="trade-off",

@@ -136,16 +136,3 @@ def _parquet_column(values: list[Any]) -> list[Any]:
     if kinds <= {int, float} or kinds in ({bool}, {str}):
         return [float(v) if kinds == {int, float} and v is not None else v for v in values]
     return [None if value is None else cell_text(value) for value in values]
-
-
-def front(rows: list[Row], x: list[float], y: list[float], *, x_is_better_low: bool) -> list[int]:
-    """Indices of the points that no other beats in both; along x."""
-    sign = 1 if x_is_better_low else -1
-    order = sorted(range(len(rows)), key=lambda index: (sign * x[index], y[index]))
-    chosen: list[int] = []
-    best = float("inf")
-    for index in order:
-        if y[index] < best:
-            best = y[index]
-            chosen.append(index)
-    return sorted(chosen, key=lambda index: x[index])

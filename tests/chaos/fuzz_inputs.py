@@ -3,14 +3,18 @@
     python -m tests.chaos.fuzz_inputs --cases 200000 --seed 1
 
 Mutations of bytes, tokens, types, ranges, duplicates, truncation, huge and odd numbers, bad UTF-8,
-nesting, CRLF and BOM. A case passes if the loader returns, or raises InputError with a one-line text
-that names its source; anything else (an untyped exception, a second, 200 MB) is a finding.
+nesting, CRLF and BOM; half of the configurations are those of drawn worlds. A case passes if the
+loader returns, or raises InputError with a one-line text that names the file and the line (but for
+files that are packed as a whole); anything else (an untyped exception, two seconds, 200 MB) is a
+finding.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import random
+import re
 import resource
 import sys
 import tempfile
@@ -18,6 +22,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from emu.chaos.tomltext import toml_text
+from emu.chaos.worlds import draw_world
 from emu.config.load import load_config
 from emu.config.schema import WorkloadTable
 from emu.errors import InputError
@@ -91,6 +97,17 @@ ODD = (
     b",", b"1_000", b"0x10", b"1979-05-27", b"\xe2\x80\xa8", b"\xf0\x9f\x92\xa5", b"#", b" " * 50,
     b"[" * 500, b'{"a":' * 300, b"9" * 400, b"-9223372036854775809", b"1.5", b"\t",
 )  # fmt: skip
+
+
+_WHOLE = ("is compressed", "is empty")
+"""Refusals of a file as a whole, which has no line that is to blame."""
+LIMIT_S = 2.0
+
+
+@functools.cache
+def world_text(seed: int) -> bytes:
+    """The configuration of a drawn world, as a file."""
+    return toml_text(draw_world(seed).tables).encode()
 
 
 def mutate(rng: random.Random, data: bytes) -> bytes:
@@ -185,7 +202,8 @@ def read(path: Path, is_config: bool) -> None:
 def run_case(rng: random.Random, path: Path) -> tuple[str, bytes, str]:
     """(`ok`, `refused` or a finding; the input; the text of the error)."""
     is_config = rng.random() < 0.6
-    data = mutate(rng, CONFIG if is_config else rng.choice(WORKLOADS))
+    base = CONFIG if rng.random() < 0.5 else world_text(rng.randrange(100))
+    data = mutate(rng, base if is_config else rng.choice(WORKLOADS))
     path.write_bytes(data)
     started_s = time.process_time()
     try:
@@ -195,12 +213,14 @@ def run_case(rng: random.Random, path: Path) -> tuple[str, bytes, str]:
         outcome, text = "refused", str(error)
         if "\n" in text or path.name not in text:
             outcome = "finding: the error is not one line that names its source"
+        elif not re.search(rf"{path.name}:\d+: ", text) and not any(w in text for w in _WHOLE):
+            outcome = "finding: the refusal names no line"
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
         outcome, text = f"finding: untyped {type(error).__name__}", str(error)
-    if time.process_time() - started_s > 1.0:
-        outcome = "finding: more than a second"
+    if time.process_time() - started_s > LIMIT_S:
+        outcome = f"finding: more than {LIMIT_S:g} seconds"
     return outcome, data, text
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from emu.chaos import campaign as campaigns
 from emu.chaos import command
-from emu.chaos.campaign import Job, Totals, campaign, run_job
+from emu.chaos.campaign import CHANGES, Job, Totals, campaign, run_job
 from emu.chaos.command import read_world
+from emu.chaos.coverage import STRIKES
 from emu.chaos.trial import Verdict, run_world
 from emu.chaos.worlds import draw_world
 from emu.config.faultkinds import KINDS
@@ -136,3 +137,11 @@ def test_ray_gives_the_same_campaign() -> None:
     for totals in found:
         totals.cpu_s = totals.wall_s = 0.0
     assert found[0] == found[1]
+
+
+def test_the_rarest_changes_and_parts_are_named_first() -> None:
+    totals = Totals(
+        transitions=dict.fromkeys(CHANGES, 5) | {"prefill -> failed": 1},
+        parts=dict.fromkeys(STRIKES, 4) | {"pause on decode": 0},
+    )
+    assert totals.rarest(2) == [("pause on decode", 0), ("prefill -> failed", 1)]

@@ -134,6 +134,24 @@ def test_a_model_scales_to_zero_and_back(tmp_path: Path) -> None:
     assert 2e9 < min(gone) < 30e9
 
 
+def test_a_pool_that_begins_without_replicas_serves_whole_prompts_first_come(
+    tmp_path: Path,
+) -> None:
+    """fcfs: its replicas, once loaded, have queues of their own, not one that only roles pull."""
+    tables = {
+        "nodes": [{"count": 1, "gpus": 2}],
+        "scheduler": {"policy": "fcfs"},
+        "models": [
+            {"name": LLAMA, "served_name": "there", "colocated": 1},
+            {"name": LLAMA, "served_name": "none"},
+        ],
+        "autoscale": {"preset": "hpa", "tick_ms": 100.0, "min_replicas": 0, "loader": "host"},
+        "limits": {"simulated_s": 100.0},
+        "workload": {"path": str(write(tmp_path / "w.jsonl", ["there", "none", "none"]))},
+    }
+    assert run(tables, tmp_path / "out")["models"]["none"]["completed"] == 2
+
+
 def test_models_of_static_replicas_need_no_planner(tmp_path: Path) -> None:
     tables = {
         "nodes": [{"gpus": 2}],

@@ -91,6 +91,7 @@ def member(replica_id: int) -> Any:
         replica_id=replica_id,
         state=ReplicaState.COLOCATED,
         actor=SimpleNamespace(look=lambda: None),
+        own_leap=None,
         latency=latency,
     )
 

@@ -79,6 +79,26 @@ def test_a_leap_equals_its_steps(backend, count, context_sum, steps, layers):
     assert list(backend.stage_run_ns(shape, steps)) == stages
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(BACKENDS),
+    st.integers(1, 300),
+    st.integers(0, 5 * 10**6),
+    st.integers(1, 60),
+    st.integers(0, 400),
+)
+def test_a_leap_of_a_padded_batch_equals_its_steps(backend, count, context_sum, steps, padded):
+    shape = decodes(count, 0)
+    shape.decode_context_sum, shape.padded_tokens = context_sum, padded
+    assert (
+        backend.decode_run_ns(shape, steps).tolist()
+        == stepped_decode_run(backend, shape, steps).tolist()
+    )
+    each = [backend.components_ns(next_decode_shape(shape, step)) for step in range(steps)]
+    attention = [parts["attention_prefill"] + parts["attention_decode"] for parts in each]
+    assert backend.attention_run_ns(shape, steps).tolist() == attention
+
+
 @settings(max_examples=120, deadline=None)
 @given(
     st.sampled_from(BACKENDS),

@@ -7,7 +7,7 @@ import pytest
 
 from emu.latency.engine import ENGINES
 from emu.latency.posterior import NAMES, PARAMETERS, draws, known_engine, prior_of, values_of
-from emu.learn.estimate import SCALES, RunEvidence, most_probable, population
+from emu.learn.estimate import SCALES, RunEvidence, most_probable, noise_factor, population
 
 SIZE = len(NAMES)
 HERE = values_of(ENGINES["vllm-0.15"])
@@ -123,3 +123,20 @@ def test_a_gpu_without_measured_runs_has_the_generic_prior() -> None:
     assert "of other models on H100" in new.source
     for index, shift in enumerate(np.array(mine.posterior.mean) - values_of(engine)):
         assert abs(new.posterior.mean[index] - values_of(engine)[index]) <= abs(shift) + 1e-9
+
+
+def test_one_load_moves_the_engine_little_unless_it_insists() -> None:
+    """A difference of 1 % at one load is mostly its own, one of 30 % the server's."""
+    prior = np.diag((0.15 * SCALES) ** 2)
+    slopes = np.zeros((1, SIZE))
+    slopes[0, 0] = 1.0
+
+    def followed(residual: float, loads: int) -> float:
+        errors = noise_factor(loads) * np.full(loads, 0.008)
+        off = np.full(loads, residual)
+        found = most_probable(off, errors, slopes.repeat(loads, axis=0), HERE, HERE, prior)
+        return float(found.values[0] - HERE[0]) / residual
+
+    assert 0.2 < followed(0.01, 1) < 0.5
+    assert followed(0.3, 1) > 0.9
+    assert followed(0.01, 30) > 0.9

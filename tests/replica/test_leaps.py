@@ -320,7 +320,7 @@ def test_late_signals_tell_when_what_was_where() -> None:
 FORGOTTEN = (
     *("activity", "applying", "batch", "ends", "has_applied", "is_cruising", "is_paused"),
     *("is_resuming", "layer_scheduler", "live_moves", "measured_ns", "model_loaded", "relayed"),
-    *("segments_ready", "rotating", "phase", "first_uses"),
+    *("segments_ready", "own_leap", "waited_ns", "phase", "first_uses"),
 )
 """What belongs to a process, and must be as that of a new one after a crash."""
 

@@ -744,8 +744,11 @@ class FakeWave:
     def wants(self, replica: Any) -> bool:
         return False
 
-    def enter(self, replica: Any, shape: Any, go: Any) -> None:
+    def enter(self, replica: Any, shape: Any, go: Any, steps: int = 1) -> None:
         self.entered.append(go)
+
+    def cut(self) -> None:
+        """Nothing leaps here."""
 
     def withdraw(self, replica: Any) -> None:
         self.withdrawn += 1

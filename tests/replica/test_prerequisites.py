@@ -74,8 +74,13 @@ class Wave:
     def wants(self, replica_id: int) -> bool:
         return False
 
-    def enter(self, replica_id: int, shape: BatchShape, go: Callable[[int], None]) -> None:
+    def enter(
+        self, replica_id: int, shape: BatchShape, go: Callable[[int], None], steps: int = 1
+    ) -> None:
         self.entered.append((replica_id, go))
+
+    def cut(self) -> None:
+        """Nothing leaps here."""
 
     def withdraw(self, replica_id: int) -> None:
         self.withdrawn.append(replica_id)

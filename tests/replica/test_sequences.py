@@ -19,6 +19,7 @@ from emu.latency.jitter import Jitter
 from emu.replica import events as ev
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
+from emu.replica.wave import WaveGroup
 from emu.request import Request, Status
 from tests.replica.stage import US, Stage
 
@@ -338,6 +339,98 @@ def test_lost_memory_loses_requests_and_no_count(
     assert sorted(lost + ended) == sorted(r.request_id for r in made.requests)
     assert made.restored == len(made.answers)
     assert made.replica.scheduler.ledger.pool.blocks_total == 24
+
+
+# --- a data-parallel group: what leaps is all of its members' waves ------------------------------
+RANKS = 3
+GROUP = st.lists(
+    st.tuples(
+        pauses,
+        st.sampled_from(
+            ["submit"] * 6 + ["cancel", "pause", "unpause", "slow", "look", "crash", "restart"]
+        ),
+        tokens,
+        tokens,
+        st.integers(min_value=0, max_value=RANKS - 1),
+    ),
+    max_size=24,
+)
+
+
+class Group:
+    """Ranks whose iterations begin together, and what the world does to each."""
+
+    def __init__(self, *, leap: bool, shares_experts: bool, varies: bool) -> None:
+        self.stage = Stage(*[S.COLOCATED] * RANKS, leap=leap)
+        wave = WaveGroup("ranks", shares_experts=shares_experts)
+        for replica in self.stage.replicas:
+            wave.join(replica)
+            if varies:
+                with_jitter(replica)
+        self.requests: list[list[Request]] = [[] for _ in range(RANKS)]
+        self.ids = 0
+        self.seen: list[list[tuple[int, int]]] = []
+        self.lost: list[int] = []
+
+    def act(self, what: str, number: int, size: int, rank: int) -> None:
+        """One thing happens to a rank, if it can happen now."""
+        stage, replica, actor = self.stage, self.stage.replicas[rank], self.stage.actors[rank]
+        mine = self.requests[rank]
+        if what == "submit" and replica.state is S.COLOCATED:
+            self.ids += 1
+            mine.append(stage.submit(self.ids, size, 1 + number, rank))
+        elif what == "cancel" and mine:
+            left = mine[number % len(mine)]
+            actor.post(ev.Cancelled(request=left, status=Status.CANCELLED, reason="left"))
+        elif what == "pause" and replica.state is not S.FAILED and not replica.is_paused:
+            actor.tell(ev.Paused())
+        elif what == "unpause":
+            actor.tell(ev.Unpaused(life=replica.incarnation, since_ns=replica.paused_ns))
+        elif what == "slow":
+            actor.tell(ev.SlowdownSet(factor=1.0 + number / 10))
+        elif what == "crash" and replica.state is not S.FAILED:
+            self.lost += [r.request_id for r in stage.crash(rank)]
+            self.requests[rank] = []
+        elif what == "restart" and replica.state is S.FAILED:
+            actor.tell(ev.Restarted(life=replica.incarnation))
+            stage.command(rank, S.COLOCATED, weights=True)
+        elif what == "look":
+            actor.look()
+
+
+def run_group(sequence: list[tuple[int, str, int, int, int]], **options: Any) -> Group:
+    made = Group(**options)
+    at_ns = 0
+    for pause_us, what, number, size, rank in sequence:
+        at_ns += pause_us * US
+        made.stage.kernel.run(at_ns)
+        made.act(what, number, size, rank)
+        made.stage.kernel.rest()
+        assert made.stage.problems() == []
+        made.seen.append([replica.tokens_produced for replica in made.stage.replicas])
+    for rank, replica in enumerate(made.stage.replicas):
+        if replica.is_paused:
+            made.act("unpause", 0, 0, rank)
+    made.stage.kernel.run()
+    return made
+
+
+@settings(few, max_examples=60)
+@given(GROUP, st.booleans(), st.booleans())
+def test_waves_that_leap_change_nothing_whatever_happens_to_a_rank(
+    sequence: list[tuple[int, str, int, int, int]], shares_experts: bool, varies: bool
+) -> None:
+    leaping, stepping = (
+        run_group(sequence, leap=leap, shares_experts=shares_experts, varies=varies)
+        for leap in (True, False)
+    )
+    assert sorted(leaping.stage.ends) == sorted(stepping.stage.ends)
+    assert leaping.lost == stepping.lost
+    assert leaping.seen == stepping.seen
+    assert figures(leaping.stage) == figures(stepping.stage)
+    assert leaping.stage.gaps.count == stepping.stage.gaps.count
+    for one, other in zip(leaping.requests, stepping.requests, strict=True):
+        assert written(one) == written(other)
 
 
 # --- a decode replica: KV that comes and goes -----------------------------------------------------

@@ -1,4 +1,4 @@
-"""Batches of a pipeline follow each other in turn as one leap, and nothing changes.
+"""Batches of a pipeline, and waves of a group, follow each other as one leap; nothing changes.
 
 Chaos worlds of vLLM's policy on pipelines of two to four stages: arrivals, cancellations, crashes,
 pauses, stragglers, roles and commands end such a leap anywhere. As many worlds are run as it takes
@@ -15,6 +15,8 @@ import pytest
 from emu.chaos.trial import run_world
 from emu.chaos.worlds import World, draw_world
 from emu.replica.pipelined import Turns
+from emu.replica.replica import WAITING
+from emu.replica.wave import Part
 from emu.rng import rng_stream
 from tests.speed.policies import change_policy
 
@@ -70,5 +72,55 @@ def test_ends_of_rotations_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
         problems = [line for line in verdict.problems if "one pipeline stage" not in line]
         assert problems == [], f"{seed=}: {problems[:3]}"
         if seen.total() > ENDS_MIN and set(seen) >= EVERY_END:
+            return
+    raise AssertionError(f"the worlds of {SEEDS_MAX} seeds show too little: {seen}")
+
+
+EVERY_STOP = {"running", "waiting", "pacing"}
+STOPS_MIN = 120
+
+
+def group_of(seed: int) -> World | None:
+    """The chaos world of a seed with a data-parallel group; None if it cannot have one."""
+    world = draw_world(seed, wide=False)
+    tables: dict[str, Any] = world.tables
+    groups = tables["replicas"]
+    if tables["network"].get("tiers") or groups[0]["role"] != "colocated":
+        return None
+    if not any("data_parallel_group" in group for group in groups):
+        if "autoscale" in tables or "pipeline_parallel" in groups[0]:
+            return None
+        groups[0] |= {"count": max(2, groups[0]["count"]), "data_parallel_group": "A"}
+        for node in tables["nodes"]:
+            node["gpus"] = 8
+    rng = rng_stream(seed, "worlds of groups")
+    if seed % 2:
+        shares = bool(rng.integers(2))
+        name = "Qwen/Qwen3-30B-A3B" if shares else "meta-llama/Llama-3.2-1B"
+        tables["model"] = {"name": name}
+        tables["latency"] = {"backend": "roofline", "jitter": bool(rng.integers(2))}
+    return world
+
+
+@pytest.mark.slow
+def test_stops_of_waves_that_leap_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: Counter[str] = Counter()
+    unroll = Part.unroll
+
+    def unrolled(self: Part) -> None:
+        if not self.is_pending:
+            is_waiting = self.replica.activity == WAITING
+            seen["pacing" if self.is_dummy else "waiting" if is_waiting else "running"] += 1
+        unroll(self)
+
+    monkeypatch.setattr(Part, "unroll", unrolled)
+    for seed in range(SEEDS_MAX):
+        world = group_of(seed)
+        if world is None:
+            continue
+        verdict = run_world(world, seed, every=40)
+        problems = [line for line in verdict.problems if "input refused" not in line]
+        assert problems == [], f"{seed=}: {problems[:3]}"
+        if seen.total() > STOPS_MIN and set(seen) == EVERY_STOP:
             return
     raise AssertionError(f"the worlds of {SEEDS_MAX} seeds show too little: {seen}")

@@ -81,7 +81,7 @@ class Routing:
 
     def _tokens(self, record: Record) -> None:
         replica = record["replica"]
-        if self._tape.seats[replica].role != "colocated" and self._states[replica] != "decode":
+        if "prefill" in self._states[replica]:
             for row in record["rows"]:  # its prompt is done, and its KV waits to leave
                 self._running[replica].discard(row)
 

@@ -248,7 +248,7 @@ class Transfers:
 
     def _slack_bytes(self, number: int) -> float:
         return sum(
-            self._slack_ns * min((self._fluid.rates[link] for link in s.links), default=0.0) + 1
+            self._slack_ns * min((self._base[link] / 1e9 for link in s.links), default=0.0) + 1
             for s in self._streams[number]
         )
 
@@ -326,7 +326,21 @@ class Transfers:
                     arrived[key].append(start)
             elif event == "migrated" and "kv_bytes" in record:
                 self._kv(record, tokens, layers, arrived)
+        self._recalls()
         self._weights()
+
+    def _recalls(self) -> None:
+        """What is read from a lower tier: whole blocks of it around the tokens that are there."""
+        step = self._tape.config.network.tier_block_tokens
+        for record in self._tape.by_event["batch"]:
+            token_bytes = self._tape.seats[record["replica"]].kv_token_bytes
+            for row, _, size, tokens in record.get("recalls", ()):
+                blocks, rest = divmod(size, step * token_bytes)
+                if rest or not tokens <= blocks * step < tokens + 2 * step:
+                    self._tape.say(
+                        f"T3: row {row} reads {size} bytes from a tier for {tokens} tokens of "
+                        f"{token_bytes}, in blocks of {step}"
+                    )
 
     def _kv(
         self,
