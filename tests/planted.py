@@ -47,6 +47,11 @@ TESTS = {
     "faults": ("tests/faults",),
 }
 """Unit tests of each package."""
+PARTS = (
+    *("emu", "tests/replica", "tests/migration", "tests/faults"),
+    *("tests/__init__.py", "tests/made.py"),
+)
+"""What is copied: the program, and what these tests import."""
 
 
 CONFTEST = """from hypothesis import Phase, settings
@@ -769,10 +774,12 @@ def run_one(planted: Planted) -> tuple[bool, str, float]:
     """(caught, the first failing test or what went wrong, seconds)."""
     with tempfile.TemporaryDirectory(prefix="emu-planted-") as name:
         copy = Path(name)
-        for part in ("emu", "tests/replica", "tests/migration", "tests/faults"):
+        for part in PARTS:
             ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / part, copy / part, ignore=ignored)
-        (copy / "tests" / "__init__.py").touch()
+            if (ROOT / part).is_dir():
+                shutil.copytree(ROOT / part, copy / part, ignore=ignored)
+            else:
+                shutil.copy(ROOT / part, copy / part)
         (copy / "tests" / "conftest.py").write_text(CONFTEST)
         path = copy / "emu" / planted.file
         text = path.read_text()

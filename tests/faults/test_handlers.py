@@ -624,6 +624,38 @@ def test_an_overload_repeats_arrivals_with_other_ids_while_it_lasts() -> None:
     assert len(world.gateway.arrived) == 4
 
 
+def test_a_copy_of_an_arrival_asks_for_the_same() -> None:
+    world = World(*MACHINE)
+    world.strike("overload", factor=2.0, duration_s=1.0)
+    one = request(1, 7, 9)
+    one.tenant, one.priority, one.adapter = "a tenant", 3, "an adapter"
+    world.gateway.arrive(one)
+    _, copy = world.gateway.arrived
+    for name in ("prompt_tokens", "output_tokens", "tenant", "priority", "adapter", "images"):
+        assert getattr(copy, name) == getattr(one, name), name
+    assert copy.request_id != one.request_id
+
+
+def test_machines_come_back_in_an_order_of_their_own() -> None:
+    """Drawn apart from the order in which they went down, from the fault's own stream."""
+    orders = set()
+    for number in range(12):
+        world = World(*MACHINE)
+        world.injector._injected = number
+        drawn = world.injector.rng(number)
+        back, down = list(drawn.permutation(2)), list(drawn.permutation(2))
+        world.strike("swizzle", duration_s=1.0)
+        world.until(0.0)
+        first_down = 2 * int(down[0])
+        assert rate(world, links_of(world, first_down)[0]) == 0
+        world.until(1.5)
+        first_back = 2 * int(back[0])
+        assert rate(world, links_of(world, first_back)[0]) > 0
+        assert rate(world, links_of(world, 2 - first_back)[0]) == 0
+        orders.add(first_back == first_down)
+    assert orders == {True, False}
+
+
 def test_a_client_that_tries_again_is_not_repeated() -> None:
     world = World(S.PREFILL)
     world.strike("overload", factor=3.0, duration_s=1.0)
