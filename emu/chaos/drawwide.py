@@ -38,7 +38,7 @@ _NETWORK: Final[Values] = {
     "connector_us": (0.0, 300.0),
     "connector_block_us": (0.0, 10.0),
     "first_token": ("prefill", "decode"),
-    "collective_algorithm": ("ring", "direct", "doubleBinaryTree", "oneRing", "oneDirect"),
+    "collective_algorithm": ("ring", "direct", "oneRing", "oneDirect"),
     "collective_algorithms": ({"all-reduce": "direct"}, {"all-to-all": "ring"}, {}),
     "topology": (["Switch"], ["FullyConnected", "Switch"], []),
     "collective_splits": (1, 2, 4),

@@ -223,8 +223,13 @@ class Choices:
         for row in joined:
             if row in self._returned:
                 continue
+            if table.order == "arrival" and self._came_ns(row) == self._came_ns(first):
+                continue  # of equal arrivals some queues keep the order of the file
             if best < self._place(table.order, row, places[row]):
                 self._tape.say(f"T5: {where} takes row {row} before row {first}")
+
+    def _came_ns(self, row: int) -> int:
+        return int(self._tape.arrived[row]["at_ns"])
 
     def _place(self, order: str, row: int, place: int) -> tuple[Any, ...]:
         arrived = self._tape.arrived[row]
