@@ -81,7 +81,9 @@ def test_the_page_on_architecture_gives_the_same_order() -> None:
     page = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
     row = re.search(r"^Order of packages: (.*?)$^$", page, re.MULTILINE | re.DOTALL)
     assert row is not None
-    assert " ".join(row.group(1).split()) == ", ".join(f"`{name}`" for name in ORDER if not name.startswith("__"))
+    assert " ".join(row.group(1).split()) == ", ".join(
+        f"`{name}`" for name in ORDER if not name.startswith("__")
+    )
 
 
 # --- modules --------------------------------------------------------------------------------------
