@@ -26,6 +26,7 @@ def _lines(page: Path) -> list[str]:
     """Lines of text: no code, no tables, nothing that is generated."""
     text = page.read_text(encoding="utf-8")
     text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    text = re.sub(r"<!-- (?:speed|generated): .*?<!-- end of \w+ -->", "", text, flags=re.S)
     return [line for line in text.splitlines() if not line.startswith(("|", "    ", "!["))]
 
 
