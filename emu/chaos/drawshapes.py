@@ -72,6 +72,8 @@ def draw_shapes(rng: Rng, tables: Tables) -> None:
     if chance(rng, 0.1) and tensor > 1 and pipeline == 1 and not is_apart:
         tables["network"]["congestion"] = True
         tables["network"].pop("collective_algorithms", None)
+        if tables["network"].get("collective_algorithm", "").startswith("one"):
+            del tables["network"]["collective_algorithm"]  # it has no messages that meet
     model = _model(rng, tables, tensor, pipeline)
     _machines(rng, tables, tensor, pipeline)
     _latency(rng, tables, model, tensor, pipeline)

@@ -204,6 +204,9 @@ def _figures(rng: Rng, tables: Tables, lines: list[Tables]) -> None:
     if tables["latency"]["backend"] == "astra-sim":  # its executor runs collectives one way
         for key in ("collective_splits", "collective_algorithms"):
             tables["network"].pop(key, None)
+    network = tables["network"]
+    if network.get("congestion") and network.get("collective_algorithm", "").startswith("one"):
+        del network["collective_algorithm"]  # it has no messages that meet
     _scheduling(rng, tables, lines)
     tables["model"] |= _some(rng, _MODEL, 0.15)
     if chance(rng, 0.2):
@@ -248,6 +251,8 @@ def _arrivals(rng: Rng, tables: Tables, lines: list[Tables]) -> None:
         workload.pop("time_scale", None)
         workload["concurrency"] = int(pick(rng, (1, 4, 20)))
     elif chance(rng, 0.15) and last_ns > first_ns and not workload.get("limit"):
+        if times[(len(times) - 1) // workload.get("upscale", 1)] == first_ns:
+            workload.pop("upscale", None)  # all would arrive at once: no rate to scale
         workload.pop("time_scale", None)
         workload["rate_per_s"] = float(pick(rng, (5.0, 40.0)))
     scheduler = tables["scheduler"]

@@ -154,6 +154,12 @@ def check_collectives(context: LatencyContext) -> None:
             parse_algorithm(network.collective_algorithms[kind])
         except InputError as error:
             raise InputError(context.source, None, key, error.problem) from None
+    if network.congestion:
+        for name in (network.collective_algorithm, *network.collective_algorithms.values()):
+            if parse_algorithm(name).is_one or parse_algorithm(name).window:
+                key = "network.collective_algorithm"
+                problem = f"{name} is not supported with congestion"
+                raise InputError(context.source, None, key, problem)
     if network.congestion and len(dims) > 1:
         problem = "knows one dimension: replicas inside a machine"
         raise InputError(context.source, None, "network.congestion", problem)

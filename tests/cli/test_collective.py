@@ -74,6 +74,7 @@ def test_every_key_of_the_network_changes_what_a_collective_costs():
     [
         (4, {"collective_algorithms": {"all-reduce": "star"}}, "network.collective_algorithms"),
         (16, {"congestion": True}, "network.congestion"),
+        (4, {"congestion": True, "collective_algorithm": "oneDirect"}, "network.collective_alg"),
         (
             4,
             {"collective_algorithm": "doubleBinaryTree"},

@@ -17,6 +17,8 @@ from emu.chaos.truth.windows import Windows
 _SLACK_NS: Final = 4
 _CHAIN_SLACK_NS: Final = 200
 """Where some transfers follow others: the instant at which one has caught up is not exact here."""
+_CUT_CHAIN_SLACK_NS: Final = 100_000
+"""And where a partition stops a link of a chain: those behind it run dry one after the other."""
 _NEAR: Final = 0.01
 """Norms and biases are left out of what a rank weighs."""
 _OWN_ROUTE: Final = ("host.", "ssd.", "cxl.", "pcie.")
@@ -247,8 +249,11 @@ class Transfers:
             )
 
     def _slack_bytes(self, number: int) -> float:
+        slack_ns = self._slack_ns
+        if "after" in self._start[number] and self._windows.cuts:
+            slack_ns = _CUT_CHAIN_SLACK_NS
         return sum(
-            self._slack_ns * min((self._base[link] / 1e9 for link in s.links), default=0.0) + 1
+            slack_ns * min((self._base[link] / 1e9 for link in s.links), default=0.0) + 1
             for s in self._streams[number]
         )
 

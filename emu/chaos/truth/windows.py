@@ -229,6 +229,9 @@ class Windows:
         """The replica that this fault struck, and none before it at its time; -1 = none."""
         strikes = Counter(self._strikes[fault.kind, at_ns])
         names = list(strikes) if fault.replica is None else [f"replica {fault.replica}"]
+        if getattr(fault, "gpu", None) is not None:
+            owners = [r for r, seat in enumerate(self._tape.seats) if fault.gpu in seat.gpus]
+            names = [f"replica {r}" for r in owners]
         for name in names:
             if taken[fault.kind, at_ns, name] < strikes[name]:
                 taken[fault.kind, at_ns, name] += 1
