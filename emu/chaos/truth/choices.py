@@ -24,7 +24,11 @@ class Desk(msgspec.Struct):
     """What one replica has in its queue and on its GPUs."""
 
     computed: dict[int, int] = {}
-    """Tokens of each admitted request whose KV is there, those in flight included."""
+    """Tokens of each admitted request whose KV is there, those in flight included.
+
+    Nothing is forgotten when a tier loses what a batch waits for: that batch computes it besides,
+    so the next one goes on where it would have.
+    """
     admitted: list[int] = []
     """Rows in order of admission."""
     waiting: dict[int, int] = {}
@@ -89,11 +93,6 @@ class Choices:
     def _tokens(self, record: Record) -> None:
         for row in record["rows"]:
             self._got[row] += len(record["ends"])
-
-    def _noted(self, record: Record) -> None:
-        if record["kind"] == "recall lost":
-            self._desks[int(record["target"].split()[-1])].computed.clear()
-            self._desks[int(record["target"].split()[-1])].admitted.clear()
 
     # --- a batch ------------------------------------------------------------------------------
     def _batch(self, record: Record) -> None:
