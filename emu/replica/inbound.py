@@ -126,10 +126,12 @@ def released(replica: Replica, event: Released) -> int:
 
 
 def stop_undone(replica: Replica, event: StopUndone) -> int:
-    """A stopped request runs on here."""
+    """A stopped request runs on here, unless the grace of a drain is over."""
     replica.scheduler.adopt([event.request], replica.clock.now_ns)
     replica.touch()
     event.request.status = Status.RUNNING
+    if replica.has_drained_enough:
+        _lose_late(replica, [event.request])
     replica.look = LOOK
     return PARK
 
@@ -244,9 +246,12 @@ def kv_delivered(replica: Replica, event: KvDelivered) -> int:
 
 
 def kv_delivered_late(replica: Replica, event: KvDelivered) -> int:
-    """The replica shuts down: what has come may be moved on."""
+    """The replica shuts down: what has come may be moved on, or is lost after its grace."""
     _activate(replica, event.requests)
-    replica.out.append(Drain())
+    if replica.has_drained_enough:
+        _lose_late(replica, event.requests)
+    else:
+        replica.out.append(Drain())
     return PARK
 
 
@@ -304,15 +309,27 @@ def kv_restored(replica: Replica, event: KvRestored) -> int:
 
 
 def drain_expired(replica: Replica, event: DrainExpired) -> int:
-    """What the replica still holds is lost."""
+    """What the replica still holds is lost, and in this drain what is under way to it."""
     assert replica.state in DRAINING
     scheduler = replica.scheduler
+    replica.has_drained_enough = True
     lost = [*scheduler.waiting(), *scheduler.residents()]
-    for request in lost:
-        request.recomputed_tokens += request.computed_tokens
-        scheduler.cancel(request)
+    _drop(replica, lost)
     replica.out += [ExpireDrain(lost), FreeCapacity()]
     return PARK
+
+
+def _lose_late(replica: Replica, requests: list[Request]) -> None:
+    """These have come after the grace: nothing more is decoded here."""
+    lost = [request for request in requests if not request.status.is_terminal]
+    _drop(replica, lost)
+    replica.out += [Lose(lost, "drain_expired"), FreeCapacity()]
+
+
+def _drop(replica: Replica, requests: list[Request]) -> None:
+    for request in requests:
+        request.recomputed_tokens += request.computed_tokens
+        replica.scheduler.cancel(request)
 
 
 def close(replica: Replica) -> None:

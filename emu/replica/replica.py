@@ -238,6 +238,8 @@ class Replica:
         """What goes on with the answer."""
         self.is_resuming = False
         """A pause has just ended: the rest of the iteration in flight is to be waited for."""
+        self.has_drained_enough = False
+        """The grace of the drain under way is over: what still comes is lost."""
         self.is_cruising = False
         """One plain iteration follows another, or would if there were work. Whatever ends that
         takes its place in the queue of the instant before the replica goes on with it."""
@@ -360,6 +362,7 @@ class Replica:
         state, scheduler = self.state, self.scheduler
         self.handlers = self.table[state]
         self.is_serving = state in _SERVES
+        self.has_drained_enough = False
         if state in _WITHOUT_WEIGHTS:
             self.segments_ready = 0
             if state not in _LOADS:

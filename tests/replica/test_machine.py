@@ -731,6 +731,33 @@ def test_a_drain_that_expires_loses_all_that_is_left(state: ReplicaState) -> Non
     assert made.scheduler.blocks_used == 0
 
 
+def test_what_arrives_after_the_grace_of_a_drain_is_lost_unless_the_replica_came_back() -> None:
+    made = Bench(S.SHUTTING_DECODE)
+    one, two, three = request(1), request(2), request(3)
+    made.scheduler.reserve([one, two])
+    made.tell(ev.DrainExpired())
+    found = made.tell(ev.KvDelivered(requests=[one]))
+    assert found == [act.Lose([one], "drain_expired"), act.FreeCapacity()]
+    made.replica.state = S.DECODE
+    made.replica.note_state()
+    made.tell(ev.KvDelivered(requests=[two]))
+    assert list(made.scheduler.residents()) == [two]
+    made.replica.state = S.SHUTTING_DECODE
+    made.replica.note_state()
+    made.scheduler.reserve([three])
+    assert made.tell(ev.KvDelivered(requests=[three])) == [act.Drain()]
+
+
+def test_a_move_undone_after_the_grace_of_a_drain_is_lost() -> None:
+    made = Bench(S.SHUTTING_DECODE)
+    (one,) = made.running(1)
+    made.scheduler.detach(one)
+    made.tell(ev.DrainExpired())
+    found = made.tell(ev.StopUndone(request=one))
+    assert found == [act.Lose([one], "drain_expired"), act.FreeCapacity()]
+    assert made.scheduler.blocks_used == 0
+
+
 # --- prerequisites ------------------------------------------------------------------------------------------
 class FakeWave:
     """A group that leaves when it is told to."""
