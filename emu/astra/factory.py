@@ -42,19 +42,29 @@ def _keys(context: LatencyContext) -> AstraTable:
     return table
 
 
-def make_astra(context: LatencyContext) -> AstraBackend:
-    """The backend of one kind of replica. Raises InputError for what it lacks."""
-    table, tp, pp = _keys(context), context.tensor_parallel, context.pipeline_parallel
-    experts = context.model.experts
-    ep = (context.expert_parallel or tp) if experts is not None else 1
+def check_astra(context: LatencyContext) -> None:
+    """Refuse what the program cannot run. Raises InputError."""
+    tp, ep = context.tensor_parallel, _expert_ranks(context)
     if ep > tp and ep % tp:
         problem = f"{ep} ranks do not fill tensor_parallel {tp} evenly"
-        raise InputError("config", None, "replicas.expert_parallel", problem)
+        raise InputError(context.source, None, "replicas.expert_parallel", problem)
+    _memories(context).check(f"{context.source}: [[nodes]]")
+
+
+def _expert_ranks(context: LatencyContext) -> int:
+    has_experts = context.model.experts is not None
+    return (context.expert_parallel or context.tensor_parallel) if has_experts else 1
+
+
+def make_astra(context: LatencyContext) -> AstraBackend:
+    """The backend of one kind of replica, which `check_astra` has let pass."""
+    check_astra(context)
+    table, tp, pp = _keys(context), context.tensor_parallel, context.pipeline_parallel
+    experts, ep = context.model.experts, _expert_ranks(context)
     members = max(1, ep // tp)
     dims, tensor_dims, expert_dims = _network(context, members)
     network = collective_system(context, dims)
     memories = _memories(context)
-    memories.check("[[nodes]]")
     setup = TraceSetup(
         model=_trace_model(context),
         tensor=tp,

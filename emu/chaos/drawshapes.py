@@ -80,6 +80,8 @@ def draw_shapes(rng: Rng, tables: Tables) -> None:
     _experts(rng, tables, model, tensor)
     _another_group(rng, tables, model, tensor)
     _overrides(rng, tables)
+    if keeps_other_things(tables["model"]["name"]):
+        tables["scheduler"].pop("retain_s", None)
     if len(tables["nodes"]) == 1 and chance(rng, 0.12):
         _named_gpus(tables)
 
@@ -181,6 +183,7 @@ def _latency(rng: Rng, tables: Tables, model: Model, tensor: int, pipeline: int)
     can_astra = can_astra and "collective_algorithms" not in tables["network"]
     can_astra = can_astra and chance(rng, 0.08)  # its executor takes the most time by far
     can_astra = can_astra and not tables["network"].get("congestion")
+    can_astra = can_astra and "cxl" not in tables["network"].get("tiers", ())  # slower than 1 GB/s
     backend = "astra-sim" if can_astra else pick(rng, ("linear", "roofline", "roofline"))
     if backend == "linear":
         if chance(rng, 0.3):

@@ -266,7 +266,12 @@ def _resolve(config: Config, source: str, *, imports: bool) -> Plan:
             find_plugin(path, key, source)
     check_tiers(config.network, replicas, source)
     for context in {replica.group: replica for replica in replicas}.values():
-        check_collectives(context.latency_context(config))
+        latency_context = context.latency_context(config)
+        check_collectives(latency_context)
+        if context.latency.backend == "astra-sim":
+            from emu.astra.factory import check_astra  # most runs have no graphs
+
+            check_astra(latency_context)
     for replica in replicas:
         if replica.latency.jitter and engine_of(replica.latency) is None:
             raise InputError(source, None, "latency.jitter", "needs an engine, not none")

@@ -130,3 +130,14 @@ def test_the_executor_of_astra_sim_refuses_splits_before_the_run():
     )
     with pytest.raises(InputError, match=r"network\.collective_splits: the executor"):
         make_plan(made)
+
+
+def test_memory_that_the_executor_of_astra_sim_cannot_have_is_refused_before_the_run():
+    made = config_from_dict(
+        {
+            "nodes": [{"cxl_gib": 64.0, "cxl_gbytes_per_s": 0.5}],
+            "latency": {"backend": "astra-sim", "compute": "roofline"},
+        }
+    )
+    with pytest.raises(InputError, match=r"\[\[nodes\]\]: cxl: bandwidth must be at least 1 GB/s"):
+        make_plan(made)
