@@ -192,8 +192,6 @@ class Publisher:
 
     def answer(self, wire: Wire) -> None:
         """Replays that were asked for since the last time."""
-        if self._replay.closed:
-            return  # the server ends
         while True:
             try:
                 asked = self._replay.recv_multipart(self._zmq.NOBLOCK)

@@ -187,7 +187,9 @@ class LiveServer:
         )
         kept: list[Outcome] = []
         ended = asyncio.Event()
-        async with anyio.create_task_group() as group:
+        async with contextlib.AsyncExitStack() as last, anyio.create_task_group() as group:
+            if self.fleet is not None and self.fleet.events is not None:
+                last.callback(self.fleet.events.close)  # after the tasks that publish and answer
 
             async def emulate() -> None:
                 outcome = await cluster.run()
@@ -213,8 +215,6 @@ class LiveServer:
                 _drop_connections(server)
                 if doors is not None:
                     doors.close()
-                if self.fleet is not None and self.fleet.events is not None:
-                    self.fleet.events.close()
             cluster.close()
             await ended.wait()
             group.cancel_scope.cancel()
