@@ -57,7 +57,7 @@ def _expert_ranks(context: LatencyContext) -> int:
 
 
 def make_astra(context: LatencyContext) -> AstraBackend:
-    """The backend of one kind of replica, which `check_astra` has let pass."""
+    """The backend of one kind of replica. Raises InputError for what it lacks."""
     check_astra(context)
     table, tp, pp = _keys(context), context.tensor_parallel, context.pipeline_parallel
     experts, ep = context.model.experts, _expert_ranks(context)

@@ -155,14 +155,16 @@ def check_collectives(context: LatencyContext) -> None:
         except InputError as error:
             raise InputError(context.source, None, key, error.problem) from None
     if network.congestion:
-        for name in (network.collective_algorithm, *network.collective_algorithms.values()):
-            if parse_algorithm(name).is_one or parse_algorithm(name).window:
-                key = "network.collective_algorithm"
+        named = [("collective_algorithm", str(network.collective_algorithm))]
+        named += [("collective_algorithms", one) for one in network.collective_algorithms.values()]
+        for key, name in named:
+            parsed = parse_algorithm(name)
+            if parsed.is_one or parsed.window:
                 problem = f"{name} is not supported with congestion"
-                raise InputError(context.source, None, key, problem)
-    if network.congestion and len(dims) > 1:
-        problem = "knows one dimension: replicas inside a machine"
-        raise InputError(context.source, None, "network.congestion", problem)
+                raise InputError(context.source, None, f"network.{key}", problem)
+        if len(dims) > 1:
+            problem = "knows one dimension: replicas inside a machine"
+            raise InputError(context.source, None, "network.congestion", problem)
     for kind in wanted:
         is_own = kind in network.collective_algorithms
         key = "network.collective_algorithm" + ("s" if is_own else "")
@@ -173,7 +175,6 @@ def check_collectives(context: LatencyContext) -> None:
                 check_algorithm(system.algorithm(0), kind, npus)
             except InputError as error:
                 raise InputError(context.source, None, key, error.problem) from None
-
     if context.table.backend == "roofline":
         _check_shapes(context, dims)
 

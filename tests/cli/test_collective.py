@@ -77,6 +77,11 @@ def test_every_key_of_the_network_changes_what_a_collective_costs():
         (4, {"congestion": True, "collective_algorithm": "oneDirect"}, "network.collective_alg"),
         (
             4,
+            {"congestion": True, "collective_algorithms": {"all-reduce": "direct2"}},
+            "network.collective_algorithms: direct2",
+        ),
+        (
+            4,
             {"collective_algorithm": "doubleBinaryTree"},
             "network.collective_algorithm: .* all-gather",
         ),
