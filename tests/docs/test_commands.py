@@ -12,7 +12,7 @@ import pytest
 
 from emu.cli import COMMANDS, every_command, main
 from emu.cli.docs import DOCS
-from emu.cli.parser import arguments, parser_of
+from emu.cli.parser import arguments, parser_of, specs
 
 ROOT = DOCS.parent
 _PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "configs").rglob("*.toml")])
@@ -64,7 +64,9 @@ def test_a_command_takes_what_a_page_gives_it(page: str, words: str) -> None:
     known = every_command()
     depth = 2 if " ".join(tokens[:2]) in known else 1
     path = " ".join(tokens[:depth])
-    arguments(parser_of(path, known[path]), [t for t in tokens[depth:] if t != "--no-plugins"])
+    given = [token for token in tokens[depth:] if token != "--no-plugins"]
+    found = arguments(parser_of(path, known[path]), given)
+    assert set(found) == {spec.name for spec in specs(known[path])}
 
 
 @pytest.mark.parametrize("words", RUNS)
