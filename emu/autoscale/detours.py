@@ -1,6 +1,6 @@
 """Ways around pairs whose load was given up: a plan is changed where it would take one again. Pure.
 
-A control plane does not see why a load did not end in time. It remembers from whom to whom the
+A control plane does not see why a load did not end in time. It remembers between which replicas the
 weights should have gone and takes, for a while, another way: another source, then the memory or
 the disk of the target's own machine. If its own machine failed it as well, another target. If
 there is no other way at all, the plan stays as it is: trying again is all that is left.
@@ -37,7 +37,7 @@ def detour(actions: list[Action], snapshot: Snapshot, table: AutoscaleTable) -> 
 
 
 def hops(load: Load) -> list[tuple[int, int]]:
-    """From whom to whom a load goes; rings between the nodes of a machine included."""
+    """Between which replicas a load goes; rings between the nodes of a machine included."""
     targets = [target.replica for target in load.targets]
     if not load.sources:
         return [(OWN, target) for target in targets]

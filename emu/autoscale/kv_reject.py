@@ -80,7 +80,7 @@ class KvRejecter(Actor):
         self._on_applied: Callable[[Sequence[Use], Sequence[int]], None] | None = None
 
     def tell_uses(self, on_applied: Callable[[Sequence[Use], Sequence[int]], None]) -> None:
-        """Tell of every time that the rule is applied: what it saw, and who is rejected then."""
+        """Tell of every time that the rule is applied: what it saw, and what it rejects then."""
         self._on_applied = on_applied
 
     def look(self) -> None:

@@ -134,7 +134,7 @@ class Launches:
         self._sites = sites
         self._deadline_ns = s_to_ns(load_deadline_s)
         self._avoided: dict[tuple[int, int], int] = {}
-        """From whom to whom loads did not end in time, and until when plans leave it out."""
+        """Between which replicas loads did not end in time, and until when plans leave it out."""
         self._sending: list[tuple[ActiveLoad, tuple[int, ...]]] = []
         self._awaited: list[tuple[ActiveLoad, list[int]]] = []
         """Loads that a blocking planner waits for, with the targets that are not through."""

@@ -73,13 +73,13 @@ class ActiveLoad(msgspec.Struct, eq=False):
     hops: list[tuple[tuple[int, int], Carried, Carried | None]] = msgspec.field(
         default_factory=list
     )
-    """(from whom to whom, flow, the flow that feeds it), in the order in which they began."""
+    """(giver and taker, flow, the flow that feeds it), in the order in which they began."""
     is_cancelled: bool = False
     then: dict[int, Callable[[], None]] = msgspec.field(default_factory=dict)
     """What begins when a target is complete."""
 
     def stuck_pairs(self) -> list[tuple[int, int]]:
-        """From whom to whom bytes have not all come although the giver has them all."""
+        """Pairs between which bytes have not all come although the giver has them all."""
         return [
             pair
             for pair, flow, feeder in self.hops

@@ -1,7 +1,7 @@
 """Worlds in which the rarest things are common: live loads, drains, spares that are not closed yet.
 
 Three in ten of the wide worlds. Each is built around one scene that lasts, so that faults find
-somebody in it: weights that arrive slowly while a helper shares the work, replicas that give their
+a replica in it: weights that arrive slowly while a helper shares the work, replicas that give their
 requests away, spares that stand still. What a scene does not need is drawn as anywhere else.
 """
 
@@ -27,7 +27,7 @@ _LETHAL: Final = ("replica_crash", "replica_restart", "gpu_crash", "node_crash",
 
 
 class Scene:
-    """A world in the making: who is where, and when what lasts goes on."""
+    """A world in the making: what is where, and when what lasts goes on."""
 
     def __init__(self, rng: Rng, seed: int) -> None:
         self.rng = rng

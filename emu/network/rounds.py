@@ -162,7 +162,7 @@ class Round(NamedTuple):
     reduced_bytes: int
 
     def targets(self, index: int, npus: int) -> list[int]:
-        """To whom the rank sends in each of them; as many messages reach it."""
+        """The rank that it sends to in each of them; as many messages reach it."""
         if self.pattern == "xor":
             return [index ^ self.step]
         if self.pattern == "shift":

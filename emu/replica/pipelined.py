@@ -1,7 +1,7 @@
 """Batches on the stages of a pipeline: several are in flight and leave the last one in order.
 
 While it is certain that they follow each other in turn, they do so as one leap
-(`emu/scheduling/rotation.py`): its ends go into the books when somebody looks, and whatever happens
+(`emu/scheduling/rotation.py`): its ends go into the books at the next look, and whatever happens
 to the replica ends it, with the batches on the stages that stepping would have there.
 """
 
@@ -39,7 +39,7 @@ def launch(replica: Replica, batch: Batch) -> None:
 
 @final
 class Turns:
-    """A rotation of a replica: what has ended goes into the books when somebody looks."""
+    """A rotation of a replica: what has ended goes into the books at the next look."""
 
     replica: Replica
     rotation: Rotation

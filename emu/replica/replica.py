@@ -194,7 +194,7 @@ class Replica:
         if observers.history is not None and observers.history.follows_steps:
             self.steps_history = observers.history
         self.notes_formed = self.steps_history is not None or observers.on_formed is not None
-        """Somebody is told of every batch that is formed."""
+        """An observer is told of every batch that is formed."""
         self.stream: OutputStream | None = None
         """The front end of its engine; None = a token is with its client at once."""
         self.is_metered = False

@@ -113,7 +113,7 @@ class Part:
         if self.before:
             starts, ends = np.concatenate((self.starts, starts)), np.concatenate((self.ends, ends))
         self.starts, self.ends = starts, ends
-        if not self.is_pending:  # nobody else makes it run
+        if not self.is_pending:  # nothing else makes it run
             replica = self.replica
             replica.activity = RUNNING
             replica.prerequisites.left = 0
@@ -296,7 +296,7 @@ class WaveGroup:
         self.waves = 0
         self.dummies = 0
         self.entered: dict[int, _Entry] = {}
-        """Who is in the wave that forms; only this module writes to it."""
+        """Members of the wave that forms; only this module writes to it."""
         self._parts: list[Part] = []
         """Members whose waves leap now."""
         self._steps = 0
@@ -340,7 +340,7 @@ class WaveGroup:
         self.go_if_complete()
 
     def go_if_complete(self) -> None:
-        """Let the wave go, or see to it that those who rest enter it."""
+        """Let the wave go, or see to it that members that rest enter it."""
         if not self._leave():
             for member in self.members:
                 if member.replica_id not in self.entered and member.own_leap is None:

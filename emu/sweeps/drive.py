@@ -1,4 +1,4 @@
-"""A sweep from its file to its directory: which points, run by whom, in what order they stand.
+"""A sweep from its file to its directory: which points, what runs them, in what order they stand.
 
     result = run_sweep(Path("sweep.toml"), jobs=2)
     result.rows             # every point with its figures, in the order of the sweep

@@ -309,7 +309,7 @@ class Planners:
 
     # --- spares -------------------------------------------------------------------------------
     def _spares(self, table: Any, seats: Sequence[Seat], looks: Sequence[Record]) -> None:
-        """A spare loses its weights when its time is up, not before, and somebody looks then."""
+        """A spare loses its weights when its time is up, not before, and the planner looks then."""
         tape = self._tape
         ttl_ns, tick_ns = to_ns(table.spare_ttl_ms / 1e3), to_ns(table.tick_ms / 1e3)
         began = {seat.replica: _closings(tape.states.get(seat.replica, ())) for seat in seats}

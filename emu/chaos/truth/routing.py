@@ -1,7 +1,7 @@
 """Where the router sent each request: in turn, or to the replica with the least to do.
 
 Restates `[router]` of docs/reference/config.md for the policies that need no random numbers and no
-look into a cache. The loads are counted here, from who was queued, began, was preempted, ended
+look into a cache. The loads are counted here, from what was queued, began, was preempted, ended
 and moved.
 """
 
@@ -32,7 +32,7 @@ class Routing:
         """When a replica changed its state last."""
 
     def judge(self) -> None:
-        """Replay who was where."""
+        """Replay where requests were."""
         router = self._tape.config.router
         if router.policy not in ("round_robin", *_WEIGHTS) or router.signal_delay_ms:
             return
@@ -41,7 +41,7 @@ class Routing:
             if handler is not None:
                 handler(record)
 
-    # --- who is where -------------------------------------------------------------------------
+    # --- where requests are -------------------------------------------------------------------
     def _state(self, record: Record) -> None:
         replica = record["replica"]
         self._states[replica] = record["to"]
@@ -97,7 +97,7 @@ class Routing:
         policy = self._tape.config.router.policy
         where = f"row {row} goes to replica {replica} at {record['at_ns']} ns"
         if self._turned_ns == record["at_ns"] or replica not in open_:
-            pass  # who took prompts at that moment is not told
+            pass  # what took prompts at that moment is not told
         elif policy == "round_robin" and len(open_) > 1:
             last = self._last.get(served, -1)
             due = min((other for other in open_ if other > last), default=open_[0])
