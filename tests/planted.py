@@ -335,8 +335,8 @@ PLANTED = (
     Planted(
         "the decodes that follow a straggler's prompt are not slow",
         "replica/replica.py",
-        "self._runs_opened is not None and self.slowdown == 1.0:",
-        "self._runs_opened is not None:",
+        "self._decode_ends is not None and self.slowdown == 1.0:",
+        "self._decode_ends is not None:",
     ),
     Planted(
         "a reservation does not bring its actor's timer forward",

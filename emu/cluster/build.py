@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
-import numpy as np
 
 from emu.autoscale.actions import Action, words
 from emu.catalogue import sizes
@@ -177,6 +176,8 @@ def build_replica(
         replica.set_jitter(Jitter(engine, config.seed, plan.replica_id))
     experts, gate = plan.model.experts, plan.latency.expert_routing
     if experts is not None and plan.latency.backend == "profile" and gate != "balanced":
+        import numpy as np
+
         replica.expert_tokens = np.zeros(experts.count, dtype=np.int64)
         replica.is_metered = True
     blocks = scheduler.block_pool

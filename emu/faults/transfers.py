@@ -10,12 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-import numpy as np
 
 from emu.config.schema import FaultTable
 from emu.network.carrier import Carrier
 from emu.network.fate import Fate
 from emu.units import ms_to_ns
+
+if TYPE_CHECKING:
+    import numpy as np
+
 
 if TYPE_CHECKING:  # most runs have no faults
     from collections.abc import Callable

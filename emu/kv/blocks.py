@@ -20,15 +20,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Protocol
 
 from emu.kv.freelist import FreeList, Ids, RetainingFreeList
 from emu.kv.pool import NO_HIT, Hit
 from emu.kv.radix import RadixIndex, chain_of, keys_of
 from emu.kv.tiers import LowerTier, chunks_resident
 from emu.request import Request
+
+if TYPE_CHECKING:
+    pass
 
 
 class PoolWatcher(Protocol):
@@ -63,6 +64,8 @@ class BlockPool:
         retain_ns: int = 0,
     ) -> None:
         """`retain_ns`: for how long the blocks of a session between two turns are evicted last."""
+        import numpy as np
+
         self.blocks_total = blocks_total
         self.blocks_free = blocks_total
         self.block_size = block_size
@@ -133,6 +136,8 @@ class BlockPool:
         The first key that is missing would lengthen the hit; a key whose block is free (it costs
         one free block to touch) would then be found in a block that is in use.
         """
+        import numpy as np
+
         keys = self.keys_of(request)
         usable_tokens = request.prompt_tokens + request.generated_tokens - 1
         limit = min(usable_tokens // self.block_size, len(keys))
@@ -146,6 +151,8 @@ class BlockPool:
     # --- giving and taking ------------------------------------------------------------------
     def need(self, request: Request, target_tokens: int, hit: Hit = NO_HIT) -> int:
         """Fresh blocks for the target, plus hit blocks that now leave the free list."""
+        import numpy as np
+
         missing = -(-target_tokens // self.block_size) - request.kv_blocks - len(hit.block_ids)
         if missing < 0:
             missing = 0
@@ -286,6 +293,8 @@ class BlockPool:
     # --- inside -----------------------------------------------------------------------------
     def _take_fresh(self, count: int) -> list[int]:
         """Blocks that have never been used."""
+        import numpy as np
+
         first = self._used
         self._used = end = first + count
         if end > len(self._references):
@@ -315,6 +324,8 @@ class BlockPool:
         return block
 
     def _touch(self, block_ids: Sequence[int]) -> None:
+        import numpy as np
+
         ids: Ids = np.array(block_ids, dtype=np.int64)
         free = ids[self._references[ids] == 0]
         if len(free):
@@ -327,6 +338,8 @@ class BlockPool:
 
     def _unreferenced(self, block_ids: Sequence[int]) -> Ids:
         """References drop by one; those that are free now, last block first."""
+        import numpy as np
+
         ids: Ids = np.array(block_ids, dtype=np.int64)[::-1]
         counts = self._references[ids] - 1
         assert len(counts) == 0 or counts.min() >= 0
@@ -346,6 +359,8 @@ class BlockPool:
 
     def recount(self, holders: Sequence[Sequence[int]]) -> list[str]:
         """Problems found by counting all references from scratch; `holders` = lists of ids."""
+        import numpy as np
+
         problems: list[str] = []
         held = np.fromiter(chain.from_iterable(holders), dtype=np.int64)
         counted = np.bincount(held, minlength=self._used)

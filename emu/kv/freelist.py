@@ -9,11 +9,13 @@ holds it alive: -1 = it is not free.
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-Ids = NDArray[np.int64]
+Ids: TypeAlias = "NDArray[np.int64]"
 
 
 class _Run:
@@ -32,6 +34,8 @@ class FreeList:
     """Blocks in the order in which they will be taken."""
 
     def __init__(self) -> None:
+        import numpy as np
+
         self.count = 0
         self._home = np.full(64, -1, dtype=np.int64)
         self._runs: deque[_Run] = deque()
@@ -40,6 +44,8 @@ class FreeList:
 
     def reach(self, blocks: int) -> None:
         """Ids up to `blocks` may come."""
+        import numpy as np
+
         if blocks > len(self._home):
             more = np.full(max(blocks, 2 * len(self._home)) - len(self._home), -1, dtype=np.int64)
             self._home = np.concatenate((self._home, more))
@@ -57,6 +63,8 @@ class FreeList:
 
     def remove(self, ids: Ids) -> None:
         """Take these blocks, wherever they stand."""
+        import numpy as np
+
         homes = self._home[ids]
         self._home[ids] = -1
         self.count -= len(ids)
@@ -70,6 +78,8 @@ class FreeList:
 
     def take(self, count: int) -> Ids:
         """Take blocks from the head."""
+        import numpy as np
+
         assert count <= self.count
         parts: list[Ids] = []
         left = count
@@ -102,6 +112,8 @@ class FreeList:
 
     def order(self) -> Ids:
         """All of it, from the head."""
+        import numpy as np
+
         if not self._runs:
             return np.empty(0, dtype=np.int64)
         parts = [run.ids[run.at :] for run in self._runs]
@@ -134,6 +146,8 @@ class RetainingFreeList:
     """
 
     def __init__(self, ttl_ns: int) -> None:
+        import numpy as np
+
         self.count = 0
         self._ttl_ns = ttl_ns
         self._now_ns = 0
@@ -151,6 +165,8 @@ class RetainingFreeList:
 
     def reach(self, blocks: int) -> None:
         """Ids up to `blocks` may come."""
+        import numpy as np
+
         for part in (self._plain, *self._kept.values()):
             part.reach(blocks)
         if blocks > self._size:
@@ -199,6 +215,8 @@ class RetainingFreeList:
 
     def take(self, count: int) -> Ids:
         """Take blocks from the head."""
+        import numpy as np
+
         assert count <= self.count
         self.count -= count
         parts: list[Ids] = []
@@ -223,6 +241,8 @@ class RetainingFreeList:
 
     def order(self) -> Ids:
         """All of it, from the head."""
+        import numpy as np
+
         kept = [self._kept[priority].order() for priority in self._order]
         order: Ids = np.concatenate([self._plain.order(), *kept])
         return order

@@ -16,14 +16,15 @@ gateway itself, and what replicas cache (they publish that as events), is known 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, final
-
-import numpy as np
+from typing import TYPE_CHECKING, Protocol, final
 
 from emu.policy.books import Books, Forecast, Rates
 from emu.policy.views import ReplicaView, RequestView, TransferView, request_of
 from emu.request import Request
 from emu.rng import rng_stream
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Watched(Protocol):

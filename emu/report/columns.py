@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import os
 import weakref
+from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 _READ_ROWS: Final = 16_384
 
 
-class FileColumns(Mapping[str, NDArray[np.int64]]):
+class FileColumns(Mapping[str, "array[int]"]):
     """Columns of a binary file of int64 rows, each read anew at each access.
 
     The file may be unlinked; its contents go with this object.
@@ -30,13 +28,12 @@ class FileColumns(Mapping[str, NDArray[np.int64]]):
         self._rows = os.fstat(self._file).st_size // (8 * len(names))
         weakref.finalize(self, os.close, self._file)
 
-    def __getitem__(self, name: str) -> NDArray[np.int64]:
+    def __getitem__(self, name: str) -> array[int]:
         index, width = self._names.index(name), len(self._names)
-        column = np.empty(self._rows, dtype=np.int64)
+        column = array("q")
         for start in range(0, self._rows, _READ_ROWS):
             data = os.pread(self._file, _READ_ROWS * 8 * width, start * 8 * width)
-            rows = np.frombuffer(data, dtype=np.int64).reshape(-1, width)
-            column[start : start + len(rows)] = rows[:, index]
+            column.extend(array("q", data)[index::width])
         return column
 
     def __iter__(self) -> Iterator[str]:

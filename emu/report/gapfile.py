@@ -9,12 +9,11 @@ are gathered into 128 bins per octave (within 0.4 %), at the bin's mean.
 
 from __future__ import annotations
 
+from math import log2
 from pathlib import Path
 from typing import Final
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from emu.config.files import read_input
 from emu.errors import InputError
@@ -41,14 +40,13 @@ class GapFile(msgspec.Struct, kw_only=True):
 def write_gaps(path: Path, gaps: GapStats) -> None:
     """Write the file, whole or not at all."""
     values, counts = _thinned(gaps.values, gaps.counts)
-    rows, bins = np.nonzero(gaps.heat)
     content = GapFile(
         samples=gaps.samples,
-        values_ns=values.tolist(),
-        counts=counts.tolist(),
+        values_ns=values,
+        counts=counts,
         heat_width_ns=gaps.heat_width_ns,
         heat_bins_per_octave=HEAT_BINS_PER_OCTAVE,
-        heat=list(zip(rows.tolist(), bins.tolist(), gaps.heat[rows, bins].tolist(), strict=True)),
+        heat=gaps.heat,
     )
     write_bytes(path, msgspec.json.encode(content) + b"\n")
 
@@ -61,14 +59,17 @@ def read_gaps(path: Path) -> GapFile:
         raise InputError(str(path), None, "", f"not a gap file of emu: {error}") from None
 
 
-def _thinned(
-    values: NDArray[np.int64], counts: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _thinned(values: list[int], counts: list[int]) -> tuple[list[int], list[int]]:
     if len(values) <= VALUES_MAX:
         return values, counts
-    bins = (np.log2(np.maximum(values, 1)) * _BINS_PER_OCTAVE).astype(np.int64)
-    starts = np.flatnonzero(np.diff(bins, prepend=-1))
-    totals = np.add.reduceat(counts, starts)
-    # Values ascend, so the floating-point sums are the same for the same distribution.
-    sums = np.add.reduceat(values.astype(np.float64) * counts, starts)
-    return np.rint(sums / totals).astype(np.int64), totals
+    thin, totals, last, total, added = [], [], -1, 0, 0
+    for value, count in zip(values, counts, strict=True):
+        which = int(log2(max(value, 1)) * _BINS_PER_OCTAVE)
+        if which != last and total:
+            thin.append(round(added / total))
+            totals.append(total)
+            total = added = 0
+        last = which
+        total += count
+        added += value * count
+    return [*thin, round(added / total)], [*totals, total]

@@ -16,14 +16,22 @@ slope is the part of the load that was too much. The rule, in this order:
 
 from __future__ import annotations
 
-from typing import Final, Literal
+import math
+from math import fsum
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
+from emu.report.figures import FEW, mean_of
 from emu.report.records import RequestStats
 from emu.units import NS_PER_MS, NS_PER_S
+
+if TYPE_CHECKING:
+    from array import array
+
+    import numpy as np
+    from numpy.typing import NDArray
+
 
 GROWTH_LIMIT: Final = 0.02
 LONG_WAIT_PART: Final = 0.1
@@ -69,9 +77,9 @@ def judge_load(stats: RequestStats) -> Load:
     )
     if count == 0:
         return load
-    mean_ns, late_ns = float(waits.mean()), float(waits[-max(count // 4, 1) :].mean())
-    service_ns = float(stats.columns["e2e"].mean()) - mean_ns
-    slope, error = growth(_as_floats(stats.columns["arrival"]), _as_floats(waits))
+    mean_ns, late_ns = mean_of(waits), mean_of(waits[-max(count // 4, 1) :])
+    service_ns = mean_of(stats.columns["e2e"]) - mean_ns
+    slope, error = growth(stats.columns["arrival"], waits)
     load.wait_growth_s_per_s = round(slope, 6)
     load.wait_growth_error_s_per_s = round(error, 6)
     load.mean_wait_ms = round(mean_ns / NS_PER_MS, 6)
@@ -89,16 +97,37 @@ def judge_load(stats: RequestStats) -> Load:
     return load
 
 
-def growth(
-    x: np.ndarray[tuple[int], np.dtype[np.float64]], y: np.ndarray[tuple[int], np.dtype[np.float64]]
-) -> tuple[float, float]:
+def growth(x: array[int], y: array[int]) -> tuple[float, float]:
     """Least-squares slope of y over x and its standard error; zeros where x does not vary.
 
     Overwrites both.
     """
+    if len(x) <= FEW:  # the same sums whether numpy is loaded or not
+        return _growth_of_few(x, y)
+    return _growth_of_many(_as_floats(x), _as_floats(y))
+
+
+def _growth_of_few(x: array[int], y: array[int]) -> tuple[float, float]:
+    mean = mean_of(x)
+    over = [value - mean for value in x]
+    spread = fsum([each * each for each in over])
+    if len(x) < 3 or spread == 0:
+        return 0.0, 0.0
+    mean = mean_of(y)
+    left = [value - mean for value in y]
+    slope = fsum([a * b for a, b in zip(over, y, strict=True)]) / spread
+    left = [b - slope * a for a, b in zip(over, left, strict=True)]
+    return slope, math.sqrt(fsum([each * each for each in left]) / (len(x) - 2) / spread)
+
+
+def _growth_of_many(
+    x: np.ndarray[tuple[int], np.dtype[np.float64]], y: np.ndarray[tuple[int], np.dtype[np.float64]]
+) -> tuple[float, float]:
+    import numpy as np
+
     x -= x.mean()  # in place: columns may have millions of rows
     spread = float(np.dot(x, x))
-    if len(x) < 3 or spread == 0:
+    if spread == 0:
         return 0.0, 0.0
     slope = float(np.dot(x, y)) / spread
     y -= y.mean()
@@ -107,8 +136,11 @@ def growth(
     return slope, (float(np.dot(y, y)) / (len(x) - 2) / spread) ** 0.5
 
 
-def _as_floats(column: NDArray[np.int64]) -> NDArray[np.float64]:
+def _as_floats(numbers: array[int]) -> NDArray[np.float64]:
     """The same numbers in the same memory; the column is gone."""
+    import numpy as np
+
+    column = np.frombuffer(numbers, dtype=np.int64)
     floats = column.view(np.float64)
     for start in range(0, len(column), _PIECE):
         floats[start : start + _PIECE] = column[start : start + _PIECE].astype(np.float64)

@@ -13,21 +13,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from emu.config.files import read_input
 from emu.config.schema import SloTable
 from emu.errors import InputError
 from emu.report.atomic import write_bytes
+from emu.report.figures import ascending, deviation_of, total_of
 from emu.report.itl import GapStats
 from emu.report.load import Load, judge_load
 from emu.report.models import ModelFigures, ttft_limits_ns
 from emu.report.records import RequestStats
 from emu.units import NS_PER_MS, NS_PER_S
+
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
 
 METRICS: Final = ("ttft", "tpot", "itl", "e2el")
 STATISTICS: Final = ("mean", "median", "std", "p90", "p95", "p99", "max")
@@ -109,13 +116,13 @@ class RunFacts(msgspec.Struct, kw_only=True):
 class Slo(msgspec.Struct, kw_only=True):
     """Objectives and the part of the requests that met them; None = no objective."""
 
-    ttft_ms: float | None
-    tpot_ms: float | None
-    e2e_ms: float | None
-    ttft_attainment: float | None
-    tpot_attainment: float | None
-    e2e_attainment: float | None
-    joint_attainment: float | None
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+    ttft_attainment: float | None = None
+    tpot_attainment: float | None = None
+    e2e_attainment: float | None = None
+    joint_attainment: float | None = None
     requests_counted: int
 
 
@@ -345,16 +352,16 @@ def _rounded(value: float) -> float:
     return round(value, 6)
 
 
-def _latencies(metric: str, column_ns: NDArray[np.int64]) -> dict[str, Any]:
+def _latencies(metric: str, column_ns: array[int]) -> dict[str, Any]:
     if len(column_ns) == 0:
         return {f"{statistic}_{metric}_ms": 0.0 for statistic in STATISTICS}
-    values_ns = np.sort(column_ns)
+    values_ns = ascending(column_ns)
     del column_ns  # of millions of requests: one copy is enough
     # Integer sum: the mean must not depend on the order of completions.
     figures = (
-        int(values_ns.sum()) / len(values_ns),
+        total_of(values_ns) / len(values_ns),
         _percentile(values_ns, 50),
-        float(values_ns.std()),
+        deviation_of(values_ns),
         _percentile(values_ns, 90),
         _percentile(values_ns, 95),
         _percentile(values_ns, 99),
@@ -366,7 +373,7 @@ def _latencies(metric: str, column_ns: NDArray[np.int64]) -> dict[str, Any]:
     }
 
 
-def _percentile(ascending: NDArray[np.int64], percent: int) -> float:
+def _percentile(ascending: Sequence[int], percent: int) -> float:
     """As `np.percentile`, to the bit, which would sort again and import its masked arrays."""
     rank = percent / 100 * (len(ascending) - 1)
     below = int(rank)
@@ -397,25 +404,27 @@ def _gap_latencies(gaps: GapStats) -> dict[str, Any]:
 def _attainment(stats: RequestStats, slo: SloTable) -> tuple[Slo, int | None]:
     """Attainments, and how many requests met every objective (None without objectives)."""
     counted = stats.requests - stats.by_status["cancelled"]
-    completed = stats.by_status["completed"]
-    joint = np.ones(completed, dtype=bool)
     limits = {
         "ttft": slo.ttft_ms or slo.ttft_ms_per_token,
         "tpot": slo.tpot_ms,
         "e2e": slo.e2e_ms,
     }
+    if not any(limits.values()):
+        return Slo(requests_counted=counted), None
+    import numpy as np
+
+    joint = np.ones(stats.by_status["completed"], dtype=bool)
     parts: dict[str, float | None] = {}
     for name, limit_ms in limits.items():
         if not limit_ms:
             parts[name] = None
             continue
         if name == "ttft" and slo.ttft_ms_per_token:
-            met = stats.columns[name] <= ttft_limits_ns(slo, stats.columns["prompt"])
+            met = _column(stats, name) <= ttft_limits_ns(slo, _column(stats, "prompt"))
         else:
-            met = stats.columns[name] <= limit_ms * NS_PER_MS
+            met = _column(stats, name) <= limit_ms * NS_PER_MS
         joint &= met
         parts[name] = _rounded(int(met.sum()) / counted) if counted else 0.0
-    has_any = any(limits.values())
     met_all = int(joint.sum())
     result = Slo(
         ttft_ms=slo.ttft_ms or None,
@@ -424,7 +433,13 @@ def _attainment(stats: RequestStats, slo: SloTable) -> tuple[Slo, int | None]:
         ttft_attainment=parts["ttft"],
         tpot_attainment=parts["tpot"],
         e2e_attainment=parts["e2e"],
-        joint_attainment=(_rounded(met_all / counted) if counted else 0.0) if has_any else None,
+        joint_attainment=_rounded(met_all / counted) if counted else 0.0,
         requests_counted=counted,
     )
-    return result, met_all if has_any else None
+    return result, met_all
+
+
+def _column(stats: RequestStats, name: str) -> NDArray[np.int64]:
+    import numpy as np
+
+    return np.frombuffer(stats.columns[name], dtype=np.int64)

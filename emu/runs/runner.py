@@ -410,9 +410,9 @@ def host_facts(
     origin: Origin | None = None,
 ) -> str:
     """run.json: the only file that may hold wall-clock figures and facts of the host."""
-    import numpy as np
-
-    uvloop_version = getattr(sys.modules.get("uvloop"), "__version__", None)
+    numpy_version, uvloop_version = (
+        getattr(sys.modules.get(name), "__version__", None) for name in ("numpy", "uvloop")
+    )
     wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
     plain = effective_dict(config)
     content = {
@@ -426,7 +426,7 @@ def host_facts(
             "revision": revision(),
             "build": build(),
             "python": ".".join(map(str, sys.version_info[:3])),
-            "numpy": np.__version__,
+            "numpy": numpy_version,
             "msgspec": msgspec.__version__,
             "uvloop": uvloop_version,
         },

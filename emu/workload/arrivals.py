@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, TypeAlias
 
 from emu.config.schema import ArrivalsTable
 from emu.errors import InputError
@@ -20,7 +17,12 @@ from emu.rng import rng_stream
 from emu.units import NS_PER_S
 from emu.workload.items import Ints
 
-Floats: TypeAlias = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Floats: TypeAlias = "npt.NDArray[np.float64]"
+
 
 NEVER_NS = 2**62
 """In place of arrivals that a process that ends would never make."""
@@ -35,6 +37,8 @@ class GapStream:
 
     def take(self, count: int) -> Ints:
         """The next arrivals, in ns."""
+        import numpy as np
+
         gaps = np.rint(self._draw_s(count) * NS_PER_S).astype(np.int64)
         times: Ints = np.cumsum(gaps) + self._now_ns
         if count:
@@ -51,6 +55,8 @@ class EvenStream:
 
     def take(self, count: int) -> Ints:
         """The next arrivals, in ns."""
+        import numpy as np
+
         index = np.arange(self._done, self._done + count, dtype=np.int64)
         self._done += count
         times: Ints = np.rint(index * self._gap_ns).astype(np.int64)
@@ -67,6 +73,8 @@ class InvertedStream:
 
     def take(self, count: int) -> Ints:
         """The next arrivals, in ns."""
+        import numpy as np
+
         steps = np.cumsum(self._rng.standard_exponential(count)) + self._expected
         if count:
             self._expected = float(steps[-1])
@@ -96,6 +104,8 @@ def arrival_stream(
 
 def _invert_bursts(table: ArrivalsTable, config_source: str) -> Callable[[Floats], Floats]:
     """Each period starts with a burst at its own rate; the rest has the base rate."""
+    import numpy as np
+
     length_s, every_s = table.burst_length_s, table.burst_every_s
     if length_s >= every_s:
         problem = f"must be less than burst_every_s ({every_s:g}), not {length_s:g}"
@@ -119,6 +129,8 @@ def _invert_bursts(table: ArrivalsTable, config_source: str) -> Callable[[Floats
 
 def _invert_points(points: list[list[float]], config_source: str) -> Callable[[Floats], Floats]:
     """Rates linear between the points, constant before the first and after the last."""
+    import numpy as np
+
     times, rates = _check_points(points, config_source)
     steps = np.diff(times)
     slopes = np.diff(rates) / steps if len(steps) else np.zeros(0)
@@ -139,6 +151,8 @@ def _invert_points(points: list[list[float]], config_source: str) -> Callable[[F
 
 
 def _check_points(points: list[list[float]], config_source: str) -> tuple[Floats, Floats]:
+    import numpy as np
+
     field = "workload.synthetic.arrivals.points"
     if not points:
         raise InputError(config_source, None, field, "piecewise needs at least one point")

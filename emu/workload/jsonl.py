@@ -8,10 +8,9 @@ words it, or accepts the line (unknown fields, blank lines) and warns.
 from __future__ import annotations
 
 from itertools import count
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import numpy as np
 
 from emu.workload.chunks import Chunk
 from emu.workload.items import ID_MAX, TIME_MAX_NS, TOKENS_MAX, Block, Ints, Line, Notes, Turn
@@ -23,6 +22,9 @@ from emu.workload.strict import (
     note_unknown,
     read_line,
 )
+
+if TYPE_CHECKING:
+    pass
 
 
 class _LooseTurn(Turn, forbid_unknown_fields=False):
@@ -57,6 +59,8 @@ class JsonlParser:
 
     def parse(self, chunk: Chunk, notes: Notes) -> Block:
         """The lines of a chunk. Raises InputError at the first line that is wrong."""
+        import numpy as np
+
         data = chunk.data
         rows = data.count(b"\n") + (not data.endswith(b"\n"))
         try:
@@ -91,6 +95,8 @@ class JsonlParser:
             note_unknown(notes, name)
 
     def _parse_slowly(self, chunk: Chunk, notes: Notes) -> Block:
+        import numpy as np
+
         lines: list[Line] = []
         numbers: list[int] = []
         offsets: list[int] = []
@@ -113,6 +119,8 @@ def _may_repeat(data: bytes, lines: list[Line]) -> bool:
 
 def make_block(lines: list[Line], numbers: Ints, offsets: Ints) -> Block:
     """Columns of lines; the lines themselves are kept only where the columns do not say all."""
+    import numpy as np
+
     count = len(lines)
     firsts = [line if line.sub_requests is None else line.sub_requests[0] for line in lines]
     return Block(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Final, Protocol
 
 from emu.config.schema import LengthsTable
 from emu.errors import InputError
 from emu.rng import rng_stream
 from emu.workload.items import Ints, Notes
+
+if TYPE_CHECKING:
+    import numpy as np
+
 
 _ZIPF_RANGE_MAX: Final = 1 << 24
 
@@ -27,6 +29,8 @@ class _Fixed:
         self._value = value
 
     def take(self, count: int) -> Ints:
+        import numpy as np
+
         return np.full(count, self._value, dtype=np.int64)
 
 
@@ -35,6 +39,8 @@ class _Uniform:
         self._rng, self._low, self._high = rng, low, high
 
     def take(self, count: int) -> Ints:
+        import numpy as np
+
         return self._rng.integers(self._low, self._high, count, dtype=np.int64, endpoint=True)
 
 
@@ -43,6 +49,8 @@ class _LogNormal:
         self._rng, self._table = rng, table
 
     def take(self, count: int) -> Ints:
+        import numpy as np
+
         table = self._table
         # The exponent is bounded so that a wild sigma gives the largest length, not infinity.
         power = np.minimum(self._rng.standard_normal(count) * table.sigma, 600.0)
@@ -57,12 +65,16 @@ class _Zipf:
     """
 
     def __init__(self, rng: np.random.Generator, table: LengthsTable) -> None:
+        import numpy as np
+
         self._rng = rng
         self._low = table.min
         ranks = np.arange(1, table.max - table.min + 2, dtype=np.float64)
         self._reached = np.cumsum(ranks**-table.theta)
 
     def take(self, count: int) -> Ints:
+        import numpy as np
+
         drawn = self._rng.random(count) * self._reached[-1]
         ranks = np.searchsorted(self._reached, drawn, side="right")
         lengths: Ints = np.minimum(ranks, len(self._reached) - 1).astype(np.int64)
@@ -83,6 +95,8 @@ def length_sampler(
     table: LengthsTable, *, is_prompt: bool, base_dir: Path, seed: int, config_source: str
 ) -> Sampler:
     """The sampler of prompts or outputs. Raises InputError."""
+    import numpy as np
+
     name = "prompt" if is_prompt else "output"
     key = f"workload.synthetic.{name}"
     if table.distribution == "fixed":
@@ -109,6 +123,8 @@ def length_sampler(
 
 def _column_of_file(path: Path, source: str, *, is_prompt: bool) -> Ints:
     """The lengths of all requests of a workload file (8 bytes each)."""
+    import numpy as np
+
     parts: list[Ints] = []
     from emu.workload.detect import open_source  # most lengths come from no file
 
