@@ -25,7 +25,6 @@ from emu.kernel.clock import Actor, Kernel
 from emu.latency.base import LatencyBackend
 from emu.latency.context import engine_of
 from emu.latency.frontend import Intake, OutputStream
-from emu.latency.jitter import Jitter
 from emu.migration.destinations import Destinations
 from emu.migration.outbound import Kv
 from emu.migration.watcher import Watcher, name_of
@@ -173,6 +172,8 @@ def build_replica(
     if plan.latency.jitter:
         engine = engine_of(plan.latency)
         assert engine is not None  # the plan has looked
+        from emu.latency.jitter import Jitter
+
         replica.set_jitter(Jitter(engine, config.seed, plan.replica_id))
     experts, gate = plan.model.experts, plan.latency.expert_routing
     if experts is not None and plan.latency.backend == "profile" and gate != "balanced":

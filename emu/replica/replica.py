@@ -28,7 +28,6 @@ from emu.kernel.priorities import PRIORITY_REPLICA
 from emu.latency.base import BatchShape, LatencyBackend, next_decode_shape
 from emu.latency.ends import Ends, packed
 from emu.latency.frontend import OutputStream
-from emu.latency.jitter import Jitter
 from emu.network.placement import Grid
 from emu.replica.actions import Action
 from emu.replica.events import CANCELS_APPLIED, LOOK, Event, Kind, KvDelivered
@@ -51,6 +50,8 @@ from emu.scheduling.stages import Pipeline, StageSpan
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from emu.latency.jitter import Jitter
 
 
 S = ReplicaState

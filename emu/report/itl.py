@@ -240,20 +240,19 @@ class GapLog:
         if not self._runs:
             return
         if self._few is not None:
-            for ends, count, start_ns, first_count in self._runs:
+            for run, count, start_ns, first_count in self._runs:
                 start_ns = start_ns if self._over_time else -1
-                self._few.add_run(ends, count, start_ns, first_count)
+                self._few.add_run(run, count, start_ns, first_count)
             self._runs.clear()
             self._run_steps = 0
             return
-
         import numpy as np
 
         runs, counts_each, starts, first_counts = zip(*self._runs, strict=True)
         self._runs.clear()
         self._run_steps = 0
         lengths = np.array([len(run) for run in runs], dtype=np.int64)
-        ends = np.concatenate([np.frombuffer(run, dtype=np.int64) for run in runs])
+        ends = np.concatenate([np.frombuffer(each, dtype=np.int64) for each in runs])
         values = np.diff(ends, prepend=0)
         firsts = np.cumsum(lengths) - lengths
         values[firsts] = ends[firsts]

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from emu.report.figures import FEW, mean_of
 from emu.report.records import RequestStats
+from emu.report.sums import FEW, mean_of
 from emu.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:

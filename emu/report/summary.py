@@ -21,11 +21,11 @@ from emu.config.files import read_input
 from emu.config.schema import SloTable
 from emu.errors import InputError
 from emu.report.atomic import write_bytes
-from emu.report.figures import ascending, deviation_of, total_of
 from emu.report.itl import GapStats
 from emu.report.load import Load, judge_load
 from emu.report.models import ModelFigures, ttft_limits_ns
 from emu.report.records import RequestStats
+from emu.report.sums import ascending, deviation_of, total_of
 from emu.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:

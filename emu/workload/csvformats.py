@@ -257,7 +257,7 @@ class CsvParser:
             times = [decimal(row[self._arrival], self._unit) for row in rows]
         if times and min(times) < 0:
             return None
-        used = range(len(rows))
+        used = list(range(len(rows)))
         if not (min(outputs, default=1) and min(prompts, default=1)):
             for column_of, counts in ((self._output, outputs), (self._prompt, prompts)):
                 kept = [row for row in used if counts[row]]
@@ -267,7 +267,9 @@ class CsvParser:
         lengths = [len(line) + 1 for line in data.split(b"\n")]
         offsets = list(accumulate(lengths, initial=offset))
         return Block(
-            *[plain([values[row] for row in used]) for values in (times, prompts, outputs)],
+            plain([times[row] for row in used]),
+            plain([prompts[row] for row in used]),
+            plain([outputs[row] for row in used]),
             plain([first_line + row for row in used]),
             plain([offsets[row] for row in used]),
         )

@@ -12,7 +12,6 @@ from emu.errors import InputError
 from emu.workload.chunks import CHUNK_BYTES, Chunk, TextFile
 from emu.workload.csvformats import DIALECTS, CsvParser, Dialect, dialect_of, split_header
 from emu.workload.items import Block, Ints, Notes
-from emu.workload.jsonl import JsonlParser
 
 _FEW_LINES: Final = 1_000
 _FEW_BYTES: Final = 1 << 16
@@ -126,6 +125,8 @@ def open_source(
 
         return LogSource(file, name)
     if name == "jsonl":
+        from emu.workload.jsonl import JsonlParser
+
         return ParsedFile(file, JsonlParser(source))
     if name == "mooncake":
         from emu.workload.mooncake import MooncakeParser

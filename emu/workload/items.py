@@ -142,7 +142,7 @@ class Block(msgspec.Struct):
         """The same with columns that are arrays."""
         import numpy as np
 
-        if isinstance(self.arrival_ns, np.ndarray):
+        if hasattr(self.arrival_ns, "dtype"):
             return self
         return Block(
             np.array(self.arrival_ns, dtype=np.int64),

@@ -24,12 +24,11 @@ from emu.config.schema import WorkloadTable
 from emu.errors import InputError
 from emu.request import Request, plain_requests
 from emu.units import NS_PER_S, s_to_ns
-from emu.workload.fewrows import PlainInts, plain
+from emu.workload.fewrows import plain
 from emu.workload.items import Block, Holds, Ints, Notes, has_prefix, prefix_of
 from emu.workload.naming import UNKNOWN, Naming
 from emu.workload.session import NOTHING_FOLLOWS, Following, Session, make_request, open_session
 from emu.workload.shape import OVERSIZED, ArrivalStream, Rules, Shaper, Timebase
-from emu.workload.synthetic import SyntheticSource, arrival_stream
 
 if TYPE_CHECKING:
     from emu.workload.detect import Source
@@ -138,7 +137,7 @@ class Workload:
             facts.last_ns = max(high, facts.last_ns)
             _count(block, facts)
         if not facts.lines:
-            if isinstance(self._source, SyntheticSource):
+            if self._source.name == "synthetic":
                 problem = "no request arrives in so short a time"
                 raise InputError(self.source, None, "workload.synthetic.duration_s", problem)
             raise no_usable_rows(self.source, self.notes)
@@ -375,6 +374,8 @@ def open_workload(
         if table.synthetic is None:
             problem = "give either a file here or a table [workload.synthetic]"
             raise InputError(config_source, None, "workload.path", problem)
+        from emu.workload.synthetic import SyntheticSource
+
         source = SyntheticSource(table.synthetic, base_dir, seed, config_source)
         label, arrivals = config_source, _no_arrivals
     naming = _naming(table, models, default_model, seed, config_source)
@@ -483,6 +484,8 @@ def _arrivals_for_file(
         if not table.concurrency:
             notes.warn("the file has no arrival times: all requests arrive at 0")
         return _no_arrivals
+    from emu.workload.synthetic import arrival_stream
+
     return lambda: arrival_stream(synthetic.arrivals, seed, config_source)
 
 
@@ -519,9 +522,9 @@ def _first_ids(block: Block, start: int) -> Ints:
 
 def _ascends(times: Ints) -> bool:
     """No time is earlier than the one before it."""
-    if isinstance(times, PlainInts):
-        return all(map(le, times, times[1:]))
-    return bool((times[1:] >= times[:-1]).all())
+    if hasattr(times, "dtype"):
+        return bool((times[1:] >= times[:-1]).all())
+    return all(map(le, times, times[1:]))  # plain
 
 
 def _warn_implausible(facts: Facts, notes: Notes) -> None:
