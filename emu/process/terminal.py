@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING, Final
 
-from rich.console import Console
+if TYPE_CHECKING:
+    from rich.console import Console
 
-_PIPE_COLUMNS = 160
+PIPE_COLUMNS: Final = 160
+_ASKED: Final = {"COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"}
+"""Variables with which a user asks for more than plain text of that width."""
+
+
+def is_plain() -> bool:
+    """Whether tables go to a file or pipe as plain text of `PIPE_COLUMNS`."""
+    encoding = (sys.stdout.encoding or "").lower().replace("-", "")
+    return not (sys.stdout.isatty() or _ASKED & os.environ.keys()) and encoding == "utf8"
 
 
 def open_console(min_columns: int = 0) -> Console:
@@ -15,7 +25,9 @@ def open_console(min_columns: int = 0) -> Console:
 
     `min_columns`: below it lines wrap, which is better than figures cut in half.
     """
+    from rich.console import Console
+
     console = Console(highlight=False)
     if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
-        min_columns = max(min_columns, _PIPE_COLUMNS)
+        min_columns = max(min_columns, PIPE_COLUMNS)
     return Console(width=min_columns, highlight=False) if console.width < min_columns else console

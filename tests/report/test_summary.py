@@ -12,12 +12,13 @@ from rich.console import Console
 from emu.catalogue.flops import ModelFlops
 from emu.config.schema import SloTable
 from emu.errors import InputError
+from emu.process.terminal import PIPE_COLUMNS
 from emu.report.gapfile import VALUES_MAX, read_gaps, write_gaps
 from emu.report.itl import GapLog
 from emu.report.load import growth, judge_load
 from emu.report.records import RequestLog, RequestStats
 from emu.report.summary import RunFacts, build_summary, read_summary, write_summary
-from emu.report.table import figures, latency_cells, number, print_summary
+from emu.report.table import figures, latency_cells, number, plain_summary, print_summary
 from emu.request import Request, Status
 from tests.made import request_with
 
@@ -240,6 +241,9 @@ def test_tables_show_the_figures_and_never_read_markup(tmp_path: Path) -> None:
         assert word in text
     assert "no [red]room[/red]" in text
     assert "10.00 GB" in text
+    assert plain_summary(summary) == text.removesuffix("\n")
+    summary.partial_reason = "x" * PIPE_COLUMNS
+    assert plain_summary(summary) is None, "rich wraps it"
 
 
 def test_nothing_measured_is_a_dash_and_zeros_of_energy_are_left_out(tmp_path: Path) -> None:
