@@ -125,6 +125,7 @@ class Launches:
         self.scale_ups = 0
         self.loads: dict[str, int] = {}
         """Replicas whose weights have arrived, by method."""
+        self.loads_given_up = 0
         self.rdma: dict[int, Marker] = {}
         self.nvl: dict[int, Marker] = {}
         self.cache = cache
@@ -310,6 +311,7 @@ class Launches:
         if active.is_cancelled:  # its deadline says nothing about a later load of the same replica
             return
         open_targets = list(active.open_targets)
+        self.loads_given_up += 1
         self.loader.cancel(active)
         self._end_of_sending(active)
         for replica_id in open_targets:
