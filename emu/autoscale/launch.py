@@ -118,7 +118,7 @@ class Launches:
         sites: Sequence[Site],
         weights: Sequence[Weights],
         topology: Topology,
-        load_deadline_s: float,
+        load_deadline_ns: int,
         cache: HostCache,
     ) -> None:
         self.table = table
@@ -133,7 +133,7 @@ class Launches:
         """Faults: whether the copy in a machine's memory turns out not to be there."""
         self._world = world
         self._sites = sites
-        self._deadline_ns = s_to_ns(load_deadline_s)
+        self._deadline_ns = load_deadline_ns
         self._avoided: dict[tuple[int, int], int] = {}
         """Between which replicas loads did not end in time, and until when plans leave it out."""
         self._sending: list[tuple[ActiveLoad, tuple[int, ...]]] = []

@@ -58,7 +58,6 @@ def test_loads_that_are_given_up_for_ever_end_with_a_story(tmp_path: Path) -> No
         "replicas": [{"count": 1, "role": "inactive"}],
         "autoscale": {"preset": "hpa", "loader": "disk", "tick_ms": 1000.0},
         "recovery": {"load_deadline_s": 0.1},
-        "faults": [{"kind": "planner_restart", "at_s": 1.0, "duration_s": 0.1}],
         "limits": {"stalled_s": 600.0, "simulated_s": 20_000.0},
         "workload": {"synthetic": {"requests": 20}},
     }
