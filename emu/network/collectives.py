@@ -23,23 +23,27 @@ from functools import partial
 import msgspec
 
 from emu.errors import InputError
-from emu.network.chunks import chunk_sizes, pipeline_ns
 from emu.network.congestion import congested_ns, simulate_ends_ns
-from emu.network.dims import NetworkDim, message_between_ns, rank_count, strides
 from emu.network.direct import direct_ends_ns
 from emu.network.rounds import (
     CollectiveSystem,
     Kind,
+    NetworkDim,
     Parsed,
     Phase,
     Round,
     active_dims,
     check_algorithm,
+    chunk_sizes,
+    message_between_ns,
     parse_algorithm,
     phases,
+    pipeline_ns,
+    rank_count,
     rounds,
+    strides,
+    tree_ends_ns,
 )
-from emu.network.tree import tree_ends_ns
 
 
 def phase_ns(system: CollectiveSystem, phase: Phase) -> int:
