@@ -35,9 +35,9 @@ from emu.process.interrupts import scratch
 # --------------------------------------------------------------------------------------------------
 # A front end on a real ASTRA-Sim: its polls answered, its graphs written to files.
 #
-# Owns the loop that `polling.py` runs around the embedded executor, with the program in its place,
-# and the files of each answer. Files are written before the answer is sent and removed once no NPU
-# can still read them.
+# Owns the loop that `executor_runs.py` runs around the embedded executor, with the program in its
+# place, and the files of each answer. Files are written before the answer is sent and removed once
+# no NPU can still read them.
 
 PASSES_MAX: Final = 2_000_000
 """Answers in a row that give no NPU work; more means that nothing will ever happen."""

@@ -2,7 +2,8 @@
 
 Owns what ASTRA-Sim's system layer does with a graph: which node may run when, what it occupies,
 how long it takes; one instance is one run with its own clock. Does not own: where graphs come
-from, and what asks for the next one (`polling.py`). Counts equal the program's to the nanosecond.
+from, and what asks for the next one (`executor_runs.py`). Counts equal the program's to the
+nanosecond.
 
 Resources of an NPU: one compute slot (COMP), one communication slot (COLL and SEND). RECV, memory
 and PIM nodes need none, but memory devices and PIM channels serve one request at a time, in order
@@ -46,7 +47,7 @@ from emu.network.rounds import (
 # Owns one collective among a group of NPUs: each rank's phase and round, and the instants at which
 # anything happens inside. Ends equal those of `network/collectives.py`, which computes them at
 # once; what is added are the events in between. They matter where something else looks at the
-# clock at every event, as ASTRA-Sim's polling does (`polling.py`).
+# clock at every event, as ASTRA-Sim's polling does (`executor_runs.py`).
 #
 # Instants of a round: the messages leave at s; each arrives at s + net; once all of a rank's have
 # arrived and it has sent its own, the endpoint delay passes, then the reduction, then the next

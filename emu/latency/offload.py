@@ -1,7 +1,7 @@
 """Latency with weights or attention outside the GPU, on top of any backend.
 
 Owns the sum: iteration = what the backend says, with decode attention taken out and PIM's put in
-(`pim.py`), plus the stall for weights that are elsewhere (`placement.py`). Where the backend knows
+(PIM), plus the stall for weights that are elsewhere (`placement.py`). Where the backend knows
 its rows one by one (`rows_ns`), stalls are found row by row; else layer by layer.
 """
 
@@ -24,7 +24,7 @@ from emu.latency.placement import RowTime, WeightLoads
 # --------------------------------------------------------------------------------------------------
 # Sub-batch interleaving: two halves of a batch take turns on the GPU.
 #
-# While one half's decodes attend in memory (`pim.py`), the other half's rows run on the GPU. Order:
+# While one half's decodes attend in memory, the other half's rows run on the GPU. Order:
 # both halves up to their first attention; then, layer by layer and half by half, the rows from one
 # attention to the next; at last the head. A half goes on when its own attention is over. Each half
 # reads all weights, so this pays only where attention in memory takes longer than the rows.

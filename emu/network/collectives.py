@@ -1,6 +1,6 @@
 """Collectives: what they cost on an idle network, and when each rank is done.
 
-Owns the composition of ASTRA-Sim's algorithms (`rounds.py`, `direct.py`, `tree.py`) over several
+Owns the composition of ASTRA-Sim's algorithms (`rounds.py`, `direct.py`) over several
 dimensions, and the analytical time without congestion. Counts agree with the real program to the
 cycle (1 cycle = 1 ns). Does not own: chunks and their queues (`chunks.py`), contention on shared
 links (`congestion.py`), which ranks take part (the caller).
