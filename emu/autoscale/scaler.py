@@ -93,8 +93,8 @@ class Scaler(Launches, Actor):
         load_deadline_ns: int = 0,
         own: Callable[..., Any] = make_plugin,
     ) -> None:
-        """`load_deadline_ns`: loads that take longer are given up; 0 = never. `own`: makes a planner
-        of a user's own."""
+        """Loads that take longer than `load_deadline_ns` are given up (0 = never); `own` makes a
+        planner of a user's own."""
         for oddity in table.faithful:
             if oddity not in FAITHFUL:
                 problem = f"unknown name {oddity!r}; there are {', '.join(FAITHFUL)}"
