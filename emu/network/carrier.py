@@ -320,12 +320,17 @@ class Carrier:
             return False
         return True
 
-    def fail(self, carried: Carried, reason: str) -> None:
-        """A transfer ends without having brought its data; nothing if it is over already."""
+    def fail(self, carried: Carried, reason: str, *, is_through: bool = False) -> None:
+        """A transfer ends without having brought its data; nothing if it is over already.
+
+        `is_through`: its last byte has passed, and its end is not in the books yet.
+        """
         if carried.is_over:
             return
         carried.is_over = True
-        moved_bytes = self._stop(carried.flow_id)
+        moved_bytes = carried.size_bytes if is_through else self._stop(carried.flow_id)
+        if is_through:
+            self._close(carried)
         if self._history is not None:
             self._history.transfer_over(carried, self.kernel.now_ns, reason, moved_bytes)
         self.failures[reason] += 1
@@ -452,6 +457,11 @@ class Carrier:
         self.rearm()
         return moved
 
+    def _close(self, carried: Carried) -> None:
+        """All its bytes have moved."""
+        self.moved_bytes[carried.kind] += carried.size_bytes
+        self.active[carried.kind] -= 1
+
     def rearm(self) -> None:
         """Set the timer for the table's next event (call after any change to the table)."""
         at_ns = self.table.next_event_ns()
@@ -468,18 +478,19 @@ class Carrier:
         if self._armed_ns != now_ns:
             return  # an earlier timer took its place
         self._armed_ns = -1
+        late: tuple[Carried, ...] = ()
         for event in self.table.advance(now_ns):
             carried: Carried = event.tag
             if event.mark == END:
-                kind = carried.kind
-                self.moved_bytes[kind] += carried.size_bytes
-                self.active[kind] -= 1
+                if carried in late:
+                    continue  # it has failed at this instant, with all its bytes
+                self._close(carried)
                 if self._history is not None:
                     size_bytes = carried.size_bytes
                     self._history.transfer_over(carried, now_ns, "arrived", size_bytes)
                 pair = carried.pair
                 if pair is not None:
-                    key = (pair[0], pair[1], kind)
+                    key = (pair[0], pair[1], carried.kind)
                     arrived = self.arrived.get(key)
                     if arrived is None:
                         arrived = self.arrived[key] = Arrived()
@@ -491,7 +502,10 @@ class Carrier:
                 continue
             elif carried.fate is not None and carried.fate.kind in ("broken", "stuck"):
                 if carried.fate.kind == "broken":
-                    self.fail(carried, "transfer_broken")
+                    # A report that was held up may come with the one of the last byte.
+                    is_through = carried.flow_id not in self.table
+                    late += (carried,) if is_through else ()
+                    self.fail(carried, "transfer_broken", is_through=is_through)
             elif carried.on_mark is not None:
                 carried.on_mark(event.mark)
         self.rearm()
