@@ -328,9 +328,12 @@ class Carrier:
         if carried.is_over:
             return
         carried.is_over = True
-        moved_bytes = carried.size_bytes if is_through else self._stop(carried.flow_id)
         if is_through:
-            self._close(carried)
+            moved_bytes = carried.size_bytes
+            self.moved_bytes[carried.kind] += moved_bytes
+            self.active[carried.kind] -= 1
+        else:
+            moved_bytes = self._stop(carried.flow_id)
         if self._history is not None:
             self._history.transfer_over(carried, self.kernel.now_ns, reason, moved_bytes)
         self.failures[reason] += 1
@@ -457,11 +460,6 @@ class Carrier:
         self.rearm()
         return moved
 
-    def _close(self, carried: Carried) -> None:
-        """All its bytes have moved."""
-        self.moved_bytes[carried.kind] += carried.size_bytes
-        self.active[carried.kind] -= 1
-
     def rearm(self) -> None:
         """Set the timer for the table's next event (call after any change to the table)."""
         at_ns = self.table.next_event_ns()
@@ -484,13 +482,15 @@ class Carrier:
             if event.mark == END:
                 if carried in late:
                     continue  # it has failed at this instant, with all its bytes
-                self._close(carried)
+                kind = carried.kind
+                self.moved_bytes[kind] += carried.size_bytes
+                self.active[kind] -= 1
                 if self._history is not None:
                     size_bytes = carried.size_bytes
                     self._history.transfer_over(carried, now_ns, "arrived", size_bytes)
                 pair = carried.pair
                 if pair is not None:
-                    key = (pair[0], pair[1], carried.kind)
+                    key = (pair[0], pair[1], kind)
                     arrived = self.arrived.get(key)
                     if arrived is None:
                         arrived = self.arrived[key] = Arrived()
