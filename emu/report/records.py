@@ -30,11 +30,11 @@ from pathlib import Path
 from struct import Struct
 from typing import TYPE_CHECKING, Final, final
 
-from emu.catalogue.flops import ModelFlops
+from emu.catalogue.sizes import ModelFlops
 from emu.errors import InvariantViolation
 from emu.report.atomic import partial_name
-from emu.report.columns import FileColumns
 from emu.report.csvtext import EMPTY, CsvFile, Field, numbers, text_field
+from emu.report.runfiles import FileColumns
 from emu.request import Request, Status
 
 if TYPE_CHECKING:

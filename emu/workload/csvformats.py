@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from emu.errors import InputError
-from emu.workload.chunks import Chunk
-from emu.workload.csvcols import (
+from emu.workload.chunks import (
+    Chunk,
     Fields,
     Mask,
     exact_decimal,

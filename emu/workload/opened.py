@@ -25,10 +25,20 @@ from emu.errors import InputError
 from emu.request import Request, plain_requests
 from emu.units import NS_PER_S, s_to_ns
 from emu.workload.fewrows import plain
-from emu.workload.items import Block, Holds, Ints, Notes, has_prefix, prefix_of
-from emu.workload.naming import UNKNOWN, Naming
-from emu.workload.session import NOTHING_FOLLOWS, Following, Session, make_request, open_session
-from emu.workload.shape import OVERSIZED, ArrivalStream, Rules, Shaper, Timebase
+from emu.workload.items import (
+    NOTHING_FOLLOWS,
+    Block,
+    Following,
+    Holds,
+    Ints,
+    Notes,
+    Session,
+    has_prefix,
+    make_request,
+    open_session,
+    prefix_of,
+)
+from emu.workload.shape import OVERSIZED, UNKNOWN, ArrivalStream, Naming, Rules, Shaper, Timebase
 
 if TYPE_CHECKING:
     from emu.workload.detect import Source

@@ -183,7 +183,7 @@ def test_a_plain_run_loads_little(tmp_path: Path) -> None:
     few_of_a_trace(tmp_path)
     unused, modules = run_apart(tmp_path, "plain")
     assert unused == "[]"
-    assert int(modules) <= 225, "a plain run needs more modules of emu: load them when asked for"
+    assert int(modules) <= 200, "a plain run needs more modules of emu: load them when asked for"
     (tmp_path / "c.toml").write_text(SMALL)
     unused, _ = run_apart(tmp_path, "drawn")
     assert unused == "['numpy']", "lengths are drawn by its generators"

@@ -20,8 +20,7 @@ import msgspec
 
 from emu.catalogue import sizes
 from emu.catalogue.gpu import GpuSpec
-from emu.catalogue.layer import Indexer, Layer, StateSpace
-from emu.catalogue.model import ModelSpec
+from emu.catalogue.model import Indexer, Layer, ModelSpec, StateSpace
 from emu.latency.base import BatchShape, next_decode_shape
 from emu.latency.ends import Ends
 from emu.latency.roofline.attention import AttentionCost
