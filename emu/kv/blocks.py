@@ -202,13 +202,13 @@ class BlockPool:
             if had < first:  # blocks ahead of these that nothing can find
                 held.runs.append(Run(had, first, 1))
                 had = first
-            before = held.runs[-1] if held.runs else None
+            before = held.last()
             run = Run(had, last, 1)
             if self.watcher is not None:
                 self._name(run)
-            held.runs.append(run)
+            if not self._index.add(chain, run, before):
+                held.runs.append(run)
             held.blocks = last
-            self._index.add(chain, run, before)
         if self.watcher is None and not self.tiers:
             return
         keys = self.keys_of(request)

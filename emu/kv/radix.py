@@ -161,6 +161,17 @@ class Held:
         self.runs = []
         self.blocks = 0
 
+    def last(self) -> Run | None:
+        """The last run as it is now."""
+        if not self.runs:
+            return None
+        run = self.runs[-1]
+        while run.end < self.blocks:
+            part = run.rest
+            assert part is not None
+            run = part
+        return run
+
     def parts(self) -> list[Run]:
         """The runs as they are now."""
         found: list[Run] = []
@@ -260,13 +271,18 @@ class RadixIndex:
                 break
         return at
 
-    def add(self, chain: Chain, run: Run, before: Run | None) -> None:
-        """The run holds its positions of a chain from now on; `before` those ahead of it."""
+    def add(self, chain: Chain, run: Run, before: Run | None) -> bool:
+        """The run holds its positions of a chain from now on; `before` those ahead of it.
+
+        True if the first of it has become a part of `before`, and the rest what is cut off that.
+        """
         per, units, last = chain.per, chain.units, run.end
         at = run.start
         node = None if before is None or before.end != at else before.node
         if node is None:
             node = self._path(chain, at)
+            before = None
+        joined = False
         while at < last:
             inside = at - node.start
             if inside == len(node.units) * per:
@@ -278,11 +294,24 @@ class RadixIndex:
                 number += same
                 end = node.start + number * per
                 upper = run.split(end) if end < last else run
-                _put(node, run)
+                if (
+                    before is not None
+                    and before.node is node
+                    and before.references == 1
+                    and before.base == run.base
+                    and before is node.runs[-1]
+                ):  # held by the same request alone
+                    before.end = run.end
+                    before.rest = run.rest
+                    joined = True
+                else:
+                    _put(node, run)
+                before = None
                 run = upper
                 at = end
             if at < last and number < len(node.units):
                 node = self._cut(node, number)
+        return joined
 
     def forget(self, run: Run, blocks: int) -> None:
         """The last `blocks` of a free run will hold something else."""

@@ -267,9 +267,14 @@ class RunningSet:
         fillers: Sequence[RunningRequest] = ()
         if self.counts_blocks:
             blocks = cohort.blocks_next()
-            if blocks:
-                self.ledger.pool.take(blocks)
-            if cohort.has_indexers:
+            if self.block_pool is None:
+                if blocks:
+                    pool = self.ledger.pool
+                    free = pool.blocks_free = pool.blocks_free - blocks
+                    assert free >= 0
+            else:
+                if blocks:
+                    self.block_pool.take(blocks)
                 fillers = cohort.fillers()
         cohort.step += 1
         cohort.in_flight = 1
@@ -295,7 +300,7 @@ class RunningSet:
         cohort = self.cohort
         if batch is not self.leaping or not cohort.count:
             return
-        if cohort.has_indexers:
+        if self.block_pool is not None and cohort.has_indexers:
             end = cohort.step + more
             for step in cohort.busy_steps(more):
                 cohort.step = step
@@ -305,8 +310,12 @@ class RunningSet:
             return
         if self.counts_blocks:
             blocks = cohort.blocks_of(more)
-            if blocks:
-                self.ledger.pool.take(blocks)
+            if blocks and self.block_pool is not None:
+                self.block_pool.take(blocks)
+            elif blocks:
+                pool = self.ledger.pool
+                free = pool.blocks_free = pool.blocks_free - blocks
+                assert free >= 0
         cohort.step += more
 
     # --- steps end --------------------------------------------------------------------------
