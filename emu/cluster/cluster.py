@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from mypy_extensions import mypyc_attr
 
 from emu.autoscale.scaler import Scaler
-from emu.catalogue.flops import model_flops
+from emu.catalogue.sizes import model_flops
 from emu.cluster.backends import SharedBackends
 from emu.cluster.build import (
     Shared,
+    TierBook,
     build_dispatch,
     build_encoders,
     build_insight,
@@ -30,14 +31,11 @@ from emu.cluster.build import (
     tell_decisions,
 )
 from emu.cluster.commands import Commander, check_commands
-from emu.cluster.ending import Outcome, ended
+from emu.cluster.ending import Outcome, StallGuard, ended
 from emu.cluster.gateway import Gateway, Source
-from emu.cluster.kv_tiers import TierBook
 from emu.cluster.plan import Plan
 from emu.cluster.recorder import Recorder
-from emu.cluster.scaling import Scalers
-from emu.cluster.sharing import GpuSharing
-from emu.cluster.stall import StallGuard
+from emu.cluster.scaling import GpuSharing, Scalers
 from emu.config.schema import FaultTable
 from emu.faults.injector import Injector
 from emu.faults.recovery import Recovery

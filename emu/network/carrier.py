@@ -17,7 +17,7 @@ from typing import Any, Protocol, final
 
 from emu.kernel.clock import Kernel
 from emu.kernel.priorities import PRIORITY_NETWORK
-from emu.network.fate import Fate
+from emu.network.base import Fate
 from emu.network.flows import END, FlowTable, Parts
 from emu.network.placement import Grid, shard_paths
 from emu.network.topology import LinkPath, Topology

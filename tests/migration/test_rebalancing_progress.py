@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from emu.cluster.stall import StallGuard
+from emu.cluster.ending import StallGuard
 from emu.errors import Stalled
 from emu.migration import live
 from tests.cluster.helpers import rows_of, run_config, summary_of
