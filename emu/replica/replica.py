@@ -631,7 +631,10 @@ class Replica:
                 return leap.begin()
             leap.unroll()
         if batch.max_steps > 1:
-            ends = self._ends_of(batch.shape, batch.max_steps, -1)
+            if self._decode_ends is not None and self.slowdown == 1.0:
+                ends: Ends = self._decode_ends(batch.shape, batch.max_steps, -1)
+            else:
+                ends = self._varied_ends(batch.shape, batch.max_steps, -1)
             self.ends = ends
             if not self.is_cruising:
                 self.is_cruising = self.is_simple
@@ -657,16 +660,16 @@ class Replica:
         run_on: RunOn | None = self.scheduler.run_on(batch)
         if run_on is not None:
             first_ns, steps = self.end_ns - self.start_ns, batch.max_steps - 1
-            ends = self._ends_of(run_on.shape, steps, first_ns)
+            if self._decode_ends is not None and self.slowdown == 1.0:
+                ends: Ends = self._decode_ends(run_on.shape, steps, first_ns)
+            else:
+                ends = self._varied_ends(run_on.shape, steps, first_ns)
             self.ends = ends
             self.end_ns = self.start_ns + ends[-1]
         return self.end_ns
 
-    def _ends_of(self, shape: BatchShape, steps: int, first_ns: int) -> Ends:
-        """Ends of a decode run, behind a step of `first_ns` (-1 = none)."""
-        if self._decode_ends is not None and self.slowdown == 1.0:
-            ends: Ends = self._decode_ends(shape, steps, first_ns)
-            return ends
+    def _varied_ends(self, shape: BatchShape, steps: int, first_ns: int) -> Ends:
+        """Ends of a decode run without short cuts, behind a step of `first_ns` (-1 = none)."""
         import numpy as np
 
         later = self.decode_run_ns(shape, steps)

@@ -16,6 +16,7 @@ chunks.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +26,7 @@ from emu.catalogue import sizes
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.latency.base import BatchShape, next_decode_shape
-from emu.latency.ends import Ends, loops, packed, series, unpacked
+from emu.latency.ends import LOOP_MAX, Ends, packed, series, unpacked
 from emu.latency.engine_steps import EngineSteps
 from emu.latency.host import FIRST_USE_NS
 from emu.latency.roofline.attention import AttentionCost
@@ -469,7 +470,7 @@ class RooflineBackend:
                 least_ns = exposed_ns = 0
                 if self.engine is not None:
                     least_ns, exposed_ns = self.engine.host_bounds_ns(shape)
-                if loops(steps):
+                if steps <= LOOP_MAX or "numpy" not in sys.modules:
                     growth = slope * count
                     return series(start, growth, self._shift, least_ns, exposed_ns, steps, first_ns)
                 return self._long_series(
