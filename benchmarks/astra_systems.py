@@ -24,7 +24,7 @@ from typing import Any, Final
 import msgspec
 
 from emu.errors import EmuError, RunError
-from emu.tools.collective import CollectiveQuestion, cycles, program_cycles
+from emu.tools.astra import CollectiveQuestion, cycles, program_cycles
 
 PROGRAMS: Final = {
     False: "AstraSim_Analytical_Congestion_Unaware",

@@ -34,8 +34,7 @@ from emu.latency.profile.rows import Parallel, ProfileModel
 from emu.latency.roofline.backend import RooflineBackend
 from emu.process.terminal import open_console
 from emu.report.compare import STATISTICS, statistics
-from emu.report.measured import run_values
-from emu.report.measurement import Measurement, read_measurement
+from emu.report.measured import Measurement, read_measurement, run_values
 from emu.report.rundata import read_run
 from emu.runs.runner import execute
 from emu.tools.importers.measured_run import case_config, read_case

@@ -7,8 +7,8 @@
     python -m benchmarks.write_speed --write     # make bench-docs: and put them into the page
 
 Tables stand between `<!-- speed: NAME -->` and `<!-- end of speed -->`. What they are made from is
-kept beside the page in docs/figures/speed.json, so that everybody can make the same tables and the
-figure again without running anything; parts that were not measured this time stay as they were.
+kept beside the page in docs/figures/speed.json, so the same tables and the
+figure can be made again without running anything. Parts that were not measured stay as they were.
 """
 
 from __future__ import annotations
@@ -153,21 +153,13 @@ def sweep(kept: Kept) -> str:
 
 
 def profile(kept: Kept) -> str:
-    """Rooms side by side for the three clusters, then the hottest functions of the second."""
+    """Shares of the rooms, side by side for the three clusters."""
     found = kept["profile"]["profiles"]
     rooms = dict.fromkeys(room for one in found for room, share in one["rooms"] if share >= 1)
     parts = [dict(one["rooms"]) for one in found]
     rows = [[room, *(f"{part.get(room, 0):.0f} %" for part in parts)] for room in rooms]
     samples = [f"{one['case']} ({one['samples']:,} samples)" for one in found]
-    middle = found[len(found) // 2]
-    hot = [[f"{share:.1f} %", f"`{file}`: `{name}`"] for file, name, share in middle["functions"]]
-    return (
-        table(["room", *samples], rows)
-        + f"\n\nThe hottest functions of {middle['case']}:\n\n"
-        + table(["CPU", "function"], hot)
-        + "\n\n"
-        + place_and_time(kept["profile"], "sampled")
-    )
+    return table(["room", *samples], rows) + "\n\n" + place_and_time(kept["profile"], "sampled")
 
 
 BLOCKS: Final[Mapping[str, Callable[[Kept], str]]] = {

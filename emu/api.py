@@ -23,19 +23,91 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import numpy as np
 
 from emu.config.load import config_from_dict, load_config
 from emu.config.schema import Config
 from emu.errors import EmuError, InputError
 from emu.plugins import named
+from emu.report.atomic import write_bytes
 from emu.report.rundata import find
 from emu.report.summary import Summary, read_summary
 from emu.runs.runner import RunResult, adjust, execute
+from emu.units import NS_PER_S
 
 if TYPE_CHECKING:
     from emu.report.compare import Comparison
     from emu.report.rundata import RunData
+
+# --------------------------------------------------------------------------------------------------
+# Requests from a DataFrame or a list of mappings, as a workload file of emu's own format.
+#
+# Columns, by any of these names: `arrival_s` or `arrival_time_ns`, `prompt_tokens` or `input_toks`,
+# `output_tokens` or `output_toks` (these three are required), `max_output_tokens`, `tenant`,
+# `priority`, `deadline_s`. Any other column is an error.
+
+_SOURCE: Final = "workload"
+_NAMES: Final[Mapping[str, tuple[str, float]]] = {
+    "arrival_s": ("arrival_time_ns", NS_PER_S),
+    "arrival_time_ns": ("arrival_time_ns", 1),
+    "prompt_tokens": ("input_toks", 1),
+    "input_toks": ("input_toks", 1),
+    "output_tokens": ("output_toks", 1),
+    "output_toks": ("output_toks", 1),
+    "max_output_tokens": ("max_output_toks", 1),
+    "priority": ("priority", 1),
+    "deadline_s": ("deadline_ns", NS_PER_S),
+    "tenant": ("tenant", 0),
+}
+"""Column -> field of a line and its unit; 0 = a word."""
+_NEEDED: Final = ("arrival_time_ns", "input_toks", "output_toks")
+
+
+def write_workload(requests: Any, path: Path) -> Path:
+    """Write the requests; the path. Raises InputError for what is no table of requests."""
+    lines = list(workload_lines(requests))
+    if not lines:
+        raise InputError(_SOURCE, None, "", "has no request")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    encoder = msgspec.json.Encoder()
+    write_bytes(path, b"".join(encoder.encode(line) + b"\n" for line in lines))
+    return path
+
+
+def workload_lines(requests: Any) -> Iterable[dict[str, Any]]:
+    """Lines of emu's own format, one for each row."""
+    if hasattr(requests, "to_dicts"):  # polars
+        rows = requests.to_dicts()
+    elif hasattr(requests, "to_dict"):  # pandas
+        rows = requests.to_dict("records")
+    else:
+        rows = requests
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, Mapping):
+            raise InputError(_SOURCE, number, "", f"expected a mapping, got {type(row).__name__}")
+        yield _line(number, row)
+
+
+def _line(number: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    line: dict[str, Any] = {}
+    for name, value in row.items():
+        if name not in _NAMES:
+            known = ", ".join(_NAMES)
+            raise InputError(_SOURCE, number, str(name), f"unknown column; there are {known}")
+        field, unit = _NAMES[name]
+        try:
+            line[field] = round(float(value) * unit) if unit else str(value)
+        except (TypeError, ValueError, OverflowError):
+            raise InputError(_SOURCE, number, name, f"expected a number, got {value!r}") from None
+    for field in _NEEDED:
+        if field not in line:
+            names = " or ".join(name for name, (its, _) in _NAMES.items() if its == field)
+            raise InputError(_SOURCE, number, names, "missing")
+    return line
+
+
+# --------------------------------------------------------------------------------------------------
 
 _TEXT_COLUMNS: Final = frozenset(
     {"session_id", "status", "reason", "tenant", "from", "to", "writer", "cause", "state"}
@@ -174,7 +246,7 @@ def run(
     keys to values, or is a list of `KEY=VALUE` as on the command line. `output` is the directory
     of the results (default: the config's), `report` whether report.html is written (default: the
     config's). `workload`: the requests as a DataFrame (pandas or polars) or a list of mappings
-    instead of the config's (emu/runs/tabular.py names the columns); they are written beside the
+    instead of the config's (emu/api.py names the columns); they are written beside the
     directory. `keep` False: nothing is left on disk, the results are in memory. Raises InputError
     for what is wrong in a config or a workload, before anything is written; RunError,
     InvariantViolation or KeyboardInterrupt for a run that did not end well.
@@ -200,8 +272,6 @@ def run(
                     config_read["workload"]["path"] = "in memory"
             return result
     if workload is not None:
-        from emu.runs.tabular import write_workload
-
         if isinstance(config, Config):
             problem = "cannot be given with a Config; give a file or a dict"
             raise InputError(source, None, "workload", problem)

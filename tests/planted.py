@@ -667,25 +667,25 @@ PLANTED = (
     ),
     Planted(
         "links that are down come back with the end of a degradation",
-        "faults/link_factors.py",
+        "faults/injector.py",
         "            self._factors[link].remove(factor)\n",
         "            self._factors[link].clear()\n",
     ),
     Planted(
         "one end of two partitions joins the pair",
-        "faults/link_factors.py",
+        "faults/injector.py",
         "        if count == int(is_cut):\n",
         "        if True:\n",
     ),
     Planted(
         "a window strikes weights and KV alike",
-        "faults/transfers.py",
+        "faults/injector.py",
         ' or (name == "stuck") != (kind == "weights")',
         "",
     ),
     Planted(
         "copies of an overload are copied",
-        "faults/clients.py",
+        "faults/handlers.py",
         "request.request_id >= CLONE_IDS or request.retries",
         "request.retries",
     ),
@@ -721,7 +721,7 @@ PLANTED = (
     ),
     Planted(
         "a stale directory lies always",
-        "faults/control_plane.py",
+        "faults/replicas.py",
         "rng.random() >= fault.probability:\n            return False\n",
         "rng.random() >= fault.probability:\n            return True\n",
     ),
@@ -739,7 +739,7 @@ PLANTED = (
     ),
     Planted(
         "an overload has no end on record",
-        "faults/clients.py",
+        "faults/handlers.py",
         '        end_echo()\n        injector.end(fault, "gateway")\n',
         "        end_echo()\n",
     ),
@@ -751,13 +751,13 @@ PLANTED = (
     ),
     Planted(
         "a window that closes ends all that are open",
-        "faults/transfers.py",
+        "faults/injector.py",
         "        self.windows.remove(window)\n        if not self.windows:\n",
         "        self.windows.clear()\n        if not self.windows:\n",
     ),
     Planted(
         "the first of two frozen views that ends thaws both",
-        "faults/control_plane.py",
+        "faults/replicas.py",
         "                sight.thaw()\n",
         "                sight.thaw()\n                sight.thaw()\n",
     ),

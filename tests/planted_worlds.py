@@ -83,19 +83,19 @@ BUGS: Final[tuple[Bug, ...]] = (
     # --- links ----------------------------------------------------------------------------------
     (
         "a degraded link carries the square of its factor",
-        "faults/link_factors.py",
+        "faults/injector.py",
         "            rate *= factor\n",
         "            rate *= factor * factor\n",
     ),
     (
         "healed links keep their factor",
-        "faults/link_factors.py",
+        "faults/injector.py",
         "            self._factors[link].remove(factor)\n            self._apply(link)\n",
         "            self._factors[link].remove(factor)\n",
     ),
     (
         "a link's delay counts once, however many there are",
-        "faults/link_factors.py",
+        "faults/injector.py",
         "sum(delays)",
         "max(delays, default=0)",
     ),
@@ -113,19 +113,19 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     (
         "a link goes down once only",
-        "faults/links.py",
+        "faults/handlers.py",
         "        if left:\n            injector.later(period_ns, lambda: down(left))\n",
         "",
     ),
     (
         "a link is down for twice as long",
-        "faults/links.py",
+        "faults/handlers.py",
         "            injector.later(period_ns, lambda: up(left - 1))",
         "            injector.later(2 * period_ns, lambda: up(left - 1))",
     ),
     (
         "a partition is never joined",
-        "faults/links.py",
+        "faults/handlers.py",
         "        injector.links.cut(pair, False)\n",
         "        pass\n",
     ),
@@ -187,13 +187,13 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     (
         "sarathi: decodes do not count in the budget",
-        "scheduling/vidur_sarathi.py",
+        "scheduling/vidur.py",
         "        budget = self.chunk_size - len(plan.decodes)\n",
         "        budget = self.chunk_size + len(plan.decodes)\n",
     ),
     (
         "orca: a member too many",
-        "scheduling/vidur_orca.py",
+        "scheduling/vidur.py",
         "            if len(plan) >= self.batch_size_cap:\n",
         "            if len(plan) > self.batch_size_cap:\n",
     ),

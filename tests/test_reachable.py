@@ -28,7 +28,7 @@ def named(tree: ast.AST, names: dict[str, Path]) -> set[str]:
             found.add(node.module)
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
-            stem = str(node.values[0].value)  # f"emu.scheduling.vidur_{policy}"
+            stem = str(node.values[0].value)  # f"emu.cli.{module}"
             if stem.startswith("emu."):
                 found |= {name for name in names if name.startswith(stem)}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -12,14 +12,11 @@ from pathlib import Path
 
 import msgspec
 
-from emu.astra.backend import AstraBackend, Calculates
-from emu.astra.cache import CountStore, fingerprint
+from emu.astra.backend import AstraBackend, Calculates, CountStore, fingerprint
 from emu.astra.calculator import Calculator, OneShotCalculator
 from emu.astra.etfile import Dialect
-from emu.astra.inputs import InputSetup
-from emu.astra.layer_times import BundleTimes, LayerTimes
-from emu.astra.memory import Memories, Memory
-from emu.astra.roofline_times import RooflineTimes
+from emu.astra.inputs import InputSetup, Memories, Memory
+from emu.astra.layer_times import BundleTimes, LayerTimes, RooflineTimes
 from emu.astra.rows import TraceGenerator, TraceSetup
 from emu.astra.trace import TraceModel
 from emu.catalogue import sizes
@@ -32,8 +29,7 @@ from emu.latency.moe_gate import GateShape, make_gate
 from emu.latency.profile.bundle import find_bundle, read_bundle, variant_name
 from emu.latency.roofline.backend import RooflineBackend
 from emu.latency.roofline.coefficients import kernels_of, scaled
-from emu.network.dims import NetworkDim
-from emu.network.rounds import CollectiveSystem
+from emu.network.rounds import CollectiveSystem, NetworkDim
 
 
 def _keys(context: LatencyContext) -> AstraTable:

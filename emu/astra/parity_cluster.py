@@ -15,17 +15,16 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from emu.astra.memory import Memories, Memory
+from emu.astra.inputs import Memories, Memory
+from emu.astra.layer_times import PimDevice, read_pim_device
 from emu.astra.nodes import LOCAL, Location, Place
-from emu.astra.pim import PimDevice, read_pim_device
 from emu.astra.rows import Placement
 from emu.astra.trace import TraceKind, TraceModel
 from emu.catalogue.lookup import lookup_model
 from emu.catalogue.model import ModelSpec
 from emu.config.files import read_input
 from emu.errors import InputError
-from emu.network.dims import NetworkDim, rank_count
-from emu.network.rounds import CollectiveSystem
+from emu.network.rounds import CollectiveSystem, NetworkDim, rank_count
 
 _Options = TypeVar("_Options", bound=msgspec.Struct)
 _KINDS: Final[Mapping[str | None, TraceKind]] = {

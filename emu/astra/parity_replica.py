@@ -12,10 +12,9 @@ from typing import Literal
 import msgspec
 
 from emu.astra.convert import QUIRKS, convert
-from emu.astra.layer_times import BundleTimes
+from emu.astra.layer_times import BundleTimes, Member, PimAttention
 from emu.astra.nodes import Graph, Location, Place
 from emu.astra.parity_cluster import ParityCluster, ParityReplica, trace_model
-from emu.astra.pim import Member, PimAttention
 from emu.astra.rows import TraceGenerator, TraceSetup
 from emu.astra.trace import Trace
 from emu.config.schema import VllmTable

@@ -6,7 +6,6 @@
 
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.hf import from_hf_config
-from emu.catalogue.layer import Experts, LatentAttention
 from emu.catalogue.lookup import (
     list_gpus,
     list_models,
@@ -14,7 +13,7 @@ from emu.catalogue.lookup import (
     lookup_model,
     model_from_file,
 )
-from emu.catalogue.model import ModelSpec
+from emu.catalogue.model import Experts, LatentAttention, ModelSpec
 
 __all__ = [
     "Experts",

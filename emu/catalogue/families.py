@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from emu.catalogue.layer import (
+from emu.catalogue.model import (
     Attention,
     Experts,
     Indexer,

@@ -14,11 +14,8 @@ from typing import Any, Final
 import msgspec
 
 from emu.catalogue.families import PLAIN, SPECIAL, check_keys
-from emu.catalogue.layer import Experts, LatentAttention, Layer
-from emu.catalogue.model import ModelSpec
-from emu.catalogue.quantization import read_quantization
-from emu.catalogue.reader import ConfigReader
-from emu.catalogue.tower import Tower, read_tower
+from emu.catalogue.model import Experts, LatentAttention, Layer, ModelSpec, Tower, read_tower
+from emu.catalogue.reader import ConfigReader, read_quantization
 from emu.errors import InputError
 
 # The first name found counts.

@@ -21,17 +21,16 @@ from emu.process.exits import fail, guarded
 
 _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "start": ("init", "completion"),
+        "start": ("init", "completion", "schema", "models", "gpus"),
         "runs": ("run", "validate", "report", "compare", "sweep"),
-        "live": ("serve", "observe"),
-        "measured": ("import-cluster", "reproduce", "trace", "profile", "fidelity"),
-        "learn": ("learn", "calibrate"),
+        "live": ("serve", "observe", "learn", "calibrate"),
+        "measured": (
+            *("import-cluster", "reproduce", "trace", "profile", "fidelity"),
+            *("collective", "parity"),
+        ),
         "trials": ("chaos", "resilience", "experiment"),
-        "catalogue": ("schema", "models", "gpus"),
-        "workload": ("workload",),
+        "workload": ("workload", "whatif", "export"),
         "plan": ("plan",),
-        "whatif": ("whatif", "export"),
-        "astra": ("collective", "parity"),
         "paper": ("plot", "rerun", "bundle", "log"),
     }
 )

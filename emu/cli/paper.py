@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from emu.cli.options import Parameter, Quiet
+from emu.cli.parser import Parameter, Quiet
 
 
 def plot(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from emu.cli.options import (
+from emu.cli.parser import (
     Count,
     Jobs,
     Json,

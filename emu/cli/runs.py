@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from emu.cli.options import Count, Jobs, Json, Number, Overrides, Parameter, Quiet, Seed
+from emu.cli.parser import Count, Jobs, Json, Number, Overrides, Parameter, Quiet, Seed
 from emu.errors import InputError
 from emu.log import Format, Level
 
@@ -108,7 +108,7 @@ def run(
     if config is not None and given:
         raise InputError("run", None, "", "give a configuration, or --model and what goes with it")
     if config is None:
-        from emu.sizing.plain import plain_config
+        from emu.sizing.question import plain_config
 
         output = output or Path("runs/run")
         config = plain_config(
@@ -273,7 +273,7 @@ def compare(
         if html is None:
             print_measured(compare_measured(runs[0], measured), console)
             return 0
-        from emu.report.measuredpage import write_measured
+        from emu.report.comparepage import write_measured
 
         print_measured(write_measured(html, runs[0], measured), console)
         console.print(f"page: {html}", soft_wrap=True)

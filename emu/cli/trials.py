@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from emu.cli.options import Count, Jobs, Overrides, Parameter, Positive, Quiet
+from emu.cli.parser import Count, Jobs, Overrides, Parameter, Positive, Quiet
 from emu.log import Format, Level
 
 

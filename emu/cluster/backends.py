@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from emu.catalogue import sizes
-from emu.catalogue.draft import Draft
 from emu.catalogue.lookup import lookup_gpu
+from emu.catalogue.sizes import Draft
 from emu.config.schema import (
     AiconfiguratorTable,
     LinearTable,
@@ -42,7 +42,7 @@ from emu.policy.calls import shown
 if TYPE_CHECKING:
     from emu.latency.encoder import TowerCosts
     from emu.latency.moe_gate import Gate
-    from emu.latency.pim import PimAttention
+    from emu.latency.offload import PimAttention
     from emu.latency.placement import WeightLoads
     from emu.latency.profile.attention import BlockGrid
 
@@ -126,7 +126,7 @@ def _speculative(
         step_ns = 0  # n-grams are looked up beside the GPU's work
     if step_ns < 0 and context.draft is not None:
         assert isinstance(context.table, RooflineTable)
-        from emu.latency.roofline.passes import RooflinePasses
+        from emu.latency.speculative import RooflinePasses
 
         passes = RooflinePasses(context.draft, _roofline_of(context, context.table, context.draft))
     from emu.latency.speculative import DraftPlan, SpeculativeBackend
@@ -178,7 +178,7 @@ def pim_attention(context: LatencyContext) -> PimAttention | None:
     """Decode attention in memory; None if it runs on the GPU."""
     if not context.table.attention_offload:
         return None
-    from emu.latency.pim import PimAttention, pim_device
+    from emu.latency.offload import PimAttention, pim_device
 
     if not context.node.pim:
         problem = "needs a machine whose memory computes: nodes.N.pim"

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from mypy_extensions import mypyc_attr
 
 from emu.autoscale.scaler import Scaler
-from emu.catalogue.flops import model_flops
+from emu.catalogue.sizes import model_flops
 from emu.cluster.backends import SharedBackends
 from emu.cluster.build import (
     Shared,
+    TierBook,
     build_dispatch,
     build_encoders,
     build_insight,
@@ -30,14 +31,11 @@ from emu.cluster.build import (
     tell_decisions,
 )
 from emu.cluster.commands import Commander, check_commands
-from emu.cluster.ending import Outcome, ended
+from emu.cluster.ending import Outcome, StallGuard, ended
 from emu.cluster.gateway import Gateway, Source
-from emu.cluster.kv_tiers import TierBook
 from emu.cluster.plan import Plan
 from emu.cluster.recorder import Recorder
-from emu.cluster.scaling import Scalers
-from emu.cluster.sharing import GpuSharing
-from emu.cluster.stall import StallGuard
+from emu.cluster.scaling import GpuSharing, Scalers
 from emu.config.schema import FaultTable
 from emu.faults.injector import Injector
 from emu.faults.recovery import Recovery
@@ -146,6 +144,8 @@ class Cluster:
             tell_decisions(self.history, self.kernel, self.scalers, rejecters, self.live)
         self._is_scaled = self.scalers[0].is_active
         self.recovery = Recovery(self)
+        if any(replica.shared for replica in self.plan.replicas):
+            self.recovery.lose_capacity()  # to another model: one may never find the GPUs it needs
         self.faults = Injector(self, self.recovery, fault_handlers)
         self.faults.start()
         self.kernel.ask_at_rest(self.story, self.recovery.fail_unservable)
@@ -203,7 +203,13 @@ class Cluster:
         if self.config.limits.stalled_s:
             bound_ns = s_to_ns(self.config.limits.stalled_s)
             guard = StallGuard(
-                kernel, self.gateway, self.replicas, self.network, bound_ns, self.story
+                kernel,
+                self.gateway,
+                self.replicas,
+                self.network,
+                lambda: sum(scaler.loads_given_up for scaler in self.scalers),
+                bound_ns,
+                self.story,
             )
             kernel.watch_every(guard.period_ns, guard.look)
         limit_s = self.config.limits.simulated_s
@@ -358,6 +364,8 @@ class Cluster:
 
     def _ended(self, request: Request) -> None:
         self.recorder.terminal(request, self.kernel.now_ns)
+        if self._is_scaled:
+            self.pools[request.model].scaler.request_ended()
 
     def _released_seen(self, request: Request) -> None:
         """With policies of a user's own: they have books, and may want to be told."""

@@ -14,21 +14,26 @@ import msgspec
 
 from emu.autoscale.presets import apply_preset
 from emu.catalogue import sizes
-from emu.catalogue.draft import Draft
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.lookup import lookup_gpu, lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
-from emu.cluster.adapters import adapter_bytes, check_adapters, lora_plan
-from emu.cluster.images import check_encoders, check_images, encoder_cache_bytes, images_table
-from emu.cluster.speculation import (
+from emu.catalogue.sizes import Draft
+from emu.cluster.engine_features import (
+    adapter_bytes,
+    check_adapters,
+    check_encoders,
+    check_images,
     check_speculation,
     draft_of,
+    encoder_cache_bytes,
+    images_table,
+    lora_plan,
     speculative_table,
     with_draft_layers,
 )
 from emu.config.kinds import overridden
+from emu.config.locate import placing
 from emu.config.names import is_import_path
-from emu.config.placing import placing
 from emu.config.schema import (
     Config,
     GpuTable,

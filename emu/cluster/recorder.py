@@ -26,8 +26,8 @@ from emu.report.history import History
 from emu.report.itl import GapLog
 from emu.report.models import ModelLog
 from emu.report.records import RequestLog
+from emu.report.runfiles import MarkLog, TransitionLog
 from emu.report.timeseries import ReplicaSeries, Sample, TimeseriesWriter
-from emu.report.transitions import MarkLog, TransitionLog
 from emu.request import Request, Status
 from emu.scheduling.base import Batch
 from emu.scheduling.stages import StageSpan

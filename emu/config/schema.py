@@ -18,9 +18,13 @@ from emu.config.tables.base import (
     Count0,
     Dtype,
     Fraction,
+    LimitsTable,
     NonNegative,
+    OutputTable,
     Positive,
+    PowerTable,
     Seed,
+    SloTable,
     Table,
     Tokens,
     Tokens0,
@@ -46,7 +50,6 @@ from emu.config.tables.control import (
     MigrationTable,
     RecoveryTable,
 )
-from emu.config.tables.output import LimitsTable, OutputTable, PowerTable, SloTable
 from emu.config.tables.serving import (
     AiconfiguratorTable,
     AstraTable,

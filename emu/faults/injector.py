@@ -11,27 +11,222 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+import numpy as np
 from msgspec import Struct, structs
 
 from emu.config.schema import FaultTable
 from emu.errors import InputError
-from emu.faults.link_factors import LinkFaults
 from emu.faults.recovery import Recovery
-from emu.faults.transfers import TransferFaults
 from emu.kernel.priorities import PRIORITY_WORLD
+from emu.network.base import Fate
+from emu.network.carrier import Carrier
+from emu.network.topology import Topology
 from emu.replica.replica import Replica
 from emu.replica.states import DRAINING, LOADING, ReplicaState
 from emu.rng import rng_stream
 from emu.units import NS_PER_S, ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from emu.config.tables.faults import DrainExpired, ReplicaCrash
     from emu.faults.ports import FaultWorld
 
+# --------------------------------------------------------------------------------------------------
+# Links that are down, slow or partitioned.
+#
+# Owns what is in force on each link; several faults on one link multiply (a link that is down stays
+# down whatever else). The handler that began a fault also ends it.
+
+
+class LinkFaults:
+    """Factors, delays and cuts in force."""
+
+    def __init__(self, carrier: Carrier) -> None:
+        self._carrier = carrier
+        self._rates = carrier.topology.link_rates
+        self._factors: dict[int, list[float]] = {}
+        self._delays: dict[int, list[int]] = {}
+        self._cuts: dict[tuple[int, int], int] = {}
+
+    def slow(self, links: Sequence[int], factor: float) -> None:
+        """From now on these links carry `factor` times their rate (0 = nothing)."""
+        for link in links:
+            self._factors.setdefault(link, []).append(factor)
+            self._apply(link)
+        self._carrier.links_changed(1 if factor == 0 else 0)
+
+    def heal(self, links: Sequence[int], factor: float) -> None:
+        """The end of a `slow` of the same factor."""
+        for link in links:
+            self._factors[link].remove(factor)
+            self._apply(link)
+        self._carrier.links_changed(-1 if factor == 0 else 0)
+
+    def delay(self, links: Sequence[int], delay_ns: int) -> None:
+        """Reports over these links come so much later; negative: the end of that."""
+        for link in links:
+            delays = self._delays.setdefault(link, [])
+            if delay_ns < 0:
+                delays.remove(-delay_ns)
+            else:
+                delays.append(delay_ns)
+            self._carrier.set_extra_latency(link, sum(delays))
+        self._carrier.links_changed()
+
+    def cut(self, pair: tuple[int, int], is_cut: bool) -> None:
+        """Partition or join an ordered pair of replicas."""
+        count = self._cuts.get(pair, 0) + (1 if is_cut else -1)
+        self._cuts[pair] = count
+        if count == int(is_cut):
+            self._carrier.set_partition(pair, is_cut)
+        self._carrier.links_changed(1 if is_cut else -1)
+
+    def _apply(self, link: int) -> None:
+        rate: float = self._rates[link]
+        for factor in self._factors[link]:
+            rate *= factor
+        whole = max(1, int(rate)) if rate else 0
+        self._carrier.set_rate(link, whole)
+
+
+def network_links(topology: Topology, gpus: Sequence[int]) -> list[int]:
+    """The links by which these GPUs reach others: NIC and NVLink, both directions."""
+    links: list[int] = []
+    for index in gpus:
+        gpu = topology.gpus[index]
+        links += [gpu.nic_out, gpu.nic_in, gpu.nvlink_out, gpu.nvlink_in]
+    return [link for link in links if link >= 0]
+
+
+# --------------------------------------------------------------------------------------------------
+# What befalls transfers while a fault says so: windows of time, drawn one by one.
+#
+# Owns the open windows and one random stream for each of them. The carrier asks at the start of
+# each transfer (`fate`), watchers when they have found a destination (`refuses`). With no window
+# open, neither is asked at all.
+
+if TYPE_CHECKING:  # most runs have no faults
+    from collections.abc import Callable
+
+    from emu.config.tables.faults import (
+        CompletionLate,
+        CompletionTwice,
+        DestinationRefuses,
+        HandshakeLost,
+        LoadStuck,
+        TransferBroken,
+        TransferHang,
+        TransferRefused,
+    )
+
+    PairFault = (
+        TransferRefused
+        | TransferBroken
+        | TransferHang
+        | CompletionLate
+        | CompletionTwice
+        | HandshakeLost
+        | DestinationRefuses
+    )
+    WindowFault = PairFault | LoadStuck
+
+_FATES: Final = {
+    "transfer_refused": "refused",
+    "handshake_lost": "silent",
+    "transfer_broken": "broken",
+    "transfer_hang": "hang",
+    "completion_late": "late",
+    "completion_twice": "twice",
+    "load_stuck": "stuck",
+}
+
+
+class Window(msgspec.Struct, eq=False):
+    """A fault in force."""
+
+    fault: WindowFault
+    rng: np.random.Generator
+
+    def draws(self) -> bool:
+        """Whether it strikes this time."""
+        probability = self.fault.probability
+        return probability >= 1.0 or float(self.rng.random()) < probability
+
+    def meets(self, pair: tuple[int, int] | None) -> bool:
+        """Whether the transfer is between the replicas that the fault names."""
+        source, destination = pair if pair is not None else (-1, -1)
+        from emu.config.tables.faults import LoadStuck
+
+        fault = self.fault
+        if isinstance(fault, LoadStuck):
+            return fault.replica in (None, destination)
+        return fault.source in (None, source) and fault.destination in (None, destination)
+
+
+class TransferFaults:
+    """All windows that are open."""
+
+    def __init__(self, carrier: Carrier, on_strike: Callable[[FaultTable, str], None]) -> None:
+        self.windows: list[Window] = []
+        self._carrier = carrier
+        self._on_strike = on_strike
+
+    def open(self, fault: WindowFault, rng: np.random.Generator) -> Window:
+        """The fault is in force until `close`."""
+        window = Window(fault, rng)
+        self.windows.append(window)
+        self._carrier.ask_fate(self.fate)
+        return window
+
+    def close(self, window: Window) -> None:
+        """The fault is over."""
+        self.windows.remove(window)
+        if not self.windows:
+            self._carrier.ask_fate(None)
+
+    def fate(self, kind: str, pair: tuple[int, int] | None) -> Fate | None:
+        """What is to befall a transfer of this kind between these replicas."""
+        from emu.config.tables.faults import CompletionLate, CompletionTwice, TransferBroken
+
+        for window in self.windows:
+            fault = window.fault
+            name = _FATES.get(fault.kind)
+            if name is None or (name == "stuck") != (kind == "weights"):
+                continue
+            if not window.meets(pair) or not window.draws():
+                continue
+            self._on_strike(fault, _name(kind, pair))
+            part, delay_ns, times = 0.0, 0, 1
+            if isinstance(fault, TransferBroken):
+                part = fault.part
+            elif isinstance(fault, CompletionLate | CompletionTwice):
+                delay_ns = ms_to_ns(fault.delay_ms)
+                times = fault.times if isinstance(fault, CompletionTwice) else 1
+            return Fate(name, part, delay_ns, times)  # type: ignore[arg-type]
+        return None
+
+    def refuses(self, source: int, destination: int) -> bool:
+        """Whether the destination turns a batch away."""
+        for window in self.windows:
+            if window.fault.kind != "destination_refuses":
+                continue
+            if window.meets((source, destination)) and window.draws():
+                self._on_strike(window.fault, f"{source} -> {destination}")
+                return True
+        return False
+
+
+def _name(kind: str, pair: tuple[int, int] | None) -> str:
+    if pair is None:
+        return kind
+    source, destination = pair
+    own = f"{kind} of replica {destination}"  # from its machine's own copy
+    return own if source < 0 else f"{kind} {source} -> {destination}"
+
+
+# --------------------------------------------------------------------------------------------------
 
 S = ReplicaState
 Handler = Callable[["Injector", Any, "np.random.Generator"], None]

@@ -8,6 +8,7 @@ seeds, and a figure is the mean over them.
 from __future__ import annotations
 
 import math
+import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -162,3 +163,72 @@ def _row(run: MeasuredRun, stage: Stage, drawn: Sequence[Figures]) -> Row:
         emulated_overloaded=not mean.ttft <= OVERLOADED_MS,  # no request was served: overloaded
         peers=run.peers,
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# What a board's rows say together: medians, worst, verdicts, by what groups they fall into.
+
+GROUPS: Final = ("gpu", "model_class", "regime")
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Stages whose errors count, taken together."""
+
+    name: str
+    stages: int
+    median: dict[str, float]
+    """|error| by metric, per cent."""
+    bias: dict[str, float]
+    """Median of the signed error."""
+    worst: dict[str, float]
+    """The error that is largest, with its sign."""
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """The board in figures."""
+
+    stages: int
+    wrong_verdicts: list[str]
+    overall: Group
+    by: dict[str, list[Group]]
+    peers: dict[str, dict[str, float]]
+    """Median |error| that other simulators publish for the same runs, by simulator."""
+
+
+def summarize(rows: Sequence[Row]) -> Summary:
+    """Figures over all rows; errors over those that were not overloaded."""
+    judged = [row for row in rows if row.is_compared]
+    by = {
+        key: [
+            _group(name, [row for row in judged if getattr(row, key) == name])
+            for name in dict.fromkeys(getattr(row, key) for row in judged)
+        ]
+        for key in GROUPS
+    }
+    wrong = [f"{row.run_id} {row.stage}" for row in rows if not row.is_judged_right]
+    return Summary(len(rows), wrong, _group("all", judged), by, _peers(judged))
+
+
+def _group(name: str, rows: Sequence[Row]) -> Group:
+    errors = {metric: [row.error(metric) for row in rows] for metric in METRICS} if rows else {}
+    return Group(
+        name,
+        len(rows),
+        {m: statistics.median(map(abs, values)) for m, values in errors.items()},
+        {m: statistics.median(values) for m, values in errors.items()},
+        {m: max(values, key=abs) for m, values in errors.items()},
+    )
+
+
+def _peers(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    runs = {row.run_id: row.peers for row in rows}
+    found: dict[str, dict[str, list[float]]] = {}
+    for peers in runs.values():
+        for name, errors in peers.items():
+            for metric, error in errors.items():
+                found.setdefault(name, {}).setdefault(metric, []).append(abs(error))
+    return {
+        name: {metric: statistics.median(values) for metric, values in by.items()}
+        | {"runs": float(max(map(len, by.values())))}
+        for name, by in sorted(found.items())
+    }

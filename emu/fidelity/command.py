@@ -17,10 +17,9 @@ from rich.table import Table
 
 from emu.errors import InputError
 from emu.fidelity import learning
-from emu.fidelity.board import Row, answers, find_runs, rows_of, tasks_of
+from emu.fidelity.board import Group, Row, Summary, answers, find_runs, rows_of, summarize, tasks_of
 from emu.fidelity.fit import Fit, fit, leave_out
 from emu.fidelity.runs import METRICS, MeasuredRun
-from emu.fidelity.summary import Group, Summary, summarize
 from emu.latency.engine import DEFAULT_ENGINE, engine_text
 from emu.process.terminal import open_console
 from emu.tools.systems import SystemRow, power_rows, throughput_rows

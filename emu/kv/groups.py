@@ -16,8 +16,7 @@ from typing import Final, Literal
 import msgspec
 
 from emu.catalogue import sizes
-from emu.catalogue.layer import Layer
-from emu.catalogue.model import ModelSpec
+from emu.catalogue.model import Layer, ModelSpec
 from emu.errors import InputError
 from emu.units import ceil_div
 

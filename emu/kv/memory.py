@@ -23,8 +23,8 @@ import math
 import msgspec
 
 from emu.catalogue import sizes
-from emu.catalogue.draft import Draft
 from emu.catalogue.model import ModelSpec
+from emu.catalogue.sizes import Draft
 from emu.errors import InputError
 from emu.units import GIB, ceil_div
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from emu.catalogue.draft import Draft
 from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.model import ModelSpec
+from emu.catalogue.sizes import Draft
 from emu.config.schema import (
     LatencyTable,
     NetworkTable,
@@ -22,7 +22,6 @@ from emu.config.schema import (
     SpeculativeTable,
 )
 from emu.errors import InputError
-from emu.latency.eager import eager_calls
 from emu.latency.engine import (
     NO_ENGINE,
     EngineModel,
@@ -31,12 +30,19 @@ from emu.latency.engine import (
     with_step_overhead,
 )
 from emu.latency.engine_steps import EngineSteps
+from emu.latency.host import eager_calls
 from emu.latency.roofline.coefficients import kernels_of
 from emu.latency.roofline.ops import machine_collective
 from emu.latency.sampler import resolve_sampling
 from emu.network.collectives import Collectives
-from emu.network.dims import NetworkDim
-from emu.network.rounds import KINDS, CollectiveSystem, Kind, check_algorithm, parse_algorithm
+from emu.network.rounds import (
+    KINDS,
+    CollectiveSystem,
+    Kind,
+    NetworkDim,
+    check_algorithm,
+    parse_algorithm,
+)
 
 if TYPE_CHECKING:
     from emu.latency.lora import LoraPlan

@@ -9,7 +9,7 @@ host's. The GPU's time is `step_ns` (copies of inputs, the start of the graph, g
 the layers at the token count that a captured graph has (`padded`), the logits and the sampler of
 the true rows. Steps above the largest graph are launched kernel by kernel and take at least the
 host's launches; so are all steps of an engine that runs eagerly, whose launches cost more
-(`eager.py`).
+(`host.py`).
 """
 
 from __future__ import annotations

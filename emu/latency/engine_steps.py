@@ -8,9 +8,8 @@ which a batch runs, what a step adds on the GPU, and the least time that the hos
 from __future__ import annotations
 
 from emu.latency.base import BatchShape
-from emu.latency.eager import EagerCalls
 from emu.latency.engine import EngineModel, padded
-from emu.latency.host import HostCosts
+from emu.latency.host import EagerCalls, HostCosts
 from emu.latency.sampler import SamplerCost, Sampling
 
 

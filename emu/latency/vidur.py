@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from emu.catalogue.model import ModelSpec
 from emu.errors import InputError
 from emu.latency.base import BatchShape, LatencyBackend
-from emu.latency.profile.files import COUNT, TEXT, Kind, read_csv, read_header
+from emu.latency.profile.bundle import COUNT, TEXT, Kind, read_csv, read_header
 from emu.latency.profile.tables import Curve
 
 DEVICES: Final = {

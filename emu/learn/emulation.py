@@ -18,7 +18,7 @@ from emu.errors import InputError
 from emu.latency.engine import DEFAULT_ENGINE, EngineModel, engine_text
 from emu.learn.observations import Times
 from emu.process.interrupts import scratch
-from emu.process.workers import Workers
+from emu.process.pool import Workers
 from emu.report.rundata import read_run
 from emu.runs.runner import adjust, execute
 from emu.units import NS_PER_S

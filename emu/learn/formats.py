@@ -29,7 +29,7 @@ import numpy as np
 
 from emu.config.files import read_input
 from emu.errors import InputError
-from emu.report.measurement import request_ids
+from emu.report.measured import request_ids
 from emu.rng import rng_stream
 
 _ANCHOR_LIMIT_S: Final = 100_000.0

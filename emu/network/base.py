@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
+
+import msgspec
 
 from emu.network.placement import Grid
 
@@ -42,3 +44,19 @@ class Network(Protocol):
         two replicas, for partitions between them. `setup_ns`: what the connector takes besides.
         """
         ...
+
+
+# --------------------------------------------------------------------------------------------------
+# What a fault does to a transfer.
+
+
+class Fate(msgspec.Struct, frozen=True):
+    """What is to befall a transfer."""
+
+    kind: Literal["refused", "silent", "broken", "hang", "late", "twice", "stuck"]
+    part: float = 0.0
+    """broken: after this part of its bytes."""
+    delay_ns: int = 0
+    """late, twice: so much later."""
+    copies: int = 1
+    """twice: further notices, each so much after the one before."""

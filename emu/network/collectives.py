@@ -1,6 +1,6 @@
 """Collectives: what they cost on an idle network, and when each rank is done.
 
-Owns the composition of ASTRA-Sim's algorithms (`rounds.py`, `direct.py`, `tree.py`) over several
+Owns the composition of ASTRA-Sim's algorithms (`rounds.py`, `direct.py`) over several
 dimensions, and the analytical time without congestion. Counts agree with the real program to the
 cycle (1 cycle = 1 ns). Does not own: chunks and their queues (`chunks.py`), contention on shared
 links (`congestion.py`), which ranks take part (the caller).
@@ -23,23 +23,27 @@ from functools import partial
 import msgspec
 
 from emu.errors import InputError
-from emu.network.chunks import chunk_sizes, pipeline_ns
 from emu.network.congestion import congested_ns, simulate_ends_ns
-from emu.network.dims import NetworkDim, message_between_ns, rank_count, strides
 from emu.network.direct import direct_ends_ns
 from emu.network.rounds import (
     CollectiveSystem,
     Kind,
+    NetworkDim,
     Parsed,
     Phase,
     Round,
     active_dims,
     check_algorithm,
+    chunk_sizes,
+    message_between_ns,
     parse_algorithm,
     phases,
+    pipeline_ns,
+    rank_count,
     rounds,
+    strides,
+    tree_ends_ns,
 )
-from emu.network.tree import tree_ends_ns
 
 
 def phase_ns(system: CollectiveSystem, phase: Phase) -> int:

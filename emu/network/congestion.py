@@ -18,21 +18,23 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from emu.errors import InputError
-from emu.network.chunks import chunk_sizes
-from emu.network.dims import NetworkDim, group_of, message_between_ns
 from emu.network.direct import Circle
 from emu.network.rounds import (
     CollectiveSystem,
     Kind,
+    NetworkDim,
     Phase,
     Round,
     active_dims,
     check_algorithm,
+    chunk_sizes,
+    group_of,
+    message_between_ns,
     parse_algorithm,
     phases,
     rounds,
+    tree_neighbours,
 )
-from emu.network.tree import tree_neighbours
 
 Action = Callable[[], None]
 

@@ -8,13 +8,112 @@ one. Does not own times (`collectives.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Final, Literal, NamedTuple, get_args
 
 import msgspec
 
 from emu.errors import InputError
-from emu.network.dims import NetworkDim, rank_count
+from emu.units import ceil_div
+
+# --------------------------------------------------------------------------------------------------
+# Dimensions of a collective network, as ASTRA-Sim sees it: a product of simple topologies.
+#
+# Owns: the shape of the network that collectives run on (ranks in mixed radix, first dimension
+# fastest) and the time of a single message on it. Does not own: algorithms (`collectives.py`),
+# contention (`congestion.py`), links shared with KV transfers (`links.py`).
+#
+# Bandwidths here are GiB/s (2**30 bytes), the unit of ASTRA-Sim's network file. Source of the
+# rules: ASTRA-Sim as LLMServingSim drives it.
+
+Topology = Literal["Ring", "FullyConnected", "Switch"]
+
+_BYTES_PER_NS: Final = (1 << 30) / 1e9
+
+
+class NetworkDim(msgspec.Struct, frozen=True, kw_only=True):
+    """One dimension: `npus` ranks joined by one simple topology."""
+
+    topology: Topology = "FullyConnected"
+    npus: int
+    gib_per_s: float
+    latency_ns: float
+
+    @property
+    def bytes_per_ns(self) -> float:
+        """Rate of one link."""
+        return self.gib_per_s * _BYTES_PER_NS
+
+    def hops(self, source: int, destination: int) -> int:
+        """Links that a message crosses between two ranks of this dimension."""
+        if self.topology == "FullyConnected":
+            return 1
+        if self.topology == "Switch":
+            return 2
+        clockwise = (destination - source) % self.npus
+        return min(clockwise, self.npus - clockwise)
+
+    def message_ns(self, size_bytes: int, hops: int = 1) -> int:
+        """Time of one message without contention; latency per hop, serialized once."""
+        return int(hops * self.latency_ns + size_bytes / self.bytes_per_ns)
+
+    def neighbour_hops(self) -> int:
+        """Hops between a rank and the next one."""
+        return 2 if self.topology == "Switch" else 1
+
+
+def rank_count(dims: Sequence[NetworkDim]) -> int:
+    """Ranks of the whole network."""
+    return prod(dim.npus for dim in dims)
+
+
+def strides(dims: Sequence[NetworkDim]) -> tuple[int, ...]:
+    """Distance in rank numbers of neighbors in each dimension."""
+    result, stride = [], 1
+    for dim in dims:
+        result.append(stride)
+        stride *= dim.npus
+    return tuple(result)
+
+
+def coordinates(rank: int, dims: Sequence[NetworkDim]) -> tuple[int, ...]:
+    """A rank's position in each dimension."""
+    result = []
+    for dim in dims:
+        rank, position = divmod(rank, dim.npus)
+        result.append(position)
+    return tuple(result)
+
+
+def message_between_ns(
+    dims: Sequence[NetworkDim], source: int, destination: int, size_bytes: int
+) -> int:
+    """Point-to-point message between two ranks, without contention.
+
+    Uses the first dimension in which the two differ, as ASTRA-Sim's analytical network does.
+    """
+    for dim, a, b in zip(
+        dims, coordinates(source, dims), coordinates(destination, dims), strict=True
+    ):
+        if a != b:
+            return dim.message_ns(size_bytes, dim.hops(a, b))
+    return dims[0].message_ns(size_bytes, 0)
+
+
+def group_of(rank: int, dims: Sequence[NetworkDim], active: Sequence[int]) -> tuple[int, ...]:
+    """Ranks that differ from `rank` in the active dimensions only, in increasing order."""
+    step = strides(dims)
+    position = coordinates(rank, dims)
+    members = [rank - sum(position[d] * step[d] for d in active)]
+    for d in active:
+        members = [m + k * step[d] for k in range(dims[d].npus) for m in members]
+    return tuple(sorted(members))
+
+
+# --------------------------------------------------------------------------------------------------
 
 Kind = Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all"]
 Algorithm = str
@@ -229,3 +328,149 @@ def check_algorithm(algorithm: str, kind: Kind, npus: int, source: str = "networ
     if base == "doubleBinaryTree" and kind != "all-reduce":
         problem = f"doubleBinaryTree has no {kind}, only all-reduce"
         raise InputError(source, None, "algorithm", problem)
+
+
+# --------------------------------------------------------------------------------------------------
+# How a collective is cut into chunks, and how chunks pass through the dimensions' queues.
+#
+# Source: ASTRA-Sim as LLMServingSim drives it; derived from the table of cycle counts and confirmed
+# against the program.
+
+
+def chunk_sizes(kind: Kind, size_bytes: int, splits: int, npus_total: int) -> list[int]:
+    """Sizes of the chunks that a collective is cut into.
+
+    A chunk smaller than the number of ranks of the whole system is padded to it (not for
+    all-gather, whose size is already one rank's share). What division leaves over is sent as one
+    more chunk of the full size.
+    """
+    chunk = size_bytes // splits
+    if kind != "all-gather" and chunk < npus_total:
+        return [npus_total] * splits
+    if chunk == 0:
+        return [size_bytes]
+    return [chunk] * ceil_div(size_bytes, chunk)
+
+
+def pipeline_ns(plans: Sequence[Sequence[tuple[int, int]]], queues: int, running_max: int) -> int:
+    """End of the last of several chunks, each a list of (queue, duration) passed in order.
+
+    A queue serves `running_max` chunks at a time in order of arrival; a chunk's next phase joins
+    its queue when the last one ends.
+    """
+    waiting: list[deque[int]] = [deque() for _ in range(queues)]
+    running = [0] * queues
+    step = [0] * len(plans)
+    events: list[tuple[int, int, int]] = []
+    order = 0
+    now = 0
+
+    def start_next(queue: int) -> None:
+        nonlocal order
+        while waiting[queue] and running[queue] < running_max:
+            chunk = waiting[queue].popleft()
+            running[queue] += 1
+            heapq.heappush(events, (now + plans[chunk][step[chunk]][1], order, chunk))
+            order += 1
+
+    for chunk, plan in enumerate(plans):
+        waiting[plan[0][0]].append(chunk)
+    for queue in range(queues):
+        start_next(queue)
+    while events:
+        now, _, chunk = heapq.heappop(events)
+        left = plans[chunk][step[chunk]][0]
+        step[chunk] += 1
+        running[left] -= 1
+        if step[chunk] < len(plans[chunk]):
+            joined = plans[chunk][step[chunk]][0]
+            waiting[joined].append(chunk)
+            start_next(joined)
+        start_next(left)
+    return now
+
+
+# --------------------------------------------------------------------------------------------------
+# The double binary tree: one all-reduce of whole messages up a tree and down again.
+#
+# Owns the tree and the instants at which its ranks are done. The tree hangs below a root with one
+# child; the rest is a full binary tree, numbered from left to right. Inner ranks reduce what comes
+# from each child, and again what comes from above, as ASTRA-Sim does; it sends the whole tensor
+# along every edge. Its second tree, the mirror image, serves every other chunk: the ranks that were
+# leaves are inner ranks there. Source: ASTRA-Sim.
+
+
+def tree_neighbours(npus: int, *, mirrored: bool) -> list[tuple[int, tuple[int, ...]]]:
+    """(parent, children) of each position; the root's parent is -1, leaves have no children."""
+    parents = [-1] * npus
+    children: list[tuple[int, ...]] = [()] * npus
+
+    def hang(first: int, count: int, parent: int) -> int:
+        top = first + count // 2
+        parents[top] = parent
+        if count > 1:
+            children[top] = (
+                hang(first, count // 2, top),
+                hang(top + 1, count // 2, top),
+            )
+        return top
+
+    children[npus - 1] = (hang(0, npus - 1, npus - 1),)
+    if not mirrored:
+        return list(zip(parents, children, strict=True))
+    last = npus - 1
+    return [
+        (
+            -1 if parents[last - at] < 0 else last - parents[last - at],
+            tuple(last - child for child in children[last - at]),
+        )
+        for at in range(npus)
+    ]
+
+
+def tree_ends_ns(
+    starts_ns: Sequence[int],
+    net: Callable[[int, int], int],
+    *,
+    delay_ns: int,
+    reduction_ns: int,
+    mirrored: bool = False,
+) -> list[int]:
+    """When each rank is done; a power of two of them, 2 or more. `net`: time between positions."""
+    npus = len(starts_ns)
+    if mirrored:
+        ends = tree_ends_ns(
+            starts_ns[::-1],
+            lambda a, b: net(npus - 1 - a, npus - 1 - b),
+            delay_ns=delay_ns,
+            reduction_ns=reduction_ns,
+        )
+        return ends[::-1]
+    root = npus - 1
+    ends = [0] * npus
+
+    def up(first: int, count: int) -> tuple[int, int]:
+        """The top of the subtree of `count` positions from `first`, and when it sends upwards."""
+        top = first + count // 2
+        if count == 1:
+            return top, starts_ns[top] + delay_ns
+        latest = starts_ns[top]
+        for child_first in (first, top + 1):
+            child, sent = up(child_first, count // 2)
+            latest = max(latest, sent + net(child, top))
+        return top, latest + delay_ns + reduction_ns
+
+    def down(first: int, count: int, arrived: int) -> None:
+        top = first + count // 2
+        if count == 1:
+            ends[top] = arrived + delay_ns
+            return
+        ends[top] = arrived + delay_ns + reduction_ns
+        for child_first in (first, top + 1):
+            child = child_first + count // 4
+            down(child_first, count // 2, ends[top] + net(top, child))
+
+    top, sent = up(0, npus - 1)
+    ends[root] = max(starts_ns[root], sent + net(top, root)) + delay_ns + reduction_ns
+    down(0, npus - 1, ends[root] + net(root, top))
+    return ends

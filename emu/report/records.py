@@ -33,11 +33,11 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from emu.catalogue.flops import ModelFlops
+from emu.catalogue.sizes import ModelFlops
 from emu.errors import InvariantViolation
 from emu.report.atomic import partial_name
-from emu.report.columns import FileColumns
 from emu.report.csvtext import EMPTY, CsvFile, Field, numbers, text_field
+from emu.report.runfiles import FileColumns
 from emu.request import Request, Status
 
 COLUMNS: Final = (

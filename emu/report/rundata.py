@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from emu.errors import InputError
 from emu.report.atomic import partial_name
 from emu.report.chart import Axis
-from emu.report.gapfile import GapFile, read_gaps
+from emu.report.runfiles import GapFile, read_gaps
 from emu.report.summary import Summary, read_summary
 
 Ints = NDArray[np.int64]

@@ -32,7 +32,7 @@ from emu.cluster.ending import Outcome
 from emu.cluster.plan import Plan, ReplicaPlan, make_plan, plugins_of
 from emu.cluster.recorder import Recorder
 from emu.config.load import effective_dict, load_config
-from emu.config.placing import blaming, placing
+from emu.config.locate import blaming, placing
 from emu.config.schema import Config, SchedulerTable, SyntheticTable, WorkloadTable
 from emu.errors import InputError, InvariantViolation, PluginError, printable
 from emu.kernel.clock import Kernel
@@ -42,10 +42,8 @@ from emu.log import Format, Level, Log, make_log
 from emu.process.interrupts import held, sent_to
 from emu.process.version import __version__, build, revision
 from emu.report.atomic import RunDirectory, write_text
-from emu.report.experts import write_experts
-from emu.report.gapfile import write_gaps
+from emu.report.runfiles import write_experts, write_flows, write_gaps
 from emu.report.summary import DEFINITIONS, Summary, build_summary, write_summary
-from emu.report.transitions import write_flows
 from emu.runs.inputs import digests
 from emu.units import NS_PER_S
 from emu.workload.items import Notes
@@ -107,7 +105,7 @@ def prepare(config: Config, source: str, *, imports: bool = True) -> tuple[Plan,
     if workload.facts.names_models and not is_named:
         workload.notes.warn("`model` of a request is not compared: one model is served")
     if config.power is not None:
-        from emu.cluster.energy import energy_warnings  # most runs do not model it
+        from emu.cluster.audit import energy_warnings  # most runs do not model it
 
         for warning in energy_warnings(config.power, plan):
             workload.notes.warn(warning)

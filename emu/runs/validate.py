@@ -11,12 +11,11 @@ from pathlib import Path
 from rich.table import Table
 
 from emu.catalogue import sizes
-from emu.cluster.adapters import adapter_bytes
 from emu.cluster.backends import SharedBackends, tower_costs
-from emu.cluster.images import encoder_cache_bytes
+from emu.cluster.engine_features import adapter_bytes, encoder_cache_bytes
 from emu.cluster.plan import Plan, ReplicaPlan
 from emu.config.load import load_config
-from emu.config.placing import blaming, placing
+from emu.config.locate import blaming, placing
 from emu.config.schema import Config, SchedulerTable, VllmTable
 from emu.errors import printable
 from emu.latency.base import LatencyBackend

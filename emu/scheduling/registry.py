@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -28,7 +27,7 @@ _VIDUR: Final = MappingProxyType(
         "faster_transformer": "FasterTransformerScheduler",
     }
 )
-"""Policy -> its class in `emu/scheduling/vidur_POLICY.py`, loaded when it is asked for."""
+"""Policy -> its class in `emu/scheduling/vidur.py`, loaded when it is asked for."""
 
 
 def adapters_of(table: VllmTable) -> Adapters | None:
@@ -86,9 +85,9 @@ def make_scheduler(
     elif isinstance(table, FcfsTable):
         made = FcfsScheduler(table, limits, queue=queue)
     elif table.policy in _VIDUR:
-        module = import_module(f"emu.scheduling.vidur_{table.policy}")
-        vidur = getattr(module, _VIDUR[table.policy])
-        made = vidur(table, limits, preemptions_max=preemptions_max)
+        from emu.scheduling import vidur
+
+        made = getattr(vidur, _VIDUR[table.policy])(table, limits, preemptions_max=preemptions_max)
     else:
         made = (own or make_plugin)(table.policy, "scheduler.policy", table, limits)
         _watch(made, table.policy)

@@ -25,15 +25,14 @@ from starlette.types import Message as AsgiMessage
 from emu.process.version import __version__
 from emu.serve.completions import Reply, failure_error, make_exchange
 from emu.serve.control import Control
-from emu.serve.engine import EngineControl
-from emu.serve.exposition import METRICS_TYPE
 from emu.serve.faces import Face, OpenAiFace
 from emu.serve.failures import Failure, failure_from_header
-from emu.serve.guard import Guard
 from emu.serve.house import House
+from emu.serve.intake import Guard
 from emu.serve.messages import MessagesFace, anthropic_error, count_tokens, read_messages
-from emu.serve.metrics import MetricsPage
+from emu.serve.metrics import METRICS_TYPE, MetricsPage
 from emu.serve.openapi import openapi
+from emu.serve.operators import EngineControl, Scale
 from emu.serve.pooling import (
     RERANK_PATHS,
     SCORE_PATHS,
@@ -57,7 +56,6 @@ from emu.serve.protocol import (
     read_completion,
 )
 from emu.serve.responses import ResponsesFace, read_responses
-from emu.serve.scale import Scale
 from emu.serve.tokens import Tokenizer
 from emu.serve.world import Exchange
 

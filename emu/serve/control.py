@@ -8,7 +8,7 @@ recording, so that a replay does the same.
 
 On a loopback address every client may use it; elsewhere every call needs the control token, as
 `Authorization: Bearer`, `X-Emu-Token` or `?token=`. Writes must be JSON by content type; that no
-page of another site gets here is what `emu.serve.guard` sees to.
+page of another site gets here is what `emu.serve.intake` sees to.
 """
 
 from __future__ import annotations

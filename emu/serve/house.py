@@ -21,14 +21,13 @@ from emu.log import Format, Level
 from emu.replica.states import ReplicaState
 from emu.runs.runner import holds_for
 from emu.serve.failures import FailureSchedule
-from emu.serve.guard import is_loopback
-from emu.serve.intake import Intake
+from emu.serve.intake import Intake, is_loopback
 from emu.serve.protocol import Call
 from emu.serve.tokens import Tokenizer
 from emu.serve.trends import Trends
 from emu.serve.world import LiveCluster
 from emu.units import NS_PER_S
-from emu.workload.lengths import length_sampler
+from emu.workload.distributions import length_sampler
 
 T = TypeVar("T")
 ADAPTERS_MAX: Final = 256

@@ -10,16 +10,107 @@ the scrape; nothing is paid between scrapes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from emu.cluster.plan import ReplicaPlan
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
-from emu.serve.exposition import Page, labels_text
+from emu.serve.fleet import Endpoint, Fleet
 from emu.serve.house import ADAPTERS_MAX, House
 from emu.serve.world import Histogram, Statistics
 from emu.units import NS_PER_S
+
+# --------------------------------------------------------------------------------------------------
+# Prometheus' text format (0.0.4), written straight into lines.
+#
+# A scrape of a hundred replicas has thousands of samples, and a router asks many times a second;
+# the objects that a client library makes of each cost more than the emulation itself. The text of a
+# histogram is kept until it has a new observation.
+
+METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
+def labels_text(labels: Mapping[str, str]) -> str:
+    """`a="x",b="y"`, sorted by name."""
+    return ",".join(
+        f'{name}="{value.translate(_ESCAPES)}"' for name, value in sorted(labels.items())
+    )
+
+
+def number_text(value: float) -> str:
+    """As Prometheus' own library writes it."""
+    return repr(float(value))
+
+
+class Page:
+    """Lines of one answer, and the histograms' texts that outlive it."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._histograms: dict[tuple[str, str], tuple[int, str]] = {}
+
+    def take(self) -> bytes:
+        """The page so far; the next one begins empty."""
+        text = "\n".join(self._lines) + "\n"
+        self._lines.clear()
+        return text.encode()
+
+    def head(self, name: str, text: str, kind: str) -> None:
+        """The lines before the samples of a family."""
+        self._lines += (f"# HELP {name} {text}", f"# TYPE {name} {kind}")
+
+    def samples(self, name: str, rows: Iterable[tuple[str, float]]) -> None:
+        """(labels as text, value) of each."""
+        self._lines += [
+            f"{name}{{{labels}}} {number_text(value)}" if labels else f"{name} {number_text(value)}"
+            for labels, value in rows
+        ]
+
+    def gauge(self, name: str, text: str, rows: Iterable[tuple[str, float]]) -> None:
+        """A family of gauges."""
+        self.head(name, text, "gauge")
+        self.samples(name, rows)
+
+    def counter(self, name: str, text: str, rows: Iterable[tuple[str, float]]) -> None:
+        """A family of counters; `_total` is added to the name."""
+        self.head(f"{name}_total", text, "counter")
+        self.samples(f"{name}_total", rows)
+
+    def histogram(self, name: str, text: str, rows: Iterable[tuple[str, Histogram]]) -> None:
+        """A family of histograms."""
+        self.head(name, text, "histogram")
+        for labels, histogram in rows:
+            known = self._histograms.get((name, labels))
+            if known is None or known[0] != histogram.observed:
+                lines = "\n".join(_histogram_lines(name, labels, histogram))
+                known = self._histograms[name, labels] = (histogram.observed, lines)
+            self._lines.append(known[1])
+
+
+def _histogram_lines(name: str, labels: str, histogram: Histogram) -> Sequence[str]:
+    lines = []
+    reached = 0
+    bounds = [f"{b:g}" if b != int(b) else f"{b:.1f}" for b in histogram.bounds]
+    before, after = _around_le(labels)
+    for bound, count in zip([*bounds, "+Inf"], histogram.counts, strict=True):
+        reached += count
+        lines.append(f'{name}_bucket{{{before}le="{bound}"{after}}} {number_text(reached)}')
+    lines.append(f"{name}_count{{{labels}}} {number_text(reached)}")
+    lines.append(f"{name}_sum{{{labels}}} {number_text(histogram.total)}")
+    return lines
+
+
+def _around_le(labels: str) -> tuple[str, str]:
+    """What comes before and after `le` where labels are sorted by name."""
+    given = labels.split(",") if labels else []
+    before = [item for item in given if item < "le="]
+    after = [item for item in given if item >= "le="]
+    return ",".join(before) + "," * bool(before), "," * bool(after) + ",".join(after)
+
+
+# --------------------------------------------------------------------------------------------------
 
 _HISTOGRAMS: Final[tuple[tuple[str, str, Callable[[Statistics], Histogram]], ...]] = (
     ("time_to_first_token_seconds", "Time to first token.", lambda s: s.ttft),
@@ -291,3 +382,92 @@ def transfer_families(page: Page, label: str, stats: Statistics, house: House) -
     )
     for name, text, value in counters:
         page.counter(f"vllm:nixl_num_{name}", text, [(label, value)])
+
+
+# --------------------------------------------------------------------------------------------------
+# `/metrics` of one endpoint: an engine's own page, under vLLM's or SGLang's names.
+#
+# Routers scrape each endpoint many times a second, so the page holds this replica's series and
+# nothing of the cluster; the label `engine` is "0" on every page, as of an engine that is alone.
+# SGLang's histograms have vLLM's bounds here.
+
+
+class EndpointPage:
+    """Reads one replica when it is scraped."""
+
+    def __init__(self, house: House, fleet: Fleet, endpoint: Endpoint) -> None:
+        self._house = house
+        self._fleet = fleet
+        self._endpoint = endpoint
+        self._page = Page()
+
+    def render(self) -> bytes:
+        """All families of the face."""
+        if self._fleet.face == "sglang":
+            self._sglang()
+        else:
+            self._vllm()
+        return self._page.take()
+
+    def _vllm(self) -> None:
+        house, endpoint, page = self._house, self._endpoint, self._page
+        stats = house.cluster.engines[endpoint.replica.replica_id]
+        one = [(endpoint.replica, endpoint.plan, stats)]
+        engine_families(page, house.models, one, name="0", scripted=house.scripted)
+        label = labels_text({"model_name": house.model, "engine": "0"})
+        request_families(page, [(label, stats)])
+        adapter_family(page, house, endpoint.replica.replica_id)
+        if house.cluster.watchers:
+            transfer_families(page, label, stats, house)
+
+    def _sglang(self) -> None:
+        house, endpoint, page = self._house, self._endpoint, self._page
+        replica, plan = endpoint.replica, endpoint.plan
+        replica.settle()
+        scheduler = replica.scheduler
+        stats = house.cluster.engines[replica.replica_id]
+        role = endpoint.role
+        label = labels_text(
+            {
+                "model_name": house.model,
+                "engine_type": role if role in ("prefill", "decode") else "unified",
+                "tp_rank": "0",
+                "pp_rank": "0",
+            }
+        )
+        size = plan.scheduler.block_size
+        watcher = house.cluster.watchers.get(replica.replica_id)
+        inflight = watcher.source.unfinished_migrations if watcher is not None else 0
+        queried = stats.queried_sum
+        gauges = (
+            ("num_running_reqs", "Running requests.", scheduler.running_count),
+            ("num_queue_reqs", "Waiting requests.", scheduler.waiting_count),
+            ("num_used_tokens", "Tokens with KV.", scheduler.blocks_used * size),
+            ("token_usage", "Part of the KV in use.", kv_use(replica)),
+            ("max_total_num_tokens", "Room for KV.", plan.num_blocks * size),
+            ("cache_hit_rate", "Found prompt tokens.", stats.cached_sum / max(1, queried)),
+            ("num_prefill_prealloc_queue_reqs", "Not begun.", 0),
+            ("num_prefill_inflight_queue_reqs", "KV on its way.", inflight),
+            ("num_decode_prealloc_queue_reqs", "Not begun.", 0),
+            ("num_decode_transfer_queue_reqs", "KV on its way.", 0),
+        )
+        for name, text, value in gauges:
+            page.gauge(f"sglang:{name}", text, [(label, float(value))])
+        info = f'page_size="{size}",num_pages="{plan.num_blocks}"'
+        page.gauge("sglang:cache_config_info", "KV cache.", [(f"{label},{info}", 1.0)])
+        counters = (
+            ("prompt_tokens", "Prompt tokens.", stats.prompt_sum),
+            ("generation_tokens", "Output tokens.", stats.generated_sum),
+            ("cached_tokens", "Prompt tokens from the cache.", stats.cached_sum),
+            ("num_requests", "Requests.", sum(stats.by_status.values())),
+            ("num_aborted_requests", "Aborted requests.", stats.success["abort"]),
+        )
+        for name, text, count in counters:
+            page.counter(f"sglang:{name}", text, [(label, float(count))])
+        for name, text, histogram in (
+            ("time_to_first_token_seconds", "TTFT.", stats.ttft),
+            ("inter_token_latency_seconds", "ITL.", stats.inter_token),
+            ("e2e_request_latency_seconds", "E2E.", stats.e2e),
+            ("queue_time_seconds", "Waiting.", stats.queue),
+        ):
+            page.histogram(f"sglang:{name}", text, [(label, histogram)])

@@ -17,9 +17,9 @@ from emu.cluster.commands import RESET, TARGETS
 from emu.config.faultkinds import KINDS
 from emu.process.version import __version__
 from emu.serve.control import CommandBody, FailuresBody, KnobsBody, ScaleBody
-from emu.serve.engine import AdapterBody
 from emu.serve.house import House
 from emu.serve.messages import CountBody, MessagesBody
+from emu.serve.operators import SCALE_PATH, AdapterBody
 from emu.serve.pooling import (
     RERANK_PATHS,
     SCORE_PATHS,
@@ -36,7 +36,6 @@ from emu.serve.protocol import (
     TokenizeBody,
 )
 from emu.serve.responses import ResponsesBody
-from emu.serve.scale import SCALE_PATH
 
 _JSON: Final = "application/json"
 _EVENTS: Final = "text/event-stream"

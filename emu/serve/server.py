@@ -33,7 +33,7 @@ from emu.cluster.audit import final_error
 from emu.cluster.ending import Outcome
 from emu.cluster.plan import Plan, make_plan
 from emu.config.load import load_config
-from emu.config.placing import placing
+from emu.config.locate import placing
 from emu.config.schema import Config
 from emu.errors import InputError, PaceLost
 from emu.kernel.wallclock import WallKernel
@@ -45,13 +45,11 @@ from emu.runs.runner import host_facts, next_free, write_results
 from emu.serve.app import make_app
 from emu.serve.control import snapshot
 from emu.serve.endpoint import endpoint_app
-from emu.serve.fleet import Fleet, KvEvents, check_fleet
-from emu.serve.guard import is_loopback
+from emu.serve.fleet import BACKLOG, Dispatch, Doors, Fleet, KvEvents, bind, check_fleet, port_of
 from emu.serve.house import House, ServeOptions, served_names, weights_from_host_s
-from emu.serve.intake import Intake, LiveProtocol
+from emu.serve.intake import Intake, LiveProtocol, is_loopback
 from emu.serve.kv_events import wire_of
 from emu.serve.pace import STRICT_REQUESTS_MIN, Adapter
-from emu.serve.ports import BACKLOG, Dispatch, Doors, bind, port_of
 from emu.serve.recording import LiveRecorder, ReplayFile, TrafficLog
 from emu.serve.tokens import make_tokenizer, write_tokenizer
 from emu.serve.world import LiveCluster, live_config

@@ -35,7 +35,7 @@ from emu.serve.pace import Pace
 from emu.serve.recording import LiveRecorder
 from emu.serve.script import Script
 from emu.units import NS_PER_S
-from emu.workload.session import NOTHING_FOLLOWS, Following
+from emu.workload.items import NOTHING_FOLLOWS, Following
 
 TTFT_BUCKETS: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -581,7 +581,11 @@ class _NoSource:
 
 
 def live_config(config: Config) -> Config:
-    """What live mode changes: clients that are refused try again themselves."""
+    """What live mode changes: clients that are refused try again themselves; loads have a deadline,
+    as faults may come, and a replay has to agree with it whether any did."""
+    recovery = config.recovery
+    deadline_s = recovery.load_deadline_ns(has_faults=True) / NS_PER_S
     return msgspec.structs.replace(
-        config, recovery=msgspec.structs.replace(config.recovery, client_retries=0)
+        config,
+        recovery=msgspec.structs.replace(recovery, client_retries=0, load_deadline_s=deadline_s),
     )

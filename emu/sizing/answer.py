@@ -24,17 +24,13 @@ from emu.config.load import config_from_dict
 from emu.config.schema import Config
 from emu.errors import InputError, RunError
 from emu.report.atomic import write_text
-from emu.report.interval import mean_of
-from emu.sizing.interval import intervals_of
-from emu.sizing.layouts import Candidate, Layout, Prompts, layouts_of
+from emu.report.drawn import mean_of
+from emu.sizing.layouts import NOT_SCALED, SPAN, Candidate, Layout, Prompts, layouts_of, scaled
 from emu.sizing.question import SOURCE, Question
-from emu.sizing.scaling import NOT_SCALED, SPAN, scaled
-from emu.sizing.search import Search, search_of
-from emu.sweeps.bisection import Bisection
+from emu.sizing.search import Search, intervals_of, search_of
 from emu.sweeps.drive import meets
-from emu.sweeps.driver import Driver, Row
-from emu.sweeps.evaluate import Base, point_pool, point_store
-from emu.sweeps.points import with_seeds
+from emu.sweeps.driver import Base, Driver, Row, point_pool, point_store
+from emu.sweeps.points import Bisection, with_seeds
 from emu.units import NS_PER_S
 from emu.workload.opened import Workload, open_workload
 
@@ -535,7 +531,7 @@ def _checked_tables(plain: dict[str, Any], question: Question, best: Candidate) 
 
 def _with_settings(tables: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Tables with dotted keys set, as `--set` does."""
-    from emu.config.overrides import apply_override
+    from emu.config.load import apply_override
 
     for text in override_texts(settings):
         apply_override(tables, text)

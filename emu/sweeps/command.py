@@ -17,9 +17,16 @@ from rich.text import Text
 from emu.errors import InputError
 from emu.process.terminal import open_console
 from emu.sweeps.drive import SweepResult, run_sweep
-from emu.sweeps.labels import conditions_of, figure_label, in_order, key_label, shown_figures
 from emu.sweeps.page import answer_text, drawn_cell, drawn_lines, write_page
-from emu.sweeps.results import columns_of, write_results
+from emu.sweeps.results import (
+    columns_of,
+    conditions_of,
+    figure_label,
+    in_order,
+    key_label,
+    shown_figures,
+    write_results,
+)
 
 _ROWS_SHOWN = 30
 _HEADING_COLUMNS = 12

@@ -25,21 +25,21 @@ from emu.report.chart import (
     short,
     spread_axis,
 )
-from emu.report.drawn import interval_text
-from emu.report.interval import Mean, mean_of
+from emu.report.drawn import Mean, interval_text, mean_of
 from emu.report.pages import page
 from emu.report.table import number
 from emu.sweeps.conditions import parse_conditions
 from emu.sweeps.drive import Answer, SweepResult
 from emu.sweeps.driver import Row
-from emu.sweeps.labels import (
+from emu.sweeps.results import (
+    cell_text,
+    columns_of,
     in_order,
     key_label,
     latencies,
     plot_names,
     shown_figures,
 )
-from emu.sweeps.results import cell_text, columns_of
 
 _SOURCED: Final = ("p99_ttft_ms", "p99_tpot_ms", "request_goodput")
 """Figures of which it is said what their intervals come from; the files say it of all."""

@@ -18,7 +18,7 @@ from emu.errors import InputError, RunError
 from emu.plugins import is_object, replaced
 from emu.process.interrupts import scratch
 from emu.report.atomic import write_text
-from emu.sweeps.evaluate import Base, Task, point_pool, point_store
+from emu.sweeps.driver import Base, Task, point_pool, point_store
 from emu.sweeps.points import with_seeds
 
 

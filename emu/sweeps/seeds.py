@@ -22,8 +22,7 @@ from emu.process.pool import pool_of
 from emu.process.terminal import open_console
 from emu.report.atomic import write_text
 from emu.report.compare import percent_of, run_names
-from emu.report.drawn import SHOWN
-from emu.report.interval import Mean, mean_of
+from emu.report.drawn import SHOWN, Mean, mean_of
 from emu.report.table import number
 from emu.runs.runner import Origin, adjust, execute
 from emu.runs.store import Keys, Store, kept_results

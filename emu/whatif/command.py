@@ -11,24 +11,27 @@ import numpy as np
 from rich.table import Table
 
 from emu.cluster.plan import make_plan
-from emu.config.placing import placing
+from emu.config.locate import placing
 from emu.config.schema import Config
 from emu.errors import InputError, RunError
 from emu.process.pool import pool_of
 from emu.process.terminal import open_console
 from emu.report.atomic import write_text
 from emu.report.table import number
-from emu.whatif.answer import Alternative, Answer, cells_of, decision_cells
-from emu.whatif.page import write_page
+from emu.whatif.answer import Alternative, Answer, cells_of, decision_cells, write_page
 from emu.whatif.regret import Choice, Regret, alternatives, chosen_decisions, regret_of
-from emu.whatif.replay import (
+from emu.whatif.variants import (
+    Outcome,
+    Variant,
+    changes,
     distances,
     lines_of,
     paired,
     places_of,
     recorded,
+    run_variant,
+    with_lines,
 )
-from emu.whatif.variants import Outcome, Variant, changes, run_variant, with_lines
 from emu.workload.logs import read_log
 
 AS_CONFIGURED: Final = "as configured"

@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emu.config.schema import Config
-from emu.report.interval import t_quantile
+from emu.report.drawn import t_quantile
 from emu.rng import rng_stream
-from emu.whatif.replay import Latencies
-from emu.whatif.variants import Outcome, Variant
+from emu.whatif.variants import Latencies, Outcome, Variant
 from emu.workload.items import Line
 
 

@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 
 from emu.errors import InputError
-from emu.workload.chunks import Chunk
-from emu.workload.csvcols import (
+from emu.workload.chunks import (
+    Chunk,
     Fields,
     Mask,
     exact_decimal,

@@ -115,7 +115,7 @@ def open_source(
         raise InputError(source, 1, "$", "the file is empty")
     name = _recognise(head, source) if format == "auto" else format
     if name in LOG_FORMATS:
-        from emu.workload.logsource import LogSource
+        from emu.workload.logs import LogSource
 
         return LogSource(file, name)
     if name == "jsonl":

@@ -24,10 +24,20 @@ from emu.config.schema import WorkloadTable
 from emu.errors import InputError
 from emu.request import Request, plain_requests
 from emu.units import NS_PER_S, s_to_ns
-from emu.workload.items import Block, Holds, Ints, Notes, has_prefix, prefix_of
-from emu.workload.naming import UNKNOWN, Naming
-from emu.workload.session import NOTHING_FOLLOWS, Following, Session, make_request, open_session
-from emu.workload.shape import OVERSIZED, ArrivalStream, Rules, Shaper, Timebase
+from emu.workload.items import (
+    NOTHING_FOLLOWS,
+    Block,
+    Following,
+    Holds,
+    Ints,
+    Notes,
+    Session,
+    has_prefix,
+    make_request,
+    open_session,
+    prefix_of,
+)
+from emu.workload.shape import OVERSIZED, UNKNOWN, ArrivalStream, Naming, Rules, Shaper, Timebase
 from emu.workload.synthetic import SyntheticSource, arrival_stream
 
 if TYPE_CHECKING:

@@ -19,9 +19,8 @@ from emu.config.schema import ArrivalsTable, ImagesTable, SyntheticTable
 from emu.errors import InputError
 from emu.rng import rng_stream
 from emu.units import NS_PER_S, s_to_ns
-from emu.workload.arrivals import NEVER_NS, arrival_stream
+from emu.workload.distributions import NEVER_NS, arrival_stream, length_sampler
 from emu.workload.items import TOKENS_MAX, Block, Ints, Line, Notes, Turn
-from emu.workload.lengths import length_sampler
 
 __all__ = ["SyntheticSource", "arrival_stream"]
 

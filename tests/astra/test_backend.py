@@ -4,12 +4,10 @@ import anyio
 import numpy as np
 import pytest
 
-from emu.astra.backend import STAGGER, AstraBackend
-from emu.astra.cache import CountStore
+from emu.astra.backend import STAGGER, AstraBackend, CountStore
 from emu.astra.calculator import Calculator
-from emu.astra.inputs import InputSetup
+from emu.astra.inputs import InputSetup, Memories, Memory
 from emu.astra.layer_times import BundleTimes
-from emu.astra.memory import Memories, Memory
 from emu.astra.rows import TraceGenerator, TraceSetup
 from emu.errors import InputError, RunError
 from emu.latency.base import COMPONENTS, BatchShape
@@ -17,8 +15,7 @@ from emu.latency.profile.backend import ProfileBackend
 from emu.latency.profile.bundle import read_bundle
 from emu.latency.profile.rows import HostMemory, Parallel, ProfileModel
 from emu.network.collectives import Collectives, collective_ns
-from emu.network.dims import NetworkDim
-from emu.network.rounds import CollectiveSystem
+from emu.network.rounds import CollectiveSystem, NetworkDim
 from tests.astra.test_convert import LLAMA, PREFILL, QWEN, generator
 from tests.astra.test_process import program
 from tests.patience import PATIENCE_S

@@ -4,14 +4,12 @@ import numpy as np
 import pytest
 
 from emu.astra.backend import AstraBackend
-from emu.astra.chain import Chain
-from emu.astra.memory import Memories, Memory
+from emu.astra.executor_runs import Chain, run_once
+from emu.astra.inputs import Memories, Memory
 from emu.astra.nodes import Location, Place
-from emu.astra.once import run_once
 from emu.astra.rows import Placement
 from emu.latency.base import BatchShape, next_decode_shape
-from emu.network.dims import NetworkDim
-from emu.network.rounds import CollectiveSystem
+from emu.network.rounds import CollectiveSystem, NetworkDim
 from tests.astra.test_convert import LLAMA, QWEN, generator
 
 TOPOLOGIES = ("Ring", "FullyConnected", "Switch")

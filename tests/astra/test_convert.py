@@ -5,16 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emu.astra.convert import convert
-from emu.astra.memory import Memories, Memory
+from emu.astra.executor_runs import run_once
+from emu.astra.inputs import Memories, Memory
 from emu.astra.nodes import LOCAL, Location, NodeKind, Place
-from emu.astra.once import run_once
 from emu.astra.rows import Placement, TraceGenerator, TraceSetup, stage_sizes
 from emu.astra.trace import Marker, Row, Trace, TraceModel, event_trace, format_trace, parse_trace
 from emu.errors import InputError
 from emu.latency.base import BatchShape
 from emu.latency.moe_gate import GateShape, make_gate
-from emu.network.dims import NetworkDim
-from emu.network.rounds import CollectiveSystem
+from emu.network.rounds import CollectiveSystem, NetworkDim
 
 LLAMA = TraceModel(
     layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=128256

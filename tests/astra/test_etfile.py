@@ -6,6 +6,9 @@ from hypothesis import strategies as st
 
 from emu.astra.calculator import on_kept_dims
 from emu.astra.etfile import (
+    AttributeProto,
+    GlobalMetadata,
+    NodeProto,
     describe_file,
     encode_graph,
     read_graph,
@@ -14,7 +17,6 @@ from emu.astra.etfile import (
     write_graph,
 )
 from emu.astra.nodes import LOCAL, Graph, Location, Node, NodeKind, Place
-from emu.astra.schema import AttributeProto, GlobalMetadata, NodeProto
 from emu.errors import InputError
 
 FIELDS = {

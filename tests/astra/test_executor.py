@@ -3,13 +3,11 @@
 import pytest
 
 from emu.astra.executor import Executor
-from emu.astra.memory import Memories, Memory
+from emu.astra.executor_runs import Answer, Polling, run_once
+from emu.astra.inputs import Memories, Memory
 from emu.astra.nodes import Graph, Location, Node, NodeKind, Place
-from emu.astra.once import run_once
-from emu.astra.polling import Answer, Polling
 from emu.errors import Deadlock, InputError, RunError
-from emu.network.dims import NetworkDim
-from emu.network.rounds import CollectiveSystem
+from emu.network.rounds import CollectiveSystem, NetworkDim
 
 HOST = Memory(memory_type="PER_NODE_MEMORY_EXPANSION", gbytes_per_s=256.7, pim_channels=4)
 MEMORIES = Memories(

@@ -5,11 +5,17 @@ import json
 import pytest
 import yaml
 
-from emu.astra.inputs import InputSetup, memory_table, network_text, system_table, write_inputs
-from emu.astra.memory import Memories, Memory
+from emu.astra.inputs import (
+    InputSetup,
+    Memories,
+    Memory,
+    memory_table,
+    network_text,
+    system_table,
+    write_inputs,
+)
 from emu.errors import InputError
-from emu.network.dims import NetworkDim
-from emu.network.rounds import CollectiveSystem
+from emu.network.rounds import CollectiveSystem, NetworkDim
 
 SYSTEM = CollectiveSystem(
     dims=tuple(NetworkDim(npus=n, gib_per_s=16.0, latency_ns=20_000.0) for n in (2, 4)),

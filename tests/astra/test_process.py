@@ -8,10 +8,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from emu.astra.drive import Driver, write_first
+from emu.astra.calculator import Driver, write_first
+from emu.astra.executor_runs import Answer
 from emu.astra.inputs import InputFiles
 from emu.astra.nodes import Graph, Node, NodeKind
-from emu.astra.polling import Answer
 from emu.astra.process import Command, open_astra, run_oneshot
 from emu.errors import InputError, RunError
 from tests.patience import PATIENCE_S, until

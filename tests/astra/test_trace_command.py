@@ -3,16 +3,16 @@
 import pytest
 
 from emu.astra.etfile import read_graph
-from emu.astra.memory import Memories
+from emu.astra.executor_runs import run_once
+from emu.astra.inputs import Memories
 from emu.astra.nodes import NodeKind
-from emu.astra.once import run_once
 from emu.astra.trace import parse_trace
 from emu.cli import main
 from emu.cluster.backends import make_latency
 from emu.cluster.plan import make_plan
 from emu.config.load import load_config
 from emu.errors import InputError
-from emu.tools.batch_files import backend_of, parse_batch
+from emu.tools.astra import backend_of, parse_batch
 from tests.shared_data import SHARED, needs_shared
 
 CONFIG = '[[nodes]]\ngpu = "H100-SXM"\ngpus = 4\n[[replicas]]\ntensor_parallel = {tp}\n'

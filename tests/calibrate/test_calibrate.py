@@ -13,10 +13,17 @@ from emu.cli import main
 from emu.cluster.cluster import Cluster
 from emu.config.load import load_config
 from emu.errors import InputError
-from emu.latency.fit import Constants, Fit, ends_apart, gain_of, least_squares
 from emu.report.rundata import read_run
 from emu.runs.runner import execute
-from emu.tools.calibrate import calibrate, snippet
+from emu.tools.calibrate import (
+    Constants,
+    Fit,
+    calibrate,
+    ends_apart,
+    gain_of,
+    least_squares,
+    snippet,
+)
 
 TRUTH = Constants(0.62, 0.71, 1_500.0)
 

@@ -184,7 +184,7 @@ MUTANTS = (
     ),
     Mutant(
         "a link that comes back stays down",
-        "emu/faults/link_factors.py",
+        "emu/faults/injector.py",
         "        for link in links:\n            self._factors[link].remove(factor)\n"
         "            self._apply(link)\n",
         "        for link in links:\n            self._factors[link].remove(factor)\n",
@@ -222,7 +222,7 @@ MUTANTS = (
     ),
     Mutant(
         "who reads KV from a tier does not hear that it is lost",
-        "emu/faults/control_plane.py",
+        "emu/faults/replicas.py",
         "        replica.actor.tell(TierLost(tier=tier))\n",
         "",
     ),

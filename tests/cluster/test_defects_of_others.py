@@ -1,7 +1,6 @@
 """Defects that were found in other emulators, each with a test that it is not here.
 
-The list is docs/decisions.md, "what others got wrong"; those about reading workloads (rows
-skipped in silence, units guessed) are tested in tests/workload.
+Defects in reading workloads (rows skipped in silence, units guessed) have their tests in tests/workload.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import pytest
 
 from emu.config.faultkinds import KINDS
 from emu.faults.handlers import HANDLERS
-from emu.network.fate import Fate
+from emu.network.base import Fate
 from emu.replica import events as ev
 from emu.replica.states import ReplicaState
 from emu.request import Request, Status
@@ -260,7 +260,7 @@ def rate(world: World, link: int) -> int:
 
 
 def links_of(world: World, gpu: int) -> list[int]:
-    from emu.faults.link_factors import network_links
+    from emu.faults.injector import network_links
 
     return network_links(world.topology, [gpu])
 

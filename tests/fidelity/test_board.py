@@ -14,10 +14,9 @@ import pytest
 from emu.cli import call
 from emu.errors import InputError
 from emu.fidelity import inference_perf
-from emu.fidelity.board import Answer, answers, find_runs, rows_of, tasks_of
+from emu.fidelity.board import Answer, answers, find_runs, rows_of, summarize, tasks_of
 from emu.fidelity.fit import CONSTANTS, SIGMAS, Sensitivity, solve
 from emu.fidelity.runs import Figures, MeasuredRun
-from emu.fidelity.summary import summarize
 from emu.latency.engine import DEFAULT_ENGINE, ENGINES
 from tests.shared_data import SHARED, needs_shared
 

@@ -18,7 +18,7 @@ from emu.config.schema import (
 from emu.errors import InputError
 from emu.latency.base import BatchShape
 from emu.latency.context import LatencyContext
-from emu.latency.pim import DEVICES, PimAttention, pim_device
+from emu.latency.offload import DEVICES, PimAttention, pim_device
 from emu.latency.placement import (
     Device,
     Placement,

@@ -4,8 +4,7 @@ import csv
 import re
 from pathlib import Path
 
-from emu.network.dims import NetworkDim
-from emu.network.rounds import CollectiveSystem
+from emu.network.rounds import CollectiveSystem, NetworkDim
 
 TABLE = Path(__file__).parents[2].parent / "shared/data/astra-sim-cycles.csv"
 

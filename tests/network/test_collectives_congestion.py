@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from emu.errors import InputError
 from emu.network.collectives import collective_ns, ends_ns
 from emu.network.congestion import congested_ns, simulate_ends_ns
-from emu.network.dims import NetworkDim
-from emu.network.rounds import CollectiveSystem
+from emu.network.rounds import CollectiveSystem, NetworkDim
 from tests.network.collective_table import TABLE, frontend, table_rows, table_system
 
 ONE_BYTE_PER_NS = 1e9 / 2**30

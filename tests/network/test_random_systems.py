@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.astra_systems import read_table
 from emu.network.rounds import parse_algorithm
-from emu.tools.collective import cycles
+from emu.tools.astra import cycles
 
 TABLE = Path(__file__).parent / "random_systems.csv"
 

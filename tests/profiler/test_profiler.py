@@ -18,12 +18,11 @@ from emu.latency.base import BatchShape
 from emu.latency.profile.backend import ProfileBackend
 from emu.latency.profile.bundle import read_bundle
 from emu.latency.profile.rows import ProfileModel
-from emu.tools.profiler import bundle, session
+from emu.tools.profiler import session
 from emu.tools.profiler.__main__ import main as profiler_main
 from emu.tools.profiler.grid import COARSE, Limits, attention_points, in_levels, token_counts
+from emu.tools.profiler.kernels import CudaTimer, architecture, dense_layers, shapes_of
 from emu.tools.profiler.session import Tables, hardware_name, measure
-from emu.tools.profiler.shapes import architecture, dense_layers, shapes_of
-from emu.tools.profiler.timing import CudaTimer
 
 LLAMA = lookup_model("meta-llama/Llama-3.1-8B")
 SMALL = Limits(max_tokens=64, max_sequences=8, max_context=256)
@@ -210,7 +209,7 @@ class Event:
 @pytest.mark.parametrize("write_us", [20.0, 60.0, 500.0])
 def test_a_call_is_timed_on_the_device_alone(monkeypatch, write_us: float):
     """Two kernels of 4 us, launched at 10 us each: the host's time is not in the figure."""
-    monkeypatch.setattr("emu.tools.profiler.timing._AWAKE_S", 0.0)
+    monkeypatch.setattr("emu.tools.profiler.kernels._AWAKE_S", 0.0)
     stream = Stream(launch_us=10.0, write_us=write_us)
     timer = CudaTimer(stream, 3)
     stream.log.clear()
@@ -271,7 +270,7 @@ def test_real_calls_of_a_cuda_device_on_a_cpu(tmp_path: Path, monkeypatch, is_lo
             return lambda *given, device, **options: found(*given, **options)
 
     monkeypatch.setattr(session, "import_torch", Torch)
-    monkeypatch.setattr("emu.tools.profiler.timing._AWAKE_S", 0.0)
+    monkeypatch.setattr("emu.tools.profiler.kernels._AWAKE_S", 0.0)
     config = tmp_path / "config.json"
     config.write_text(json.dumps(TINY))
     options = session.ProfileOptions(
@@ -295,11 +294,11 @@ def test_real_calls_of_a_cuda_device_on_a_cpu(tmp_path: Path, monkeypatch, is_lo
 def test_tables_come_back_through_the_reader(tmp_path: Path):
     _, tables = run()
     shapes = shapes_of(LLAMA, 1)
-    bundle.write_curves(tmp_path / "tp1" / "dense.csv", "tokens", tables.dense)
-    bundle.write_curves(tmp_path / "tp1" / "per_sequence.csv", "sequences", tables.per_sequence)
-    bundle.write_attention(tmp_path / "tp1" / "attention.csv", tables.attention)
-    bundle.write_yaml(tmp_path / "architecture.yaml", architecture(shapes))
-    bundle.write_yaml(
+    session.write_curves(tmp_path / "tp1" / "dense.csv", "tokens", tables.dense)
+    session.write_curves(tmp_path / "tp1" / "per_sequence.csv", "sequences", tables.per_sequence)
+    session.write_attention(tmp_path / "tp1" / "attention.csv", tables.attention)
+    session.write_yaml(tmp_path / "architecture.yaml", architecture(shapes))
+    session.write_yaml(
         tmp_path / "meta.yaml",
         {"hardware": "Fake", "model": "m", "variant": "bf16", "architecture": "llama"},
     )

@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.scheduling.vidur_faster_transformer import FasterTransformerScheduler
-from emu.scheduling.vidur_lightllm import LightLlmScheduler
-from emu.scheduling.vidur_orca import OrcaScheduler
-from emu.scheduling.vidur_sarathi import SarathiScheduler
-from emu.scheduling.vidur_vllm_v0 import VllmV0Scheduler
+from emu.scheduling.vidur import (
+    FasterTransformerScheduler,
+    LightLlmScheduler,
+    OrcaScheduler,
+    SarathiScheduler,
+    VllmV0Scheduler,
+)
 from tests.scheduling.vidur_drive import Drive, make, request
 
 ALL = [

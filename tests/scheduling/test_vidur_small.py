@@ -3,11 +3,14 @@
 import pytest
 
 from emu.scheduling.stages import Pipeline, bubble_ns
-from emu.scheduling.vidur_faster_transformer import FasterTransformerScheduler
-from emu.scheduling.vidur_lightllm import LightLlmScheduler, peak_tokens
-from emu.scheduling.vidur_orca import OrcaScheduler
-from emu.scheduling.vidur_sarathi import SarathiScheduler
-from emu.scheduling.vidur_vllm_v0 import VllmV0Scheduler
+from emu.scheduling.vidur import (
+    FasterTransformerScheduler,
+    LightLlmScheduler,
+    OrcaScheduler,
+    SarathiScheduler,
+    VllmV0Scheduler,
+    peak_tokens,
+)
 from tests.scheduling.vidur_drive import make, request
 from tests.scheduling.vidur_world import US, World
 

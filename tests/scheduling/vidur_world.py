@@ -14,11 +14,13 @@ from collections import deque
 from emu.request import Request
 from emu.scheduling.base import ReplicaLimits
 from emu.scheduling.stages import Pipeline, discount_bubbles, members_of
-from emu.scheduling.vidur_faster_transformer import FasterTransformerScheduler
-from emu.scheduling.vidur_lightllm import LightLlmScheduler
-from emu.scheduling.vidur_orca import OrcaScheduler
-from emu.scheduling.vidur_sarathi import SarathiScheduler
-from emu.scheduling.vidur_vllm_v0 import VllmV0Scheduler
+from emu.scheduling.vidur import (
+    FasterTransformerScheduler,
+    LightLlmScheduler,
+    OrcaScheduler,
+    SarathiScheduler,
+    VllmV0Scheduler,
+)
 from tests.scheduling.tables import table_for
 from tests.shared_data import SHARED
 

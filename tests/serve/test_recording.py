@@ -16,7 +16,7 @@ from emu.config.load import load_config
 from emu.config.schema import WorkloadTable
 from emu.errors import InputError
 from emu.log import make_log
-from emu.report.measurement import read_measurement
+from emu.report.measured import read_measurement
 from emu.request import Status
 from emu.runs.runner import execute
 from emu.serve.client import Client, parse_url

@@ -15,13 +15,11 @@ import emu
 from emu.cli import main
 from emu.errors import InputError
 from emu.sizing.answer import base_config
-from emu.sizing.layouts import Candidate, Layout
+from emu.sizing.layouts import SYSTEMS, Candidate, Layout, scaled
 from emu.sizing.question import GpuKind, Question, gpu_kinds, lengths, objective, traffic
-from emu.sizing.scaling import SYSTEMS, scaled
 from emu.sizing.search import search_of
 from emu.sweeps.drive import meets
-from emu.sweeps.driver import Driver
-from emu.sweeps.evaluate import Base, point_pool, point_store
+from emu.sweeps.driver import Base, Driver, point_pool, point_store
 from emu.sweeps.points import with_seeds
 
 GPUS_MAX = 5

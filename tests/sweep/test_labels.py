@@ -8,9 +8,8 @@ import pytest
 
 from emu.cli import main
 from emu.report.pages import breakable
-from emu.sweeps.labels import in_order, key_label, plot_names, shown_figures
 from emu.sweeps.page import write_page
-from emu.sweeps.results import columns_of
+from emu.sweeps.results import columns_of, in_order, key_label, plot_names, shown_figures
 from tests.sweep.helpers import BASE, SEARCH, swept, write
 
 SPLIT = BASE.replace(

@@ -14,9 +14,9 @@ import pytest
 
 from emu.config.schema import Config
 from emu.errors import InputError, RunError
-from emu.process.workers import Workers
+from emu.process.pool import Workers
 from emu.sweeps.drive import SweepResult
-from emu.sweeps.evaluate import Base, PointResult, Task, point_pool, run_point
+from emu.sweeps.driver import Base, PointResult, Task, point_pool, run_point
 from emu.sweeps.page import answer_text, write_page
 from emu.sweeps.points import Point
 from emu.sweeps.results import write_results
@@ -228,7 +228,7 @@ def test_a_worker_that_dies_is_told() -> None:
 
 
 def test_a_pool_is_left_without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("emu.process.workers._END_S", PATIENCE_S)  # it has yet to begin
+    monkeypatch.setattr("emu.process.pool._END_S", PATIENCE_S)  # it has yet to begin
     with point_pool(2, None) as pool:
         assert isinstance(pool, Workers)
         assert list(pool.results([])) == []

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.workload.csvcols import exact_decimal, read_decimals, read_stamps, split_fields
+from emu.workload.chunks import exact_decimal, read_decimals, read_stamps, split_fields
 from tests.workload.helpers_workload import SHARED_TRACES, error_of, open_file, rows
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from emu.cli.workload import _picture_svg
 from emu.config.schema import LengthsTable, SessionsTable, SyntheticTable, WorkloadTable
 from emu.errors import InputError
-from emu.workload.describe import describe
+from emu.workload.describe import describe, picture, sparkline
 from emu.workload.items import Line, Turn
-from emu.workload.picture import picture, sparkline
 from emu.workload.tools import convert, cut, generate, lines_of, scale
 from tests.workload.helpers_workload import (
     SHARED_TRACES,

@@ -4,8 +4,17 @@ from typing import Annotated, Any, Literal
 
 from msgspec import field
 
-from emu.config.tables.base import Count, Count0, Dtype, NonNegative, Positive, Table, Tokens0, doc
-from emu.config.tables.output import SloTable
+from emu.config.tables.base import (
+    Count,
+    Count0,
+    Dtype,
+    NonNegative,
+    Positive,
+    SloTable,
+    Table,
+    Tokens0,
+    doc,
+)
 
 
 class ModelTable(Table, kw_only=True, frozen=True):

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from emu.catalogue import sizes
 from emu.catalogue.gpu import GpuSpec
-from emu.catalogue.layer import Indexer, Layer, StateSpace
-from emu.catalogue.model import ModelSpec
+from emu.catalogue.model import Indexer, Layer, ModelSpec, StateSpace
 from emu.latency.base import BatchShape, stepped_decode_run
 from emu.latency.roofline.attention import AttentionCost
 from emu.latency.roofline.backend import RooflineBackend, queries_of, sequences_of

@@ -9,13 +9,214 @@ prompts and decodes is two attention kernels, one after the other.
 
 from __future__ import annotations
 
+import math
+import statistics
+import time
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
+import msgspec
+
+from emu.catalogue.model import ModelSpec
+from emu.errors import InputError
 from emu.tools.profiler.grid import AttentionPoint
-from emu.tools.profiler.shapes import Shapes
-from emu.tools.profiler.timing import Call
+
+# --------------------------------------------------------------------------------------------------
+# What one layer of a dense model computes on one tensor-parallel rank.
+#
+# Owns widths and the order of layers (the names of the bundle format). Models whose kernels the
+# profiler does not have (experts, latent or sliding-window attention) are refused.
+
+TP_STABLE: Final = ("layernorm", "qk_norm", "final_layernorm", "sampler")
+"""Layers that every rank runs whole."""
+
+
+class Shapes(msgspec.Struct, frozen=True, kw_only=True):
+    """Widths of one rank; elements."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    """Rows of lm_head on this rank."""
+    whole_vocab: int
+    gated: bool
+    qk_norm: bool
+
+    @property
+    def q_width(self) -> int:
+        """All query heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """All key heads; values are as wide."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def qkv_width(self) -> int:
+        """Output of the joint projection."""
+        return self.q_width + 2 * self.kv_width
+
+    @property
+    def up_width(self) -> int:
+        """Output of the first MLP projection."""
+        return self.ffn * (2 if self.gated else 1)
+
+
+def shapes_of(spec: ModelSpec, tp: int) -> Shapes:
+    """Widths of one of `tp` ranks. Raises InputError for a model that cannot be profiled."""
+    lacks = ""
+    if spec.experts is not None:
+        lacks = "mixtures of experts"
+    elif spec.latent is not None:
+        lacks = "latent attention"
+    elif any(spec.window_layers):
+        lacks = "sliding-window attention"
+    if lacks:
+        problem = f"{spec.name} has {lacks}; the profiler times dense models with full attention"
+        raise InputError("profile", None, "--model", problem)
+    if spec.heads % tp or spec.ffn % tp:
+        problem = f"{spec.heads} heads and a width of {spec.ffn} do not divide by {tp}"
+        raise InputError("profile", None, "--tp", problem)
+    return Shapes(
+        hidden=spec.hidden,
+        heads=spec.heads // tp,
+        kv_heads=max(1, spec.kv_heads // tp),
+        head_dim=spec.head_dim,
+        ffn=spec.ffn // tp,
+        vocab=-(-spec.vocab // tp),
+        whole_vocab=spec.vocab,
+        gated=spec.gated_mlp,
+        qk_norm=spec.qk_norm,
+    )
+
+
+def dense_layers(shapes: Shapes) -> list[str]:
+    """Layers whose time follows from the number of tokens."""
+    norm = ["qk_norm"] if shapes.qk_norm else []
+    return [
+        *("embedding", "layernorm", "qkv_proj", *norm, "rotary_emb"),
+        *("o_proj", "gate_up_proj", "act_fn", "down_proj", "final_layernorm"),
+    ]
+
+
+SEQUENCE_LAYERS: Final = ("lm_head", "sampler")
+
+
+def architecture(shapes: Shapes) -> dict[str, Any]:
+    """The order of layers of one iteration, as `architecture.yaml` of the bundle says it."""
+    norm = ["qk_norm"] if shapes.qk_norm else []
+
+    def facts(names: list[str]) -> dict[str, Any]:
+        return {name: {"tp_stable": True} if name in TP_STABLE else {} for name in names}
+
+    return {
+        "sequence": {
+            "prologue": ["embedding"],
+            "pre_attn": ["layernorm", "qkv_proj", *norm, "rotary_emb", "attention"],
+            "post_attn": ["o_proj", "layernorm"],
+            "mlp_dense": ["gate_up_proj", "act_fn", "down_proj"],
+            "mlp_moe": [],
+            "head": ["final_layernorm", "lm_head", "sampler"],
+        },
+        "catalog": {
+            "dense": facts(dense_layers(shapes)),
+            "per_sequence": facts(list(SEQUENCE_LAYERS)),
+            "attention": {"attention": {}},
+        },
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# How long one call takes on the device: the median of several, caches cold, launches hidden.
+#
+# On a GPU each call is preceded by writes over a buffer larger than the last-level cache: what a
+# layer reads is then in memory, as it is in a running model, where other layers lie between two
+# uses of a weight. They are repeated until they take `_LEAD_US`, so that the host has enqueued all
+# launches of the call before the device reaches the first. The time between two events without
+# anything in between is taken off. Before all this the device is kept busy until its clocks are up.
+
+Call = Callable[[], Any]
+
+_LEAD_US: Final = 300.0
+"""Longer than the host takes to launch what one layer needs (some 10 us for each of a few)."""
+_AWAKE_S: Final = 0.3
+
+
+class Timer(Protocol):
+    """Times calls on one device."""
+
+    def time_us(self, call: Call) -> float:
+        """Median duration of one call, us."""
+        ...
+
+
+class CpuTimer:
+    """Wall clock of synchronous calls: for miniatures on a CPU."""
+
+    def __init__(self, repeats: int = 3) -> None:
+        self.repeats = repeats
+
+    def time_us(self, call: Call) -> float:
+        """Median of a few calls after one that warms up."""
+        call()
+        times = []
+        for _ in range(self.repeats):
+            start = time.perf_counter()
+            call()
+            times.append((time.perf_counter() - start) * 1e6)
+        return statistics.median(times)
+
+
+class CudaTimer:
+    """Events on the current CUDA stream."""
+
+    def __init__(self, torch: Any, repeats: int = 5) -> None:
+        self._torch = torch
+        self.repeats = repeats
+        cache_bytes = getattr(torch.cuda.get_device_properties(0), "L2_cache_size", 64 << 20)
+        self._over = torch.empty(max(4 * cache_bytes, 256 << 20), dtype=torch.int8, device="cuda")
+        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+        self._events = pairs
+        self._writes = 1
+        self._empty_us = 0.0
+        self._keep_busy(_AWAKE_S)
+        self._writes = math.ceil(_LEAD_US / max(1.0, self._median_us(self._over.zero_)))
+        self._empty_us = min(self._median_us(_nothing) for _ in range(3))
+
+    def _keep_busy(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._over.zero_()
+            self._torch.cuda.synchronize()
+
+    def time_us(self, call: Call) -> float:
+        """Median after two calls that warm up; at least 0.1."""
+        call()
+        call()
+        return max(0.1, self._median_us(call))
+
+    def _median_us(self, call: Call) -> float:
+        for start, end in self._events:
+            for _ in range(self._writes):
+                self._over.zero_()
+            start.record()
+            call()
+            end.record()
+        self._torch.cuda.synchronize()
+        times: list[float] = [start.elapsed_time(end) * 1000 for start, end in self._events]
+        return statistics.median(times) - self._empty_us
+
+
+def _nothing() -> None:
+    """The time between two events."""
+
+
+# --------------------------------------------------------------------------------------------------
 
 STAND_INS: Final = {
     "layernorm": "add_ and layer_norm: residual and RMSNorm",

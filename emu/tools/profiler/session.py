@@ -10,20 +10,78 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
+import yaml
 
 from emu.catalogue.lookup import device_words, gpu_of_device, lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
 from emu.errors import InputError, install_hint
-from emu.tools.profiler import bundle
 from emu.tools.profiler.grid import COARSE, AttentionPoint, Limits, in_levels
-from emu.tools.profiler.shapes import SEQUENCE_LAYERS, Shapes, architecture, dense_layers, shapes_of
-from emu.tools.profiler.timing import Call, CpuTimer, CudaTimer, Timer
+from emu.tools.profiler.kernels import (
+    SEQUENCE_LAYERS,
+    Call,
+    CpuTimer,
+    CudaTimer,
+    Shapes,
+    Timer,
+    architecture,
+    dense_layers,
+    shapes_of,
+)
+
+# --------------------------------------------------------------------------------------------------
+# The tables of a measurement, and what is known about it, in the files of a bundle.
+#
+#     OUT/HARDWARE/MODEL/VARIANT/meta.yaml, architecture.yaml
+#     OUT/HARDWARE/MODEL/VARIANT/tpN/{dense,per_sequence,attention}.csv
+#
+# The format is the one that `emu/latency/profile/bundle.py` reads.
+
+Times = dict[tuple[str, int], float]
+"""(layer, count) -> us."""
+
+_SIGNIFICANT: Final = 6
+
+
+def write_curves(path: Path, count_name: str, times: Times) -> None:
+    """dense.csv or per_sequence.csv: by layer in order of first appearance, then by count."""
+    order = {layer: i for i, layer in enumerate(dict.fromkeys(layer for layer, _ in times))}
+    rows = sorted(times.items(), key=lambda row: (order[row[0][0]], row[0][1]))
+    lines = (f"{layer},{count},{_us(us)}" for (layer, count), us in rows)
+    _write(path, f"layer,{count_name},time_us", lines)
+
+
+def write_attention(path: Path, times: Mapping[AttentionPoint, float]) -> None:
+    """attention.csv, in order of the axes."""
+    lines = (
+        f"{chunk},{history},{decodes},{context},{_us(us)}"
+        for (chunk, history, decodes, context), us in sorted(times.items())
+    )
+    _write(path, "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us", lines)
+
+
+def write_yaml(path: Path, content: Mapping[str, Any]) -> None:
+    """A mapping, keys in the order given."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(dict(content), sort_keys=False, default_flow_style=False, width=100)
+    path.write_text(text, encoding="utf-8")
+
+
+def _us(value: float) -> str:
+    return f"{value:.{_SIGNIFICANT}g}"
+
+
+def _write(path: Path, header: str, lines: Iterable[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
+
+
+# --------------------------------------------------------------------------------------------------
 
 
 class ProfileOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,8 +114,8 @@ class Operations(Protocol):
 class Tables(msgspec.Struct):
     """What one rank's measurement found; us."""
 
-    dense: bundle.Times = msgspec.field(default_factory=dict)
-    per_sequence: bundle.Times = msgspec.field(default_factory=dict)
+    dense: Times = msgspec.field(default_factory=dict)
+    per_sequence: Times = msgspec.field(default_factory=dict)
     attention: dict[AttentionPoint, float] = msgspec.field(default_factory=dict)
     left_out: int = 0
     """Points whose KV is too large."""
@@ -149,11 +207,9 @@ def profile(options: ProfileOptions) -> Path:
             known["kernels"] = {**STAND_INS, "attention": kernels.attention_kernel}
             print(_summary(tp, tables, time.monotonic() - start), file=sys.stderr, flush=True)
             del kernels, timer
-    bundle.write_yaml(directory / "architecture.yaml", architecture(shapes[options.tp[0]]))
+    write_yaml(directory / "architecture.yaml", architecture(shapes[options.tp[0]]))
     took_s = time.monotonic() - start
-    bundle.write_yaml(
-        directory / "meta.yaml", _meta(options, spec, hardware, name, torch, took_s) | known
-    )
+    write_yaml(directory / "meta.yaml", _meta(options, spec, hardware, name, torch, took_s) | known)
     return directory
 
 
@@ -192,9 +248,9 @@ def _kv_tokens_max(torch: Any, device: str, shapes: Shapes, limits: Limits) -> i
 
 
 def _write_tables(folder: Path, tables: Tables) -> None:
-    bundle.write_curves(folder / "dense.csv", "tokens", tables.dense)
-    bundle.write_curves(folder / "per_sequence.csv", "sequences", tables.per_sequence)
-    bundle.write_attention(folder / "attention.csv", tables.attention)
+    write_curves(folder / "dense.csv", "tokens", tables.dense)
+    write_curves(folder / "per_sequence.csv", "sequences", tables.per_sequence)
+    write_attention(folder / "attention.csv", tables.attention)
 
 
 def _meta(
