@@ -4,9 +4,9 @@
 `sizes.py` derives parameters and bytes. Pure data and arithmetic; no speed is modeled here.
 """
 
-from emu.catalogue.gpu import GpuSpec
 from emu.catalogue.hf import from_hf_config
 from emu.catalogue.lookup import (
+    GpuSpec,
     list_gpus,
     list_models,
     lookup_gpu,

@@ -8,8 +8,7 @@ calls.py     policies of one's own behind the calls of emu: what they answer is 
 A class whose constructor has a parameter `context` gets a `Context` (docs/plugins.md).
 """
 
-from emu.policy.books import Forecast, Rates
-from emu.policy.context import Context
+from emu.policy.context import Context, Forecast, Rates
 from emu.policy.views import Ended, ReplicaView, RequestView, TransferView
 
 __all__ = [
