@@ -284,7 +284,8 @@ def _another_group(rng: Rng, tables: Tables, model: Model, tensor: int) -> None:
         return
     if any("data_parallel_group" in g or "pipeline_parallel" in g for g in tables["replicas"]):
         return
-    ranks = int(pick(rng, [n for n in (1, 2, 4) if n <= model.ranks_max]))
+    least = 2 if model.name == _LARGE else 1
+    ranks = int(pick(rng, [n for n in (1, 2, 4) if least <= n <= model.ranks_max]))
     role = "colocated" if "colocated" in roles else "decode"
     gpu = pick(rng, [name for name in _GPUS if name not in {n["gpu"] for n in _named(tables)}])
     group: Tables = {"role": role, "count": 1, "gpu": gpu}

@@ -599,8 +599,13 @@ class Replica:
 
     @property
     def paces(self) -> int:
-        """For so many waves it surely keeps pace with batches of one token, if nothing comes."""
+        """For so many waves it surely keeps pace with batches of one token, if nothing comes.
+
+        What waits without a batch may have to fail as soon as the member rests.
+        """
         is_sure = self.is_serving and not (self.is_metered or self.first_uses)
+        if self.scheduler.waiting_count or self.scheduler.ledger.failed:
+            return 1
         return STEPS_SURE if is_sure else 1
 
     def awaits(self, batch: Batch, steps: int = 0) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from emu.cluster.ending import StallGuard
 from emu.errors import Stalled
 from emu.migration import live
+from emu.replica import inbound
 from tests.cluster.helpers import rows_of, run_config, summary_of
 
 
@@ -73,6 +74,7 @@ def test_time_without_progress_ends_the_run_with_a_story(
     """A request that is moved without end: neither Zeno nor deadlock, and no limit was set."""
     monkeypatch.setattr(live, "_lowers", lambda *_: True)
     monkeypatch.setattr(live.LiveMigrator, "_may_move", lambda *_, **__: True)
+    monkeypatch.setattr(inbound, "members_of", lambda _: ())  # it stops before its token is there
     with pytest.raises(Stalled) as found:
         pair_of_decodes(tmp_path, limits={"stalled_s": 300.0})
     text = str(found.value)
@@ -94,7 +96,7 @@ def test_a_long_wait_is_no_stall(tmp_path: Path) -> None:
 
 
 def test_what_the_guard_calls_progress() -> None:
-    """Tokens, ends, arrivals and weights; not events, and not KV that goes to and fro."""
+    """Tokens, ends, arrivals and weights; not events, KV to and fro, or loads that are given up."""
 
     class Fake:
         def __init__(self) -> None:
@@ -102,14 +104,16 @@ def test_what_the_guard_calls_progress() -> None:
             self.kernel = self.gateway = self.network = self
             self.now_ns, self.events, self.outstanding, self.released = 0, 0, 1, 1
             self.moved_bytes = {"kv": 0, "weights": 0}
+            self.given_up = 0
 
     world: Any = Fake()
-    guard = StallGuard(world, world, [], world, 1_000, list)
+    guard = StallGuard(world, world, [], world, lambda: world.given_up, 1_000, list)
     assert guard.period_ns == 250
     world.events = 5_000
     assert guard.look(500) is None
     world.moved_bytes["weights"] = 1
     assert guard.look(900) is None
     assert guard.look(1_800) is None
+    world.moved_bytes["weights"], world.given_up = 2, 1
     world.events = 5_999
     assert guard.look(1_900) is None  # too few events: a wait
