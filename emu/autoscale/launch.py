@@ -118,13 +118,14 @@ class Launches:
         sites: Sequence[Site],
         weights: Sequence[Weights],
         topology: Topology,
-        load_deadline_s: float,
+        load_deadline_ns: int,
         cache: HostCache,
     ) -> None:
         self.table = table
         self.scale_ups = 0
         self.loads: dict[str, int] = {}
         """Replicas whose weights have arrived, by method."""
+        self.loads_given_up = 0
         self.rdma: dict[int, Marker] = {}
         self.nvl: dict[int, Marker] = {}
         self.cache = cache
@@ -132,7 +133,7 @@ class Launches:
         """Faults: whether the copy in a machine's memory turns out not to be there."""
         self._world = world
         self._sites = sites
-        self._deadline_ns = s_to_ns(load_deadline_s)
+        self._deadline_ns = load_deadline_ns
         self._avoided: dict[tuple[int, int], int] = {}
         """Between which replicas loads did not end in time, and until when plans leave it out."""
         self._sending: list[tuple[ActiveLoad, tuple[int, ...]]] = []
@@ -310,6 +311,7 @@ class Launches:
         if active.is_cancelled:  # its deadline says nothing about a later load of the same replica
             return
         open_targets = list(active.open_targets)
+        self.loads_given_up += 1
         self.loader.cancel(active)
         self._end_of_sending(active)
         for replica_id in open_targets:

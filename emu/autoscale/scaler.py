@@ -90,11 +90,11 @@ class Scaler(Launches, Actor):
         block_tokens: int,
         cache: HostCache,
         name: str = "planner",
-        load_deadline_s: float = 0.0,
+        load_deadline_ns: int = 0,
         own: Callable[..., Any] = make_plugin,
     ) -> None:
-        """`load_deadline_s`: loads that take longer are given up; 0 = never. `own`: makes a planner
-        of a user's own."""
+        """Loads that take longer than `load_deadline_ns` are given up (0 = never); `own` makes a
+        planner of a user's own."""
         for oddity in table.faithful:
             if oddity not in FAITHFUL:
                 problem = f"unknown name {oddity!r}; there are {', '.join(FAITHFUL)}"
@@ -107,7 +107,7 @@ class Scaler(Launches, Actor):
             sites=sites,
             weights=weights,
             topology=topology,
-            load_deadline_s=load_deadline_s,
+            load_deadline_ns=load_deadline_ns,
             cache=cache,
         )
         self.rates = rates

@@ -85,6 +85,9 @@ def draw_world(seed: int, *, requests_max: int = 60, wide: bool = True) -> World
     span_s = max(line["arrival_time_ns"] for line in lines) / 1e9
     if wide:
         span_s = draw_wide(seed, tables, lines)
+    if tables.get("autoscale", {}).get("loader") in ("disk", "cache"):
+        # Weights that never come from a disk in time would be loaded for ever.
+        tables["recovery"]["load_deadline_s"] *= 4
     if "models" in tables and "autoscale" in tables:
         # What is left of a fleet may be too little for the least that each model is to have.
         heals = tables["recovery"]["replace"] = True

@@ -203,7 +203,13 @@ class Cluster:
         if self.config.limits.stalled_s:
             bound_ns = s_to_ns(self.config.limits.stalled_s)
             guard = StallGuard(
-                kernel, self.gateway, self.replicas, self.network, bound_ns, self.story
+                kernel,
+                self.gateway,
+                self.replicas,
+                self.network,
+                lambda: sum(scaler.loads_given_up for scaler in self.scalers),
+                bound_ns,
+                self.story,
             )
             kernel.watch_every(guard.period_ns, guard.look)
         limit_s = self.config.limits.simulated_s

@@ -46,8 +46,9 @@ async def ended(
 # Ends a run in which simulated time goes on and no request gets anywhere.
 #
 # Neither of the kernel's guards sees it: time moves (no Zeno) and something is always scheduled (no
-# deadlock). Progress is a token, an end, an arrival or weights that have been loaded. A long wait
-# in which next to nothing happens (a machine that is away for hours) is no stall.
+# deadlock). Progress is a token, an end, an arrival or bytes of weights. Bytes stop counting once a
+# load has been given up: a planner that starts the same hopeless load again and again moves bytes
+# for ever. A long wait in which next to nothing happens (a machine away for hours) is no stall.
 
 LOOKS: Final = 4
 """So often in the bound is progress looked at."""
@@ -64,17 +65,21 @@ class StallGuard:
         gateway: Gateway,
         replicas: Sequence[Replica],
         network: Carrier,
+        loads_given_up: Callable[[], int],
         bound_ns: int,
         story: Callable[[], list[str]],
     ) -> None:
-        """`story`: where everything stands, for the error."""
+        """`story` says where everything stands, for the error."""
         self._kernel = kernel
         self._gateway = gateway
         self._replicas = replicas
         self._network = network
+        self._loads_given_up = loads_given_up
         self._bound_ns = bound_ns
         self._story = story
         self._seen = self._progress()
+        self._weights_bytes = self._loaded_bytes()
+        self._given_up = loads_given_up()
         self._since_ns = kernel.now_ns
         self._events = kernel.events
 
@@ -86,9 +91,13 @@ class StallGuard:
     def look(self, at_ns: int) -> Stalled | None:
         """The error that ends the run, if it has stalled."""
         kernel = self._kernel
-        progress = self._progress()
-        if progress != self._seen or self._gateway.outstanding == 0:
-            self._seen, self._since_ns, self._events = progress, at_ns, kernel.events
+        progress, weights_bytes = self._progress(), self._loaded_bytes()
+        given_up = self._loads_given_up()
+        loads_on = weights_bytes != self._weights_bytes and given_up == self._given_up
+        self._weights_bytes = weights_bytes
+        if loads_on or progress != self._seen or self._gateway.outstanding == 0:
+            self._seen, self._given_up = progress, given_up
+            self._since_ns, self._events = at_ns, kernel.events
             return None
         events = kernel.events - self._events
         if at_ns - self._since_ns < self._bound_ns or events < EVENTS_MIN:
@@ -99,8 +108,10 @@ class StallGuard:
         ]
         return Stalled("\n  ".join([*lines, *self._story()]))
 
-    def _progress(self) -> tuple[int, int, int, int]:
+    def _progress(self) -> tuple[int, int, int]:
         tokens = sum(sum(replica.tokens_produced) for replica in self._replicas)
         gateway = self._gateway
-        weights = self._network.moved_bytes.get("weights", 0)
-        return tokens, gateway.released - gateway.outstanding, gateway.released, weights
+        return tokens, gateway.released - gateway.outstanding, gateway.released
+
+    def _loaded_bytes(self) -> int:
+        return self._network.moved_bytes.get("weights", 0)

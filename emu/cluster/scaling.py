@@ -161,7 +161,7 @@ class Scalers:
             block_tokens=its_plan.scheduler.block_size,
             cache=cache,
             name="planner" if world.is_only else f"planner of {its_plan.served}",
-            load_deadline_s=config.recovery.load_deadline_s if config.faults else 0.0,
+            load_deadline_ns=config.recovery.load_deadline_ns(has_faults=bool(config.faults)),
             own=self._own,
         )
 

@@ -581,7 +581,11 @@ class _NoSource:
 
 
 def live_config(config: Config) -> Config:
-    """What live mode changes: clients that are refused try again themselves."""
+    """What live mode changes: clients that are refused try again themselves; loads have a deadline,
+    as faults may come, and a replay has to agree with it whether any did."""
+    recovery = config.recovery
+    deadline_s = recovery.load_deadline_ns(has_faults=True) / NS_PER_S
     return msgspec.structs.replace(
-        config, recovery=msgspec.structs.replace(config.recovery, client_retries=0)
+        config,
+        recovery=msgspec.structs.replace(recovery, client_retries=0, load_deadline_s=deadline_s),
     )

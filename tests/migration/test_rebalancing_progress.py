@@ -96,7 +96,7 @@ def test_a_long_wait_is_no_stall(tmp_path: Path) -> None:
 
 
 def test_what_the_guard_calls_progress() -> None:
-    """Tokens, ends, arrivals and weights; not events, and not KV that goes to and fro."""
+    """Tokens, ends, arrivals and weights; not events, KV to and fro, or loads that are given up."""
 
     class Fake:
         def __init__(self) -> None:
@@ -104,14 +104,16 @@ def test_what_the_guard_calls_progress() -> None:
             self.kernel = self.gateway = self.network = self
             self.now_ns, self.events, self.outstanding, self.released = 0, 0, 1, 1
             self.moved_bytes = {"kv": 0, "weights": 0}
+            self.given_up = 0
 
     world: Any = Fake()
-    guard = StallGuard(world, world, [], world, 1_000, list)
+    guard = StallGuard(world, world, [], world, lambda: world.given_up, 1_000, list)
     assert guard.period_ns == 250
     world.events = 5_000
     assert guard.look(500) is None
     world.moved_bytes["weights"] = 1
     assert guard.look(900) is None
     assert guard.look(1_800) is None
+    world.moved_bytes["weights"], world.given_up = 2, 1
     world.events = 5_999
     assert guard.look(1_900) is None  # too few events: a wait

@@ -9,7 +9,7 @@ import pytest
 
 import emu
 from emu.autoscale.demand import Demand
-from emu.errors import RunError
+from emu.errors import RunError, Stalled
 
 
 class OnlyPrefill:
@@ -48,3 +48,18 @@ def test_a_planner_that_never_adds_what_is_missing_ends_with_a_story(tmp_path: P
     story = str(caught.value)
     assert type(caught.value).__name__ in ("Stalled", "Deadlock")
     assert "20 requests are outstanding" in story and "replica 0: " in story
+
+
+def test_loads_that_are_given_up_for_ever_end_with_a_story(tmp_path: Path) -> None:
+    """The deadline ends each load before its weights are there; the planner starts the next one."""
+    tables = {
+        "latency": {"backend": "linear"},
+        "nodes": [{"gpus": 2}],
+        "replicas": [{"count": 1, "role": "inactive"}],
+        "autoscale": {"preset": "hpa", "loader": "disk", "tick_ms": 1000.0},
+        "recovery": {"load_deadline_s": 0.1},
+        "limits": {"stalled_s": 600.0, "simulated_s": 20_000.0},
+        "workload": {"synthetic": {"requests": 20}},
+    }
+    with pytest.raises(Stalled, match="20 requests are in the system"):
+        emu.run(tables, output=tmp_path / "out", report=False)

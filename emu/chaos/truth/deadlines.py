@@ -101,7 +101,7 @@ class Deadlines:
             ends.append(to_ns(at_s))
         if not ends or tape.config.autoscale is not None:
             return
-        waits_s = table.restart_s + table.load_deadline_s + table.drain_grace_s
+        waits_s = table.restart_s + (table.load_deadline_s or 120.0) + table.drain_grace_s
         waits_ms = table.transfer_timeout_ms + table.lease_ms + table.progress_deadline_ms
         calm_ns = max(ends) + to_ns(waits_s + waits_ms / 1e3) + _SLACK_NS
         for record in tape.by_event["lost"]:

@@ -135,7 +135,9 @@ class Policies:
     def _loads(self) -> None:
         """No load outlives its deadline; a copy of the machine's own begins after a cold start."""
         tape = self._tape
-        deadline_ns = to_ns(tape.config.recovery.load_deadline_s) if tape.config.faults else 0
+        table, faults = tape.config.recovery, tape.config.faults
+        deadline_s = table.load_deadline_s or (120.0 if faults else 0.0)
+        deadline_ns = to_ns(deadline_s)
         autoscale = tape.config.autoscale
         cold_ns = 0 if autoscale is None else to_ns(autoscale.cold_start_s)
         begins: dict[int, list[int]] = defaultdict(list)

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta, field
 
 from emu.config.tables.base import Count, Count0, Fraction, NonNegative, Positive, Table, doc
+from emu.units import s_to_ns
 
 
 class AutoscaleTable(Table, kw_only=True, frozen=True):
@@ -214,8 +215,9 @@ class RecoveryTable(Table, kw_only=True, frozen=True):
     replace: Annotated[bool, doc("Restart a crashed replica.")] = True
     restart_s: Annotated[NonNegative, doc("Time until a crashed replica is back.")] = 10.0
     load_deadline_s: Annotated[
-        Positive, doc("A replica that is not ready by then is given up.")
-    ] = 120.0
+        Positive | None,
+        doc("A replica that is not ready by then is given up; absent = 120 with [[faults]]."),
+    ] = None
     drain_grace_s: Annotated[
         NonNegative, doc("A shutting replica may drain so long; 0 = forever.")
     ] = 0.0
@@ -223,3 +225,9 @@ class RecoveryTable(Table, kw_only=True, frozen=True):
     client_backoff_ms: Annotated[Positive, doc("First pause before a client's retry; doubles.")] = (
         500.0
     )
+
+    def load_deadline_ns(self, *, has_faults: bool) -> int:
+        """How long a load of weights may take [ns]; 0 means that it is never given up."""
+        if self.load_deadline_s is None:
+            return s_to_ns(120.0) if has_faults else 0
+        return s_to_ns(self.load_deadline_s)
