@@ -11,9 +11,11 @@ from emu.chaos.truth.figures import Figures
 from emu.chaos.truth.iterations import Iterations
 from emu.chaos.truth.planners import Planners
 from emu.chaos.truth.policies import Policies
+from emu.chaos.truth.routes import Routes
 from emu.chaos.truth.routing import Routing
 from emu.chaos.truth.tape import Record, Seat, Tape
 from emu.chaos.truth.transfers import Transfers
+from emu.chaos.truth.waves import Waves
 from emu.chaos.truth.windows import Windows
 from emu.config.schema import Config
 
@@ -36,7 +38,9 @@ def truth_of(
     windows = Windows(tape)
     windows.judge()
     Iterations(tape, windows).judge()
+    Waves(tape).judge()
     Transfers(tape, windows).judge()
+    Routes(tape).judge()
     Choices(tape).judge()
     Routing(tape).judge()
     Policies(tape).judge()
