@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from emu.chaos.truth.choices import Choices
 from emu.chaos.truth.deadlines import Deadlines
+from emu.chaos.truth.fair import Fair
 from emu.chaos.truth.figures import Figures
 from emu.chaos.truth.iterations import Iterations
 from emu.chaos.truth.planners import Planners
@@ -42,6 +43,7 @@ def truth_of(
     Transfers(tape, windows).judge()
     Routes(tape).judge()
     Choices(tape).judge()
+    Fair(tape).judge()
     Routing(tape).judge()
     Policies(tape).judge()
     Planners(tape).judge()
