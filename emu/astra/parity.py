@@ -199,7 +199,7 @@ class ParityRun:
         source.scheduler.release(request)
         request.computed_tokens = computed
         instance = self._choose("decode", self._decoders)
-        request.block_ids = None
+        request.held = None
         if not instance.scheduler.reserve([request]):
             raise RunError(
                 f"at {now_ns} ns decode instance {instance.replica.index} has no room for request "

@@ -155,7 +155,7 @@ class Handoffs:
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
-            "remote_block_ids": [list(request.block_ids or range(max(1, request.kv_blocks)))],
+            "remote_block_ids": [list(range(max(1, request.kv_blocks)))],
             "remote_engine_id": endpoint.engine_id,
             "remote_request_id": answer_id,
             "remote_host": self._house.options.host,
