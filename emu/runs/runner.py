@@ -553,7 +553,7 @@ def run_command(
 
 def _print_summary(summary: Summary) -> Callable[[str], object]:
     """The tables; returns what prints the lines below them."""
-    from emu.process.terminal import is_plain, open_console
+    from emu.process.exits import is_plain, open_console
     from emu.report.table import plain_summary, print_summary
 
     text = plain_summary(summary) if is_plain() else None

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import mypyc_attr
 
 from emu.catalogue import sizes
-from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.lookup import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.latency.base import BatchShape, next_decode_shape
 from emu.latency.ends import LOOP_MAX, Ends, packed, series, unpacked

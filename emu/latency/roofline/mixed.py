@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from emu.catalogue import sizes
-from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.lookup import GpuSpec
 from emu.catalogue.model import Indexer, Layer, ModelSpec, StateSpace
 from emu.latency.base import BatchShape, next_decode_shape
 from emu.latency.ends import Ends
