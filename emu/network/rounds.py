@@ -422,7 +422,7 @@ def tree_neighbours(npus: int, *, mirrored: bool) -> list[tuple[int, tuple[int, 
     return [
         (
             -1 if parents[last - at] < 0 else last - parents[last - at],
-            tuple(last - child for child in children[last - at]),
+            tuple(last - child for child in reversed(children[last - at])),
         )
         for at in range(npus)
     ]

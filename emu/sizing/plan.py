@@ -283,7 +283,7 @@ def lines_of(answer: Answer) -> list[str]:
     kinds: dict[str, list[str]] = {}
     for layout, reason in answer.refused.items():
         kinds.setdefault(reason, []).append(layout)
-    lines += [f"not: {', '.join(layouts)}: {reason}" for reason, layouts in kinds.items()]
+    lines += [f"ruled out: {', '.join(layouts)}: {reason}" for reason, layouts in kinds.items()]
     return lines
 
 
