@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from emu.config.faultkinds import KINDS
-from emu.config.fleet import expand_models
 from emu.config.load import config_from_dict
+from emu.config.presets import expand_models
 
 T = TypeVar("T")
 Rng = np.random.Generator
