@@ -20,7 +20,7 @@ _POWERS[:] = np.multiply.accumulate(_POWERS[::-1])[::-1]
 
 
 class Digest:
-    """Of non-negative integers below 2^64."""
+    """A digest of non-negative integers below 2^64."""
 
     def __init__(self) -> None:
         self.waiting: list[int] = []

@@ -27,7 +27,7 @@ _APART: Final = 1.5
 
 
 class Times(msgspec.Struct, frozen=True):
-    """Of each request, in the order of the workload; NaN where it has none. Seconds."""
+    """Seconds of each request, in the order of the workload; NaN where it has none."""
 
     ttft_s: Floats
     tpot_s: Floats

@@ -407,7 +407,10 @@ def host_facts(
     cpu: float,
     origin: Origin | None = None,
 ) -> str:
-    """run.json: the only file that may hold wall-clock figures and facts of the host."""
+    """run.json: the only file that may hold wall-clock figures and facts of the host.
+
+    `wall` and `cpu` are seconds.
+    """
     import numpy as np
 
     uvloop_version = getattr(sys.modules.get("uvloop"), "__version__", None)

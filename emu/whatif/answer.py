@@ -26,6 +26,7 @@ class Alternative(msgspec.Struct):
     completed: int
     gpu_seconds: float
     cost: float | None
+    """In the unit of `nodes.hourly_price`."""
     latencies: Latencies
 
 

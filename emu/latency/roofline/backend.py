@@ -468,7 +468,7 @@ class RooflineBackend:
         return ends
 
     def _decode_costs_ns(self, shape: BatchShape, steps: int, before: int = 0) -> NDArray[np.int64]:
-        """Of successive decode iterations, behind room for those `before` them."""
+        """Costs of successive decode iterations, behind room for those `before` them."""
         if self._is_plain and shape.layers < 0 and not shape.start_layer:
             base = self._fixed_ns(shape)
             if base > 0:
