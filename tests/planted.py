@@ -763,7 +763,7 @@ PLANTED = (
     ),
     Planted(
         "a request in a transfer is found nowhere",
-        "faults/census.py",
+        "faults/ports.py",
         "        batches = watcher.outbound.batches()\n",
         "        batches = list(watcher.outbound.queue)\n",
     ),

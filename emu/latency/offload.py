@@ -215,7 +215,7 @@ class PimAttention:
         return int(self._slope * context_sum + self._intercept * count)
 
 
-# --------------------------------------------------------------------------------------------------
+# --- Latency with weights or attention outside the GPU --------------------------------------------
 
 
 class OffloadedBackend:
