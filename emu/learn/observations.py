@@ -217,7 +217,7 @@ class Emulator:
         self._workers.__exit__(*error)  # type: ignore[arg-type]
 
     def times(self, engines: Sequence[EngineModel]) -> list[Times]:
-        """Of each engine, in their order."""
+        """Times of each engine, in their order."""
         tasks = [
             Task(number, self._config, self._overrides, engine, self._requests)
             for number, engine in enumerate(engines)

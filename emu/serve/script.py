@@ -147,13 +147,13 @@ def filler_start(prompt: Ids, index: int, pieces: int) -> int:
 
 
 def filler_ids(tokenizer: Tokenizer, start: int, count: int) -> Ids:
-    """Ids of an answer of so many tokens."""
+    """Ids of an answer of so many tokens. `start` is the first filler token."""
     pieces = len(tokenizer.piece_ids)
     return tokenizer.piece_ids[(np.arange(count) + start) % pieces]
 
 
 def filler_text(tokenizer: Tokenizer, start: int, count: int) -> str:
-    """Text of an answer of so many tokens."""
+    """Text of an answer of so many tokens. `start` is the first filler token."""
     pieces = tokenizer.pieces
     return "".join(pieces[(start + i) % len(pieces)] for i in range(count))
 

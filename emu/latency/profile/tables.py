@@ -396,7 +396,7 @@ class BlockGrid(NamedTuple):
 
     @staticmethod
     def of(gpu: GpuSpec, kv_heads: int) -> BlockGrid | None:
-        """Of a GPU of the catalogue; None if nothing is known of its kernel."""
+        """The grid of a GPU of the catalogue; None if nothing is known of its kernel."""
         slots = gpu.sm_count * gpu.decode_blocks_per_sm
         return BlockGrid(slots, kv_heads) if slots else None
 
