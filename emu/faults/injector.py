@@ -122,7 +122,7 @@ if TYPE_CHECKING:  # most runs have no faults
         TransferRefused,
     )
 
-    PairFault = (
+    PairFault: TypeAlias = (
         TransferRefused
         | TransferBroken
         | TransferHang
