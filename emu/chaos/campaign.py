@@ -48,7 +48,10 @@ def signature(problem: str) -> str:
 
 
 def shrink(world: World, seed: int, *, every: int = 40) -> World:
-    """A smaller world that fails in the same way (or the same world, if it does not fail)."""
+    """A smaller world that fails in the same way (or the same world, if it does not fail).
+
+    The books are checked after `every` events.
+    """
     verdict = run_world(world, seed, every=every)
     if not verdict.problems:
         return world
@@ -208,6 +211,7 @@ class Job(msgspec.Struct):
 
     seed: int
     every: int = 40
+    """Events between two checks of the books."""
     base: dict[str, Any] | None = None
     """The user's configuration; None = the world is drawn as well."""
     span_s: float = 0.0
