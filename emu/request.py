@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Status(enum.IntEnum):
@@ -121,8 +122,8 @@ class Request:
     """Output tokens that the client has received."""
     kv_blocks: int
     """Blocks reserved for it at the replica that owns its KV."""
-    block_ids: list[int] | None
-    """Which blocks, in order, when the pool tracks identities (prefix caching)."""
+    held: Any
+    """What its pool keeps of them, where it tells blocks apart (prefix caching, hybrid models)."""
     block_keys: list[int] | None
     """Chained hashes of its full blocks; None until first looked up, empty if unknown."""
     block_keys_size: int
@@ -166,7 +167,6 @@ class Request:
         "acceptance_rate",
         "adapter",
         "arrival_ns",
-        "block_ids",
         "block_keys",
         "block_keys_size",
         "cancel_after_ns",
@@ -183,6 +183,7 @@ class Request:
         "generated_tokens",
         "handoff_after_ns",
         "has_more_turns",
+        "held",
         "holder_id",
         "images",
         "known_blocks",
@@ -264,7 +265,7 @@ class Request:
         self.computed_tokens = 0
         self.generated_tokens = 0
         self.kv_blocks = 0
-        self.block_ids = None
+        self.held = None
         self.block_keys = None
         self.block_keys_size = 0
         self.chain = None
@@ -312,7 +313,7 @@ class Request:
         """Nothing of its KV is left; what the client has received counts as prompt."""
         self.retries += is_retry
         self.computed_tokens = self.kv_blocks = 0
-        self.block_ids = None
+        self.held = None
 
     def lose_computed(self, tokens: int) -> None:
         """The KV of so many tokens is gone: they are to be computed again."""

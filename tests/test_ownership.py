@@ -48,7 +48,7 @@ BEFORE_ARRIVAL = ("workload/", "serve/")
 REQUEST: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("status", "holder_id", "reason", "queued_ns", "taken_ns"), HOLDERS),
     **dict.fromkeys(("retries", "migrations", "migration_ns"), ("request.py",)),
-    **dict.fromkeys(("computed_tokens", "kv_blocks", "block_ids", "preemptions"), HOLDERS),
+    **dict.fromkeys(("computed_tokens", "kv_blocks", "held", "preemptions"), HOLDERS),
     **dict.fromkeys(("generated_tokens", "first_token_ns", "last_token_ns"), HOLDERS),
     **dict.fromkeys(("recomputed_tokens", "replica_id", "decode_replica_id"), HOLDERS),
 }

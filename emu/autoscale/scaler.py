@@ -147,7 +147,9 @@ class Scaler(Launches, Actor):
         self._placements = -1
         """Of the shared GPUs, when `_views` was made."""
         self._busy_ns = 0
-        """When a request was last seen in the system."""
+        """When a request was last in the system, as far as looks can tell."""
+        self._was_busy = False
+        """One was there at the last look."""
         self._yielded: set[int] = set()
         """Replicas that shut for another model: they are not to come back."""
         self._shut_ns: dict[int, int] = {}
@@ -168,6 +170,11 @@ class Scaler(Launches, Actor):
         """Something that the planner reads has changed."""
         if self.is_active and not self._is_due:
             self.kernel.wake(self)
+
+    def request_ended(self) -> None:
+        """It may have been the last one: from now on the model is idle."""
+        if self._may_empty:
+            self.look()
 
     def tick(self) -> int:
         """After a change, or when it said so, look at the next multiple of the period."""
@@ -234,7 +241,7 @@ class Scaler(Launches, Actor):
     def _wake_ns(self, snapshot: Snapshot) -> int:
         """The planner's own wish, the end of a spare's time, or metrics that arrive."""
         wakes = [self.planner.wake_ns(snapshot), self.sight.wake_ns()]
-        if self._may_empty:
+        if self._may_empty and not snapshot.outstanding:
             wakes.append(self._busy_ns + self._idle_ns)
         if self._shut_ns:
             ttl_ns = ms_to_ns(self.table.spare_ttl_ms)
@@ -267,8 +274,9 @@ class Scaler(Launches, Actor):
         world = self._world
         now_ns = world.kernel.now_ns
         requests, tokens, outstanding = world.waiting()
-        if outstanding:
+        if outstanding or self._was_busy:
             self._busy_ns = now_ns
+        self._was_busy = outstanding > 0
         return Snapshot(
             now_ns=now_ns,
             replicas=self._all_views(),

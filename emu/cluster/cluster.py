@@ -144,6 +144,8 @@ class Cluster:
             tell_decisions(self.history, self.kernel, self.scalers, rejecters, self.live)
         self._is_scaled = self.scalers[0].is_active
         self.recovery = Recovery(self)
+        if any(replica.shared for replica in self.plan.replicas):
+            self.recovery.lose_capacity()  # to another model: one may never find the GPUs it needs
         self.faults = Injector(self, self.recovery, fault_handlers)
         self.faults.start()
         self.kernel.ask_at_rest(self.story, self.recovery.fail_unservable)
@@ -362,6 +364,8 @@ class Cluster:
 
     def _ended(self, request: Request) -> None:
         self.recorder.terminal(request, self.kernel.now_ns)
+        if self._is_scaled:
+            self.pools[request.model].scaler.request_ended()
 
     def _released_seen(self, request: Request) -> None:
         """With policies of a user's own: they have books, and may want to be told."""

@@ -1,32 +1,30 @@
 """The KV pool with identities: prefix caching with reference counts and LRU eviction.
 
-Owns, per block: its reference count. Owns the free list (first in, first out: taken at the
-head, freed blocks appended at the tail, a sequence's last block first, so that its head survives
-longest) and the index content -> block (`radix.py`: one block per content, the newest wins). Rules:
-LLMServingSim sections 6.1 to 6.4.
+Owns the free list (first in, first out: taken at the head, freed blocks appended at the tail, a
+sequence's last block first, so that its head survives longest) and the index content -> blocks
+(`radix.py`: one block per content, the newest wins). Rules: LLMServingSim sections 6.1 to 6.4.
 
-Invariants: a block is in the free list exactly when its reference count is 0; the index points
-only to blocks that hold the content; a request's blocks are referenced by it once each.
+Blocks are told apart by what they hold: a run of them has one node of the index, one count of
+references, one place in the free list. Those of a request without known content are a number.
+Nothing is kept for a block, and no operation costs a step for each.
+
+Invariants: a run is in the free list exactly when nothing refers to it; the index points only to
+blocks that hold the content; a request's runs are referenced by it once each.
 
 Ids of blocks taken in a row are interchangeable: a block that has been popped holds nothing, and
 until it is indexed nothing distinguishes it. Therefore only the order of frees, touches and
-indexing matters for results, not which of two requests got which fresh block.
-
-Blocks that have never been used are not stored: they stand at the head of the free list in order
-of id, and a counter says where they begin. Memory follows use, not capacity.
+indexing matters for results, not which of two requests got which fresh block. Blocks that have
+never been used stand at the head of the free list; they are a number, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
-from typing import Protocol
+from typing import Any, Protocol
 
-import numpy as np
-
-from emu.kv.freelist import FreeList, Ids, RetainingFreeList
+from emu.kv.freelist import FreeList
 from emu.kv.pool import NO_HIT, Hit
-from emu.kv.radix import RadixIndex, chain_of, keys_of
+from emu.kv.radix import UNNAMED, Held, RadixIndex, Run, chain_of, keys_of
 from emu.kv.tiers import LowerTier, chunks_resident
 from emu.request import Request
 
@@ -37,7 +35,8 @@ class PoolWatcher(Protocol):
     def stored(self, request: Request, keys: Sequence[int], first: int, blocks: list[int]) -> None:
         """`blocks` hold the request's blocks from `first` on, and can be found by their keys.
 
-        `keys` are those of all full blocks of the request.
+        `keys` are those of all full blocks of the request. The number of a block is its own until
+        it is taken.
         """
         ...
 
@@ -72,12 +71,13 @@ class BlockPool:
         """Bytes written through to lower tiers so far."""
         self.pending_writes = [0] * len(self.tiers)
         """Bytes written through to each tier that have not been carried there yet."""
-        self._used = 0
-        """Blocks below this id have been used."""
-        self._references = np.zeros(64, dtype=np.int32)
-        self._retaining = RetainingFreeList(retain_ns) if retain_ns else None
-        self._free: FreeList | RetainingFreeList = self._retaining or FreeList()
+        self._fresh = blocks_total
+        """Blocks that have never been used."""
+        self._retains = retain_ns > 0
+        self._free = FreeList(retain_ns)
         self._index = RadixIndex()
+        self._names = 0
+        """Names given to blocks, where a watcher asks for them."""
         self.watcher: PoolWatcher | None = None
 
     # --- finding ----------------------------------------------------------------------------
@@ -91,8 +91,9 @@ class BlockPool:
         if not chain.blocks:
             return NO_HIT
         usable_tokens = request.prompt_tokens + request.generated_tokens - 1
-        found = self._index.find(chain, usable_tokens // self.block_size)
-        npu_tokens = len(found) * self.block_size
+        runs: list[Run] = []
+        found = self._index.find(chain, usable_tokens // self.block_size, runs)
+        npu_tokens = found * self.block_size
         for number, tier in enumerate(self.tiers):
             chunk = tier.chunk_tokens
             limit = usable_tokens // chunk
@@ -102,21 +103,18 @@ class BlockPool:
             if count and gained >= chunk:
                 tokens = npu_tokens + gained
                 recall_bytes = count * tier.chunk_bytes
-                return Hit(tokens, npu_tokens, gained, tuple(found), recall_bytes, number)
+                return Hit(tokens, npu_tokens, gained, runs, recall_bytes, number)
         if not found:
             return NO_HIT
-        return Hit(npu_tokens, npu_tokens, 0, tuple(found))
+        return Hit(npu_tokens, npu_tokens, 0, runs)
 
     def keys_of(self, request: Request) -> list[int]:
         """Keys of the request's full blocks, computed once."""
         keys = request.block_keys
         if keys is None or request.block_keys_size != self.block_size:
             chain = chain_of(request, self.block_size)
-            if chain.root:
-                keys = keys_of(request, self.block_size)
-            else:  # its units are the keys
-                assert isinstance(chain.units, list)
-                keys = chain.units
+            # Without a root, its units are the keys.
+            keys = keys_of(request, self.block_size) if chain.root else chain.units
             request.block_keys = keys
             request.block_keys_size = self.block_size
         return keys
@@ -124,8 +122,7 @@ class BlockPool:
     def match(self, request: Request) -> int:
         """Prompt tokens of a request that came from outside that the GPU pool holds now."""
         limit = (request.prompt_tokens - 1) // self.block_size
-        found = self._index.find(chain_of(request, self.block_size), limit)
-        return len(found) * self.block_size
+        return self._index.find(chain_of(request, self.block_size), limit, []) * self.block_size
 
     def keys_wanted(self, request: Request) -> dict[int, int]:
         """By position, the keys that would cut the request's need if they were indexed.
@@ -136,22 +133,27 @@ class BlockPool:
         keys = self.keys_of(request)
         usable_tokens = request.prompt_tokens + request.generated_tokens - 1
         limit = min(usable_tokens // self.block_size, len(keys))
-        found = self._index.find(chain_of(request, self.block_size), limit)
-        idle = np.flatnonzero(self._references[np.array(found, dtype=np.int64)] == 0)
-        wanted: dict[int, int] = {position: keys[position] for position in idle.tolist()}
-        if len(found) < limit:
-            wanted[len(found)] = keys[len(found)]
+        runs: list[Run] = []
+        found = self._index.find(chain_of(request, self.block_size), limit, runs)
+        wanted: dict[int, int] = {}
+        for run in runs:
+            if not run.references:
+                for position in range(run.start, min(run.end, found)):
+                    wanted[position] = keys[position]
+        if found < limit:
+            wanted[found] = keys[found]
         return wanted
 
     # --- giving and taking ------------------------------------------------------------------
     def need(self, request: Request, target_tokens: int, hit: Hit = NO_HIT) -> int:
         """Fresh blocks for the target, plus hit blocks that now leave the free list."""
-        missing = -(-target_tokens // self.block_size) - request.kv_blocks - len(hit.block_ids)
+        found = hit.npu_tokens // self.block_size
+        missing = -(-target_tokens // self.block_size) - request.kv_blocks - found
         if missing < 0:
             missing = 0
-        if hit.block_ids:
-            counts = self._references[np.array(hit.block_ids)]
-            missing += len(counts) - int(np.count_nonzero(counts))
+        for run in hit.found:
+            if not run.references:
+                missing += min(run.end, found) - run.start
         return missing
 
     def grow(
@@ -163,28 +165,17 @@ class BlockPool:
         ahead_tokens: int = 0,
     ) -> None:
         """Touch the hit blocks, take the rest, index what is full at the target length."""
-        held = request.block_ids
-        if held is None:
-            held = request.block_ids = []
-        if hit.block_ids:
-            assert not held
-            self._touch(hit.block_ids)
-            held.extend(hit.block_ids)
         if hit is not NO_HIT:
+            if hit.found:
+                assert not request.kv_blocks
+                self._touch(request, hit)
             had_tokens = hit.npu_tokens  # recalled blocks are fresh here: indexed like computed
-        missing = -(-(target_tokens + ahead_tokens) // self.block_size) - len(held)
+        missing = -(-(target_tokens + ahead_tokens) // self.block_size) - request.kv_blocks
         if missing > 0:
-            held.extend(self.take(missing))
-        request.kv_blocks = len(held)
+            self.take(missing)
+            request.kv_blocks += missing
         reached = request.prompt_tokens + request.generated_tokens
         self.index(request, had_tokens, min(target_tokens, reached))
-
-    def grow_by_one(self, request: Request) -> None:
-        """One more block for a decode that crosses a block boundary."""
-        held = request.block_ids
-        assert held is not None
-        held.append(self._pop())
-        request.kv_blocks += 1
 
     def index(self, request: Request, had_tokens: int, tokens: int) -> None:
         """Blocks that became full between the two lengths can be found from now on."""
@@ -200,16 +191,52 @@ class BlockPool:
 
     def _add(self, request: Request, first: int, last: int) -> None:
         """Positions of a request can be found in its blocks from now on."""
-        held = request.block_ids
-        assert held is not None
-        self._index.add(chain_of(request, self.block_size), held, first, last)
+        held: Held | None = request.held
+        if held is None:
+            held = request.held = Held()
+        had = held.blocks
+        chain = chain_of(request, self.block_size)
+        if first < had:
+            self._add_again(request, held, first, min(last, had))
+        if had < last:
+            if had < first:  # blocks ahead of these that nothing can find
+                held.runs.append(Run(had, first, 1))
+                had = first
+            before = held.last()
+            run = Run(had, last, 1)
+            if self.watcher is not None:
+                self._name(run)
+            if not self._index.add(chain, run, before):
+                held.runs.append(run)
+            held.blocks = last
         if self.watcher is None and not self.tiers:
             return
         keys = self.keys_of(request)
         if self.watcher is not None:
-            self.watcher.stored(request, keys, first, held[first:last])
+            names: list[int] = []
+            for run in held.parts():
+                positions = range(max(run.start, first), min(run.end, last))
+                names.extend([run.base + position for position in positions])
+            self.watcher.stored(request, keys, first, names)
         for number in range(len(self.tiers)):
             self._write_through(number, keys, first, last)
+
+    def _add_again(self, request: Request, held: Held, first: int, last: int) -> None:
+        """Positions with content, which a newer block may have replaced in the index."""
+        for run in held.parts():
+            if run.node is not None or run.end <= first or run.start >= last:
+                continue
+            if run.start < first:
+                run = run.split(first)
+            if run.end > last:
+                run.split(last)
+            if self.watcher is not None and run.base == UNNAMED:
+                self._name(run)
+            self._index.add(chain_of(request, self.block_size), run, None)
+
+    def _name(self, run: Run) -> None:
+        run.base = self._names - run.start
+        self._names += run.end - run.start
 
     def _write_through(self, number: int, keys: list[int], first: int, last: int) -> None:
         tier = self.tiers[number]
@@ -224,115 +251,106 @@ class BlockPool:
 
         Those of a turn that has ended, with more to come in its session, may be kept back.
         """
-        held = request.block_ids
-        if held:
-            free = self._unreferenced(held)
-            if self._retaining is not None and request.has_more_turns and _is_done(request):
-                self._retaining.keep(free, request.priority)
-            else:
-                self._free.append(free)
-        request.block_ids = None
+        free = self._unreferenced(request.kv_blocks, request.held)
+        if self._retains and request.has_more_turns and _is_done(request):
+            self._free.keep(free, request.priority)
+        else:
+            for run in free:
+                self._free.append(run)
+        request.held = None
         request.kv_blocks = 0
 
-    def take(self, count: int) -> list[int]:
+    def take(self, count: int) -> list[Any]:
         """Pop blocks at the head; what a popped block held is forgotten (eviction)."""
         assert 0 <= count <= self.blocks_free
-        unused = min(count, self.blocks_total - self._used)
-        taken = self._take_fresh(unused) if unused else []
-        if count > unused:
-            self.blocks_free -= count - unused
-            ids = self._free.take(count - unused)
-            self._references[ids] = 1
-            again: list[int] = ids.tolist()
-            self._evict(again)
-            taken += again
-        return taken
+        self.blocks_free -= count
+        if self._fresh:
+            fresh = min(count, self._fresh)
+            self._fresh -= fresh
+            count -= fresh
+        while count:
+            run = self._free.head()
+            blocks = run.end - run.start
+            if blocks <= count:
+                self._free.remove(run)
+            else:
+                blocks = count
+            count -= blocks
+            if self.watcher is not None and run.base != UNNAMED:
+                self.watcher.taken([run.base + run.end - 1 - at for at in range(blocks)])
+            if run.node is None:
+                run.end -= blocks
+            else:
+                self._index.forget(run, blocks)
+                self.evicted_blocks += blocks
+        return []
 
-    def put_back(self, count: int, block_ids: list[int]) -> None:
+    def put_back(self, count: int, held: list[Any]) -> None:
         """Return what `take` gave."""
-        assert count == len(block_ids)
-        self._unreference(block_ids)
+        for run in self._unreferenced(count, None):
+            self._free.append(run)
 
-    def put_back_held(self, request_id: int, count: int, block_ids: list[int]) -> None:
+    def put_back_held(self, request_id: int, count: int, held: Any) -> None:
         """Return the blocks of a request that left with its KV."""
-        self.put_back(count, block_ids)
+        for run in self._unreferenced(count, held):
+            self._free.append(run)
 
     def blocks_at(self, tokens: int) -> int:
         """Full blocks and the one begun."""
         return -(-tokens // self.block_size)
 
-    def hand_over(self, request: Request, count: int, block_ids: list[int]) -> None:
+    def hand_over(self, request: Request, count: int, held: list[Any]) -> None:
         """The request owns the blocks; those full at its computed length are indexed."""
-        assert count == len(block_ids)
-        request.block_ids = block_ids
+        request.held = None
         request.kv_blocks = count
         self.index(request, 0, request.computed_tokens)
 
     def see_time(self, now_ns: int) -> None:
         """It is now so late: blocks are kept back from now, and no longer than they may be."""
-        if self._retaining is not None:
-            self._retaining.expire(now_ns)
+        self._free.expire(now_ns)
 
     def clear(self) -> None:
         """Forget everything; all blocks are free."""
-        self.blocks_free = self.blocks_total
-        self._references.fill(0)
-        self._used = 0
+        self.blocks_free = self._fresh = self.blocks_total
         self._free.clear()
         self._index.clear()
         if self.watcher is not None:
             self.watcher.cleared()
 
     # --- inside -----------------------------------------------------------------------------
-    def _take_fresh(self, count: int) -> list[int]:
-        """Blocks that have never been used."""
-        first = self._used
-        self._used = end = first + count
-        if end > len(self._references):
-            size = min(self.blocks_total, max(end, 2 * len(self._references)))
-            self._references = np.concatenate(
-                (self._references, np.zeros(size - len(self._references), dtype=np.int32))
-            )
-            self._free.reach(size)
-        self._references[first:end] = 1
-        self._index.reach(end)
-        self.blocks_free -= count
-        return list(range(first, end))
+    def _touch(self, request: Request, hit: Hit) -> None:
+        """The request holds the blocks that were found for it."""
+        request.held = held = Held()
+        held.runs = hit.found
+        request.kv_blocks = held.blocks = blocks = hit.npu_tokens // self.block_size
+        last = hit.found[-1]
+        if last.end > blocks:
+            last.split(blocks)
+        for run in hit.found:
+            if not run.references:
+                self._free.remove(run)
+                self.blocks_free -= run.end - run.start
+            run.references += 1
 
-    def _evict(self, taken: list[int]) -> None:
-        """Blocks that are taken again can no longer be found."""
-        if self.watcher is not None:
-            self.watcher.taken(taken)
-        self.evicted_blocks += self._index.forget(taken)
-
-    def _pop(self) -> int:
-        if self._used < self.blocks_total:
-            return self._take_fresh(1)[0]
-        self.blocks_free -= 1
-        block = self._free.pop()
-        self._evict([block])
-        self._references[block] = 1
-        return block
-
-    def _touch(self, block_ids: Sequence[int]) -> None:
-        ids: Ids = np.array(block_ids, dtype=np.int64)
-        free = ids[self._references[ids] == 0]
-        if len(free):
-            self._free.remove(free)
-            self.blocks_free -= len(free)
-        self._references[ids] += 1
-
-    def _unreference(self, block_ids: Sequence[int]) -> None:
-        self._free.append(self._unreferenced(block_ids))
-
-    def _unreferenced(self, block_ids: Sequence[int]) -> Ids:
-        """References drop by one; those that are free now, last block first."""
-        ids: Ids = np.array(block_ids, dtype=np.int64)[::-1]
-        counts = self._references[ids] - 1
-        assert len(counts) == 0 or counts.min() >= 0
-        self._references[ids] = counts
-        free = ids if not counts.any() else ids[counts == 0]
-        self.blocks_free += len(free)
+    def _unreferenced(self, count: int, held: Held | None) -> list[Run]:
+        """References of so many blocks, some with content, drop by one; runs that are free now,
+        last block first."""
+        free: list[Run] = []
+        plain = count - (0 if held is None else held.blocks)
+        assert plain >= 0
+        if plain:
+            free.append(Run(0, plain, 0))
+            self.blocks_free += plain
+        if held is not None:
+            parts = held.parts()
+            parts.reverse()
+            for run in parts:
+                left = run.references = run.references - 1
+                assert left >= 0
+                if not left:
+                    run.rest = None
+                    self.blocks_free += run.end - run.start
+                    free.append(run)
         return free
 
     # --- seeing -----------------------------------------------------------------------------
@@ -340,25 +358,42 @@ class BlockPool:
         """Keys that can be found."""
         return self._index.keys(self.block_size)
 
-    def free_order(self) -> list[int]:
-        """The free list from its head (fresh blocks first)."""
-        return [*range(self._used, self.blocks_total), *self._free.order().tolist()]
+    def free_runs(self) -> list[Run]:
+        """The free list from its head; blocks that were never used stand before it."""
+        return self._free.order()
 
-    def recount(self, holders: Sequence[Sequence[int]]) -> list[str]:
-        """Problems found by counting all references from scratch; `holders` = lists of ids."""
+    def recount(self, holders: Sequence[tuple[int, Held | None]]) -> list[str]:
+        """Problems found by counting all references from scratch.
+
+        `holders`: of each, how many blocks it holds, and those with content.
+        """
         problems: list[str] = []
-        held = np.fromiter(chain.from_iterable(holders), dtype=np.int64)
-        counted = np.bincount(held, minlength=self._used)
-        references = self._references[: len(counted)]
-        wrong = np.flatnonzero(counted != references)
-        if len(wrong):
-            problems.append(f"reference counts of blocks {wrong[:8].tolist()} are wrong")
-        free = np.flatnonzero(references == 0)
-        if not np.array_equal(np.sort(self._free.order()), free) or self._free.count != len(free):
+        counted: dict[Run, int] = {}
+        held = 0
+        for blocks, content in holders:
+            parts = [] if content is None else content.parts()
+            held += blocks - sum(run.end - run.start for run in parts)
+            if (
+                content is not None
+                and not sum(run.end - run.start for run in parts) == (content.blocks) <= blocks
+            ):
+                problems.append(f"{blocks} blocks held, {content.blocks} of them with content")
+            for run in parts:
+                counted[run] = counted.get(run, 0) + 1
+        wrong = [run for run, times in counted.items() if run.references != times]
+        if wrong:
+            problems.append(f"reference counts of {len(wrong)} runs of blocks are wrong")
+        held += sum(run.end - run.start for run in counted)
+        free = self._free.order()
+        idle = {run for _, _, node in self._index.nodes() for run in node.runs}
+        idle -= counted.keys()
+        if any(run.references for run in free) or not idle.issubset(free):
             problems.append("the free list is not the set of unreferenced blocks")
-        fresh = self.blocks_total - self._used
-        if self.blocks_free != len(free) + fresh:
-            problems.append(f"{self.blocks_free} blocks free, counted {len(free) + fresh}")
+        blocks = sum(run.end - run.start for run in free) + self._fresh
+        if self.blocks_free != blocks:
+            problems.append(f"{self.blocks_free} blocks free, counted {blocks}")
+        if held + blocks != self.blocks_total:
+            problems.append(f"{held} blocks held and {blocks} free of {self.blocks_total}")
         return problems + self._index.problems()
 
 

@@ -99,7 +99,7 @@ class GroupedPool:
             for number, group in enumerate(self.layout.groups)
         )
         ids = tuple(block for table in tables for block in table if block)
-        return Hit(tokens, tokens, 0, ids, tables=tables, junction_tokens=junction)
+        return Hit(tokens, tokens, block_ids=ids, tables=tables, junction_tokens=junction)
 
     def match(self, request: Request) -> int:
         """Prompt tokens of a request from outside that this pool holds now."""
@@ -290,7 +290,7 @@ class GroupedPool:
         for table in self._tables.pop(request.request_id, []):
             self._drop(table)
         request.kv_blocks = 0
-        request.block_ids = None
+        request.held = None
 
     def take(self, count: int) -> list[int]:
         """Take free blocks for a request that is not here yet."""
@@ -408,7 +408,7 @@ class GroupedPool:
 
     def _count(self, request: Request) -> None:
         held = [block for table in self._tables[request.request_id] for block in table if block]
-        request.block_ids = held
+        request.held = held
         request.kv_blocks = len(held)
 
     def _pop(self) -> int:

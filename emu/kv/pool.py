@@ -13,13 +13,14 @@ Three pools with one interface:
 * `PresentPool` counts too, and has every prompt's KV (`workload.skip_prefill`).
 * `BlockPool` (emu/kv/blocks.py) tracks identities, for prefix caching.
 
-`grow`, `release` and `index` keep `Request.kv_blocks` (and `block_ids`) of the request up to date.
+`grow`, `release` and `index` keep `Request.kv_blocks` (and `held`) of the request up to date.
 """
 
 from __future__ import annotations
 
-from typing import Final, final
+from typing import Any, Final, final
 
+from emu.kv.radix import Run
 from emu.request import Request
 
 
@@ -33,12 +34,14 @@ class Hit:
     """Tokens whose blocks are in the GPU pool."""
     lower_tokens: int
     """Further tokens that a lower tier holds; they need fresh GPU blocks and a recall."""
-    block_ids: tuple[int, ...]
-    """The GPU blocks hit, first to last."""
+    found: list[Run]
+    """The GPU blocks hit, first to last; the last run may be longer."""
     recall_bytes: int
     """Bytes to bring up from the tier, whole chunks."""
     tier: int
     """Index of the tier that holds the lower tokens; -1 = none."""
+    block_ids: tuple[int, ...]
+    """Of a hybrid model: the blocks hit."""
     tables: tuple[tuple[int, ...], ...]
     """Of a hybrid model: the block table of each group, 0 for the null block."""
     junction_tokens: int
@@ -46,6 +49,7 @@ class Hit:
 
     __slots__ = (
         "block_ids",
+        "found",
         "junction_tokens",
         "lower_tokens",
         "npu_tokens",
@@ -60,15 +64,17 @@ class Hit:
         tokens: int = 0,
         npu_tokens: int = 0,
         lower_tokens: int = 0,
-        block_ids: tuple[int, ...] = (),
+        found: list[Run] | None = None,
         recall_bytes: int = 0,
         tier: int = -1,
+        block_ids: tuple[int, ...] = (),
         tables: tuple[tuple[int, ...], ...] = (),
         junction_tokens: int = 0,
     ) -> None:
         self.tokens = tokens
         self.npu_tokens = npu_tokens
         self.lower_tokens = lower_tokens
+        self.found: list[Run] = [] if found is None else found
         self.block_ids = block_ids
         self.recall_bytes = recall_bytes
         self.tier = tier
@@ -119,26 +125,26 @@ class CountingPool:
         assert self.blocks_free <= self.blocks_total
         request.kv_blocks = 0
 
-    def take(self, count: int) -> list[int]:
+    def take(self, count: int) -> list[Any]:
         """Count blocks as taken."""
         assert 0 <= count <= self.blocks_free
         self.blocks_free -= count
         return []
 
-    def put_back(self, count: int, block_ids: list[int]) -> None:
+    def put_back(self, count: int, held: Any) -> None:
         """Count blocks as free."""
         self.blocks_free += count
         assert self.blocks_free <= self.blocks_total
 
-    def put_back_held(self, request_id: int, count: int, block_ids: list[int]) -> None:
+    def put_back_held(self, request_id: int, count: int, held: Any) -> None:
         """Count blocks as free."""
-        self.put_back(count, block_ids)
+        self.put_back(count, held)
 
     def blocks_at(self, tokens: int) -> int:
         """Full blocks and the one begun."""
         return -(-tokens // self.block_size)
 
-    def hand_over(self, request: Request, count: int, block_ids: list[int]) -> None:
+    def hand_over(self, request: Request, count: int, held: Any) -> None:
         """The blocks were counted when taken."""
         request.kv_blocks = count
 

@@ -1,25 +1,28 @@
-"""A radix tree over the content of blocks: which block holds what, found and forgotten by runs.
+"""A radix tree over the content of blocks: which run of blocks holds what.
 
-Owns the tree, and for each block the node that its content belongs to. A request's content is a
-`Chain` of units: hash ids of a trace that stand for several blocks each, or the key of each block.
-A path from a root spells units; a node is a run of them that nothing has branched off yet, with
-the block that holds each position, -1 where none does. Walking, adding and forgetting cost a step
-for each run and unit, and only a list access for each block.
+Owns the tree, and of each run of blocks its positions, its references and where its content stands.
+A request's content is a `Chain` of units: hash ids of a trace that stand for several blocks each,
+or the key of each block. A path from a root spells units; a node is a run of them that nothing has
+branched off yet, with the runs of blocks that hold its positions. Finding, adding and forgetting
+cost a step for each run and nothing for each block.
 
 Rules, those of an index key -> block: a position has one block, the newest; the older one keeps
 its content, unseen, until it is taken for something else. A block whose parents are forgotten
 stays, and is found again when they come back.
+
+A run is cut where only a part of it changes: where a chain branches off, where a hit ends, where a
+newer block replaces an older one. What holds the whole of it finds the other part by `rest`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final, final
 
 from emu.kv.hashing import block_keys, with_adapter, with_images
 from emu.request import Prefix, Request
 
-NONE: Final = -1
+UNNAMED: Final = -1
 
 
 @final
@@ -28,7 +31,7 @@ class Chain:
 
     root: str
     """Chains of different roots have nothing in common."""
-    units: Sequence[int]
+    units: list[int]
     per: int
     """Blocks of one unit."""
     blocks: int
@@ -36,7 +39,7 @@ class Chain:
 
     __slots__ = ("blocks", "per", "root", "units")
 
-    def __init__(self, root: str, units: Sequence[int], per: int, blocks: int) -> None:
+    def __init__(self, root: str, units: list[int], per: int, blocks: int) -> None:
         self.root = root
         self.units = units
         self.per = per
@@ -59,7 +62,7 @@ def chain_of(request: Request, block_size: int) -> Chain:
         tokens = prefix.hash_block_tokens
         known = min(request.prompt_tokens, len(prefix.hash_ids) * tokens) // block_size
         root = f"{tokens} {request.adapter}"
-        chain = Chain(root, prefix.hash_ids, tokens // block_size, known)
+        chain = Chain(root, list(prefix.hash_ids), tokens // block_size, known)
     else:
         keys = keys_of(request, block_size)
         chain = Chain("", keys, 1, len(keys))
@@ -79,6 +82,118 @@ def keys_of(request: Request, block_size: int) -> list[int]:
 
 
 @final
+class Run:
+    """Blocks at positions in a row that share one fate: held by the same, or free in a row."""
+
+    start: int
+    """First position."""
+    end: int
+    """Position behind the last."""
+    references: int
+    """Requests that hold all of it; 0 = it is free."""
+    node: Node | None
+    """Where its content can be found; None = nowhere."""
+    rest: Run | None
+    """What has been cut off its end since the oldest of its holders got it."""
+    base: int
+    """The name of a block is `base` + its position, for what watches the pool."""
+    serial: int
+    """Its last keeping (`FreeList.keep`)."""
+    before: Run | None
+    """In the free list."""
+    after: Run | None
+
+    __slots__ = (
+        "after",
+        "base",
+        "before",
+        "end",
+        "node",
+        "references",
+        "rest",
+        "serial",
+        "start",
+    )
+
+    def __init__(self, start: int, end: int, references: int, base: int = UNNAMED) -> None:
+        self.start = start
+        self.end = end
+        self.references = references
+        self.node = None
+        self.rest = None
+        self.base = base
+        self.serial = 0
+        self.before = None
+        self.after = None
+
+    def split(self, position: int) -> Run:
+        """Cut here; the part from `position` on, which is a new run. Both are what it was."""
+        upper = Run(position, self.end, self.references, self.base)
+        self.end = position
+        upper.serial = self.serial
+        if self.references:
+            upper.rest = self.rest
+            self.rest = upper
+        ahead = self.before
+        if ahead is not None:  # free: the last block is taken first
+            upper.before = ahead
+            upper.after = self
+            ahead.after = upper
+            self.before = upper
+        node = self.node
+        if node is not None:
+            upper.node = node
+            node.runs.insert(node.runs.index(self) + 1, upper)
+        return upper
+
+
+@final
+class Held:
+    """The blocks of a request that have content, from position 0 on."""
+
+    runs: list[Run]
+    """As they were when the request got them; since then they may have been cut."""
+    blocks: int
+
+    __slots__ = ("blocks", "runs")
+
+    def __init__(self) -> None:
+        self.runs = []
+        self.blocks = 0
+
+    def last(self) -> Run | None:
+        """The last run as it is now."""
+        if not self.runs:
+            return None
+        run = self.runs[-1]
+        while run.end < self.blocks:
+            part = run.rest
+            assert part is not None
+            run = part
+        return run
+
+    def parts(self) -> list[Run]:
+        """The runs as they are now."""
+        found: list[Run] = []
+        at = 0
+        for run in self.runs:
+            # What was cut off stands between this run and the next one.
+            while at < run.start:
+                part = found[-1].rest
+                assert part is not None
+                found.append(part)
+                at = part.end
+            found.append(run)
+            at = run.end
+        while at < self.blocks:
+            part = found[-1].rest
+            assert part is not None
+            found.append(part)
+            at = part.end
+        return found
+
+
+@final
 class Node:
     """A run of units, and what holds them."""
 
@@ -87,84 +202,87 @@ class Node:
     """Blocks on the path before it."""
     per: int
     units: list[int]
-    blocks: list[int]
-    present: int
-    """Positions with a block."""
-    shadowed: list[int]
-    """Positions of blocks that newer ones have replaced, once for each."""
+    runs: list[Run]
+    """Runs of blocks that can be found here, by position."""
     children: dict[int, Node]
 
-    __slots__ = ("blocks", "children", "parent", "per", "present", "shadowed", "start", "units")
+    __slots__ = ("children", "parent", "per", "runs", "start", "units")
 
     def __init__(self, parent: Node | None, start: int, per: int, units: list[int]) -> None:
         self.parent = parent
         self.start = start
         self.per = per
         self.units = units
-        self.blocks = []
-        self.present = 0
-        self.shadowed = []
+        self.runs = []
         self.children = {}
 
 
-def _same(left: Sequence[int], at: int, right: Sequence[int], begin: int) -> int:
+def _same(left: list[int], at: int, right: list[int], begin: int) -> int:
     """How many units are equal from `at` and `begin` on."""
     count = min(len(left) - at, len(right) - begin)
-    for index in range(count):
-        if left[at + index] != right[begin + index]:
-            return index
-    return count
+    if left[at : at + count] == right[begin : begin + count]:
+        return count
+    index = 0
+    while left[at + index] == right[begin + index]:
+        index += 1
+    return index
 
 
 @final
 class RadixIndex:
-    """Content -> block."""
+    """Content -> runs of blocks."""
 
     def __init__(self) -> None:
         self._roots: dict[str, Node] = {}
-        self._home: list[Node | None] = []
-        """By block: the node of its content (or one below it, which has been cut since)."""
-        self._place: list[int] = []
-        """By block: its position on the path."""
-
-    def reach(self, blocks: int) -> None:
-        """Blocks below this id may come."""
-        more = blocks - len(self._home)
-        if more > 0:
-            self._home.extend([None] * more)
-            self._place.extend([0] * more)
 
     def clear(self) -> None:
         """Nothing can be found."""
         self._roots.clear()
-        self._home.clear()
-        self._place.clear()
 
-    def find(self, chain: Chain, limit: int) -> list[int]:
-        """Blocks of the first `limit` positions, up to the first that has none."""
-        found: list[int] = []
+    def find(self, chain: Chain, limit: int, found: list[Run]) -> int:
+        """Blocks that hold the first `limit` positions, up to the first that has none; how many.
+
+        Their runs are put into `found`; the last one may be longer.
+        """
         node = self._roots.get(chain.root)
         units, per, at = chain.units, chain.per, 0
-        limit = min(limit, chain.blocks)
+        if limit > chain.blocks:
+            limit = chain.blocks
         while node is not None and at < limit:
-            node = node.children.get(units[at // per])
+            begin = at // per
+            node = node.children.get(units[begin])
             if node is None:
                 break
-            same = _same(node.units, 0, units, at // per)
-            part = node.blocks[: min(limit - at, same * per)]
-            if node.present < len(node.blocks) and NONE in part:
-                found += part[: part.index(NONE)]
+            same = _same(node.units, 0, units, begin)
+            end = at + same * per
+            is_whole = same == len(node.units)
+            if end > limit:
+                end, is_whole = limit, False
+            for run in node.runs:
+                if run.start != at:
+                    return at  # a hole
+                found.append(run)
+                at = run.end
+                if at >= end:
+                    break
+            if at > end:
+                at = end
+            if at < end or not is_whole:
                 break
-            found += part
-            at += len(part)
-            if len(part) < len(node.units) * per:
-                break
-        return found
+        return at
 
-    def add(self, chain: Chain, held: list[int], first: int, last: int) -> None:
-        """`held[first:last]` hold these positions of a chain from now on."""
-        per, units, at = chain.per, chain.units, first
-        node = self._start(chain, held, first)
+    def add(self, chain: Chain, run: Run, before: Run | None) -> bool:
+        """The run holds its positions of a chain from now on; `before` those ahead of it.
+
+        True if the first of it has become a part of `before`, and the rest what is cut off that.
+        """
+        per, units, last = chain.per, chain.units, run.end
+        at = run.start
+        node = None if before is None or before.end != at else before.node
+        if node is None:
+            node = self._path(chain, at)
+            before = None
+        joined = False
         while at < last:
             inside = at - node.start
             if inside == len(node.units) * per:
@@ -173,67 +291,60 @@ class RadixIndex:
             number = inside // per
             same = _same(node.units, number, units, at // per)
             if same:
-                end = min(last, node.start + (number + same) * per)
-                self._store(node, held, at, end)
-                at = end
                 number += same
+                end = node.start + number * per
+                upper = run.split(end) if end < last else run
+                if (
+                    before is not None
+                    and before.node is node
+                    and before.references == 1
+                    and before.base == run.base
+                    and before is node.runs[-1]
+                ):  # held by the same request alone
+                    before.end = run.end
+                    before.rest = run.rest
+                    joined = True
+                else:
+                    _put(node, run)
+                before = None
+                run = upper
+                at = end
             if at < last and number < len(node.units):
                 node = self._cut(node, number)
+        return joined
 
-    def forget(self, taken: Sequence[int]) -> int:
-        """These blocks will hold something else; how many of them could be found."""
-        home, index, gone = self._home, 0, 0
-        while index < len(taken):
-            block = taken[index]
-            node = home[block]
-            if node is None:
-                index += 1
-                continue
-            node = _at(node, self._place[block])
-            inside = self._place[block] - node.start
-            blocks, run = node.blocks, 0
-            # A run is freed from its end: the next block stands before this one.
-            longest = min(len(taken) - index, inside + 1)
-            mine = blocks[inside + 1 - longest : inside + 1]
-            mine.reverse()
-            for block, held in zip(taken[index : index + longest], mine, strict=True):
-                if block != held:
-                    break
-                home[block] = None
-                run += 1
-            if run:
-                blocks[inside - run + 1 : inside + 1] = [NONE] * run
-                node.present -= run
-                gone += run
-                index += run
-            else:
-                node.shadowed.remove(inside)
-                home[taken[index]] = None
-                index += 1
-            _shrink(node)
-        return gone
+    def forget(self, run: Run, blocks: int) -> None:
+        """The last `blocks` of a free run will hold something else."""
+        node = run.node
+        assert node is not None
+        run.end -= blocks
+        if run.end == run.start:
+            run.node = None
+            node.runs.remove(run)
+        # Positions at the end of a path that nothing stands in go, and nodes without any.
+        while node.parent is not None and not node.children:
+            if node.runs:
+                stand = -(-(node.runs[-1].end - node.start) // node.per)
+                if stand < len(node.units):
+                    del node.units[stand:]
+                return
+            parent = node.parent
+            del parent.children[node.units[0]]
+            node = parent
 
     # --- inside -----------------------------------------------------------------------------
-    def _start(self, chain: Chain, held: list[int], first: int) -> Node:
+    def _path(self, chain: Chain, first: int) -> Node:
         """The node that ends where position `first` begins, or has it."""
-        if first:
-            before = held[first - 1]
-            home = self._home[before]
-            if home is not None and self._place[before] == first - 1:
-                return _at(home, first - 1)
         node = self._roots.get(chain.root)
         if node is None:
             node = self._roots[chain.root] = Node(None, 0, chain.per, [])
         at = 0
-        while at < first:  # what stands before is not here: a path without blocks leads there
+        while at < first:  # what stands before may not be here: a path without blocks leads there
             if at - node.start == len(node.units) * node.per:
                 node = self._below(node, chain, at, first)
             number = (at - node.start) // node.per
             same = _same(node.units, number, chain.units, at // node.per)
             at = min(first, node.start + (number + same) * node.per)
-            missing = at - node.start - len(node.blocks)
-            if missing > 0:
-                node.blocks.extend([NONE] * missing)
             if at < first and number + same < len(node.units):
                 node = self._cut(node, number + same)
         return node
@@ -245,7 +356,7 @@ class RadixIndex:
         child = node.children.get(chain.units[begin])
         if child is not None:
             return child
-        more = list(chain.units[begin : -(-last // per)])
+        more = chain.units[begin : -(-last // per)]
         if node.parent is None or node.children:
             child = node.children[more[0]] = Node(node, at, per, more)
             return child
@@ -254,57 +365,27 @@ class RadixIndex:
 
     def _cut(self, node: Node, units: int) -> Node:
         """Cut a node after so many units; the upper part, which is a new node."""
-        parent, start = node.parent, node.start
+        parent = node.parent
         assert parent is not None
-        cut = units * node.per
-        upper = Node(parent, start, node.per, node.units[:units])
-        upper.blocks = node.blocks[:cut]
-        upper.present = cut - upper.blocks.count(NONE)
-        upper.shadowed = [place for place in node.shadowed if place < cut]
+        position = node.start + units * node.per
+        upper = Node(parent, node.start, node.per, node.units[:units])
+        below: list[Run] = []
+        for run in list(node.runs):
+            if run.start < position < run.end:
+                below.append(run.split(position))
+            if run.start < position:
+                upper.runs.append(run)
+                run.node = upper
+            else:
+                below.append(run)
+        node.runs = below
         parent.children[upper.units[0]] = upper
         node.units = node.units[units:]
-        node.blocks = node.blocks[cut:]
-        node.present -= upper.present
-        node.shadowed = [place - cut for place in node.shadowed if place >= cut]
-        node.start = start + cut
+        node.start = position
         node.parent = upper
-        if node.present or node.shadowed or node.children:
+        if below or node.children:
             upper.children[node.units[0]] = node
         return upper
-
-    def _store(self, node: Node, held: list[int], first: int, last: int) -> None:
-        home, place, blocks = self._home, self._place, node.blocks
-        inside = first - node.start
-        if inside > len(blocks):
-            blocks.extend([NONE] * (inside - len(blocks)))
-        if inside == len(blocks):
-            new = held[first:last]
-            if not any(map(home.__getitem__, new)):
-                for block in new:
-                    home[block] = node
-                    place[block] = first
-                    first += 1
-                blocks.extend(new)
-                node.present += len(new)
-                return
-        for position in range(first, last):
-            block, inside = held[position], position - node.start
-            if home[block] is not None:  # it holds this already, and may have been replaced
-                old = _at(home[block], place[block])
-                if old.blocks[place[block] - old.start] == block:
-                    continue
-                old.shadowed.remove(place[block] - old.start)
-            home[block] = node
-            place[block] = position
-            if inside == len(blocks):
-                blocks.append(block)
-                node.present += 1
-                continue
-            if blocks[inside] == NONE:
-                node.present += 1
-            else:
-                node.shadowed.append(inside)
-            blocks[inside] = block
 
     # --- seeing -----------------------------------------------------------------------------
     def nodes(self) -> Iterator[tuple[str, list[int], Node]]:
@@ -327,55 +408,46 @@ class RadixIndex:
                 prefix = Prefix(hash_ids=tuple(path), hash_block_tokens=int(tokens))
                 keys = block_keys(prefix, block_size, len(path) * int(tokens))
                 keys = with_adapter(keys, adapter) if adapter else keys
-            found |= {keys[node.start + i] for i, block in enumerate(node.blocks) if block != NONE}
+            for run in node.runs:
+                found.update(keys[run.start : run.end])
         return frozenset(found)
 
     def problems(self) -> list[str]:
         """Where the tree contradicts itself."""
         found = []
-        carried = 0
         for _, _, node in self.nodes():
-            carried += node.present + len(node.shadowed)
-            present = 0
-            for inside, block in enumerate(node.blocks):
-                if block == NONE:
-                    continue
-                present += 1
-                home = self._home[block]
-                if home is None or self._place[block] != node.start + inside:
-                    found.append(f"block {block} is found where it does not stand")
-                elif _at(home, node.start + inside) is not node:
-                    found.append(f"block {block} is found in a node that is not its home")
-            if present != node.present:
-                found.append(f"a node counts {node.present} blocks and has {present}")
-            if node.parent is not None and not (present or node.shadowed or node.children):
+            at = node.start
+            for run in node.runs:
+                if run.node is not node:
+                    found.append("a run is found in a node that is not its own")
+                if not at <= run.start < run.end:
+                    found.append("the runs of a node are not in a row")
+                at = run.end
+            if at > node.start + len(node.units) * node.per:
+                found.append("a run stands beyond its node")
+            if node.parent is not None and not (node.runs or node.children):
                 found.append("a node without blocks is left")
-        if carried != sum(home is not None for home in self._home):
-            found.append("blocks with content and those in the tree differ in number")
         return found
 
 
-def _at(node: Node | None, position: int) -> Node:
-    """The node that a position stands in, from one at or below it."""
-    assert node is not None
-    while position < node.start:
-        node = node.parent
-        assert node is not None
-    return node
-
-
-def _shrink(node: Node) -> None:
-    """Positions at the end of a path that nothing stands in go, and nodes without any."""
-    while node.parent is not None and not node.children and not node.shadowed:
-        blocks = node.blocks
-        if node.present:
-            end = len(blocks)
-            while blocks[end - 1] == NONE:
-                end -= 1
-            if end < len(blocks):
-                del blocks[end:]
-                del node.units[-(-end // node.per) :]
-            return
-        parent = node.parent
-        del parent.children[node.units[0]]
-        node = parent
+def _put(node: Node, run: Run) -> None:
+    """The run can be found in the node; what stood at its positions can be found no more."""
+    runs = node.runs
+    run.node = node
+    if not runs or runs[-1].end <= run.start:
+        runs.append(run)
+        return
+    index = 0
+    while runs[index].end <= run.start:
+        index += 1
+    while index < len(runs) and runs[index].start < run.end:
+        old = runs[index]
+        if old.start < run.start:
+            old.split(run.start)
+            index += 1
+            continue
+        if old.end > run.end:
+            old.split(run.end)
+        old.node = None
+        del runs[index]
+    runs.insert(index, run)

@@ -656,6 +656,8 @@ def cancelled(outbound: Outbound, event: Cancelled) -> None:
                 outbound.queue.remove(batch)
                 outbound.unfinished -= 1
                 out.append(WAKE_SOURCE)
+            if outbound.queue:
+                out.append(_WAKE_SELF)  # there may be room for what is left of it, or for the next
             event.found.append(request)
             return
     flight = outbound.flight
@@ -670,6 +672,8 @@ def cancelled(outbound: Outbound, event: Cancelled) -> None:
             going = split.survivors or split.requests
             if all(r is request or r.status.is_terminal for r in going):
                 outbound.drop(split)
+            elif split.destination_id < 0:
+                out.append(_WAKE_SELF)
             return
 
 

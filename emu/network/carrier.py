@@ -320,12 +320,20 @@ class Carrier:
             return False
         return True
 
-    def fail(self, carried: Carried, reason: str) -> None:
-        """A transfer ends without having brought its data; nothing if it is over already."""
+    def fail(self, carried: Carried, reason: str, *, is_through: bool = False) -> None:
+        """A transfer ends without having brought its data; nothing if it is over already.
+
+        `is_through`: its last byte has passed, and its end is not in the books yet.
+        """
         if carried.is_over:
             return
         carried.is_over = True
-        moved_bytes = self._stop(carried.flow_id)
+        if is_through:
+            moved_bytes = carried.size_bytes
+            self.moved_bytes[carried.kind] += moved_bytes
+            self.active[carried.kind] -= 1
+        else:
+            moved_bytes = self._stop(carried.flow_id)
         if self._history is not None:
             self._history.transfer_over(carried, self.kernel.now_ns, reason, moved_bytes)
         self.failures[reason] += 1
@@ -468,9 +476,12 @@ class Carrier:
         if self._armed_ns != now_ns:
             return  # an earlier timer took its place
         self._armed_ns = -1
+        late: tuple[Carried, ...] = ()
         for event in self.table.advance(now_ns):
             carried: Carried = event.tag
             if event.mark == END:
+                if carried in late:
+                    continue  # it has failed at this instant, with all its bytes
                 kind = carried.kind
                 self.moved_bytes[kind] += carried.size_bytes
                 self.active[kind] -= 1
@@ -491,7 +502,10 @@ class Carrier:
                 continue
             elif carried.fate is not None and carried.fate.kind in ("broken", "stuck"):
                 if carried.fate.kind == "broken":
-                    self.fail(carried, "transfer_broken")
+                    # A report that was held up may come with the one of the last byte.
+                    is_through = carried.flow_id not in self.table
+                    late += (carried,) if is_through else ()
+                    self.fail(carried, "transfer_broken", is_through=is_through)
             elif carried.on_mark is not None:
                 carried.on_mark(event.mark)
         self.rearm()

@@ -49,6 +49,7 @@ from emu.replica.events import (
 from emu.replica.replica import Replica
 from emu.replica.states import DECODING, DRAINING, ReplicaState
 from emu.request import Request, Status
+from emu.scheduling.stages import members_of
 
 S = ReplicaState
 _QUEUED: Final = Status.QUEUED
@@ -229,8 +230,16 @@ def activation_arrived(replica: Replica, event: ActivationArrived) -> int:
 
 # --- posted: applied between two iterations -------------------------------------------------------
 def stop_asked(replica: Replica, event: StopAsked) -> int:
-    """A running request is detached, so that the rest of its KV can move; answered in any case."""
+    """A running request is detached, so that the rest of its KV can move; answered in any case.
+
+    On a pipeline it first leaves the last stage: the token under way is its own.
+    """
     request = event.request
+    held = replica.prerequisites.held
+    in_flight = [batch for _, batch in replica.on_stages] + ([] if held is None else [held])
+    if any(request in members_of(batch) for batch in in_flight):
+        replica.posted.append(event)
+        return PARK
     if any(resident is request for resident in replica.scheduler.residents()):
         replica.scheduler.detach(request)
         replica.touch()

@@ -110,7 +110,7 @@ class Cohort:
         counts_blocks: bool = False,
         chunk_tokens: int = 0,
     ) -> None:
-        """`track_members`: keep the members of each residue, for pools with identities.
+        """`track_members`: keep those whose blocks others can find, for pools with identities.
         `counts_blocks`: members hold exactly the blocks of their computed tokens, and it is here
         that `Request.kv_blocks` is worked out. `chunk_tokens`: length of a tier's chunk, if
         there are tiers."""
@@ -160,9 +160,9 @@ class Cohort:
         residue = (1 - offset) % self.block_size
         self._takers[residue] += 1
         if self.track_members:
-            self._members[residue][running.admission] = running
             running.has_keys = 0 < step + offset <= request.known_blocks * self.block_size
             if running.has_keys:
+                self._members[residue][running.admission] = running
                 self._indexers[-offset % self.block_size] += 1
                 self._indexer_count += 1
                 if self._chunk_tokens:
@@ -179,14 +179,14 @@ class Cohort:
         del self._offsets[bisect_left(self._offsets, offset)]
         residue = (1 - offset) % self.block_size
         self._takers[residue] -= 1
-        if self.track_members:
+        if running.has_keys:
+            running.has_keys = False
             del self._members[residue][running.admission]
-            if running.has_keys:
-                self._indexers[-offset % self.block_size] -= 1
-                self._indexer_count -= 1
-                if self._chunk_tokens:
-                    chunk_step = -offset % self._chunk_tokens
-                    del self._chunk_steps[bisect_left(self._chunk_steps, chunk_step)]
+            self._indexers[-offset % self.block_size] -= 1
+            self._indexer_count -= 1
+            if self._chunk_tokens:
+                chunk_step = -offset % self._chunk_tokens
+                del self._chunk_steps[bisect_left(self._chunk_steps, chunk_step)]
         if self.count == 0:
             self._reset()
 
@@ -227,7 +227,8 @@ class Cohort:
         return blocks
 
     def busy_steps(self, steps: int) -> Iterator[int]:
-        """Those of the next `steps` steps in which a member takes a block or fills one."""
+        """Those of the next `steps` steps in which a member takes a block or fills one that others
+        can find."""
         size, now = self.block_size, self.step
         busy = [
             ahead
@@ -254,10 +255,6 @@ class Cohort:
             at = (at + 1) % size
         return min(steps, limit)
 
-    def takers(self) -> list[RunningRequest]:
-        """Members that take a block in the next step, in order of admission."""
-        return _in_order(self._members[self.step % self.block_size])
-
     def fillers(self, ahead: int = 0) -> list[RunningRequest]:
         """Members with keys whose block becomes full in the step `ahead` of the next one.
 
@@ -267,7 +264,7 @@ class Cohort:
         if not self._indexers[at]:
             return []
         members = self._members[(at + 1) % self.block_size]
-        return [running for running in _in_order(members) if running.has_keys]
+        return [members[admission] for admission in sorted(members)]
 
     def steps_before_filled_block(self, limit: int) -> int:
         """Further steps, up to `limit`, before the one that fills a block others can find."""
@@ -359,7 +356,3 @@ class Cohort:
         steps[-1] = completed_steps
         while len(durations) > 1 and durations[-2] <= gap_ns:
             del durations[-2], steps[-2]
-
-
-def _in_order(members: dict[int, RunningRequest]) -> list[RunningRequest]:
-    return [members[admission] for admission in sorted(members)]

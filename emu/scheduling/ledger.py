@@ -15,7 +15,7 @@ The handoff of KV is explicit: hold at the source, `reserve` at the destination,
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import final
+from typing import Any, final
 
 from emu.kv.blocks import BlockPool
 from emu.kv.grouped import GroupedPool
@@ -35,14 +35,15 @@ class Reservation:
 
     request: Request
     blocks: int
-    block_ids: list[int]
+    held: Any
+    """As in `Request.held`, or what the pool gave."""
 
-    __slots__ = ("block_ids", "blocks", "request")
+    __slots__ = ("blocks", "held", "request")
 
-    def __init__(self, request: Request, blocks: int, block_ids: list[int]) -> None:
+    def __init__(self, request: Request, blocks: int, held: Any) -> None:
         self.request = request
         self.blocks = blocks
-        self.block_ids = block_ids
+        self.held = held
 
 
 @final
@@ -62,7 +63,7 @@ class Ledger:
         """Activated requests that do not run yet, in order of arrival here."""
         self.failed: list[tuple[Request, str]] = []
         """Requests that can never go on here, with the reason, until they are reported."""
-        self._lost: dict[int, tuple[int, list[int]]] = {}
+        self._lost: dict[int, tuple[int, list[Any]]] = {}
         """Blocks that faults have taken out of the pool, by number of the loss: count and ids."""
 
     @property
@@ -107,15 +108,13 @@ class Ledger:
     def hold(self, request: Request) -> None:
         """The request left the running set; its blocks stay."""
         assert request.request_id not in self.detached
-        self.detached[request.request_id] = Reservation(
-            request, request.kv_blocks, request.block_ids or []
-        )
+        self.detached[request.request_id] = Reservation(request, request.kv_blocks, request.held)
 
     def release(self, request: Request) -> None:
         """Free the blocks held for it, if there are any (the replica may have been evacuated)."""
         held = self.detached.pop(request.request_id, None)
         if held is not None:
-            self.pool.put_back_held(request.request_id, held.blocks, held.block_ids)
+            self.pool.put_back_held(request.request_id, held.blocks, held.held)
 
     # --- incoming KV ------------------------------------------------------------------------
     def reserve(self, requests: Sequence[Request], blocks: Sequence[int]) -> bool:
@@ -132,13 +131,13 @@ class Ledger:
         for request in requests:
             reservation = self.reserved.pop(request.request_id, None)
             if reservation is not None:
-                self.pool.put_back(reservation.blocks, reservation.block_ids)
+                self.pool.put_back(reservation.blocks, reservation.held)
 
     def activate(self, requests: Sequence[Request]) -> None:
         """KV is complete: the reservation becomes the request's blocks."""
         for request in requests:
             reservation = self.reserved.pop(request.request_id)
-            self.pool.hand_over(request, reservation.blocks, reservation.block_ids)
+            self.pool.hand_over(request, reservation.blocks, reservation.held)
             self.arrived[request.request_id] = request
 
     def adopt(self, requests: Sequence[Request]) -> None:
@@ -147,7 +146,7 @@ class Ledger:
             held = self.detached.pop(request.request_id)
             request.kv_blocks = held.blocks
             if self.pool.has_identities:
-                request.block_ids = held.block_ids
+                request.held = held.held
             self.arrived[request.request_id] = request
 
     # --- losses -----------------------------------------------------------------------------
@@ -215,20 +214,15 @@ class Ledger:
             problems.append(f"{queue.count} requests wait, counted {len(list(queue))}")
         if sum(r.prompt_tokens for r in queue) != queue.prompt_tokens:
             problems.append("waiting tokens do not add up")
-        entries = [*self.detached.values(), *self.reserved.values()]
         if isinstance(pool, GroupedPool):
-            outside = [entry.block_ids for entry in self.reserved.values()]
+            outside = [entry.held for entry in self.reserved.values()]
             return problems + pool.recount(outside + [lost for _, lost in self._lost.values()])
         if isinstance(pool, BlockPool):
-            ids = [r.block_ids or [] for r in holders]
-            ids += [entry.block_ids for entry in entries]
-            problems += pool.recount(ids + [lost for _, lost in self._lost.values()])
-            problems += [
-                f"request {r.request_id}: {r.kv_blocks} blocks, {len(r.block_ids or [])} ids"
-                for r in holders
-                if r.kv_blocks != len(r.block_ids or [])
-            ]
-            return problems
+            owners = [(r.kv_blocks, r.held) for r in holders]
+            owners += [(entry.blocks, entry.held) for entry in self.detached.values()]
+            owners += [(entry.blocks, None) for entry in self.reserved.values()]
+            owners += [(blocks, None) for blocks, _ in self._lost.values()]
+            return problems + pool.recount(owners)
         held = sum(r.kv_blocks for r in holders) + self.blocks_in_transit + other_blocks
         if held != self.blocks_used:
             problems.append(f"{self.blocks_used} blocks used, counted {held}")
@@ -240,4 +234,4 @@ class Ledger:
 def forget_kv(request: Request) -> None:
     """The request has no KV anywhere."""
     request.computed_tokens = request.kv_blocks = 0
-    request.block_ids = None
+    request.held = None

@@ -57,7 +57,7 @@ class RunningSet:
         self.frees_late = frees_late
         pool = ledger.pool
         self.block_pool = pool if isinstance(pool, BlockPool) else None
-        self.counts_blocks = grows and self.block_pool is None
+        self.counts_blocks = grows
         """The cohort's blocks are taken by their number alone, as its steps start."""
         tiers = () if self.block_pool is None else self.block_pool.tiers
         self.cohort = Cohort(
@@ -267,15 +267,15 @@ class RunningSet:
         fillers: Sequence[RunningRequest] = ()
         if self.counts_blocks:
             blocks = cohort.blocks_next()
-            if blocks:
-                pool = self.ledger.pool
-                free = pool.blocks_free = pool.blocks_free - blocks
-                assert free >= 0
-        elif self.block_pool is not None:
-            if cohort.blocks_next():
-                for running in cohort.takers():
-                    self.block_pool.grow_by_one(running.request)
-            fillers = cohort.fillers()
+            if self.block_pool is None:
+                if blocks:
+                    pool = self.ledger.pool
+                    free = pool.blocks_free = pool.blocks_free - blocks
+                    assert free >= 0
+            else:
+                if blocks:
+                    self.block_pool.take(blocks)
+                fillers = cohort.fillers()
         cohort.step += 1
         cohort.in_flight = 1
         return fillers
@@ -300,13 +300,7 @@ class RunningSet:
         cohort = self.cohort
         if batch is not self.leaping or not cohort.count:
             return
-        if self.counts_blocks:
-            blocks = cohort.blocks_of(more)
-            if blocks:
-                pool = self.ledger.pool
-                free = pool.blocks_free = pool.blocks_free - blocks
-                assert free >= 0
-        elif self.block_pool is not None:
+        if self.block_pool is not None and cohort.has_indexers:
             end = cohort.step + more
             for step in cohort.busy_steps(more):
                 cohort.step = step
@@ -314,6 +308,14 @@ class RunningSet:
                     self.index_filled(running)
             cohort.step = end
             return
+        if self.counts_blocks:
+            blocks = cohort.blocks_of(more)
+            if blocks and self.block_pool is not None:
+                self.block_pool.take(blocks)
+            elif blocks:
+                pool = self.ledger.pool
+                free = pool.blocks_free = pool.blocks_free - blocks
+                assert free >= 0
         cohort.step += more
 
     # --- steps end --------------------------------------------------------------------------

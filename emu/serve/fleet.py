@@ -38,8 +38,7 @@ from emu.request import HANDOFF_NEVER_NS, Prefix, Request
 from emu.serve.house import House
 from emu.serve.kv_events import Ledger, Publisher, Wire, watch, zmq_context
 from emu.serve.protocol import ApiError, Call, KvTransfer
-from emu.serve.script import Script
-from emu.serve.tokens import Ids, filler_ids
+from emu.serve.script import Ids, Script, filler_ids
 from emu.serve.world import Choice, Exchange
 from emu.units import NS_PER_S
 
@@ -155,7 +154,7 @@ class Handoffs:
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
-            "remote_block_ids": [list(request.block_ids or range(max(1, request.kv_blocks)))],
+            "remote_block_ids": [list(range(max(1, request.kv_blocks)))],
             "remote_engine_id": endpoint.engine_id,
             "remote_request_id": answer_id,
             "remote_host": self._house.options.host,

@@ -120,7 +120,7 @@ def test_a_model_scales_to_zero_and_back(tmp_path: Path) -> None:
     tables = fleet()
     path = tmp_path / "w.jsonl"
     lines = [
-        {"arrival_time_ns": at * 10**9, "input_toks": 100, "output_toks": 5, "model": "a"}
+        {"arrival_time_ns": at * 10**9, "input_toks": 100, "output_toks": 300, "model": "a"}
         for at in (0, 30)
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -131,7 +131,19 @@ def test_a_model_scales_to_zero_and_back(tmp_path: Path) -> None:
     moves = rows(tmp_path / "out" / "transitions.csv")
     gone = [int(row["time_ns"]) for row in moves if row["to"] == "inactive" and row["from"]]
     assert len(gone) >= 2
-    assert 2e9 < min(gone) < 30e9
+    last_ns = int(rows(tmp_path / "out" / "requests.csv")[0]["last_token_ns"])
+    assert last_ns + 2e9 <= min(gone) < 30e9  # it was idle since the look before, and went earlier
+
+
+def test_requests_fail_whose_model_never_finds_gpus(tmp_path: Path) -> None:
+    """The run deadlocked: what another model keeps as its minimum is on the GPUs."""
+    tables = fleet(nodes=[{"count": 1, "gpus": 4, "host_memory_gib": 200}])
+    tables["autoscale"] = {"preset": "serverlessllm"}
+    names = ["a", "big", "a", "big"]
+    tables["workload"] = {"path": str(write(tmp_path / "w.jsonl", names))}
+    summary = run(tables, tmp_path / "out")
+    assert (summary["completed"], summary["failed"]) == (2, 2)
+    assert summary["reasons"] == {"failed: no_replica_left": 2}
 
 
 def test_a_pool_that_begins_without_replicas_serves_whole_prompts_first_come(

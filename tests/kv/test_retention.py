@@ -10,7 +10,8 @@ import pytest
 
 from emu.config.load import config_from_dict
 from emu.errors import InputError
-from emu.kv.freelist import RetainingFreeList
+from emu.kv.freelist import FreeList
+from emu.kv.radix import Run
 from tests.cluster.helpers import LINEAR, rows_of, run_config, workload
 
 
@@ -18,48 +19,48 @@ from tests.cluster.helpers import LINEAR, rows_of, run_config, workload
 def test_blocks_are_taken_as_a_list_sorted_by_the_rule_says(seed: int) -> None:
     rng = np.random.default_rng(seed)
     ttl_ns = int(rng.integers(1, 60))
-    free = RetainingFreeList(ttl_ns)
-    free.reach(80)
-    plain: list[int] = list(range(80))
-    kept: list[tuple[int, int, int]] = []  # (priority, until, block), in order of keeping
-    free.append(np.arange(80))
-    held: list[int] = []
+    free = FreeList(ttl_ns)
+    runs = [Run(at, at + 1, 0, base=0) for at in range(80)]  # with names: they do not become one
+    plain: list[Run] = list(runs)
+    kept: list[tuple[int, int, Run]] = []  # (priority, until, block), in order of keeping
+    for run in runs:
+        free.append(run)
+    held: list[Run] = []
     now_ns = 0
     for _ in range(300):
         now_ns += int(rng.integers(0, 4))
         free.expire(now_ns)
         over = [entry for entry in kept if entry[1] <= now_ns]
         kept = [entry for entry in kept if entry[1] > now_ns]
-        plain += [block for _, _, block in sorted(over, key=lambda entry: entry[1])]
+        plain += [run for _, _, run in sorted(over, key=lambda entry: entry[1])]
+        order = plain + [entry[2] for entry in sorted(kept, key=lambda entry: -entry[0])]
+        assert free.order() == order, f"{seed=}"
         draw = rng.random()
         if draw < 0.4 and held:
             count = int(rng.integers(1, len(held) + 1))
-            ids = rng.permutation(held)[:count]
-            held = [block for block in held if block not in ids]
+            chosen = [held[index] for index in rng.permutation(len(held))[:count]]
+            held = [run for run in held if run not in chosen]
             if rng.random() < 0.6:
                 priority = int(rng.integers(0, 3))
-                free.keep(ids, priority)
-                kept += [(priority, now_ns + ttl_ns, int(block)) for block in ids]
+                free.keep(chosen, priority)
+                kept += [(priority, now_ns + ttl_ns, run) for run in chosen]
             else:
-                free.append(ids)
-                plain += ids.tolist()
-        elif draw < 0.55:
-            everything = plain + [entry[2] for entry in kept]
-            ids = rng.permutation(everything)[: int(rng.integers(0, 5))]
-            free.remove(ids.astype(np.int64))
-            plain = [block for block in plain if block not in ids]
-            kept = [entry for entry in kept if entry[2] not in ids]
-            held += ids.tolist()
+                for run in chosen:
+                    free.append(run)
+                plain += chosen
+            continue
+        count = min(int(rng.integers(0, 12)), len(order))
+        if draw < 0.55:  # found in the cache
+            chosen = [order[index] for index in rng.permutation(len(order))[: count // 2]]
         else:
-            order = plain + [entry[2] for entry in sorted(kept, key=lambda entry: -entry[0])]
-            count = min(int(rng.integers(0, 12)), len(order))
-            taken = free.take(count).tolist() if count else []
-            assert taken == order[:count], f"{seed=}"
-            plain = [block for block in plain if block not in taken]
-            kept = [entry for entry in kept if entry[2] not in taken]
-            held += taken
-        assert free.count == len(plain) + len(kept)
-        assert sorted(free.order().tolist()) == sorted(plain + [entry[2] for entry in kept])
+            chosen = order[:count]
+        for run in chosen:
+            if draw >= 0.55:
+                assert free.head() is run, f"{seed=}"
+            free.remove(run)
+        plain = [run for run in plain if run not in chosen]
+        kept = [entry for entry in kept if entry[2] not in chosen]
+        held += chosen
 
 
 def mixed(path: Path) -> str:

@@ -11,6 +11,7 @@ from emu.errors import UnexpectedEvent
 from emu.migration import messages as msg
 from emu.migration.messages import Kind
 from emu.migration.outbound import HANDLERS, RETRY_NS, Kv, Outbound, Stage, ignore
+from emu.migration.transfer import MigratingBatch
 from emu.replica.split_batch import SplitBatch
 from emu.request import Request, Status
 from tests.migration.machines import Pair, Search, kinds, only, outbound, prompts, split_of
@@ -362,11 +363,20 @@ def test_a_client_that_leaves_frees_what_is_queued_at_once() -> None:
     machine, batch = outbound(destinations=[-1]), prompts(1, 2)
     machine.step(msg.PromptsDone(batch, 100), 0)
     one, two = list(batch)
-    assert cancel(machine, one) == (True, ["Release"])
+    assert cancel(machine, one) == (True, ["Release", "WakeSelf"])  # less may have room
     assert (machine.unfinished, machine.tokens) == (1, 4)
     assert cancel(machine, two) == (True, ["Release", "WakeSource"])
     assert (machine.unfinished, machine.tokens) == (0, 0)
     assert cancel(machine, two) == (False, [])
+
+
+def test_what_waited_behind_a_client_that_leaves_is_offered() -> None:
+    machine, (one,), (two,) = outbound(destinations=[-1, OTHER]), prompts(1), prompts(2)
+    machine.step(msg.PromptsDone([one], 100), 0)
+    machine.queue.append(MigratingBatch(7, [two], 100, 0))
+    machine.unfinished += 1
+    assert cancel(machine, one) == (True, ["Release", "WakeSource", "WakeSelf"])
+    assert only(machine.step(msg.Looked(), 50), msg.Send).batch.requests == [two]
 
 
 def test_a_transfer_goes_on_for_others_and_stops_for_the_last() -> None:
@@ -388,7 +398,7 @@ def test_a_split_batch_is_dropped_when_its_last_client_leaves() -> None:
     machine, split = outbound(destinations=[-1]), split_of(1, 2)
     one, two = split.requests
     machine.step(msg.FirstComputed(split), 0)
-    assert cancel(machine, one) == (True, [])
+    assert cancel(machine, one) == (True, ["WakeSelf"])
     assert not split.is_dropped
     one.status = Status.CANCELLED
     assert cancel(machine, two)[0]

@@ -175,7 +175,8 @@ class FakeScheduler:
         left = min(r.output_tokens - r.generated_tokens for r in free_to_run)
         shape = BatchShape(decode_count=len(free_to_run), sequences=len(free_to_run))
         steps = max(1, min(self.leap, left))
-        return Batch(self.ids, shape, [], max_steps=steps, formed_ns=now_ns)
+        decodes = free_to_run if self.stages > 1 else None
+        return Batch(self.ids, shape, [], steps, now_ns, decodes)
 
     def settle(self, batch: Batch, steps: int) -> None:
         batch.steps_settled = max(batch.steps_settled, steps)

@@ -297,6 +297,22 @@ def test_a_stopped_request_is_detached_and_goes_on_when_the_stop_is_undone() -> 
     assert (one.status, made.scheduler.running) == (Status.RUNNING, [one])
 
 
+def test_a_request_stops_when_its_batch_has_left_the_pipeline() -> None:
+    """It was detached at once, and the token under way computed again where it was."""
+    made = Bench(S.DECODE, stages=2)
+    one, two = request(1), request(2)
+    for each in (one, two):
+        each.generated_tokens = 1
+        made.scheduler.running.append(each)
+    made.step()
+    assert len(made.replica.on_stages) == 1
+    made.post(ev.StopAsked(request=one, reply=lambda: None))
+    assert kinds(made.step()) == []
+    assert (one.generated_tokens, made.scheduler.detached) == (1, [])
+    assert "Reply" in kinds(made.run_until(2 * STEP_NS))
+    assert (one.generated_tokens, made.scheduler.detached) == (2, [one])
+
+
 def test_a_reservation_is_all_or_nothing() -> None:
     from emu.replica.inbound import reserve
 

@@ -128,7 +128,8 @@ class Iterations:
         if whole_ps is None:
             return
         start_ns, end_ns = record["start_ns"], record["at_ns"]
-        due_ns = whole_ps / 1000 / seat.layers * self._windows.factor(seat.replica, start_ns)
+        due_ns = whole_ps * seat.stages / 1000 / seat.layers
+        due_ns *= self._windows.factor(seat.replica, start_ns)
         took_ns = end_ns - start_ns - self._windows.stood_ns(seat.replica, start_ns, end_ns)
         at_edge = self._windows.is_edge(seat.replica, start_ns)
         if abs(took_ns - max(1, due_ns)) > _SLACK_NS + 1e-6 * due_ns and not at_edge:

@@ -7,6 +7,7 @@ and the faults in force give each link.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict, deque
 from typing import Final
 
@@ -313,14 +314,14 @@ class Transfers:
     def _judge_bytes(self) -> None:
         """KV in whole blocks of all that a request has reached; equal replicas, equal weights."""
         tape = self._tape
-        tokens: dict[int, int] = defaultdict(int)
+        tokens: dict[int, list[int]] = defaultdict(list)
         arrived: dict[tuple[int, int, int], list[Record]] = defaultdict(list)
         layers: dict[int, set[int]] = defaultdict(set)
         for record in tape.records:
             event = record["event"]
             if event == "tokens":
                 for row in record["rows"]:
-                    tokens[row] += len(record["ends"])
+                    tokens[row] += record["ends"]
             elif event == "batch" and "first_layer" in record:
                 for row, _, _ in record["members"]:
                     layers[row].add(record["first_layer"])
@@ -350,20 +351,28 @@ class Transfers:
     def _kv(
         self,
         record: Record,
-        tokens: dict[int, int],
+        tokens: dict[int, list[int]],
         layers: dict[int, set[int]],
         arrived: dict[tuple[int, int, int], list[Record]],
     ) -> None:
         tape, seat = self._tape, self._tape.seats[record["source"]]
         block = seat.scheduler.block_size
-        blocks = sum(
-            -(-(tape.arrived[row]["prompt"] + max(1, tokens[row])) // block)
-            for row in record["rows"]
-        )
-        whole = blocks * block * seat.kv_token_bytes
-        allowed = {whole}
-        for split in set().union(*(layers[row] for row in record["rows"])):
-            allowed |= {whole * split // seat.layers, whole - whole * split // seat.layers}
+
+        def whole_at(at_ns: int) -> int:
+            reached = [
+                tape.arrived[row]["prompt"] + max(1, bisect_right(tokens[row], at_ns))
+                for row in record["rows"]
+            ]
+            blocks = sum(-(-one // block) for one in reached)
+            return int(blocks * block * seat.kv_token_bytes)
+
+        allowed = {whole_at(record["at_ns"])}
+        splits = set().union(*(layers[row] for row in record["rows"]))
+        if splits:  # a half may leave before the token that the other layers bring
+            key = record["at_ns"], record["source"], record["destination"]
+            for whole in {whole_at(start["at_ns"]) for start in arrived[key]} | allowed:
+                for split in splits:
+                    allowed |= {whole * split // seat.layers, whole - whole * split // seat.layers}
         if record["kv_bytes"] not in allowed:
             tape.say(
                 f"T3: rows {record['rows']} moved {record['kv_bytes']} bytes of KV at "

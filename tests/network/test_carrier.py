@@ -1,0 +1,71 @@
+"""Transfers that faults befall: one outcome for each, and bytes that are counted once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from emu.cluster.plan import make_plan
+from emu.config.load import config_from_dict
+from emu.kernel.clock import Kernel
+from emu.network.base import Fate
+from emu.network.carrier import Carrier
+from tests.kernel.scripted import run
+
+
+class Sink:
+    """Keeps how transfers ended."""
+
+    def __init__(self) -> None:
+        self.over: list[tuple[int, str, int]] = []
+
+    def add(self, at_ns: int, event: str, **what: Any) -> None:
+        pass
+
+    def transfer(self, carried: Any, at_ns: int, *what: Any) -> None:
+        pass
+
+    def transfer_over(self, carried: Any, at_ns: int, how: str, moved_bytes: int) -> None:
+        self.over.append((carried.flow_id, how, moved_bytes))
+
+
+def test_breaks_that_are_told_with_the_last_byte_are_the_only_outcome() -> None:
+    """With late reports both notices came at one instant, and the bytes counted as arrived, too."""
+    config = config_from_dict(
+        {"nodes": [{"gpu": "H100-SXM5-80GB", "gpus": 1, "count": 2}], "replicas": [{"count": 2}]}
+    )
+    topology = make_plan(config, "test").topology
+    sink = Sink()
+    done: list[int] = []
+    failed: list[str] = []
+    made: list[Carrier] = []
+    path = topology.path(0, 1)
+
+    def build(kernel: Kernel) -> None:
+        carrier = Carrier(kernel, topology)
+        made.append(carrier)
+        carrier.tell_history(sink)
+        carrier.ask_fate(lambda kind, pair: Fate("broken", part=0.5))
+        for _ in range(2):
+            carrier.carry(
+                ((path, 1_000_000),),
+                kind="kv",
+                on_done=lambda: done.append(1),
+                on_failed=failed.append,
+                pair=(0, 1),
+            )
+        set_extra(carrier, 1_000_000)
+        half_ns = 1_000_000 * 10**9 // min(topology.links[link].bytes_per_s for link in path)
+        kernel.call_at(half_ns * 3 // 2, 0, lambda: set_extra(carrier, 0))
+        kernel.call_at(5_000_000, 0, kernel.stop)
+
+    def set_extra(carrier: Carrier, extra_ns: int) -> None:
+        for link in path:
+            carrier.set_extra_latency(link, extra_ns)
+
+    run(build)
+    assert failed == ["transfer_broken"] * 2
+    assert not done
+    assert sink.over == [(1, "transfer_broken", 1_000_000), (2, "transfer_broken", 1_000_000)]
+    assert made[0].moved_bytes == {"kv": 2_000_000}
+    assert made[0].active == {"kv": 0}
+    assert not made[0].arrived
