@@ -7,6 +7,7 @@ to the replica's actions; observers (gaps, the trace, histories) are told here, 
 
 from __future__ import annotations
 
+from operator import sub
 from typing import Final
 
 import numpy as np
@@ -101,14 +102,14 @@ def end_turns(replica: Replica, rotation: Rotation, begin: int, ended: int) -> N
         last_ns = gap_ns = run_ns = 0
         if steps:
             last_ns = its[-1]
-            gaps_ns = [its[i + 1] - its[i] for i in range(steps)]
+            after = its[1:]
+            gaps_ns = list(map(sub, after, its))
             gap_ns = max(gaps_ns)
-            gaps.add_each(gaps_ns, members, its[1:])
-            costs_ns = rotation.costs[before : ended - count : count]
-            stages_ns = [sum(each) for each in zip(*costs_ns, strict=True)]
+            gaps.add_each(gaps_ns, members, after)
+            stages_ns = [sum(own[before : ended - count : count]) for own in rotation.costs]
             run_ns = sum(stages_ns)
-            leaves = rotation.stage_ends[before + count : ended : count]
-            replica.busy_ns += sum(its) - its[0] - sum([each[0] for each in leaves]) + stages_ns[0]
+            left_ns = sum(rotation.leaves[0][before + count : ended : count])
+            replica.busy_ns += sum(after) - left_ns + stages_ns[0]
             replica.decode_tokens += members * steps
             if replica.is_metered:
                 rounds = before // count
@@ -116,7 +117,7 @@ def end_turns(replica: Replica, rotation: Rotation, begin: int, ended: int) -> N
                 _count_equal(replica, shape, steps)
             if replica.tells:
                 requests = [one.request for one in turn.members]
-                _tell(replica, requests, 0, np.array(its[1:], dtype=np.int64), last_ns)
+                _tell(replica, requests, 0, np.array(after, dtype=np.int64), last_ns)
         replica.scheduler.turn(turn, steps, formed, last_ns, gap_ns, run_ns)
 
 

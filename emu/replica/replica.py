@@ -574,15 +574,16 @@ class Replica:
             and self.expert_tokens is None
         )
 
-    def stage_run_ns(self, shape: BatchShape, steps: int) -> Sequence[Sequence[int]]:
-        """Costs of decode batches in a row, here and now: of each on each stage."""
+    def stage_run_ns(self, shape: BatchShape, steps: int) -> list[list[int]]:
+        """Costs of decode batches in a row, here and now: those on each stage."""
         if self._stage_runs is not None:
-            runs: Sequence[Sequence[int]] = self._stage_runs(shape, steps)
+            runs: list[list[int]] = self._stage_runs(shape, steps)
         else:
             stage_ns = self.latency.stage_ns
-            runs = [stage_ns(next_decode_shape(shape, step)) for step in range(steps)]
+            each = [stage_ns(next_decode_shape(shape, step)) for step in range(steps)]
+            runs = [list(run) for run in zip(*each, strict=True)]
         if self.slowdown != 1.0:
-            runs = [tuple(int(cost_ns * self.slowdown) for cost_ns in run) for run in runs]
+            runs = [[int(cost_ns * self.slowdown) for cost_ns in run] for run in runs]
         return runs
 
     @property

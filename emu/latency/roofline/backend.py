@@ -16,7 +16,6 @@ chunks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -370,17 +369,24 @@ class RooflineBackend:
         stages[-1] = max(stages[-1] + found[2], 1)
         return tuple(stages)
 
-    def stage_run_ns(self, shape: BatchShape, steps: int) -> Sequence[Sequence[int]]:
-        """`stage_ns` of each of so many decode iterations in a row."""
+    def stage_run_ns(self, shape: BatchShape, steps: int) -> list[list[int]]:
+        """`stage_ns` of so many decode iterations in a row: those on each stage.
+
+        Equal stages may share a list, which must not be written to.
+        """
         if not self._has_lines or self.spec.window or self._is_cut(shape):
-            return [self.stage_ns(next_decode_shape(shape, step)) for step in range(steps)]
+            each = [self.stage_ns(next_decode_shape(shape, step)) for step in range(steps)]
+            return [list(run) for run in zip(*each, strict=True)]
         count, shift = shape.decode_count, self._shift
         bases, least_ns, exposed_ns = self._stage_bases(shape)
         start, slope = self._decode_line(count)
         start += slope * (shape.decode_context_sum + count)
         runs: list[list[int]] = []
         known: dict[tuple[int, int], list[int]] = {}
-        for part, base in zip(self.parts, bases, strict=True):
+        last = len(bases) - 1
+        for stage, (part, base) in enumerate(zip(self.parts, bases, strict=True)):
+            if stage == last:
+                base += exposed_ns
             run = known.get((part.full, base))
             if run is None:
                 # Whole ns may be added before the shift, which leaves the fraction as it is.
@@ -392,10 +398,11 @@ class RooflineBackend:
                     run = [first >> shift] * steps
                 known[part.full, base] = run
             runs.append(run)
-        if least_ns:
+        if min(runs[0]) < least_ns:
             runs[0] = [cost if cost > least_ns else least_ns for cost in runs[0]]
-        runs[-1] = [max(cost + exposed_ns, 1) for cost in runs[-1]]
-        return list(zip(*runs, strict=True))
+        if min(runs[-1]) < 1:
+            runs[-1] = [max(cost, 1) for cost in runs[-1]]
+        return runs
 
     def _stage_bases(self, shape: BatchShape) -> tuple[tuple[int, ...], int, int]:
         """Each stage of a decode iteration without its attention, and the host's bounds."""
