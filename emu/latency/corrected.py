@@ -61,7 +61,7 @@ class CorrectedBackend:
         """What only some backends have (loads of experts, ranges): the inner one's."""
         if name in (
             "decode_run_ns_after",
-            "stage_run_ns",
+            "stage_lines",
             "attention_run_ns",
         ):  # short cuts know no corrections
             raise AttributeError(name)

@@ -90,34 +90,37 @@ def end_turns(replica: Replica, rotation: Rotation, begin: int, ended: int) -> N
     gaps, stream = replica.observers.gaps, replica.stream
     if stream is not None:
         stream.turns(ends, first, ended, [len(turn.members) for turn in turns])
-    replica.iterations += max(0, ended - first)
+    if ended > first:
+        its = ends[first:ended]
+        gaps_ns = list(map(sub, its, ends[first - count : ended - count]))
+        sizes = [len(turn.members) for turn in turns]
+        at = first % count
+        each = (sizes[at:] + sizes[:at]) * (len(its) // count + 1)
+        gaps.add_each(gaps_ns, each[: len(its)], its)
+        costs_ns = rotation.costs[0][first - count : ended - count]
+        replica.iterations += len(its)
+        replica.busy_ns += sum(its) - sum(rotation.leaves[0][first:ended]) + sum(costs_ns)
     for index, turn in enumerate(turns):
-        before = first + (index - first) % count - count
-        its = ends[before:ended:count]
-        steps = max(0, len(its) - 1)
+        behind = (index - first) % count
+        steps = len(range(first + behind, ended, count))
         formed = steps + (begin <= index < ended)
         if not formed:
             continue
-        members = len(turn.members)
         last_ns = gap_ns = run_ns = 0
         if steps:
-            last_ns = its[-1]
-            after = its[1:]
-            gaps_ns = list(map(sub, after, its))
-            gap_ns = max(gaps_ns)
-            gaps.add_each(gaps_ns, members, after)
-            stages_ns = [sum(own[before : ended - count : count]) for own in rotation.costs]
-            run_ns = sum(stages_ns)
-            left_ns = sum(rotation.leaves[0][before + count : ended : count])
-            replica.busy_ns += sum(after) - left_ns + stages_ns[0]
-            replica.decode_tokens += members * steps
+            before = first + behind - count
+            last_ns = its[behind + (steps - 1) * count]
+            gap_ns = max(gaps_ns[behind::count])
+            run_ns = sum(rotation.whole[before : ended - count : count])
+            replica.decode_tokens += len(turn.members) * steps
             if replica.is_metered:
                 rounds = before // count
                 shape = next_decode_shape(turn.shape, rounds) if rounds else turn.shape
                 _count_equal(replica, shape, steps)
             if replica.tells:
                 requests = [one.request for one in turn.members]
-                _tell(replica, requests, 0, np.array(after, dtype=np.int64), last_ns)
+                at_ns = np.array(its[behind::count], dtype=np.int64)
+                _tell(replica, requests, 0, at_ns, last_ns)
         replica.scheduler.turn(turn, steps, formed, last_ns, gap_ns, run_ns)
 
 

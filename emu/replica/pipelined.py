@@ -66,6 +66,8 @@ class Turns:
         jitter = replica.jitter
         vary = None if jitter is None else jitter.spread
         before = 0 if jitter is None else jitter.counted
+        if rotation.planned == 0:
+            rotation.follow(replica.stage_lines)
         rotation.plan(rounds, replica.pipeline.free_ns, replica.stage_run_ns, vary, before)
         return rotation.due_ns
 

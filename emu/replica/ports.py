@@ -42,7 +42,7 @@ class GapSink(Protocol):
         """`count` gaps of this length that ended at `at_ns`."""
         ...
 
-    def add_each(self, gaps_ns: Sequence[int], count: int, at_ns: Sequence[int]) -> None:
+    def add_each(self, gaps_ns: Sequence[int], counts: Sequence[int], at_ns: Sequence[int]) -> None:
         """`count` gaps of each of these lengths, which ended at these instants."""
         ...
 

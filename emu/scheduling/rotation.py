@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import final
+from typing import Any, final
 
-from emu.latency.base import BatchShape, next_decode_shape
+import numpy as np
+
+from emu.latency.base import BatchShape, StageLines, next_decode_shape
 from emu.scheduling.cohort import RunningRequest
 
 StageRun = Callable[[BatchShape, int], list[list[int]]]
@@ -61,8 +63,19 @@ class Rotation:
     """By stage, when each batch leaves it."""
     costs: list[list[int]]
     """By stage, what each batch that is formed again takes on it."""
+    whole: list[int]
+    """The same on all stages together."""
+    _shift: int
+    """Of the lines that costs follow; -1 = there are none."""
+    _firsts: Any
+    _growths: Any
+    _leasts: Any
 
     __slots__ = (
+        "_firsts",
+        "_growths",
+        "_leasts",
+        "_shift",
         "batch_id",
         "costs",
         "done",
@@ -71,6 +84,7 @@ class Rotation:
         "leaves",
         "planned",
         "turns",
+        "whole",
     )
 
     def __init__(self, turns: Sequence[Turn], ends_max: int, batch_id: int) -> None:
@@ -82,6 +96,8 @@ class Rotation:
         self.ends = []
         self.leaves = []
         self.costs = []
+        self.whole = []
+        self._shift = -1
 
     def start(self, stage_ends: list[Sequence[int]]) -> bool:
         """When each batch in flight leaves each stage. False: two of them end together."""
@@ -89,6 +105,24 @@ class Rotation:
         self.costs = [[] for _ in self.leaves]
         self.ends = ends = self.leaves[-1]
         return all(ends[i] < ends[i + 1] for i in range(len(ends) - 1))
+
+    def follow(self, lines_of: Callable[[BatchShape], StageLines | None]) -> None:
+        """The batches of each turn take what lines say, if there are any."""
+        firsts, growths, leasts = [], [], []
+        shift = -1
+        for turn in self.turns:
+            lines = lines_of(turn.shape)
+            if lines is None:
+                return
+            first, growth, least, shift = lines
+            firsts.append(first)
+            growths.append(growth)
+            leasts.append(least)
+        self._shift = shift
+        # By stage, round and turn.
+        self._firsts = np.array(firsts, dtype=np.int64).T[:, None, :]
+        self._growths = np.array(growths, dtype=np.int64).T[:, None, :]
+        self._leasts = np.array(leasts, dtype=np.int64).T[:, None, :]
 
     def plan(
         self,
@@ -107,29 +141,34 @@ class Rotation:
         before, left = self.planned // count, self.ends_max - self.planned
         if rounds * count > left:
             rounds = -(-left // count)
-        runs = [
-            costs_of(next_decode_shape(turn.shape, before) if before else turn.shape, rounds)
-            for turn in turns
-        ]
         leaves = self.leaves
         last = [own[-1] for own in leaves] if before else begin_ns
         at = self.planned
         self.planned = until = min(self.ends_max, at + rounds * count)
-        own: list[list[int]] = []
-        for stage in range(len(leaves)):
-            if stage and all(run[stage] is run[stage - 1] for run in runs):
-                own.append(own[-1])
-                continue
-            column = [0] * (rounds * count)
-            for turn, run in enumerate(runs):
-                column[turn::count] = run[stage]
-            del column[until - at :]
-            own.append(column)
+        if self._shift >= 0:
+            steps = np.arange(before, before + rounds, dtype=np.int64)[None, :, None]
+            found = self._growths * steps
+            found += self._firsts
+            found >>= self._shift
+            np.maximum(found, self._leasts, out=found)
+            own: list[list[int]] = found.reshape(len(leaves), -1)[:, : until - at].tolist()
+        else:
+            runs = [
+                costs_of(next_decode_shape(turn.shape, before) if before else turn.shape, rounds)
+                for turn in turns
+            ]
+            own = []
+            for stage in range(len(leaves)):
+                column = [0] * (rounds * count)
+                for index, run in enumerate(runs):
+                    column[index::count] = run[stage]
+                own.append(column[: until - at])
         if vary is not None:
             each = [vary(varied + at, cost) for at, cost in enumerate(zip(*own, strict=True), at)]
             own = [list(column) for column in zip(*each, strict=True)]
         for known, column in zip(self.costs, own, strict=True):
             known += column
+        self.whole += map(sum, zip(*own, strict=True))
         if len(last) == 2:
             _pass_two(own, leaves, last, at)
         elif len(last) == 4:
