@@ -43,7 +43,7 @@ class GapSink(Protocol):
         ...
 
     def add_each(self, gaps_ns: Sequence[int], counts: Sequence[int], at_ns: Sequence[int]) -> None:
-        """`count` gaps of each of these lengths, which ended at these instants."""
+        """So many gaps of each of these lengths, which ended at these instants."""
         ...
 
     def add_gaps(self, gaps_ns: Iterable[int], at_ns: int = -1) -> None:
