@@ -37,14 +37,14 @@ from emu.latency.roofline.backend import RooflineBackend
 from emu.latency.roofline.coefficients import kernels_of, scaled
 from emu.latency.roofline.ops import Ops
 from emu.plugins import make_plugin
-from emu.policy.calls import shown
+from emu.policy.views import shown
 
 if TYPE_CHECKING:
     from emu.latency.encoder import TowerCosts
     from emu.latency.moe_gate import Gate
     from emu.latency.offload import PimAttention
     from emu.latency.placement import WeightLoads
-    from emu.latency.profile.attention import BlockGrid
+    from emu.latency.profile.tables import BlockGrid
 
 
 def make_latency(context: LatencyContext) -> LatencyBackend:
@@ -319,9 +319,8 @@ def _aiconfigurator(
 
 
 def _profile(context: LatencyContext, table: ProfileTable, host: HostCosts) -> LatencyBackend:
-    from emu.latency.profile.backend import ProfileBackend
+    from emu.latency.profile.backend import HostMemory, Parallel, ProfileBackend, ProfileModel
     from emu.latency.profile.bundle import find_bundle, read_bundle, variant_name
-    from emu.latency.profile.rows import HostMemory, Parallel, ProfileModel
 
     model = context.model
     if not table.path:
@@ -374,7 +373,7 @@ def _profile(context: LatencyContext, table: ProfileTable, host: HostCosts) -> L
 
 def block_grid(context: LatencyContext, hardware: str) -> BlockGrid | None:
     """Where the decode kernel's blocks run on this GPU; None = unknown, or another kernel."""
-    from emu.latency.profile.attention import BlockGrid
+    from emu.latency.profile.tables import BlockGrid
 
     name = hardware or context.gpu.name
     try:

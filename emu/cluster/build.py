@@ -120,7 +120,7 @@ class TierBook:
         return tier
 
 
-# --------------------------------------------------------------------------------------------------
+# --- Builds the actors of a run from its plan -----------------------------------------------------
 
 S = ReplicaState
 _START: Final = {

@@ -226,7 +226,7 @@ def _name(kind: str, pair: tuple[int, int] | None) -> str:
     return own if source < 0 else f"{kind} {source} -> {destination}"
 
 
-# --------------------------------------------------------------------------------------------------
+# --- Strikes --------------------------------------------------------------------------------------
 
 S = ReplicaState
 Handler = Callable[["Injector", Any, "np.random.Generator"], None]

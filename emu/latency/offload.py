@@ -212,7 +212,7 @@ class PimAttention:
         return int(self._slope * context_sum + self._intercept * count)
 
 
-# --------------------------------------------------------------------------------------------------
+# --- Latency with weights or attention outside the GPU --------------------------------------------
 
 
 class OffloadedBackend:

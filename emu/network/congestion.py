@@ -7,7 +7,9 @@ than one. Also the only place that handles chunked collectives whose ranks start
 
 A link that takes a message at t is free again at t + int(size / rate); the message is at the
 other end at t + int(latency + size / rate). Messages wait in order of arrival. Equal instants
-run in order of scheduling. As in the program, several dimensions cannot be congestion-aware.
+run in order of scheduling, but what falls due at one rank at one instant runs together, in the
+turn of the first that was scheduled. As in the program, several dimensions cannot be
+congestion-aware.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from emu.errors import InputError
@@ -46,6 +49,23 @@ class _Clock:
         self.now_ns = 0
         self._heap: list[tuple[int, int, Action]] = []
         self._order = 0
+        self._together: dict[tuple[int, int], list[Action]] = {}
+        """What falls due at a rank at an instant."""
+
+    def at_rank(self, rank: int, delay_ns: int, action: Action) -> None:
+        """An action of a rank, beside the others that it has at that instant."""
+        key = (rank, self.now_ns + delay_ns)
+        if key in self._together:
+            self._together[key].append(action)
+            return
+        actions = self._together[key] = [action]
+
+        def run() -> None:
+            for each in actions:  # one that is due at once joins the others
+                each()
+            del self._together[key]
+
+        self.after(delay_ns, run)
 
     def after(self, delay_ns: int, action: Action) -> None:
         heapq.heappush(self._heap, (self.now_ns + delay_ns, self._order, action))
@@ -110,7 +130,8 @@ class _Step(NamedTuple):
     """One round as the ranks see it."""
 
     round: Round
-    after_ns: int
+    reduction_ns: int
+    """-1: nothing is reduced."""
 
 
 class _Lane:
@@ -126,10 +147,10 @@ class _Lane:
         system = world.system
         self.steps: list[_Step] = []
         for each in rounds(system.algorithm(phase.dim), phase, npus):
-            after = system.endpoint_delay_ns
+            reduction_ns = -1
             if each.reduced_bytes >= 0:
-                after += system.reduction_ns(each.reduced_bytes)
-            self.steps += [_Step(each, after)] * each.repeats
+                reduction_ns = system.reduction_ns(each.reduced_bytes)
+            self.steps += [_Step(each, reduction_ns)] * each.repeats
         self.at = [-1] * npus
         """Round that each rank has sent, -1 = not entered."""
         self.arrived: list[dict[int, int]] = [{} for _ in range(npus)]
@@ -137,7 +158,7 @@ class _Lane:
 
     def enter(self, index: int) -> None:
         """A rank starts the phase."""
-        self.world.clock.after(self.world.system.endpoint_delay_ns, lambda: self._next(index))
+        self.world.prepare(self.members[index], -1, lambda: self._next(index))
 
     def _next(self, index: int) -> None:
         self.at[index] += 1
@@ -165,7 +186,8 @@ class _Lane:
         step = self.steps[turn]
         if self.arrived[index].get(turn, 0) == 1:
             del self.arrived[index][turn]
-            self.world.clock.after(step.after_ns, lambda: self._next(index))
+            then = partial(self._next, index)
+            self.world.prepare(self.members[index], step.reduction_ns, then)
 
 
 class _DirectLane(Circle):
@@ -197,7 +219,14 @@ class _DirectLane(Circle):
     def due(self, now: int, delay_ns: int, rank: int, what: int) -> None:
         """On the clock of all chunks."""
         clock = self.world.clock
-        clock.after(delay_ns, lambda: self.happen(clock.now_ns, rank, what))
+        action = partial(self._on_clock, rank, what)
+        if what < 0:
+            clock.at_rank(self.members[rank], delay_ns, action)
+        else:
+            clock.after(delay_ns, action)
+
+    def _on_clock(self, rank: int, what: int) -> None:
+        self.happen(self.world.clock.now_ns, rank, what)
 
     def carry(self, now: int, sender: int, receiver: int) -> None:
         """Over the links of all chunks."""
@@ -206,7 +235,7 @@ class _DirectLane(Circle):
             members[sender],
             members[receiver],
             self.message_bytes,
-            lambda: self.happen(world.clock.now_ns, receiver, sender),
+            partial(self._on_clock, receiver, sender),
         )
 
     def end(self, position: int, now: int) -> None:
@@ -237,14 +266,16 @@ class _TreeLane:
         """Messages that came before their rank entered."""
         self.missing = [len(children) for _, children in self.places]
         """Children that a rank has not heard of."""
+        self.unreduced = list(self.missing)
+        """Children that it has not added up."""
 
     def enter(self, index: int) -> None:
         """A rank starts the phase."""
         self.entered[index] = True
         if not self.places[index][1]:
-            self.world.clock.after(self.world.system.endpoint_delay_ns, lambda: self._up(index))
+            self.world.prepare(self.members[index], -1, lambda: self._up(index))
         for _ in range(self.early[index]):
-            self._receive(index)
+            self.world.clock.after(0, lambda: self._receive(index))
 
     def _send(self, source: int, destination: int) -> None:
         self.world.send(
@@ -261,21 +292,23 @@ class _TreeLane:
             self.early[index] += 1
 
     def _receive(self, index: int) -> None:
-        system = self.world.system
-        children = self.places[index][1]
-        after = system.endpoint_delay_ns
-        if not children:  # a leaf has the result
-            self.world.clock.after(after, lambda: self.done(self.members[index]))
+        member = self.members[index]
+        if not self.places[index][1]:  # a leaf has the result
+            self.world.prepare(member, -1, lambda: self.done(member))
             return
-        after += system.reduction_ns(self.size_bytes)
+        reduction_ns = self.world.system.reduction_ns(self.size_bytes)
         if not self.missing[index]:  # from above
-            self.world.clock.after(after, lambda: self._down(index))
+            self.world.prepare(member, reduction_ns, lambda: self._down(index))
             return
         self.missing[index] -= 1
-        if not self.missing[index]:
-            is_root = self.places[index][0] < 0
-            step = self._down if is_root else self._up
-            self.world.clock.after(after, lambda: step(index))
+        self.world.prepare(member, reduction_ns, lambda: self._reduced(index))
+
+    def _reduced(self, index: int) -> None:
+        """What one child sent is added up."""
+        self.unreduced[index] -= 1
+        if not self.unreduced[index]:
+            step = self._down if self.places[index][0] < 0 else self._up
+            step(index)
 
     def _up(self, index: int) -> None:
         self._send(index, self.places[index][0])
@@ -295,6 +328,16 @@ class _World:
         self.links = _Links(system.dims[0], self.clock) if aware else None
         self.lanes: dict[tuple[int, int, int], _Lane | _DirectLane | _TreeLane] = {}
         self.plans: list[list[Phase]] = []
+
+    def prepare(self, rank: int, reduction_ns: int, then: Action) -> None:
+        """After the endpoint delay of a rank and, unless it is -1, a reduction behind it."""
+        clock = self.clock
+        if reduction_ns >= 0:
+            clock.at_rank(
+                rank, self.system.endpoint_delay_ns, lambda: clock.at_rank(rank, reduction_ns, then)
+            )
+        else:
+            clock.at_rank(rank, self.system.endpoint_delay_ns, then)
 
     def send(self, source: int, destination: int, size_bytes: int, arrived: Action) -> None:
         if self.links is not None:

@@ -113,7 +113,7 @@ def group_of(rank: int, dims: Sequence[NetworkDim], active: Sequence[int]) -> tu
     return tuple(sorted(members))
 
 
-# --------------------------------------------------------------------------------------------------
+# --- Algorithms of collectives --------------------------------------------------------------------
 
 Kind = Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all"]
 Algorithm = str
@@ -422,7 +422,7 @@ def tree_neighbours(npus: int, *, mirrored: bool) -> list[tuple[int, tuple[int, 
     return [
         (
             -1 if parents[last - at] < 0 else last - parents[last - at],
-            tuple(last - child for child in children[last - at]),
+            tuple(last - child for child in reversed(children[last - at])),
         )
         for at in range(npus)
     ]

@@ -138,7 +138,7 @@ def _rate(count: int, span_ns: int) -> float:
     return round(max(count, 0) * NS_PER_S / span_ns, 6) if span_ns > 0 else 0.0
 
 
-# --------------------------------------------------------------------------------------------------
+# --- `summary.json` -------------------------------------------------------------------------------
 
 METRICS: Final = ("ttft", "tpot", "itl", "e2el")
 STATISTICS: Final = ("mean", "median", "std", "p90", "p95", "p99", "max")

@@ -9,8 +9,7 @@ import numpy as np
 
 from emu.errors import InputError
 from emu.plugins import make_plugin
-from emu.policy.calls import index_of, shown
-from emu.policy.views import RequestView
+from emu.policy.views import RequestView, index_of, shown
 from emu.request import Request
 from emu.rng import rng_stream
 from emu.routing.base import AdapterMatch, PrefixMatch, Router, Signal

@@ -533,7 +533,7 @@ def run_command(
     if as_json:
         print((result.directory / "summary.json").read_text(encoding="utf-8"), end="")
     elif not quiet:
-        from emu.process.terminal import open_console
+        from emu.process.exits import open_console
         from emu.report.table import print_summary
 
         assert result.summary is not None

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from emu.chaos.truth.choices import Choices
 from emu.chaos.truth.deadlines import Deadlines
+from emu.chaos.truth.fair import Fair
 from emu.chaos.truth.figures import Figures
 from emu.chaos.truth.iterations import Iterations
 from emu.chaos.truth.planners import Planners
 from emu.chaos.truth.policies import Policies
+from emu.chaos.truth.routes import Routes
 from emu.chaos.truth.routing import Routing
 from emu.chaos.truth.tape import Record, Seat, Tape
 from emu.chaos.truth.transfers import Transfers
+from emu.chaos.truth.waves import Waves
 from emu.chaos.truth.windows import Windows
 from emu.config.schema import Config
 
@@ -36,8 +39,11 @@ def truth_of(
     windows = Windows(tape)
     windows.judge()
     Iterations(tape, windows).judge()
+    Waves(tape).judge()
     Transfers(tape, windows).judge()
+    Routes(tape).judge()
     Choices(tape).judge()
+    Fair(tape).judge()
     Routing(tape).judge()
     Policies(tape).judge()
     Planners(tape).judge()

@@ -23,7 +23,7 @@ from mypy_extensions import mypyc_attr
 from numpy.typing import NDArray
 
 from emu.catalogue import sizes
-from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.lookup import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.latency.base import BatchShape, StageLines
 from emu.latency.engine_steps import EngineSteps

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emu.catalogue import sizes
-from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.lookup import GpuSpec
 from emu.catalogue.model import Indexer, Layer, ModelSpec, StateSpace
 from emu.latency.base import BatchShape, stepped_decode_run
 from emu.latency.roofline.attention import AttentionCost
