@@ -337,8 +337,8 @@ PLANTED = (
     Planted(
         "the decodes that follow a straggler's prompt are not slow",
         "replica/replica.py",
-        "self._runs_opened is not None and self.slowdown == 1.0:",
-        "self._runs_opened is not None:",
+        "slowdown == 1.0:\n                ends: Ends = self._decode_ends(run_on.shape",
+        "slowdown > 0.0:\n                ends: Ends = self._decode_ends(run_on.shape",
     ),
     Planted(
         "a reservation does not bring its actor's timer forward",

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
 from emu.catalogue import sizes
 from emu.catalogue.lookup import lookup_gpu
@@ -230,6 +229,8 @@ def _named(context: LatencyContext) -> LatencyBackend:
 
 def _watch(made: Any, path: str) -> None:
     """What a backend of a user's own answers is looked at: a duration is a whole number >= 1."""
+    import numpy as np
+
     cost = made.iteration_ns
 
     def watched(shape: BatchShape) -> int:

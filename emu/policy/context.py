@@ -18,15 +18,17 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol, final
+from typing import TYPE_CHECKING, Literal, Protocol, final
 
 import msgspec
-import numpy as np
 
 from emu.policy.views import Ended, ReplicaView, RequestView, TransferView, request_of
 from emu.request import Request
 from emu.rng import rng_stream
 from emu.units import NS_PER_S
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # --------------------------------------------------------------------------------------------------
 # Windows over what has passed the gateway: rates, percentiles, attainment, forecasts.

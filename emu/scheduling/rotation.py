@@ -15,9 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Any, final
-
-import numpy as np
+from typing import final
 
 from emu.latency.base import BatchShape, StageLines, next_decode_shape
 from emu.scheduling.cohort import RunningRequest
@@ -65,17 +63,11 @@ class Rotation:
     """By stage, what each batch that is formed again takes on it."""
     whole: list[int]
     """The same on all stages together."""
-    _shift: int
-    """Of the lines that costs follow; -1 = there are none."""
-    _firsts: Any
-    _growths: Any
-    _leasts: Any
+    _lines: list[StageLines]
+    """Of each turn, what costs follow, if they do."""
 
     __slots__ = (
-        "_firsts",
-        "_growths",
-        "_leasts",
-        "_shift",
+        "_lines",
         "batch_id",
         "costs",
         "done",
@@ -97,7 +89,7 @@ class Rotation:
         self.leaves = []
         self.costs = []
         self.whole = []
-        self._shift = -1
+        self._lines = []
 
     def start(self, stage_ends: list[Sequence[int]]) -> bool:
         """When each batch in flight leaves each stage. False: two of them end together."""
@@ -108,21 +100,13 @@ class Rotation:
 
     def follow(self, lines_of: Callable[[BatchShape], StageLines | None]) -> None:
         """The batches of each turn take what lines say, if there are any."""
-        firsts, growths, leasts = [], [], []
-        shift = -1
+        found: list[StageLines] = []
         for turn in self.turns:
             lines = lines_of(turn.shape)
             if lines is None:
                 return
-            first, growth, least, shift = lines
-            firsts.append(first)
-            growths.append(growth)
-            leasts.append(least)
-        self._shift = shift
-        # By stage, round and turn.
-        self._firsts = np.array(firsts, dtype=np.int64).T[:, None, :]
-        self._growths = np.array(growths, dtype=np.int64).T[:, None, :]
-        self._leasts = np.array(leasts, dtype=np.int64).T[:, None, :]
+            found.append(lines)
+        self._lines = found
 
     def plan(
         self,
@@ -145,13 +129,9 @@ class Rotation:
         last = [own[-1] for own in leaves] if before else begin_ns
         at = self.planned
         self.planned = until = min(self.ends_max, at + rounds * count)
-        if self._shift >= 0:
-            steps = np.arange(before, before + rounds, dtype=np.int64)[None, :, None]
-            found = self._growths * steps
-            found += self._firsts
-            found >>= self._shift
-            np.maximum(found, self._leasts, out=found)
-            own: list[list[int]] = found.reshape(len(leaves), -1)[:, : until - at].tolist()
+        own: list[list[int]]
+        if self._lines:
+            own = self._along(before, rounds, until - at)
         else:
             runs = [
                 costs_of(next_decode_shape(turn.shape, before) if before else turn.shape, rounds)
@@ -175,6 +155,32 @@ class Rotation:
             _pass_four(own, leaves, last, at)
         else:
             _pass(own, leaves, last, at)
+
+    def _along(self, before: int, rounds: int, batches: int) -> list[list[int]]:
+        """By stage, what so many batches take after `before` rounds."""
+        own: list[list[int]] = []
+        count = len(self.turns)
+        for stage in range(len(self.leaves)):
+            column = [0] * (rounds * count)
+            for index, (firsts, growths, leasts, shift) in enumerate(self._lines):
+                first, growth, least = firsts[stage], growths[stage], leasts[stage]
+                if stage and (first, growth, least) == (
+                    firsts[stage - 1],
+                    growths[stage - 1],
+                    leasts[stage - 1],
+                ):
+                    column[index::count] = own[-1][index::count]
+                    continue
+                first += before * growth
+                if growth:
+                    run = [cost >> shift for cost in range(first, first + growth * rounds, growth)]
+                else:
+                    run = [first >> shift] * rounds
+                if run[0] < least:
+                    run = [cost if cost > least else least for cost in run]
+                column[index::count] = run
+            own.append(column)
+        return [column[:batches] for column in own]
 
     @property
     def due_ns(self) -> int:

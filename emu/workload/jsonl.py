@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from itertools import count
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import numpy as np
 
 from emu.errors import InputError
 from emu.workload.chunks import Chunk
@@ -39,6 +38,9 @@ SESSION_NAMES: Final = frozenset(
         "sub_requests",
     )
 )
+
+if TYPE_CHECKING:
+    pass
 
 
 class Place:
@@ -369,6 +371,8 @@ class JsonlParser:
 
     def parse(self, chunk: Chunk, notes: Notes) -> Block:
         """The lines of a chunk. Raises InputError at the first line that is wrong."""
+        import numpy as np
+
         data = chunk.data
         rows = data.count(b"\n") + (not data.endswith(b"\n"))
         try:
@@ -403,6 +407,8 @@ class JsonlParser:
             note_unknown(notes, name)
 
     def _parse_slowly(self, chunk: Chunk, notes: Notes) -> Block:
+        import numpy as np
+
         lines: list[Line] = []
         numbers: list[int] = []
         offsets: list[int] = []
@@ -425,6 +431,8 @@ def _may_repeat(data: bytes, lines: list[Line]) -> bool:
 
 def make_block(lines: list[Line], numbers: Ints, offsets: Ints) -> Block:
     """Columns of lines; the lines themselves are kept only where the columns do not say all."""
+    import numpy as np
+
     count = len(lines)
     firsts = [line if line.sub_requests is None else line.sub_requests[0] for line in lines]
     return Block(

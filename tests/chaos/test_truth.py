@@ -187,6 +187,23 @@ def test_what_is_changed_in_a_group_is_found(
     _find(grouped, change, finding)
 
 
+@pytest.mark.parametrize("name", ["gpu", "cpu", "memory", "base"])
+def test_energy_that_is_changed_is_found(grouped: Judged, name: str) -> None:
+    _find_figure(grouped, "energy_j", name)
+
+
+@pytest.mark.parametrize("name", ["prompt_tflop", "output_tflop", "of_held"])
+def test_arithmetic_that_is_changed_is_found(grouped: Judged, name: str) -> None:
+    _find_figure(grouped, "mfu", name)
+
+
+def _find_figure(run: Judged, table: str, name: str) -> None:
+    config, plan, records, (rows, summary) = run
+    changed = {**summary, table: {**summary[table], name: summary[table][name] * 1.05}}
+    found = truth_of(config, plan, records, rows, changed)
+    assert any(line.startswith(f"T4: {table}.{name}") for line in found)
+
+
 def _find(run: Judged, change: Callable[[Records], None], finding: str) -> None:
     config, plan, records, _ = run
     changed = copy.deepcopy(records)

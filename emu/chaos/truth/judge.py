@@ -12,6 +12,7 @@ from emu.chaos.truth.figures import Figures
 from emu.chaos.truth.iterations import Iterations
 from emu.chaos.truth.planners import Planners
 from emu.chaos.truth.policies import Policies
+from emu.chaos.truth.power import Power
 from emu.chaos.truth.routes import Routes
 from emu.chaos.truth.routing import Routing
 from emu.chaos.truth.tape import Record, Seat, Tape
@@ -50,6 +51,7 @@ def truth_of(
     Deadlines(tape).judge()
     if rows is not None and summary is not None:
         Figures(tape).judge(rows, summary)
+        Power(tape).judge(rows, summary)
     return tape.problems
 
 
@@ -84,6 +86,8 @@ def seats_of(plan: Plan) -> list[Seat]:
             and replica.placement is None,
             is_hybrid=replica.kv_layout is not None,
             is_ahead=replica.schedules_ahead,
+            is_offloaded=replica.placement is not None or replica.latency.attention_offload,
+            token_flops=_token_flops(replica),
         )
         for replica in plan.replicas
     ]
@@ -132,3 +136,15 @@ def _rank_bytes(replica: ReplicaPlan) -> int:
         return 0
     words = (1 if model.tied_embeddings else 2) * -(-model.vocab // ranks) + model.position_rows
     return _width(replica) * (_layer_weights(replica) + words * model.hidden)
+
+
+def _token_flops(replica: ReplicaPlan) -> tuple[int, int, int]:
+    """Operations for a token, for a pair of tokens, and for the token that comes out."""
+    model = replica.model
+    if not _is_dense(replica):
+        return 0, 0, 0
+    attention = 2 * model.hidden * (model.heads + model.kv_heads) * model.head_dim
+    mlp = (3 if model.gated_mlp else 2) * model.hidden * model.ffn
+    pair = 2 * model.heads * 2 * model.head_dim
+    each = model.layers
+    return 2 * each * (attention + mlp), each * pair, 2 * model.vocab * model.hidden
