@@ -157,7 +157,7 @@ class Rotation:
             _pass(own, leaves, last, at)
 
     def _along(self, before: int, rounds: int, batches: int) -> list[list[int]]:
-        """By stage, what so many batches take after `before` rounds."""
+        """What so many batches take on each stage, after `before` rounds."""
         own: list[list[int]] = []
         count = len(self.turns)
         for stage in range(len(self.leaves)):
