@@ -9,6 +9,7 @@ gives the commands; this module runs the same configs with the same overrides. A
 
 from __future__ import annotations
 
+import argparse
 import io
 import re
 import sys
@@ -199,10 +200,16 @@ FIGURES: dict[str, Callable[[Path], str]] = {
 
 def main() -> int:
     """Compare every block with fresh figures; 1 if one differs and is not written."""
-    write = "--write" in sys.argv
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.doc_figures", description="Figures that pages quote."
+    )
+    parser.add_argument("pages", nargs="*", type=Path, help="pages (default: all)")
+    parser.add_argument("--write", action="store_true", help="put fresh figures into the pages")
+    options = parser.parse_args()
+    pages = options.pages or [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     differs = 0
     with tempfile.TemporaryDirectory() as name:
-        for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        for page in pages:
             text = page.read_text(encoding="utf-8")
 
             def fresh(match: re.Match[str]) -> str:
@@ -212,10 +219,10 @@ def main() -> int:
             new = _BLOCK.sub(fresh, text)
             if new != text:
                 differs += 1
-                print(f"{page.relative_to(ROOT)}: {'written' if write else 'has old figures'}")
-                if write:
+                print(f"{page}: {'written' if options.write else 'has old figures'}")
+                if options.write:
                     page.write_text(new, encoding="utf-8")
-    return 1 if differs and not write else 0
+    return 1 if differs and not options.write else 0
 
 
 if __name__ == "__main__":

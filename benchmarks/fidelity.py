@@ -28,16 +28,15 @@ from emu.config.load import load_config
 from emu.latency.base import BatchShape
 from emu.latency.host import ASYNC_SCHEDULING, HostCosts
 from emu.latency.moe_gate import GateShape, make_gate
-from emu.latency.profile.backend import ProfileBackend
+from emu.latency.profile.backend import Parallel, ProfileBackend, ProfileModel
 from emu.latency.profile.bundle import find_bundle, read_bundle
-from emu.latency.profile.rows import Parallel, ProfileModel
 from emu.latency.roofline.backend import RooflineBackend
-from emu.process.terminal import open_console
+from emu.process.exits import open_console
 from emu.report.compare import STATISTICS, statistics
 from emu.report.measured import Measurement, read_measurement, run_values
 from emu.report.rundata import read_run
 from emu.runs.runner import execute
-from emu.tools.importers.measured_run import case_config, read_case
+from emu.tools.measured_run import case_config, read_case
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 MEASURED = SHARED / "vllm-measured"

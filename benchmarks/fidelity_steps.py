@@ -35,9 +35,9 @@ from benchmarks.fidelity import MEASURED, SHARED, backends, emulate, names
 from emu.catalogue.lookup import lookup_gpu
 from emu.latency.base import BatchShape
 from emu.latency.host import ASYNC_SCHEDULING
-from emu.latency.profile.attention import BlockGrid, LayerAttention
 from emu.latency.profile.backend import ProfileBackend
-from emu.process.terminal import open_console
+from emu.latency.profile.tables import BlockGrid, LayerAttention
+from emu.process.exits import open_console
 from emu.scheduling.base import Batch
 from emu.scheduling.vllm import VllmScheduler
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.table import Table
 
 from benchmarks.fidelity import SHARED
-from emu.process.terminal import open_console
+from emu.process.exits import open_console
 from emu.tools.systems import power_rows, throughput_rows
 
 SYSTEMS = SHARED / "vllm-systems"

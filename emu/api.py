@@ -107,7 +107,7 @@ def _line(number: int, row: Mapping[str, Any]) -> dict[str, Any]:
     return line
 
 
-# --------------------------------------------------------------------------------------------------
+# --- emu from Python ------------------------------------------------------------------------------
 
 _TEXT_COLUMNS: Final = frozenset(
     {"session_id", "status", "reason", "tenant", "from", "to", "writer", "cause", "state"}

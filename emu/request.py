@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Status(enum.IntEnum):

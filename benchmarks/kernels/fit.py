@@ -12,7 +12,7 @@ from scipy.optimize import least_squares
 
 from benchmarks.kernels import tables
 from emu.catalogue import ModelSpec, from_hf_config, lookup_gpu, sizes
-from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.lookup import GpuSpec
 from emu.latency.roofline.attention import AttentionCost
 from emu.latency.roofline.coefficients import Decodes, Experts, Links, Products, Prompts, Residual
 from emu.latency.roofline.experts import block_rows, grouped_s, padded_rows

@@ -28,9 +28,8 @@ from numpy.typing import NDArray
 from emu.astra.convert import QUIRKS, convert
 from emu.astra.executor_runs import Chain, run_once
 from emu.astra.inputs import Memories
-from emu.astra.nodes import Graph
 from emu.astra.rows import TraceGenerator
-from emu.astra.trace import Trace
+from emu.astra.trace import Graph, Trace
 from emu.errors import InputError, RunError
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
 from emu.network.rounds import CollectiveSystem
@@ -177,7 +176,7 @@ def _cycles(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
-# --------------------------------------------------------------------------------------------------
+# --- The `astra-sim` latency backend --------------------------------------------------------------
 
 STAGGER: Final = "end_npu_stagger"
 """The last NPU starts at the first event of the others, as under the program's polling."""

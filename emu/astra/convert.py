@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from emu.astra.nodes import COMM_TYPES, LOCAL, Graph, Node, NodeKind, Place
-from emu.astra.trace import Marker, Row, Trace
+from emu.astra.trace import COMM_TYPES, LOCAL, Graph, Marker, Node, NodeKind, Place, Row, Trace
 
 QUIRKS: Final = ("expert_dispatch", "pim_chain")
 """Dependencies that LLMServingSim's converter loses, to be reproduced by name:

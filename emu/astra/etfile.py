@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 from google.protobuf.message import DecodeError
 
 from emu.astra.inputs import UPSTREAM_SCALE
-from emu.astra.nodes import (
+from emu.astra.trace import (
     FORK_TYPES,
     LOCAL,
     UPSTREAM_TYPES,
@@ -129,7 +129,7 @@ GlobalMetadata: Final = _MESSAGES["GlobalMetadata"]
 NodeProto: Final = _MESSAGES["Node"]
 
 
-# --------------------------------------------------------------------------------------------------
+# --- Chakra execution traces on disk --------------------------------------------------------------
 
 Dialect = Literal["fork", "upstream"]
 SCHEMA_VERSION: Final = "1.0.2-chakra.0.0.4"

@@ -23,7 +23,7 @@ from typing import Any, Final
 import msgspec
 
 from emu.astra.inputs import Memories
-from emu.astra.nodes import COLLECTIVE_KINDS, Graph, Node, NodeKind
+from emu.astra.trace import COLLECTIVE_KINDS, Graph, Node, NodeKind
 from emu.errors import InputError, RunError
 from emu.network.collectives import collective_ns, ends_ns
 from emu.network.rounds import (
@@ -157,7 +157,7 @@ class Meeting:
             self._done(rank)
 
 
-# --------------------------------------------------------------------------------------------------
+# --- The embedded executor ------------------------------------------------------------------------
 
 _MEMO_MAX: Final = 1 << 16
 

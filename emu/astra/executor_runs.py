@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from emu.astra.executor import Delays, Executor
 from emu.astra.inputs import Memories
 from emu.astra.layer_times import counts
-from emu.astra.nodes import COMM_TYPES, LOCAL, Graph, Node, NodeKind, Place
 from emu.astra.rows import TraceGenerator
-from emu.astra.trace import Marker, Row
+from emu.astra.trace import COMM_TYPES, LOCAL, Graph, Marker, Node, NodeKind, Place, Row
 from emu.errors import Deadlock, RunError
 from emu.latency.base import BatchShape, next_decode_shape
 from emu.network.rounds import CollectiveSystem

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from emu.astra.nodes import Location, Node, NodeKind
+from emu.astra.trace import Location, Node, NodeKind
 from emu.errors import InputError, RunError
 from emu.network.rounds import CollectiveSystem
 
@@ -104,7 +104,7 @@ class Memories(msgspec.Struct, frozen=True, kw_only=True):
         return (int(location), place.device), service
 
 
-# --------------------------------------------------------------------------------------------------
+# --- The files that ASTRA-Sim is started with -----------------------------------------------------
 
 UPSTREAM_SCALE: Final = 1000
 _KINDS: Final = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emu.astra.inputs import Memory
-from emu.astra.nodes import Location, Place
-from emu.astra.trace import Marker, Row, TraceModel
+from emu.astra.trace import Location, Marker, Place, Row, TraceModel
 from emu.catalogue.model import ModelSpec
 from emu.errors import InputError
 from emu.latency.base import BatchShape

@@ -19,9 +19,9 @@ import msgspec
 
 from emu.astra.executor import Executor
 from emu.astra.executor_runs import IDLE_STEP_NS, Answer, Polling
-from emu.astra.nodes import Graph, Node, NodeKind
 from emu.astra.parity_cluster import ParityCluster
 from emu.astra.parity_replica import Flight, Instance, ParityOptions, ParityRow
+from emu.astra.trace import Graph, Node, NodeKind
 from emu.errors import InputError, RunError
 from emu.request import Request
 from emu.scheduling.base import Progress

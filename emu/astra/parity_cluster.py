@@ -17,9 +17,8 @@ import msgspec
 
 from emu.astra.inputs import Memories, Memory
 from emu.astra.layer_times import PimDevice, read_pim_device
-from emu.astra.nodes import LOCAL, Location, Place
 from emu.astra.rows import Placement
-from emu.astra.trace import TraceKind, TraceModel
+from emu.astra.trace import LOCAL, Location, Place, TraceKind, TraceModel
 from emu.catalogue.lookup import lookup_model
 from emu.catalogue.model import ModelSpec
 from emu.config.files import read_input

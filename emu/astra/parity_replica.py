@@ -13,10 +13,9 @@ import msgspec
 
 from emu.astra.convert import QUIRKS, convert
 from emu.astra.layer_times import BundleTimes, Member, PimAttention
-from emu.astra.nodes import Graph, Location, Place
 from emu.astra.parity_cluster import ParityCluster, ParityReplica, trace_model
 from emu.astra.rows import TraceGenerator, TraceSetup
-from emu.astra.trace import Trace
+from emu.astra.trace import Graph, Location, Place, Trace
 from emu.config.schema import VllmTable
 from emu.errors import InputError
 from emu.kv.memory import engine_plan

@@ -14,8 +14,7 @@ from typing import Final
 import msgspec
 
 from emu.astra.layer_times import LayerTimes, Member, PimAttention, counts
-from emu.astra.nodes import LOCAL, Location, Place
-from emu.astra.trace import Marker, Row, Trace, TraceKind, TraceModel
+from emu.astra.trace import LOCAL, Location, Marker, Place, Row, Trace, TraceKind, TraceModel
 from emu.latency.base import BatchShape
 from emu.latency.moe_gate import Gate
 

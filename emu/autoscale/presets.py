@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from emu.config.fleet import STATIC_PARTS, expand_models, prefill_part
+from emu.config.presets import STATIC_PARTS, expand_models, prefill_part
 from emu.config.schema import Config, ReplicaTable
 
 

@@ -334,7 +334,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
         return "chunked" if self.attention.chunk_tokens else "full"
 
 
-# --------------------------------------------------------------------------------------------------
+# --- The architecture of a language model ---------------------------------------------------------
 
 # Bits that 1,024 weights take in memory, scales included, so that all sizes stay integers.
 # mxfp4: 4-bit values with one 8-bit scale for 32 of them (OCP Microscaling 1.0).

@@ -20,7 +20,7 @@ from emu.config.faultkinds import KINDS
 from emu.config.load import load_config
 from emu.errors import InputError, InvariantViolation, RunError
 from emu.log import Format, Level, Log, make_log
-from emu.process.terminal import open_console
+from emu.process.exits import open_console
 from emu.runs.runner import prepare
 from emu.units import NS_PER_S
 

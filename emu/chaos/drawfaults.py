@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from emu.config.faultkinds import KINDS
-from emu.config.fleet import expand_models
 from emu.config.load import config_from_dict
+from emu.config.presets import expand_models
 
 T = TypeVar("T")
 Rng = np.random.Generator
@@ -158,7 +158,7 @@ def _some(rng: Rng, name: str, at_s: float, ground: Ground) -> list[Tables]:
             volley.append({"at_s": at_s, "kind": "destination_refuses", "duration_s": window_s})
         return volley
     if name == "cxl_lost":  # reads from there do not take long
-        pause_s, count = float(pick(rng, (0.2, 0.5, 1.0))), int(rng.integers(1, 6))
+        pause_s, count = float(pick(rng, (0.2, 0.5, 1.0))), int(rng.integers(2, 10))
         return [{**first, "at_s": round(at_s + pause_s * order, 9)} for order in range(count)]
     if name == "drain_expired" and chance(rng, 0.6):  # drains are few: a window for all of them
         return [{**first, "at_s": 0.0, "duration_s": 10.0}]

@@ -197,8 +197,8 @@ def draw_made(rng: Rng, tables: Tables) -> float:
             made["sessions"]["branches"] = int(pick(rng, (2, 4)))
     elif chance(rng, 0.4):
         tables["workload"]["preset"] = pick(rng, ("chat", "code", "conversation", "summarization"))
-    turns = made.get("sessions", {}).get("turns_max", 1)
-    if "limit_mm_per_prompt" in tables["scheduler"] and turns == 1:
+    has_turns = "preset" in tables["workload"] or "sessions" in made  # some presets have them
+    if "limit_mm_per_prompt" in tables["scheduler"] and not has_turns:
         made["images"] = {
             "share": float(pick(rng, (0.3, 1.0))),
             "count": int(pick(rng, (1, 2))),

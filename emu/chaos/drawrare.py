@@ -1,6 +1,6 @@
 """Worlds in which the rarest things are common: live loads, drains, spares that are not closed yet.
 
-Three in ten of the wide worlds. Each is built around one scene that lasts, so that faults find
+Four in ten of the wide worlds. Each is built around one scene that lasts, so that faults find
 a replica in it: weights that arrive slowly while a helper shares the work, replicas that give their
 requests away, spares that stand still. What a scene does not need is drawn as anywhere else.
 """
@@ -13,7 +13,7 @@ from typing import Any, Final
 from emu.chaos.drawfaults import Rng, Tables, chance, fault_on, pick
 from emu.rng import rng_stream
 
-SHARE: Final = 0.3
+SHARE: Final = 0.4
 """Of wide worlds."""
 _AT_S: Final = (0.001, 0.02, 0.1, 0.3, 0.8)
 _BENIGN: Final = (
@@ -23,6 +23,11 @@ _BENIGN: Final = (
     *("completion_twice", "handshake_lost", "destination_refuses"),
 )
 """Faults after which the replica that they struck is what it was."""
+_OF_TRANSFERS: Final = (
+    *("transfer_broken", "transfer_hang", "completion_late", "completion_twice"),
+    *("handshake_lost", "handshake_lost"),
+)
+"""Faults of what a draining replica still sends; a handshake is short, so it comes twice."""
 _LETHAL: Final = ("replica_crash", "replica_restart", "gpu_crash", "node_crash", "lease_expired")
 
 
@@ -47,6 +52,7 @@ class Scene:
             "scheduler": {"policy": "fcfs", "num_blocks": 4000, "request_token_budget": 4096},
             "router": {"policy": "load"},
             "workload": {"oversized": "reject"},
+            "recovery": {},
             "network": {"kv_transfer": pick(rng, ("layerwise", "blocking"))},
         }
 
@@ -90,12 +96,7 @@ class Scene:
 
     def strike(self, kind: str, replica: int, at_s: float, **what: Any) -> None:
         """A fault of this kind on a replica, in whatever way the kind names one."""
-        roles = [group["role"] for group in self.groups for _ in range(group["count"])]
-        others = [
-            other
-            for other, role in enumerate(roles)
-            if other != replica and role in ("decode", "prefill", "inactive")
-        ]
+        others = [n for n in range(sum(group["count"] for group in self.groups)) if n != replica]
         fault = fault_on(
             self.rng, kind, round(at_s, 6), replica, others or [replica], gpus=self.gpus
         )
@@ -108,6 +109,12 @@ class Scene:
         for _ in range(count):
             at_s = least + float(self.rng.random()) * (most - least)
             self.strike(pick(self.rng, _BENIGN), pick(self.rng, replicas), at_s)
+
+    def hold_kv(self, at_s: float, lasts_s: float) -> None:
+        """KV that is on its way for so long, so that a source has some to lose."""
+        hang = {"at_s": at_s, "kind": "transfer_hang", "probability": 1.0, "duration_s": lasts_s}
+        self.faults.append(hang)
+        self.tables["recovery"]["transfer_timeout_ms"] = 2000.0
 
 
 def draw_rare(seed: int) -> tuple[Tables, list[Tables], list[Tables]] | None:
@@ -173,10 +180,87 @@ def _live(scene: Scene) -> None:
             scene.strike(kind, pick(rng, its), at_s)
 
 
+def _held(scene: Scene) -> None:
+    """One live load after the other on the same two replicas, which faults strike all the time."""
+    rng = scene.rng
+    scene.gpus = int(pick(rng, (1, 1, 2)))
+    decodes, idles = int(pick(rng, (1, 2))), int(pick(rng, (1, 2)))
+    (old,), decode, idle = scene.replicas(prefill=1, decode=decodes, inactive=idles)
+    new = idle[-1]
+    scene.machines((25.0, 50.0, 100.0), nvlink=0.0)
+    begin_s = 0.05
+    has_leases = chance(rng, 0.35)
+    if has_leases:  # small batches, of which halves soon wait at both
+        scene.tables["scheduler"]["request_token_budget"] = 600
+        scene.requests(begin_s, (200, 500), (2, 20), 60)
+    else:
+        scene.requests(begin_s, (1000, 2500), (1, 2, 20), int(rng.integers(30, 60)))
+    scene.tables["autoscale"] = {
+        "executor": "blitz",
+        "live": True,
+        "multicast": pick(rng, ("chain", "p2p", "tanz")),
+        "prefill_lower_s": 0.05,
+        "prefill_upper_s": 0.1,
+        "max_prefill": int(pick(rng, (2, 64))),
+        "min_decode": decodes,
+    }
+    scene.tables["recovery"] = {"load_deadline_s": 60.0, "restart_s": 0.1}
+    if has_leases:
+        # Decode replicas have no memory for a while, so that KV waits at both.
+        for replica in decode:
+            scene.strike("kv_shrink", replica, begin_s, part=0.99, duration_s=3.0)
+        for index in range(12):
+            scene.strike("lease_expired", (old, new)[index % 2], begin_s + 0.15 * (index + 2))
+    if chance(rng, 0.15):
+        scene.strike("load_stuck", new, begin_s, duration_s=0.05, probability=1.0)
+        scene.tables["recovery"]["load_deadline_s"] = 8.0
+    if chance(rng, 0.45):
+        crash = {"at_s": 0.0, "kind": "replica_crash", "stage": "refractory_prefill"}
+        scene.faults.append(crash | {"duration_s": 0.3})
+    at_s = begin_s + (2.0 if has_leases else 0.02)
+    for _ in range(2):
+        calm_s = float(pick(rng, (0.3, 0.6)))
+        scene.benign((old, new), (at_s, at_s + calm_s), int(rng.integers(4, 9)))
+        at_s += calm_s
+        kind = pick(rng, ("replica_crash", "replica_restart", "gpu_crash", "node_crash"))
+        if kind == "replica_crash":
+            stage = pick(rng, ("new_prefill", "old_prefill"))
+            crash = {"at_s": round(at_s, 6), "kind": kind, "stage": stage, "duration_s": 0.2}
+            scene.faults.append(crash)
+        else:
+            scene.strike(kind, pick(rng, (old, new)), at_s)
+        at_s += 0.5  # it is back, and the next load has begun
+
+
+def _instants(scene: Scene) -> None:
+    """Replicas change their part by hand, and crash in states that last but an instant."""
+    rng = scene.rng
+    prefill, decode, idle = scene.replicas(
+        prefill=int(rng.integers(2, 4)), decode=int(rng.integers(2, 4)), inactive=2
+    )
+    scene.machines((10.0, 25.0, 100.0))
+    scene.requests(0.0, (200, 800), (60, 120), int(rng.integers(20, 40)))
+    scene.tables["latency"]["base_us"] = float(pick(rng, (5000.0, 20000.0)))
+    commands: list[Tables] = []
+    for replica in (*prefill[1:], *decode[1:], *idle):
+        at_s = float(pick(rng, (0.1, 0.3, 0.5)))
+        words = ("deactivate",) if replica in decode else ("to_decode", "to_decode", "to_prefill")
+        word = "to_decode" if replica in prefill else pick(rng, words)
+        commands.append({"at_s": at_s, "replica": replica, "command": word})
+        if replica in decode:
+            later_s = at_s + float(pick(rng, (0.001, 0.01, 0.05)))
+            commands.append({"at_s": later_s, "replica": replica, "command": "to_decode"})
+    scene.tables["commands"] = commands
+    for stage in ("mutating_to_decode", "aus_decode", "aus_decode", "shutting_decode"):
+        if chance(rng, 0.6):
+            crash = {"at_s": float(pick(rng, (0.0, 0.0, 0.07))), "kind": "replica_crash"}
+            scene.faults.append(crash | {"stage": stage, "duration_s": 0.3})
+
+
 def _drains(scene: Scene) -> None:
     """Replicas are told to leave while they have much to do, and some to come back."""
     rng = scene.rng
-    is_split = chance(rng, 0.75)
+    is_split, prefill = chance(rng, 0.75), list[int]()
     if is_split:
         prefill, decode = scene.replicas(prefill=int(rng.integers(2, 5)), decode=3)
         leaving = [*prefill[1:], *decode[1:]]
@@ -192,7 +276,7 @@ def _drains(scene: Scene) -> None:
     scene.requests(0.0, (200, 1500), (20, 60, 120), int(rng.integers(12, 30)))
     if is_split:
         scene.tables["migration"] = {"drain": chance(rng, 0.4)}
-    scene.tables["recovery"] = {"drain_grace_s": float(pick(rng, (0.0, 0.0, 0.3)))}
+    scene.tables["recovery"] |= {"drain_grace_s": float(pick(rng, (0.0, 0.0, 0.3)))}
     commands: list[Tables] = []
     for replica in leaving:
         at_s = float(pick(rng, (0.05, 0.1, 0.3, 0.5)))
@@ -200,15 +284,23 @@ def _drains(scene: Scene) -> None:
         if chance(rng, 0.6):
             later_s = at_s + float(pick(rng, (0.01, 0.05, 0.3, 1.0)))
             commands.append({"at_s": later_s, "replica": replica, "command": back[replica]})
-        scene.benign([replica], (at_s + 0.001, at_s + 0.2), int(rng.integers(1, 4)))
+        span_s = (at_s + 0.001, at_s + float(pick(rng, (0.05, 0.2))))
+        scene.benign([replica], span_s, int(rng.integers(3, 7)))
+        if replica in prefill:
+            for kind in (pick(rng, _OF_TRANSFERS), pick(rng, _OF_TRANSFERS)):
+                scene.strike(kind, replica, at_s, duration_s=0.3)
     scene.tables["commands"] = commands
-    kind = pick(rng, (*_LETHAL, "drain_expired", "host_cache_lost"))
-    at_s = commands[0]["at_s"] + float(pick(rng, (0.001, 0.01, 0.05, 0.2)))
-    if kind == "lease_expired" and is_split:
-        refusal = {"at_s": 0.02, "kind": "destination_refuses", "duration_s": at_s}
-        scene.faults.append(refusal)
-    if is_split or kind not in ("lease_expired", "drain_expired"):
-        scene.strike(kind, pick(rng, leaving) if kind != "lease_expired" else leaving[0], at_s)
+    for replica in leaving[:2] if chance(rng, 0.5) else leaving[-2:]:
+        kind = pick(rng, (*_LETHAL, *_LETHAL, "drain_expired", "host_cache_lost"))
+        told_s = next(c["at_s"] for c in commands if c["replica"] == replica)
+        at_s = told_s + float(pick(rng, (0.001, 0.01, 0.03, 0.1)))
+        if replica in prefill and chance(rng, 0.4):
+            kind = "lease_expired"
+            scene.hold_kv(max(0.0, told_s - 0.2), 1.0)
+            for later_s in (0.05, 0.2, 0.5):
+                scene.strike(kind, replica, told_s + later_s)
+        if is_split or kind not in ("lease_expired", "drain_expired"):
+            scene.strike(kind, replica, at_s)
 
 
 def _spares(scene: Scene) -> None:
@@ -217,7 +309,7 @@ def _spares(scene: Scene) -> None:
     scene.gpus = 1
     _, decode = scene.replicas(prefill=1, decode=2)
     scene.machines((100.0,))
-    for_decode = chance(rng, 0.3)
+    for_decode = chance(rng, 0.35)
     length, outputs = ((400, 600), (100,)) if for_decode else ((1500, 2500), (1, 2))
     scene.requests(0.5, length, outputs, 40)
     if for_decode:
@@ -235,7 +327,7 @@ def _spares(scene: Scene) -> None:
         scene.faults.append(
             {"at_s": 0.0, "kind": "pause", "replica": replica, "duration_s": lasts_s}
         )
-    if chance(rng, 0.6):
+    if chance(rng, 0.4):
         stage = "aus_prefill" if not for_decode else "decode"
         scene.faults.append(
             {"at_s": 0.4, "kind": "replica_crash", "stage": stage, "duration_s": 0.5}
@@ -251,7 +343,8 @@ def _loads(scene: Scene) -> None:
         serving, idle = scene.replicas(colocated=1, inactive=3)
         scaling: Tables = {
             "planner": "hpa", "metric": "concurrency", "target_value": 4.0, "tick_ms": 20.0,
-            "executor": "serverless", "loader": "disk", "scale_down_stabilization_s": 0.5,
+            "executor": "serverless", "loader": pick(rng, ("disk", "host")),
+            "scale_down_stabilization_s": 0.5,
         }  # fmt: skip
     else:
         serving, _, idle = scene.replicas(prefill=1, decode=1, inactive=3)
@@ -267,9 +360,10 @@ def _loads(scene: Scene) -> None:
     # A disk takes thirteen seconds; what is given up for good would be tried again for ever.
     deadlines_s = (60.0,) if scaling["loader"] == "disk" else (0.8, 60.0)
     scene.tables["recovery"] = {"load_deadline_s": pick(rng, deadlines_s)}
-    scene.benign([*idle, *idle, *serving], (0.06, float(pick(rng, (0.2, 1.0)))), 4)
-    kind = pick(rng, ("replica_crash", "replica_restart", "gpu_crash", "node_crash", "load_stuck"))
-    scene.strike(kind, pick(rng, idle), 0.05 + float(pick(rng, _AT_S)))
+    scene.benign([*idle, *idle, *serving], (0.06, float(pick(rng, (0.2, 1.0)))), 6)
+    kinds = ("replica_crash", "replica_restart", "gpu_crash", "gpu_crash", "node_crash")
+    for kind in (pick(rng, kinds), pick(rng, (*kinds, "load_stuck"))):
+        scene.strike(kind, pick(rng, idle), 0.05 + float(pick(rng, _AT_S)))
 
 
 def _copies(scene: Scene) -> None:
@@ -309,7 +403,7 @@ def _stages(scene: Scene) -> None:
     scene.tables["scheduler"] = {"policy": "vllm", "num_blocks": 2000, "max_num_seqs": 8}
     scene.requests(0.0, (100, 600), (20, 60), 16)
     for at_s in (0.05, 0.1, 0.3):
-        kind = pick(rng, ("straggler", "straggler", "pause"))
+        kind = pick(rng, ("straggler", "straggler", "pause", "partition"))
         scene.strike(kind, int(rng.integers(2)), at_s)
 
 
@@ -327,11 +421,13 @@ def _links(scene: Scene) -> None:
 
 
 _SCENES: Final[Sequence[Callable[[Scene], None]]] = (
-    *[_live] * 6,
-    *[_drains] * 3,
-    *[_loads] * 3,
-    _spares,
-    *[_copies] * 2,
+    *[_live] * 4,
+    *[_held] * 10,
+    *[_instants] * 4,
+    *[_drains] * 9,
+    *[_loads] * 4,
+    *[_spares] * 5,
+    _copies,
     *[_stages] * 2,
     *[_links] * 2,
 )

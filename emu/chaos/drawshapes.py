@@ -47,6 +47,8 @@ _LARGE: Final = "Qwen/Qwen3-30B-A3B"
 _UNLIKE: Final = ("window", "states")
 """Kinds whose layers differ: one stage, roofline or linear."""
 _EXPERTS: Final = ("moe", "mla")
+_ONE_WAY: Final = frozenset({"collective_splits", "collective_algorithms"})
+"""What ASTRA-Sim's executor, which runs collectives one way, cannot do."""
 _GPUS: Final = ("A100-SXM4-80GB", "H100-SXM5-80GB", "H20", "L40S", "MI300X")
 _CUSTOM: Final = {
     "name": "drawn",
@@ -180,7 +182,7 @@ def _latency(rng: Rng, tables: Tables, model: Model, tensor: int, pipeline: int)
         and "speculative_config" not in tables["scheduler"]
     )
     can_astra = can_astra and not tables["scheduler"].get("enable_lora")
-    can_astra = can_astra and "collective_algorithms" not in tables["network"]
+    can_astra = can_astra and not tables["network"].keys() & _ONE_WAY
     can_astra = can_astra and chance(rng, 0.08)  # its executor takes the most time by far
     can_astra = can_astra and not tables["network"].get("congestion")
     can_astra = can_astra and "cxl" not in tables["network"].get("tiers", ())  # slower than 1 GB/s

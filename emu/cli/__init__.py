@@ -16,22 +16,23 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from emu.cli.parser import Command, Parser, UsageError, arguments, parser_of, specs, summary_of
-from emu.config.suggest import did_you_mean
+from emu.config.names import did_you_mean
 from emu.process.exits import fail, guarded
 
 _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "start": ("init", "completion", "schema", "models", "gpus"),
-        "runs": ("run", "validate", "report", "compare", "sweep"),
+        "runs": (
+            *("run", "validate", "report", "compare", "sweep"),
+            *("plot", "rerun", "bundle", "log"),
+        ),
         "live": ("serve", "observe", "learn", "calibrate"),
         "measured": (
             *("import-cluster", "reproduce", "trace", "profile", "fidelity"),
             *("collective", "parity"),
         ),
-        "trials": ("chaos", "resilience", "experiment"),
+        "trials": ("plan", "chaos", "resilience", "experiment"),
         "workload": ("workload", "whatif", "export"),
-        "plan": ("plan",),
-        "paper": ("plot", "rerun", "bundle", "log"),
     }
 )
 """Module -> its commands, each a function of the same name."""

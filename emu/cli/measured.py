@@ -25,7 +25,7 @@ def import_cluster(
     output
         Write the configuration here instead.
     """
-    from emu.tools.importers.llmservingsim import import_cluster as convert
+    from emu.tools.llmservingsim import import_cluster as convert
 
     text = convert(file, profiles.absolute() if profiles is not None else None)
     if output is None:
@@ -65,7 +65,7 @@ def reproduce(
     no_tokens
         Go on without the dataset's tokens: no prompt hits another one's prefix.
     """
-    from emu.tools.importers.measured_run import reproduce_command
+    from emu.tools.measured_run import reproduce_command
 
     return reproduce_command(
         directory,

@@ -15,7 +15,7 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn, get_args, get_origin
 
-from emu.config.suggest import did_you_mean
+from emu.config.names import did_you_mean
 
 # --------------------------------------------------------------------------------------------------
 # How a command declares its options, and those that several commands share.
@@ -75,7 +75,7 @@ Seed = Annotated[int, _NOT_NEGATIVE]
 Port = Annotated[int, Parameter(validator=Number(gte=0, lte=65_535))]
 
 
-# --------------------------------------------------------------------------------------------------
+# --- A command's parser ---------------------------------------------------------------------------
 
 Command = Callable[..., object]
 _REQUIRED: Final = object()

@@ -15,11 +15,11 @@ from emu.catalogue import sizes
 from emu.catalogue.lookup import list_gpus, list_models, lookup_gpu, lookup_model
 from emu.cli.parser import Json, Parameter, Quiet
 from emu.config.files import SCHEMA_DIRECTIVE, example_text
-from emu.config.suggest import did_you_mean
+from emu.config.names import did_you_mean
 from emu.errors import InputError
 from emu.latency.aiconfigurator import covered_pairs
 from emu.latency.roofline.coefficients import kernels_of
-from emu.process.terminal import open_console
+from emu.process.exits import open_console
 
 
 def init(

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
 from emu.catalogue import sizes
 from emu.catalogue.lookup import lookup_gpu
@@ -37,14 +36,14 @@ from emu.latency.roofline.backend import RooflineBackend
 from emu.latency.roofline.coefficients import kernels_of, scaled
 from emu.latency.roofline.ops import Ops
 from emu.plugins import make_plugin
-from emu.policy.calls import shown
+from emu.policy.views import shown
 
 if TYPE_CHECKING:
     from emu.latency.encoder import TowerCosts
     from emu.latency.moe_gate import Gate
     from emu.latency.offload import PimAttention
     from emu.latency.placement import WeightLoads
-    from emu.latency.profile.attention import BlockGrid
+    from emu.latency.profile.tables import BlockGrid
 
 
 def make_latency(context: LatencyContext) -> LatencyBackend:
@@ -230,6 +229,8 @@ def _named(context: LatencyContext) -> LatencyBackend:
 
 def _watch(made: Any, path: str) -> None:
     """What a backend of a user's own answers is looked at: a duration is a whole number >= 1."""
+    import numpy as np
+
     cost = made.iteration_ns
 
     def watched(shape: BatchShape) -> int:
@@ -319,9 +320,8 @@ def _aiconfigurator(
 
 
 def _profile(context: LatencyContext, table: ProfileTable, host: HostCosts) -> LatencyBackend:
-    from emu.latency.profile.backend import ProfileBackend
+    from emu.latency.profile.backend import HostMemory, Parallel, ProfileBackend, ProfileModel
     from emu.latency.profile.bundle import find_bundle, read_bundle, variant_name
-    from emu.latency.profile.rows import HostMemory, Parallel, ProfileModel
 
     model = context.model
     if not table.path:
@@ -374,7 +374,7 @@ def _profile(context: LatencyContext, table: ProfileTable, host: HostCosts) -> L
 
 def block_grid(context: LatencyContext, hardware: str) -> BlockGrid | None:
     """Where the decode kernel's blocks run on this GPU; None = unknown, or another kernel."""
-    from emu.latency.profile.attention import BlockGrid
+    from emu.latency.profile.tables import BlockGrid
 
     name = hardware or context.gpu.name
     try:

@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
-import numpy as np
 
 from emu.autoscale.actions import Action, words
 from emu.catalogue import sizes
@@ -26,7 +25,6 @@ from emu.kv.tiers import LowerTier, chunk_tokens_for
 from emu.latency.base import LatencyBackend
 from emu.latency.context import engine_of
 from emu.latency.frontend import Intake, OutputStream
-from emu.latency.jitter import Jitter
 from emu.migration.destinations import Destinations
 from emu.migration.outbound import Kv
 from emu.migration.watcher import Watcher, name_of
@@ -120,7 +118,7 @@ class TierBook:
         return tier
 
 
-# --------------------------------------------------------------------------------------------------
+# --- Builds the actors of a run from its plan -----------------------------------------------------
 
 S = ReplicaState
 _START: Final = {
@@ -236,9 +234,13 @@ def build_replica(
     if plan.latency.jitter:
         engine = engine_of(plan.latency)
         assert engine is not None  # the plan has looked
+        from emu.latency.jitter import Jitter
+
         replica.set_jitter(Jitter(engine, config.seed, plan.replica_id))
     experts, gate = plan.model.experts, plan.latency.expert_routing
     if experts is not None and plan.latency.backend == "profile" and gate != "balanced":
+        import numpy as np
+
         replica.expert_tokens = np.zeros(experts.count, dtype=np.int64)
         replica.is_metered = True
     blocks = scheduler.block_pool

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from emu.catalogue.gpu import GpuSpec
-from emu.catalogue.lookup import lookup_gpu, lookup_model, model_from_file
+from emu.catalogue.lookup import GpuSpec, lookup_gpu, lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
 from emu.catalogue.sizes import Draft, eagle_draft, model_draft, mtp_draft
 from emu.config.schema import (

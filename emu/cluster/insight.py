@@ -16,10 +16,17 @@ from emu.kernel.priorities import PRIORITY_CONTROL
 from emu.latency.base import BatchShape
 from emu.migration.watcher import Watcher
 from emu.plugins import make_plugin
-from emu.policy.books import Books
-from emu.policy.calls import OwnAdmission, OwnEviction, OwnMigration, OwnPlacement
-from emu.policy.context import Context
-from emu.policy.views import Ended, ReplicaView, RequestView, TransferView
+from emu.policy.context import Books, Context
+from emu.policy.views import (
+    Ended,
+    OwnAdmission,
+    OwnEviction,
+    OwnMigration,
+    OwnPlacement,
+    ReplicaView,
+    RequestView,
+    TransferView,
+)
 from emu.replica.replica import Replica
 from emu.request import Request
 from emu.units import ms_to_ns

@@ -14,8 +14,7 @@ import msgspec
 
 from emu.autoscale.presets import apply_preset
 from emu.catalogue import sizes
-from emu.catalogue.gpu import GpuSpec
-from emu.catalogue.lookup import lookup_gpu, lookup_model, model_from_file
+from emu.catalogue.lookup import GpuSpec, lookup_gpu, lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
 from emu.catalogue.sizes import Draft
 from emu.cluster.engine_features import (

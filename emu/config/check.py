@@ -20,7 +20,7 @@ from msgspec import inspect
 from emu.config import schema
 from emu.config.kinds import KINDS, Union, convert, unions
 from emu.config.locate import Path
-from emu.config.suggest import nearest, unknown_key, unknown_value
+from emu.config.names import nearest, unknown_key, unknown_value
 
 Problem = tuple[Path, str]
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from emu.config.suggest import unknown_value
+from emu.config.names import unknown_value
 from emu.errors import InputError
 
 EXAMPLES: Final = Path(__file__).resolve().parents[1] / "examples"

@@ -165,7 +165,7 @@ def _read_value(text: str, kind: inspect.Type | None) -> Any:
     return text if wants_text and not isinstance(value, (str, list, dict)) else value
 
 
-# --------------------------------------------------------------------------------------------------
+# --- Reads a configuration ------------------------------------------------------------------------
 
 _PATH_KEYS: Final[tuple[tuple[Path, bool], ...]] = (
     (("model", "hf_config"), True),

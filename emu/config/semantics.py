@@ -12,9 +12,9 @@ import msgspec
 
 from emu.config import names
 from emu.config.check import Problem, shown
-from emu.config.fleet import expand_models, fleet_problems
 from emu.config.locate import Path
-from emu.config.presets import PRESETS
+from emu.config.names import unknown_value
+from emu.config.presets import PRESETS, expand_models, fleet_problems
 from emu.config.schema import (
     ArrivalsTable,
     Config,
@@ -27,7 +27,6 @@ from emu.config.schema import (
     VllmTable,
     WorkloadTable,
 )
-from emu.config.suggest import unknown_value
 
 
 def semantic_problems(config: Config) -> list[Problem]:

@@ -22,8 +22,8 @@ from emu.config.tables.faults import (
     Swizzle,
 )
 from emu.faults import replicas
-from emu.faults.census import census
 from emu.faults.injector import Handler, network_links
+from emu.faults.ports import census
 from emu.request import Request
 from emu.units import ms_to_ns, s_to_ns
 
@@ -206,7 +206,7 @@ def expire_lease(injector: Injector, fault: LeaseExpired, rng: np.random.Generat
     injector.recovery.lost(lost, "lease_expired")
 
 
-# --------------------------------------------------------------------------------------------------
+# --- What each kind of fault does -----------------------------------------------------------------
 
 HANDLERS: Final[Mapping[str, Handler]] = MappingProxyType(
     {

@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import numpy as np
 from msgspec import Struct, structs
 
 from emu.config.schema import FaultTable
@@ -30,6 +29,8 @@ from emu.rng import rng_stream
 from emu.units import NS_PER_S, ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from emu.config.tables.faults import DrainExpired, ReplicaCrash
     from emu.faults.ports import FaultWorld
 
@@ -226,7 +227,7 @@ def _name(kind: str, pair: tuple[int, int] | None) -> str:
     return own if source < 0 else f"{kind} {source} -> {destination}"
 
 
-# --------------------------------------------------------------------------------------------------
+# --- Strikes --------------------------------------------------------------------------------------
 
 S = ReplicaState
 Handler = Callable[["Injector", Any, "np.random.Generator"], None]

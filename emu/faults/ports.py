@@ -6,7 +6,7 @@ The cluster is such a world; faults know no more of it than this.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from emu.autoscale.scaler import Scaler
 from emu.config.schema import Config
@@ -18,6 +18,9 @@ from emu.network.topology import Topology
 from emu.replica.relay_board import RelayBoard
 from emu.replica.replica import Replica
 from emu.request import Request, Status
+
+if TYPE_CHECKING:
+    from emu.replica.split_batch import SplitBatch
 
 
 class Clients(Protocol):
@@ -165,3 +168,68 @@ class FaultWorld(Protocol):
     def note(self, kind: str, target: str, text: str) -> None:
         """A line in the run's timeline."""
         ...
+
+
+# --------------------------------------------------------------------------------------------------
+# Where every request that has not ended is: the ground of several invariants and faults.
+#
+# Asks every owner anew and changes nothing. A request that is found twice, or not at all, is a bug
+# (I1, I6); this module only reports what it finds.
+
+
+class Place(NamedTuple):
+    """Where a request is."""
+
+    request: Request
+    stage: str
+    """queued, prefill, decode, migration, between_halves."""
+    holder: str
+    """For people."""
+
+
+def census(cluster: FaultWorld) -> list[Place]:
+    """Every request in the system, by owner, in a fixed order. Terminal ones are left out."""
+    gateway = cluster.gateway
+    places = [Place(r, "queued", "gateway") for r in gateway.held]
+    places += [Place(r, "queued", "front end") for r in gateway.taking]
+    places += [Place(r, "queued", "encoders") for r in gateway.encoding.values()]
+    for queue in cluster.queues:
+        places += [Place(r, "queued", "global queue") for r in queue]
+    for replica in cluster.replicas:
+        places += _at_replica(replica)
+    for watcher in cluster.watchers.values():
+        batches = watcher.outbound.batches()
+        places += [Place(r, "migration", watcher.name) for b in batches for r in b.requests]
+    for split in splits(cluster):
+        places += [Place(r, "between_halves", "split") for r in split.survivors or ()]
+    if cluster.live is not None:
+        places += [
+            Place(r, "migration", "live migration")
+            for r in cluster.live.moving.values()
+            if r.status is Status.MIGRATING
+        ]
+    return [place for place in places if not place.request.status.is_terminal]
+
+
+def splits(cluster: FaultWorld) -> list[SplitBatch]:
+    """Batches whose KV is, or is to be, in two halves, by id."""
+    found: dict[int, SplitBatch] = {}
+    for watcher in cluster.watchers.values():
+        for split in watcher.outbound.splits():
+            found[split.batch_id] = split
+    return [found[batch_id] for batch_id in sorted(found)]
+
+
+def _at_replica(replica: Replica) -> list[Place]:
+    scheduler = replica.scheduler
+    replica.settle()
+    places = [Place(r, "queued", replica.name) for r in scheduler.waiting()]
+    places += [Place(r, "queued", replica.name) for r, _ in scheduler.ledger.failed]
+    for request in scheduler.residents():
+        is_decode = request.generated_tokens and request.computed_tokens >= (
+            request.reached_tokens - 1
+        )
+        places.append(Place(request, "decode" if is_decode else "prefill", replica.name))
+    for event in replica.arrived:
+        places += [Place(r, "decode", f"{replica.name} (arrived)") for r in event.requests]
+    return places

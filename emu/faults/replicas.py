@@ -163,7 +163,7 @@ def restart_planner(injector: Injector, fault: PlannerRestart, rng: np.random.Ge
         scaler.restart(injector.kernel.now_ns + s_to_ns(fault.duration_s))
 
 
-# --------------------------------------------------------------------------------------------------
+# --- Faults of replicas and their GPUs ------------------------------------------------------------
 
 S = ReplicaState
 _WITHOUT_KV: Final = frozenset({S.FAILED, S.INACTIVE}) | LOADING

@@ -21,7 +21,7 @@ from emu.fidelity.board import Group, Row, Summary, answers, find_runs, rows_of,
 from emu.fidelity.fit import Fit, fit, leave_out
 from emu.fidelity.runs import METRICS, MeasuredRun
 from emu.latency.engine import DEFAULT_ENGINE, engine_text
-from emu.process.terminal import open_console
+from emu.process.exits import open_console
 from emu.tools.systems import SystemRow, power_rows, throughput_rows
 
 _NAMES = {

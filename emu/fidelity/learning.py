@@ -43,7 +43,7 @@ from emu.learn.estimate import (
     noise_factor,
     population,
 )
-from emu.learn.saved import posterior_text
+from emu.learn.session import posterior_text
 
 _PART: Final = 0.12
 """Of each stage's load, for slopes."""

@@ -2,7 +2,7 @@
 
 Times begin where the engine took a request from its inbox and end in the engine, so that the front
 end is left out of them. Lengths, arrivals and settings come from the record
-(`emu/tools/importers/measured_run.py`); token ids from its dataset, where it lies in a parent
+(`emu/tools/measured_run.py`); token ids from its dataset, where it lies in a parent
 directory. No constant is fitted to these runs.
 """
 
@@ -19,7 +19,7 @@ from emu.errors import InputError
 from emu.fidelity.runs import OVERLOADED_MS, Case, Figures, MeasuredRun, Stage
 from emu.report.measured import Measurement, read_measurement, run_values
 from emu.report.rundata import read_run
-from emu.tools.importers.measured_run import case_config, read_case
+from emu.tools.measured_run import case_config, read_case
 
 NAME: Final = "recorded"
 

@@ -15,32 +15,40 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from emu.request import Prefix
 
-U64 = NDArray[np.uint64]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
-_POSITION: Final = np.uint64(0xD1342543DE82EF95)
-_FIRST: Final = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND: Final = np.uint64(0x94D049BB133111EB)
+U64: TypeAlias = "NDArray[np.uint64]"
+
+
+_GOLDEN: Final = 0x9E3779B97F4A7C15
+_POSITION: Final = 0xD1342543DE82EF95
+_FIRST: Final = 0xBF58476D1CE4E5B9
+_SECOND: Final = 0x94D049BB133111EB
 
 
 def mix64(values: U64) -> U64:
     """The finaliser of splitmix64: a bijection of 64-bit integers that scatters every bit."""
-    values = (values ^ (values >> np.uint64(30))) * _FIRST
-    values = (values ^ (values >> np.uint64(27))) * _SECOND
+    import numpy as np
+
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(_FIRST)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(_SECOND)
     return values ^ (values >> np.uint64(31))
 
 
 def _running_sums(ids: U64) -> U64:
     """Element i identifies ids[0..i] in their order."""
+    import numpy as np
+
     positions = np.arange(1, len(ids) + 1, dtype=np.uint64)
-    return np.cumsum(mix64(ids * _GOLDEN + positions * _POSITION), dtype=np.uint64)
+    return np.cumsum(
+        mix64(ids * np.uint64(_GOLDEN) + positions * np.uint64(_POSITION)), dtype=np.uint64
+    )
 
 
 def block_keys(prefix: Prefix | None, block_size: int, prompt_tokens: int) -> list[int]:
@@ -59,6 +67,8 @@ def block_keys(prefix: Prefix | None, block_size: int, prompt_tokens: int) -> li
 
 
 def _keys_of_tokens(token_ids: NDArray[np.int64], block_size: int) -> list[int]:
+    import numpy as np
+
     blocks = len(token_ids) // block_size
     if blocks == 0:
         return []
@@ -72,6 +82,8 @@ def _keys_of_hashes(
 ) -> list[int]:
     """Each long block is cut into blocks of `block_size`; a block that spans two is keyed by the
     later one, so that equal keys still mean equal tokens."""
+    import numpy as np
+
     known_tokens = min(prompt_tokens, len(hash_ids) * hash_block_tokens)
     blocks = known_tokens // block_size
     if blocks == 0:
@@ -82,7 +94,7 @@ def _keys_of_hashes(
         hash_block_tokens
     )
     sums = _running_sums(ids)[covering]
-    keys: list[int] = mix64(sums + (index + np.uint64(1)) * _GOLDEN).tolist()
+    keys: list[int] = mix64(sums + (index + np.uint64(1)) * np.uint64(_GOLDEN)).tolist()
     return keys
 
 

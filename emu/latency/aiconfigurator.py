@@ -29,8 +29,7 @@ from emu.config.files import read_input
 from emu.errors import InputError, install_hint
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
 from emu.latency.host import NO_OVERHEAD, HostCosts, host_ns
-from emu.latency.profile.attention import LayerAttention
-from emu.latency.profile.tables import AttentionTable
+from emu.latency.profile.tables import AttentionTable, LayerAttention
 
 WHEEL: Final = "aiconfigurator-core==0.12.0"
 FORMAT: Final = "emu aiconfigurator table 2"

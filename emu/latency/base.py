@@ -8,10 +8,11 @@ the model, the GPU and the parallel degrees, and is asked for integer nanosecond
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, final
+from typing import TYPE_CHECKING, Protocol, final
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @final
@@ -237,5 +238,7 @@ def next_decode_shape(shape: BatchShape, step: int) -> BatchShape:
 
 def stepped_decode_run(backend: LatencyBackend, shape: BatchShape, steps: int) -> NDArray[np.int64]:
     """Reference for `decode_run_ns`: one `iteration_ns` a step (backends without a short cut)."""
+    import numpy as np
+
     costs = [backend.iteration_ns(next_decode_shape(shape, step)) for step in range(steps)]
     return np.cumsum(np.array(costs, dtype=np.int64))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.lookup import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.catalogue.sizes import Draft
 from emu.config.schema import (

@@ -17,13 +17,15 @@ such backend: `EngineModel.is_corrected` says whether an engine has any.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Final
 
 from emu.latency.base import BatchShape, LatencyBackend, Verify
 from emu.latency.engine import EngineModel
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 
 _SHIFT: Final = 20
 _ONE: Final = 1 << _SHIFT
@@ -60,7 +62,7 @@ class CorrectedBackend:
     def __getattr__(self, name: str) -> Any:
         """What only some backends have (loads of experts, ranges): the inner one's."""
         if name in (
-            "decode_run_ns_after",
+            "decode_ends",
             "stage_run_ns",
             "attention_run_ns",
         ):  # short cuts know no corrections
@@ -82,6 +84,8 @@ class CorrectedBackend:
 
     def decode_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
         """Cumulative ends of successive decode iterations, equal to stepping."""
+        import numpy as np
+
         ends = self.inner.decode_run_ns(shape, steps)
         costs = np.diff(ends, prepend=0)
         base_ns = self._base_ns(shape)

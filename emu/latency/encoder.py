@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emu.catalogue import sizes
-from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.lookup import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.latency.base import BatchShape, LatencyBackend, stepped_decode_run
 from emu.latency.roofline.attention import AttentionCost

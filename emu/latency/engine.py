@@ -207,7 +207,7 @@ def engine_from_file(path: Path) -> EngineModel:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(str(path), None, "", str(error)) from None
     for about in LEARNED_TABLES:
-        table.pop(about, None)  # emu/latency/posterior.py and emu/learn/saved.py read them
+        table.pop(about, None)  # emu/latency/posterior.py and emu/learn/session.py read them
     base = ENGINES.get(table.pop("base", DEFAULT_ENGINE))
     if base is None:
         raise InputError(str(path), None, "base", f"known: {', '.join(ENGINES)}")

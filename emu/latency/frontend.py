@@ -18,9 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
+from emu.latency.ends import Ends
 from emu.latency.engine import EngineModel
 from emu.request import Request
 
@@ -83,22 +81,20 @@ class OutputStream:
             free_ns = (end_ns if end_ns > free_ns else free_ns) + events[step % count] * event_ns
         self._free_ns = free_ns
 
-    def run(
-        self, start_ns: int, ends: NDArray[np.int64], events: int, *, grows: bool = False
-    ) -> int:
+    def run(self, start_ns: int, ends: Ends, events: int, *, grows: bool = False) -> int:
         """Steps that end at `start_ns + ends`, each with so many events: the last one's delay.
 
         `grows`: no step after the first is shorter than the one before it.
         """
         steps, work_ns = len(ends), events * self._event_ns
         if grows:  # a convex function of the step is largest at one of its ends
-            latest_ns = max(ends.item(0), ends.item(-1) - (steps - 1) * work_ns)
+            latest_ns = max(ends[0], ends[-1] - (steps - 1) * work_ns)
         else:
-            latest_ns = int((ends - work_ns * np.arange(steps, dtype=np.int64)).max())
+            latest_ns = max([ends[step] - step * work_ns for step in range(steps)])
         free_ns = start_ns + latest_ns + steps * work_ns
         self._free_ns = max(self._free_ns + steps * work_ns, free_ns)
         begin_ns = self._free_ns - work_ns
-        return begin_ns - (start_ns + ends.item(-1)) + work_ns // 2 + self._output_ns
+        return begin_ns - (start_ns + ends[-1]) + work_ns // 2 + self._output_ns
 
 
 def note_first(requests: Iterable[Request], delay_ns: int) -> None:

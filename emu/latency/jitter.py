@@ -17,12 +17,14 @@ import functools
 import math
 import zlib
 from collections.abc import Sequence
-from typing import Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Final
 
 from emu.latency.engine import EngineModel
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 
 _BITS: Final = 12
 _QUANTILES: Final = 1 << _BITS
@@ -60,6 +62,8 @@ class Jitter:
 
     def run(self, number: int, ends: NDArray[np.int64]) -> NDArray[np.int64]:
         """Cumulative ends of the steps from `number` on, instead of `ends`."""
+        import numpy as np
+
         costs = np.diff(ends, prepend=0)
         bits = np.arange(number + 1, number + 1 + len(ends), dtype=np.uint64)
         bits *= np.uint64(_GOLDEN)
@@ -98,6 +102,8 @@ def _factors(deviation: float) -> NDArray[np.int64]:
     """Quantiles of the factor, mean 1, binary fixed point."""
     import statistics  # 5 ms, and few runs vary
 
+    import numpy as np
+
     normal = statistics.NormalDist()
     values = [
         math.exp(deviation * normal.inv_cdf((index + 0.5) / _QUANTILES))
@@ -110,6 +116,8 @@ def _factors(deviation: float) -> NDArray[np.int64]:
 @functools.cache
 def _pauses(mean_ns: int) -> NDArray[np.int64]:
     """Quantiles of a pause, ns."""
+    import numpy as np
+
     values = [-math.log1p(-(index + 0.5) / _QUANTILES) for index in range(_QUANTILES)]
     mean = math.fsum(values) / _QUANTILES
     return np.array([round(value / mean * mean_ns) for value in values], dtype=np.int64)

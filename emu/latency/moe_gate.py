@@ -14,15 +14,18 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from emu.errors import InputError
 from emu.plugins import make_plugin
 from emu.rng import rng_stream
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 
 _KEY: Final = "latency.expert_routing"
 POLICIES: Final = ("balanced", "round_robin", "random", "skewed")
@@ -120,6 +123,8 @@ def _by_rank(shape: GateShape, values: Iterable[int]) -> tuple[int, ...]:
 
 def _routing_of_choices(shape: GateShape, chosen: NDArray[np.int64]) -> Routing:
     """Count a table of choices: one row per token, distinct experts in a row."""
+    import numpy as np
+
     owners = np.minimum(chosen * shape.ranks // shape.experts, shape.ranks - 1)
     visits = np.zeros((len(chosen), shape.ranks), dtype=bool)
     visits[np.arange(len(chosen))[:, None], owners] = True
@@ -172,6 +177,8 @@ class RoundRobinGate:
 
     def route(self, tokens: int, batch_key: int) -> Routing:
         """Exact counts, token by token."""
+        import numpy as np
+
         shape = self._shape
         first = np.zeros(tokens, dtype=np.int64) if self._stuck else np.arange(tokens) * shape.top_k
         chosen = (first[:, None] + np.arange(shape.top_k)) % shape.experts
@@ -193,6 +200,8 @@ class RandomGate:
 
     def route(self, tokens: int, batch_key: int) -> Routing:
         """The routing that belongs to the batch key."""
+        import numpy as np
+
         variant = batch_key % self.VARIANTS
         routing = self._known.get((tokens, variant))
         if routing is None:
@@ -214,6 +223,8 @@ class ReplayedRandomGate:
 
     def route(self, tokens: int, batch_key: int) -> Routing:
         """The same for every batch of the same size, since every batch starts the draws anew."""
+        import numpy as np
+
         shape = self._shape
         rng = random.Random(42)
         rows = [rng.sample(range(shape.experts), shape.top_k) for _ in range(tokens)]

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from emu.catalogue.model import ModelSpec
 from emu.errors import InputError
 from emu.latency.base import COMPONENTS, BatchShape, LatencyBackend, stepped_decode_run
 from emu.latency.moe_gate import Routing
 from emu.latency.placement import RowTime, WeightLoads
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 
 # --------------------------------------------------------------------------------------------------
 # Sub-batch interleaving: two halves of a batch take turns on the GPU.
@@ -212,7 +215,7 @@ class PimAttention:
         return int(self._slope * context_sum + self._intercept * count)
 
 
-# --------------------------------------------------------------------------------------------------
+# --- Latency with weights or attention outside the GPU --------------------------------------------
 
 
 class OffloadedBackend:

@@ -17,16 +17,19 @@ not slow each other down here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from emu.catalogue import sizes
 from emu.catalogue.model import ModelSpec
 from emu.config.schema import NodeTable, PlacementTable
 from emu.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 
 GPU: Final = "gpu"
 BLOCK_ROWS: Final = (
@@ -211,6 +214,8 @@ class WeightLoads:
 
     def stall_ns(self, rows: Sequence[RowTime]) -> int:
         """How much longer the rows take together than without loads."""
+        import numpy as np
+
         names = tuple((name, layer) for name, layer, _ in rows)
         known = self._known.get(names)
         if known is None:
@@ -228,6 +233,8 @@ class WeightLoads:
 
     def _plan(self, names: Sequence[tuple[str, int]]) -> tuple[NDArray[np.int64], list[int]]:
         """When each row's weights are there, and which rows load only when their turn comes."""
+        import numpy as np
+
         ready = np.zeros(len(names), dtype=np.int64)
         experts: list[int] = []
         free_ns: dict[str, int] = {}

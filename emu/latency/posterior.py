@@ -11,18 +11,21 @@ from __future__ import annotations
 
 import functools
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from emu.config.files import read_input
 from emu.errors import InputError
 from emu.latency.engine import EngineModel
 
-Floats = NDArray[np.float64]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Floats: TypeAlias = "NDArray[np.float64]"
 
 
 class Parameter(msgspec.Struct, frozen=True):
@@ -72,6 +75,8 @@ class Posterior(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def check(self, source: str) -> None:
         """Raises InputError if the numbers are no distribution of `PARAMETERS`."""
+        import numpy as np
+
         size = len(PARAMETERS)
         if tuple(self.parameters) != NAMES:
             problem = f"expected {', '.join(NAMES)}"
@@ -94,6 +99,8 @@ class Posterior(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def matrix(self) -> Floats:
         """The covariance."""
+        import numpy as np
+
         return np.array(self.covariance, dtype=np.float64)
 
 
@@ -129,15 +136,19 @@ _FILE: Final = Path(__file__).with_name("prior.toml")
 
 @functools.cache
 def _priors() -> _PriorFile:
-    return prior_file(_FILE)
+    return _read_priors(_FILE)  # its numbers are checked by a test, not at each start
+
+
+def _read_priors(path: Path) -> _PriorFile:
+    try:
+        return msgspec.toml.decode(read_input(path), type=_PriorFile)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(str(path), None, "", str(error)) from None
 
 
 def prior_file(path: Path) -> _PriorFile:
     """A file of priors. Raises InputError."""
-    try:
-        found = msgspec.toml.decode(read_input(path), type=_PriorFile)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(str(path), None, "", str(error)) from None
+    found = _read_priors(path)
     found.generic.check(str(path))
     for of_gpu in found.gpus:
         of_gpu.posterior.check(str(path))
@@ -145,12 +156,19 @@ def prior_file(path: Path) -> _PriorFile:
     return found
 
 
-def values_of(engine: EngineModel) -> Floats:
+def plain_values_of(engine: EngineModel) -> list[float]:
     """The engine's values of `PARAMETERS`."""
-    return np.array([float(getattr(engine, name)) for name in NAMES])
+    return [float(getattr(engine, name)) for name in NAMES]
 
 
-def with_values(engine: EngineModel, values: Floats) -> EngineModel:
+def values_of(engine: EngineModel) -> Floats:
+    """The same as an array."""
+    import numpy as np
+
+    return np.array(plain_values_of(engine))
+
+
+def with_values(engine: EngineModel, values: Iterable[float]) -> EngineModel:
     """The engine with other values of `PARAMETERS`, within bounds."""
     changes = {
         parameter.name: parameter.bounded(float(value))
@@ -172,9 +190,8 @@ def prior_of(engine: EngineModel, gpu: str, model: str, backend: str = "roofline
     else:
         shift = mine.other
         words = f"prior of {mine.runs} measured runs of other models on {gpu}"
-    posterior = msgspec.structs.replace(
-        shift, mean=(values_of(engine) + np.array(shift.mean)).tolist()
-    )
+    mean = [here + off for here, off in zip(plain_values_of(engine), shift.mean, strict=True)]
+    posterior = msgspec.structs.replace(shift, mean=mean)
     return Known(engine, posterior, words)
 
 
@@ -206,6 +223,8 @@ def known_engine(engine: EngineModel, name: str, gpu: str, model: str, backend: 
 def draws(known: Known, count: int, rng: np.random.Generator) -> list[EngineModel]:
     """Engines drawn from the distribution; the error that any values leave (`noise`) is drawn
     with them, as a factor of all step times."""
+    import numpy as np
+
     scales = np.array([p.scale for p in PARAMETERS])
     scaled = known.posterior.matrix / np.outer(scales, scales)
     found, axes = np.linalg.eigh(scaled)

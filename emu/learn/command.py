@@ -20,11 +20,10 @@ from emu.errors import InputError
 from emu.latency.engine import DEFAULT_ENGINE, ENGINES, NO_ENGINE, engine_model
 from emu.latency.posterior import PARAMETERS, known_engine, values_of, with_values
 from emu.learn.case import Options, Server, save_case
-from emu.learn.emulation import Emulator
 from emu.learn.formats import Level, read_benchmarks
-from emu.learn.saved import About, check_name, save, save_partial
-from emu.learn.session import Learned, Session
-from emu.process.terminal import open_console
+from emu.learn.observations import Emulator
+from emu.learn.session import About, Learned, Session, check_name, save, save_partial
+from emu.process.exits import open_console
 
 
 def learn_command(options: Options) -> int:
@@ -33,7 +32,7 @@ def learn_command(options: Options) -> int:
     if urls and len(options.sources) > 1:
         raise InputError("learn", None, "SOURCE", "one server at a time, or files")
     if urls:
-        from emu.learn.live import probe_levels
+        from emu.learn.probe import probe_levels
 
         levels, server, files = probe_levels(urls[0], options)
     else:
@@ -42,7 +41,7 @@ def learn_command(options: Options) -> int:
         levels = _told_apart(levels)
         server = options.server
         if options.address:
-            from emu.learn.live import asked
+            from emu.learn.probe import asked
 
             server = asked(options.address, server)
     levels = [level for level in levels if level.label not in options.skip]

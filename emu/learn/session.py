@@ -1,33 +1,60 @@
-"""A fit from beginning to end: emulate, estimate, go on from there, judge elsewhere.
-
-Observations are split before anything is fitted. With several load levels the highest one that was
-not overloaded judges; with one level its moments of high load do (requests in flight when a request
-was sent). The fit sees the rest only. What it found must be closer to the judge than the engine as
-configured, by more than the scatter of the observations explains; else nothing was gained, and the
-engine stays as it is. If something was gained, the judge's observations join the fit at the end.
-"""
+"""A fit from beginning to end, and what is learned as a file."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from emu.errors import InputError
-from emu.latency.engine import EngineModel
-from emu.latency.posterior import METRICS, PARAMETERS, Floats, Known, values_of, with_values
-from emu.learn.emulation import Emulator
+from emu.latency.engine import ENGINES, EngineModel, engine_text
+from emu.latency.posterior import (
+    METRICS,
+    NAMES,
+    PARAMETERS,
+    Floats,
+    Known,
+    Posterior,
+    values_of,
+    with_values,
+)
 from emu.learn.estimate import Estimate, most_probable, noise_factor
 from emu.learn.formats import Level
 from emu.learn.observations import (
+    Emulator,
     Observation,
     means,
     measured_times,
     observations_of,
 )
+from emu.process.version import __version__
+from emu.report.atomic import write_text
+
+# --------------------------------------------------------------------------------------------------
+# A learned engine as a file that `latency.engine` names.
+#
+#     base = "vllm-0.15"          what differs from the engine of this name
+#     weights_time = 1.031 ...
+#
+#     [learned]                   format, name, date, emu's version, what was measured, the verdict
+#     [posterior]                 mean, covariance and noise (emu/latency/posterior.py)
+#
+# The file depends on the data and the options only: the date is the data's, or the option's.
+
+# --------------------------------------------------------------------------------------------------
+# A fit from beginning to end: emulate, estimate, go on from there, judge elsewhere.
+#
+# Observations are split before anything is fitted. With several load levels the highest one that
+# was not overloaded judges; with one level its moments of high load do (requests in flight when a
+# request was sent). The fit sees the rest only. What it found must be closer to the judge than the
+# engine as configured, by more than the scatter of the observations explains; else nothing was
+# gained, and the engine stays as it is. If something was gained, the judge's observations join the
+# fit at the end.
 
 _ROUNDS_MAX: Final = 6
 _REACH: Final = 4.0
@@ -271,3 +298,105 @@ def _judges(
         "one load whose requests cannot be told apart by load judges nothing; give the result of"
         " another load too",
     )
+
+
+# --- A fit from beginning to end ------------------------------------------------------------------
+
+FORMAT: Final = 1
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a learned engine comes from."""
+
+    name: str
+    data: list[str]
+    """Files or the address."""
+    sha256: list[str]
+    """Of each file."""
+    tool: str
+    requests: int
+    levels: list[str]
+    model: str
+    gpu: str
+    tensor_parallel: int
+    backend: str
+    date: str
+
+
+def check_name(name: str) -> str:
+    """The name. Raises InputError for one that is no file's name."""
+    if not _NAME.fullmatch(name):
+        raise InputError("learn", None, "--name", f"{name!r} is no name of a file")
+    return name
+
+
+def save(path: Path, base: str, learned: Learned, about: About) -> None:
+    """Write the file."""
+    judged = learned.judged
+    verdict = "gain" if judged.is_gain else "nothing gained"
+    lines: dict[str, Any] = {
+        "format": FORMAT,
+        "name": about.name,
+        "emu": __version__,
+        "date": about.date,
+        "verdict": verdict,
+        "prior": learned.known.source,
+        "data": about.data,
+        "sha256": about.sha256,
+        "tool": about.tool,
+        "requests": about.requests,
+        "levels": about.levels,
+        "model": about.model,
+        "gpu": about.gpu,
+        "tensor_parallel": about.tensor_parallel,
+        "backend": about.backend,
+        "judged_on": judged.label,
+    }
+    for metric, (before, after) in judged.by_metric.items():
+        lines[f"{metric}_error_percent"] = [round(before, 3), round(after, 3)]
+    text = _engine(learned.engine, base) + "\n[learned]\n" + _table(lines)
+    posterior = Posterior(
+        list(NAMES),
+        (values_of(learned.engine) if judged.is_gain else learned.estimate.values).tolist(),
+        learned.estimate.covariance.tolist(),
+        learned.noise,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, text + "\n" + posterior_text(posterior, "posterior"))
+
+
+def save_partial(path: Path, base: str, engine: EngineModel) -> None:
+    """What an interrupted fit had found; not judged."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    about = {"format": FORMAT, "emu": __version__, "verdict": "interrupted: not judged"}
+    write_text(path, _engine(engine, base) + "\n[learned]\n" + _table(about))
+
+
+def posterior_text(posterior: Posterior, name: str) -> str:
+    """A distribution as a TOML table."""
+    rows = ",\n".join(f"  {_value(row)}" for row in posterior.covariance)
+    return (
+        f"[{name}]\n"
+        + _table({"parameters": posterior.parameters, "mean": posterior.mean})
+        + f"covariance = [\n{rows},\n]\n"
+        + f"\n[{name}.noise]\n"
+        + _table(dict(posterior.noise))
+    )
+
+
+def _engine(engine: EngineModel, base: str) -> str:
+    return engine_text(engine, base if base in ENGINES else "vllm-0.15")
+
+
+def _table(values: dict[str, Any]) -> str:
+    return "".join(f"{key} = {_value(value)}\n" for key, value in values.items())
+
+
+def _value(value: Any) -> str:
+    """A value of TOML (JSON's strings, numbers and lists are)."""
+    if isinstance(value, float):
+        return f"{value:.9g}" if "." in f"{value:.9g}" or "e" in f"{value:.9g}" else f"{value:.1f}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_value(each) for each in value) + "]"
+    return msgspec.json.encode(value).decode()

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heapreplace
 
 from emu.migration.world import MigrationWorld
-from emu.policy.calls import OwnPlacement
-from emu.policy.views import ReplicaView
+from emu.policy.views import OwnPlacement, ReplicaView
 from emu.replica.replica import Replica
 from emu.request import Request
 

@@ -113,7 +113,7 @@ def group_of(rank: int, dims: Sequence[NetworkDim], active: Sequence[int]) -> tu
     return tuple(sorted(members))
 
 
-# --------------------------------------------------------------------------------------------------
+# --- Algorithms of collectives --------------------------------------------------------------------
 
 Kind = Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all"]
 Algorithm = str

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -199,6 +199,10 @@ class Topology(msgspec.Struct, frozen=True):
         return max([self.links[index].latency_ns for index in path], default=0)
 
 
+GPUS_MAX: Final = 65_536
+"""Of one cluster: their links are made in less than two seconds, in 200 MB."""
+
+
 def build_topology(
     nodes: Sequence[NodeTable],
     gpus: Sequence[GpuFigures],
@@ -214,6 +218,11 @@ def build_topology(
     builder = _Builder()
     for table, (node, figures) in enumerate(zip(nodes, gpus, strict=True)):
         _check_node(node, f"nodes.{table}", source)
+        gpus_in_all = len(builder.gpus) + node.count * node.gpus
+        if gpus_in_all > GPUS_MAX:
+            key = f"nodes.{table}.{'gpus' if node.gpus > node.count else 'count'}"
+            problem = f"{gpus_in_all:,} GPUs in all, more than {GPUS_MAX:,}"
+            raise InputError(source, None, key, problem)
         for position in range(node.count):
             builder.add_machine(table, position, node, figures)
     if leaf_uplink_gbps > 0:

@@ -7,12 +7,11 @@ to the replica's actions; observers (gaps, the trace, histories) are told here, 
 
 from __future__ import annotations
 
+from array import array
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from emu.latency.base import BatchShape, next_decode_shape
+from emu.latency.ends import Ends, loops, unpacked
 from emu.latency.frontend import note_first, note_last
 from emu.replica.actions import End, FreeCapacity, HandOff, HandOffSecond
 from emu.replica.replica import Replica
@@ -34,7 +33,7 @@ def complete(
     batch: Batch,
     steps: int,
     start_ns: int,
-    ends: NDArray[np.int64] | None,
+    ends: Ends | None,
     longest_ns: int,
     spans: list[StageSpan] | None = None,
     end_ns: int = -1,
@@ -116,7 +115,7 @@ def end_turns(replica: Replica, rotation: Rotation, begin: int, ended: int) -> N
                 _count_equal(replica, shape, steps)
             if replica.tells:
                 requests = [one.request for one in turn.members]
-                _tell(replica, requests, 0, np.array(its[1:], dtype=np.int64), last_ns)
+                _tell(replica, requests, 0, array("q", its[1:]), last_ns)
         replica.scheduler.turn(turn, steps, formed, last_ns, gap_ns, run_ns)
 
 
@@ -125,7 +124,7 @@ def _stream(
     batch: Batch,
     progress: Progress,
     start_ns: int,
-    ends: NDArray[np.int64] | None,
+    ends: Ends | None,
     now_ns: int,
 ) -> None:
     """Output events of one step, or of the steps of a leap, pass the front end."""
@@ -148,9 +147,7 @@ def _stream(
         note_last(progress.finished, delay_ns)
 
 
-def _add_run(
-    replica: Replica, batch: Batch, progress: Progress, ends: NDArray[np.int64], start_ns: int
-) -> None:
+def _add_run(replica: Replica, batch: Batch, progress: Progress, ends: Ends, start_ns: int) -> None:
     """Gaps of the cohort in a leap, in which some may have joined with or after the first step."""
     gaps, count = replica.observers.gaps, progress.cohort_size
     opening, late_gaps_ns = progress.opening, progress.late_gaps_ns
@@ -209,25 +206,27 @@ def _count_equal(replica: Replica, shape: BatchShape, steps: int) -> None:
     if shape.prefill_new:
         replica.prompts_run += sum(shape.prefill_new)
     if replica.expert_tokens is not None:
+        import numpy as np
+
         for step in range(steps):
             its_shape = next_decode_shape(shape, step) if step else shape
             routing = replica.latency.expert_loads(its_shape)  # type: ignore[attr-defined]
             replica.expert_tokens += np.array(routing.expert_tokens, dtype=np.int64)
 
 
-def end_leap_part(replica: Replica, batch: Batch, ends: NDArray[np.int64]) -> None:
+def end_leap_part(replica: Replica, batch: Batch, ends: Ends) -> None:
     """The first iterations of a leap have ended, and the one in flight is a batch of its own.
 
     For a crash or a pause in the middle of a leap (`emu/replica/crash.py`).
     """
     observers, start_ns, steps = replica.observers, replica.start_ns, len(ends)
-    end_ns = start_ns + int(ends[-1])
+    end_ns = start_ns + ends[-1]
     if replica.is_metered:
         _count(replica, batch, steps)
     receivers = _receivers(replica, batch, steps) if replica.tells else []
     if observers.batches is not None:
         observers.batches.batch(replica.replica_id, batch, start_ns, end_ns, steps, None)
-    batch.first_end_ns = start_ns + int(ends[0])
+    batch.first_end_ns = start_ns + ends[0]
     longest_ns = longest_of(ends, batch)
     progress = replica.scheduler.split(batch, steps, end_ns, longest_ns)
     replica.iterations += steps
@@ -248,7 +247,7 @@ def _tell(
     replica: Replica,
     receivers: list[Request],
     start_ns: int,
-    ends: NDArray[np.int64] | None,
+    ends: Ends | None,
     end_ns: int,
 ) -> None:
     """Tokens that requests got, for observers of single tokens."""
@@ -320,9 +319,16 @@ def _hand_out(
             out.append(HandOff(leaving, step_ns))
 
 
-def longest_of(ends: NDArray[np.int64], batch: Batch) -> int:
+def longest_of(ends: Ends, batch: Batch) -> int:
     """Longest iteration of a decode run, which may follow a batch's first step."""
-    steps_ns = np.diff(ends, prepend=0)
-    if batch.run_on is not None and len(ends) > 1:
-        steps_ns = steps_ns[1:]
-    return int(steps_ns.max())
+    first = 1 if batch.run_on is not None and len(ends) > 1 else 0
+    if not loops(len(ends)):
+        import numpy as np
+
+        return int(np.diff(unpacked(ends), prepend=0)[first:].max())
+    before_ns = ends[first - 1] if first else 0
+    longest_ns = 0
+    for end_ns in ends[first:]:
+        longest_ns = max(longest_ns, end_ns - before_ns)
+        before_ns = end_ns
+    return longest_ns

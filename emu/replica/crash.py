@@ -36,10 +36,10 @@ def cut_leap(replica: Replica) -> None:
     if ends is None or batch is None:
         return
     start_ns = replica.start_ns
-    end_ns = start_ns + int(ends[done])
+    end_ns = start_ns + ends[done]
     if done:
         end_leap_part(replica, batch, ends[:done])
-        replica.start_ns = start_ns + int(ends[done - 1])
+        replica.start_ns = start_ns + ends[done - 1]
     batch.max_steps = 1
     replica.ends = None
     replica.end_ns = end_ns

@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from emu.latency.base import BatchShape
 from emu.replica.split_batch import SplitBatch
 from emu.request import Request
@@ -19,6 +16,7 @@ from emu.scheduling.base import Batch
 from emu.scheduling.stages import StageSpan
 
 if TYPE_CHECKING:
+    from emu.latency.ends import Ends
     from emu.replica.events import Event
 
 
@@ -27,7 +25,7 @@ class GapSink(Protocol):
 
     def add_run(
         self,
-        cumulative_ends: NDArray[np.int64],
+        cumulative_ends: Ends,
         count: int,
         start_ns: int = -1,
         first_count: int = -1,
@@ -78,7 +76,7 @@ class TokenSink(Protocol):
         replica: int,
         receivers: Sequence[Request],
         start_ns: int,
-        ends: NDArray[np.int64] | None,
+        ends: Ends | None,
         now_ns: int,
     ) -> None:
         """These requests received a token at each of `start_ns + ends`, or just one now."""

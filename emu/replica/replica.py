@@ -19,18 +19,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Final
 
 from emu.errors import UnexpectedEvent
 from emu.kernel.clock import AGAIN, AT_DUE, NOW, PARK, Kernel
 from emu.kernel.lock import Lock
 from emu.kernel.priorities import PRIORITY_REPLICA
 from emu.latency.base import BatchShape, LatencyBackend, next_decode_shape
+from emu.latency.ends import Ends, packed
 from emu.latency.frontend import OutputStream
-from emu.latency.jitter import Jitter
 from emu.network.placement import Grid
 from emu.replica.actions import Action
 from emu.replica.events import CANCELS_APPLIED, LOOK, Event, Kind, KvDelivered
@@ -49,6 +46,13 @@ from emu.replica.states import CLOSED, LOADING, ReplicaState
 from emu.replica.tiering import TierTraffic
 from emu.scheduling.base import Batch, RunOn, Scheduler
 from emu.scheduling.stages import Pipeline, StageSpan
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from emu.latency.jitter import Jitter
+
 
 S = ReplicaState
 Handler = Callable[["Replica", Event], int]
@@ -221,8 +225,8 @@ class Replica:
         self.wave_wait_ns = 0
         """What the batch in flight waits for other members of the group inside its layers."""
         latency = self.latency
-        self._runs_opened = getattr(latency, "decode_run_ns_after", None)
-        """A short cut of backends: ends of a decode run that follows a step of a given length."""
+        self._decode_ends = getattr(latency, "decode_ends", None)
+        """A short cut of backends: ends of a decode run, behind a step of a given length."""
         self.is_monotone = bool(getattr(latency, "monotone_decode", False))
         """No step of a decode run is shorter than the one before it."""
         self.is_foreign = latency.foreign
@@ -246,7 +250,7 @@ class Replica:
         self.batch: Batch | None = None
         self.start_ns = 0
         self.end_ns = 0
-        self.ends: NDArray[np.int64] | None = None
+        self.ends: Ends | None = None
         """Of a leap: when each of its iterations ends, from `start_ns` on."""
         self.on_stages: deque[tuple[list[StageSpan], Batch]] = deque()
         """Batches in flight on several stages, in order, with their spans."""
@@ -351,7 +355,7 @@ class Replica:
             if ends is None or self.is_paused:
                 return AT_DUE
             done = self.steps_ended(ends)
-            return self.end_ns if done >= len(ends) else self.start_ns + ends.item(done)
+            return self.end_ns if done >= len(ends) else self.start_ns + ends[done]
         if activity == RESTING:
             return AT_DUE if self.is_paused else NOW
         return NOW if activity in (STAGED, LAYER) else AT_DUE
@@ -524,7 +528,7 @@ class Replica:
             self.scheduler.settle(batch, steps)
         return done
 
-    def steps_ended(self, ends: NDArray[np.int64]) -> int:
+    def steps_ended(self, ends: Ends) -> int:
         """Iterations of the leap in flight that have ended by now.
 
         At the very end of one the order of priorities says whether it has been handled: stepping,
@@ -534,7 +538,7 @@ class Replica:
         elapsed_ns = clock.now_ns - self.start_ns
         if clock.priority_reached > self.priority:
             elapsed_ns += 1
-        return bisect_left(ends.data, elapsed_ns)  # searchsorted makes an array of the number
+        return bisect_left(ends, elapsed_ns)
 
     def iteration_end_ns(self, done: int) -> int:
         """When the iteration in flight ends, now if none is; `done` of a leap have ended."""
@@ -545,7 +549,7 @@ class Replica:
             return max(self.clock.now_ns, self.end_ns)
         if done >= len(ends):  # in a group, the next one may not have started
             return max(self.clock.now_ns, self.end_ns)
-        return self.start_ns + ends.item(done)
+        return self.start_ns + ends[done]
 
     # --- the iteration in flight: its beginning and its end --------------------------------------
     @property
@@ -627,16 +631,14 @@ class Replica:
                 return leap.begin()
             leap.unroll()
         if batch.max_steps > 1:
-            if self.slowdown == 1.0:
-                ends = self.latency.decode_run_ns(batch.shape, batch.max_steps)
+            if self._decode_ends is not None and self.slowdown == 1.0:
+                ends: Ends = self._decode_ends(batch.shape, batch.max_steps, -1)
             else:
-                ends = self.decode_run_ns(batch.shape, batch.max_steps)
-            if self.jitter is not None:
-                ends = self.jitter.run(self.iterations, ends)
+                ends = self._varied_ends(batch.shape, batch.max_steps, -1)
             self.ends = ends
             if not self.is_cruising:
                 self.is_cruising = self.is_simple
-            end_ns = self.end_ns = now_ns + ends.item(-1)
+            end_ns = self.end_ns = now_ns + ends[-1]
             return end_ns
         cost_ns = measured_ns or self.latency.iteration_ns(batch.shape)
         if self.slowdown != 1.0:
@@ -658,29 +660,37 @@ class Replica:
         run_on: RunOn | None = self.scheduler.run_on(batch)
         if run_on is not None:
             first_ns, steps = self.end_ns - self.start_ns, batch.max_steps - 1
-            if self._runs_opened is not None and self.slowdown == 1.0:
-                ends = self._runs_opened(run_on.shape, steps, first_ns)
+            if self._decode_ends is not None and self.slowdown == 1.0:
+                ends: Ends = self._decode_ends(run_on.shape, steps, first_ns)
             else:
-                ends = np.empty(1 + steps, dtype=np.int64)
-                ends[0] = first_ns
-                later = self.decode_run_ns(run_on.shape, steps)
-                if self.jitter is not None:
-                    later = self.jitter.run(self.iterations + 1, later)
-                np.add(later, first_ns, out=ends[1:])
+                ends = self._varied_ends(run_on.shape, steps, first_ns)
             self.ends = ends
-            self.end_ns = self.start_ns + ends.item(-1)
+            self.end_ns = self.start_ns + ends[-1]
         return self.end_ns
+
+    def _varied_ends(self, shape: BatchShape, steps: int, first_ns: int) -> Ends:
+        """Ends of a decode run without short cuts, behind a step of `first_ns` (-1 = none)."""
+        import numpy as np
+
+        later = self.decode_run_ns(shape, steps)
+        if self.jitter is not None:
+            later = self.jitter.run(self.iterations + (1 if first_ns >= 0 else 0), later)
+        if first_ns >= 0:
+            later = np.concatenate((np.array([first_ns], dtype=np.int64), later + first_ns))
+        return packed(later)
 
     def set_jitter(self, jitter: Jitter) -> None:
         """Steps vary from now on; no step of a run is known to be the longest."""
         self.jitter = jitter
-        self._runs_opened = None
+        self._decode_ends = None
         self.is_monotone = False
 
     def decode_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
         """Ends of a decode run here and now, from its start."""
         ends = self.latency.decode_run_ns(shape, steps)
         if self.slowdown != 1.0:
+            import numpy as np
+
             ends = np.cumsum((np.diff(ends, prepend=0) * self.slowdown).astype(np.int64))
         return ends
 
@@ -699,25 +709,23 @@ class Replica:
         if batch is None or ends is None:
             return False
         start_ns = self.start_ns
-        steps = self.scheduler.sees_in(
-            batch, done + 1, start_ns + (ends.item(done - 1) if done else 0)
-        )
+        steps = self.scheduler.sees_in(batch, done + 1, start_ns + (ends[done - 1] if done else 0))
         if steps == 0:
             return False
         self._cut(ends, steps)
         return True
 
-    def _cut(self, ends: NDArray[np.int64], steps: int) -> None:
+    def _cut(self, ends: Ends, steps: int) -> None:
         """The leap in flight takes so many steps and no more."""
         if steps < len(ends):
             self.ends = ends[:steps]
-            self.end_ns = self.cut_ns = self.start_ns + ends.item(steps - 1)
+            self.end_ns = self.cut_ns = self.start_ns + ends[steps - 1]
 
     def changed(self, done: int) -> None:
         """The settled books have changed: cut a leap that no longer holds, look up if idle."""
         batch, ends = self.batch, self.ends
         if ends is not None and batch is not None:
-            batch.last_start_ns = self.start_ns + (ends.item(done - 1) if done else 0)
+            batch.last_start_ns = self.start_ns + (ends[done - 1] if done else 0)
             if self.scheduler.leap_holds(batch):
                 self._cut(ends, batch.max_steps)  # it may hold, but not so long
                 return

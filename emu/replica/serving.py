@@ -215,12 +215,12 @@ def iteration_ended(replica: Replica, event: Event) -> int:
         complete(replica, batch, 1, start_ns, None, now_ns - start_ns)
     else:
         if now_ns != replica.end_ns:  # the leap has been cut
-            ends = ends[: bisect_right(ends.data, now_ns - start_ns)]
+            ends = ends[: bisect_right(ends, now_ns - start_ns)]
         longest_ns = now_ns - start_ns
         if len(ends) > 1:
-            before_ns = ends.item(-2)
+            before_ns = ends[-2]
             if batch.run_on is None:  # else it has been known since the beginning
-                batch.first_end_ns = start_ns + ends.item(0)
+                batch.first_end_ns = start_ns + ends[0]
             batch.last_start_ns = start_ns + before_ns
             longest_ns = longest_ns - before_ns if replica.is_monotone else longest_of(ends, batch)
         complete(replica, batch, len(ends), start_ns, ends, longest_ns)

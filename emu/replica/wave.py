@@ -27,13 +27,11 @@ keeps pace with batches of one token is certain to do so while nothing comes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple, final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
 
 from emu.kernel.clock import PARK
 from emu.latency.base import BatchShape, LatencyBackend, next_decode_shape
+from emu.latency.ends import packed
 from emu.replica.completion import DUMMY_ID, end_leap_part
 from emu.replica.events import PrerequisiteMet
 from emu.replica.replica import LOOP, RESTING, RUNNING, STEPS_SURE, WAITING
@@ -41,7 +39,12 @@ from emu.replica.states import ReplicaState
 from emu.scheduling.base import Batch
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from emu.replica.replica import Replica
+
+_Times: TypeAlias = "NDArray[np.int64]"
 
 S = ReplicaState
 SERVES: Final = frozenset(
@@ -62,7 +65,6 @@ GRAPH_TOKENS_MAX: Final = 512
 
 STEPS_MAX: Final = 256
 """Waves that leap at once; a batch of one token promises as many."""
-_Times = NDArray[np.int64]
 
 
 class _Entry(NamedTuple):
@@ -100,6 +102,8 @@ class Part:
     __slots__ = ("before", "ends", "group", "is_dummy", "is_pending", "replica", "starts")
 
     def __init__(self, group: WaveGroup, replica: Replica) -> None:
+        import numpy as np
+
         self.group = group
         self.replica = replica
         self.is_dummy = _is_dummy(replica)
@@ -109,6 +113,8 @@ class Part:
 
     def extend(self, starts: _Times, ends: _Times) -> None:
         """These waves leap from now on."""
+        import numpy as np
+
         self.before = len(self.ends)
         if self.before:
             starts, ends = np.concatenate((self.starts, starts)), np.concatenate((self.ends, ends))
@@ -125,7 +131,7 @@ class Part:
         replica = self.replica
         end_ns = replica.end_ns = self.ends.item(-1)
         if not self.is_dummy:
-            replica.ends = self.ends - replica.start_ns
+            replica.ends = packed(self.ends - replica.start_ns)
         return end_ns
 
     def ended(self) -> int:
@@ -143,7 +149,7 @@ class Part:
         if self.is_dummy:
             self._cut_dummy(is_over=is_over)
         elif not self.is_pending:
-            replica.ends = self.ends - replica.start_ns
+            replica.ends = packed(self.ends - replica.start_ns)
             replica.end_ns = self.ends.item(-1)
             if is_over:
                 self.enter_next()
@@ -426,6 +432,8 @@ class WaveGroup:
 
     def _leap(self, entries: list[_Entry], waits_ns: list[int], steps: int) -> None:
         """The wave leaves, and so many waves in all go on by themselves."""
+        import numpy as np
+
         now_ns = entries[0].replica.clock.now_ns
         self.waves += steps - 1
         starts: _Times = np.array([now_ns], dtype=np.int64)
@@ -477,6 +485,8 @@ def _number(entry: _Entry) -> int:
 
 def _run_ns(entry: _Entry, steps: int) -> _Times:
     """What each of so many steps takes."""
+    import numpy as np
+
     replica = entry.replica
     if _is_dummy(replica):
         costs = np.full(steps, replica.cost_ns(entry.shape), dtype=np.int64)
@@ -490,6 +500,8 @@ def _run_ns(entry: _Entry, steps: int) -> _Times:
 
 def _attention_ns(entry: _Entry, steps: int) -> _Times:
     """What attention takes in each of so many steps."""
+    import numpy as np
+
     replica, shape = entry.replica, entry.shape
     latency = replica.latency
     if _is_dummy(replica):

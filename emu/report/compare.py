@@ -89,7 +89,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-# --------------------------------------------------------------------------------------------------
+# --- Two to ten runs side by side -----------------------------------------------------------------
 
 Floats = NDArray[np.float64]
 

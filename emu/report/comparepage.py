@@ -15,7 +15,14 @@ import numpy as np
 
 from emu.report.atomic import write_text
 from emu.report.chart import PALETTE, Axis, Chart, Series
-from emu.report.charts import series_lines
+from emu.report.charts import (
+    LATENCY_NAMES,
+    cdf_chart,
+    cdf_points,
+    latency_cdf,
+    limits_ms,
+    series_lines,
+)
 from emu.report.compare import (
     SETTINGS_MAX,
     Comparison,
@@ -25,7 +32,7 @@ from emu.report.compare import (
     difference_text,
     run_names,
 )
-from emu.report.distributions import LATENCY_NAMES, cdf_chart, cdf_points, latency_cdf, limits_ms
+from emu.report.html import page
 from emu.report.measured import (
     MeasuredComparison,
     Measurement,
@@ -34,7 +41,6 @@ from emu.report.measured import (
     read_measurement,
     run_values,
 )
-from emu.report.pages import page
 from emu.report.rundata import RunData, read_run
 from emu.report.table import number
 from emu.report.timeline import gpus_over_time

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from emu.config.suggest import did_you_mean
+from emu.config.names import did_you_mean
 from emu.errors import InputError, needs_extra
 from emu.report.chart import (
     PALETTE,

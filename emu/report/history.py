@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from emu.replica.states import Marker, ReplicaState
 from emu.request import Request
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
     from emu.autoscale.demand import Demand
     from emu.autoscale.kv_reject import Use
     from emu.autoscale.snapshot import Snapshot
+    from emu.latency.ends import Ends
     from emu.network.carrier import Carried
     from emu.network.flows import Parts
     from emu.network.topology import Topology
@@ -60,11 +59,11 @@ class History:
         replica: int,
         receivers: Sequence[Request],
         start_ns: int,
-        ends: NDArray[np.int64] | None,
+        ends: Ends | None,
         now_ns: int,
     ) -> None:
         """These requests received a token at each of the ends (relative to the start), or now."""
-        times = [now_ns] if ends is None else (ends + start_ns).tolist()
+        times = [now_ns] if ends is None else [end_ns + start_ns for end_ns in ends]
         rows = [request.row for request in receivers]
         self.add(times[-1], "tokens", replica=replica, rows=rows, ends=times)
 

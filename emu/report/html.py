@@ -9,22 +9,109 @@ directory, no wall time.
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from emu.report.atomic import partial_name, write_text
-from emu.report.charts import replica_rows, run_charts, slowest_rows
-from emu.report.distributions import STATS
+from emu.report.chart import Chart, payload
+from emu.report.charts import STATS, replica_rows, run_charts, slowest_rows
 from emu.report.drawn import NAME as DRAWS
 from emu.report.drawn import interval_text, read_draws, share_text, shown
-from emu.report.pages import page
 from emu.report.rundata import RunData, read_run
 from emu.report.summary import STATISTICS, Summary
 from emu.report.table import ends, latency_cells, number, remarks, wait_growth
+
+# --------------------------------------------------------------------------------------------------
+# The pages that emu writes: one template engine, one style, one script, one chart library.
+#
+#     text = page("run.html", title="...", charts=charts, ...)
+#
+# Templates are Jinja's and stand in `page/`; every value is escaped where it is put in. A page is
+# one file that asks for nothing from outside: style, script and ECharts stand in it, and the data
+# of its charts as JSON.
+
+PAGES: Final = Path(__file__).parent / "page"
+
+
+@functools.cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(PAGES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters["number"] = cell
+    made.filters["breakable"] = breakable
+    return made
+
+
+def page(template: str, *, title: str, charts: Sequence[Chart], **parts: Any) -> str:
+    """A template of `page/` with what it shows; `charts` are drawn where it places them."""
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            title=title,
+            charts=charts,
+            style=asset("page.css"),
+            echarts=asset("echarts/echarts.min.js"),
+            script=asset("charts.js"),
+            data=json_in_script(payload(charts)),
+            **parts,
+        )
+    )
+
+
+def live_page(facts: object) -> str:
+    """The page of a live server; what it shows comes over its event stream.
+
+    `facts`: what does not change while the server runs.
+    """
+    return (
+        _environment()
+        .get_template("live.html")
+        .render(
+            style=asset("page.css") + asset("live.css"),
+            echarts=asset("echarts/echarts.min.js"),
+            script=asset("charts.js") + asset("live.js"),
+            facts=json_in_script(facts),
+        )
+    )
+
+
+def asset(name: str) -> Markup:
+    """A file of `page/` as it is; none of them holds an end of its element."""
+    return Markup((PAGES / name).read_text(encoding="utf-8"))
+
+
+def json_in_script(value: object) -> Markup:
+    """JSON that cannot end the script element it stands in."""
+    return Markup(msgspec.json.encode(value).decode().replace("<", "\\u003c"))
+
+
+def breakable(name: str) -> Markup:
+    """A name that breaks between its parts (`p95_`, `ttft_`, `ms`), not in the middle of one."""
+    return Markup("<wbr>").join(escape(part) for part in re.split(r"(?<=[_.])", name))
+
+
+def cell(value: object) -> str:
+    """A value of a table: figures with four digits, words as they are."""
+    if value is None:
+        return "-"
+    return number(value) if isinstance(value, float) else str(value)
+
+
+# --- `report.html` --------------------------------------------------------------------------------
 
 _METRIC_NAMES: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
 _SECTIONS: Final = {

@@ -21,13 +21,21 @@ buffers were flushed: a run with decode leaps and one without print the same byt
 
 from __future__ import annotations
 
+import sys
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import Final, final
+from itertools import accumulate
+from math import fsum
+from typing import TYPE_CHECKING, Final, TypeAlias, final
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    from array import array
 
-Int64Array = NDArray[np.int64]
+    import numpy as np
+    from numpy.typing import NDArray
+
+Int64Array: TypeAlias = "NDArray[np.int64]"
+
 
 EXACT_SAMPLES: Final = 100_000
 _SUB_BITS: Final = 11
@@ -39,6 +47,9 @@ _HEAT_COLUMNS: Final = 256
 _HEAT_FIRST_WIDTH_NS: Final = 250_000_000
 HEAT_BINS_PER_OCTAVE: Final = 4
 _HEAT_ROWS: Final = 64 * HEAT_BINS_PER_OCTAVE
+_QUARTER: Final = 2**0.25
+_HALF: Final = 2**0.5
+_THREE_QUARTERS: Final = 2**0.75
 
 
 @final
@@ -52,14 +63,16 @@ class GapStats:
     max_ns: int
     is_exact: bool
     """False: percentiles come from the histogram (within 2^-11)."""
-    values: Int64Array
+    values: list[int]
     """Distinct gaps in ascending order (bin middles if not exact)."""
-    counts: Int64Array
+    counts: list[int]
     heat_width_ns: int
-    heat: Int64Array
-    """Gaps by [interval of `heat_width_ns`, bin of `HEAT_BINS_PER_OCTAVE` per octave of ns]."""
+    heat: list[tuple[int, int, int]]
+    """(interval of `heat_width_ns`, bin of `HEAT_BINS_PER_OCTAVE` per octave of ns, gaps), where
+    there were any, in order."""
 
     __slots__ = (
+        "_ends",
         "counts",
         "heat",
         "heat_width_ns",
@@ -80,10 +93,10 @@ class GapStats:
         min_ns: int,
         max_ns: int,
         is_exact: bool,
-        values: Int64Array,
-        counts: Int64Array,
+        values: list[int],
+        counts: list[int],
         heat_width_ns: int,
-        heat: Int64Array,
+        heat: list[tuple[int, int, int]],
     ) -> None:
         self.samples = samples
         self.mean_ns = mean_ns
@@ -95,17 +108,23 @@ class GapStats:
         self.counts = counts
         self.heat_width_ns = heat_width_ns
         self.heat = heat
+        self._ends: list[int] = []
 
     def percentile_ns(self, percent: float) -> float:
         """Linear interpolation between the nearest ranks; 0 without samples."""
+
         if self.samples == 0:
             return 0.0
         rank = percent / 100 * (self.samples - 1)
         below = int(rank)
-        ends = np.cumsum(self.counts)
-        picks = np.searchsorted(ends, [below, min(below + 1, self.samples - 1)], side="right")
-        low, high = (float(v) for v in np.clip(self.values[picks], self.min_ns, self.max_ns))
+        ends = self._ends = self._ends or list(accumulate(self.counts))
+        low = self._at(bisect_right(ends, below))
+        high = self._at(bisect_right(ends, min(below + 1, self.samples - 1)))
         return low + (high - low) * (rank - below)
+
+    def _at(self, place: int) -> float:
+        """A value within what there was: the middle of a bin may lie outside."""
+        return float(min(max(self.values[place], self.min_ns), self.max_ns))
 
 
 class GapLog:
@@ -117,9 +136,11 @@ class GapLog:
         self._single_values: list[int] = []
         self._single_counts: list[int] = []
         self._single_times: list[int] = []
-        self._runs: list[tuple[Int64Array, int, int, int]] = []
+        self._runs: list[tuple[array[int], int, int, int]] = []
         self._run_steps = 0
-        self._heat = _Heat()
+        self._few = None if "numpy" in sys.modules else FewGaps()
+        """Until numpy is worth loading."""
+        self._heat = Heat() if self._few is None else None
         self._exact: list[tuple[Int64Array, Int64Array]] | None = []
         self._bins: Int64Array | None = None
         self._samples = 0
@@ -155,7 +176,7 @@ class GapLog:
             self._flush_singles()
 
     def add_run(
-        self, cumulative_ends: Int64Array, count: int, start_ns: int = -1, first_count: int = -1
+        self, cumulative_ends: array[int], count: int, start_ns: int = -1, first_count: int = -1
     ) -> None:
         """Steps of a leap, each giving one token to `count` members (the first: `first_count`).
 
@@ -173,46 +194,65 @@ class GapLog:
 
     def finish(self) -> GapStats:
         """The distribution so far."""
+
         self._flush_singles()
         self._flush_runs()
-        values, counts = self._distribution()
-        samples = self._samples
-        mean_ns = self._sum_ns / samples if samples else 0.0
-        deviations = values.astype(np.float64) - mean_ns
-        variance = float(np.dot(deviations * deviations, counts)) / samples if samples else 0.0
-        return GapStats(
-            samples=samples,
-            mean_ns=mean_ns,
-            std_ns=variance**0.5,
-            min_ns=max(self._min_ns, 0),
-            max_ns=self._max_ns,
-            is_exact=self._exact is not None,
-            values=values,
-            counts=counts,
-            heat_width_ns=self._heat.width_ns,
-            heat=self._heat.used(),
+        few = self._few
+        if few is not None:
+            return few.finish()
+        values, counts = (column.tolist() for column in self._distribution())
+        heat = self._heat
+        assert heat is not None
+        return _stats(
+            self._samples,
+            self._sum_ns,
+            max(self._min_ns, 0),
+            self._max_ns,
+            self._exact is not None,
+            values,
+            counts,
+            heat.width_ns,
+            heat.used(),
         )
 
     def _flush_singles(self) -> None:
-        if self._single_values:
+        values, counts, times = self._single_values, self._single_counts, self._single_times
+        if not values:
+            return
+        if self._few is not None:
+            over_time = self._over_time
+            for value, count, time_ns in zip(values, counts, times, strict=True):
+                self._few.add(value, count, time_ns if over_time else -1)
+        else:
+            import numpy as np
+
             self._add(
-                np.array(self._single_values, dtype=np.int64),
-                np.array(self._single_counts, dtype=np.int64),
-                np.array(self._single_times, dtype=np.int64),
+                np.array(values, dtype=np.int64),
+                np.array(counts, dtype=np.int64),
+                np.array(times, dtype=np.int64),
             )
-            self._single_values.clear()
-            self._single_counts.clear()
-            self._single_times.clear()
+        values.clear()
+        counts.clear()
+        times.clear()
 
     def _flush_runs(self) -> None:
         """All waiting runs at once: a few array operations for hundreds of leaps."""
         if not self._runs:
             return
+        if self._few is not None:
+            for run, count, start_ns, first_count in self._runs:
+                start_ns = start_ns if self._over_time else -1
+                self._few.add_run(run, count, start_ns, first_count)
+            self._runs.clear()
+            self._run_steps = 0
+            return
+        import numpy as np
+
         runs, counts_each, starts, first_counts = zip(*self._runs, strict=True)
         self._runs.clear()
         self._run_steps = 0
         lengths = np.array([len(run) for run in runs], dtype=np.int64)
-        ends = np.concatenate(runs)
+        ends = np.concatenate([np.frombuffer(each, dtype=np.int64) for each in runs])
         values = np.diff(ends, prepend=0)
         firsts = np.cumsum(lengths) - lengths
         values[firsts] = ends[firsts]
@@ -229,6 +269,8 @@ class GapLog:
         self._add(values, counts, times)
 
     def _add(self, values: Int64Array, counts: Int64Array, times: Int64Array) -> None:
+        import numpy as np
+
         low = int(values.min())
         high = int(values.max())
         if low < 0:
@@ -250,10 +292,12 @@ class GapLog:
         np.add.at(self._bins, bin_index(values), counts)
 
     def _add_heat(self, values: Int64Array, counts: Int64Array, times: Int64Array) -> None:
-        if self._over_time:
+        if self._over_time and self._heat is not None:
             self._heat.add(values, counts, times)
 
     def _distribution(self) -> tuple[Int64Array, Int64Array]:
+        import numpy as np
+
         if self._exact is not None:
             return _merged(self._exact)
         assert self._bins is not None
@@ -261,16 +305,122 @@ class GapLog:
         return bin_middle(used), self._bins[used]
 
 
-class _Heat:
+class FewGaps:
+    """The same figures of the gaps of a small run, one by one, in plain Python."""
+
+    def __init__(self) -> None:
+        self._samples = self._sum_ns = self._max_ns = 0
+        self._min_ns = -1
+        self._is_exact = True
+        self._by_value: dict[int, int] = {}
+        """Of exact values, or of bins."""
+        self._heat: dict[int, int] = {}
+        self._width_ns = _HEAT_FIRST_WIDTH_NS
+
+    def add_run(self, ends: array[int], count: int, start_ns: int, first_count: int) -> None:
+        """Steps of a leap, as `GapLog.add_run` has them."""
+        before_ns = 0
+        counted = first_count
+        for end_ns in ends:
+            if counted:  # a first step without a gap of its own counts for nothing
+                self.add(end_ns - before_ns, counted, start_ns + end_ns if start_ns >= 0 else -1)
+            counted = count
+            before_ns = end_ns
+
+    def add(self, value: int, count: int, time_ns: int) -> None:
+        """So many gaps of a length, at a time (-1 = unknown)."""
+        if value < 0:
+            raise ValueError(f"a gap between tokens cannot be negative: {value} ns")
+        self._samples += count
+        self._sum_ns += value * count
+        if value > self._max_ns:
+            self._max_ns = value
+        if value < self._min_ns or self._min_ns < 0:
+            self._min_ns = value
+        by_value = self._by_value
+        key = value if self._is_exact else bin_of(value)
+        by_value[key] = by_value.get(key, 0) + count
+        if time_ns >= 0:
+            while time_ns // self._width_ns >= _HEAT_COLUMNS:
+                self._widen()
+            place = time_ns // self._width_ns * _HEAT_ROWS + row_of(value)
+            self._heat[place] = self._heat.get(place, 0) + count
+        if self._is_exact and self._samples > EXACT_SAMPLES:
+            self._is_exact = False
+            self._by_value = {}
+            for each, number in by_value.items():
+                index = bin_of(each)
+                self._by_value[index] = self._by_value.get(index, 0) + number
+
+    def _widen(self) -> None:
+        self._width_ns *= 2
+        narrow, self._heat = self._heat, {}
+        for place, count in narrow.items():
+            column, row = divmod(place, _HEAT_ROWS)
+            wide = column // 2 * _HEAT_ROWS + row
+            self._heat[wide] = self._heat.get(wide, 0) + count
+
+    def finish(self) -> GapStats:
+        """The distribution so far."""
+        keys = sorted(self._by_value)
+        return _stats(
+            self._samples,
+            self._sum_ns,
+            max(self._min_ns, 0),
+            self._max_ns,
+            self._is_exact,
+            keys if self._is_exact else [middle_of(key) for key in keys],
+            [self._by_value[key] for key in keys],
+            self._width_ns,
+            [(*divmod(place, _HEAT_ROWS), self._heat[place]) for place in sorted(self._heat)],
+        )
+
+
+def _stats(
+    samples: int,
+    sum_ns: int,
+    min_ns: int,
+    max_ns: int,
+    is_exact: bool,
+    values: list[int],
+    counts: list[int],
+    heat_width_ns: int,
+    heat: list[tuple[int, int, int]],
+) -> GapStats:
+    mean_ns = sum_ns / samples if samples else 0.0
+    squares = [
+        (value - mean_ns) * (value - mean_ns) * count
+        for value, count in zip(values, counts, strict=True)
+    ]
+    variance = fsum(squares) / samples if samples else 0.0
+    return GapStats(
+        samples=samples,
+        mean_ns=mean_ns,
+        std_ns=variance**0.5,
+        min_ns=min_ns,
+        max_ns=max_ns,
+        is_exact=is_exact,
+        values=values,
+        counts=counts,
+        heat_width_ns=heat_width_ns,
+        heat=heat,
+    )
+
+
+class Heat:
     """Counts by time and size. The width doubles when the run outgrows the columns, so that the
     result is the same as if the last width had been known from the start."""
 
     def __init__(self) -> None:
+        import numpy as np
+
         self.width_ns = _HEAT_FIRST_WIDTH_NS
         self._counts = np.zeros((_HEAT_COLUMNS, _HEAT_ROWS), dtype=np.int64)
         self._last = -1
 
     def add(self, values: Int64Array, counts: Int64Array, times: Int64Array) -> None:
+        import numpy as np
+
         known = times >= 0
         if not known.all():
             values, counts, times = values[known], counts[known], times[known]
@@ -287,18 +437,39 @@ class _Heat:
         self._last = max(self._last, int(columns.max()))
         np.add.at(self._counts, (columns, heat_row(values)), counts)
 
-    def used(self) -> Int64Array:
-        return self._counts[: self._last + 1].copy()
+    def used(self) -> list[tuple[int, int, int]]:
+        import numpy as np
+
+        rows, bins = np.nonzero(self._counts)
+        return list(
+            zip(rows.tolist(), bins.tolist(), self._counts[rows, bins].tolist(), strict=True)
+        )
+
+
+def row_of(value: int) -> int:
+    """`heat_row` of one gap: whole octaves, and the quarters above them."""
+    if value < 2:
+        return 0
+    octave = value.bit_length() - 1
+    part = value / (1 << octave)
+    quarter = 2 if part >= _HALF else 0
+    if part >= (_THREE_QUARTERS if quarter else _QUARTER):
+        quarter += 1
+    return min(octave * HEAT_BINS_PER_OCTAVE + quarter, _HEAT_ROWS - 1)
 
 
 def heat_row(values: Int64Array) -> Int64Array:
     """Bin of a gap in the picture over time."""
+    import numpy as np
+
     logs = np.log2(np.maximum(values, 1).astype(np.float64)) * HEAT_BINS_PER_OCTAVE
     return np.minimum(logs.astype(np.int64), _HEAT_ROWS - 1)
 
 
 def bin_index(values: Int64Array) -> Int64Array:
     """Bin of each value (>= 0): values below 2 * 2048 one each, then 2048 per octave."""
+    import numpy as np
+
     exponent = np.frexp(values.astype(np.float64))[1].astype(np.int64)
     shift = np.maximum(exponent - (_SUB_BITS + 1), 0)
     # Above 2^53 the conversion may round up into the next octave; one step back is right then.
@@ -307,8 +478,22 @@ def bin_index(values: Int64Array) -> Int64Array:
     return index
 
 
+def bin_of(value: int) -> int:
+    """`bin_index` of one value."""
+    shift = max(value.bit_length() - (_SUB_BITS + 1), 0)
+    return (value >> shift) + (shift << _SUB_BITS)
+
+
+def middle_of(index: int) -> int:
+    """`bin_middle` of one bin."""
+    shift = max((index >> _SUB_BITS) - 1, 0)
+    return ((index - (shift << _SUB_BITS)) << shift) + ((1 << shift) >> 1)
+
+
 def bin_middle(index: Int64Array) -> Int64Array:
     """Middle of a bin, the inverse of `bin_index` within half a bin."""
+    import numpy as np
+
     shift = np.maximum((index >> _SUB_BITS) - 1, 0)
     low = (index - (shift << _SUB_BITS)) << shift
     middle: Int64Array = low + ((np.int64(1) << shift) >> 1)
@@ -316,6 +501,8 @@ def bin_middle(index: Int64Array) -> Int64Array:
 
 
 def _weighted_sum(values: Int64Array, counts: Int64Array, bound: int) -> int:
+    import numpy as np
+
     if bound < 2**62:
         return int(np.dot(values, counts))
     pairs = zip(values.tolist(), counts.tolist(), strict=True)
@@ -324,6 +511,8 @@ def _weighted_sum(values: Int64Array, counts: Int64Array, bound: int) -> int:
 
 def _merged(chunks: Sequence[tuple[Int64Array, Int64Array]]) -> tuple[Int64Array, Int64Array]:
     """Distinct values in ascending order with their total counts."""
+    import numpy as np
+
     if not chunks:
         empty = np.zeros(0, dtype=np.int64)
         return empty, empty.copy()

@@ -251,7 +251,7 @@ def _bench_figures(path: Path, result: dict[str, Any], makespan_s: float) -> Mea
     )
 
 
-# --------------------------------------------------------------------------------------------------
+# --- A run against a real server ------------------------------------------------------------------
 
 Places = NDArray[np.int64]
 

@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from emu.config.schema import SloTable
 from emu.request import Request, Status
 from emu.units import NS_PER_MS, NS_PER_S
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 
 _COMPLETED: Final = Status.COMPLETED
 FAR: Final = ("disk",)
@@ -129,12 +132,16 @@ class ModelLog:
 
 def ttft_limits_ns(slo: SloTable, prompt_tokens: NDArray[np.int64]) -> NDArray[np.float64]:
     """Objectives of TTFT that grow with the prompt, one for each request."""
+    import numpy as np
+
     grown_ms = slo.ttft_base_ms + slo.ttft_ms_per_token * prompt_tokens
     limits: NDArray[np.float64] = np.maximum(slo.ttft_ms, grown_ms) * NS_PER_MS
     return limits
 
 
 def _figures(model: _Model, facts: ModelFacts, slo: SloTable) -> ModelFigures:
+    import numpy as np
+
     ttft, tpot, e2e = (
         np.frombuffer(a, dtype=np.int64) for a in (model.ttft, model.tpot, model.e2e)
     )
@@ -184,6 +191,8 @@ def _mean(values: np.ndarray) -> float:
 
 
 def _percentile(values: np.ndarray, percent: int) -> float:
+    import numpy as np
+
     if not len(values):
         return 0.0
     ascending = np.sort(values)

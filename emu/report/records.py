@@ -28,10 +28,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from struct import Struct
-from typing import Final, final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Final, final
 
 from emu.catalogue.sizes import ModelFlops
 from emu.errors import InvariantViolation
@@ -39,6 +36,10 @@ from emu.report.atomic import partial_name
 from emu.report.csvtext import EMPTY, CsvFile, Field, numbers, text_field
 from emu.report.runfiles import FileColumns
 from emu.request import Request, Status
+
+if TYPE_CHECKING:
+    from array import array
+
 
 COLUMNS: Final = (
     "request_id",
@@ -116,7 +117,7 @@ class RequestStats:
     execution_ns: int
     flops: tuple[int, int]
     """Model FLOPs of prompts and of the tokens after the first, of all requests."""
-    columns: Mapping[str, NDArray[np.int64]]
+    columns: Mapping[str, array[int]]
     """LATENCIES of completed requests, all in order of arrival; each access reads its column."""
 
     __slots__ = (
@@ -159,7 +160,7 @@ class RequestStats:
         migrations: int,
         execution_ns: int,
         flops: tuple[int, int],
-        columns: Mapping[str, NDArray[np.int64]],
+        columns: Mapping[str, array[int]],
     ) -> None:
         self.by_status = by_status
         self.by_reason = by_reason

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import weakref
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import log2
 from pathlib import Path
 from typing import Final
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from emu.config.files import read_input
 from emu.errors import InputError
@@ -47,14 +47,13 @@ class GapFile(msgspec.Struct, kw_only=True):
 def write_gaps(path: Path, gaps: GapStats) -> None:
     """Write the file, whole or not at all."""
     values, counts = _thinned(gaps.values, gaps.counts)
-    rows, bins = np.nonzero(gaps.heat)
     content = GapFile(
         samples=gaps.samples,
-        values_ns=values.tolist(),
-        counts=counts.tolist(),
+        values_ns=values,
+        counts=counts,
         heat_width_ns=gaps.heat_width_ns,
         heat_bins_per_octave=HEAT_BINS_PER_OCTAVE,
-        heat=list(zip(rows.tolist(), bins.tolist(), gaps.heat[rows, bins].tolist(), strict=True)),
+        heat=gaps.heat,
     )
     write_bytes(path, msgspec.json.encode(content) + b"\n")
 
@@ -67,17 +66,20 @@ def read_gaps(path: Path) -> GapFile:
         raise InputError(str(path), None, "", f"not a gap file of emu: {error}") from None
 
 
-def _thinned(
-    values: NDArray[np.int64], counts: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _thinned(values: list[int], counts: list[int]) -> tuple[list[int], list[int]]:
     if len(values) <= VALUES_MAX:
         return values, counts
-    bins = (np.log2(np.maximum(values, 1)) * _BINS_PER_OCTAVE).astype(np.int64)
-    starts = np.flatnonzero(np.diff(bins, prepend=-1))
-    totals = np.add.reduceat(counts, starts)
-    # Values ascend, so the floating-point sums are the same for the same distribution.
-    sums = np.add.reduceat(values.astype(np.float64) * counts, starts)
-    return np.rint(sums / totals).astype(np.int64), totals
+    thin, totals, last, total, added = [], [], -1, 0, 0
+    for value, count in zip(values, counts, strict=True):
+        which = int(log2(max(value, 1)) * _BINS_PER_OCTAVE)
+        if which != last and total:
+            thin.append(round(added / total))
+            totals.append(total)
+            total = added = 0
+        last = which
+        total += count
+        added += value * count
+    return [*thin, round(added / total)], [*totals, total]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -111,7 +113,7 @@ def write_experts(path: Path, loads: Sequence[tuple[int, Sequence[int]]]) -> Non
 _READ_ROWS: Final = 16_384
 
 
-class FileColumns(Mapping[str, NDArray[np.int64]]):
+class FileColumns(Mapping[str, "array[int]"]):
     """Columns of a binary file of int64 rows, each read anew at each access.
 
     The file may be unlinked; its contents go with this object.
@@ -123,13 +125,12 @@ class FileColumns(Mapping[str, NDArray[np.int64]]):
         self._rows = os.fstat(self._file).st_size // (8 * len(names))
         weakref.finalize(self, os.close, self._file)
 
-    def __getitem__(self, name: str) -> NDArray[np.int64]:
+    def __getitem__(self, name: str) -> array[int]:
         index, width = self._names.index(name), len(self._names)
-        column = np.empty(self._rows, dtype=np.int64)
+        column = array("q")
         for start in range(0, self._rows, _READ_ROWS):
             data = os.pread(self._file, _READ_ROWS * 8 * width, start * 8 * width)
-            rows = np.frombuffer(data, dtype=np.int64).reshape(-1, width)
-            column[start : start + len(rows)] = rows[:, index]
+            column.extend(array("q", data)[index::width])
         return column
 
     def __iter__(self) -> Iterator[str]:

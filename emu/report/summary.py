@@ -11,13 +11,13 @@ means stands in the file itself, under `definitions`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from math import fsum
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from emu.config.files import read_input
 from emu.config.schema import SloTable
@@ -26,7 +26,16 @@ from emu.report.atomic import write_bytes
 from emu.report.itl import GapStats
 from emu.report.models import ModelFigures, ttft_limits_ns
 from emu.report.records import RequestStats
+from emu.report.sums import FEW, ascending, deviation_of, mean_of, total_of
 from emu.units import NS_PER_MS, NS_PER_S
+
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
 
 # --------------------------------------------------------------------------------------------------
 # Whether the cluster kept up with the load: a verdict with the figure behind it. Pure.
@@ -88,9 +97,9 @@ def judge_load(stats: RequestStats) -> Load:
     )
     if count == 0:
         return load
-    mean_ns, late_ns = float(waits.mean()), float(waits[-max(count // 4, 1) :].mean())
-    service_ns = float(stats.columns["e2e"].mean()) - mean_ns
-    slope, error = growth(_as_floats(stats.columns["arrival"]), _as_floats(waits))
+    mean_ns, late_ns = mean_of(waits), mean_of(waits[-max(count // 4, 1) :])
+    service_ns = mean_of(stats.columns["e2e"]) - mean_ns
+    slope, error = growth(stats.columns["arrival"], waits)
     load.wait_growth_s_per_s = round(slope, 6)
     load.wait_growth_error_s_per_s = round(error, 6)
     load.mean_wait_ms = round(mean_ns / NS_PER_MS, 6)
@@ -108,16 +117,37 @@ def judge_load(stats: RequestStats) -> Load:
     return load
 
 
-def growth(
-    x: np.ndarray[tuple[int], np.dtype[np.float64]], y: np.ndarray[tuple[int], np.dtype[np.float64]]
-) -> tuple[float, float]:
+def growth(x: array[int], y: array[int]) -> tuple[float, float]:
     """Least-squares slope of y over x and its standard error; zeros where x does not vary.
 
     Overwrites both.
     """
+    if len(x) <= FEW:  # the same sums whether numpy is loaded or not
+        return _growth_of_few(x, y)
+    return _growth_of_many(_as_floats(x), _as_floats(y))
+
+
+def _growth_of_few(x: array[int], y: array[int]) -> tuple[float, float]:
+    mean = mean_of(x)
+    over = [value - mean for value in x]
+    spread = fsum([each * each for each in over])
+    if len(x) < 3 or spread == 0:
+        return 0.0, 0.0
+    mean = mean_of(y)
+    left = [value - mean for value in y]
+    slope = fsum([a * b for a, b in zip(over, y, strict=True)]) / spread
+    left = [b - slope * a for a, b in zip(over, left, strict=True)]
+    return slope, math.sqrt(fsum([each * each for each in left]) / (len(x) - 2) / spread)
+
+
+def _growth_of_many(
+    x: np.ndarray[tuple[int], np.dtype[np.float64]], y: np.ndarray[tuple[int], np.dtype[np.float64]]
+) -> tuple[float, float]:
+    import numpy as np
+
     x -= x.mean()  # in place: columns may have millions of rows
     spread = float(np.dot(x, x))
-    if len(x) < 3 or spread == 0:
+    if spread == 0:
         return 0.0, 0.0
     slope = float(np.dot(x, y)) / spread
     y -= y.mean()
@@ -126,8 +156,11 @@ def growth(
     return slope, (float(np.dot(y, y)) / (len(x) - 2) / spread) ** 0.5
 
 
-def _as_floats(column: NDArray[np.int64]) -> NDArray[np.float64]:
+def _as_floats(numbers: array[int]) -> NDArray[np.float64]:
     """The same numbers in the same memory; the column is gone."""
+    import numpy as np
+
+    column = np.frombuffer(numbers, dtype=np.int64)
     floats = column.view(np.float64)
     for start in range(0, len(column), _PIECE):
         floats[start : start + _PIECE] = column[start : start + _PIECE].astype(np.float64)
@@ -138,7 +171,7 @@ def _rate(count: int, span_ns: int) -> float:
     return round(max(count, 0) * NS_PER_S / span_ns, 6) if span_ns > 0 else 0.0
 
 
-# --------------------------------------------------------------------------------------------------
+# --- `summary.json` -------------------------------------------------------------------------------
 
 METRICS: Final = ("ttft", "tpot", "itl", "e2el")
 STATISTICS: Final = ("mean", "median", "std", "p90", "p95", "p99", "max")
@@ -220,13 +253,13 @@ class RunFacts(msgspec.Struct, kw_only=True):
 class Slo(msgspec.Struct, kw_only=True):
     """Objectives and the part of the requests that met them; None = no objective."""
 
-    ttft_ms: float | None
-    tpot_ms: float | None
-    e2e_ms: float | None
-    ttft_attainment: float | None
-    tpot_attainment: float | None
-    e2e_attainment: float | None
-    joint_attainment: float | None
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+    ttft_attainment: float | None = None
+    tpot_attainment: float | None = None
+    e2e_attainment: float | None = None
+    joint_attainment: float | None = None
     requests_counted: int
 
 
@@ -456,16 +489,16 @@ def _rounded(value: float) -> float:
     return round(value, 6)
 
 
-def _latencies(metric: str, column_ns: NDArray[np.int64]) -> dict[str, Any]:
+def _latencies(metric: str, column_ns: array[int]) -> dict[str, Any]:
     if len(column_ns) == 0:
         return {f"{statistic}_{metric}_ms": 0.0 for statistic in STATISTICS}
-    values_ns = np.sort(column_ns)
+    values_ns = ascending(column_ns)
     del column_ns  # of millions of requests: one copy is enough
     # Integer sum: the mean must not depend on the order of completions.
     figures = (
-        int(values_ns.sum()) / len(values_ns),
+        total_of(values_ns) / len(values_ns),
         _percentile(values_ns, 50),
-        float(values_ns.std()),
+        deviation_of(values_ns),
         _percentile(values_ns, 90),
         _percentile(values_ns, 95),
         _percentile(values_ns, 99),
@@ -477,7 +510,7 @@ def _latencies(metric: str, column_ns: NDArray[np.int64]) -> dict[str, Any]:
     }
 
 
-def _percentile(ascending: NDArray[np.int64], percent: int) -> float:
+def _percentile(ascending: Sequence[int], percent: int) -> float:
     """As `np.percentile`, to the bit, which would sort again and import its masked arrays."""
     rank = percent / 100 * (len(ascending) - 1)
     below = int(rank)
@@ -508,25 +541,27 @@ def _gap_latencies(gaps: GapStats) -> dict[str, Any]:
 def _attainment(stats: RequestStats, slo: SloTable) -> tuple[Slo, int | None]:
     """Attainments, and how many requests met every objective (None without objectives)."""
     counted = stats.requests - stats.by_status["cancelled"]
-    completed = stats.by_status["completed"]
-    joint = np.ones(completed, dtype=bool)
     limits = {
         "ttft": slo.ttft_ms or slo.ttft_ms_per_token,
         "tpot": slo.tpot_ms,
         "e2e": slo.e2e_ms,
     }
+    if not any(limits.values()):
+        return Slo(requests_counted=counted), None
+    import numpy as np
+
+    joint = np.ones(stats.by_status["completed"], dtype=bool)
     parts: dict[str, float | None] = {}
     for name, limit_ms in limits.items():
         if not limit_ms:
             parts[name] = None
             continue
         if name == "ttft" and slo.ttft_ms_per_token:
-            met = stats.columns[name] <= ttft_limits_ns(slo, stats.columns["prompt"])
+            met = _column(stats, name) <= ttft_limits_ns(slo, _column(stats, "prompt"))
         else:
-            met = stats.columns[name] <= limit_ms * NS_PER_MS
+            met = _column(stats, name) <= limit_ms * NS_PER_MS
         joint &= met
         parts[name] = _rounded(int(met.sum()) / counted) if counted else 0.0
-    has_any = any(limits.values())
     met_all = int(joint.sum())
     result = Slo(
         ttft_ms=slo.ttft_ms or None,
@@ -535,7 +570,13 @@ def _attainment(stats: RequestStats, slo: SloTable) -> tuple[Slo, int | None]:
         ttft_attainment=parts["ttft"],
         tpot_attainment=parts["tpot"],
         e2e_attainment=parts["e2e"],
-        joint_attainment=(_rounded(met_all / counted) if counted else 0.0) if has_any else None,
+        joint_attainment=_rounded(met_all / counted) if counted else 0.0,
         requests_counted=counted,
     )
-    return result, met_all if has_any else None
+    return result, met_all
+
+
+def _column(stats: RequestStats, name: str) -> NDArray[np.int64]:
+    import numpy as np
+
+    return np.frombuffer(stats.columns[name], dtype=np.int64)

@@ -1,20 +1,24 @@
 """The summary as tables on a terminal. Owns no figures: everything comes from `Summary`.
 
-print_summary(summary, console)     # rich.console.Console; plain text when not a terminal
+print_summary(summary, console)     # rich.console.Console
+plain_summary(summary)              # the same for a file or a pipe, without loading rich
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from emu.process.exits import PIPE_COLUMNS
 from emu.report.summary import STATISTICS, Summary
 
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_HEADS: Final = ["p50" if name == "median" else name for name in STATISTICS]
 _NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
 _VERDICT_STYLE = {
     "stable": "green",
@@ -33,12 +37,45 @@ def print_summary(summary: Summary, console: Console) -> None:
     console.print(figures_table(summary))
 
 
+def plain_summary(summary: Summary) -> str | None:
+    """What `print_summary` writes to a file or a pipe; None where a line would wrap."""
+    rows = [[name, *latency_cells(summary, metric)] for metric, name in _NAMES.items()]
+    heads = ["", *_HEADS]
+    widths = [max(map(len, cells)) for cells in zip(heads, *rows, strict=True)]
+
+    def line(left: str, between: str, right: str, cells: list[str]) -> str:
+        first, *others = zip(cells, widths, strict=True)
+        padded = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
+        return left + between.join(f" {cell} " for cell in padded) + right
+
+    def rule(left: str, stroke: str, between: str, right: str) -> str:
+        return left + between.join(stroke * (width + 2) for width in widths) + right
+
+    lines = [
+        rule("┏", "━", "┳", "┓"),
+        line("┃", "┃", "┃", heads),
+        rule("┡", "━", "╇", "┩"),
+        *(line("│", "│", "│", row) for row in rows),
+        rule("└", "─", "┴", "┘"),
+    ]
+    lines.insert(0, "Latency (ms)".ljust(len(lines[0])))
+    named = [(name, value) for name, value, _ in figures(summary)]
+    wide, long = (max(map(len, texts)) for texts in zip(*named, strict=True))
+    lines += [f"{name.ljust(wide)}  {value.ljust(long)}  " for name, value in named]
+    said = "".join(name + value for name, value in named)
+    if max(map(len, lines)) > PIPE_COLUMNS or not said.isascii() or not said.isprintable():
+        return None
+    return "\n".join(lines)
+
+
 def latency_table(summary: Summary) -> Table:
     """Milliseconds by statistic."""
+    from rich.table import Table
+
     table = Table(title="Latency (ms)", title_justify="left")
     table.add_column("")
-    for statistic in STATISTICS:
-        table.add_column("p50" if statistic == "median" else statistic, justify="right")
+    for head in _HEADS:
+        table.add_column(head, justify="right")
     for metric, name in _NAMES.items():
         table.add_row(name, *latency_cells(summary, metric))
     return table
@@ -54,6 +91,9 @@ def latency_cells(summary: Summary, metric: str) -> list[str]:
 
 def figures_table(summary: Summary) -> Table:
     """One figure a row."""
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value, style in figures(summary):
         # Text, because reasons and role names are data and may look like markup.

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
-
-import numpy as np
 
 from emu.errors import InputError
 from emu.plugins import make_plugin
-from emu.policy.calls import index_of, shown
-from emu.policy.views import RequestView
+from emu.policy.views import RequestView, index_of, shown
 from emu.request import Request
 from emu.rng import rng_stream
 from emu.routing.base import AdapterMatch, PrefixMatch, Router, Signal
@@ -94,7 +92,7 @@ class PrefixAwareRouter:
         """Best score; ties to the least loaded, then to the lowest id."""
         loads = [WAITING_WEIGHT * s.waiting + s.running for s in signals]
         scale = 1 + max(loads)
-        best, best_key = 0, (-np.inf, 0)
+        best, best_key = 0, (-inf, 0)
         for index, signal in enumerate(signals):
             matched = self._match(signal.replica_id, request)
             key = (matched / request.prompt_tokens - loads[index] / scale, -loads[index])

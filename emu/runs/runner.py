@@ -408,9 +408,9 @@ def host_facts(
     origin: Origin | None = None,
 ) -> str:
     """run.json: the only file that may hold wall-clock figures and facts of the host."""
-    import numpy as np
-
-    uvloop_version = getattr(sys.modules.get("uvloop"), "__version__", None)
+    numpy_version, uvloop_version = (
+        getattr(sys.modules.get(name), "__version__", None) for name in ("numpy", "uvloop")
+    )
     wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
     plain = effective_dict(config)
     content = {
@@ -424,7 +424,7 @@ def host_facts(
             "revision": revision(),
             "build": build(),
             "python": ".".join(map(str, sys.version_info[:3])),
-            "numpy": np.__version__,
+            "numpy": numpy_version,
             "msgspec": msgspec.__version__,
             "uvloop": uvloop_version,
         },
@@ -533,23 +533,33 @@ def run_command(
     if as_json:
         print((result.directory / "summary.json").read_text(encoding="utf-8"), end="")
     elif not quiet:
-        from emu.process.terminal import open_console
-        from emu.report.table import print_summary
-
         assert result.summary is not None
-        console = open_console()
-        print_summary(result.summary, console)
+        say = _print_summary(result.summary)
         if config.latency.host_overhead and result.summary.completed:
             from emu.runs.uncertainty import uncertainty_line
 
             line = uncertainty_line(config, make_plan(config, str(path)), result.summary)
             if line:
-                console.print(f"engine: {line}", soft_wrap=True)
+                say(f"engine: {line}")
         emulated_s = result.outcome.end_ns / NS_PER_S
         speed = emulated_s / result.wall_s
         where = os.path.relpath(result.directory)
-        console.print(
+        say(
             f"{emulated_s:.1f} s emulated in {result.wall_s:.2f} s "
             f"({speed:.{0 if speed >= 10 else 1}f} x real time); results in {where}"
         )
     return 0
+
+
+def _print_summary(summary: Summary) -> Callable[[str], object]:
+    """The tables; returns what prints the lines below them."""
+    from emu.process.exits import is_plain, open_console
+    from emu.report.table import plain_summary, print_summary
+
+    text = plain_summary(summary) if is_plain() else None
+    if text is not None:
+        print(text)
+        return print
+    console = open_console()
+    print_summary(summary, console)
+    return partial(console.print, soft_wrap=True)

@@ -7,9 +7,9 @@ one prompt. Intervals of every figure come from draws (`emu run --draws N`).
 
 from __future__ import annotations
 
+from math import log, sqrt
+from operator import mul
 from typing import Final
-
-import numpy as np
 
 from emu.cluster.backends import make_latency
 from emu.cluster.plan import Plan, ReplicaPlan
@@ -17,7 +17,7 @@ from emu.config.schema import Config
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.latency.corrected import CorrectedBackend
 from emu.latency.engine import NO_ENGINE, EngineModel, engine_model
-from emu.latency.posterior import PARAMETERS, Floats, known_engine, values_of, with_values
+from emu.latency.posterior import METRICS, PARAMETERS, known_engine, plain_values_of, with_values
 from emu.report.summary import Summary
 
 _Z90: Final = 1.6449
@@ -40,22 +40,27 @@ def uncertainty_line(config: Config, plan: Plan, summary: Summary) -> str:
         return ""
     if isinstance(backend, CorrectedBackend):
         backend = backend.inner
-    here = values_of(engine)
+    here = plain_values_of(engine)
     shape = _typical(summary, replica, len(plan.replicas))
     front_ns = engine.batch_wait_ns + engine.output_ns if replica.has_front_end else 0
     base = _times(backend, engine, here, shape, front_ns)
-    columns = []
+    slopes: list[list[float]] = [[], []]
     for index, parameter in enumerate(PARAMETERS):
         moved = here.copy()
         moved[index] += parameter.step
         there = _times(backend, engine, moved, shape, front_ns)
-        columns.append((np.log(there) - np.log(base)) / parameter.step)
-    slopes = np.stack(columns, axis=1)
-    shift = np.array(known.posterior.mean) - here
-    spread = np.einsum("ij,jk,ik->i", slopes, known.posterior.matrix, slopes)
-    left = np.array([known.posterior.noise["ttft"], known.posterior.noise["tpot"]])
-    off = slopes @ shift
-    halves = 100 * (np.abs(off) + _Z90 * np.sqrt(spread + left**2))
+        for slope, after, before in zip(slopes, there, base, strict=True):
+            slope.append((log(after) - log(before)) / parameter.step)
+    posterior = known.posterior
+    shift = [mean - value for mean, value in zip(posterior.mean, here, strict=True)]
+    halves = []
+    for metric, slope in zip(METRICS, slopes, strict=True):
+        off = sum(map(mul, slope, shift))
+        spread = sum(
+            of_one * sum(map(mul, row, slope))
+            for of_one, row in zip(slope, posterior.covariance, strict=True)
+        )
+        halves.append(100 * (abs(off) + _Z90 * sqrt(spread + posterior.noise[metric] ** 2)))
     return (
         f"mean TTFT ± {halves[0]:.0f} %, TPOT ± {halves[1]:.0f} % ({known.source}; "
         "--draws N for intervals)"
@@ -75,10 +80,10 @@ def _typical(summary: Summary, replica: ReplicaPlan, replicas: int) -> tuple[int
 def _times(
     backend: LatencyBackend,
     engine: EngineModel,
-    values: Floats,
+    values: list[float],
     typical: tuple[int, int, int],
     front_ns: int,
-) -> Floats:
+) -> tuple[float, float]:
     """(TTFT, TPOT) of the typical step with these constants, ns."""
     count, history, prompt = typical
     drawn = with_values(engine, values)
@@ -95,4 +100,4 @@ def _times(
     own_ns = corrected.iteration_ns(shape)
     if front_ns:
         front_ns += drawn.intake_ns + count * drawn.output_event_ns // 2
-    return np.array([_STEPS_BEFORE * step_ns + own_ns + front_ns, step_ns], dtype=np.float64)
+    return _STEPS_BEFORE * step_ns + own_ns + front_ns, step_ns

@@ -56,7 +56,7 @@ from emu.serve.protocol import (
     read_completion,
 )
 from emu.serve.responses import ResponsesFace, read_responses
-from emu.serve.tokens import Tokenizer
+from emu.serve.script import Tokenizer
 from emu.serve.world import Exchange
 
 

@@ -21,12 +21,10 @@ from emu.request import Prefix, Request, Status
 from emu.serve.faces import Face
 from emu.serve.failures import Failure
 from emu.serve.house import House
-from emu.serve.intake import Ticket
-from emu.serve.pace import ALLOWED_NS
+from emu.serve.intake import ALLOWED_NS, Ticket
 from emu.serve.protocol import ApiError, Call
 from emu.serve.schema_filler import CannotFill
-from emu.serve.script import Script, apply_stops, make_script
-from emu.serve.tokens import Ids, filler_ids, filler_start
+from emu.serve.script import Ids, Script, apply_stops, filler_ids, filler_start, make_script
 from emu.serve.world import Choice, Exchange
 
 _SSE_HEADERS: Final = (

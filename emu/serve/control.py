@@ -30,7 +30,7 @@ from emu.config.schema import CommandTable
 from emu.errors import InputError
 from emu.replica.replica import Replica
 from emu.replica.states import GPU_ROLE
-from emu.report.pages import live_page
+from emu.report.html import live_page
 from emu.serve.failures import FailureRule, FailureSchedule
 from emu.serve.house import House, Listener
 from emu.serve.protocol import ApiError, decode_body, whole

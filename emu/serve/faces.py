@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 from emu.serve.house import House
 from emu.serve.protocol import ApiError, Call
-from emu.serve.script import Script, chat_logprobs, completion_logprobs, prompt_pieces
-from emu.serve.tokens import filler_text
+from emu.serve.script import Script, chat_logprobs, completion_logprobs, filler_text, prompt_pieces
 from emu.serve.world import Choice, Exchange
 
 DONE = b"data: [DONE]\n\n"

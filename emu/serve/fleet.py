@@ -38,8 +38,7 @@ from emu.request import HANDOFF_NEVER_NS, Prefix, Request
 from emu.serve.house import House
 from emu.serve.kv_events import Ledger, Publisher, Wire, watch, zmq_context
 from emu.serve.protocol import ApiError, Call, KvTransfer
-from emu.serve.script import Script
-from emu.serve.tokens import Ids, filler_ids
+from emu.serve.script import Ids, Script, filler_ids
 from emu.serve.world import Choice, Exchange
 from emu.units import NS_PER_S
 

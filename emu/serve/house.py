@@ -23,7 +23,7 @@ from emu.runs.runner import holds_for
 from emu.serve.failures import FailureSchedule
 from emu.serve.intake import Intake, is_loopback
 from emu.serve.protocol import Call
-from emu.serve.tokens import Tokenizer
+from emu.serve.script import Tokenizer
 from emu.serve.trends import Trends
 from emu.serve.world import LiveCluster
 from emu.units import NS_PER_S

@@ -21,7 +21,7 @@ from emu.serve.protocol import (
     chat_call,
     decode_body,
 )
-from emu.serve.tokens import Tokenizer
+from emu.serve.script import Tokenizer
 from emu.serve.world import Choice, Exchange
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}

@@ -110,7 +110,7 @@ def _around_le(labels: str) -> tuple[str, str]:
     return ",".join(before) + "," * bool(before), "," * bool(after) + ",".join(after)
 
 
-# --------------------------------------------------------------------------------------------------
+# --- `/metrics` -----------------------------------------------------------------------------------
 
 _HISTOGRAMS: Final[tuple[tuple[str, str, Callable[[Statistics], Histogram]], ...]] = (
     ("time_to_first_token_seconds", "Time to first token.", lambda s: s.ttft),

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from emu.serve.faces import compact
 from emu.serve.house import House
 from emu.serve.protocol import NAME_MAX, ApiError, Call, decode_body, read_prompts
-from emu.serve.tokens import Ids
+from emu.serve.script import Ids
 from emu.serve.world import Exchange
 
 RERANK_PATHS: Final = ("/rerank", "/v1/rerank", "/v2/rerank")

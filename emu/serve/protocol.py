@@ -15,8 +15,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from emu.serve.script import FREE, LOGPROBS_MAX, Constraint
-from emu.serve.tokens import Ids, Tokenizer
+from emu.serve.script import FREE, LOGPROBS_MAX, Constraint, Ids, Tokenizer
 
 CHOICES_MAX: Final = 128
 """Prompts times `n` of one call."""

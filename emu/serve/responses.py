@@ -26,7 +26,7 @@ from emu.serve.protocol import (
     chat_call,
     decode_body,
 )
-from emu.serve.tokens import Tokenizer
+from emu.serve.script import Tokenizer
 from emu.serve.world import Choice, Exchange
 
 

@@ -47,11 +47,10 @@ from emu.serve.control import snapshot
 from emu.serve.endpoint import endpoint_app
 from emu.serve.fleet import BACKLOG, Dispatch, Doors, Fleet, KvEvents, bind, check_fleet, port_of
 from emu.serve.house import House, ServeOptions, served_names, weights_from_host_s
-from emu.serve.intake import Intake, LiveProtocol, is_loopback
+from emu.serve.intake import STRICT_REQUESTS_MIN, Adapter, Intake, LiveProtocol, is_loopback
 from emu.serve.kv_events import wire_of
-from emu.serve.pace import STRICT_REQUESTS_MIN, Adapter
 from emu.serve.recording import LiveRecorder, ReplayFile, TrafficLog
-from emu.serve.tokens import make_tokenizer, write_tokenizer
+from emu.serve.script import make_tokenizer, write_tokenizer
 from emu.serve.world import LiveCluster, live_config
 from emu.units import NS_PER_S, s_to_ns
 

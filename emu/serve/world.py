@@ -31,7 +31,7 @@ from emu.replica.replica import Replica
 from emu.request import Request, Status
 from emu.scheduling.base import Batch
 from emu.scheduling.stages import StageSpan
-from emu.serve.pace import Pace
+from emu.serve.intake import Pace
 from emu.serve.recording import LiveRecorder
 from emu.serve.script import Script
 from emu.units import NS_PER_S

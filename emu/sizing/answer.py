@@ -39,7 +39,7 @@ LAYOUTS_AT_ONCE: Final = 4
 HEADROOM_MAX: Final = 4.0
 HEADROOM_TOLERANCE: Final = 0.05
 _EPSILON: Final = 1e-9
-NOT_AS_CHEAP: Final = "nothing that costs as little as the best meets the objectives"
+NOT_AS_CHEAP: Final = "no cluster as cheap as the best meets the objectives"
 
 Watch = Callable[[int, int, str], None]
 

@@ -9,10 +9,10 @@ from typing import Any, get_args
 
 from emu.config.tables.base import Dtype
 from emu.errors import InputError
-from emu.process.terminal import open_console
+from emu.process.exits import open_console
 from emu.report.atomic import write_text
 from emu.report.chart import PALETTE, Axis, Chart, Limit, Series, spread_axis
-from emu.report.pages import page
+from emu.report.html import page
 from emu.report.table import number
 from emu.sizing.answer import Answer, Ranked, Watch, find_cluster
 from emu.sizing.layouts import MODES, NOT_SCALED, SYSTEMS
@@ -111,7 +111,7 @@ def _charts(answer: Answer) -> list[Chart]:
     ]
 
 
-# --------------------------------------------------------------------------------------------------
+# --- `emu.plan` and `emu plan` --------------------------------------------------------------------
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
 
@@ -283,7 +283,7 @@ def lines_of(answer: Answer) -> list[str]:
     kinds: dict[str, list[str]] = {}
     for layout, reason in answer.refused.items():
         kinds.setdefault(reason, []).append(layout)
-    lines += [f"not: {', '.join(layouts)}: {reason}" for reason, layouts in kinds.items()]
+    lines += [f"ruled out: {', '.join(layouts)}: {reason}" for reason, layouts in kinds.items()]
     return lines
 
 

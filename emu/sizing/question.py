@@ -16,11 +16,10 @@ from typing import Any, Final
 
 import msgspec
 
-from emu.catalogue.gpu import GpuSpec
-from emu.catalogue.lookup import lookup_gpu
+from emu.catalogue.lookup import GpuSpec, lookup_gpu
 from emu.chaos.tomltext import toml_text
+from emu.config.names import did_you_mean
 from emu.config.presets import WORKLOADS
-from emu.config.suggest import did_you_mean
 from emu.errors import InputError
 from emu.report.atomic import write_text
 from emu.sweeps.conditions import Condition

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from emu.errors import InputError
-from emu.process.terminal import open_console
+from emu.process.exits import open_console
 from emu.sweeps.drive import SweepResult, run_sweep
 from emu.sweeps.page import answer_text, drawn_cell, drawn_lines, write_page
 from emu.sweeps.results import (

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
-from emu.config.suggest import nearest
+from emu.config.names import nearest
 from emu.errors import InputError
 from emu.report.summary import Summary
 

@@ -31,9 +31,9 @@ from emu.config.schema import Config
 from emu.errors import InputError
 from emu.latency.engine import DEFAULT_ENGINE, NO_ENGINE, EngineModel, engine_model, engine_text
 from emu.latency.posterior import Known, draws, known_engine
+from emu.process.exits import open_console
 from emu.process.interrupts import scratch
 from emu.process.pool import pool_of
-from emu.process.terminal import open_console
 from emu.report.atomic import write_text
 from emu.report.drawn import (
     LEVEL,

@@ -115,7 +115,7 @@ def mark_front(rows: Sequence[Row], names: Sequence[str]) -> None:
         )
 
 
-# --------------------------------------------------------------------------------------------------
+# --- A sweep from its file to its directory -------------------------------------------------------
 
 
 class Answer(msgspec.Struct):

@@ -130,7 +130,7 @@ def point_store(directory: Path) -> PointStore:
     return Store(directory, PointResult)
 
 
-# --------------------------------------------------------------------------------------------------
+# --- What runs the points of a sweep --------------------------------------------------------------
 
 Watch = Callable[[int, int, str], None]
 """Told (points done, points known, a line) whenever something changes."""

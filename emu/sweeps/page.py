@@ -26,7 +26,7 @@ from emu.report.chart import (
     spread_axis,
 )
 from emu.report.drawn import Mean, interval_text, mean_of
-from emu.report.pages import page
+from emu.report.html import page
 from emu.report.table import number
 from emu.sweeps.conditions import parse_conditions
 from emu.sweeps.drive import Answer, SweepResult

@@ -20,8 +20,8 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from emu.config.locate import line_of, locate
+from emu.config.names import unknown_key
 from emu.config.schema import doc
-from emu.config.suggest import unknown_key
 from emu.errors import InputError
 
 Count = Annotated[int, Meta(ge=1, le=100_000)]

@@ -18,8 +18,8 @@ from rich.table import Table
 from emu.config.load import load_config
 from emu.config.schema import Config
 from emu.errors import InputError
+from emu.process.exits import open_console
 from emu.process.pool import pool_of
-from emu.process.terminal import open_console
 from emu.report.atomic import write_text
 from emu.report.compare import percent_of, run_names
 from emu.report.drawn import SHOWN, Mean, mean_of

@@ -28,8 +28,8 @@ from rich.table import Table
 from emu.config.load import load_config
 from emu.config.schema import Config, RooflineTable
 from emu.errors import InputError
+from emu.process.exits import open_console
 from emu.process.interrupts import scratch, strike_if_lost
-from emu.process.terminal import open_console
 from emu.report.measured import Measurement, read_measurement, run_values
 from emu.report.rundata import read_run
 from emu.runs.runner import execute
@@ -258,7 +258,7 @@ def gain_of(
     return (float(off[0].mean()), float(off[1].mean())), error
 
 
-# --------------------------------------------------------------------------------------------------
+# --- Fitting the roofline's few constants to a measured run ---------------------------------------
 
 _GAIN_ERRORS: Final = 2.0
 """Standard errors above which a gain is one."""

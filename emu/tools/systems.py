@@ -34,8 +34,8 @@ from emu.errors import InputError
 from emu.process.interrupts import scratch
 from emu.report.summary import Summary
 from emu.runs.runner import execute
-from emu.tools.importers.cluster_file import read_cluster_file
-from emu.tools.importers.llmservingsim import import_cluster
+from emu.tools.cluster_file import read_cluster_file
+from emu.tools.llmservingsim import import_cluster
 from emu.units import NS_PER_S
 
 Floats = NDArray[np.float64]

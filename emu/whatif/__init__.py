@@ -1,8 +1,7 @@
 """`emu whatif`: a log of a real server, replayed, and what else could have been done with it.
 
 variants.py  the log as a workload with the replicas that served it, and with others
-regret.py    what the best replica in hindsight would have given, for each decision
-answer.py    what was found, how its rows read, and the page
+answer.py    what was found, the best replica in hindsight for each decision, the page
 command.py   the command
 export.py    a run of emu as a log of each format
 """

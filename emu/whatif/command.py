@@ -14,12 +14,22 @@ from emu.cluster.plan import make_plan
 from emu.config.locate import placing
 from emu.config.schema import Config
 from emu.errors import InputError, RunError
+from emu.process.exits import open_console
 from emu.process.pool import pool_of
-from emu.process.terminal import open_console
 from emu.report.atomic import write_text
 from emu.report.table import number
-from emu.whatif.answer import Alternative, Answer, cells_of, decision_cells, write_page
-from emu.whatif.regret import Choice, Regret, alternatives, chosen_decisions, regret_of
+from emu.whatif.answer import (
+    Alternative,
+    Answer,
+    Choice,
+    Regret,
+    alternatives,
+    cells_of,
+    chosen_decisions,
+    decision_cells,
+    regret_of,
+    write_page,
+)
 from emu.whatif.variants import (
     Outcome,
     Variant,

@@ -154,7 +154,7 @@ def paired(log: Latencies, run: Latencies) -> list[Paired]:
     return found
 
 
-# --------------------------------------------------------------------------------------------------
+# --- One run of the log under some configuration --------------------------------------------------
 
 _BLOCKS: Final = 40
 _RESAMPLES: Final = 1000

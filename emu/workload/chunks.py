@@ -11,14 +11,16 @@ import os
 from collections.abc import Iterator
 from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple, TypeAlias
 
 from emu.errors import InputError
 from emu.units import NS_PER_S
 from emu.workload.items import Ints
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
 
 CHUNK_BYTES: Final = 1 << 20
 LINE_MAX_BYTES: Final = 1 << 28
@@ -131,8 +133,8 @@ class TextFile:
 # spelling, or a mistake). The caller reads those rows one by one with `exact_decimal` and friends,
 # which word the fault or give the value. Nothing here goes through floating point.
 
-Bytes: TypeAlias = npt.NDArray[np.uint8]
-Mask: TypeAlias = npt.NDArray[np.bool_]
+Bytes: TypeAlias = "npt.NDArray[np.uint8]"
+Mask: TypeAlias = "npt.NDArray[np.bool_]"
 
 _ZERO, _DOT, _COMMA, _NEWLINE, _CR = ord("0"), ord("."), ord(","), ord("\n"), ord("\r")
 _DIGITS_MAX: Final = 18
@@ -155,6 +157,8 @@ class Fields:
 
 def split_fields(data: bytes, columns: int) -> Fields | None:
     """The fields of a chunk whose every row has `columns` plain ones; None otherwise."""
+    import numpy as np
+
     if b'"' in data or not _is_utf8(data):
         return None
     text = np.frombuffer(data if data.endswith(b"\n") else data + b"\n", dtype=np.uint8)
@@ -195,6 +199,8 @@ def read_decimals(fields: Fields, column: int, shift: int) -> tuple[Ints, Mask]:
 
     For `shift` 0 a decimal point counts as not readable.
     """
+    import numpy as np
+
     start, end = fields.starts[:, column], fields.ends[:, column]
     width = end - start
     value = np.zeros(len(start), dtype=np.int64)
@@ -241,6 +247,8 @@ def exact_decimal(text: str, shift: int) -> int | None:
 
 def read_stamps(fields: Fields, column: int) -> tuple[Ints, Mask]:
     """`YYYY-MM-DD HH:MM:SS[.fraction][+00:00|Z]` as ns since 1970, in UTC."""
+    import numpy as np
+
     start, end = fields.starts[:, column], fields.ends[:, column]
     width = end - start
     values = np.zeros(len(start), dtype=np.int64)
@@ -258,6 +266,8 @@ def read_stamps(fields: Fields, column: int) -> tuple[Ints, Mask]:
 
 def _stamps_of_width(grid: Bytes) -> tuple[Mask, Ints]:
     """Rows of equal width, spelled like the first of them."""
+    import numpy as np
+
     head = grid[0].tobytes()
     tail = head[_DATE_WIDTH:]
     for suffix in (b"+00:00", b"Z", b" UTC", b""):
@@ -299,6 +309,8 @@ def _stamps_of_width(grid: Bytes) -> tuple[Mask, Ints]:
 
 def days_from_civil(year: Ints, month: Ints, day: Ints) -> Ints:
     """Days since 1970-01-01 in the proleptic Gregorian calendar (counting from 1 March)."""
+    import numpy as np
+
     shifted = year - (month <= 2)
     era, year_of_era = np.divmod(shifted, 400)
     day_of_year = (153 * ((month + 9) % 12) + 2) // 5 + day - 1
@@ -309,6 +321,8 @@ def days_from_civil(year: Ints, month: Ints, day: Ints) -> Ints:
 
 def civil_from_days(days: Ints) -> tuple[Ints, Ints, Ints]:
     """The inverse of `days_from_civil`."""
+    import numpy as np
+
     era, day_of_era = np.divmod(days + 719_468, 146_097)
     year_of_era = (
         day_of_era - day_of_era // 1_460 + day_of_era // 36_524 - day_of_era // 146_096

@@ -8,12 +8,13 @@ run, so that a run can be replayed.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
-import numpy as np
 
 from emu.errors import InputError
 from emu.workload.chunks import (
@@ -26,7 +27,12 @@ from emu.workload.chunks import (
     read_stamps,
     split_fields,
 )
+from emu.workload.fewrows import decimal, integer, plain, rows_of, stamp
 from emu.workload.items import TIME_MAX_NS, TOKENS_MAX, Block, Ints, Line, Notes
+
+if TYPE_CHECKING:
+    pass
+
 
 _STAMP: Final = -1
 """In place of a power of ten: the column is a date and time."""
@@ -177,6 +183,8 @@ class CsvParser:
         self._prompt = self._column(dialect.prompt)
         self._output = self._column(dialect.output)
         self.prompt_field = self._names[self._prompt]
+        self.takes_few = False
+        """Plain rows may be read without numpy."""
         self._arrival = _find(header, list(dialect.arrival))
         self.has_arrivals = self._arrival >= 0
         self._unit = dialect.arrival[header[self._arrival]] if self.has_arrivals else 0
@@ -216,6 +224,12 @@ class CsvParser:
         if chunk.first_line == 1 and self._header_lines:
             cut = data.find(b"\n") + 1 or len(data)
             data, first_line, offset = data[cut:], 2, offset + cut
+        if self.takes_few and "numpy" not in sys.modules:
+            block = self._parse_few(data, first_line, offset, notes)
+            if block is not None:
+                return block
+        import numpy as np
+
         fields = split_fields(data, len(self._header)) if data else None
         if fields is None:
             return self._parse_slowly(Chunk(data, first_line, offset), notes)
@@ -223,7 +237,46 @@ class CsvParser:
         numbers = np.arange(first_line, first_line + rows, dtype=np.int64)
         return self._build(fields, numbers, fields.starts[:, 0] + offset, notes)
 
+    def _parse_few(self, data: bytes, first_line: int, offset: int, notes: Notes) -> Block | None:
+        """The rows as plain columns; None unless all of them are plain and right."""
+        rows = None if self._texts or self._numbers else rows_of(data, len(self._header))
+        if rows is None:
+            return None
+        low = 0 if self._dialect.skip_zero else 1
+        prompts = [integer(row[self._prompt]) for row in rows]
+        outputs = [integer(row[self._output]) for row in rows]
+        for counts in (prompts, outputs):
+            if counts and (min(counts) < low or max(counts) > TOKENS_MAX):
+                return None
+        if not self.has_arrivals:
+            times = [0] * len(rows)
+        elif self.is_absolute:
+            days: dict[bytes, int] = {}
+            times = [stamp(row[self._arrival], days) for row in rows]
+        else:
+            times = [decimal(row[self._arrival], self._unit) for row in rows]
+        if times and min(times) < 0:
+            return None
+        used = list(range(len(rows)))
+        if not (min(outputs, default=1) and min(prompts, default=1)):
+            for column_of, counts in ((self._output, outputs), (self._prompt, prompts)):
+                kept = [row for row in used if counts[row]]
+                if len(kept) < len(used):
+                    notes.skip(f"rows with {self._names[column_of]} 0", len(used) - len(kept))
+                used = kept
+        lengths = [len(line) + 1 for line in data.split(b"\n")]
+        offsets = list(accumulate(lengths, initial=offset))
+        return Block(
+            plain([times[row] for row in used]),
+            plain([prompts[row] for row in used]),
+            plain([outputs[row] for row in used]),
+            plain([first_line + row for row in used]),
+            plain([offsets[row] for row in used]),
+        )
+
     def _build(self, fields: Fields, numbers: Ints, offsets: Ints, notes: Notes) -> Block:
+        import numpy as np
+
         prompt = self._counts(fields, numbers, self._prompt)
         output = self._counts(fields, numbers, self._output)
         if self.has_arrivals:
@@ -236,6 +289,8 @@ class CsvParser:
         return self._without_failures(block, notes)
 
     def _counts(self, fields: Fields, numbers: Ints, column: int) -> Ints:
+        import numpy as np
+
         values, bad = read_ints(fields, column)
         bad |= (values > TOKENS_MAX) | ((values == 0) & (not self._dialect.skip_zero))
         for row in np.flatnonzero(bad).tolist():
@@ -261,6 +316,8 @@ class CsvParser:
         return value
 
     def _arrivals(self, fields: Fields, numbers: Ints) -> Ints:
+        import numpy as np
+
         if self.is_absolute:
             values, bad = read_stamps(fields, self._arrival)
         else:
@@ -345,6 +402,8 @@ class CsvParser:
 
     def _parse_slowly(self, chunk: Chunk, notes: Notes) -> Block:
         """Quoted fields, blank lines, and rows with a wrong number of fields."""
+        import numpy as np
+
         cells: list[str] = []
         numbers: list[int] = []
         offsets: list[int] = []
@@ -373,6 +432,8 @@ class CsvParser:
 
 def _fields_of_cells(cells: list[str], columns: int) -> Fields:
     """Cells that were split elsewhere, laid end to end."""
+    import numpy as np
+
     parts = [cell.strip().encode() for cell in cells]
     ends = np.cumsum([len(part) for part in parts] or [0]).astype(np.int64)[: len(parts)]
     starts = ends - np.array([len(part) for part in parts], dtype=np.int64)

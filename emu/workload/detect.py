@@ -12,7 +12,10 @@ from emu.errors import InputError
 from emu.workload.chunks import CHUNK_BYTES, Chunk, TextFile
 from emu.workload.csvformats import DIALECTS, CsvParser, Dialect, dialect_of, split_header
 from emu.workload.items import Block, Ints, Notes
-from emu.workload.jsonl import JsonlParser
+
+_FEW_LINES: Final = 1_000
+_FEW_BYTES: Final = 1 << 16
+"""So little is read without numpy, whose import would cost more than the emulation."""
 
 LOG_FORMATS: Final = (
     *("otel", "litellm", "gateway", "aiperf", "inference-perf", "guidellm", "vllm-bench"),
@@ -97,11 +100,13 @@ def open_source(
     *,
     sessions: bool = False,
     think_s: float = 0.0,
+    limit: int = 0,
 ) -> Source:
     """The reader of a file; `format` "auto" looks at the content. A folder is ServeGen's.
 
     `source` and the second part of `tokenizer` are the paths as the user wrote them. `seed`: of
-    what a model draws. `sessions`, `think_s`: of ShareGPT's conversations.
+    what a model draws. `sessions`, `think_s`: of ShareGPT's conversations. `limit`: lines that are
+    used (0 = all), a hint of how much to read at once.
     """
     if path.is_dir() and format in ("auto", "servegen"):
         from emu.workload.servegen import ServeGenSource
@@ -109,7 +114,8 @@ def open_source(
         return ServeGenSource(path, source, seed)
     if format == "servegen":
         raise InputError(source, None, "", "is no folder; ServeGen's clients are one")
-    file = TextFile(path, source)
+    is_few = 0 < limit <= _FEW_LINES
+    file = TextFile(path, source, _FEW_BYTES if is_few else CHUNK_BYTES)
     head = file.head()
     if not head.strip():
         raise InputError(source, 1, "$", "the file is empty")
@@ -119,6 +125,8 @@ def open_source(
 
         return LogSource(file, name)
     if name == "jsonl":
+        from emu.workload.jsonl import JsonlParser
+
         return ParsedFile(file, JsonlParser(source))
     if name == "mooncake":
         from emu.workload.mooncake import MooncakeParser
@@ -129,7 +137,9 @@ def open_source(
 
         return ShareGptSource(file, tokenizer, sessions=sessions, think_s=think_s, seed=seed)
     dialect = next(dialect for dialect in DIALECTS if dialect.name == name)
-    return ParsedFile(file, CsvParser(source, dialect, _header(head, dialect)))
+    csv = CsvParser(source, dialect, _header(head, dialect))
+    csv.takes_few = is_few or file.size_bytes <= _FEW_BYTES
+    return ParsedFile(file, csv)
 
 
 def _header(head: bytes, dialect: Dialect) -> list[str] | None:

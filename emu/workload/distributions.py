@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from emu.config.schema import ArrivalsTable, LengthsTable
 from emu.errors import InputError
 from emu.rng import rng_stream
 from emu.units import NS_PER_S
 from emu.workload.items import Ints, Notes
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
 
 # --------------------------------------------------------------------------------------------------
 # Arrival processes, in chunks: exact in law (no cut tails), in integer ns, cheap in numpy.
@@ -23,7 +25,7 @@ from emu.workload.items import Ints, Notes
 # back to time by the inverse of the cumulative rate. A stream gives the same times however its
 # caller slices it only if the slices are the same; every pass over a workload uses equal slices.
 
-Floats: TypeAlias = npt.NDArray[np.float64]
+Floats: TypeAlias = "npt.NDArray[np.float64]"
 
 NEVER_NS = 2**62
 """In place of arrivals that a process that ends would never make."""
@@ -38,6 +40,8 @@ class GapStream:
 
     def take(self, count: int) -> Ints:
         """The next arrivals, in ns."""
+        import numpy as np
+
         gaps = np.rint(self._draw_s(count) * NS_PER_S).astype(np.int64)
         times: Ints = np.cumsum(gaps) + self._now_ns
         if count:
@@ -54,6 +58,8 @@ class EvenStream:
 
     def take(self, count: int) -> Ints:
         """The next arrivals, in ns."""
+        import numpy as np
+
         index = np.arange(self._done, self._done + count, dtype=np.int64)
         self._done += count
         times: Ints = np.rint(index * self._gap_ns).astype(np.int64)
@@ -70,6 +76,8 @@ class InvertedStream:
 
     def take(self, count: int) -> Ints:
         """The next arrivals, in ns."""
+        import numpy as np
+
         steps = np.cumsum(self._rng.standard_exponential(count)) + self._expected
         if count:
             self._expected = float(steps[-1])
@@ -99,6 +107,8 @@ def arrival_stream(
 
 def _invert_bursts(table: ArrivalsTable, config_source: str) -> Callable[[Floats], Floats]:
     """Each period starts with a burst at its own rate; the rest has the base rate."""
+    import numpy as np
+
     length_s, every_s = table.burst_length_s, table.burst_every_s
     if length_s >= every_s:
         problem = f"must be less than burst_every_s ({every_s:g}), not {length_s:g}"
@@ -122,6 +132,8 @@ def _invert_bursts(table: ArrivalsTable, config_source: str) -> Callable[[Floats
 
 def _invert_points(points: list[list[float]], config_source: str) -> Callable[[Floats], Floats]:
     """Rates linear between the points, constant before the first and after the last."""
+    import numpy as np
+
     times, rates = _check_points(points, config_source)
     steps = np.diff(times)
     slopes = np.diff(rates) / steps if len(steps) else np.zeros(0)
@@ -142,6 +154,8 @@ def _invert_points(points: list[list[float]], config_source: str) -> Callable[[F
 
 
 def _check_points(points: list[list[float]], config_source: str) -> tuple[Floats, Floats]:
+    import numpy as np
+
     field = "workload.synthetic.arrivals.points"
     if not points:
         raise InputError(config_source, None, field, "piecewise needs at least one point")
@@ -179,6 +193,8 @@ class _Fixed:
         self._value = value
 
     def take(self, count: int) -> Ints:
+        import numpy as np
+
         return np.full(count, self._value, dtype=np.int64)
 
 
@@ -187,6 +203,8 @@ class _Uniform:
         self._rng, self._low, self._high = rng, low, high
 
     def take(self, count: int) -> Ints:
+        import numpy as np
+
         return self._rng.integers(self._low, self._high, count, dtype=np.int64, endpoint=True)
 
 
@@ -195,6 +213,8 @@ class _LogNormal:
         self._rng, self._table = rng, table
 
     def take(self, count: int) -> Ints:
+        import numpy as np
+
         table = self._table
         # The exponent is bounded so that a wild sigma gives the largest length, not infinity.
         power = np.minimum(self._rng.standard_normal(count) * table.sigma, 600.0)
@@ -209,12 +229,16 @@ class _Zipf:
     """
 
     def __init__(self, rng: np.random.Generator, table: LengthsTable) -> None:
+        import numpy as np
+
         self._rng = rng
         self._low = table.min
         ranks = np.arange(1, table.max - table.min + 2, dtype=np.float64)
         self._reached = np.cumsum(ranks**-table.theta)
 
     def take(self, count: int) -> Ints:
+        import numpy as np
+
         drawn = self._rng.random(count) * self._reached[-1]
         ranks = np.searchsorted(self._reached, drawn, side="right")
         lengths: Ints = np.minimum(ranks, len(self._reached) - 1).astype(np.int64)
@@ -235,6 +259,8 @@ def length_sampler(
     table: LengthsTable, *, is_prompt: bool, base_dir: Path, seed: int, config_source: str
 ) -> Sampler:
     """The sampler of prompts or outputs. Raises InputError."""
+    import numpy as np
+
     name = "prompt" if is_prompt else "output"
     key = f"workload.synthetic.{name}"
     if table.distribution == "fixed":
@@ -261,6 +287,8 @@ def length_sampler(
 
 def _column_of_file(path: Path, source: str, *, is_prompt: bool) -> Ints:
     """The lengths of all requests of a workload file (8 bytes each)."""
+    import numpy as np
+
     parts: list[Ints] = []
     from emu.workload.detect import open_source  # most lengths come from no file
 

@@ -10,15 +10,18 @@ Owns: these types and the conversion of token ids to arrays. Does not read, chec
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from emu.request import Prefix, Request
 
-Ints: TypeAlias = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Ints: TypeAlias = "npt.NDArray[np.int64]"
+
 
 TOKENS_MAX: Final = 2**31 - 1
 TIME_MAX_NS: Final = 2**62
@@ -108,6 +111,8 @@ class Block(msgspec.Struct):
 
     def take(self, rows: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> Block:
         """The block of these rows, in this order (indices), or of the rows marked (mask)."""
+        import numpy as np
+
         details = self.details
         if details is not None:
             picked = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
@@ -121,8 +126,42 @@ class Block(msgspec.Struct):
             details,
         )
 
+    def head(self, rows: int) -> Block:
+        """The first rows."""
+        details = self.details
+        return Block(
+            self.arrival_ns[:rows],
+            self.prompt_tokens[:rows],
+            self.output_tokens[:rows],
+            self.line_numbers[:rows],
+            self.offsets[:rows],
+            None if details is None else details[:rows],
+        )
+
+    def as_arrays(self) -> Block:
+        """The same with columns that are arrays."""
+        import numpy as np
+
+        if hasattr(self.arrival_ns, "dtype"):
+            return self
+        return Block(
+            np.array(self.arrival_ns, dtype=np.int64),
+            np.array(self.prompt_tokens, dtype=np.int64),
+            np.array(self.output_tokens, dtype=np.int64),
+            np.array(self.line_numbers, dtype=np.int64),
+            np.array(self.offsets, dtype=np.int64),
+            self.details,
+        )
+
+    @property
+    def requests(self) -> int:
+        """Requests that all lines stand for."""
+        return len(self.arrival_ns) if self.details is None else int(self.requests_each().sum())
+
     def requests_each(self) -> Ints:
         """How many requests each line stands for: 1, or the number of its sub-requests."""
+        import numpy as np
+
         if self.details is None:
             return np.ones(len(self.arrival_ns), dtype=np.int64)
         return np.fromiter(
@@ -166,6 +205,8 @@ def prefix_of(item: Line | Turn) -> Prefix | None:
 
     `token_ids` is shorter than prompt + output when the line gives no output ids.
     """
+    import numpy as np
+
     if item.tok_id_ranges:
         runs = [np.arange(first, first + n, dtype=np.int64) for first, n in item.tok_id_ranges]
         return Prefix(runs[0] if len(runs) == 1 else np.concatenate(runs))

@@ -15,7 +15,7 @@ import numpy as np
 from emu.units import NS_PER_MS
 from emu.workload.chunks import Chunk, exact_decimal
 from emu.workload.items import ID_MAX, TIME_MAX_NS, TOKENS_MAX, Block, Line, Notes
-from emu.workload.strict import (
+from emu.workload.jsonl import (
     Place,
     may_repeat,
     note_unknown,

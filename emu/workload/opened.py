@@ -14,16 +14,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
+from operator import le
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-import numpy as np
 
 from emu.config.schema import WorkloadTable
 from emu.errors import InputError
 from emu.request import Request, plain_requests
 from emu.units import NS_PER_S, s_to_ns
+from emu.workload.fewrows import plain
 from emu.workload.items import (
     NOTHING_FOLLOWS,
     Block,
@@ -38,7 +39,6 @@ from emu.workload.items import (
     prefix_of,
 )
 from emu.workload.shape import OVERSIZED, UNKNOWN, ArrivalStream, Naming, Rules, Shaper, Timebase
-from emu.workload.synthetic import SyntheticSource, arrival_stream
 
 if TYPE_CHECKING:
     from emu.workload.detect import Source
@@ -119,12 +119,14 @@ class Workload:
     @property
     def first_arrival_ns(self) -> int:
         """Arrival of the first release."""
-        return int(self._timebase.arrivals(np.array([self.facts.first_ns]))[0])
+
+        return int(self._timebase.arrivals(plain([self.facts.first_ns]))[0])
 
     @property
     def last_arrival_ns(self) -> int:
         """Arrival of the last release that the file itself dates."""
-        return int(self._timebase.arrivals(np.array([self.facts.last_ns]))[0])
+
+        return int(self._timebase.arrivals(plain([self.facts.last_ns]))[0])
 
     def scan(self) -> None:
         """The first pass: everything is checked and counted."""
@@ -139,17 +141,17 @@ class Workload:
             times = block.arrival_ns
             low, high = int(times.min()), int(times.max())
             if facts.is_sorted:
-                grows = bool((times[1:] >= times[:-1]).all())
+                grows = _ascends(times)
                 facts.is_sorted = grows and int(times[0]) >= facts.last_ns
             facts.first_ns = low if not facts.lines else min(low, facts.first_ns)
             facts.last_ns = max(high, facts.last_ns)
             _count(block, facts)
         if not facts.lines:
-            if isinstance(self._source, SyntheticSource):
+            if self._source.name == "synthetic":
                 problem = "no request arrives in so short a time"
                 raise InputError(self.source, None, "workload.synthetic.duration_s", problem)
             raise no_usable_rows(self.source, self.notes)
-        if blocks == 1 and self._source.is_small:
+        if blocks == 1 and (self._source.is_small or self._rules.limit):
             self._only = kept
         refused = sum(self.notes.rejected.values())
         if 2 * refused > facts.requests:
@@ -171,6 +173,13 @@ class Workload:
 
     def blocks(self) -> Iterator[tuple[Block, Ints]]:
         """The lines in order of arrival, with the first request id of each; times in ns."""
+        import numpy as np
+
+        for block, ids in self._timed():
+            yield block.as_arrays(), np.asarray(ids)
+
+    def _timed(self) -> Iterator[tuple[Block, Ints]]:
+        """The same; columns may be plain."""
         for block, ids in self._arrival_order():
             timed = Block(
                 self._timebase.arrivals(block.arrival_ns),
@@ -186,6 +195,9 @@ class Workload:
         if self._only is not None:
             block, ids = self._only, _first_ids(self._only, 0)
             if not self.facts.is_sorted:
+                import numpy as np
+
+                block, ids = block.as_arrays(), np.asarray(ids)
                 order = np.argsort(block.arrival_ns, kind="stable")
                 block, ids = block.take(order), ids[order]
             yield block, ids
@@ -196,17 +208,20 @@ class Workload:
         next_id = 0
         for block in self._file_order(Notes()):
             yield block, _first_ids(block, next_id)
-            next_id += int(block.requests_each().sum())
+            next_id += block.requests
 
     def _by_index(self) -> Iterator[tuple[Block, Ints]]:
         """An unsorted file: one more pass makes the index, then lines are fetched by offset."""
+        import numpy as np
+
         times, offsets, ids = [], [], []
         next_id = 0
         for block in self._file_order(Notes()):
+            block = block.as_arrays()
             times.append(block.arrival_ns)
             offsets.append(block.offsets)
-            ids.append(_first_ids(block, next_id))
-            next_id += int(block.requests_each().sum())
+            ids.append(np.asarray(_first_ids(block, next_id)))
+            next_id += block.requests
         order = np.argsort(np.concatenate(times), kind="stable")
         offsets_in_order = np.concatenate(offsets)[order]
         ids_in_order = np.concatenate(ids)[order]
@@ -224,7 +239,7 @@ class Workload:
         A request whose `reason` is set can never be served: the gateway must reject it.
         """
         naming = None if self._naming is None else self._naming()
-        for block, ids in self.blocks():
+        for block, ids in self._timed():
             if naming is None and block.details is None and not self.notes.rejected:
                 yield from plain_requests(
                     ids.tolist(),
@@ -358,6 +373,7 @@ def open_workload(
             seed,
             sessions=table.turns == "all",
             think_s=table.think_s,
+            limit=table.limit,
         )
         if table.turns == "all" and source.name != "sharegpt":
             problem = f"is for conversations of ShareGPT; {table.path} is {source.name}"
@@ -368,6 +384,8 @@ def open_workload(
         if table.synthetic is None:
             problem = "give either a file here or a table [workload.synthetic]"
             raise InputError(config_source, None, "workload.path", problem)
+        from emu.workload.synthetic import SyntheticSource
+
         source = SyntheticSource(table.synthetic, base_dir, seed, config_source)
         label, arrivals = config_source, _no_arrivals
     naming = _naming(table, models, default_model, seed, config_source)
@@ -476,6 +494,8 @@ def _arrivals_for_file(
         if not table.concurrency:
             notes.warn("the file has no arrival times: all requests arrive at 0")
         return _no_arrivals
+    from emu.workload.synthetic import arrival_stream
+
     return lambda: arrival_stream(synthetic.arrivals, seed, config_source)
 
 
@@ -503,9 +523,18 @@ def _count(block: Block, facts: Facts) -> None:
 
 def _first_ids(block: Block, start: int) -> Ints:
     if block.details is None:
-        return np.arange(start, start + len(block.arrival_ns), dtype=np.int64)
+        return plain(list(range(start, start + len(block.arrival_ns))))
+    import numpy as np
+
     each = block.requests_each()
     return np.cumsum(each) - each + start
+
+
+def _ascends(times: Ints) -> bool:
+    """No time is earlier than the one before it."""
+    if hasattr(times, "dtype"):
+        return bool((times[1:] >= times[:-1]).all())
+    return all(map(le, times, times[1:]))  # plain
 
 
 def _warn_implausible(facts: Facts, notes: Notes) -> None:

@@ -14,7 +14,6 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
-import numpy as np
 
 from emu.errors import InputError
 from emu.rng import rng_stream
@@ -58,7 +57,7 @@ class Shaper:
         self._notes = notes
         self._arrivals = arrivals
         self._left = rules.limit or None
-        self._times = np.zeros(0, dtype=np.int64)
+        self._times: Ints | None = None
         """Times at which lines to come arrive (`upscale`)."""
         self._taken = 0
         """Lines that have arrived at the first of them."""
@@ -67,6 +66,8 @@ class Shaper:
 
     def select(self, block: Block) -> Block:
         """Without the lines that are left out."""
+        if self._arrivals is not None or self._rules.start_ns or self._rules.upscale > 1:
+            block = block.as_arrays()
         if self._arrivals is not None:
             block.arrival_ns = self._arrivals.take(len(block.arrival_ns))
         if self._rules.start_ns:
@@ -79,14 +80,16 @@ class Shaper:
             block.arrival_ns = self._denser(block.arrival_ns)
         if self._left is not None:
             if len(block.arrival_ns) > self._left:
-                block = block.take(np.arange(self._left))
+                block = block.head(self._left)
             self._left -= len(block.arrival_ns)
             self.is_full = self._left == 0
         return block
 
     def _denser(self, times: Ints) -> Ints:
         """Line k arrives at the time of line k // `upscale`; both counted over all blocks."""
-        known = np.concatenate((self._times, times))
+        import numpy as np
+
+        known = times if self._times is None else np.concatenate((self._times, times))
         rows = (self._taken + np.arange(len(times))) // self._rules.upscale
         whole, self._taken = divmod(self._taken + len(times), self._rules.upscale)
         self._times = known[whole:]
@@ -101,12 +104,15 @@ class Shaper:
             (rules.max_output_tokens, "max_output_tokens"),
         ):
             if limit:
+                block = block.as_arrays()
                 self._clip_all(block, limit, name)
         if rules.holds is not None and _may_exceed(block, rules.holds):
             self._judge_each(block, rules.holds)
         return block
 
     def _clip_all(self, block: Block, limit: int, name: str) -> None:
+        import numpy as np
+
         is_prompt = name == "max_prompt_tokens"
         column = block.prompt_tokens if is_prompt else block.output_tokens
         count = int((column > limit).sum())
@@ -249,11 +255,16 @@ class Timebase:
         scale = self._scale
         if scale is None or not len(times):
             return times
+        import numpy as np
+
+        times = np.asarray(times)
         return scale_exactly(times, scale)
 
 
 def scale_exactly(values: Ints, scale: Fraction) -> Ints:
     """Non-negative integers times a fraction, rounded half to even, without floating point."""
+    import numpy as np
+
     num, den = scale.numerator, scale.denominator
     highest = int(values.max(initial=0))
     if highest * scale > TIME_MAX_NS:

@@ -26,8 +26,7 @@ from emu.rng import rng_stream
 from emu.units import ceil_div, s_to_ns
 from emu.workload.chunks import LINE_MAX_BYTES, TextFile
 from emu.workload.items import Block, Line, Notes, Turn
-from emu.workload.jsonl import make_block
-from emu.workload.strict import show
+from emu.workload.jsonl import make_block, show
 
 _BYTES_PER_TOKEN: Final = 4
 _BLOCK_ROWS: Final = 8192

@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
-
-import numpy as np
+from typing import TYPE_CHECKING, Final
 
 from emu.config.schema import ArrivalsTable, ImagesTable, SyntheticTable
 from emu.errors import InputError
@@ -21,6 +19,10 @@ from emu.rng import rng_stream
 from emu.units import NS_PER_S, s_to_ns
 from emu.workload.distributions import NEVER_NS, arrival_stream, length_sampler
 from emu.workload.items import TOKENS_MAX, Block, Ints, Line, Notes, Turn
+
+if TYPE_CHECKING:
+    pass
+
 
 __all__ = ["SyntheticSource", "arrival_stream"]
 
@@ -97,6 +99,8 @@ class SyntheticSource:
 
     def blocks(self, notes: Notes) -> Iterator[Block]:
         """All lines; the same at every call."""
+        import numpy as np
+
         table = self._table
         arrivals = arrival_stream(table.arrivals, self._seed, self._config_source)
         dealer = _Dealer(table, self._base_dir, self._seed, self._config_source)
@@ -122,6 +126,8 @@ class _Dealer:
     """Gives lines their lengths, turns, tenants and ids."""
 
     def __init__(self, table: SyntheticTable, base_dir: Path, seed: int, config: str) -> None:
+        import numpy as np
+
         self._table = table
         self._config_source = config
         self._prompt = length_sampler(
@@ -144,6 +150,8 @@ class _Dealer:
 
     def deal(self, arrivals: Ints) -> Block:
         """One line for each arrival."""
+        import numpy as np
+
         table, count = self._table, len(arrivals)
         zeros = np.zeros(count, dtype=np.int64)
         is_flat = table.sessions.turns_max == 1
@@ -191,6 +199,8 @@ class _Dealer:
         return lines
 
     def _sessions(self, times: list[int], groups: list[int]) -> list[Line]:
+        import numpy as np
+
         table = self._table.sessions
         turns = self._turns.integers(
             table.turns_min, table.turns_max, len(times), endpoint=True
@@ -212,6 +222,8 @@ class _Dealer:
 
     def _graphs(self, times: list[int], groups: list[int], stages: list[int]) -> list[Line]:
         """Sessions whose every second turn is several requests at once."""
+        import numpy as np
+
         table = self._table.sessions
         each = [
             [1 if at % 2 == 0 else 0 for at in range(count)] for count in stages

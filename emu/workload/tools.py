@@ -261,7 +261,7 @@ def _blitzscale_row(line: Line, index: int) -> str:
     return f"{stamp},{line.input_toks},{line.output_toks}"
 
 
-# --------------------------------------------------------------------------------------------------
+# --- What `emu workload` does ---------------------------------------------------------------------
 
 Item = TypeVar("Item", Line, Turn)
 

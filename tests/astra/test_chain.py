@@ -6,8 +6,8 @@ import pytest
 from emu.astra.backend import AstraBackend
 from emu.astra.executor_runs import Chain, run_once
 from emu.astra.inputs import Memories, Memory
-from emu.astra.nodes import Location, Place
 from emu.astra.rows import Placement
+from emu.astra.trace import Location, Place
 from emu.latency.base import BatchShape, next_decode_shape
 from emu.network.rounds import CollectiveSystem, NetworkDim
 from tests.astra.test_convert import LLAMA, QWEN, generator

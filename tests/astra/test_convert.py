@@ -7,9 +7,20 @@ from hypothesis import strategies as st
 from emu.astra.convert import convert
 from emu.astra.executor_runs import run_once
 from emu.astra.inputs import Memories, Memory
-from emu.astra.nodes import LOCAL, Location, NodeKind, Place
 from emu.astra.rows import Placement, TraceGenerator, TraceSetup, stage_sizes
-from emu.astra.trace import Marker, Row, Trace, TraceModel, event_trace, format_trace, parse_trace
+from emu.astra.trace import (
+    LOCAL,
+    Location,
+    Marker,
+    NodeKind,
+    Place,
+    Row,
+    Trace,
+    TraceModel,
+    event_trace,
+    format_trace,
+    parse_trace,
+)
 from emu.errors import InputError
 from emu.latency.base import BatchShape
 from emu.latency.moe_gate import GateShape, make_gate

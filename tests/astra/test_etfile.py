@@ -16,7 +16,7 @@ from emu.astra.etfile import (
     read_records,
     write_graph,
 )
-from emu.astra.nodes import LOCAL, Graph, Location, Node, NodeKind, Place
+from emu.astra.trace import LOCAL, Graph, Location, Node, NodeKind, Place
 from emu.errors import InputError
 
 FIELDS = {

@@ -5,7 +5,7 @@ import pytest
 from emu.astra.executor import Executor
 from emu.astra.executor_runs import Answer, Polling, run_once
 from emu.astra.inputs import Memories, Memory
-from emu.astra.nodes import Graph, Location, Node, NodeKind, Place
+from emu.astra.trace import Graph, Location, Node, NodeKind, Place
 from emu.errors import Deadlock, InputError, RunError
 from emu.network.rounds import CollectiveSystem, NetworkDim
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from emu.astra.nodes import LOCAL, Location, Place
 from emu.astra.parity_cluster import read_cluster
 from emu.astra.parity_replica import ParityOptions
+from emu.astra.trace import LOCAL, Location, Place
 from emu.errors import InputError
 
 

@@ -5,8 +5,7 @@ import pytest
 from emu.astra.etfile import read_graph
 from emu.astra.executor_runs import run_once
 from emu.astra.inputs import Memories
-from emu.astra.nodes import NodeKind
-from emu.astra.trace import parse_trace
+from emu.astra.trace import NodeKind, parse_trace
 from emu.cli import main
 from emu.cluster.backends import make_latency
 from emu.cluster.plan import make_plan

@@ -13,6 +13,8 @@ from emu.chaos.truth.judge import truth_of
 from emu.chaos.worlds import World
 
 Records = list[dict[str, Any]]
+Judged = tuple[Any, Any, Records, Any]
+"""Configuration, plan, records; rows and summary."""
 LINES = [
     {"arrival_time_ns": 20_000_000 * i, "input_toks": 100 + 40 * i, "output_toks": 12}
     for i in range(6)
@@ -37,18 +39,57 @@ TABLES: dict[str, Any] = {
 }
 
 
+GROUP: dict[str, Any] = {
+    "seed": 1,
+    "model": {"name": "meta-llama/Llama-3.1-8B"},
+    "nodes": [{"gpus": 2, "gpu": "A100-SXM4-80GB"}],
+    "replicas": [{"role": "colocated", "count": 2, "data_parallel_group": "a"}],
+    "latency": {"backend": "linear", "base_us": 1000.0, "per_token_us": 50.0},
+    "scheduler": {
+        "policy": "vllm",
+        "num_blocks": 400,
+        "max_num_seqs": 2,
+        "order": "fair",
+        "async_scheduling": "off",
+    },
+    "power": {
+        "gpu_idle_w": 60.0,
+        "gpu_active_w": 400.0,
+        "cpu_idle_w": 50.0,
+        "cpu_active_w": 200.0,
+        "link_pj_per_bit": 4.0,
+        "dram_pj_per_bit": 3.0,
+        "dram_idle_w_per_dimm": 5.0,
+    },
+}
+QUEUED = [
+    {"arrival_time_ns": 1_000_000 * i, "input_toks": 50, "output_toks": 8, "tenant": f"t{i % 3}"}
+    for i in range(12)
+]
+
+
 @pytest.fixture(scope="module")
-def judged() -> tuple[Any, Any, Records]:
-    """Configuration, plan and records of a run."""
-    found: list[tuple[Any, Any, Records]] = []
+def judged() -> Judged:
+    """Configuration, plan and records of a run with roles and faults."""
+    return _judged(TABLES, LINES)
+
+
+@pytest.fixture(scope="module")
+def grouped() -> Judged:
+    """The same of a group with a fair queue."""
+    return _judged(GROUP, QUEUED)
+
+
+def _judged(tables: dict[str, Any], lines: list[dict[str, Any]]) -> Judged:
+    found: list[Judged] = []
 
     def grab(config: Any, plan: Any, records: Records, *rest: Any) -> list[str]:
-        found.append((config, plan, records))
+        found.append((config, plan, records, rest))
         return truth_of(config, plan, records, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trial, "truth_of", grab)
-        verdict = trial.run_world(World(TABLES, LINES, heals=True), 1)
+        verdict = trial.run_world(World(tables, lines, heals=True), 1)
     assert verdict.problems == []
     return found[0]
 
@@ -85,6 +126,29 @@ def _rate(records: Records) -> None:
     _first([r for r in records if r["at_ns"]], "link", link="gpu0.nic.out")["bytes_per_s"] *= 2
 
 
+def _another_link(records: Records) -> None:
+    _first(records, "transfer", kind="kv")["parts"][0][0].reverse()
+
+
+def _over_pcie(records: Records) -> None:
+    _first(records, "transfer", kind="kv")["parts"][0][0].insert(0, "gpu0.pcie.up")
+
+
+def _early_wave(records: Records) -> None:
+    waves = [r for r in records if r["event"] == "began" and r["at_ns"]]
+    waves[5]["at_ns"] -= 1
+
+
+def _alone(records: Records) -> None:
+    records.remove([r for r in records if r["event"] == "began"][3])
+
+
+def _other_tenants(records: Records) -> None:
+    for record in records:
+        if record["event"] == "arrived":
+            record["tenant"] = "t0" if record["row"] < 8 else "t1"
+
+
 def _token_more(records: Records) -> None:
     _first(records, "batch", replica=1)["members"][0][2] += 1
 
@@ -99,12 +163,49 @@ def _token_more(records: Records) -> None:
         (_no_straggler, "T1"),
         (_rate, "T1"),
         (_token_more, "T2"),
+        (_another_link, "T3"),
+        (_over_pcie, "T3"),
     ],
 )
 def test_what_is_changed_is_found(
-    judged: tuple[Any, Any, Records], change: Callable[[Records], None], finding: str
+    judged: Judged, change: Callable[[Records], None], finding: str
 ) -> None:
-    config, plan, records = judged
+    _find(judged, change, finding)
+
+
+@pytest.mark.parametrize(
+    ("change", "finding"),
+    [
+        (_early_wave, "T2: a wave"),
+        (_alone, "T2: a wave"),
+        (_other_tenants, "T5"),
+    ],
+)
+def test_what_is_changed_in_a_group_is_found(
+    grouped: Judged, change: Callable[[Records], None], finding: str
+) -> None:
+    _find(grouped, change, finding)
+
+
+@pytest.mark.parametrize("name", ["gpu", "cpu", "memory", "base"])
+def test_energy_that_is_changed_is_found(grouped: Judged, name: str) -> None:
+    _find_figure(grouped, "energy_j", name)
+
+
+@pytest.mark.parametrize("name", ["prompt_tflop", "output_tflop", "of_held"])
+def test_arithmetic_that_is_changed_is_found(grouped: Judged, name: str) -> None:
+    _find_figure(grouped, "mfu", name)
+
+
+def _find_figure(run: Judged, table: str, name: str) -> None:
+    config, plan, records, (rows, summary) = run
+    changed = {**summary, table: {**summary[table], name: summary[table][name] * 1.05}}
+    found = truth_of(config, plan, records, rows, changed)
+    assert any(line.startswith(f"T4: {table}.{name}") for line in found)
+
+
+def _find(run: Judged, change: Callable[[Records], None], finding: str) -> None:
+    config, plan, records, _ = run
     changed = copy.deepcopy(records)
     change(changed)
     assert any(line.startswith(finding) for line in truth_of(config, plan, changed))

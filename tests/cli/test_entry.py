@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -138,28 +139,63 @@ def test_completion_names_commands_and_options(capsys: pytest.CaptureFixture[str
 
 _UNUSED = {
     *("rich", "jinja2", "shtab", "anyio", "uvloop", "statistics", "difflib"),
-    *("asyncio", "logging"),
+    *("asyncio", "logging", "numpy"),
 }
 """What a plain run does not use."""
 
 
-def test_a_plain_run_loads_little(tmp_path: Path) -> None:
-    (tmp_path / "c.toml").write_text(SMALL)
+def few_of_a_trace(directory: Path, requests: int = 300) -> None:
+    """c.toml: the first lines of a trace on two replicas, without random lengths or arrivals."""
+    drawn = random.Random(3)
+    rows = [
+        f"2023-11-16 18:{second // 60:02d}:{second % 60:02d}.{drawn.randrange(10**7):07d},"
+        f"{drawn.randrange(1, 3000)},{drawn.randrange(0, 300)}"
+        for second in range(requests)
+    ]
+    text = "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows])
+    (directory / "t.csv").write_text(text + "\n")
+    nodes = '[[nodes]]\ngpu = "H100-SXM5-80GB"\ngpus = 2\n[[replicas]]\ncount = 2\n'
+    (directory / "c.toml").write_text(f'{nodes}[workload]\npath = "t.csv"\n')
+
+
+def run_apart(directory: Path, output: str, before: str = "pass") -> list[str]:
+    """A quiet run of c.toml in a process of its own: what it prints of its modules."""
+    line = ["c.toml", "-q", "--no-report", "-o", output]
     code = (
-        "import sys; from emu.entry import main; status = main(['c.toml', '-q', '--no-report']);"
+        f"import sys; {before}; from emu.entry import main; status = main({line});"
         f"print(sorted({_UNUSED} & set(sys.modules)));"
         "print(sum(name.partition('.')[0] == 'emu' for name in sys.modules));"
         "sys.exit(status)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=tmp_path,
+        cwd=directory,
         env={"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=True,
         timeout=PATIENCE_S,
     )
-    unused, modules = done.stdout.splitlines()
+    return done.stdout.splitlines()
+
+
+def test_a_plain_run_loads_little(tmp_path: Path) -> None:
+    few_of_a_trace(tmp_path)
+    unused, modules = run_apart(tmp_path, "plain")
     assert unused == "[]"
-    assert int(modules) <= 223, "a plain run needs more modules of emu: load them when asked for"
+    assert int(modules) <= 200, "a plain run needs more modules of emu: load them when asked for"
+    (tmp_path / "c.toml").write_text(SMALL)
+    unused, _ = run_apart(tmp_path, "drawn")
+    assert unused == "['numpy']", "lengths are drawn by its generators"
+
+
+@pytest.mark.slow
+def test_a_run_without_numpy_writes_the_same_bytes(tmp_path: Path) -> None:
+    few_of_a_trace(tmp_path)
+    assert run_apart(tmp_path, "plain")[0] == "[]"
+    assert run_apart(tmp_path, "arrays", "import numpy")[0] == "['numpy']"
+    plain, arrays = tmp_path / "plain", tmp_path / "arrays"
+    names = {path.name for path in plain.iterdir()}
+    assert {"requests.csv", "summary.json", "itl.json", "timeseries.csv"} <= names
+    for name in names - {"run.json"}:
+        assert (plain / name).read_bytes() == (arrays / name).read_bytes(), name

@@ -11,7 +11,7 @@ from emu.astra.parity import read_requests
 from emu.astra.parity_replica import ParityOptions
 from emu.config.load import load_config
 from emu.runs.runner import adjust, execute
-from emu.tools.importers.llmservingsim import import_cluster
+from emu.tools.llmservingsim import import_cluster
 from tests.astra.golden import run_on
 from tests.cluster.helpers import rows_of
 from tests.shared_data import SHARED, needs_shared

@@ -14,7 +14,7 @@ import pytest
 
 from emu.config.load import load_config
 from emu.runs.runner import adjust, execute
-from emu.tools.importers.llmservingsim import import_cluster
+from emu.tools.llmservingsim import import_cluster
 from tests.cluster.helpers import rows_of, summary_of
 from tests.shared_data import SHARED, needs_shared
 

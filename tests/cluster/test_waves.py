@@ -16,7 +16,7 @@ from emu.latency.base import BatchShape
 from emu.replica.states import ReplicaState
 from emu.replica.wave import WaveGroup
 from emu.runs.runner import adjust, execute
-from emu.tools.importers.llmservingsim import import_cluster
+from emu.tools.llmservingsim import import_cluster
 from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload
 from tests.shared_data import SHARED, needs_shared
 

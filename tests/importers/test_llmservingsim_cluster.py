@@ -13,7 +13,7 @@ from emu.config import kinds
 from emu.config.load import config_from_text
 from emu.config.schema import Config
 from emu.errors import InputError
-from emu.tools.importers.llmservingsim import import_cluster
+from emu.tools.llmservingsim import import_cluster
 from tests.shared_data import SHARED
 
 FILES = sorted((SHARED / "llmservingsim-clusters").glob("*.json"))

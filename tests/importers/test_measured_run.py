@@ -13,7 +13,7 @@ from emu.cli import main
 from emu.config.load import config_from_text, load_config
 from emu.config.schema import Config
 from emu.errors import InputError
-from emu.tools.importers.measured_run import case_config, read_case
+from emu.tools.measured_run import case_config, read_case
 from tests.shared_data import SHARED, needs_shared
 
 ENGINE = {

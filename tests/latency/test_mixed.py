@@ -56,7 +56,7 @@ def test_a_leap_costs_what_its_steps_cost():
     ends = backend.decode_run_ns(decodes(4, 2000), 5).tolist()
     steps = [backend.iteration_ns(decodes(4, 2000 + step)) for step in range(5)]
     assert ends == [sum(steps[: count + 1]) for count in range(5)]
-    after = backend.decode_run_ns_after(decodes(4, 2000), 5, 1000).tolist()
+    after = backend.decode_ends(decodes(4, 2000), 5, 1000).tolist()
     assert after == [1000, *(1000 + end for end in ends)]
 
 

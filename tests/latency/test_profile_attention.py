@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from benchmarks.fidelity_blocks import dealt_ns
 from emu.latency.base import BatchShape
-from emu.latency.profile.attention import BlockGrid, LayerAttention
-from emu.latency.profile.tables import AttentionTable
+from emu.latency.profile.tables import AttentionTable, BlockGrid, LayerAttention
 
 
 class Table:

@@ -20,8 +20,7 @@ from emu.errors import InputError
 from emu.learn.case import Server
 from emu.learn.command import Progress
 from emu.learn.formats import Sent, read_benchmarks
-from emu.learn.live import SaidOfItself, cache_config, completed
-from emu.learn.probe import Limits, Wave, probe, record
+from emu.learn.probe import Limits, SaidOfItself, Wave, cache_config, completed, probe, record
 from emu.report.rundata import read_run
 from emu.runs.runner import adjust, execute
 from tests.learn.hidden import workload

@@ -126,6 +126,8 @@ def test_latency_is_one_message_of_the_slower_nic():
         ({"nvlink_gbps": -2.0}, "nodes.1.nvlink_gbps"),
         ({"pcie_gbps": 0.0}, "nodes.1.pcie_gbps"),
         ({"nvlink_domain": 3}, "nodes.1.nvlink_domain"),
+        ({"count": 1_000_000}, "nodes.1.count"),
+        ({"gpus": 1_000_000}, "nodes.1.gpus"),
     ],
 )
 def test_impossible_links_are_refused_by_name(keys, field):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
-import numpy as np
 import pytest
 
 from emu.kernel.clock import AT_DUE, NOW, PARK
 from emu.latency.base import BatchShape
+from emu.latency.ends import Ends
 from emu.latency.engine import DEFAULT_ENGINE, engine_model
 from emu.latency.jitter import Jitter
 from emu.replica import actions as act
@@ -146,9 +147,9 @@ def test_costs_are_those_of_the_slowdown_and_whole_nanoseconds() -> None:
 
 def test_steps_that_vary_have_no_short_cuts() -> None:
     made = Bench(S.COLOCATED)
-    made.replica._runs_opened = lambda *rest: rest
+    made.replica._decode_ends = lambda *rest: rest
     made.replica.set_jitter(Jitter(engine_model(DEFAULT_ENGINE, "test"), 7, 0))
-    assert made.replica._runs_opened is None
+    assert made.replica._decode_ends is None
     assert not made.replica.is_monotone
 
 
@@ -159,16 +160,16 @@ class Opening(FakeLatency):
     def __init__(self) -> None:
         self.asked: list[tuple[int, int]] = []
 
-    def decode_run_ns_after(self, shape: BatchShape, steps: int, first_ns: int) -> Any:
+    def decode_ends(self, shape: BatchShape, steps: int, first_ns: int) -> Ends:
         self.asked.append((steps, first_ns))
-        return first_ns + np.arange(1 + steps, dtype=np.int64) * STEP_NS
+        return array("q", [first_ns + step * STEP_NS for step in range(1 + steps)])
 
 
 def running_on(slowdown: float) -> tuple[Replica, Opening, int]:
     """A batch with a prompt that has begun at 100, and three decodes are certain to follow."""
     made, latency = Bench(S.COLOCATED), Opening()
     replica = made.replica
-    replica.latency, replica._runs_opened = latency, latency.decode_run_ns_after  # type: ignore[assignment]
+    replica.latency, replica._decode_ends = latency, latency.decode_ends  # type: ignore[assignment]
     replica.slowdown = slowdown
     shape = BatchShape(prefill_new=[4], prefill_context=[0], sequences=1)
     batch = Batch(1, shape, [], max_steps=1, formed_ns=100)

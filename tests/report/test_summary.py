@@ -12,6 +12,7 @@ from rich.console import Console
 from emu.catalogue.sizes import ModelFlops
 from emu.config.schema import SloTable
 from emu.errors import InputError
+from emu.process.exits import PIPE_COLUMNS
 from emu.report.itl import GapLog
 from emu.report.records import RequestLog, RequestStats
 from emu.report.runfiles import VALUES_MAX, read_gaps, write_gaps
@@ -23,7 +24,7 @@ from emu.report.summary import (
     read_summary,
     write_summary,
 )
-from emu.report.table import figures, latency_cells, number, print_summary
+from emu.report.table import figures, latency_cells, number, plain_summary, print_summary
 from emu.request import Request, Status
 from tests.made import request_with
 
@@ -246,6 +247,9 @@ def test_tables_show_the_figures_and_never_read_markup(tmp_path: Path) -> None:
         assert word in text
     assert "no [red]room[/red]" in text
     assert "10.00 GB" in text
+    assert plain_summary(summary) == text.removesuffix("\n")
+    summary.partial_reason = "x" * PIPE_COLUMNS
+    assert plain_summary(summary) is None, "rich wraps it"
 
 
 def test_nothing_measured_is_a_dash_and_zeros_of_energy_are_left_out(tmp_path: Path) -> None:

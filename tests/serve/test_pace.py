@@ -11,8 +11,7 @@ import pytest
 
 from emu.errors import PaceLost
 from emu.kernel.wallclock import WallKernel
-from emu.serve.intake import Intake
-from emu.serve.pace import Adapter, Pace
+from emu.serve.intake import Adapter, Intake, Pace
 from tests.serve.live import Live, run, tables
 from tests.serve.test_endpoints import read_metrics
 

@@ -19,8 +19,7 @@ from emu.log import make_log
 from emu.report.measured import read_measurement
 from emu.request import Status
 from emu.runs.runner import execute
-from emu.serve.client import Client, parse_url
-from emu.serve.observe import ObserveOptions, Observer, write_results
+from emu.serve.observe import Client, ObserveOptions, Observer, parse_url, write_results
 from emu.serve.recording import to_toml
 from emu.serve.trends import tpot_ms
 from emu.serve.world import Choice
@@ -265,7 +264,7 @@ def test_observed_latencies_agree_with_the_replay(
         turning = SimpleNamespace(**{**vars(asyncio), "sleep": live.clock.sleep})
         monkeypatch.setattr("emu.serve.observe.asyncio", turning)
         monkeypatch.setattr("emu.serve.observe.time", live.clock)
-        monkeypatch.setattr("emu.serve.client.time", live.clock)
+        monkeypatch.setattr("emu.serve.observe.time", live.clock)
         workload = open_workload(table, base_dir=Path(), seed=1)
         client = Client(parse_url(live.server.url))
         observer = Observer(client, await client.model(), workload, ObserveOptions(speed=speed))

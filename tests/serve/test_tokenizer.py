@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emu.errors import InputError
-from emu.serve.tokens import (
+from emu.serve.script import (
     ByteTokenizer,
     FileTokenizer,
     filler_ids,

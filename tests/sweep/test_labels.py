@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from emu.cli import main
-from emu.report.pages import breakable
+from emu.report.html import breakable
 from emu.sweeps.page import write_page
 from emu.sweeps.results import columns_of, in_order, key_label, plot_names, shown_figures
 from tests.sweep.helpers import BASE, SEARCH, swept, write

@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.workload.chunks import exact_decimal, read_decimals, read_stamps, split_fields
+from emu.errors import InputError
+from emu.workload.chunks import Chunk, exact_decimal, read_decimals, read_stamps, split_fields
+from emu.workload.csvformats import CsvParser, dialect_of, split_header
+from emu.workload.items import Notes
 from tests.workload.helpers_workload import SHARED_TRACES, error_of, open_file, rows
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -247,3 +250,55 @@ def test_azure_traces_match_their_published_figures():
     assert (round(table[:, 2].mean()), round(table[:, 3].mean())) == (1155, 211)
     assert (table[:, 2].max(), table[:, 3].max(), table[:, 3].min()) == (14_050, 1_000, 7)
     assert open_file(SHARED_TRACES, None, "AzureLLMInferenceTrace_code.csv").count == 8_819
+
+
+COUNTS = ["0", "1", "17", "4096", "007"]
+ODD = ["", " 5", "-3", "1.0", "x", "9" * 19, "\u0661"]
+FEW_ROWS = [
+    (
+        "TIMESTAMP,ContextTokens,GeneratedTokens",
+        (
+            [
+                "2023-11-16 18:17:03.9799600",
+                "2024-02-29T00:00:59.1Z",
+                "1970-01-01 00:00:00",
+                "2024-05-12 00:00:00.009930+00:00",
+                "2023-02-29 01:01:01",
+                "2023-11-16 24:00:00",
+            ],
+            COUNTS,
+            COUNTS,
+        ),
+    ),
+    (
+        "arrived_at,num_prefill_tokens,num_decode_tokens",
+        (["0", "1.5", "2.123456789", "3.", ".5", "0.1234567891", "1e3"], COUNTS, COUNTS),
+    ),
+    ("arrival_ns,input_toks,output_toks", (["0", "12", "3.0", "99"], [*COUNTS, *ODD], COUNTS)),
+]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_plain_rows_are_those_of_arrays(data) -> None:
+    """A small file is read without numpy; what is not plain is left to the reader of all files."""
+    names, cells = data.draw(st.sampled_from(FEW_ROWS))
+    rows = data.draw(st.lists(st.tuples(*map(st.sampled_from, cells)), min_size=1, max_size=8))
+    text = "\n".join([names, *map(",".join, rows)]).encode() + data.draw(
+        st.sampled_from([b"\n", b""])
+    )
+    header = split_header(names.encode())
+    results = []
+    for few in (True, False):
+        parser, notes = CsvParser("f", dialect_of(header), header), Notes()
+        body, start = text[len(names) + 1 :], len(names) + 1
+        try:
+            block = parser._parse_few(body, 2, start, notes) if few else None
+            block = block or parser.parse(Chunk(text, 1, 0), notes)
+        except InputError as error:
+            results.append(str(error))
+            continue
+        columns = (block.arrival_ns, block.prompt_tokens, block.output_tokens)
+        columns += (block.line_numbers, block.offsets)
+        results.append(([column.tolist() for column in columns], notes))
+    assert results[0] == results[1]

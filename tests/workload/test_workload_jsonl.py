@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from emu.errors import InputError
 from emu.workload.chunks import Chunk
 from emu.workload.items import Line, Notes
-from emu.workload.jsonl import JsonlParser
-from emu.workload.strict import read_line
+from emu.workload.jsonl import JsonlParser, read_line
 from tests.workload.helpers_workload import SHARED_WORKLOADS, brief, follower, open_file, rows
 
 GOOD = '{"input_toks":4,"output_toks":2,"arrival_time_ns":9}\n'

@@ -154,7 +154,6 @@ class Figures:
         self._judge_slo(summary)
         self._judge_gpus(summary)
         self._judge_moves(summary)
-        self._judge_power(summary)
 
     def _say(self, name: str, said: object, due: object) -> None:
         self._tape.say(f"T4: {name} is {said}, the history says {due}")
@@ -401,26 +400,6 @@ class Figures:
         for name, count in (("scale_ups", ups), ("scale_downs", downs)):
             if summary[name] != count:
                 self._say(name, summary[name], count)
-
-    def _judge_power(self, summary: Mapping[str, Any]) -> None:
-        """Energy of what draws the same all the time, and bounds of what does not."""
-        power, told = self._tape.config.power, summary["energy_j"]
-        if power is None or told is None:
-            return
-        seconds = summary["simulated_s"]
-        count = sum(node.count for node in self._tape.config.nodes)
-        gpus = sum(node.count * node.gpus for node in self._tape.config.nodes)
-        slack = 1e-3 + 1e-5 * seconds
-        for name, watt in (
-            ("base", power.base_node_w),
-            ("nic", power.nic_idle_w * power.nics),
-            ("storage", power.storage_idle_w * power.storage_devices),
-        ):
-            self._near(f"energy_j.{name}", told[name], watt * count * seconds, slack * (1 + watt))
-        watts = power.gpu_active_w, power.gpu_idle_w, power.gpu_standby_w
-        least, most = min(watts) * gpus * seconds, max(watts) * gpus * seconds
-        if not least - slack * gpus <= told["gpu"] <= most * 1.000001 + slack * gpus:
-            self._say("energy_j.gpu", told["gpu"], f"{least} to {most}")
 
 
 def tpot_ns(story: Story) -> int:

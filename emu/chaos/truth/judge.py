@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from emu.chaos.truth.choices import Choices
 from emu.chaos.truth.deadlines import Deadlines
+from emu.chaos.truth.fair import Fair
 from emu.chaos.truth.figures import Figures
 from emu.chaos.truth.iterations import Iterations
 from emu.chaos.truth.planners import Planners
 from emu.chaos.truth.policies import Policies
+from emu.chaos.truth.power import Power
+from emu.chaos.truth.routes import Routes
 from emu.chaos.truth.routing import Routing
 from emu.chaos.truth.tape import Record, Seat, Tape
 from emu.chaos.truth.transfers import Transfers
+from emu.chaos.truth.waves import Waves
 from emu.chaos.truth.windows import Windows
 from emu.config.schema import Config
 
@@ -36,14 +40,18 @@ def truth_of(
     windows = Windows(tape)
     windows.judge()
     Iterations(tape, windows).judge()
+    Waves(tape).judge()
     Transfers(tape, windows).judge()
+    Routes(tape).judge()
     Choices(tape).judge()
+    Fair(tape).judge()
     Routing(tape).judge()
     Policies(tape).judge()
     Planners(tape).judge()
     Deadlines(tape).judge()
     if rows is not None and summary is not None:
         Figures(tape).judge(rows, summary)
+        Power(tape).judge(rows, summary)
     return tape.problems
 
 
@@ -78,6 +86,8 @@ def seats_of(plan: Plan) -> list[Seat]:
             and replica.placement is None,
             is_hybrid=replica.kv_layout is not None,
             is_ahead=replica.schedules_ahead,
+            is_offloaded=replica.placement is not None or replica.latency.attention_offload,
+            token_flops=_token_flops(replica),
         )
         for replica in plan.replicas
     ]
@@ -126,3 +136,15 @@ def _rank_bytes(replica: ReplicaPlan) -> int:
         return 0
     words = (1 if model.tied_embeddings else 2) * -(-model.vocab // ranks) + model.position_rows
     return _width(replica) * (_layer_weights(replica) + words * model.hidden)
+
+
+def _token_flops(replica: ReplicaPlan) -> tuple[int, int, int]:
+    """Operations for a token, for a pair of tokens, and for the token that comes out."""
+    model = replica.model
+    if not _is_dense(replica):
+        return 0, 0, 0
+    attention = 2 * model.hidden * (model.heads + model.kv_heads) * model.head_dim
+    mlp = (3 if model.gated_mlp else 2) * model.hidden * model.ffn
+    pair = 2 * model.heads * 2 * model.head_dim
+    each = model.layers
+    return 2 * each * (attention + mlp), each * pair, 2 * model.vocab * model.hidden

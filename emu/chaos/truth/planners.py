@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -47,11 +47,11 @@ class Planners:
         kinds = {fault.kind for fault in tape.config.faults}
         self._forgets = "planner_restart" in kinds
         self._is_blind = not kinds.isdisjoint(_BLIND)
-        self._restarts = [
+        self._restarts = deque(
             record["at_ns"]
             for record in tape.by_event["fault"]
             if record["kind"] == "planner_restart"
-        ]
+        )
 
     def judge(self) -> None:
         """Each planner by itself."""
@@ -222,7 +222,7 @@ class Planners:
         if wanted not in allowed:
             yield f"{wanted} replicas are wanted, should be {sorted(allowed)}"
         while self._restarts and self._restarts[0] <= at_ns:
-            self._restarts.pop(0)
+            self._restarts.popleft()
             notes.clear()
         notes.append((at_ns, wanted))
         up_ns = to_ns(table.scale_up_stabilization_s)

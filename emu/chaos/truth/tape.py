@@ -52,6 +52,10 @@ class Seat(msgspec.Struct, frozen=True):
     """Some layers keep states, or a window: hits and pieces end where those do."""
     is_ahead: bool
     """Its engine forms each batch while the one before it runs."""
+    is_offloaded: bool
+    """Weights or attention are in the memory of the machine."""
+    token_flops: tuple[int, int, int]
+    """Operations for a token, a pair of tokens, a token that comes out; 0 = not restated."""
 
 
 class Span(msgspec.Struct):

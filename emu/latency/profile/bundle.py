@@ -199,7 +199,7 @@ class YamlFile:
         return float(value)
 
 
-# --------------------------------------------------------------------------------------------------
+# --- Profile bundles on disk ----------------------------------------------------------------------
 
 SECTIONS: Final = ("prologue", "pre_attn", "post_attn", "mlp_dense", "mlp_moe", "head")
 CATEGORIES: Final = ("per_sequence", "attention", "moe", "dense")

@@ -16,17 +16,17 @@ chunks.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
 from mypy_extensions import mypyc_attr
-from numpy.typing import NDArray
 
 from emu.catalogue import sizes
-from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.lookup import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.latency.base import BatchShape, next_decode_shape
+from emu.latency.ends import LOOP_MAX, Ends, packed, series, unpacked
 from emu.latency.engine_steps import EngineSteps
 from emu.latency.host import FIRST_USE_NS
 from emu.latency.roofline.attention import AttentionCost
@@ -36,14 +36,13 @@ from emu.latency.roofline.ops import CollectiveNs, Ops, machine_collective
 from emu.units import NS_PER_S, ceil_div
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from emu.latency.moe_gate import Gate
 
 _SHIFT: Final = 20
 _COEFFICIENT_BITS: Final = 26
-_right_shift: Final = np.right_shift
-_accumulate: Final = np.add.accumulate
-_arange: Final = np.arange
-_INT64: Final = np.dtype(np.int64)
 
 _Line = tuple[int, int]
 
@@ -118,7 +117,6 @@ class RooflineBackend:
         # A slow custom GPU gets fewer fraction bits, so that products stay within 64 bits.
         slope_ns = self.attention.decode_line(1).slope * NS_PER_S
         self._shift = max(0, min(_SHIFT, _COEFFICIENT_BITS - int(slope_ns).bit_length()))
-        self._shift_array = np.array(self._shift)  # numpy converts a plain integer at each call
         self._lines: dict[int, _Line] = {}
         # The same for all layers of one stage without windows.
         self._is_plain = self._is_one_stage and not self.parts[0].window
@@ -276,6 +274,8 @@ class RooflineBackend:
 
     def attention_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
         """`attention_ns` of each of so many decode iterations in a row."""
+        import numpy as np
+
         full, inside = self._attention_lines(shape, steps)
         costs = np.zeros(steps, dtype=np.int64)
         for part in self._parts(shape):
@@ -287,6 +287,8 @@ class RooflineBackend:
         self, shape: BatchShape, steps: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Attention of a layer in fixed point, decode by decode: in full, and in a window."""
+        import numpy as np
+
         count, window = shape.decode_count, self.spec.window
         seen = np.arange(steps, dtype=np.int64)
         seen *= count
@@ -454,42 +456,49 @@ class RooflineBackend:
 
     def decode_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
         """Cumulative ends of successive decode iterations, equal to stepping."""
-        costs = self._decode_costs_ns(shape, steps)
-        ends: NDArray[np.int64] = _accumulate(costs)
-        return ends
+        return unpacked(self.decode_ends(shape, steps, -1))
 
-    def decode_run_ns_after(
-        self, shape: BatchShape, steps: int, first_ns: int
-    ) -> NDArray[np.int64]:
-        """The same after an iteration of `first_ns`, whose end is the first element."""
-        costs = self._decode_costs_ns(shape, steps, 1)
-        costs[0] = first_ns
-        ends: NDArray[np.int64] = _accumulate(costs)
-        return ends
-
-    def _decode_costs_ns(self, shape: BatchShape, steps: int, before: int = 0) -> NDArray[np.int64]:
-        """Of successive decode iterations, behind room for those `before` them."""
+    def decode_ends(self, shape: BatchShape, steps: int, first_ns: int) -> Ends:
+        """The same after an iteration of `first_ns`, whose end is the first element; -1 = none."""
         if self._is_plain and shape.layers < 0 and not shape.start_layer:
             base = self._fixed_ns(shape)
             if base > 0:
                 count = shape.decode_count
                 seen = shape.decode_context_sum + count
-                start, slope = self._stage_line(count)
+                start, slope = self._plain_lines.get(count) or self._stage_line(count)
                 start += slope * seen + (base << self._shift)
-                costs = _series(start, slope * count, steps, before)
-                _right_shift(costs, self._shift_array, costs)
+                least_ns = exposed_ns = 0
                 if self.engine is not None:
                     least_ns, exposed_ns = self.engine.host_bounds_ns(shape)
-                    if costs.item(before) < least_ns:  # the others are longer than the first
-                        np.maximum(costs, least_ns, out=costs)
-                    if exposed_ns:
-                        costs += exposed_ns
-                return costs
-        costs = self._added_costs_ns(shape, steps)
-        return np.concatenate((np.zeros(before, dtype=np.int64), costs))
+                if steps <= LOOP_MAX or "numpy" not in sys.modules:
+                    growth = slope * count
+                    return series(start, growth, self._shift, least_ns, exposed_ns, steps, first_ns)
+                return self._long_series(
+                    start, slope * count, least_ns, exposed_ns, steps, first_ns
+                )
+        return _ends_of(self._added_costs_ns(shape, steps), first_ns)
+
+    def _long_series(
+        self, start: int, growth: int, least_ns: int, added_ns: int, steps: int, first_ns: int
+    ) -> Ends:
+        """As `series`, by numpy."""
+        import numpy as np
+
+        before = 1 if first_ns >= 0 else 0
+        costs = np.arange(start - growth * before, start + growth * steps, growth, dtype=np.int64)
+        costs >>= self._shift
+        if costs.item(before) < least_ns:  # the others are longer than the first
+            np.maximum(costs, least_ns, out=costs)
+        if added_ns:
+            costs += added_ns
+        if before:
+            costs[0] = first_ns
+        return packed(np.add.accumulate(costs))
 
     def _added_costs_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
         """The same, stage by stage and window by window."""
+        import numpy as np
+
         parts, engine = self._parts(shape), self.engine
         least_ns = exposed_ns = 0
         if engine is not None and not self._is_cut(shape):
@@ -566,6 +575,10 @@ def queries_of(shape: BatchShape) -> int:
     return shape.decode_count + (0 if shape.verify is None else shape.verify.tokens)
 
 
-def _series(start: int, growth: int, steps: int, before: int) -> NDArray[np.int64]:
-    """An arithmetic series behind `before` terms of no meaning."""
-    return _arange(start - growth * before, start + growth * steps, growth, dtype=_INT64)
+def _ends_of(costs: NDArray[np.int64], first_ns: int) -> Ends:
+    """Ends of these steps, behind one of `first_ns` (-1 = none)."""
+    import numpy as np
+
+    if first_ns >= 0:
+        costs = np.concatenate((np.array([first_ns], dtype=np.int64), costs))
+    return packed(np.cumsum(costs))

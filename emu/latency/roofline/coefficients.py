@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.lookup import GpuSpec
 
 _FILE: Final = Path(__file__).with_name("kernels.toml")
 GENERIC: Final = "generic"

@@ -12,16 +12,17 @@ operations of the published modeling code, at the rates that the GPU's other ker
 
 from __future__ import annotations
 
+from array import array
+from itertools import accumulate
 from typing import Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from emu.catalogue import sizes
-from emu.catalogue.gpu import GpuSpec
+from emu.catalogue.lookup import GpuSpec
 from emu.catalogue.model import Indexer, Layer, ModelSpec, StateSpace
-from emu.latency.base import BatchShape, stepped_decode_run
+from emu.latency.base import BatchShape, next_decode_shape
+from emu.latency.ends import Ends
 from emu.latency.roofline.attention import AttentionCost
 from emu.latency.roofline.backend import RooflineBackend, queries_of, sequences_of
 from emu.latency.roofline.layers import Part, TokenCost
@@ -276,16 +277,10 @@ class MixedRooflineBackend(RooflineBackend):
 
     # --- leaps --------------------------------------------------------------------------------
 
-    def decode_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
-        """Cumulative ends of successive decode iterations, one by one."""
-        return stepped_decode_run(self, shape, steps)
-
-    def decode_run_ns_after(
-        self, shape: BatchShape, steps: int, first_ns: int
-    ) -> NDArray[np.int64]:
-        """The same after an iteration of `first_ns`, whose end is the first element."""
-        rest = stepped_decode_run(self, shape, steps) + first_ns
-        return np.concatenate((np.array([first_ns], dtype=np.int64), rest))
+    def decode_ends(self, shape: BatchShape, steps: int, first_ns: int) -> Ends:
+        """Ends of successive decode iterations, one by one, after one of `first_ns` (-1 = none)."""
+        costs = [self.iteration_ns(next_decode_shape(shape, step)) for step in range(steps)]
+        return array("q", accumulate([first_ns, *costs] if first_ns >= 0 else costs))
 
 
 def _ns(seconds: float) -> int:

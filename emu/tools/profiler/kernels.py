@@ -216,7 +216,7 @@ def _nothing() -> None:
     """The time between two events."""
 
 
-# --------------------------------------------------------------------------------------------------
+# --- The operations of one layer as PyTorch calls -------------------------------------------------
 
 STAND_INS: Final = {
     "layernorm": "add_ and layer_norm: residual and RMSNorm",

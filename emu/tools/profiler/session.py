@@ -81,7 +81,7 @@ def _write(path: Path, header: str, lines: Iterable[str]) -> None:
     path.write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
 
 
-# --------------------------------------------------------------------------------------------------
+# --- One measurement ------------------------------------------------------------------------------
 
 
 class ProfileOptions(msgspec.Struct, frozen=True, kw_only=True):

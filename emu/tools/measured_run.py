@@ -33,7 +33,7 @@ from emu.config.files import json_object, read_input
 from emu.config.load import load_config
 from emu.errors import InputError
 from emu.latency.profile.bundle import variant_name
-from emu.process.terminal import open_console
+from emu.process.exits import open_console
 from emu.report.measured import (
     compare_with,
     number_of,
@@ -44,7 +44,7 @@ from emu.report.measured import (
 )
 from emu.report.rundata import read_run
 from emu.runs.runner import adjust, execute
-from emu.tools.importers.llmservingsim import import_cluster
+from emu.tools.llmservingsim import import_cluster
 
 _FOLDERS: Final = ("", "vllm")
 _USED: Final = (

@@ -14,10 +14,9 @@ from typing import Any, Final
 
 import msgspec
 
-from emu.catalogue.gpu import GpuSpec
-from emu.catalogue.lookup import lookup_gpu
+from emu.catalogue.lookup import GpuSpec, lookup_gpu
 from emu.latency.profile.bundle import variant_name
-from emu.tools.importers.cluster_file import (
+from emu.tools.cluster_file import (
     Cluster,
     ClusterFile,
     Instance,
