@@ -2,7 +2,7 @@
 
     python benchmarks/bench_schedulers_vidur.py [--json FILE]
 
-256 running sequences, a pool that is large enough. `decode`: long outputs, nobody comes or goes.
+256 running sequences, a pool that is large enough. `decode`: long outputs, none comes or goes.
 `churn`: outputs of 100 to 300 tokens; for each request that ends, one with a prompt of 512 tokens
 comes. `pressure`: the same on a third of the blocks that the running set would need. `step` forms
 every iteration, `leap` takes up to 50 at once (as arrivals would cut them).

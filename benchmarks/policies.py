@@ -202,7 +202,7 @@ def admission(bench: Bench) -> str:
             rows.append([_short(trace), name, *_by_priority(found)])
     columns = ["trace", "admission", "refused, %"]
     figures = ("refused, %", "TTFT p99", "SLO, %")
-    columns += [f"{who}: {what}" for who in ("urgent", "others") for what in figures]
+    columns += [f"{tenant}: {what}" for tenant in ("urgent", "others") for what in figures]
     return table(columns, rows)
 
 
@@ -241,12 +241,12 @@ def fairness(bench: Bench) -> str:
             tables["workload"] |= {"time_scale": scale}
             found = bench.run(tables).requests
             cells = []
-            for who in ("light", "heavy"):
-                ttft = found["ttft_ns"][found["tenant"] == who] / 1e6
+            for tenant in ("light", "heavy"):
+                ttft = found["ttft_ns"][found["tenant"] == tenant] / 1e6
                 cells += [ms(float(np.percentile(ttft, p))) for p in (50, 99)]
             rows.append([_short(trace), name, *cells])
     columns = ["trace", "scheduler"]
-    columns += [f"{who}: TTFT {p}" for who in ("light", "heavy") for p in ("p50", "p99")]
+    columns += [f"{tenant}: TTFT {p}" for tenant in ("light", "heavy") for p in ("p50", "p99")]
     return table(columns, rows)
 
 

@@ -1,4 +1,4 @@
-"""What no test may depend on is taken away here: chance, and the environment of whoever runs it."""
+"""What no test may depend on is taken away here: chance, and the environment that it runs in."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def profile(tmp_path: Path) -> Path:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """What a test has left open is told with its own file, not with whoever runs when it is found."""
+    """What a test has left open is told with its own file, not with the test that runs when it is found."""
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
 

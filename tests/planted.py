@@ -36,7 +36,7 @@ TESTS = {
         f"tests/replica/test_{name}.py"
         for name in (
             *("machine", "leaps", "accounts", "observers", "relay_board", "zag", "actor"),
-            *("prerequisites", "live_scaling", "sequences"),
+            *("prerequisites", "live_scaling", "sequences", "waves_of_ranks"),
         )
     ),
     "migration": tuple(

@@ -266,7 +266,7 @@ BUGS: Final[tuple[Bug, ...]] = (
         "            if not hot:\n                self.locked",
     ),
     (
-        "freed blocks wake nobody",
+        "freed blocks wake no replica",
         "replica/completion.py",
         "    if progress.finished or progress.failed:\n        out.append(FreeCapacity())\n",
         "",

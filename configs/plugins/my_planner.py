@@ -1,7 +1,7 @@
 """Steps on queue and memory, as an example of a user's own planner.
 
     [autoscale]
-    planner = "my_planner:Steps"      # with this folder on PYTHONPATH
+    planner = "./plugins/my_planner.py:Steps"      # relative to the configuration
 
 One more prefill replica while more than half a second of prompts waits for each, one fewer when
 nothing waits; one more decode replica while more than 70 % of the KV blocks are in use, one fewer

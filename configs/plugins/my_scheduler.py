@@ -1,10 +1,10 @@
 """Shortest job first, as an example of a user's own scheduler.
 
     [scheduler]
-    policy = "my_scheduler:ShortestFirst"      # with this folder on PYTHONPATH
+    policy = "./plugins/my_scheduler.py:ShortestFirst"     # relative to the configuration
 
-Among the waiting requests, the one with the fewest prompt tokens is admitted first. Everybody who
-runs decodes in every iteration; new prompts fill what is left of `max_num_batched_tokens`. When
+Among the waiting requests, the one with the fewest prompt tokens is admitted first. Running
+requests decode in every iteration; new prompts fill what is left of `max_num_batched_tokens`. When
 blocks run out, the request that joined last starts over.
 """
 

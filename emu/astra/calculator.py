@@ -253,7 +253,7 @@ async def _start(command: Sequence[str], directory: Path) -> Process:
 
 
 def _signal(process: Process, number: signal.Signals) -> None:
-    """To the program and to whatever it has started: it leads a process group of its own."""
+    """The signal goes to the program and all that it has started, which are a process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
 

@@ -524,7 +524,7 @@ class Delays:
         leads: Sequence[int],
         mirrored: tuple[int, ...],
     ) -> list[int]:
-        """From the last participant's entry to the end of each; `leads` = how long each waited."""
+        """Times from the last participant's entry to each end; `leads` = how long each waited."""
         key = (node.collective, node.size_bytes, involved, mirrored, *leads)
         delays = self._known.get(key)
         if delays is None:

@@ -45,6 +45,7 @@ class LayerTimes(Protocol):
         """The experts of one rank: tokens that come to it, experts of it that are used.
 
         `batch_tokens` are those of the whole batch, for sources that route by themselves.
+        `activated` is the number of these experts.
         """
         ...
 

@@ -62,7 +62,10 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 class Demand(msgspec.Struct, frozen=True):
-    """Replicas to add (or, negative, to remove), with the numbers behind them."""
+    """Replicas to add (or, negative, to remove), with the numbers behind them.
+
+    `prefill`, `decode` and `colocated` are numbers of replicas.
+    """
 
     prefill: int = 0
     decode: int = 0
@@ -135,7 +138,10 @@ def targets(counts: Counts, rates: Rates, table: AutoscaleTable) -> tuple[Interv
 
 
 def delta(count: int, interval: Interval, minimum: int, maximum: int, *, floor: int = 1) -> int:
-    """Change of a number of replicas: up to the middle, down by one, never below `floor`."""
+    """Change of a number of replicas: up to the middle, down by one, never below `floor`.
+
+    The new number stays between `minimum` and `maximum`.
+    """
     if interval.low > count:
         change = (interval.low + interval.high + 1) // 2 - count
     elif interval.high < count:
@@ -147,7 +153,10 @@ def delta(count: int, interval: Interval, minimum: int, maximum: int, *, floor: 
 
 
 def floor_of(snapshot: Snapshot, minimum: int, count: int) -> int:
-    """Replicas of `count` that are kept even without any load: one, or none."""
+    """Replicas of `count` that are kept even without any load: one, or none.
+
+    `minimum` is the configured bound.
+    """
     is_empty = snapshot.may_empty or (not count and not snapshot.outstanding)
     return 0 if is_empty and not minimum else 1
 

@@ -32,6 +32,7 @@ def static_roles(
 
     Replicas keep their tables, so that their places do not change. If none is inactive, the user
     has said what the roles are, and nothing changes.
+    `numerator` / `denominator` is the part of the replicas that works.
     """
     if not any(table.role == "inactive" for table in tables):
         return list(tables)

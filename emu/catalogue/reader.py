@@ -66,7 +66,10 @@ class ConfigReader:
         return default if value is None else value
 
     def listed(self, name: str, length: int, allowed: Mapping[Any, Any] | frozenset[Any]) -> Any:
-        """A list with one entry for each layer, each of a known value; None where absent."""
+        """A list with one entry for each layer, each of a known value; None where absent.
+
+        `length` is the number of layers.
+        """
         value = self.get(name)
         if value is None:
             return None

@@ -456,19 +456,19 @@ class ModelFlops(msgspec.Struct, frozen=True, kw_only=True):
         return not any(window or chunk for window, chunk, _ in self.pairs)
 
     def sums(self, tokens: int, pairs: int, outputs: int) -> int:
-        """Of so many tokens, pairs of tokens and generated tokens, where layers see all."""
+        """FLOPs of so many tokens, pairs of tokens and generated tokens, where layers see all."""
         pair = sum(flops for _, _, flops in self.pairs)
         return self.token * tokens + pair * pairs + self.output * outputs
 
     def span(self, first: int, last: int) -> int:
-        """Of the tokens at positions [first, last), without the output matrix."""
+        """FLOPs of the tokens at positions [first, last), without the output matrix."""
         total = self.token * (last - first)
         for window, chunk, flops in self.pairs:
             total += flops * (_seen(last, window, chunk) - _seen(first, window, chunk))
         return total
 
     def request(self, prompt_tokens: int, hit_tokens: int, outputs: int) -> tuple[int, int]:
-        """Of the prompt, with its first token, and of the tokens after that.
+        """FLOPs of the prompt with its first token, and of the tokens after that.
 
         `hit_tokens` of the prompt were found in a cache. Nothing without a first token.
         """

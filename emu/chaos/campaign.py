@@ -144,6 +144,7 @@ class Job(msgspec.Struct):
 
     seed: int
     every: int = 40
+    """Events between two checks of the books."""
     base: dict[str, Any] | None = None
     """The user's configuration; None = the world is drawn as well."""
     span_s: float = 0.0

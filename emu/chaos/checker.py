@@ -29,6 +29,7 @@ class Life(msgspec.Struct):
     row: int
     arrived_ns: int
     output: int
+    """Output tokens that it is to get."""
     ends: list[int] = msgspec.field(default_factory=list)
     """When each token came."""
     places: list[int] = msgspec.field(default_factory=list)
@@ -238,7 +239,7 @@ class Judge:
 
 
 def _quantile(values: list[int], share: float) -> float:
-    """Between the nearest ranks, in proportion."""
+    """The quantile lies between the nearest ranks, in proportion."""
     if not values:
         return 0.0
     ranked = sorted(values)

@@ -69,7 +69,10 @@ def chaos_command(
     log_level: Level = "off",
     log_format: Format = "text",
 ) -> int:
-    """Run a campaign; 4 if anything was wrong, 3 if a kind of fault struck too seldom."""
+    """Run a campaign; 4 if anything was wrong, 3 if a kind of fault struck too seldom.
+
+    The books are checked after `every` events.
+    """
     console = open_console()
     log = make_log(log_level, log_format)
     if corpus is not None:

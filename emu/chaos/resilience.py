@@ -56,6 +56,7 @@ class Cost(msgspec.Struct, kw_only=True):
     worse: int
     """Of those, with a later end than without the faults, or none."""
     retried: int
+    """Requests that were started again."""
     lost_ends: int
     """Requests that completed without the faults and did not with them."""
     extra_ttft_ms_mean: float
@@ -177,7 +178,7 @@ def _down_s(plan: Plan, directory: Path, end_s: float) -> float:
 
 
 def _recovery_s(pairs: list[Pair], first_s: float) -> float:
-    """Until requests fare again as they would have without the faults, in TTFT and in TPOT."""
+    """Seconds until TTFT and TPOT are again what they would have been without the faults."""
     seconds: dict[int, list[Pair]] = {}
     for pair in pairs:
         if pair[0] >= first_s - WINDOW_S:

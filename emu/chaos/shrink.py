@@ -25,7 +25,10 @@ def signature(problem: str) -> str:
 
 
 def shrink(world: World, seed: int, *, every: int = 40) -> World:
-    """A smaller world that fails in the same way (or the same world, if it does not fail)."""
+    """A smaller world that fails in the same way (or the same world, if it does not fail).
+
+    The books are checked after `every` events.
+    """
     verdict = run_world(world, seed, every=every)
     if not verdict.problems:
         return world

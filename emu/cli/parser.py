@@ -27,7 +27,7 @@ from emu.config.names import did_you_mean
 
 
 class Number(NamedTuple):
-    """Bounds of a number."""
+    """Bounds of a number. `gte` and `lte` are the least and the most that it may be."""
 
     gte: float | None = None
     lte: float | None = None

@@ -97,7 +97,7 @@ class Commander:
         return True
 
     def _set_latency(self, replica: Replica, command: CommandTable) -> bool:
-        """From the next iteration on."""
+        """The factor counts from the next iteration on."""
         assert command.factor is not None
         before = self.latency_factors.get(replica.replica_id, 1.0)
         self.latency_factors[replica.replica_id] = command.factor

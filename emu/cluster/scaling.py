@@ -244,6 +244,7 @@ class GpuSharing:
         """Spares of other models go; a model without any replica may ask for more.
 
         Until it has one, no other model that has replicas gets any GPU.
+        `asking` is the index of the model.
         """
         has_none = all(r.state in (S.INACTIVE, S.FAILED) for r in self._members(asking))
         if replicas <= 0 or not has_none:

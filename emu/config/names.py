@@ -44,7 +44,10 @@ def is_file_path(value: str) -> bool:
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The known word that resembles `word` most, or an empty string if none does."""
+    """The known word that resembles `word` most, or an empty string if none does.
+
+    `cutoff` is the least likeness, 0 to 1.
+    """
     words = sorted(known)
     folded = word.casefold().replace("-", "_")
     for candidate in words:

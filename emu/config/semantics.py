@@ -229,7 +229,7 @@ def _workload(config: Config) -> Iterator[Problem]:
 
 
 def _time_of_arrivals(workload: WorkloadTable) -> Iterator[Problem]:
-    """Of the keys that move arrivals, one counts."""
+    """Only one of the keys that move arrivals may be given."""
     made = workload.synthetic
     if workload.rate_per_s and workload.time_scale != 1:
         yield ("workload", "rate_per_s"), "stretches arrivals as time_scale does; give one of them"

@@ -209,7 +209,7 @@ timeseries_interval_ms = 0
 
 
 def figures(run: MeasuredRun, directory: Path, case: Case) -> list[Figures]:
-    """Of each stage, from completed requests (a client that gave up has no latency)."""
+    """Figures of each stage, from completed requests (a client that gave up has no latency)."""
     data = read_run(directory)
     found, begin = [], 0
     for count in case.counts:

@@ -145,7 +145,7 @@ def setting_of(place: Path, name: str, run: MeasuredRun, values: Floats) -> str:
 
 # --- what runs say -------------------------------------------------------------------------------
 def evidence_of(rows: Sequence[Row], slopes: Slopes) -> dict[str, RunEvidence]:
-    """By run: its stages that are fitted to."""
+    """Each run's stages that are fitted to."""
     found: dict[str, list[tuple[Row, int]]] = {}
     counts: dict[str, int] = {}
     for row in rows:
@@ -192,12 +192,12 @@ def _guess(found: Population) -> Guess:
 
 
 def generic(found: Population) -> Guess:
-    """For a GPU that was not measured."""
+    """The shift for a GPU that was not measured."""
     return Guess(np.zeros(len(NAMES)), np.diag(found.spread**2 + found.shift**2), found.noise)
 
 
 def other(runs: Sequence[MeasuredRun], evidence: Mapping[str, RunEvidence]) -> Guess:
-    """For a model that was not measured on a GPU where others were."""
+    """The shift for a model that was not measured on a GPU where others were."""
     found = _population(runs, evidence)
     part = carried_part(runs, evidence)
     rest = (1 - part) * found.shift

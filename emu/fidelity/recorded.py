@@ -80,7 +80,7 @@ def build(run: MeasuredRun, seed: int, part: float) -> Case:
 
 
 def figures(run: MeasuredRun, directory: Path, case: Case) -> list[Figures]:
-    """Of the whole run, from where the record's times begin."""
+    """Figures of the whole run, from where the record's times begin."""
     measurement: Measurement = read_measurement(read_case(Path(run.details)).requests)
     values = run_values(read_run(directory), measurement)
     if not len(values["TTFT"]):

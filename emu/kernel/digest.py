@@ -20,7 +20,7 @@ _BLOCK: Final = 1024
 
 
 class Digest:
-    """Of non-negative integers below 2^64."""
+    """A digest of non-negative integers below 2^64."""
 
     def __init__(self) -> None:
         self.waiting: list[int] = []
@@ -42,7 +42,7 @@ class Digest:
         return self._folded
 
     def _fold_blocks(self) -> None:
-        """By numpy, whose unsigned arithmetic is modulo 2^64."""
+        """Folded by numpy, whose unsigned arithmetic is modulo 2^64."""
         import numpy as np
 
         powers = self._powers

@@ -125,7 +125,7 @@ class BlockPool:
         return self._index.find(chain_of(request, self.block_size), limit, []) * self.block_size
 
     def keys_wanted(self, request: Request) -> dict[int, int]:
-        """By position, the keys that would cut the request's need if they were indexed.
+        """Keys by position that would cut the request's need if they were indexed.
 
         The first key that is missing would lengthen the hit; a key whose block is free (it costs
         one free block to touch) would then be found in a block that is in use.

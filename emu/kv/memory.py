@@ -205,6 +205,7 @@ def vidur_plan(
     The KV of a slot counts all layers even when a stage holds a part of them, and the slots are
     multiplied by the stages afterwards; the factors cancel, the floor between them does not.
     InputError (at `source`): not one request fits.
+    `margin` is the part of the memory that stays free.
     """
     weights = 2 * vidur_layer_params(spec, tp) * (spec.layers // pp)
     head_dim = spec.hidden // spec.heads

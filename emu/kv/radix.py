@@ -201,6 +201,7 @@ class Node:
     start: int
     """Blocks on the path before it."""
     per: int
+    """Blocks of one unit."""
     units: list[int]
     runs: list[Run]
     """Runs of blocks that can be found here, by position."""
@@ -399,7 +400,7 @@ class RadixIndex:
             waiting += [(root, path, child) for child in node.children.values()]
 
     def keys(self, block_size: int) -> frozenset[int]:
-        """Of all that can be found, the key of each block."""
+        """Keys of all blocks that can be found."""
         found: set[int] = set()
         for root, path, node in self.nodes():
             keys = path

@@ -107,7 +107,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     source: str = "config"
 
     def provenance(self, name: str = "") -> Provenance:
-        """As the table will say. Raises InputError for a type or an engine it never has."""
+        """What the table will state. Raises InputError for a type or an engine it never has."""
         engine, _, version = self.engine.partition("/")
         if engine not in ENGINES:
             problem = f"{engine!r} is none of {', '.join(ENGINES)} (or ENGINE/VERSION)"

@@ -79,6 +79,7 @@ class BatchShape:
     A chunk of exactly one new token counts as a decode, also the end of a prompt. Context = tokens
     whose KV existed before this iteration. `padded_tokens` is 0 except in data-parallel groups,
     where it is the group's largest token count.
+    Sums such as `decode_context_sum` are tokens.
     """
 
     prefill_new: list[int]

@@ -132,7 +132,7 @@ class EagerCalls(NamedTuple):
 
 
 def eager_calls(spec: ModelSpec, tp: int) -> EagerCalls:
-    """Of all layers of a model on one of `tp` ranks."""
+    """Calls of all layers of a model on one of `tp` ranks."""
     attention, plain = _attention_calls(spec)
     modules = spec.layers * (attention + spec.norms_per_layer)
     operations = spec.layers * plain

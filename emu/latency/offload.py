@@ -55,7 +55,10 @@ class HalfCosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def half_costs(rows: Sequence[RowTime], *, in_memory: int, on_gpu: int) -> HalfCosts:
-    """Sort the rows of an iteration by where they stand; the attention row itself is replaced."""
+    """Sort the rows of an iteration by where they stand; the attention row itself is replaced.
+
+    `in_memory` and `on_gpu` are ns of attention.
+    """
     parts = dict.fromkeys(("before", "enter", "leave", "after"), 0)
     part = "before"
     for name, layer, ns in rows:
@@ -204,14 +207,14 @@ class PimAttention:
         return int((self._slope * tokens + self._intercept) / self.split)
 
     def layer_ns(self, count: int, context_sum: int, context_max: int) -> int:
-        """One layer's attention of `count` decodes."""
+        """One layer's attention of `count` decodes. `context_sum` counts their tokens."""
         if not count:
             return 0
         work = self._slope * context_sum + self._intercept * count
         return max(self.piece_ns(context_max), int(work / self.channels))
 
     def work_ns(self, count: int, context_sum: int) -> int:
-        """Time of all channels together, for energy."""
+        """Time of all channels together, for energy. `context_sum` counts the decodes' tokens."""
         return int(self._slope * context_sum + self._intercept * count)
 
 
@@ -263,14 +266,14 @@ class OffloadedBackend:
         return stepped_decode_run(self, shape, steps)
 
     def components_ns(self, shape: BatchShape) -> dict[str, int]:
-        """As the backend's; attention in memory counts as decode attention, stalls as memory."""
+        """Attention in memory counts as decode attention, stalls as memory."""
         parts = {**dict.fromkeys(COMPONENTS, 0), **self.inner.components_ns(shape)}
         parts["attention_decode"] += self._attention_change_ns(shape)
         parts["memory"] += self.iteration_ns(shape) - sum(parts.values())
         return parts
 
     def expert_loads(self, shape: BatchShape) -> Routing | None:
-        """As the backend's."""
+        """The backend's loads."""
         found: Routing | None = self.inner.expert_loads(shape)  # type: ignore[attr-defined]
         return found
 

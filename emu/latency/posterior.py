@@ -29,7 +29,7 @@ Floats: TypeAlias = "NDArray[np.float64]"
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """One constant that is estimated."""
+    """One constant that is estimated. It lies between `least` and `most`, in its own unit."""
 
     name: str
     step: float

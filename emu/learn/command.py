@@ -224,7 +224,7 @@ class Progress:
             print(words, file=sys.stderr, flush=True)
 
     def done(self, done: int, known: int) -> None:
-        """Emulations of this phase."""
+        """Emulations of this phase. `known` is their number."""
         if self._is_terminal and not self._is_quiet:
             line = f"\r\033[K{self._phase}: emulation {done} of {known}"
             print(line, end="", file=sys.stderr, flush=True)

@@ -137,7 +137,7 @@ class Population(msgspec.Struct, frozen=True):
 
     @property
     def covariance(self) -> Floats:
-        """Of the constants of a run that was not seen, around the shift."""
+        """Covariance of the constants of a run that was not seen, around the shift."""
         return np.diag(self.spread**2) + self.shift_covariance
 
 

@@ -37,7 +37,7 @@ _APART: Final = 1.5
 
 
 class Times(msgspec.Struct, frozen=True):
-    """Of each request, in the order of the workload; NaN where it has none. Seconds."""
+    """Seconds of each request, in the order of the workload; NaN where it has none."""
 
     ttft_s: Floats
     tpot_s: Floats
@@ -217,7 +217,7 @@ class Emulator:
         self._workers.__exit__(*error)  # type: ignore[arg-type]
 
     def times(self, engines: Sequence[EngineModel]) -> list[Times]:
-        """Of each engine, in their order."""
+        """Times of each engine, in their order."""
         tasks = [
             Task(number, self._config, self._overrides, engine, self._requests)
             for number, engine in enumerate(engines)

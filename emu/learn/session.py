@@ -79,6 +79,7 @@ class Judged(msgspec.Struct, frozen=True):
     gain: float
     """Mean of how much less the learned engine is off, per cent."""
     gain_error: float
+    """Its standard error, per cent."""
     is_other_load: bool
 
     @property

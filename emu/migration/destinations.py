@@ -130,6 +130,6 @@ class Destinations:
         self.failures.clear()
 
     def none_could_hold(self, requests: list[Request]) -> bool:
-        """Not even an empty replica (shared prefixes are not shared there)."""
+        """True if not even an empty replica could (shared prefixes are not shared there)."""
         others = (r.scheduler for r in self._world.members if r is not self._source)
         return all(s.blocks_to_reserve(requests) > s.blocks_total for s in others)

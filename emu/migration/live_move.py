@@ -108,7 +108,10 @@ class Action(msgspec.Struct, frozen=True, gc=False):
 
 
 class CountMove(Action, frozen=True, gc=False):
-    """A replica has one live migration more, or one less (then it has free capacity too)."""
+    """A replica has one live migration more, or one less (then it has free capacity too).
+
+    `change` is 1 or -1.
+    """
 
     is_source: bool
     change: int

@@ -107,7 +107,7 @@ class Search(Protocol):
         ...
 
     def none_could_hold(self, requests: list[Request]) -> bool:
-        """Not even an empty replica could."""
+        """True if not even an empty replica could."""
         ...
 
     def failed(self, destination_id: int) -> None:

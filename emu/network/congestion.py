@@ -217,7 +217,7 @@ class _DirectLane(Circle):
         self.begin(index, self.world.clock.now_ns)
 
     def due(self, now: int, delay_ns: int, rank: int, what: int) -> None:
-        """On the clock of all chunks."""
+        """It is due on the clock of all chunks."""
         clock = self.world.clock
         action = partial(self._on_clock, rank, what)
         if what < 0:
@@ -330,7 +330,7 @@ class _World:
         self.plans: list[list[Phase]] = []
 
     def prepare(self, rank: int, reduction_ns: int, then: Action) -> None:
-        """After the endpoint delay of a rank and, unless it is -1, a reduction behind it."""
+        """The action follows a rank's endpoint delay and, unless it is -1, a reduction."""
         clock = self.clock
         if reduction_ns >= 0:
             clock.at_rank(

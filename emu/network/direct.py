@@ -70,7 +70,10 @@ class _Rank:
 
 
 class Circle:
-    """All ranks of a phase, and what is due when."""
+    """All ranks of a phase, and what is due when.
+
+    `window` counts the packets that a rank may have under way.
+    """
 
     def __init__(
         self, kind: Kind, npus: int, net: Net, *, delay_ns: int, reduction_ns: int, window: int
@@ -89,14 +92,14 @@ class Circle:
         self._order = 0
 
     def run(self) -> None:
-        """Until nothing is due any more."""
+        """Run until nothing is due any more."""
         events = self._events
         while events:
             now, _, position, what = heapq.heappop(events)
             self.happen(now, position, what)
 
     def happen(self, now: int, position: int, what: int) -> None:
-        """What was due at a rank."""
+        """What was due at a rank. `now` is in ns."""
         rank = self.ranks[position]
         if what == _REDUCED:
             self.due(now, self.reduction_ns, position, _READY)
@@ -111,7 +114,7 @@ class Circle:
             self._insert(rank, now)
 
     def begin(self, position: int, now: int) -> None:
-        """A rank starts: as many packets as the window holds."""
+        """A rank starts: as many packets as the window holds. `now` is in ns."""
         for _ in range(self.window):
             self._insert(self.ranks[position], now)
 
@@ -121,16 +124,16 @@ class Circle:
         self.due(now, self.delay_ns, rank.position, what)
 
     def due(self, now: int, delay_ns: int, rank: int, what: int) -> None:
-        """Something happens at a rank so much later."""
+        """Something happens at a rank so much later. `now` is in ns."""
         heapq.heappush(self._events, (now + delay_ns, self._order, rank, what))
         self._order += 1
 
     def carry(self, now: int, sender: int, receiver: int) -> None:
-        """A message leaves."""
+        """A message leaves. `sender` and `receiver` are positions, `now` is in ns."""
         self.due(now, self.net(sender, receiver), receiver, sender)
 
     def end(self, position: int, now: int) -> None:
-        """A rank is done."""
+        """A rank is done. `now` is in ns."""
         self.ends[position] = now
 
     def _send(self, rank: _Rank, now: int) -> None:

@@ -59,6 +59,7 @@ class Link:
     lost_bytes: defaultdict[str, int]
     """Bytes of cancelled flows that did not pass, by kind."""
     fill_left: int
+    """Units of rate that `sharing.fill` has not dealt out yet."""
     fill_weight: int
     """Scratch of `sharing.fill`."""
 
@@ -99,6 +100,7 @@ class Flow:
     """A stream of bytes over a fixed set of links: one part of a transfer."""
 
     seq: int
+    """Number of its start; flows are told in this order."""
     transfer: Transfer
     links: tuple[Link, ...]
     size_bytes: int

@@ -81,7 +81,11 @@ class LinkSpec(msgspec.Struct, frozen=True):
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU: where it is and which links are its own. A link of -1 does not exist."""
+    """One GPU: where it is and which links are its own. A link of -1 does not exist.
+
+    Links (`nic_out`, `nic_in`, `nvlink_out`, `nvlink_in`, `pcie_down`, `pcie_up`, `ssd_read`) are
+    indices.
+    """
 
     index: int
     kind: str
@@ -100,7 +104,10 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """One machine."""
+    """One machine.
+
+    Fields of links (`host_read`, `host_write`, `cxl_read`, `cxl_write`) are their indices.
+    """
 
     index: int
     table: int

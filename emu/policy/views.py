@@ -107,7 +107,7 @@ class RequestView:
         return isinstance(other, RequestView) and other._request is self._request
 
     def __hash__(self) -> int:
-        """By request, the same in every run."""
+        """The hash is the request's, the same in every run."""
         return hash((self._request.request_id, self._request.retries))
 
     def __repr__(self) -> str:

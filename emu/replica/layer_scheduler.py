@@ -33,6 +33,7 @@ class LayerTask(msgspec.Struct, eq=False):
     """One batch."""
 
     seq: int
+    """Number of its admission."""
     batch: Batch
     layers_done: int = 0
     started_ns: int = -1
@@ -45,7 +46,10 @@ class LayerTask(msgspec.Struct, eq=False):
 
 
 class LayerScheduler:
-    """Batches of one replica in order of admission."""
+    """Batches of one replica in order of admission.
+
+    `incarnation` counts the lives of its replica.
+    """
 
     def __init__(self, layers: int, started_ns: int, incarnation: int = 0) -> None:
         self.layers = layers

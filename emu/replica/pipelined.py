@@ -117,7 +117,7 @@ class Turns:
 
 
 def wait_for_stage(replica: Replica) -> int:
-    """Until the oldest batch leaves the last stage, or something new arrives."""
+    """Wait until the oldest batch leaves the last stage, or something new arrives."""
     replica.activity = STAGED
     if not replica.on_stages:
         return PARK

@@ -334,7 +334,7 @@ def series_lines(series: dict[str, Floats], columns: dict[str, str]) -> list[Ser
 
 
 def _thinned(values: Floats) -> Floats:
-    """At most 800 points: means of equal stretches."""
+    """The values as at most 800 means of equal stretches."""
     stride = -(-len(values) // _POINTS_MAX)
     if stride <= 1:
         return values

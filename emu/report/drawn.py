@@ -74,6 +74,7 @@ class Draws(msgspec.Struct, frozen=True):
     count: int
     """Draws that ended."""
     asked: int
+    """Draws that were wanted."""
     seed: int
     level_percent: int
     engines: list[str]

@@ -279,7 +279,10 @@ class PairedRow(msgspec.Struct, frozen=True):
 
 
 class MeasuredComparison(msgspec.Struct, frozen=True):
-    """What `compare --measured` prints."""
+    """What `compare --measured` prints.
+
+    `requests_measured`, `requests_run` and `skipped` count requests.
+    """
 
     rows: list[MeasuredRow]
     paired: list[PairedRow]

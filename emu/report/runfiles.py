@@ -40,6 +40,7 @@ class GapFile(msgspec.Struct, kw_only=True):
     counts: list[int]
     heat_width_ns: int
     heat_bins_per_octave: int
+    """Bins of each doubling of a gap, in the heat map."""
     heat: list[tuple[int, int, int]]
     """(interval, bin, gaps) where there were any."""
 

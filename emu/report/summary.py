@@ -261,6 +261,7 @@ class Slo(msgspec.Struct, kw_only=True):
     e2e_attainment: float | None = None
     joint_attainment: float | None = None
     requests_counted: int
+    """Requests that an attainment is a part of."""
 
 
 class GpuSeconds(msgspec.Struct, kw_only=True):
@@ -293,6 +294,7 @@ class Summary(msgspec.Struct, kw_only=True):
     reasons: dict[str, int]
     num_prompts: int
     duration: float
+    """Seconds from the first arrival to the last token."""
     simulated_s: float
     request_rate: float
     total_input_tokens: int
@@ -301,6 +303,7 @@ class Summary(msgspec.Struct, kw_only=True):
     """Tokens that clients of requests that did not complete received."""
     request_throughput: float
     output_throughput: float
+    """Output tokens of completed requests per second."""
     total_token_throughput: float
     request_goodput: float | None
     mean_ttft_ms: float
@@ -337,6 +340,7 @@ class Summary(msgspec.Struct, kw_only=True):
     gpu_seconds: GpuSeconds
     mfu: Mfu | None = None
     cost: float | None
+    """In the unit of `nodes.hourly_price`."""
     bytes_moved: dict[str, int]
     kv_bytes_moved: int
     preemptions: int
@@ -511,7 +515,7 @@ def _latencies(metric: str, column_ns: array[int]) -> dict[str, Any]:
 
 
 def _percentile(ascending: Sequence[int], percent: int) -> float:
-    """As `np.percentile`, to the bit, which would sort again and import its masked arrays."""
+    """Equals `np.percentile` to the bit, without its second sort and its masked arrays."""
     rank = percent / 100 * (len(ascending) - 1)
     below = int(rank)
     low = int(ascending[below])

@@ -66,7 +66,7 @@ def total_of(values: Sequence[int]) -> int:
 
 
 def mean_of(values: Sequence[int]) -> float:
-    """As `numpy.mean`."""
+    """Equals `numpy.mean`."""
     if not is_few(len(values)):
         import numpy as np
 
@@ -75,7 +75,7 @@ def mean_of(values: Sequence[int]) -> float:
 
 
 def deviation_of(values: Sequence[int]) -> float:
-    """As `numpy.std`."""
+    """Equals `numpy.std`."""
     if not is_few(len(values)):
         import numpy as np
 

@@ -407,7 +407,10 @@ def host_facts(
     cpu: float,
     origin: Origin | None = None,
 ) -> str:
-    """run.json: the only file that may hold wall-clock figures and facts of the host."""
+    """run.json: the only file that may hold wall-clock figures and facts of the host.
+
+    `wall` and `cpu` are seconds.
+    """
     numpy_version, uvloop_version = (
         getattr(sys.modules.get(name), "__version__", None) for name in ("numpy", "uvloop")
     )

@@ -104,13 +104,13 @@ class Keys:
         self._code = tree_digest(Path(__file__).parents[1])
 
     def key(self, config: Config, *more: Any) -> str:
-        """Of a configuration without [output], the files and classes it names, and `more`."""
+        """Key of a configuration without [output], the files and classes it names, and `more`."""
         plain = effective_dict(config)
         del plain["output"]
         return self.key_of(plain, *more)
 
     def key_of(self, plain: Any, *more: Any) -> str:
-        """Of tables of a configuration, which are changed in place, and `more`."""
+        """The key of tables of a configuration, which are changed in place, and `more`."""
         for table, name in named_plugins(plain):
             table[name] = f"{table[name].rpartition(':')[2]} {digest(table[name])}"
         self._replace_paths(plain)

@@ -422,7 +422,10 @@ class RunningSet:
     def end_record(
         self, running: RunningRequest, new: int, target: int, now_ns: int, progress: Progress
     ) -> bool:
-        """The outcome of a member outside the cohort. True if its output is complete."""
+        """The outcome of a member outside the cohort. True if its output is complete.
+
+        `new` and `target` count tokens.
+        """
         request = running.request
         running.pending -= new
         if running.prefilling:

@@ -439,7 +439,7 @@ class SimpleScheduler(Scheduler):
             batch.chunks = [chunk for chunk in batch.chunks if chunk.request is not request]
 
     def _restart(self, victim: Request) -> None:
-        """As `preempt`, for a resident that the policy has taken out of `idle` already."""
+        """Preempt a resident that the policy has taken out of `idle` already."""
         del self._residents[victim.request_id]
         self.pool.release(victim)
         self._lose_progress(victim)

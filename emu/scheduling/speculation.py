@@ -30,7 +30,10 @@ LOOKAHEAD_METHODS: Final = ("draft_model", "eagle", "eagle3", "mtp")
 
 
 def draw(seed: int, stream: int, request_id: int, position: int) -> int:
-    """An even number of [0, 2**53) that depends on the arguments alone (splitmix64)."""
+    """An even number of [0, 2**53) that depends on the arguments alone (splitmix64).
+
+    `stream` separates the purposes of draws.
+    """
     value = seed * 0x9E3779B97F4A7C15 + stream * 0xD1B54A32D192ED03
     value += request_id * 0xBF58476D1CE4E5B9 + position * 0x94D049BB133111EB
     value &= _MASK

@@ -88,7 +88,7 @@ class MaxReservation(SimpleScheduler):
         return UNLIMITED
 
     def would_admit(self, batch: Batch) -> bool:
-        """Only if the batch and the pool have room for one more."""
+        """True if the batch and the pool have room for one more."""
         if not self.waiting_count or self.free_blocks < self.blocks_per_sequence:
             return False
         return batch.shape.sequences < self.batch_size_cap
@@ -285,7 +285,7 @@ class LightLlmScheduler(SimpleScheduler):
         self._decode(plan)
 
     def leap_limit(self, plan: Plan) -> int:
-        """Until the queue gets its next turn; forever if it is empty or the cap is reached."""
+        """Steps until the queue's next turn; no limit if it is empty or the cap is reached."""
         if not self.waiting_count or self.running_count >= self.batch_size_cap:
             return UNLIMITED
         # This decode has been counted; it and those up to the limit form no prompt batch.
@@ -371,7 +371,7 @@ class LightLlmScheduler(SimpleScheduler):
 
 
 def _held_left_waiting(request: Request) -> HeldLeft:
-    """As it will stand after its prompt, which brings one token with it."""
+    """Tokens left after its prompt, which brings one token with it."""
     left = request.max_output_tokens - request.generated_tokens - 2
     return request.reached_tokens + 1, max(0, left)
 
@@ -419,7 +419,7 @@ class PagedScheduler(SimpleScheduler):
         self._self_evicted: Request | None = None
 
     def never(self, request: Request) -> str:
-        """Beside the pool's size: the watermark must stay free even when all else is."""
+        """The watermark must stay free too, even when all else is."""
         if self.blocks_for(request) + self.watermark_blocks > self.blocks_total:
             mark = f" ({self.watermark_blocks} kept free)" if self.watermark_blocks else ""
             return f"needs more than the replica's {self.blocks_total} KV blocks{mark}"
@@ -436,7 +436,7 @@ class PagedScheduler(SimpleScheduler):
         return UNLIMITED
 
     def would_admit(self, batch: Batch) -> bool:
-        """As at the end of an iteration: only a place and blocks count."""
+        """Only a place and blocks count, as at the end of an iteration."""
         if not self.waiting_count or self.running_count >= self.batch_size_cap:
             return False
         return self.table.skip_blocked or self.admissible(self.ledger.queue.head())
@@ -585,7 +585,7 @@ class VllmV0Scheduler(PagedScheduler):
         self._restart_alone = "oversized_restart_blocks" not in table.faithful
 
     def never(self, request: Request) -> str:
-        """Also a prompt that no batch can take."""
+        """A prompt that no batch can take never fits."""
         if too_long := self._longer_than_batch(request):
             return too_long
         return super().never(request)

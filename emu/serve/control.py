@@ -284,7 +284,7 @@ class Control:
         return JSONResponse({"points": list(self._house.trends.points)})
 
     async def requests(self, request: HttpRequest) -> Response:
-        """Of the requests that ended last, those with the longest TTFT; and what is under way."""
+        """The requests with the longest TTFT among those that ended last, and what is under way."""
         count = request.query_params.get("count", "12")
         if not (count.isascii() and count.isdigit() and 1 <= int(count) <= REQUESTS_KEPT):
             raise ApiError(400, f"count is 1 to {REQUESTS_KEPT}", param="count")

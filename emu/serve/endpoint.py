@@ -74,6 +74,7 @@ class SglangBody(Struct, kw_only=True):
     bootstrap_host: str | None = None
     bootstrap_port: int | None = None
     bootstrap_room: int | None = None
+    """Number by which both halves of a request meet."""
     priority: int | None = 0
 
 
@@ -319,11 +320,11 @@ class EndpointApi(Api):
         return JSONResponse({"server_load": self.endpoint.open_requests})
 
     async def vllm_load(self, request: HttpRequest) -> Response:
-        """As vllm-router asks for it."""
+        """The load in the form of vllm-router."""
         return JSONResponse({"load": self.endpoint.open_requests})
 
     async def sglang_load(self, request: HttpRequest) -> Response:
-        """As SGLang's router asks for it."""
+        """The load in the form of SGLang's router."""
         scheduler = self.endpoint.replica.scheduler
         self.endpoint.replica.settle()
         return JSONResponse(

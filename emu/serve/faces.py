@@ -143,7 +143,7 @@ class OpenAiFace:
         return "".join(self._prompt_pieces(choice))
 
     def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
-        """Of a whole answer."""
+        """Log-probabilities of a whole answer."""
         call, script, tokenizer = self._call, choice.script, self._house.tokenizer
         if call.logprobs < 0:
             return None

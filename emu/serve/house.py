@@ -106,7 +106,10 @@ class OutputLengths:
         self._drawn: list[int] = []
 
     def draw(self, call: Call, room: int) -> tuple[int, int]:
-        """For the next request. A client's limit is reached unless answers may stop early."""
+        """Tokens of the next request. A client's limit is reached unless answers may stop early.
+
+        `room` counts the tokens that still fit.
+        """
         length = self._next()
         limit = call.max_tokens
         if limit is not None and (call.ignore_eos or not self._early_stop):

@@ -410,7 +410,7 @@ class Pace:
 
     @property
     def header(self) -> bytes:
-        """For the head of every answer."""
+        """Text for the head of every answer."""
         if not self.is_late:
             return self.verdict.encode()
         text = f"late; requests={100 * self.late_share:.1f}%; worst={1e3 * self.worst_s:.0f}ms"
@@ -432,7 +432,7 @@ class Pace:
         )
 
     def summary(self, speed_asked: float, speeds: list[tuple[float, float]]) -> dict[str, Any]:
-        """For summary.json: seconds are emulated."""
+        """The part of summary.json; seconds are emulated."""
         return {
             "verdict": self.verdict,
             "requests": self.requests,

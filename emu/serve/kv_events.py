@@ -50,7 +50,7 @@ class Wire(msgspec.Struct, frozen=True):
     def stored(
         self, keys: Sequence[int], parent: int | None, tokens: Sequence[int], block_size: int
     ) -> Any:
-        """One BlockStored."""
+        """One BlockStored. `parent` is the key before the first."""
         if self.has_maps:
             return {
                 "type": "BlockStored",

@@ -40,7 +40,7 @@ def labels_text(labels: Mapping[str, str]) -> str:
 
 
 def number_text(value: float) -> str:
-    """As Prometheus' own library writes it."""
+    """The number as Prometheus' own library writes it."""
     return repr(float(value))
 
 

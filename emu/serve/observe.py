@@ -287,6 +287,7 @@ class ObserveOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Prompts as text, one ASCII letter per token (the tokenizer of `emu serve`)."""
     speed: float = 1.0
     limit: int = 0
+    """Requests to send; 0 = all."""
     concurrency: int = 0
     """At most so many calls at once; 0 = no limit."""
     timeout_s: float = 600.0
@@ -320,7 +321,7 @@ class Observer:
         self._gate = anyio.CapacityLimiter(options.concurrency or 1_000_000)
 
     async def run(self) -> None:
-        """Until the last answer has ended."""
+        """Run until the last answer has ended."""
         self._start_s = time.monotonic()
         async with anyio.create_task_group() as group:
             for request in self._workload.releases():

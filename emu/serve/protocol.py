@@ -156,10 +156,12 @@ class Body(Struct, kw_only=True):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     best_of: int | None = None
+    """Number of answers, as `n`."""
     use_beam_search: bool | None = False
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = False
     cache_hit_threshold: float | None = None
+    """Part of the prompt found in a cache below which vLLM ends a call; it is refused here."""
     guided_json: Any = None
     guided_regex: Any = None
     guided_choice: Any = None

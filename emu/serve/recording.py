@@ -249,7 +249,7 @@ def _replayable(config: Config) -> dict[str, Any]:
 
 
 def _open_ended(raw: dict[str, Any]) -> dict[str, Any]:
-    """To a configuration as this, commands and faults may be appended; paths are absolute."""
+    """A configuration to which commands and faults may be appended; paths are absolute."""
     if raw["models"]:
         del raw["replicas"]  # they follow from the models
     for key in ("commands", "faults"):  # more may be appended, which an empty list would forbid

@@ -147,13 +147,13 @@ def filler_start(prompt: Ids, index: int, pieces: int) -> int:
 
 
 def filler_ids(tokenizer: Tokenizer, start: int, count: int) -> Ids:
-    """Ids of an answer of so many tokens."""
+    """Ids of an answer of so many tokens. `start` is the first filler token."""
     pieces = len(tokenizer.piece_ids)
     return tokenizer.piece_ids[(np.arange(count) + start) % pieces]
 
 
 def filler_text(tokenizer: Tokenizer, start: int, count: int) -> str:
-    """Text of an answer of so many tokens."""
+    """Text of an answer of so many tokens. `start` is the first filler token."""
     pieces = tokenizer.pieces
     return "".join(pieces[(start + i) % len(pieces)] for i in range(count))
 
@@ -278,6 +278,7 @@ def make_script(
     """A free answer of `length` tokens, or what the constraint makes it, of at most `budget`.
 
     Raises CannotFill.
+    `start` is the first filler token.
     """
     if constraint is FREE:
         pieces = [tokenizer.pieces[(start + i) % len(tokenizer.pieces)] for i in range(length)]
@@ -396,7 +397,7 @@ def _first_stop(
 
 # --- log-probabilities --------------------------------------------------------------------------
 def logprob_at(position: int) -> float:
-    """Of the chosen token: between -0.05 and -0.4."""
+    """The chosen token's log-probability, between -0.05 and -0.4."""
     return -0.05 * (1 + position * 7 % 8)
 
 
@@ -426,7 +427,10 @@ def alternatives(
 def chat_logprobs(
     tokenizer: Tokenizer, pieces: Sequence[str], first: int, top: int
 ) -> dict[str, Any]:
-    """OpenAI's form for chats."""
+    """OpenAI's form for chats.
+
+    `first` is the position of the first piece, `top` the number of alternatives.
+    """
 
     def entry(token: str, logprob: float) -> dict[str, Any]:
         return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
@@ -453,7 +457,10 @@ def completion_logprobs(
     offset: int,
     is_prompt: bool = False,
 ) -> dict[str, Any]:
-    """OpenAI's form for completions; of a prompt, the first token has none."""
+    """OpenAI's form for completions; of a prompt, the first token has none.
+
+    `first` is the position of the first piece, `top` the number of alternatives.
+    """
     offsets, at = [], offset
     for piece in pieces:
         offsets.append(at)

@@ -143,7 +143,7 @@ class Trends:
         return [[source, destination, size] for (source, destination), size in largest]
 
     def slowest(self, count: int) -> list[dict[str, Any]]:
-        """Of the requests that ended last, those with the longest TTFT."""
+        """The requests with the longest TTFT among those that ended last."""
         begun = [r for r in self.ended if r.first_token_ns >= 0]
         begun.sort(key=lambda r: (-ttft_ms(r), r.request_id))
         return [described(r) for r in begun[:count]]

@@ -183,7 +183,7 @@ class Statistics:
 
 
 class Choice:
-    """One answer: how far it is, and what of it has been sent."""
+    """One answer: how far it is, what of it has been sent, and the filler token of its `start`."""
 
     __slots__ = (
         "base", "came_ns", "exchange", "first_ns", "heir", "index", "is_begun", "is_ended",
@@ -202,7 +202,7 @@ class Choice:
         self.index = index
         self.request = request
         self.start = start
-        """Where its filler text begins."""
+        """Filler token with which its text begins."""
         self.script = script
         """What it says, if that is not plain filler."""
         self.base = 0
@@ -223,12 +223,12 @@ class Choice:
 
     @property
     def tokens(self) -> int:
-        """Of the whole answer."""
+        """Tokens of the whole answer."""
         return self.request.output_tokens - self.base
 
     @property
     def finish_reason(self) -> str:
-        """As OpenAI says it."""
+        """The reason in OpenAI's words."""
         request = self.request
         if self.script is not None and self.script.finish:
             return self.script.finish

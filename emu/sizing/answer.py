@@ -59,7 +59,7 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Ranked(msgspec.Struct, frozen=True, kw_only=True):
-    """A cluster that meets the objectives."""
+    """A cluster that meets the objectives. `prefill` and `decode` count replicas."""
 
     label: str
     gpu: str

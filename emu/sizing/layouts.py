@@ -59,7 +59,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def price(self) -> float:
-        """Of one replica, per hour."""
+        """Price of one replica per hour."""
         return self.replica_gpus * self.gpu.price
 
     @property

@@ -67,7 +67,7 @@ class Objective(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """As a reader calls it: TTFT p95."""
+        """The reader's name for it, such as TTFT p95."""
         return f"{self.metric.upper()} {self.at}"
 
 

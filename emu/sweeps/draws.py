@@ -106,7 +106,7 @@ class Drawing:
         self.tasks = _tasks(config, source, self._known, self._numbers)
 
     def result(self, found: Mapping[int, Mapping[str, Any]]) -> Draws:
-        """Of the draws that have ended, by number."""
+        """The result of the draws that have ended, by number."""
         ended = sorted(found)
         rows = [{**found[index], "index": index} for index in ended]
         return Draws(

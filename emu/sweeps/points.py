@@ -44,7 +44,7 @@ def fixed_points(sweep: Sweep, source: str) -> list[Point]:
 def with_seeds(
     values: Sequence[Mapping[str, Any]], seeds: Sequence[int], round_: int = 0
 ) -> list[Point]:
-    """Each point once, or once with each seed."""
+    """Each point once, or once with each seed. `round_` is the number of the round of a search."""
     chosen: Sequence[int | None] = seeds or [None]
     return [Point(dict(point), seed, round_) for point in values for seed in chosen]
 
@@ -105,7 +105,11 @@ GEOMETRIC_FROM = 4.0
 
 
 class Bisection:
-    """State of one search."""
+    """State of one search.
+
+    It ends at a bracket of `tolerance` of its upper end, and tries `points_per_round` values at
+    once.
+    """
 
     def __init__(
         self,

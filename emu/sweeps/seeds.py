@@ -45,6 +45,7 @@ class Figure(msgspec.Struct, frozen=True):
 
     mean: float
     half: float | None
+    """Half of the 95 % interval's width."""
     values: list[float]
 
 

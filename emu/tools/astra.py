@@ -313,7 +313,10 @@ def run_parity(
     output: Path | None = None,
     limit: int = 0,
 ) -> int:
-    """Run and print. `profiles` holds the bundles, and `pim/` beside or in it the memories."""
+    """Run and print. `profiles` holds the bundles, and `pim/` beside or in it the memories.
+
+    `limit` is the number of requests to read; 0 = all.
+    """
     for path in (cluster, workload, profiles):
         if path is not None and not path.exists():
             raise InputError(str(path), None, "", "no such file or folder")

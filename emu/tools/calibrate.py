@@ -80,7 +80,7 @@ class Constants(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(logarithms: Floats) -> Constants:
-        """From the unknowns, within bounds."""
+        """The constants that the unknowns stand for, within bounds."""
         compute, memory, overhead = np.exp(np.clip(logarithms, _LOW, _HIGH))
         return Constants(float(compute), float(memory), float(overhead))
 
@@ -283,6 +283,7 @@ class Calibration(msgspec.Struct):
     configured: RooflineTable
     fitted_requests: int
     held_out: int
+    """Requests that errors are judged on."""
 
     @property
     def is_gain(self) -> bool:

@@ -246,7 +246,7 @@ def read_cluster_file(path: Path, types: Mapping[str, str]) -> ClusterFile:
 
 
 def _of_first_format(source: str, field: str, instance: Instance) -> Instance:
-    """With `npu_num` and `npu_group` said in the later format's keys.
+    """The instance with `npu_num` and `npu_group` in the later format's keys.
 
     Raises InputError where one degree is said in both formats, or where groups are unequal.
     """
@@ -268,7 +268,7 @@ def _of_first_format(source: str, field: str, instance: Instance) -> Instance:
 
 
 def _typed(instance: Instance, model: ModelSpec, types: Mapping[str, str]) -> Instance:
-    """With the types of the caller where neither the instance nor its model says the same."""
+    """The instance with the caller's types where neither it nor its model says the same."""
     known = {"dtype": model.dtype, "kv_cache_dtype": "auto"}
     given = {
         key: types[key]

@@ -250,7 +250,9 @@ def _scheduler(case: Case) -> dict[str, Any]:
 
 def usable_blocks(recorded: int) -> int:
     """Blocks that requests can have of vLLM's `num_gpu_blocks`: its pool keeps one back, which
-    stands for blocks that are never read (its "null block")."""
+    stands for blocks that are never read (its "null block").
+    `recorded` is that number.
+    """
     return max(1, recorded - 1)
 
 

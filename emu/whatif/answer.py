@@ -40,6 +40,7 @@ class Decision(msgspec.Struct, frozen=True):
     """Its place in the log, from 0."""
     arrival_s: float
     chosen: int
+    """Replica that served the request."""
     best: int
     took_ms: float
     best_ms: float
@@ -51,7 +52,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Regret(msgspec.Struct):
-    """Of all decisions, estimated from those that were looked at."""
+    """The regret of all decisions, estimated from those that were looked at."""
 
     metric: str
     decisions: list[Decision]
@@ -197,6 +198,7 @@ class Alternative(msgspec.Struct):
     completed: int
     gpu_seconds: float
     cost: float | None
+    """In the unit of `nodes.hourly_price`."""
     latencies: Latencies
 
 

@@ -41,7 +41,7 @@ _SOURCE: Final = "whatif"
 
 
 class Latencies(msgspec.Struct):
-    """Of one run or of the log, in order of arrival; ms, NaN where there is none."""
+    """Latencies of one run or of the log, in order of arrival; ms, NaN where there is none."""
 
     ttft_ms: Floats
     tpot_ms: Floats
@@ -178,6 +178,7 @@ class Outcome(msgspec.Struct):
     """Which one gave the first token; -1 = none."""
     gpu_seconds: float
     cost: float | None
+    """In the unit of `nodes.hourly_price`."""
 
 
 class Change(msgspec.Struct, frozen=True):

@@ -30,7 +30,7 @@ class PlainInts(list[int]):
         return self
 
     def sum(self) -> int:
-        """Of all numbers."""
+        """The sum of all numbers."""
         return sum(self)
 
     def min(self) -> int:
@@ -38,7 +38,7 @@ class PlainInts(list[int]):
         return min(self)
 
     def max(self, initial: int = 0) -> int:
-        """The most, of non-negative numbers."""
+        """The most of non-negative numbers; `initial` without any."""
         return max(self, default=initial)
 
     def __sub__(self, amount: int) -> PlainInts:

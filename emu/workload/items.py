@@ -252,7 +252,7 @@ NOTHING_FOLLOWS = Following()
 
 
 class Session(msgspec.Struct):
-    """A session in flight: the turns that are still to come."""
+    """A session in flight: the turns that are still to come. `model` is an index."""
 
     session_id: str
     tenant: str
@@ -271,6 +271,7 @@ class Session(msgspec.Struct):
     ready_ns: list[int]
     """By turn, its arrival as far as it is known."""
     in_flight: int = 0
+    """Sub-requests that have arrived and not ended."""
 
     def roots(self) -> list[int]:
         """Turns that arrive with the session."""
@@ -298,7 +299,7 @@ class Session(msgspec.Struct):
 
 
 def open_session(line: Line, first_id: int, model: int = 0) -> Session:
-    """The session of a line, nothing released yet."""
+    """The session of a line, nothing released yet. `model` is an index."""
     turns = line.sub_requests
     assert turns is not None
     # Lists of Python integers become arrays now: they may have to wait for long.

@@ -161,7 +161,10 @@ class Workload:
             self._rules = msgspec.structs.replace(self._rules, holds=None)
 
     def set_time(self, zero_ns: int, time_scale: float) -> None:
-        """Fix how the file's times become arrivals."""
+        """Fix how the file's times become arrivals.
+
+        Arrivals are (time - `zero_ns`) x `time_scale`.
+        """
         self._timebase = Timebase(zero_ns, time_scale)
 
     def _file_order(self, notes: Notes) -> Iterator[Block]:
@@ -355,6 +358,7 @@ def open_workload(
     `config_source` names the config file in errors about keys of the table. `models`: what is
     served, by index; without any, requests are not asked which they mean.
     Raises InputError.
+    `default_model` is the index for requests that name none.
     """
     notes = Notes()
     if table.seed >= 0:

@@ -37,7 +37,7 @@ _LAWS: Final = ("Gamma", "Weibull", "")
 
 
 class Window(NamedTuple):
-    """One window of a client."""
+    """One window of a client. `first` and `second` are parameters of its `law` of gaps."""
 
     start_s: int
     rate_per_s: float

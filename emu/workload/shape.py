@@ -39,6 +39,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     prompt_field: str
     limit: int = 0
+    """Lines to read; 0 = all."""
     start_ns: int = 0
     """Lines before this time of the file are left out."""
     upscale: int = 1
@@ -65,7 +66,7 @@ class Shaper:
         """The limit was reached: nothing that follows is used."""
 
     def select(self, block: Block) -> Block:
-        """Without the lines that are left out."""
+        """The block without the lines that are left out."""
         if self._arrivals is not None or self._rules.start_ns or self._rules.upscale > 1:
             block = block.as_arrays()
         if self._arrivals is not None:
@@ -204,7 +205,10 @@ def _largest_fit(prompt: int, output: int, holds: Holds) -> tuple[int, int] | No
 
 
 def clip_item(item: Line | Turn, prompt: int | None, output: int | None) -> None:
-    """Cut a request to these lengths, its ids with it (None = leave)."""
+    """Cut a request to these lengths, its ids with it (None = leave).
+
+    `prompt` and `output` are tokens.
+    """
     new_prompt = item.input_toks if prompt is None else min(prompt, item.input_toks)
     new_output = item.output_toks if output is None else min(output, item.output_toks)
     if item.tok_id_ranges is not None:
@@ -238,7 +242,7 @@ def _cut_ranges(ranges: list[tuple[int, int]], skip: int, count: int) -> list[tu
 
 
 class Timebase:
-    """From the times of the file to arrivals: the zero is moved, then time is stretched."""
+    """Turns the file's times into arrivals: the zero is moved, then time is stretched."""
 
     def __init__(self, zero_ns: int, time_scale: float) -> None:
         """`time_scale` is taken as the decimal number that it prints as (0.1 is one tenth)."""
@@ -293,7 +297,11 @@ UNKNOWN: Final = "unknown_model"
 
 
 class Naming:
-    """Models of the requests of one pass over a workload."""
+    """Models of the requests of one pass over a workload.
+
+    `default` is the index of the model of requests that name none, `run` the mean length of a
+    run of equal draws.
+    """
 
     def __init__(
         self,

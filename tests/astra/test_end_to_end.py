@@ -154,7 +154,7 @@ def test_an_interrupted_run_leaves_no_process_behind(marked, mode, number):
 
 
 def test_a_killed_run_takes_the_program_with_it(marked):
-    # Nobody is left to end the program; its pipes close, and it ends with its next line.
+    # No process is left to end the program; its pipes close, and it ends with its next line.
     program(marked, "fork")
     path = configure(marked, 'binary = "./run_fork"', requests=100_000)
     command = [sys.executable, "-m", "emu", str(path), "-q", "--no-report", "-o", marked / "out"]

@@ -88,7 +88,7 @@ def test_sessions_release_the_next_turn_when_one_ends():
 
 def test_a_group_ends_without_the_grid():
     # The last member is told the end only after the others have become empty: nothing happens in
-    # between, so somebody has to ask once more.
+    # between, so one more question is needed.
     lines = [Line(arrival_time_ns=a, input_toks=40, output_toks=3) for a in (1_000, 9_000_000)]
     cluster = SHARED / "llmservingsim-clusters/single_node_dp_instance.json"
     exact = run_on(cluster, lines, ParityOptions(idle_grid=False))

@@ -218,7 +218,7 @@ def test_what_a_wrapper_has_started_ends_with_it(tmp_path):
 
 
 def is_zombie(pid):
-    """Ended, and nobody has asked for its status yet (where init does not)."""
+    """Ended, but its status has not been asked for yet (where init does not)."""
     try:
         return ") Z" in Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Copies of weights in the memory of machines: how long they stay, and who makes room."""
+"""Copies of weights in the memory of machines: how long they stay, and which make room."""
 
 from __future__ import annotations
 

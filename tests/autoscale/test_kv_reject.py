@@ -1,4 +1,4 @@
-"""KV rejection: who is hot, who stays open, and that those who wait hear of it."""
+"""KV rejection: which replica is hot, which stays open, and that waiting batches hear of it."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_hot_replica_is_closed_once_and_opened_when_it_has_cooled() -> None:
     bench.rejecter.apply()
     assert bench.told == [(0, True), (0, False)]
     assert not bench.replicas[0].lock.is_held
-    assert bench.free == [0], "those who wait for a destination look again"
+    assert bench.free == [0], "batches that wait for a destination look again"
 
 
 def test_one_opens_while_another_closes_and_one_that_decodes_no_more_opens() -> None:

@@ -34,7 +34,7 @@ class Mutant(NamedTuple):
 
 MUTANTS = (
     Mutant(
-        "canary: a request ends without anybody hearing",
+        "canary: a request ends without a notice",
         "emu/cluster/gateway.py",
         "        self._on_terminal(request)\n        if status is _REJECTED",
         "        if request.request_id % 5 == 3:\n            return\n"
@@ -221,7 +221,7 @@ MUTANTS = (
         "                if False:\n",
     ),
     Mutant(
-        "who reads KV from a tier does not hear that it is lost",
+        "a batch that reads KV from a tier does not hear that it is lost",
         "emu/faults/replicas.py",
         "        replica.actor.tell(TierLost(tier=tier))\n",
         "",

@@ -1,4 +1,4 @@
-"""One long world under faults of all kinds: books whole, nobody lost, memory flat.
+"""One long world under faults of all kinds: books whole, no request lost, memory flat.
 
     python -m tests.chaos.soak --requests 100000        # prints a line for each twentieth
 

@@ -1,4 +1,4 @@
-"""Each kind of fault, in a small disaggregated world: what it does, and that everybody recovers."""
+"""Each kind of fault, in a small disaggregated world: what it does, and that every request recovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GPU that dies alone, or with its machine: who goes down with it, who lives on, who steps in."""
+"""A GPU that dies alone, or with its machine: which replicas go down with it, live on, and step in."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def struck(
     nodes: dict[str, Any] | None = None,
     **tables: Any,
 ) -> dict[int, list[tuple[str, float]]]:
-    """By replica: the states that it took, and when, in s. Everybody completes."""
+    """By replica: the states that it took, and when, in s. Every request completes."""
     run_config(
         tmp_path,
         nodes=[{"count": 2, "gpus": 4, "gpu": "A100-SXM4-80GB", **(nodes or {})}],

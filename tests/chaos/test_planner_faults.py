@@ -1,4 +1,4 @@
-"""Metrics that reach the planner late or not at all: what it decides, and who watches it."""
+"""Metrics that reach the planner late or not at all: what it decides, and what watches it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_without_metrics_for_ever_nothing_is_scaled(tmp_path: Path) -> None:
     assert summary_of(tmp_path)["scale_ups"] == 0
 
 
-# --- who watches ----------------------------------------------------------------------------------
+# --- what watches ----------------------------------------------------------------------------------
 HPA = AutoscaleTable(planner="hpa", max_replicas=4, scale_down_stabilization_s=1.0)
 ROLES = AutoscaleTable(min_prefill=2, max_prefill=4, max_decode=4)
 PODS = "ready=3, loading=0, load=9, wanted="

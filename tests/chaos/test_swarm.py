@@ -104,7 +104,7 @@ def test_rare_faults_fail_a_campaign_and_unseen_changes_are_told(
 def test_without_a_terminal_a_campaign_says_where_it_stands(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also before its first seed is through; nothing if nobody asked."""
+    """Also before its first seed is through; nothing if it was not asked for."""
     monkeypatch.setattr(campaigns, "_TOLD_EVERY_S", 0.001)
     campaign([Job(3)], processes=1)
     assert capsys.readouterr().err == ""

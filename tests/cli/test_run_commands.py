@@ -27,7 +27,7 @@ def test_run_prints_a_table_without_colours(config: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "30 completed" in done.stdout
     assert "\x1b" not in done.stdout + done.stderr
-    assert done.stderr == ""  # no progress where nobody watches
+    assert done.stderr == ""  # no progress without a terminal
 
 
 def test_quiet_says_nothing(config: Path) -> None:

@@ -1,4 +1,4 @@
-"""Data-parallel groups: members begin their iterations together, and nobody waits for ever."""
+"""Data-parallel groups: members begin their iterations together, and no member waits forever."""
 
 from __future__ import annotations
 

@@ -306,7 +306,7 @@ def test_layers_in_two_parts_cost_what_they_cost_at_once(of, shape, cut):
     first = of.iteration_ns(shape)
     shape.start_layer, shape.layers = cut, -1
     second = of.iteration_ns(shape)
-    # The hop between stages is paid by whoever's layers lie on both sides of it.
+    # The hop between stages is paid by the batch whose layers lie on both sides of it.
     bounds = of._bounds[1:-1]
     hop = of._rows.of_tokens(shape.padded_tokens or shape.new_tokens).hop * (cut in bounds)
     assert first + second == whole - hop

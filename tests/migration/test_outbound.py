@@ -407,7 +407,7 @@ def test_a_split_batch_is_dropped_when_its_last_client_leaves() -> None:
 
 
 def test_a_client_of_a_request_that_is_not_here_changes_nothing_here() -> None:
-    """The cluster asks whoever holds it; a wrong yes would lose the cancellation."""
+    """The cluster asks its holder; a wrong yes would lose the cancellation."""
     machine, split = outbound(destinations=[-1, -1]), split_of(1)
     machine.step(msg.FirstComputed(split), 0)
     machine.step(msg.PromptsDone(prompts(2), 100), 0)

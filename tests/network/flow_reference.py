@@ -26,7 +26,7 @@ class RefFlow:
 
 
 def progressive_filling(flows: dict[int, RefFlow], capacity: list[Fraction]) -> dict[int, Fraction]:
-    """Raise everybody's level in equal steps until a link fills; freeze those on it; repeat."""
+    """Raise every flow's level in equal steps until a link fills; freeze those on it; repeat."""
     rates = {key: Fraction(0) for key in flows}
     rising = set(flows)
     while rising:

@@ -137,8 +137,8 @@ def test_staggered_recursion_contains_the_simultaneous_sum(npus, kind, size, alg
         return
     together = collective_ns(system, kind, size)
     assert ends_ns(system, kind, size, [0] * total) == [together] * total
-    who = data.draw(st.integers(0, total - 1))
-    starts = [late if rank == who else 0 for rank in range(total)]
+    slow = data.draw(st.integers(0, total - 1))
+    starts = [late if rank == slow else 0 for rank in range(total)]
     ends = ends_ns(system, kind, size, starts)
     assert min(ends) >= together
     assert max(ends) <= together + late

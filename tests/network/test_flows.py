@@ -98,7 +98,7 @@ def test_the_first_whole_nanosecond_not_before_the_exact_end():
 
 @pytest.mark.parametrize("sharers", [3, 7, 11, 13, 31, 37, 41])
 def test_equal_shares_end_exactly_even_where_the_share_is_no_decimal(sharers):
-    """k flows of 1250 bytes at 12.5/k bytes/ns: 100 k ns, and nobody is a nanosecond late."""
+    """k flows of 1250 bytes at 12.5/k bytes/ns: 100 k ns, and no flow is a nanosecond late."""
     table = FlowTable([NIC])
     for number in range(sharers):
         table.start(number, (0,), 1_250, 0)

@@ -1,4 +1,4 @@
-"""A transfer that has its links to itself needs no flow, and nobody can tell."""
+"""A transfer that has its links to itself needs no flow, and reports are the same."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NIC = 12_500_000_000
 @PROFILE
 @given(worlds(), st.booleans())
 def test_looking_changes_nothing(world, has_latency):
-    """Who looks makes all transfers have flows: the reports are the same without."""
+    """A look gives all transfers flows: the reports are the same without."""
     rates, operations = world
     reports = []
     for is_watched in (False, True):

@@ -1,4 +1,4 @@
-"""Which replica is on which GPUs, and who talks to whom in a transfer."""
+"""Which replica is on which GPUs, and which GPUs a transfer connects."""
 
 from __future__ import annotations
 

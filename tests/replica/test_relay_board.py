@@ -19,7 +19,7 @@ S = ReplicaState
 
 
 class Looker:
-    """Counts who is woken."""
+    """Counts the replicas that are woken."""
 
     def __init__(self) -> None:
         self.looks = 0

@@ -34,7 +34,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "states.md"
 
 
 class FakeReplica:
-    """Just a state and who changed it."""
+    """A state and its writer."""
 
     def __init__(self, state: ReplicaState) -> None:
         self.replica_id = 7

@@ -144,7 +144,7 @@ class NaiveVllm:
             else:
                 items.append((s, new, s.computed))
                 budget -= new
-        # An engine that had to preempt everybody would schedule again at once.
+        # An engine that had to preempt all requests would schedule again at once.
         if not preempted or not (self.running or self.flights):
             self._admit(items, budget, cap)
         for s, new, had in items:

@@ -144,7 +144,7 @@ def test_handover_reserves_everything_at_the_destination():
     source, target = make(queue=queue), make(queue=queue)
     r = request(0, 100, 200)
     source.enqueue(r, 0)
-    assert source.schedule(0) is None  # nobody said that this replica prefills
+    assert source.schedule(0) is None  # this replica was not told to prefill
     source.pulls = True
     assert target.schedule(0) is None
     progress = source.complete(source.schedule(0), 1, 10, 10)

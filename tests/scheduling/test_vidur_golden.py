@@ -123,7 +123,7 @@ def test_oversized_prompt_fails_clearly_and_unblocks_the_queue():
     assert "20 KV blocks" in world.schedulers[0].can_ever_hold(requests[1])
     world, requests = play(case, fail_stuck=True)
     assert [r.request_id for r, _ in world.failed] == [1]
-    assert requests[2].last_token_ns < requests[0].last_token_ns, "nobody waits behind it"
+    assert requests[2].last_token_ns < requests[0].last_token_ns, "no request waits behind it"
 
 
 @pytest.mark.parametrize(

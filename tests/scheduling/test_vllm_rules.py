@@ -203,7 +203,7 @@ def test_max_num_seqs_caps_the_running_set():
     batch, _, now = step(s, 0)
     assert (batch.shape.sequences, s.running_count, s.waiting_count) == (2, 2, 1)
     batch, progress, now = step(s, now)
-    assert batch.max_steps == 2  # nobody can get in before these two end
+    assert batch.max_steps == 2  # no request can get in before these two end
     assert ids(progress.finished) == [0, 1]
 
 
@@ -463,7 +463,7 @@ def test_stalled_replica_gives_a_longer_first_gap():
     r = request(0, 10, 5)
     s.enqueue(r, 0)
     step(s, 0)
-    batch, progress, _ = step(s, 25)  # 15 ns nobody asked
+    batch, progress, _ = step(s, 25)  # no call for 15 ns
     assert batch.max_steps == 4
     assert (progress.cohort_size, progress.late_gaps_ns, progress.gaps_ns) == (1, [25], [])
     assert r.max_gap_ns == 25

@@ -2,8 +2,8 @@
 
 Counts are the same on every machine and at every load: timers and turns of the kernel,
 iterations, calls of Python functions, blocks of memory that stay allocated. The limits are a
-little above what the code needed when they were last set; whoever makes it need less lowers them,
-whoever has a reason to need more raises them and says why.
+little above what the code needed when they were last set; a change that needs less lowers them,
+a change that has a reason to need more raises them and says why.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def test_long_answers_cost_no_more_events(tmp_path: Path) -> None:
 
 
 def test_an_arrival_wakes_only_who_can_take_it(tmp_path: Path) -> None:
-    """The global queue of many prefill replicas: who rests is not asked about what is taken."""
+    """The global queue of many prefill replicas: a resting replica is not asked about what is taken."""
 
     def events(prefill: int) -> int:
         pools = [{"role": "prefill", "count": prefill}, {"role": "decode", "count": 2}]

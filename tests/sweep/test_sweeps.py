@@ -1,4 +1,4 @@
-"""Whole sweeps: searches end, resume, and do not depend on who runs the points."""
+"""Whole sweeps: searches end, resume, and do not depend on what runs the points."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def interrupted(directory: Path, code: Path, requests: int) -> tuple[int, str]:
 
 
 def test_an_interrupted_search_goes_on_where_it_was(tmp_path: Path) -> None:
-    # A copy of the program: the store is keyed by the code, which somebody may be editing.
+    # A copy of the program: the store is keyed by the code, which may be edited meanwhile.
     code = tmp_path / "code"
     shutil.copytree(ROOT / "emu", code / "emu", ignore=shutil.ignore_patterns("__pycache__"))
     for extension in ROOT.glob("emu__mypyc*"):  # of a compiled build
@@ -127,7 +127,7 @@ def test_an_interrupted_search_goes_on_where_it_was(tmp_path: Path) -> None:
         directory.mkdir()
         status, err = interrupted(directory, code, requests)
         if status != 0:
-            break  # else it was over before anybody looked: a longer one
+            break  # else it was over before the look: a longer one
     assert status == 130, err
     assert err.splitlines() == [
         "what was finished is kept; the same command goes on from there",

@@ -80,7 +80,7 @@ def talk(*texts: str, speaker: str = "human") -> dict:
     speakers = (speaker, "gpt") * len(texts)
     return {
         "id": "x",
-        "conversations": [{"from": who, "value": text} for who, text in zip(speakers, texts)],
+        "conversations": [{"from": name, "value": text} for name, text in zip(speakers, texts)],
     }
 
 

@@ -170,7 +170,7 @@ def test_synthetic_agents_ask_several_at_once_and_join_them() -> None:
 def test_a_conversation_keeps_its_id_and_all_turns(tmp_path: Path) -> None:
     said = [("human", "a" * 40), ("gpt", "b" * 8), ("human", "c" * 12), ("gpt", "d" * 4)]
     said += [("human", "e" * 4), ("gpt", "f" * 4), ("gpt", "again"), ("human", "no answer")]
-    turns = [{"from": who, "value": text} for who, text in said]
+    turns = [{"from": name, "value": text} for name, text in said]
     talks = [{"id": f"talk{i}", "conversations": turns} for i in range(30)]
     (tmp_path / "s.json").write_text(json.dumps(talks))
     opened = open_file(tmp_path, None, "s.json", turns="all", think_s=3.0)

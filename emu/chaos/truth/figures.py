@@ -40,7 +40,11 @@ _ROLE: Final = {
 
 
 class Story(msgspec.Struct):
-    """What the history says of one request."""
+    """What the history says of one request.
+
+    Lengths (`prompt`, `output`) and prefix hits (`hit` on the GPU, `stored` behind it) are tokens;
+    `first_out` and `last_out` are ns.
+    """
 
     arrived_ns: int
     prompt: int
@@ -409,7 +413,7 @@ def tpot_ns(story: Story) -> int:
 
 
 def quantile(values: Sequence[int], share: float) -> float:
-    """Between the two nearest ranks, in proportion."""
+    """The quantile lies between the two nearest ranks, in proportion."""
     if not values:
         return 0.0
     ranked = sorted(values)

@@ -26,6 +26,7 @@ class Stream(msgspec.Struct, eq=False):
     size: float
     feeder: Stream | None = None
     lag: float = 0.0
+    """Bytes that it stays behind its feeder."""
     done: float = 0.0
     rate: float = 0.0
     is_cut: bool = False
@@ -147,7 +148,7 @@ class Fluid:
             rising = self._free_of_feeders(kept)
 
     def _free_of_feeders(self, rising: list[Stream]) -> list[Stream]:
-        """Without those that have come up with a feeder that rises no more."""
+        """Streams that have not come up with a feeder that rises no more."""
         while True:
             stuck = [
                 s

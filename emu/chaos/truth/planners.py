@@ -28,7 +28,7 @@ _BLIND: Final = ("metrics_delayed", "metrics_frozen", "metrics_lost", "planner_r
 
 
 class Seen(msgspec.Struct):
-    """One replica as the planner saw it."""
+    """One replica as the planner saw it. `used` counts blocks."""
 
     replica: int
     state: str
@@ -341,7 +341,7 @@ class Planners:
                     due_ns <= look_ns <= late_ns for look_ns in at
                 ):
                     tape.say(
-                        f"T6: nobody looks when the time of spare {replica} is up, {due_ns} ns"
+                        f"T6: no planner looks when the time of spare {replica} is up, {due_ns} ns"
                     )
 
 

@@ -81,7 +81,7 @@ class Policies:
 
     # --- rebalancing --------------------------------------------------------------------------
     def _choices(self) -> None:
-        """From the fuller to the emptier, by more than the gap, so that the fuller one gains."""
+        """A move goes from the fuller to the emptier, by more than the gap."""
         tape, table = self._tape, self._tape.config.migration
         tokens: dict[int, int] = defaultdict(int)
         for record in tape.of("tokens", "choice"):

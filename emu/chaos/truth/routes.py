@@ -21,6 +21,7 @@ class Slot(msgspec.Struct, frozen=True):
 
     machine: int
     domain: int
+    """Number of the group of GPUs joined by NVLink."""
     pcie: str
     """The GPU that names its PCIe link."""
     leaf: str

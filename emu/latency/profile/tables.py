@@ -198,7 +198,10 @@ class AttentionTable:
         return max(1, int(value))
 
     def at_many(self, pc: int, kp: int, nd: int, kd: NDArray[np.int64]) -> NDArray[np.int64]:
-        """`at` for many decode histories at once, equal to it element by element."""
+        """`at` for many decode histories at once, equal to it element by element.
+
+        `pc` new prompt tokens after `kp` tokens of history; `nd` decodes.
+        """
         column, next_column, weight = bracket(self._decodes, nd)
         row, next_row, row_weight = bracket(self._chunks, pc)
 
@@ -328,7 +331,10 @@ class SkewTable:
         return row * bigs
 
     def alpha(self, pc: int, nd: int, rate: float, kv_max: int, kp: int) -> float:
-        """The fraction for one batch."""
+        """The fraction for one batch.
+
+        `pc` new prompt tokens after `kp` tokens of history; `nd` decodes.
+        """
         alphas = self._alphas.get(pc)
         if alphas is None:
             return self._default
@@ -337,7 +343,7 @@ class SkewTable:
     def alphas(
         self, pc: int, nd: int, rate: float, kv_max: NDArray[np.int64], kp: int
     ) -> NDArray[np.float64]:
-        """`alpha` over many longest histories of one batch, in rising order."""
+        """`alpha` over many longest histories of one batch, rising, with its `pc` and `kp`."""
         first, last = self._label(2, int(kv_max[0])), self._label(2, int(kv_max[-1]))
         alphas = self._alphas.get(pc)
         if alphas is None or first == last:
@@ -390,7 +396,7 @@ class BlockGrid(NamedTuple):
 
     @staticmethod
     def of(gpu: GpuSpec, kv_heads: int) -> BlockGrid | None:
-        """Of a GPU of the catalogue; None if nothing is known of its kernel."""
+        """The grid of a GPU of the catalogue; None if nothing is known of its kernel."""
         slots = gpu.sm_count * gpu.decode_blocks_per_sm
         return BlockGrid(slots, kv_heads) if slots else None
 

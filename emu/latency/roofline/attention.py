@@ -74,7 +74,7 @@ class AttentionCost:
         self._tile_key_s = prompts.chain * QUERY_TILE * head_flops / rate * self._processors
 
     def decode_line(self, count: int) -> Line:
-        """Of a batch of so many sequences, without the launch."""
+        """Costs of a batch of so many sequences, without the launch."""
         kernel = self.decodes
         sequences = max(1, count) / self._processors
         waves = sequences * self._kv_heads
@@ -86,7 +86,7 @@ class AttentionCost:
         return Line(start, max(slope, self._arithmetic_s))
 
     def verify_line(self, count: int, queries: int) -> Line:
-        """Of sequences with several new tokens each, `queries` in all: KV is read once for them.
+        """Costs of sequences of several new tokens, `queries` in all: KV is read once for them.
 
         A block holds the query heads of a KV head for all new tokens of a sequence, as long as
         they fit into a tile; arithmetic grows with the queries.
@@ -99,7 +99,10 @@ class AttentionCost:
         return Line(line.start * tiles, max(line.slope, self._arithmetic_s * mean))
 
     def prompt_s(self, prefill_new: list[int], prefill_context: list[int], window: int) -> float:
-        """Of the chunks of a batch, without the launch."""
+        """Seconds for the chunks of a batch, without the launch.
+
+        `window` counts tokens; 0 = the whole context.
+        """
         pairs = keys = longest = tiles = tokens = 0
         for at, new in enumerate(prefill_new):
             context = prefill_context[at]

@@ -481,7 +481,7 @@ class RooflineBackend:
     def _long_series(
         self, start: int, growth: int, least_ns: int, added_ns: int, steps: int, first_ns: int
     ) -> Ends:
-        """As `series`, by numpy."""
+        """`series` by numpy."""
         import numpy as np
 
         before = 1 if first_ns >= 0 else 0

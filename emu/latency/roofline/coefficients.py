@@ -95,7 +95,9 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     launch_us: float
     """All kernels: alignment, two products, activation, reduction."""
     memory: float
+    """Part of the memory's rate that reading weights reaches."""
     compute: float
+    """Part of the peak that the products reach."""
     block: float
     """Rows that an expert's tokens are padded to, many tokens."""
     few: float
@@ -103,6 +105,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     row: float
     """Bytes moved for a routed row, in units of its input and output."""
     softness: float
+    """Exponent of the mean of both times (`soft_max`)."""
 
 
 class Links(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,21 +156,22 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     element_us: float
     """An element-wise kernel inside a graph."""
     element_memory: float
+    """Part of the memory's rate that element-wise kernels reach."""
     residuals: dict[str, Residual] = {}
 
     def product(self, dtype: str) -> Products:
-        """Of a type of weights; types without an own set take that of bfloat16."""
+        """Coefficients of a type of weights; types without a set take that of bfloat16."""
         return self.products.get(_LIKE.get(dtype, dtype)) or self.products["bfloat16"]
 
     def expert(self, dtype: str) -> Experts:
-        """Of a type of weights; types without an own set take that of bfloat16."""
+        """Coefficients of a type of weights; types without a set take that of bfloat16."""
         return self.experts.get(_LIKE.get(dtype, dtype)) or self.experts["bfloat16"]
 
 
 def scaled(kernels: Kernels, compute: float, memory: float) -> Kernels:
-    """With given parts of the peaks for large dense products (0 = as fitted).
+    """With `compute` and `memory` as the parts of the peaks that large dense products reach.
 
-    The parts of all other kernels keep their ratio to these, at most 1.
+    0 leaves one as fitted. The parts of all other kernels keep their ratio to these, at most 1.
     """
     dense = kernels.products["bfloat16"]
     faster = compute / dense.large if compute else 1.0

@@ -82,6 +82,7 @@ def grouped_s(
 
     `met` experts of `params` weights (`weight_bytes`) each read; `rows` routed rows of
     `row_bytes` move, `padded` are computed.
+    `peak` is in FLOP/s.
     """
     compute_s = 2.0 * padded * params / (peak * kernel.compute)
     traffic = (met + kernel.few) * weight_bytes + rows * row_bytes * kernel.row

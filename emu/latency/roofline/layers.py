@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """A run of layers on one pipeline stage."""
+    """A run of layers on one pipeline stage. `dense` and `moe` count layers."""
 
     dense: int
     moe: int
@@ -178,7 +178,7 @@ class LayerCosts:
         return TokenCost(embedding=_ns(self.ops.elementwise_s(2 * stream)), collectives=reduce_ns)
 
     def final_norm(self, tokens: int) -> TokenCost:
-        """After the last layer."""
+        """The norm after the last layer."""
         stream = tokens * self.spec.hidden * self.element
         return TokenCost(norm=_ns(self.ops.elementwise_s(4 * stream)))
 

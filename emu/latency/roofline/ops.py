@@ -95,7 +95,7 @@ class Ops:
         return soft_max(memory_s, compute_s, matrix.kernel.softness) + matrix.launch_s
 
     def elementwise_s(self, traffic: float) -> float:
-        """A kernel that only moves bytes."""
+        """A kernel that only moves bytes. `traffic` counts bytes."""
         return traffic / self._element_rate + self.element_s
 
     def experts_s(

@@ -22,7 +22,10 @@ _SPLITS: Final = (1, 2, 4)
 
 
 def soft_max(first_s: float, second_s: float, softness: float) -> float:
-    """Mean of a power: near the larger where they differ, above both where they are equal."""
+    """Mean of a power: near the larger where they differ, above both where they are equal.
+
+    `softness` is the power's exponent.
+    """
     large, small = (first_s, second_s) if first_s > second_s else (second_s, first_s)
     if not large:
         return 0.0
@@ -32,7 +35,10 @@ def soft_max(first_s: float, second_s: float, softness: float) -> float:
 def arithmetic_s(
     kernel: Products, peak: float, processors: int, rows: int, columns: int, inner: int
 ) -> float:
-    """Arithmetic of rows x inner times inner x columns: whole waves of whole tiles."""
+    """Arithmetic of rows x inner times inner x columns: whole waves of whole tiles.
+
+    `peak` is in FLOP/s.
+    """
     if processors <= 1:
         return 2.0 * rows * columns * inner / (peak * kernel.compute)
     rate = peak / processors * kernel.compute

@@ -130,7 +130,7 @@ def six(runner: Runner, clusters: Sequence[str]) -> Iterator[Shown]:
 
 
 def _six_times(out: Path) -> tuple[float, float]:
-    """From the decision: the last load's end, and the first token that a new replica worked on."""
+    """Seconds from the decision to the last load's end, and to a new replica's first token."""
     with (out / "marks.csv").open(newline="") as file:
         marks = list(csv.DictReader(file))
     decided = min(int(m["time_ns"]) for m in marks if m["kind"] == "plan")
