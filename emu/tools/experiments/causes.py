@@ -67,7 +67,7 @@ class Waits(msgspec.Struct, frozen=True):
     runs: Sequence[Figures]
 
     def change(self, other: int, *, is_tail: bool = False) -> float:
-        """TBT of BlitzScale against that of another system."""
+        """TBT of BlitzScale against that of an `other` system: 1 is AllCache, 2 ServerlessLLM."""
         form = tbt_ms_p99 if is_tail else tbt_ms
         return form(self.runs[0]) / form(self.runs[other]) - 1
 
@@ -158,7 +158,7 @@ class Frontier(msgspec.Struct, frozen=True):
 
     def least(self, objective: str, points: float = 0.01) -> tuple[tuple[float, float], Figures]:
         """BlitzScale's run with the least GPU time among those that meet an objective as often as
-        the full static system, within so much; the tightest bounds if there is none."""
+        the full static system, less `points` of one; the tightest bounds if there is none."""
         limits = self.limits[objective]
         wanted = self.full.met(*limits) - points
         runs = self.points["blitzscale"]
