@@ -18,7 +18,6 @@ import msgspec
 from emu.chaos.checker import Judge
 from emu.chaos.coverage import Place, fault_parts, keys_of
 from emu.chaos.invariants import validate_world
-from emu.chaos.kernel import CheckingKernel
 from emu.chaos.truth.judge import truth_of
 from emu.chaos.worlds import World
 from emu.cluster.audit import leaks, run_facts
@@ -27,12 +26,45 @@ from emu.cluster.ending import Outcome
 from emu.cluster.recorder import Recorder
 from emu.config.load import config_from_dict
 from emu.config.schema import Config
-from emu.errors import EmuError, InputError
+from emu.errors import EmuError, InputError, InvariantViolation
+from emu.kernel.clock import Kernel
 from emu.log import Log
 from emu.process.interrupts import scratch, sent_to
 from emu.report.history import History
 from emu.report.summary import build_summary
 from emu.runs.runner import prepare
+
+# --------------------------------------------------------------------------------------------------
+# A kernel that has the world checked while it runs: between two timers, when nothing moves.
+
+
+class CheckingKernel(Kernel):
+    """Calls `check` before every `every`-th timer; what it finds ends the run."""
+
+    def __init__(self, *, every: int, events_per_instant_max: int = 100_000) -> None:
+        super().__init__(events_per_instant_max=events_per_instant_max)
+        self.check: Callable[[], list[str]] = list
+        self.is_quiet = False
+        """The next timer is later than now: this instant is over."""
+        self.checks = 0
+        self._every = every
+        self._left = every
+
+    def _move_to(self, due_ns: int, rank: int) -> bool:
+        self._left -= 1
+        if self._left <= 0:
+            self._left = self._every
+            self.checks += 1
+            self.is_quiet = due_ns > self.now_ns
+            problems = self.check()
+            if problems:
+                story = [*problems[1:], *self.story()]
+                self.fail(InvariantViolation(problems[0], at_ns=self.now_ns, story=story))
+                return False
+        return super()._move_to(due_ns, rank)
+
+
+# --- One world ------------------------------------------------------------------------------------
 
 FILES: Final = ("requests.csv", "timeseries.csv", "transitions.csv", "marks.csv")
 

@@ -19,7 +19,7 @@ import numpy as np
 from emu.api import override_texts
 from emu.catalogue.lookup import lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
-from emu.chaos.tomltext import toml_text
+from emu.config.files import toml_text
 from emu.config.load import config_from_dict
 from emu.config.schema import Config
 from emu.errors import InputError, RunError

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
-from emu.chaos.tomltext import toml_text
+from emu.config.files import toml_text
 from emu.config.load import config_from_dict
 from emu.config.schema import Config, VllmTable
 from emu.report.atomic import write_text

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from emu.catalogue.lookup import GpuSpec, lookup_gpu
-from emu.chaos.tomltext import toml_text
+from emu.config.files import toml_text
 from emu.config.names import did_you_mean
 from emu.config.presets import WORKLOADS
 from emu.errors import InputError

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from emu.api import Rows
-from emu.chaos.tomltext import toml_text
+from emu.config.files import toml_text
 from emu.errors import InputError, RunError
 from emu.plugins import is_object, replaced
 from emu.process.interrupts import scratch

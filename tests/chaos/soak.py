@@ -21,7 +21,7 @@ import anyio
 
 from emu.chaos.drawfaults import draw_train, ground_of
 from emu.chaos.invariants import validate_world
-from emu.chaos.kernel import CheckingKernel
+from emu.chaos.trial import CheckingKernel
 from emu.cluster.audit import leaks
 from emu.cluster.cluster import Cluster
 from emu.cluster.ending import Outcome
