@@ -25,7 +25,7 @@ from emu.kv.tiers import LowerTier, chunk_tokens_for
 from emu.latency.base import LatencyBackend
 from emu.latency.context import engine_of
 from emu.latency.frontend import Intake, OutputStream
-from emu.migration.destinations import Destinations
+from emu.migration.destinations import Destinations, OnTaken
 from emu.migration.outbound import Kv
 from emu.migration.watcher import Watcher, name_of
 from emu.migration.world import MigrationWorld
@@ -356,10 +356,27 @@ def _oddities(config: Config, model_name: str) -> Sequence[str]:
     return () if config.autoscale is None else config.autoscale.faithful
 
 
+def _note_taken(
+    kernel: Kernel,
+    history: History,
+    source: int,
+    requests: Sequence[Request],
+    uses: Sequence[tuple[int, int, int]],
+    destination: int,
+) -> None:
+    history.taken(kernel.now_ns, source, requests, uses, destination)
+
+
 def build_watchers(
-    shared: Shared, replicas: Sequence[Replica], worlds: Sequence[MigrationWorld]
+    shared: Shared,
+    replicas: Sequence[Replica],
+    worlds: Sequence[MigrationWorld],
+    history: History | None,
 ) -> dict[int, Watcher]:
     """The watchers that hand over prefilled KV, by the replica's id. `worlds`: of each model."""
+    on_taken: OnTaken | None = None
+    if history is not None and history.follows_steps:
+        on_taken = partial(_note_taken, shared.kernel, history)
     plans, config, insight = shared.plan.replicas, shared.plan.config, shared.insight
     policy = decode_policy(config)
     own = see = None
@@ -385,6 +402,7 @@ def build_watchers(
             are_alike=len(tables[replica.model]) == 1,
             own=own,
             see=see,
+            on_taken=on_taken,
         )
         kv = Kv(
             block_size=plan.scheduler.block_size,

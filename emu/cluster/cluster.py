@@ -132,7 +132,7 @@ class Cluster:
         )
         self.actors = [ReplicaActor(replica, self) for replica in self.replicas]
         join_waves(plan, self.replicas)
-        self.watchers |= build_watchers(shared, self.replicas, self.pools)
+        self.watchers |= build_watchers(shared, self.replicas, self.pools, self.history)
         self._is_shared = [r.shared for r in plan.replicas]
         self._make_gateway(shared, source)
         check_commands(config.commands, len(self.replicas), plan.source)

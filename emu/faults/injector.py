@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Struct, structs
@@ -122,7 +122,7 @@ if TYPE_CHECKING:  # most runs have no faults
         TransferRefused,
     )
 
-    PairFault = (
+    PairFault: TypeAlias = (
         TransferRefused
         | TransferBroken
         | TransferHang
@@ -131,7 +131,7 @@ if TYPE_CHECKING:  # most runs have no faults
         | HandshakeLost
         | DestinationRefuses
     )
-    WindowFault = PairFault | LoadStuck
+    WindowFault: TypeAlias = PairFault | LoadStuck
 
 _FATES: Final = {
     "transfer_refused": "refused",

@@ -9,13 +9,16 @@ room and may wait; what it chooses and does not get is not offered again in the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 
 from emu.migration.world import MigrationWorld
 from emu.policy.views import OwnPlacement, ReplicaView
 from emu.replica.replica import Replica
 from emu.request import Request
+
+OnTaken = Callable[[int, Sequence[Request], Sequence[tuple[int, int, int]], int], None]
+"""Told of (source, requests, open replicas with blocks in use and blocks, destination)."""
 
 
 class Destinations:
@@ -31,13 +34,15 @@ class Destinations:
         are_alike: bool,
         own: OwnPlacement | None = None,
         see: Callable[[Replica], ReplicaView] | None = None,
+        on_taken: OnTaken | None = None,
     ) -> None:
         """`holder`: in whose name locks are taken. `are_alike`: every replica reserves the same
         number of blocks for a request. `own`: a policy of a user's own, which sees replicas as
-        `see` shows them.
+        `see` shows them. `on_taken`: told of each choice.
         """
         self._own = own
         self._see = see
+        self._on_taken = on_taken
         self.was_refused = False
         """The last search found only destinations that a fault makes refuse."""
         self.failures: dict[int, int] = {}
@@ -50,6 +55,7 @@ class Destinations:
 
     def take(self, requests: list[Request]) -> int:
         """A destination whose lock and blocks are taken now, by id, or -1."""
+        uses = () if self._on_taken is None else self._uses()
         self.was_refused = False
         world, source = self._world, self._source
         candidates: Iterable[Replica] = self._in_order(requests)
@@ -68,10 +74,22 @@ class Destinations:
             elif replica.actor.reserve(requests):
                 if world.scarce_decode:
                     world.searched(is_found=True)
+                if self._on_taken is not None:
+                    self._on_taken(source.replica_id, requests, uses, replica.replica_id)
                 return replica.replica_id
             replica.lock.release(self._holder)
         world.searched(is_found=False)
         return -1
+
+    def _uses(self) -> Sequence[tuple[int, int, int]]:
+        """Open replicas, with their blocks in use and all their blocks."""
+        found = []
+        for replica in self._world.receivers():
+            if replica is not self._source and not replica.lock.is_held:
+                replica.settle()
+                scheduler = replica.scheduler
+                found.append((replica.replica_id, scheduler.blocks_used, scheduler.blocks_total))
+        return found
 
     def _chosen(self, requests: list[Request]) -> Iterator[Replica]:
         """Those that a policy of a user's own names, one after the other."""

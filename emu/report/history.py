@@ -184,6 +184,27 @@ class History:
             ],
         )
 
+    def taken(
+        self,
+        at_ns: int,
+        source: int,
+        requests: Sequence[Request],
+        uses: Iterable[tuple[int, int, int]],
+        destination: int,
+    ) -> None:
+        """KV that leaves a replica has found a destination among those that are open."""
+        pin = requests[0].decode_pin
+        what = {"pinned": pin} if pin >= 0 else {}
+        self.add(
+            at_ns,
+            "taken",
+            source=source,
+            destination=destination,
+            rows=[request.row for request in requests],
+            uses=[list(use) for use in uses],
+            **what,
+        )
+
     # --- transfers ----------------------------------------------------------------------------
     def links(self, topology: Topology) -> None:
         """What the links carry at the start."""

@@ -143,6 +143,12 @@ def _alone(records: Records) -> None:
     records.remove([r for r in records if r["event"] == "began"][3])
 
 
+def _fuller_destination(records: Records) -> None:
+    taken = _first(records, "taken")
+    taken["uses"].append([0, 5, 400])
+    taken["destination"] = 0
+
+
 def _other_tenants(records: Records) -> None:
     for record in records:
         if record["event"] == "arrived":
@@ -165,6 +171,7 @@ def _token_more(records: Records) -> None:
         (_token_more, "T2"),
         (_another_link, "T3"),
         (_over_pcie, "T3"),
+        (_fuller_destination, "T5"),
     ],
 )
 def test_what_is_changed_is_found(

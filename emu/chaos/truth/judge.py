@@ -9,6 +9,7 @@ from emu.chaos.truth.choices import Choices
 from emu.chaos.truth.deadlines import Deadlines
 from emu.chaos.truth.fair import Fair
 from emu.chaos.truth.figures import Figures
+from emu.chaos.truth.handover import Handover
 from emu.chaos.truth.iterations import Iterations
 from emu.chaos.truth.planners import Planners
 from emu.chaos.truth.policies import Policies
@@ -46,6 +47,7 @@ def truth_of(
     Choices(tape).judge()
     Fair(tape).judge()
     Routing(tape).judge()
+    Handover(tape).judge()
     Policies(tape).judge()
     Planners(tape).judge()
     Deadlines(tape).judge()

@@ -38,16 +38,23 @@ class Power:
 
     def _read(self) -> None:
         began: dict[int, int] = {}
-        for record in self._tape.of("began", "ran"):
-            replica = record["replica"]
+        open_: set[tuple[int, int]] = set()
+        for record in self._tape.of("batch", "began", "ran"):
+            replica, batch = record["replica"], record["batch"]
+            if record["event"] == "batch":
+                open_.add((replica, batch))
+                continue
             if record["event"] == "began":
                 began[replica] = record["at_ns"]
-            elif "stages" in record:
+                continue
+            open_.discard((replica, batch))
+            if "stages" in record:
                 spans = ((*span, stage) for stage, span in enumerate(record["stages"]))
                 self._spans[replica] += spans
             else:
                 start_ns = max(record["start_ns"], began.get(replica, 0))
                 self._spans[replica].append((start_ns, record["at_ns"], 0))
+        self._is_whole = not open_  # nothing was on its way at the end
 
     def judge(self, rows: Sequence[Mapping[str, str]], summary: Mapping[str, Any]) -> None:
         """The energy, then the arithmetic."""
