@@ -8,7 +8,7 @@ against the copy until a test fails: in ten seconds of CPU, without a whole run 
 from the list of subtleties that only digests guarded. A change whose text is not found is an error,
 never a pass.
 
-With `--campaign`, the bugs are those of `tests/planted_worlds.py`: random worlds run on each copy
+With `--campaign`, the bugs are those of `tests/planted_worlds.py`: random worlds run on each
 until one fails, and if none does, the unit tests of the package that has the bug. What has been
 judged stands in the results and is not run again, so that a run that was cut short goes on.
 """
@@ -27,6 +27,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.patched import found_by
 from tests.planted_worlds import BUGS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -814,47 +815,18 @@ def run_one(planted: Planted) -> tuple[bool, str, float]:
     return bool(failed), (failed or done.stdout.splitlines()[-1:] or [""])[0][:110], took_s
 
 
-WORLDS = (
-    "import sys\n"
-    "from emu.chaos.trial import run_world\n"
-    "from emu.chaos.worlds import draw_world\n"
-    "for seed in range(int(sys.argv[1])):\n"
-    "    verdict = run_world(draw_world(seed), seed)\n"
-    "    if verdict.problems:\n"
-    "        print(f'seed {seed}: {verdict.problems[0]}')\n"
-    "        sys.exit(4)\n"
-)
-
-
 def run_worlds(bug: tuple[str, str, str, str], seeds: int) -> tuple[str, str, str]:
     """(name, what the campaign found, what unit tests found); empty = nothing."""
     name, file, old, new = bug
-    with tempfile.TemporaryDirectory(prefix="emu-planted-") as directory:
-        copy = Path(directory)
-        ignored = shutil.ignore_patterns("__pycache__")
-        for part in ("emu", "tests", "configs"):
-            shutil.copytree(ROOT / part, copy / part, ignore=ignored)
-        shutil.copy(ROOT / "pyproject.toml", copy)
-        path = copy / "emu" / file
-        text = path.read_text()
-        if text.count(old) != 1:
-            return name, f"ERROR: text found {text.count(old)} times", ""
-        path.write_text(text.replace(old, new))
-        env = {**os.environ, "PYTHONPATH": str(copy)}
-        call = [sys.executable, "-c", WORLDS, str(seeds)]
-        done = subprocess.run(call, cwd=copy, env=env, capture_output=True, text=True, check=False)
-        found = ""
-        if done.returncode:
-            found = (done.stdout.splitlines() or done.stderr.splitlines()[-1:] or ["?"])[0]
-            return name, found, ""
-        tests = copy / "tests" / file.partition("/")[0]
-        if not tests.is_dir():
-            return name, "", ""
-        call = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-        call += ["-m", "not slow", str(tests)]
-        done = subprocess.run(call, cwd=copy, env=env, capture_output=True, text=True, check=False)
-        failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return name, "", (failed or [""])[0]
+    text = (ROOT / "emu" / file).read_text()
+    if text.count(old) != 1:
+        return name, f"ERROR: text found {text.count(old)} times", ""
+    place, bad = f"emu/{file}", text.replace(old, new).encode()
+    found = found_by(place, bad, "campaign", str(seeds))
+    tests = f"tests/{file.partition('/')[0]}"
+    if found or not (ROOT / tests).is_dir():
+        return name, found, ""
+    return name, "", found_by(place, bad, "tests", tests)
 
 
 def campaign(seeds: int, jobs: int, only: str, results: Path | None) -> int:

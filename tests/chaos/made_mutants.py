@@ -5,9 +5,9 @@
 Each is one change of one place of the program's tree: another arithmetic operator, a comparison
 that includes its bound or not, a figure that is off by one, a call that is dropped, branches that
 are swapped, a time in another unit. The places are drawn by the seed, evenly over the operators.
-The campaign runs against a copy of the program until a seed fails, then the unit tests of the
-package do; both are counted apart. What has been judged stands in the results and is not run
-again, so that a run that was cut short goes on. `--list` prints the places only.
+The campaign runs on the changed program (`tests/patched.py`) until a seed fails, then the unit
+tests of the package do; both are counted apart. What has been judged stands in the results and is
+not run again, so that a run that was cut short goes on. `--list` prints the places only.
 """
 
 from __future__ import annotations
@@ -15,11 +15,7 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
-import os
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -27,6 +23,7 @@ from typing import Final
 import msgspec
 
 from emu.rng import rng_stream
+from tests.patched import found_by
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGES: Final = (
@@ -165,40 +162,19 @@ def planted(mutant: Mutant, data: bytes) -> bytes:
     return data[: mutant.start] + mutant.new.encode() + data[mutant.end :]
 
 
-_CAMPAIGN: Final = """
-import sys
-from emu.chaos.trial import run_world
-from emu.chaos.worlds import draw_world
-for seed in range(int(sys.argv[1])):
-    verdict = run_world(draw_world(seed), seed, every=20)
-    if verdict.problems:
-        print(f"seed {seed}: {verdict.problems[0]}")
-        sys.exit(4)
-"""
-
-
 def judged(mutant: Mutant, seeds: int) -> Result:
     """Run the campaign and the unit tests of the package against the mutant."""
-    with tempfile.TemporaryDirectory(prefix="emu-mutant-") as name:
-        place = Path(name)
-        for kept in ("emu", "tests"):  # what finds files beside itself wants no links
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / kept, place / kept, ignore=ignored)
-        for kept in ("configs", "docs", "benchmarks", "pyproject.toml"):
-            (place / kept).symlink_to(ROOT / kept)
-        path = place / mutant.file
-        path.write_bytes(planted(mutant, path.read_bytes()))
-        package = Path(mutant.file).parts[1]
-        options = ("-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "--no-header")
-        return Result(
-            mutant.name,
-            _first((sys.executable, "-c", _CAMPAIGN, str(seeds)), place),
-            _first((sys.executable, "-m", "pytest", *options, f"tests/{package}"), place),
-        )
+    file = mutant.file
+    text = planted(mutant, (ROOT / file).read_bytes())
+    return Result(
+        mutant.name,
+        found_by(file, text, "campaign", str(seeds), LIMIT_S),
+        found_by(file, text, "tests", f"tests/{Path(file).parts[1]}", LIMIT_S),
+    )
 
 
 def unchanged(seeds: int, packages: list[str]) -> str:
-    """What campaign and tests find in a copy in which nothing is changed; must be nothing."""
+    """What campaign and tests find where nothing is changed; must be nothing."""
     for package in packages:
         path = next((ROOT / "emu" / package).rglob("*.py"))
         data = path.read_bytes()
@@ -209,25 +185,6 @@ def unchanged(seeds: int, packages: list[str]) -> str:
     return ""
 
 
-def _first(command: tuple[str, ...], place: Path) -> str:
-    """The first finding of a command; empty if it has none."""
-    try:
-        done = subprocess.run(
-            command,
-            cwd=place,
-            env={**os.environ, "PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1"},
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return "hangs"
-    lines = (done.stdout + done.stderr).splitlines()
-    found = [line for line in lines if line.startswith(("FAILED", "ERROR", "seed"))] or lines[-1:]
-    return "" if done.returncode == 0 else (found or ["no word"])[0][:160]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=120)
@@ -235,7 +192,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=300, help="of the campaign, for each mutant")
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "mutants.jsonl")
     parser.add_argument("--at-most", type=int, default=0, help="judge so many now; 0 = all")
-    parser.add_argument("--check", action="store_true", help="an unchanged copy must pass")
+    parser.add_argument(
+        "--check", action="store_true", help="without a change nothing may be found"
+    )
     parser.add_argument("--list", action="store_true", help="print the mutants only")
     arguments = parser.parse_args()
     mutants = drawn(arguments.count, arguments.seed)
@@ -250,7 +209,7 @@ def main() -> int:
     left = [mutant for mutant in mutants if mutant.name not in known]
     if arguments.check:
         found = unchanged(arguments.seeds, sorted({Path(m.file).parts[1] for m in left}))
-        print(f"a copy without a change: {found or 'nothing is found'}")
+        print(f"without a change: {found or 'nothing is found'}")
         return 4 if found else 0
     for mutant in left[: arguments.at_most or len(left)]:
         result = known[mutant.name] = judged(mutant, arguments.seeds)

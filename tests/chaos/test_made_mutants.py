@@ -6,7 +6,8 @@ import ast
 
 import pytest
 
-from tests.chaos.made_mutants import drawn, mutants_in, planted
+from tests.chaos.made_mutants import ROOT, drawn, mutants_in, planted
+from tests.patched import found_by
 
 TEXT = '''\
 """Text with 1 figure."""
@@ -55,3 +56,14 @@ def test_a_hundred_are_drawn_over_all_operators_the_same_each_time() -> None:
     assert len({m.name for m in mutants}) >= 100
     assert len({m.operator for m in mutants}) == 6
     assert len({m.file.split("/")[1] for m in mutants}) >= 10
+
+
+@pytest.mark.slow
+def test_what_is_planted_is_what_the_campaign_runs() -> None:
+    file = "emu/units.py"
+    text = (ROOT / file).read_bytes()
+    assert found_by(file, text, "campaign", "1") == ""
+    changed = text.replace(b"    return gbps * 1e9 / 8", b"    return gbps * 1e9 / 10")
+    assert changed != text
+    assert found_by(file, changed, "campaign", "1").startswith("seed 0: T3: gpu0")
+    assert found_by(file, changed, "tests", "tests/network/test_topology.py").startswith("FAILED")

@@ -117,3 +117,5 @@ def test_what_the_guard_calls_progress() -> None:
     world.moved_bytes["weights"], world.given_up = 2, 1
     world.events = 5_999
     assert guard.look(1_900) is None  # too few events: a wait
+    world.moved_bytes["weights"], world.given_up, world.events = 3, 2, 6_000
+    assert isinstance(guard.look(2_000), Stalled)
