@@ -237,7 +237,8 @@ def stop_asked(replica: Replica, event: StopAsked) -> int:
     request = event.request
     held = replica.prerequisites.held
     in_flight = [batch for _, batch in replica.on_stages] + ([] if held is None else [held])
-    if any(request in members_of(batch) for batch in in_flight):
+    # Not `in`: a compiled generator has no `__contains__`, and nothing falls back to a walk.
+    if any(one is request for batch in in_flight for one in members_of(batch)):
         replica.posted.append(event)
         return PARK
     if any(resident is request for resident in replica.scheduler.residents()):
