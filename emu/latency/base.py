@@ -221,6 +221,13 @@ COMPONENTS = (
 """Of every backend; with speculative decoding there is `draft` beside them."""
 
 
+StageLines = tuple[list[int], list[int], list[int], int]
+"""Decode iterations in a row, by stage: first costs, growths, least costs, and the shift.
+
+Iteration k takes `max(first + k * growth >> shift, least)` ns on a stage.
+"""
+
+
 def next_decode_shape(shape: BatchShape, step: int) -> BatchShape:
     """The pure decode shape `step` iterations after `shape`."""
     return BatchShape(

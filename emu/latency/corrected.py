@@ -63,7 +63,7 @@ class CorrectedBackend:
         """What only some backends have (loads of experts, ranges): the inner one's."""
         if name in (
             "decode_ends",
-            "stage_run_ns",
+            "stage_lines",
             "attention_run_ns",
         ):  # short cuts know no corrections
             raise AttributeError(name)

@@ -8,6 +8,7 @@ to the replica's actions; observers (gaps, the trace, histories) are told here, 
 from __future__ import annotations
 
 from array import array
+from operator import sub
 from typing import Final
 
 from emu.latency.base import BatchShape, next_decode_shape
@@ -88,34 +89,37 @@ def end_turns(replica: Replica, rotation: Rotation, begin: int, ended: int) -> N
     gaps, stream = replica.observers.gaps, replica.stream
     if stream is not None:
         stream.turns(ends, first, ended, [len(turn.members) for turn in turns])
-    replica.iterations += max(0, ended - first)
+    if ended > first:
+        its = ends[first:ended]
+        gaps_ns = list(map(sub, its, ends[first - count : ended - count]))
+        sizes = [len(turn.members) for turn in turns]
+        at = first % count
+        each = (sizes[at:] + sizes[:at]) * (len(its) // count + 1)
+        gaps.add_each(gaps_ns, each[: len(its)], its)
+        costs_ns = rotation.costs[0][first - count : ended - count]
+        replica.iterations += len(its)
+        replica.busy_ns += sum(its) - sum(rotation.leaves[0][first:ended]) + sum(costs_ns)
     for index, turn in enumerate(turns):
-        before = first + (index - first) % count - count
-        its = ends[before:ended:count]
-        steps = max(0, len(its) - 1)
+        behind = (index - first) % count
+        steps = len(range(first + behind, ended, count))
         formed = steps + (begin <= index < ended)
         if not formed:
             continue
-        members = len(turn.members)
         last_ns = gap_ns = run_ns = 0
         if steps:
-            last_ns = its[-1]
-            gaps_ns = [its[i + 1] - its[i] for i in range(steps)]
-            gap_ns = max(gaps_ns)
-            gaps.add_each(gaps_ns, members, its[1:])
-            costs_ns = rotation.costs[before : ended - count : count]
-            stages_ns = [sum(each) for each in zip(*costs_ns, strict=True)]
-            run_ns = sum(stages_ns)
-            leaves = rotation.stage_ends[before + count : ended : count]
-            replica.busy_ns += sum(its) - its[0] - sum([each[0] for each in leaves]) + stages_ns[0]
-            replica.decode_tokens += members * steps
+            before = first + behind - count
+            last_ns = its[behind + (steps - 1) * count]
+            gap_ns = max(gaps_ns[behind::count])
+            run_ns = sum(rotation.whole[before : ended - count : count])
+            replica.decode_tokens += len(turn.members) * steps
             if replica.is_metered:
                 rounds = before // count
                 shape = next_decode_shape(turn.shape, rounds) if rounds else turn.shape
                 _count_equal(replica, shape, steps)
             if replica.tells:
                 requests = [one.request for one in turn.members]
-                _tell(replica, requests, 0, array("q", its[1:]), last_ns)
+                at_ns = array("q", its[behind::count])
+                _tell(replica, requests, 0, at_ns, last_ns)
         replica.scheduler.turn(turn, steps, formed, last_ns, gap_ns, run_ns)
 
 

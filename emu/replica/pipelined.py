@@ -66,6 +66,8 @@ class Turns:
         jitter = replica.jitter
         vary = None if jitter is None else jitter.spread
         before = 0 if jitter is None else jitter.counted
+        if rotation.planned == 0:
+            rotation.follow(replica.stage_lines)
         rotation.plan(rounds, replica.pipeline.free_ns, replica.stage_run_ns, vary, before)
         return rotation.due_ns
 
@@ -93,8 +95,8 @@ class Turns:
             complete(replica, batch, 1, spans[0].start_ns, None, gap_ns, spans, end_ns)
         end_turns(replica, rotation, begin, ended)
         busy_ns = replica.pipeline.busy_ns
-        for stage, costs_ns in enumerate(zip(*rotation.costs[begin:ended], strict=True)):
-            busy_ns[stage] += sum(costs_ns)
+        for stage, costs_ns in enumerate(rotation.costs):
+            busy_ns[stage] += sum(costs_ns[begin:ended])
 
     def unroll(self) -> None:
         """The rotation is over now: what is in flight is on the stages, as stepping has it."""
@@ -112,7 +114,7 @@ class Turns:
             batches = replica.scheduler.resume(rotation, min(done, count))
             for index, batch in enumerate(batches, done + count - len(batches)):
                 on_stages.append((_spans(rotation, index), batch))
-            replica.pipeline.free_ns[:] = rotation.stage_ends[done + count - 1]
+            replica.pipeline.free_ns[:] = [leaves[done + count - 1] for leaves in rotation.leaves]
         replica.cut_ns = on_stages[0][0][-1].end_ns
 
 
@@ -135,11 +137,11 @@ def wait_for_stage(replica: Replica) -> int:
 
 def _spans(rotation: Rotation, batch: int) -> list[StageSpan]:
     """Where a batch that was formed again is when."""
-    leaves, costs_ns = rotation.stage_ends[batch], rotation.costs_of(batch)
-    return [
-        StageSpan(stage, leaves[stage] - cost_ns, leaves[stage])
-        for stage, cost_ns in enumerate(costs_ns)
-    ]
+    spans, formed = [], batch - len(rotation.turns)
+    for stage, leaves in enumerate(rotation.leaves):
+        end_ns = leaves[batch]
+        spans.append(StageSpan(stage, end_ns - rotation.costs[stage][formed], end_ns))
+    return spans
 
 
 def stage_left(replica: Replica, event: Event) -> int:

@@ -40,8 +40,8 @@ class GapSink(Protocol):
         """`count` gaps of this length that ended at `at_ns`."""
         ...
 
-    def add_each(self, gaps_ns: Sequence[int], count: int, at_ns: Sequence[int]) -> None:
-        """`count` gaps of each of these lengths, which ended at these instants."""
+    def add_each(self, gaps_ns: Sequence[int], counts: Sequence[int], at_ns: Sequence[int]) -> None:
+        """So many gaps of each of these lengths, which ended at these instants."""
         ...
 
     def add_gaps(self, gaps_ns: Iterable[int], at_ns: int = -1) -> None:

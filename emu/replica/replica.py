@@ -25,7 +25,7 @@ from emu.errors import UnexpectedEvent
 from emu.kernel.clock import AGAIN, AT_DUE, NOW, PARK, Kernel
 from emu.kernel.lock import Lock
 from emu.kernel.priorities import PRIORITY_REPLICA
-from emu.latency.base import BatchShape, LatencyBackend, next_decode_shape
+from emu.latency.base import BatchShape, LatencyBackend, StageLines, next_decode_shape
 from emu.latency.ends import Ends, packed
 from emu.latency.frontend import OutputStream
 from emu.network.placement import Grid
@@ -259,7 +259,7 @@ class Replica:
         """A leap that is more than `ends` (`pipelined.py`, `wave.py`): any event ends it."""
         self.rounds_seen = 0
         """Batches of each turn in the last such leap: a guess for the next."""
-        self._stage_runs = getattr(latency, "stage_run_ns", None)
+        self._stage_lines = getattr(latency, "stage_lines", None)
         """A short cut of backends: costs on each stage of decode batches in a row."""
         self.is_serving = False
         self.waits_here_only = False
@@ -578,15 +578,20 @@ class Replica:
             and self.expert_tokens is None
         )
 
-    def stage_run_ns(self, shape: BatchShape, steps: int) -> Sequence[Sequence[int]]:
-        """Costs of decode batches in a row, here and now: of each on each stage."""
-        if self._stage_runs is not None:
-            runs: Sequence[Sequence[int]] = self._stage_runs(shape, steps)
-        else:
-            stage_ns = self.latency.stage_ns
-            runs = [stage_ns(next_decode_shape(shape, step)) for step in range(steps)]
+    def stage_lines(self, shape: BatchShape) -> StageLines | None:
+        """Costs of decode batches in a row, here and now, if they are lines."""
+        if self._stage_lines is None or self.slowdown != 1.0:
+            return None
+        lines: StageLines | None = self._stage_lines(shape)
+        return lines
+
+    def stage_run_ns(self, shape: BatchShape, steps: int) -> list[list[int]]:
+        """Costs of decode batches in a row, here and now: those on each stage."""
+        stage_ns = self.latency.stage_ns
+        each = [stage_ns(next_decode_shape(shape, step)) for step in range(steps)]
+        runs = [list(run) for run in zip(*each, strict=True)]
         if self.slowdown != 1.0:
-            runs = [tuple(int(cost_ns * self.slowdown) for cost_ns in run) for run in runs]
+            runs = [[int(cost_ns * self.slowdown) for cost_ns in run] for run in runs]
         return runs
 
     @property

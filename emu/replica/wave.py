@@ -495,7 +495,9 @@ def _run_ns(entry: _Entry, steps: int) -> _Times:
         ends = replica.decode_run_ns(entry.shape, steps)
     if replica.jitter is not None:
         ends = replica.jitter.run(_number(entry), ends)
-    return np.diff(ends, prepend=0)
+    found: _Times = np.array(ends, dtype=np.int64)
+    found[1:] -= found[:-1]
+    return found
 
 
 def _attention_ns(entry: _Entry, steps: int) -> _Times:

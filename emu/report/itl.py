@@ -157,10 +157,10 @@ class GapLog:
             if len(self._single_values) >= _BUFFER:
                 self._flush_singles()
 
-    def add_each(self, gaps_ns: Sequence[int], count: int, at_ns: Sequence[int]) -> None:
-        """`count` tokens came after each of these gaps, at these instants."""
+    def add_each(self, gaps_ns: Sequence[int], counts: Sequence[int], at_ns: Sequence[int]) -> None:
+        """So many tokens came after each of these gaps, at these instants."""
         self._single_values.extend(gaps_ns)
-        self._single_counts.extend([count] * len(gaps_ns))
+        self._single_counts.extend(counts)
         self._single_times.extend(at_ns)
         if len(self._single_values) >= _BUFFER:
             self._flush_singles()

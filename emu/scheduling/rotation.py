@@ -17,11 +17,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import final
 
-from emu.latency.base import BatchShape, next_decode_shape
+from emu.latency.base import BatchShape, StageLines, next_decode_shape
 from emu.scheduling.cohort import RunningRequest
 
-StageRun = Callable[[BatchShape, int], Sequence[Sequence[int]]]
-"""Costs of so many decode batches in a row, the first of this shape: of each on each stage."""
+StageRun = Callable[[BatchShape, int], list[list[int]]]
+"""Costs of so many decode batches in a row, the first of this shape: those on each stage."""
 Vary = Callable[[int, Sequence[int]], Sequence[int]]
 """What the batch of this number takes instead of its costs."""
 
@@ -57,20 +57,26 @@ class Rotation:
     """Batches that are formed again, as far as they are planned."""
     ends: list[int]
     """When each batch leaves the last stage."""
-    stage_ends: list[Sequence[int]]
-    """When each batch leaves each stage."""
-    costs: list[Sequence[int]]
-    """What each batch that is formed again takes on each stage."""
+    leaves: list[list[int]]
+    """By stage, when each batch leaves it."""
+    costs: list[list[int]]
+    """By stage, what each batch that is formed again takes on it."""
+    whole: list[int]
+    """The same on all stages together."""
+    _lines: list[StageLines]
+    """Of each turn, what costs follow, if they do."""
 
     __slots__ = (
+        "_lines",
         "batch_id",
         "costs",
         "done",
         "ends",
         "ends_max",
+        "leaves",
         "planned",
-        "stage_ends",
         "turns",
+        "whole",
     )
 
     def __init__(self, turns: Sequence[Turn], ends_max: int, batch_id: int) -> None:
@@ -80,14 +86,27 @@ class Rotation:
         self.done = 0
         self.planned = 0
         self.ends = []
-        self.stage_ends = []
+        self.leaves = []
         self.costs = []
+        self.whole = []
+        self._lines = []
 
     def start(self, stage_ends: list[Sequence[int]]) -> bool:
         """When each batch in flight leaves each stage. False: two of them end together."""
-        self.stage_ends = stage_ends
-        self.ends = ends = [own[-1] for own in stage_ends]
+        self.leaves = [list(leaves) for leaves in zip(*stage_ends, strict=True)]
+        self.costs = [[] for _ in self.leaves]
+        self.ends = ends = self.leaves[-1]
         return all(ends[i] < ends[i + 1] for i in range(len(ends) - 1))
+
+    def follow(self, lines_of: Callable[[BatchShape], StageLines | None]) -> None:
+        """The batches of each turn take what lines say, if there are any."""
+        found: list[StageLines] = []
+        for turn in self.turns:
+            lines = lines_of(turn.shape)
+            if lines is None:
+                return
+            found.append(lines)
+        self._lines = found
 
     def plan(
         self,
@@ -106,24 +125,62 @@ class Rotation:
         before, left = self.planned // count, self.ends_max - self.planned
         if rounds * count > left:
             rounds = -(-left // count)
-        runs = [
-            costs_of(next_decode_shape(turn.shape, before) if before else turn.shape, rounds)
-            for turn in turns
-        ]
-        ends, stage_ends, costs = self.ends, self.stage_ends, self.costs
-        last = stage_ends[-1] if before else begin_ns
+        leaves = self.leaves
+        last = [own[-1] for own in leaves] if before else begin_ns
         at = self.planned
         self.planned = until = min(self.ends_max, at + rounds * count)
-        own = [cost for row in zip(*runs, strict=True) for cost in row][: until - at]
-        if vary is not None:
-            own = [vary(varied + number, cost) for number, cost in enumerate(own, at)]
-        costs += own
-        if len(last) == 2:
-            _pass_two(own, ends, stage_ends, last, at)
-        elif len(last) == 4:
-            _pass_four(own, ends, stage_ends, last, at)
+        own: list[list[int]]
+        if self._lines:
+            own = self._along(before, rounds, until - at)
         else:
-            _pass(own, ends, stage_ends, last, at)
+            runs = [
+                costs_of(next_decode_shape(turn.shape, before) if before else turn.shape, rounds)
+                for turn in turns
+            ]
+            own = []
+            for stage in range(len(leaves)):
+                column = [0] * (rounds * count)
+                for index, run in enumerate(runs):
+                    column[index::count] = run[stage]
+                own.append(column[: until - at])
+        if vary is not None:
+            each = [vary(varied + at, cost) for at, cost in enumerate(zip(*own, strict=True), at)]
+            own = [list(column) for column in zip(*each, strict=True)]
+        for known, column in zip(self.costs, own, strict=True):
+            known += column
+        self.whole += map(sum, zip(*own, strict=True))
+        if len(last) == 2:
+            _pass_two(own, leaves, last, at)
+        elif len(last) == 4:
+            _pass_four(own, leaves, last, at)
+        else:
+            _pass(own, leaves, last, at)
+
+    def _along(self, before: int, rounds: int, batches: int) -> list[list[int]]:
+        """What so many batches take on each stage, after `before` rounds."""
+        own: list[list[int]] = []
+        count = len(self.turns)
+        for stage in range(len(self.leaves)):
+            column = [0] * (rounds * count)
+            for index, (firsts, growths, leasts, shift) in enumerate(self._lines):
+                first, growth, least = firsts[stage], growths[stage], leasts[stage]
+                if stage and (first, growth, least) == (
+                    firsts[stage - 1],
+                    growths[stage - 1],
+                    leasts[stage - 1],
+                ):
+                    column[index::count] = own[-1][index::count]
+                    continue
+                first += before * growth
+                if growth:
+                    run = [cost >> shift for cost in range(first, first + growth * rounds, growth)]
+                else:
+                    run = [first >> shift] * rounds
+                if run[0] < least:
+                    run = [cost if cost > least else least for cost in run]
+                column[index::count] = run
+            own.append(column)
+        return [column[:batches] for column in own]
 
     @property
     def due_ns(self) -> int:
@@ -134,64 +191,48 @@ class Rotation:
         """Batches that have ended before this instant, of those after which one is planned."""
         return bisect_left(self.ends, at_ns, self.done, self.planned)
 
-    def costs_of(self, batch: int) -> Sequence[int]:
-        """What a batch that was formed again takes on each stage."""
-        return self.costs[batch - len(self.turns)]
 
-
-def _pass(
-    costs: Sequence[Sequence[int]],
-    ends: list[int],
-    stage_ends: list[Sequence[int]],
-    last: Sequence[int],
-    at: int,
-) -> None:
+def _pass(costs: list[list[int]], leaves: list[list[int]], last: Sequence[int], at: int) -> None:
     """Batches pass all stages, one after another, each from the end numbered `at` on."""
-    for cost in costs:
+    ends, free = leaves[-1], list(last)
+    for cost in zip(*costs, strict=True):
         ready_ns = ends[at]
         at += 1
-        leaves = []
-        for cost_ns, free_ns in zip(cost, last, strict=True):
-            ready_ns = (ready_ns if ready_ns > free_ns else free_ns) + cost_ns
-            leaves.append(ready_ns)
-        last = leaves
-        stage_ends.append(leaves)
-        ends.append(ready_ns)
+        for stage, cost_ns in enumerate(cost):
+            free_ns = free[stage]
+            free[stage] = ready_ns = (ready_ns if ready_ns > free_ns else free_ns) + cost_ns
+            leaves[stage].append(ready_ns)
 
 
 def _pass_two(
-    costs: Sequence[Sequence[int]],
-    ends: list[int],
-    stage_ends: list[Sequence[int]],
-    last: Sequence[int],
-    at: int,
+    costs: list[list[int]], leaves: list[list[int]], last: Sequence[int], at: int
 ) -> None:
     """The same for two stages, in a fourth of the time."""
     first, second = last
-    for one, two in costs:
+    firsts, ends = leaves
+    for one, two in zip(costs[0], costs[1], strict=True):
         ready = ends[at]
         at += 1
         first = (ready if ready > first else first) + one
         second = (first if first > second else second) + two
-        stage_ends.append((first, second))
+        firsts.append(first)
         ends.append(second)
 
 
 def _pass_four(
-    costs: Sequence[Sequence[int]],
-    ends: list[int],
-    stage_ends: list[Sequence[int]],
-    last: Sequence[int],
-    at: int,
+    costs: list[list[int]], leaves: list[list[int]], last: Sequence[int], at: int
 ) -> None:
     """The same for four stages."""
     first, second, third, fourth = last
-    for one, two, three, four in costs:
+    firsts, seconds, thirds, ends = leaves
+    for one, two, three, four in zip(costs[0], costs[1], costs[2], costs[3], strict=True):
         ready = ends[at]
         at += 1
         first = (ready if ready > first else first) + one
         second = (first if first > second else second) + two
         third = (second if second > third else third) + three
         fourth = (third if third > fourth else fourth) + four
-        stage_ends.append((first, second, third, fourth))
+        firsts.append(first)
+        seconds.append(second)
+        thirds.append(third)
         ends.append(fourth)

@@ -78,6 +78,8 @@ from emu.scheduling.waiting import Unseen, arrival_order, make_queue
 from emu.units import ceil_div, s_to_ns
 
 UNLIMITED: Final = 1 << 62
+NO_SHAPE: Final = BatchShape()
+"""Until the cohort's is known."""
 _EVER: Final = 1 << 63
 
 # Why the head of the waiting queue was not admitted.
@@ -105,10 +107,10 @@ class Forming:
 
     __slots__ = ("budget", "chunks", "now_ns", "preempted", "recalls", "records", "shape")
 
-    def __init__(self, now_ns: int, budget: int) -> None:
+    def __init__(self, now_ns: int, budget: int, shape: BatchShape) -> None:
         self.now_ns = now_ns
         self.budget = budget
-        self.shape = BatchShape()
+        self.shape = shape
         self.records = []
         self.chunks = []
         self.recalls = []
@@ -254,14 +256,18 @@ class VllmScheduler(Scheduler):
             blocks_free = self.pool.blocks_free
             if count <= blocks_free or cohort.blocks_next() <= blocks_free:
                 return self._form_decodes(now_ns)
-        forming = Forming(now_ns, self._budget)
+        has_cohort = cohort.count > 0
+        forming = Forming(now_ns, self._budget, NO_SHAPE if has_cohort else BatchShape())
         if self._grouped is not None:
             self._grouped.begin_step()
         if self.encoder is not None:
             self.encoder.begin_step([one.request for one in self.running.requests.values()])
         if self._verifying is not None:
             forming.shape.verify = self._overrun(self._verifying, forming)
-        if not cohort.count or not self._serve_together(forming):
+        if not has_cohort:
+            self._walk_running(forming)
+        elif not self._serve_together(forming):
+            forming.shape = BatchShape()
             self._walk_running(forming)
         has_evicted = len(running.requests) < count
         self._blocked = FREE
@@ -399,12 +405,16 @@ class VllmScheduler(Scheduler):
                 running.dissolve()
                 return False
             plan = found
-        if plan or cohort.blocks_next() > self.pool.blocks_free:
+        # What is computed has its blocks: so many tokens more need no more than this.
+        most = self._budget // self.block_size + len(plan) + cohort.count
+        if most > self.pool.blocks_free:
             self._make_room(plan, forming)
         fillers: Sequence[RunningRequest] = ()
         if cohort.count:
             forming.shape = cohort.next_shape()
             fillers = running.start_cohort_step()
+        else:  # all of them were preempted
+            forming.shape = BatchShape()
         forming.budget -= cohort.count
         at = 0
         for one, new in plan:

@@ -76,7 +76,12 @@ def test_a_leap_equals_its_steps(backend, count, context_sum, steps, layers):
     assert leap.dtype == np.int64
     assert leap.tolist() == stepped_decode_run(backend, shape, steps).tolist()
     stages = [backend.stage_ns(next_decode_shape(shape, step)) for step in range(steps)]
-    assert list(backend.stage_run_ns(shape, steps)) == stages
+    found = backend.stage_lines(shape)
+    if found is not None:
+        *lines, shift = found
+        for step, stage_ns in enumerate(stages):
+            each = zip(*lines, strict=True)
+            assert stage_ns == tuple(max((a + step * b) >> shift, least) for a, b, least in each)
 
 
 @settings(max_examples=60, deadline=None)

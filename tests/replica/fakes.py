@@ -59,8 +59,8 @@ class FakeGaps:
     def add_gap(self, ns: int, count: int = 1, at_ns: int = -1) -> None:
         self.gaps += count
 
-    def add_each(self, gaps_ns: Sequence[int], count: int, at_ns: Sequence[int]) -> None:
-        for gap_ns in gaps_ns:
+    def add_each(self, gaps_ns: Sequence[int], counts: Sequence[int], at_ns: Sequence[int]) -> None:
+        for gap_ns, count in zip(gaps_ns, counts, strict=True):
             self.add_gap(gap_ns, count)
 
     def add_gaps(self, gaps_ns: Iterable[int], at_ns: int = -1) -> None:

@@ -89,8 +89,8 @@ class Gaps:
     def add_gap(self, ns: int, count: int = 1, at_ns: int = -1) -> None:
         self.count += count
 
-    def add_each(self, gaps_ns: Sequence[int], count: int, at_ns: Sequence[int]) -> None:
-        self.count += len(gaps_ns) * count
+    def add_each(self, gaps_ns: Sequence[int], counts: Sequence[int], at_ns: Sequence[int]) -> None:
+        self.count += sum(counts)
 
     def add_gaps(self, gaps_ns: Iterable[int], at_ns: int = -1) -> None:
         self.count += len(list(gaps_ns))

@@ -17,7 +17,6 @@ chunks.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import mypyc_attr
@@ -25,7 +24,7 @@ from mypy_extensions import mypyc_attr
 from emu.catalogue import sizes
 from emu.catalogue.lookup import GpuSpec
 from emu.catalogue.model import ModelSpec
-from emu.latency.base import BatchShape, next_decode_shape
+from emu.latency.base import BatchShape, StageLines
 from emu.latency.ends import LOOP_MAX, Ends, packed, series, unpacked
 from emu.latency.engine_steps import EngineSteps
 from emu.latency.host import FIRST_USE_NS
@@ -372,32 +371,26 @@ class RooflineBackend:
         stages[-1] = max(stages[-1] + found[2], 1)
         return tuple(stages)
 
-    def stage_run_ns(self, shape: BatchShape, steps: int) -> Sequence[Sequence[int]]:
-        """`stage_ns` of each of so many decode iterations in a row."""
+    def stage_lines(self, shape: BatchShape) -> StageLines | None:
+        """`stage_ns` of decode iterations in a row, as lines; None where they are no lines."""
         if not self._has_lines or self.spec.window or self._is_cut(shape):
-            return [self.stage_ns(next_decode_shape(shape, step)) for step in range(steps)]
+            return None
         count, shift = shape.decode_count, self._shift
         bases, least_ns, exposed_ns = self._stage_bases(shape)
         start, slope = self._decode_line(count)
         start += slope * (shape.decode_context_sum + count)
-        runs: list[list[int]] = []
-        known: dict[tuple[int, int], list[int]] = {}
-        for part, base in zip(self.parts, bases, strict=True):
-            run = known.get((part.full, base))
-            if run is None:
-                # Whole ns may be added before the shift, which leaves the fraction as it is.
-                first, growth = part.full * start + (base << shift), part.full * slope * count
-                if growth:
-                    whole = range(first, first + growth * steps, growth)
-                    run = [cost >> shift for cost in whole]
-                else:
-                    run = [first >> shift] * steps
-                known[part.full, base] = run
-            runs.append(run)
-        if least_ns:
-            runs[0] = [cost if cost > least_ns else least_ns for cost in runs[0]]
-        runs[-1] = [max(cost + exposed_ns, 1) for cost in runs[-1]]
-        return list(zip(*runs, strict=True))
+        slope *= count
+        # Whole ns may be added before the shift, which leaves the fraction as it is.
+        firsts = [
+            part.full * start + (base << shift)
+            for part, base in zip(self.parts, bases, strict=True)
+        ]
+        firsts[-1] += exposed_ns << shift
+        growths = [part.full * slope for part in self.parts]
+        leasts = [0] * len(firsts)
+        leasts[-1] = 1
+        leasts[0] = max(leasts[0], least_ns)
+        return firsts, growths, leasts, shift
 
     def _stage_bases(self, shape: BatchShape) -> tuple[tuple[int, ...], int, int]:
         """Each stage of a decode iteration without its attention, and the host's bounds."""
