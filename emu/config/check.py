@@ -246,6 +246,9 @@ class _Checker:
                 yield path, f"expected a table, got {shown(value)}"
                 return
             for key, inner in value.items():
+                problem = _scalar_problem(unwrap(kind.key_type), key)
+                if problem:
+                    yield (*path, key), problem
                 yield from self._value(kind.value_type, inner, (*path, key))
         else:
             problem = _scalar_problem(kind, value)
