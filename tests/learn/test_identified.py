@@ -6,15 +6,18 @@ teach, large batches of decodes and decodes beside prompts judge.
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 
 from emu.cluster.backends import make_latency
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_text
+from emu.latency import posterior
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.latency.corrected import CorrectedBackend
 from emu.latency.engine import EngineModel, engine_model, engine_text
@@ -135,3 +138,13 @@ def test_steps_of_crowded_and_of_overloaded_servers_follow(tmp_path: Path, seed:
         text = workload(rate, 20, seed=rate, prompt=(50, 1500))
         before = mean_step_ms(tmp_path, pair.hidden, text)
         assert mean_step_ms(tmp_path, learned, text) == pytest.approx(before, rel=0.03), rate
+
+
+def test_every_prior_that_is_shipped_is_a_distribution() -> None:
+    """A run reads this file without checking its numbers."""
+    path = Path(posterior.__file__).with_name("prior.toml")
+    found = tomllib.loads(path.read_text(encoding="utf-8"))
+    of_gpus = [table[which] for table in found["gpus"] for which in ("posterior", "other")]
+    assert len(of_gpus) >= 2
+    for table in (found["generic"], *of_gpus):
+        msgspec.convert(table, posterior.Posterior).check(str(path))
