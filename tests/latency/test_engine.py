@@ -12,6 +12,7 @@ from emu.catalogue import list_models, lookup_gpu, lookup_model
 from emu.config.names import ENGINES as ENGINE_NAMES
 from emu.errors import InputError
 from emu.latency.base import BatchShape
+from emu.latency.ends import packed
 from emu.latency.engine import (
     DEFAULT_ENGINE,
     ENGINES,
@@ -211,7 +212,7 @@ def test_events_of_a_leap_are_those_of_its_steps():
         start_ns = 0
         for _ in range(20):
             ends = np.cumsum(rng.integers(1_000_000, 30_000_000, 30))
-            delay = leaps.run(start_ns, ends, events)
+            delay = leaps.run(start_ns, packed(ends), events)
             for end in ends.tolist():
                 last = single.step(start_ns + end, events)
             assert delay == last
