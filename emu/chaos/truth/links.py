@@ -9,7 +9,7 @@ transfers), so each change costs all flows again.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -176,12 +176,3 @@ def _slack(stream: Stream) -> float:
 def bytes_per_s(gbps: float) -> int:
     """A rate that is quoted in 1e9 bits per second."""
     return max(1, round(gbps * 1e9 / 8))
-
-
-def alone_ns(parts: Iterable[tuple[tuple[str, ...], int]], rates: Mapping[str, float]) -> float:
-    """How long a transfer takes that has all its links to itself (and to its own parts)."""
-    load: dict[str, float] = {}
-    for links, size in parts:
-        for link in links:
-            load[link] = load.get(link, 0.0) + size
-    return max((size / rates[link] for link, size in load.items() if rates[link]), default=0.0)
