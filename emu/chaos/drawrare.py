@@ -289,6 +289,10 @@ def _drains(scene: Scene) -> None:
         if replica in prefill:
             for kind in (pick(rng, _OF_TRANSFERS), pick(rng, _OF_TRANSFERS)):
                 scene.strike(kind, replica, at_s, duration_s=0.3)
+            # Stages of a transfer that are seldom met while a replica drains.
+            for kind in ("completion_late", "completion_twice", "transfer_refused"):
+                if chance(rng, 0.2):
+                    scene.strike(kind, replica, at_s, duration_s=0.3)
     scene.tables["commands"] = commands
     for replica in leaving[:2] if chance(rng, 0.5) else leaving[-2:]:
         kind = pick(rng, (*_LETHAL, *_LETHAL, "drain_expired", "host_cache_lost"))

@@ -141,9 +141,14 @@ def _rank_bytes(replica: ReplicaPlan) -> int:
 
 
 def _token_flops(replica: ReplicaPlan) -> tuple[int, int, int]:
-    """Operations for a token, for a pair of tokens, and for the token that comes out."""
+    """Operations for a token, for a pair of tokens, and for the token that comes out.
+
+    Not restated are layers that limit what a token sees.
+    """
     model = replica.model
-    if not _is_dense(replica):
+    seen = [model.layer(index).attention for index in range(model.layers)]
+    is_limited = any(kind is None or kind.window_tokens or kind.chunk_tokens for kind in seen)
+    if is_limited or not _is_dense(replica):
         return 0, 0, 0
     attention = 2 * model.hidden * (model.heads + model.kv_heads) * model.head_dim
     mlp = (3 if model.gated_mlp else 2) * model.hidden * model.ffn
