@@ -29,6 +29,10 @@ REFUSED = {
         "[[nodes]]\n[[replicas]]\ncount = 1\ntensor_parallel = 3\n",
         ":4: replicas.0.tensor_parallel: ",
     ),
+    "no variation": (
+        '[workload.synthetic.arrivals]\nprocess = "gamma"\ncv = 5e-324\n',
+        ":3: workload.synthetic.arrivals.cv: expected a number >= 1e-06",
+    ),
     "duration": (
         "[workload.synthetic]\nrequests = 4\nduration_s = 0.00001\n",
         ":3: workload.synthetic.duration_s: no request arrives",

@@ -39,7 +39,9 @@ class ArrivalsTable(Table, kw_only=True, frozen=True):
         doc("Arrival process."),
     ] = "poisson"
     rate_per_s: Annotated[Positive, doc("Mean rate, requests per second.")] = 1.0
-    cv: Annotated[Positive, doc("gamma: coefficient of variation of the gaps.")] = 1.0
+    cv: Annotated[
+        float, Meta(ge=1e-6, le=1e6), doc("gamma: coefficient of variation of the gaps.")
+    ] = 1.0
     burst_rate_per_s: Annotated[Positive, doc("burst: rate inside bursts.")] = 10.0
     burst_every_s: Annotated[Positive, doc("burst: time between the starts of bursts.")] = 60.0
     burst_length_s: Annotated[Positive, doc("burst: length of a burst.")] = 5.0
