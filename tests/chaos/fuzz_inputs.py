@@ -166,7 +166,7 @@ def revalue(rng: random.Random, path: Path) -> bytes:
         key = rng.choice(sorted(table))
         what = rng.random()
         if what < 0.5:
-            table[key] = rng.choice(VALUES)
+            table[key] = copy.deepcopy(rng.choice(VALUES))
         elif what < 0.65:
             del table[key]
         elif what < 0.75:  # what another world says
