@@ -30,7 +30,7 @@ from emu.catalogue.lookup import list_gpus, list_models, lookup_gpu, lookup_mode
 from emu.cli import every_command, groups
 from emu.cli.parser import parser_of
 from emu.config.docs import config_schema, key_table, reference_markdown
-from emu.config.faultkinds import KINDS
+from emu.config.faultkinds import FAULT_KINDS
 from emu.latency.roofline.coefficients import kernels_of
 from emu.replica.states import mermaid
 from emu.sweeps import schema
@@ -166,7 +166,7 @@ def kinds_table() -> str:
         "| kind | catalogue | target | strength | duration | what happens |",
         "|---|---|---|---|---|---|",
     ]
-    for name, kind in KINDS.items():
+    for name, kind in FAULT_KINDS.items():
         groups = [" or ".join([f"`{key}`" for key in group]) for group in kind.one_of]
         if kind.may:
             groups.append(", ".join(f"`{key}`" for key in kind.may) + " (optional)")

@@ -68,7 +68,7 @@ def chaos(
     log_format
         One event a line, as text or as JSON.
     """
-    from emu.chaos.command import chaos_command
+    from emu.chaos.campaign import chaos_command
 
     return chaos_command(
         config,

@@ -85,7 +85,7 @@ def _bounds(kind: inspect.Type) -> tuple[float, float]:
     return low, kind.le
 
 
-KINDS: Final[Mapping[str, FaultKind]] = MappingProxyType(
+FAULT_KINDS: Final[Mapping[str, FaultKind]] = MappingProxyType(
     {
         name: _kind(kind)
         for name, kind in unions()[FaultTable].kinds.items()

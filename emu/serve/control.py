@@ -25,7 +25,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from emu.cluster.commands import RESET, SET_LATENCY, TARGETS
-from emu.config.faultkinds import KINDS, read_fault
+from emu.config.faultkinds import FAULT_KINDS, read_fault
 from emu.config.schema import CommandTable
 from emu.errors import InputError
 from emu.replica.replica import Replica
@@ -522,7 +522,7 @@ class Control:
 def _fault_forms() -> list[dict[str, Any]]:
     """The kinds of faults that the page can inject, and the keys that it fills in."""
     forms = []
-    for name, kind in KINDS.items():
+    for name, kind in FAULT_KINDS.items():
         keys = [group[0] for group in kind.one_of]
         if "request" in keys or "stage" in keys:
             continue

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from emu.cluster.commands import RESET, TARGETS
-from emu.config.faultkinds import KINDS
+from emu.config.faultkinds import FAULT_KINDS
 from emu.process.version import __version__
 from emu.serve.control import CommandBody, FailuresBody, KnobsBody, ScaleBody
 from emu.serve.house import House
@@ -101,7 +101,7 @@ def _bodies() -> dict[str, dict[str, Any]]:
     }
     commands = sorted({RESET, *(name for name, _ in TARGETS)})
     schemas["CommandBody"]["properties"]["command"] = {"enum": commands}
-    schemas["FaultBody"] = _object(kind={"enum": list(KINDS)})
+    schemas["FaultBody"] = _object(kind={"enum": list(FAULT_KINDS)})
     return schemas
 
 

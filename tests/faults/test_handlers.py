@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from emu.config.faultkinds import KINDS
+from emu.config.faultkinds import FAULT_KINDS
 from emu.faults.handlers import HANDLERS
 from emu.network.base import Fate
 from emu.replica import events as ev
@@ -21,7 +21,7 @@ MACHINE = (S.PREFILL, S.PREFILL, S.DECODE, S.DECODE)
 
 
 def test_every_kind_has_a_handler() -> None:
-    assert set(HANDLERS) == set(KINDS)
+    assert set(HANDLERS) == set(FAULT_KINDS)
 
 
 # --- crashes ----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from emu.chaos.truth.tape import Record, Seat, Tape, to_ns
+from emu.chaos.truth import Record, Seat, Tape, to_ns
 
 _PREFILL: Final = ("prefill", "aus_prefill", "loading_prefill")
 _LIVE: Final = ("new_prefill", "refractory_prefill")

@@ -1,9 +1,4 @@
-"""What planners, rejecters, caches, recovery and clients may do, by their equations.
-
-Restates docs/autoscale.md (sections of BlitzScale's planner, the pod autoscaler, host copies),
-docs/faults.md (recovery) and the rules of live migration, from the figures that a plan states and
-from what happened.
-"""
+"""What routers, rejecters, caches, recovery and clients may do, by their equations."""
 
 from __future__ import annotations
 
@@ -11,7 +6,183 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import Final
 
-from emu.chaos.truth.tape import Record, Tape, to_ns
+from emu.chaos.truth import Record, Tape, to_ns
+
+# --- routing: in turn, or to the replica with the least to do -------------------------------------
+# Restates `[router]` of docs/reference/config.md for the policies that need no random numbers and
+# no look into a cache. The loads are counted here, from what was queued, began, was preempted,
+# ended and moved.
+
+_TAKES: Final = ("colocated", "prefill")
+_WEIGHTS: Final = {"load": (4, 1), "least_outstanding": (1, 1)}
+"""Of a request that waits, and of one that runs."""
+
+
+class Routing:
+    """All choices of the routers of one run."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._states = {seat.replica: seat.role for seat in tape.seats}
+        self._waiting: dict[int, set[int]] = defaultdict(set)
+        self._running: dict[int, set[int]] = defaultdict(set)
+        self._last: dict[str, int] = {}
+        """The replica that came last in its turn, by model."""
+        self._queued_rows: set[int] = set()
+        self._turned_ns = -1
+        """When a replica changed its state last."""
+
+    def judge(self) -> None:
+        """Replay where requests were."""
+        router = self._tape.config.router
+        if router.policy not in ("round_robin", *_WEIGHTS) or router.signal_delay_ms:
+            return
+        for record in self._tape.records:
+            handler = getattr(self, f"_{record['event']}", None)
+            if handler is not None:
+                handler(record)
+
+    # --- where requests are -------------------------------------------------------------------
+    def _state(self, record: Record) -> None:
+        replica = record["replica"]
+        self._states[replica] = record["to"]
+        self._turned_ns = record["at_ns"]
+        if record["to"] in ("failed", "inactive"):
+            self._waiting[replica].clear()
+            self._running[replica].clear()
+
+    def _ended(self, record: Record) -> None:
+        if record["row"] not in self._queued_rows:
+            self._last.clear()  # a replica that refuses a request has had its turn
+        self._leave(record["row"])
+
+    def _lost(self, record: Record) -> None:
+        self._leave(record["row"])
+
+    _routed = _lost
+
+    def _migrated(self, record: Record) -> None:
+        for row in record["rows"]:
+            self._leave(row)
+            self._running[record["destination"]].add(row)
+
+    def _leave(self, row: int) -> None:
+        for its in (self._waiting, self._running):
+            for rows in its.values():
+                rows.discard(row)
+
+    def _batch(self, record: Record) -> None:
+        replica = record["replica"]
+        for row, _, _ in record["members"]:
+            self._waiting[replica].discard(row)
+            self._running[replica].add(row)
+        for row in record.get("preempted", ()):
+            self._running[replica].discard(row)
+            self._waiting[replica].add(row)
+
+    def _tokens(self, record: Record) -> None:
+        replica = record["replica"]
+        if "prefill" in self._states[replica]:
+            for row in record["rows"]:  # its prompt is done, and its KV waits to leave
+                self._running[replica].discard(row)
+
+    # --- choices ------------------------------------------------------------------------------
+    def _queued(self, record: Record) -> None:
+        replica, row = record["replica"], record["row"]
+        served = self._tape.seats[replica].served
+        open_ = [
+            seat.replica
+            for seat in self._tape.seats
+            if seat.served == served and self._states[seat.replica] in _TAKES
+        ]
+        policy = self._tape.config.router.policy
+        where = f"row {row} goes to replica {replica} at {record['at_ns']} ns"
+        if self._turned_ns == record["at_ns"] or replica not in open_:
+            pass  # what took prompts at that moment is not told
+        elif policy == "round_robin" and len(open_) > 1:
+            last = self._last.get(served, -1)
+            due = min((other for other in open_ if other > last), default=open_[0])
+            if replica != due and served in self._last:
+                self._tape.say(f"T5: {where}, it is the turn of {due}")
+        elif policy in _WEIGHTS:
+            self._least(policy, replica, open_, where)
+        if len(open_) > 1:
+            self._last[served] = replica
+        self._leave(row)
+        self._queued_rows.add(row)
+        self._waiting[replica].add(row)
+
+    def _least(self, policy: str, replica: int, open_: list[int], where: str) -> None:
+        each, running = _WEIGHTS[policy]
+        loads = {
+            other: each * len(self._waiting[other]) + running * len(self._running[other])
+            for other in open_
+        }
+        best = min(open_, key=lambda other: (loads[other], other))
+        if replica != best:
+            self._tape.say(f"T5: {where}, {best} has the least to do: {loads}")
+
+
+# --- handover: which decode replica gets the KV of prompts that have ended ------------------------
+# Restates `router.decode_policy` of docs/reference/config.md: of the open replicas with room the
+# one with the lowest id (`first_free`), or with the fewest blocks in use (`least_used`).
+
+_GROWS: Final = ("vllm", "sarathi", "vllm_v0")
+"""Policies that reserve what there is; the others reserve what there may be."""
+
+
+class Handover:
+    """All destinations that were taken in a run."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._got: dict[int, int] = defaultdict(int)
+
+    def judge(self) -> None:
+        """One after the other."""
+        tape = self._tape
+        policy = tape.config.router.decode_policy
+        if policy == "auto":
+            policy = "least_used" if tape.config.autoscale is None else "first_free"
+        # Destinations that failed are tried last, those that refuse are passed over.
+        failed = any(
+            record["how"] not in ("arrived", "stopped") for record in tape.by_event["transfer_over"]
+        )
+        refused = any(fault.kind == "destination_refuses" for fault in tape.config.faults)
+        other = any(seat.is_hybrid or seat.scheduler.policy not in _GROWS for seat in tape.seats)
+        if policy not in ("first_free", "least_used") or failed or refused or other:
+            return
+        for record in tape.of("tokens", "taken"):
+            if record["event"] == "taken":
+                self._taken(record, policy)
+                continue
+            for row in record["rows"]:
+                self._got[row] += len(record["ends"])
+
+    def _taken(self, record: Record, policy: str) -> None:
+        tape, destination = self._tape, record["destination"]
+        if "pinned" in record:
+            return  # an outside router has named it
+        roomy: list[tuple[int, int]] = []
+        for replica, used, blocks in record["uses"]:
+            block = tape.seats[replica].scheduler.block_size
+            reached = [
+                tape.arrived[row]["prompt"] + max(1, self._got[row]) for row in record["rows"]
+            ]
+            if sum(-(-tokens // block) for tokens in reached) <= blocks - used:
+                roomy.append((0 if policy == "first_free" else used, replica))
+        due = min(roomy, default=(0, -1))[1]
+        if destination != due:
+            tape.say(
+                f"T5: rows {record['rows']} go from replica {record['source']} to {destination} at "
+                f"{record['at_ns']} ns, should to {due} ({policy}): {record['uses']}"
+            )
+
+
+# --- rejection, recovery, clients, live moves, host copies ----------------------------------------
+# Restates docs/autoscale.md (sections of BlitzScale's planner, the pod autoscaler, host copies),
+# docs/faults.md (recovery) and the rules of live migration, from the figures that a plan states and
+# from what happened.
 
 _LOADS: Final = ("loading_prefill", "loading_decode", "loading_colocated", "new_prefill")
 _WITHOUT: Final = ("inactive", "failed")
