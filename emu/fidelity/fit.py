@@ -20,14 +20,13 @@ from typing import Final
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from emu.errors import InputError
 from emu.fidelity.board import Answer, Row, Task, answers, rows_of, tasks_of
 from emu.fidelity.runs import MeasuredRun
+from emu.latency.posterior import Floats
 from emu.latency.engine import DEFAULT_ENGINE, ENGINES, EngineModel, engine_text
 
-Floats = NDArray[np.float64]
 
 CONSTANTS: Final = {
     "step_ns": (200_000.0, 600_000.0),

@@ -47,7 +47,6 @@ from emu.learn.session import posterior_text
 
 _PART: Final = 0.12
 """Of each stage's load, for slopes."""
-_FITTED: Final = ("cached", "mixed")
 _RUNS_MIN: Final = 4
 """Runs on a GPU from which it has a prior of its own."""
 _PARTS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)

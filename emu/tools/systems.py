@@ -26,19 +26,18 @@ from typing import Final
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from emu.config.load import load_config
 from emu.config.schema import LatencyTable
+from emu.latency.posterior import Floats
 from emu.errors import InputError
 from emu.process.interrupts import scratch
-from emu.report.summary import Summary
+from emu.report.summary import Summary as RunSummary
 from emu.runs.runner import execute
 from emu.tools.cluster_file import read_cluster_file
 from emu.tools.llmservingsim import import_cluster
 from emu.units import NS_PER_S
 
-Floats = NDArray[np.float64]
 _THROUGHPUT: Final = "_throughput.tsv"
 _POWER: Final = "server_power_"
 _PULSE: Final = "pulse"
@@ -138,7 +137,7 @@ def _series(path: Path, column: str) -> Floats:
     return values
 
 
-def _run(cluster: Path, workload: Path, overrides: Sequence[str]) -> tuple[Summary, Floats]:
+def _run(cluster: Path, workload: Path, overrides: Sequence[str]) -> tuple[RunSummary, Floats]:
     """Emulate: the summary, and output tokens of each second (0 first, as in the measurement)."""
     with scratch("emu-systems-") as place:
         config_path = place / "cluster.toml"
