@@ -167,10 +167,8 @@ def profile(
     max_context
         Longest history.
     """
-    from emu.tools.profiler.__main__ import degrees
-    from emu.tools.profiler.grid import Limits
-    from emu.tools.profiler.session import ProfileOptions
-    from emu.tools.profiler.session import profile as measure
+    from emu.tools.profiler import Limits, ProfileOptions, degrees
+    from emu.tools.profiler import profile as measure
 
     limits = Limits(max_tokens=max_tokens, max_sequences=max_sequences, max_context=max_context)
     options = ProfileOptions(

@@ -503,7 +503,7 @@ def log(
     --------
     emu log runs/static runs/live --to mlflow --project scaling
     """
-    from emu.tools.trackers import log_runs
+    from emu.runs.again import log_runs
 
     for name in log_runs(runs, to, project):
         if not quiet:

@@ -136,7 +136,7 @@ def experiment(
     quiet
         Do not say which run is under way.
     """
-    from emu.tools.experiments.command import run_experiment
+    from emu.tools.experiments.scaling import run_experiment
 
     return run_experiment(
         name,

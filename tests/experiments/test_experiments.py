@@ -11,8 +11,7 @@ import pytest
 
 from emu.errors import InputError
 from emu.report.panels import Bars, Line, Panel, svg
-from emu.tools.experiments.command import run_experiment
-from emu.tools.experiments.pairings import _interval, _verdict
+from emu.tools.experiments.scaling import _interval, _verdict, run_experiment
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "experiments"
 SVG = "{http://www.w3.org/2000/svg}"
