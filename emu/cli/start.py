@@ -18,7 +18,7 @@ from emu.config.files import SCHEMA_DIRECTIVE, example_text
 from emu.config.names import did_you_mean
 from emu.errors import InputError
 from emu.latency.aiconfigurator import covered_pairs
-from emu.latency.roofline.coefficients import kernels_of
+from emu.latency.coefficients import kernels_of
 from emu.process.exits import open_console
 
 
