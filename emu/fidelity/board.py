@@ -23,7 +23,7 @@ from emu.config.schema import LatencyTable
 from emu.errors import InputError
 from emu.fidelity import inference_perf, recorded
 from emu.fidelity.runs import METRICS, OVERLOADED_MS, Figures, MeasuredRun, Reader, Stage
-from emu.latency.posterior import Floats
+from emu.latency.engine import Floats
 from emu.process.interrupts import scratch
 from emu.process.pool import pool_of
 from emu.report.summary import Summary as RunSummary

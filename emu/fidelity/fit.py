@@ -16,13 +16,17 @@ from emu.errors import InputError
 from emu.fidelity.board import Answer, Row, Task, answers, rows_of, tasks_of
 from emu.fidelity.inference_perf import engine_name
 from emu.fidelity.runs import MeasuredRun
-from emu.latency.engine import DEFAULT_ENGINE, ENGINES, EngineModel, engine_model, engine_text
-from emu.latency.posterior import (
+from emu.latency.engine import (
+    DEFAULT_ENGINE,
+    ENGINES,
     METRICS,
     NAMES,
     PARAMETERS,
+    EngineModel,
     Floats,
     Posterior,
+    engine_model,
+    engine_text,
     values_of,
     with_values,
 )

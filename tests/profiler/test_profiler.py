@@ -15,8 +15,8 @@ from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.cli import main
 from emu.errors import InputError
 from emu.latency.base import BatchShape
-from emu.latency.profile.backend import ProfileBackend, ProfileModel
-from emu.latency.profile.bundle import read_bundle
+from emu.latency.profile import ProfileBackend, ProfileModel
+from emu.latency.profile_bundle import read_bundle
 from emu.tools import profiler
 from emu.tools.profiler import (
     COARSE,
