@@ -23,7 +23,7 @@ from emu.autoscale.snapshot import Snapshot
 from emu.config.schema import AutoscaleTable
 from emu.errors import PluginError
 from emu.plugins import make_plugin
-from emu.policy.views import shown
+from emu.policy import shown
 
 
 class Planner(Protocol):

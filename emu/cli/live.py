@@ -323,8 +323,8 @@ def learn(
     json
         What was found, as JSON.
     """
-    from emu.learn.case import Options, Server
     from emu.learn.command import learn_command
+    from emu.learn.levels import Options, Server
 
     limits = {
         "max_num_seqs": max_num_seqs,

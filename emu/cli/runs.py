@@ -127,7 +127,7 @@ def run(
     if skip_prefill:
         set_ = (*set_, "workload.skip_prefill=true")
     if draws:
-        from emu.sweeps.draws import draws_command
+        from emu.sweeps.repeats import draws_command
 
         if seeds > 1:
             raise InputError("run", None, "--draws", "draws seeds itself; leave out --seeds")
@@ -145,7 +145,7 @@ def run(
             force=force,
         )
     if seeds > 1:
-        from emu.sweeps.seeds import seeds_command
+        from emu.sweeps.repeats import seeds_command
 
         return seeds_command(
             config,
@@ -246,7 +246,7 @@ def compare(
     from emu.process.exits import open_console
 
     if measured is None and html is None and all((run / "seeds.json").exists() for run in runs):
-        from emu.sweeps.seeds import compare_seeds, print_seeds
+        from emu.sweeps.repeats import compare_seeds, print_seeds
 
         if json:
             print_json(compare_seeds(runs))

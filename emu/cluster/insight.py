@@ -16,8 +16,9 @@ from emu.kernel.priorities import PRIORITY_CONTROL
 from emu.latency.base import BatchShape
 from emu.migration.watcher import Watcher
 from emu.plugins import make_plugin
-from emu.policy.context import Books, Context
-from emu.policy.views import (
+from emu.policy import (
+    Books,
+    Context,
     Ended,
     OwnAdmission,
     OwnEviction,

@@ -24,7 +24,7 @@ from emu.errors import InputError
 from emu.fidelity import inference_perf, recorded
 from emu.fidelity.runs import METRICS, OVERLOADED_MS, Figures, MeasuredRun, Reader, Stage
 from emu.latency.engine import Floats
-from emu.process.interrupts import scratch
+from emu.process.exits import scratch
 from emu.process.pool import pool_of
 from emu.report.summary import Summary as RunSummary
 from emu.runs.runner import adjust, execute

@@ -30,14 +30,14 @@ from emu.latency.engine import (
     values_of,
     with_values,
 )
-from emu.learn.estimate import (
+from emu.learn.session import (
     Population,
     RunEvidence,
     most_probable,
     noise_factor,
     population,
+    posterior_text,
 )
-from emu.learn.session import posterior_text
 
 # --- the engine's constants -----------------------------------------------------------------------
 # Owns which constants are fitted, on what, and how: weighted least squares of the relative errors

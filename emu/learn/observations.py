@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from emu.config.load import load_config
 from emu.errors import InputError
 from emu.latency.engine import DEFAULT_ENGINE, METRICS, EngineModel, Floats, engine_text
-from emu.learn.formats import Level
-from emu.process.interrupts import scratch
+from emu.learn.levels import Level
+from emu.process.exits import scratch
 from emu.process.pool import Workers
 from emu.report.rundata import read_run
 from emu.runs.runner import adjust, execute

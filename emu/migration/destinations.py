@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 
 from emu.migration.world import MigrationWorld
-from emu.policy.views import OwnPlacement, ReplicaView
+from emu.policy import OwnPlacement, ReplicaView
 from emu.replica.replica import Replica
 from emu.request import Request
 

@@ -21,7 +21,7 @@ import msgspec
 
 from emu.config.load import config_from_dict
 from emu.errors import InputError, RunError, needs_extra
-from emu.process.interrupts import scratch
+from emu.process.exits import scratch
 from emu.process.version import __version__, build, revision
 from emu.report.atomic import write_bytes
 from emu.report.rundata import find

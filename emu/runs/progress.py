@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
-from emu.process.interrupts import held
+from emu.process.exits import held
 from emu.units import NS_PER_S
 
 if TYPE_CHECKING:

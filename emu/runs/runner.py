@@ -43,7 +43,7 @@ from emu.kernel.turns import Turns
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.log import Format, Level, Log, make_log
 from emu.plugins import KEYS, sources
-from emu.process.interrupts import held, sent_to
+from emu.process.exits import held, sent_to
 from emu.process.version import __version__, build, revision
 from emu.report.atomic import RunDirectory, write_text
 from emu.report.runfiles import write_experts, write_flows, write_gaps

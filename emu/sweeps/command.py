@@ -17,14 +17,17 @@ from rich.text import Text
 from emu.errors import InputError
 from emu.process.exits import open_console
 from emu.sweeps.drive import SweepResult, run_sweep
-from emu.sweeps.page import answer_text, drawn_cell, drawn_lines, write_page
 from emu.sweeps.results import (
+    answer_text,
     columns_of,
     conditions_of,
+    drawn_cell,
+    drawn_lines,
     figure_label,
     in_order,
     key_label,
     shown_figures,
+    write_page,
     write_results,
 )
 

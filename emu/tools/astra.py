@@ -30,7 +30,7 @@ from emu.latency.base import BatchShape
 from emu.network.collectives import collective_ns
 from emu.network.congestion import congested_ns
 from emu.network.rounds import CollectiveSystem, Kind, NetworkDim, rank_count
-from emu.process.interrupts import scratch
+from emu.process.exits import scratch
 from emu.report.atomic import write_text
 
 # --------------------------------------------------------------------------------------------------
