@@ -19,13 +19,12 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
 from emu.config.files import json_object, read_input
 from emu.errors import InputError
-from emu.report.compare import STATISTICS, percent_of, statistics
+from emu.report.compare import Floats, STATISTICS, percent_of, statistics
 from emu.report.rundata import RunData, read_run
 from emu.report.table import number
 from emu.units import NS_PER_MS
@@ -45,7 +44,6 @@ from emu.units import NS_PER_MS
 # * one JSON object, the result of `vllm bench serve --save-result`: with `--save-detailed`
 #   ttfts, itls, output_lens, errors (s); else the summary's figures only.
 
-Floats = NDArray[np.float64]
 
 ANCHOR_LIMIT_S: Final = 100_000.0
 _SUMMARY_METRICS: Final = {"TTFT": "ttft", "TPOT": "tpot", "ITL": "itl", "E2E": "e2el"}
