@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
+from emu.config.check import KINDS
 from emu.config.faultkinds import FAULT_KINDS
-from emu.config.kinds import KINDS
 from emu.config.load import config_from_dict
 from emu.config.names import ENGINES
 from emu.config.presets import expand_models

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from emu.chaos.draws import TIMES_S, Rng, Tables, chance, draw_shapes, keeps_other_things, pick
-from emu.config.kinds import KINDS
+from emu.config.check import KINDS
 from emu.config.presets import PRESETS
 from emu.config.schema import SchedulerTable
 from emu.rng import rng_stream

@@ -27,8 +27,7 @@ from emu.cluster.audit import leaks, run_facts
 from emu.cluster.cluster import Cluster
 from emu.cluster.ending import Outcome
 from emu.cluster.recorder import Recorder
-from emu.config.check import struct_of, table_info, unwrap
-from emu.config.kinds import unions
+from emu.config.check import struct_of, table_info, unions, unwrap
 from emu.config.load import config_from_dict
 from emu.config.schema import Config
 from emu.errors import EmuError, InputError, InvariantViolation

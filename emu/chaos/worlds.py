@@ -19,7 +19,7 @@ from emu.chaos.draws import (
     pick,
 )
 from emu.chaos.drawwide import draw_wide
-from emu.config.kinds import KINDS
+from emu.config.check import KINDS
 from emu.config.schema import SchedulerTable
 from emu.rng import rng_stream
 

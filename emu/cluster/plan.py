@@ -30,7 +30,7 @@ from emu.cluster.engine_features import (
     speculative_table,
     with_draft_layers,
 )
-from emu.config.kinds import overridden
+from emu.config.check import overridden
 from emu.config.locate import placing
 from emu.config.names import is_import_path
 from emu.config.schema import (

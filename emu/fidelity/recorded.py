@@ -17,7 +17,7 @@ from emu.catalogue.lookup import lookup_model
 from emu.config.load import config_from_text
 from emu.errors import InputError
 from emu.fidelity.runs import OVERLOADED_MS, Case, Figures, MeasuredRun, Stage
-from emu.report.measured import Measurement, read_measurement, run_values
+from emu.report.compare import Measurement, read_measurement, run_values
 from emu.report.rundata import read_run
 from emu.tools.measured_run import case_config, read_case
 

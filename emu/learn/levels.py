@@ -31,7 +31,7 @@ import numpy as np
 from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.config.files import read_input
 from emu.errors import InputError
-from emu.report.measured import request_ids
+from emu.report.compare import request_ids
 from emu.rng import rng_stream
 from emu.units import NS_PER_S
 

@@ -15,7 +15,7 @@ import msgspec
 from emu.config.files import toml_text
 from emu.config.load import config_from_dict
 from emu.config.schema import Config, VllmTable
-from emu.config.tables.base import Dtype
+from emu.config.tables import Dtype
 from emu.errors import InputError
 from emu.process.exits import open_console
 from emu.report.atomic import write_text

@@ -26,7 +26,7 @@ from emu.cluster.plan import make_plan
 from emu.config.files import toml_text
 from emu.config.load import config_from_text
 from emu.config.schema import Config
-from emu.config.tables.base import OutputTable
+from emu.config.tables import OutputTable
 from emu.errors import InputError, InvariantViolation, RunError, needs_extra
 from emu.plugins import is_object, replaced
 from emu.process.exits import scratch, strike_if_lost

@@ -23,7 +23,7 @@ from emu.astra.parity_cluster import read_cluster
 from emu.astra.parity_replica import ParityOptions, make_instances
 from emu.astra.trace import COLLECTIVE_KINDS, Graph, Node, NodeKind, format_trace
 from emu.cluster.plan import make_plan
-from emu.config.kinds import overridden
+from emu.config.check import overridden
 from emu.config.load import load_config
 from emu.errors import InputError, RunError
 from emu.latency.base import BatchShape

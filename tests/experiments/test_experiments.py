@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from emu.errors import InputError
-from emu.report.panels import Bars, Line, Panel, svg
+from emu.report.figures import Bars, Line, Panel, svg
 from emu.tools.experiments.scaling import _interval, _verdict, run_experiment
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "experiments"

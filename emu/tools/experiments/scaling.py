@@ -26,9 +26,8 @@ from emu.config.load import config_from_dict
 from emu.config.schema import Config
 from emu.errors import InputError
 from emu.report.atomic import write_text
-from emu.report.models import ModelFigures
-from emu.report.panels import Bars, Line, Panel, svg
-from emu.report.summary import Summary
+from emu.report.figures import Bars, Line, Panel, svg
+from emu.report.summary import ModelFigures, Summary
 from emu.runs.runner import execute
 from emu.tools.experiments.measure import (
     BOUNDS,
