@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
+from importlib.util import find_spec
 from itertools import accumulate
 
 import numpy as np
@@ -30,3 +32,9 @@ def test_a_loop_gives_what_its_definition_says(
     assert found.tolist() == expected
     assert ends.unpacked(found).tolist() == expected
     assert ends.packed(np.array(expected)) == found == array("q", expected)
+
+
+def test_the_compiled_build_packs_where_it_can() -> None:
+    """Without librt, and on a machine of the other byte order, a loop makes the numbers."""
+    can = ends.IS_COMPILED and sys.byteorder == "little" and find_spec("librt") is not None
+    assert can == ends.PACKS

@@ -25,7 +25,7 @@ from emu.catalogue import sizes
 from emu.catalogue.lookup import GpuSpec
 from emu.catalogue.model import ModelSpec
 from emu.latency.base import BatchShape, StageLines
-from emu.latency.ends import LOOP_MAX, Ends, packed, series, unpacked
+from emu.latency.ends import LOOP_MAX, PACKS, Ends, packed, series, unpacked
 from emu.latency.engine_steps import EngineSteps
 from emu.latency.host import FIRST_USE_NS
 from emu.latency.roofline.attention import AttentionCost
@@ -463,7 +463,7 @@ class RooflineBackend:
                 least_ns = exposed_ns = 0
                 if self.engine is not None:
                     least_ns, exposed_ns = self.engine.host_bounds_ns(shape)
-                if steps <= LOOP_MAX or "numpy" not in sys.modules:
+                if PACKS or steps <= LOOP_MAX or "numpy" not in sys.modules:
                     growth = slope * count
                     return series(start, growth, self._shift, least_ns, exposed_ns, steps, first_ns)
                 return self._long_series(
