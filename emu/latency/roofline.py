@@ -25,7 +25,16 @@ from mypy_extensions import mypyc_attr
 from emu.catalogue import sizes
 from emu.catalogue.lookup import GpuSpec
 from emu.catalogue.model import ModelSpec
-from emu.latency.base import LOOP_MAX, BatchShape, Ends, StageLines, packed, series, unpacked
+from emu.latency.base import (
+    LOOP_MAX,
+    PACKS,
+    BatchShape,
+    Ends,
+    StageLines,
+    packed,
+    series,
+    unpacked,
+)
 from emu.latency.coefficients import Kernels, kernels_of
 from emu.latency.engine import FIRST_USE_NS
 from emu.latency.engine_steps import EngineSteps
@@ -655,7 +664,7 @@ class RooflineBackend:
                 least_ns = exposed_ns = 0
                 if self.engine is not None:
                     least_ns, exposed_ns = self.engine.host_bounds_ns(shape)
-                if steps <= LOOP_MAX or "numpy" not in sys.modules:
+                if PACKS or steps <= LOOP_MAX or "numpy" not in sys.modules:
                     growth = slope * count
                     return series(start, growth, self._shift, least_ns, exposed_ns, steps, first_ns)
                 return self._long_series(
