@@ -38,8 +38,7 @@ from emu.config.locate import blaming, placing
 from emu.config.names import is_import_path
 from emu.config.schema import Config, SchedulerTable, SyntheticTable, WorkloadTable
 from emu.errors import InputError, InvariantViolation, PluginError, printable
-from emu.kernel.clock import Kernel
-from emu.kernel.turns import Turns
+from emu.kernel.clock import Kernel, Turns
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.log import Format, Level, Log, make_log
 from emu.plugins import KEYS, sources

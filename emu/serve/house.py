@@ -29,7 +29,7 @@ from emu.serve.protocol import Call, FailureSchedule
 from emu.serve.script import Tokenizer
 from emu.serve.world import LiveCluster
 from emu.units import NS_PER_MS, NS_PER_S
-from emu.workload.distributions import length_sampler
+from emu.workload.synthetic import length_sampler
 
 # --- what the operator's page shows over time, and what it knows of single requests ---------------
 # `Trends` takes one point a second of wall time: percentiles of the requests that ended since the
