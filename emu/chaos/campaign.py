@@ -29,8 +29,7 @@ from emu.process.exits import open_console
 from emu.process.pool import pool_of
 from emu.replica.states import TRANSITIONS
 from emu.rng import rng_stream
-from emu.runs.progress import told_every
-from emu.runs.runner import prepare
+from emu.runs.runner import prepare, told_every
 from emu.runs.store import Keys, Store, kept_results
 from emu.units import NS_PER_S
 

@@ -21,8 +21,15 @@ import numpy as np
 from emu.config.load import load_config
 from emu.config.schema import LatencyTable
 from emu.errors import InputError
-from emu.fidelity import inference_perf, recorded
-from emu.fidelity.runs import METRICS, OVERLOADED_MS, Figures, MeasuredRun, Reader, Stage
+from emu.fidelity.runs import (
+    INFERENCE_PERF,
+    METRICS,
+    OVERLOADED_MS,
+    READERS,
+    Figures,
+    MeasuredRun,
+    Stage,
+)
 from emu.latency.engine import Floats
 from emu.process.exits import scratch
 from emu.process.pool import pool_of
@@ -30,11 +37,6 @@ from emu.report.summary import Summary as RunSummary
 from emu.runs.runner import adjust, execute
 from emu.tools.llmservingsim import import_cluster, read_cluster_file
 from emu.units import NS_PER_S
-
-READERS: Final = (
-    Reader(inference_perf.NAME, inference_perf.find, inference_perf.build, inference_perf.figures),
-    Reader(recorded.NAME, recorded.find, recorded.build, recorded.figures),
-)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +135,7 @@ def tasks_of(
     return [
         Task(run, seed, overrides, key=key)
         for run in runs
-        for seed in range(1, 1 + (seeds if run.reader == inference_perf.NAME else 1))
+        for seed in range(1, 1 + (seeds if run.reader == INFERENCE_PERF else 1))
     ]
 
 

@@ -14,8 +14,7 @@ import numpy as np
 
 from emu.errors import InputError
 from emu.fidelity.board import Answer, Row, Task, answers, rows_of, tasks_of
-from emu.fidelity.inference_perf import engine_name
-from emu.fidelity.runs import MeasuredRun
+from emu.fidelity.runs import MeasuredRun, engine_name
 from emu.latency.engine import (
     DEFAULT_ENGINE,
     ENGINES,

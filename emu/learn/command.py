@@ -28,8 +28,7 @@ from emu.latency.engine import (
     with_values,
 )
 from emu.learn.levels import Level, Options, Server, read_benchmarks, save_case
-from emu.learn.observations import Emulator
-from emu.learn.session import About, Learned, Session, check_name, save, save_partial
+from emu.learn.session import About, Emulator, Learned, Session, check_name, save, save_partial
 from emu.process.exits import open_console
 
 

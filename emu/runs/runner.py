@@ -16,7 +16,7 @@ from functools import partial
 from math import log, sqrt
 from operator import mul
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
@@ -53,8 +53,80 @@ from emu.workload.opened import Facts, Workload, open_workload, refused_warning
 
 if TYPE_CHECKING:
     import asyncio
+    from types import TracebackType
 
+    from emu.cluster.cluster import Cluster
     from emu.latency.engine import EngineModel
+
+
+# --- progress: a bar on a terminal, lines elsewhere -----------------------------------------------
+@contextlib.contextmanager
+def told_every(seconds: float, line: Callable[[], str]) -> Iterator[None]:
+    """In this block a line on stderr every so often (wall time), for those without a terminal."""
+    is_over = threading.Event()
+
+    def tell() -> None:
+        while not is_over.wait(seconds):
+            print(line(), file=sys.stderr, flush=True)
+
+    teller = threading.Thread(target=tell, name="progress", daemon=True)
+    with held():  # a thread inherits that: signals go to the main one
+        teller.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        teller.join()
+
+
+class Progress:
+    """A bar on stderr that is updated from outside simulated time."""
+
+    def __init__(self, requests: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        self._bar = RichProgress(
+            TextColumn("requests"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._bar.add_task("requests", total=requests or None, state="")
+        self._started_s = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def update(self, cluster: Cluster) -> None:
+        """Show where the run stands."""
+        emulated_s = cluster.kernel.now_ns / NS_PER_S
+        spent_s = max(time.monotonic() - self._started_s, 1e-9)
+        states: dict[str, int] = {}
+        for replica in cluster.replicas:
+            states[replica.state.value] = states.get(replica.state.value, 0) + 1
+        shown = " ".join(f"{count} {state}" for state, count in states.items())
+        gateway = cluster.gateway
+        self._bar.update(
+            self._task,
+            completed=gateway.released - gateway.outstanding,
+            state=f"{emulated_s:,.0f} s emulated, {emulated_s / spent_s:,.0f}x, "
+            f"{gateway.outstanding} in flight; {shown}",
+        )
+
 
 # --- the files that a configuration names, and what was in them -----------------------------------
 FILE_KEYS: Final = ("path", "hf_config", "tokenizer", "replay")
@@ -527,7 +599,6 @@ def _run_cluster(
         loop = asyncio.get_running_loop()
         if not progress:
             return await _emulate(cluster, loop, None, stop)
-        from emu.runs.progress import Progress
 
         with Progress(workload.count) as bar:
             return await _emulate(cluster, loop, bar, stop)

@@ -32,7 +32,7 @@ from emu.sizing.question import (
     traffic,
     wrong,
 )
-from emu.sweeps.command import settings_of
+from emu.sweeps.results import settings_of
 
 # --- manifests: Kubernetes, NVIDIA Dynamo, llm-d. Pure --------------------------------------------
 # - Kubernetes: a Deployment and a Service for each role, and a HorizontalPodAutoscaler where the

@@ -22,8 +22,7 @@ from emu.latency.engine import (
     values_of,
 )
 from emu.learn.levels import Level, Sent, workload_text
-from emu.learn.observations import Times, in_flight, measured_times, observations_of
-from emu.learn.session import Learned, Session
+from emu.learn.session import Learned, Session, Times, in_flight, measured_times, observations_of
 from tests.learn.hidden import served, workload
 
 SHIPPED = ENGINES["vllm-0.15"]

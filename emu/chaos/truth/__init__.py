@@ -5,9 +5,9 @@ configuration and the placement of replicas; here are the records, sorted by wha
 and the facts of the cluster. Each module restates one part of the rules in the plainest way that
 there is: which requests a scheduler takes and what an iteration costs (`iterations`), over which
 links bytes go and when they arrive (`transfers`), how strong and long a fault is (`windows`), what
-routers, rejecters and clients may do (`policies`), what planners may do (`planners`), and what the
-summary must say (`figures`). None imports a scheduler, a latency backend, the network, a planner
-or the report: a rule that the engine has wrong is not wrong here in the same way.
+routers, rejecters, clients and planners may do (`policies`), and what the summary must say
+(`figures`). None imports a scheduler, a latency backend, the network, a planner or the report: a
+rule that the engine has wrong is not wrong here in the same way.
 
 Does not do: run anything. What a restated rule does not cover (another backend, a policy of a
 user's own) is passed over, never guessed.

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from emu.chaos.truth import Record, Seat, Tape
 from emu.chaos.truth.figures import Figures, Power
 from emu.chaos.truth.iterations import Choices, Fair, Iterations, Waves
-from emu.chaos.truth.planners import Planners
-from emu.chaos.truth.policies import Handover, Policies, Routing
+from emu.chaos.truth.policies import Handover, Planners, Policies, Routing
 from emu.chaos.truth.transfers import Routes, Transfers
 from emu.chaos.truth.windows import Deadlines, Windows
 from emu.config.schema import Config
