@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     import asyncio
     from types import TracebackType
 
-    from emu.cluster.cluster import Cluster
     from emu.latency.engine import EngineModel
 
 
