@@ -87,13 +87,20 @@ class Turns:
         if ended <= begin:
             return
         rotation.done = ended
+        told, stream = begin, replica.stream
         for index in range(begin, min(ended, count)):
+            if rotation.turns[index].is_plain:
+                continue
+            if stream is not None:
+                sizes = [len(turn.members) for turn in rotation.turns]
+                stream.turns(rotation.ends, told, index, sizes)
+            told = index + 1
             spans, batch = replica.on_stages[index]
             discount_bubbles(batch, spans)
             end_ns = spans[-1].end_ns
             gap_ns = end_ns - batch.formed_ns
             complete(replica, batch, 1, spans[0].start_ns, None, gap_ns, spans, end_ns)
-        end_turns(replica, rotation, begin, ended)
+        end_turns(replica, rotation, begin, ended, told)
         busy_ns = replica.pipeline.busy_ns
         for stage, costs_ns in enumerate(rotation.costs):
             busy_ns[stage] += sum(costs_ns[begin:ended])
@@ -152,7 +159,6 @@ def stage_left(replica: Replica, event: Event) -> int:
         rotation = rotating.rotation
         goes_on = now_ns == rotation.due_ns and rotation.planned < rotation.ends_max
         if goes_on and not (replica.posted or replica.is_paused):
-            rotating.advance(rotation.planned)
             return rotating.plan()
         rotating.unroll()
         replica.cut_ns = -1

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from operator import add
 from typing import final
 
 from emu.latency.base import BatchShape, StageLines, next_decode_shape
@@ -34,12 +35,20 @@ class Turn:
     """In order of admission."""
     shape: BatchShape
     """Of the first batch that is formed again."""
+    batch_id: int
+    """Of the batch in flight."""
+    is_plain: bool
+    """That batch, too, gives each member its next token, and the one before when it was formed."""
 
-    __slots__ = ("members", "shape")
+    __slots__ = ("batch_id", "is_plain", "members", "shape")
 
-    def __init__(self, members: list[RunningRequest], shape: BatchShape) -> None:
+    def __init__(
+        self, members: list[RunningRequest], shape: BatchShape, batch_id: int, *, is_plain: bool
+    ) -> None:
         self.members = members
         self.shape = shape
+        self.batch_id = batch_id
+        self.is_plain = is_plain
 
 
 @final
@@ -61,13 +70,14 @@ class Rotation:
     """By stage, when each batch leaves it."""
     costs: list[list[int]]
     """By stage, what each batch that is formed again takes on it."""
-    whole: list[int]
-    """The same on all stages together."""
     _lines: list[StageLines]
     """Of each turn, what costs follow, if they do."""
+    _repeats: list[bool]
+    """By stage, whether all turns take what they take on the stage before."""
 
     __slots__ = (
         "_lines",
+        "_repeats",
         "batch_id",
         "costs",
         "done",
@@ -76,7 +86,6 @@ class Rotation:
         "leaves",
         "planned",
         "turns",
-        "whole",
     )
 
     def __init__(self, turns: Sequence[Turn], ends_max: int, batch_id: int) -> None:
@@ -88,10 +97,10 @@ class Rotation:
         self.ends = []
         self.leaves = []
         self.costs = []
-        self.whole = []
         self._lines = []
+        self._repeats = []
 
-    def start(self, stage_ends: list[Sequence[int]]) -> bool:
+    def start(self, stage_ends: list[list[int]]) -> bool:
         """When each batch in flight leaves each stage. False: two of them end together."""
         self.leaves = [list(leaves) for leaves in zip(*stage_ends, strict=True)]
         self.costs = [[] for _ in self.leaves]
@@ -107,6 +116,16 @@ class Rotation:
                 return
             found.append(lines)
         self._lines = found
+        self._repeats = [
+            stage > 0
+            and all(
+                firsts[stage] == firsts[stage - 1]
+                and growths[stage] == growths[stage - 1]
+                and leasts[stage] == leasts[stage - 1]
+                for firsts, growths, leasts, _ in found
+            )
+            for stage in range(len(self.leaves))
+        ]
 
     def plan(
         self,
@@ -148,7 +167,6 @@ class Rotation:
             own = [list(column) for column in zip(*each, strict=True)]
         for known, column in zip(self.costs, own, strict=True):
             known += column
-        self.whole += map(sum, zip(*own, strict=True))
         if len(last) == 2:
             _pass_two(own, leaves, last, at)
         elif len(last) == 4:
@@ -160,18 +178,14 @@ class Rotation:
         """What so many batches take on each stage, after `before` rounds."""
         own: list[list[int]] = []
         count = len(self.turns)
-        for stage in range(len(self.leaves)):
+        for stage, repeats in enumerate(self._repeats):
+            if repeats:
+                own.append(own[-1])
+                continue
             column = [0] * (rounds * count)
             for index, (firsts, growths, leasts, shift) in enumerate(self._lines):
-                first, growth, least = firsts[stage], growths[stage], leasts[stage]
-                if stage and (first, growth, least) == (
-                    firsts[stage - 1],
-                    growths[stage - 1],
-                    leasts[stage - 1],
-                ):
-                    column[index::count] = own[-1][index::count]
-                    continue
-                first += before * growth
+                growth, least = growths[stage], leasts[stage]
+                first = firsts[stage] + before * growth
                 if growth:
                     run = [cost >> shift for cost in range(first, first + growth * rounds, growth)]
                 else:
@@ -179,8 +193,17 @@ class Rotation:
                 if run[0] < least:
                     run = [cost if cost > least else least for cost in run]
                 column[index::count] = run
+            if batches < len(column):
+                del column[batches:]
             own.append(column)
-        return [column[:batches] for column in own]
+        return own
+
+    def whole(self, begin: int, end: int) -> list[int]:
+        """What each batch that is formed again takes on all stages, from one number to another."""
+        total = self.costs[0][begin:end]
+        for costs in self.costs[1:]:
+            total = list(map(add, total, costs[begin:end]))
+        return total
 
     @property
     def due_ns(self) -> int:

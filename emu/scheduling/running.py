@@ -483,6 +483,7 @@ class RunningSet:
             shape.sequences = shape.decode_count = len(records)
             least = most = records[0][2]
             total, steps = 0, ends_max
+            formed_ns, is_plain = batch.formed_ns, not batch.chunks
             for one, _, target in records:
                 request = one.request
                 generated = request.generated_tokens
@@ -495,11 +496,14 @@ class RunningSet:
                     least = target
                 if request.output_tokens - generated < steps:
                     steps = request.output_tokens - generated
+                if request.last_token_ns != formed_ns:
+                    is_plain = False
             shape.decode_context_sum = total
             shape.decode_context_max, shape.decode_context_min = most, least
             ends_max = min(ends_max, (steps - 1) * count + index)
             members += len(records)
-            turns.append(Turn([one for one, _, _ in records], shape))
+            them = [one for one, _, _ in records]
+            turns.append(Turn(them, shape, batch.batch_id, is_plain=is_plain))
         if members != len(self.requests):
             return None
         # In so many batches of its own, a member takes a block at most each time that one is full.
@@ -535,6 +539,8 @@ class RunningSet:
         """See `Scheduler.resume`."""
         turns, count = rotation.turns, len(rotation.turns)
         self.next_batch_id = rotation.batch_id + rotation.done
+        for turn in turns[:batches]:
+            self.records.pop(turn.batch_id, None)
         found = []
         for index in range(rotation.done + count - batches, rotation.done + count):
             turn = turns[index % count]
