@@ -125,7 +125,7 @@ def end_turns(replica: Replica, rotation: Rotation, begin: int, ended: int, told
             run_ns = sum(whole[behind::count])
             replica.decode_tokens += len(turn.members) * steps
             if replica.is_metered:
-                rounds = (begin + behind) // count - 1
+                rounds = (begin + behind) // count
                 shape = next_decode_shape(turn.shape, rounds) if rounds else turn.shape
                 _count_equal(replica, shape, steps)
             if replica.tells:

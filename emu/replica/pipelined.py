@@ -66,7 +66,7 @@ class Turns:
         jitter = replica.jitter
         vary = None if jitter is None else jitter.spread
         before = 0 if jitter is None else jitter.counted
-        if rotation.planned == 0:
+        if rotation.planned == 0 and replica.has_lines:
             rotation.follow(replica.stage_lines)
         rotation.plan(rounds, replica.pipeline.free_ns, replica.stage_run_ns, vary, before)
         return rotation.due_ns
@@ -116,9 +116,8 @@ class Turns:
         if replica.jitter is not None:
             replica.jitter.counted += done
         if done:
-            for _ in range(min(done, count)):
-                on_stages.popleft()
-            batches = replica.scheduler.resume(rotation, min(done, count))
+            batches = [on_stages.popleft()[1] for _ in range(min(done, count))]
+            batches = replica.scheduler.resume(rotation, batches)
             for index, batch in enumerate(batches, done + count - len(batches)):
                 on_stages.append((_spans(rotation, index), batch))
             replica.pipeline.free_ns[:] = [leaves[done + count - 1] for leaves in rotation.leaves]
