@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from emu.cli.parser import Count, Jobs, Json, Overrides, Parameter, Quiet, Seconds, Seed, settings
-from emu.config.tables.workload import WorkloadFormat
+from emu.config.names import WorkloadFormat
 from emu.errors import InputError
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ from emu.kv.groups import KvLayout, kv_layout
 from emu.kv.memory import MemoryPlan, engine_plan
 from emu.latency.context import LatencyContext, check_collectives, engine_of
 from emu.latency.engine import EngineModel
-from emu.latency.placement import Placement, bytes_by_device
+from emu.latency.offload import Placement, bytes_by_device
 from emu.network.placement import place
 from emu.network.topology import Topology, build_topology
 from emu.plugins import check_plugin, find_plugin
@@ -273,7 +273,7 @@ def _resolve(config: Config, source: str, *, imports: bool) -> Plan:
         latency_context = context.latency_context(config)
         check_collectives(latency_context)
         if context.latency.backend == "astra-sim":
-            from emu.astra.factory import check_astra  # most runs have no graphs
+            from emu.astra.backend import check_astra  # most runs have no graphs
 
             check_astra(latency_context)
     for replica in replicas:

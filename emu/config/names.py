@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, Literal
 
 ROUTERS: Final = (
     "load",
@@ -25,6 +25,27 @@ DECODE_POLICIES: Final = ("auto", "first_free", "least_used")
 ADMISSIONS: Final = ("",)
 EVICTIONS: Final = ("last",)
 MIGRATIONS: Final = ("gap",)
+
+WorkloadFormat = Literal[
+    "auto",
+    "jsonl",
+    "azure",
+    "mooncake",
+    "burstgpt",
+    "sharegpt",
+    "csv",
+    "vidur",
+    "splitwise",
+    "blitzscale",
+    "otel",
+    "litellm",
+    "gateway",
+    "aiperf",
+    "inference-perf",
+    "guidellm",
+    "vllm-bench",
+    "servegen",
+]
 
 IMPORT_PATH: Final = r"([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|[^:\n]*\.py):[A-Za-z_]\w*"
 

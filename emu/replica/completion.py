@@ -12,9 +12,8 @@ from itertools import islice
 from operator import sub
 from typing import Final
 
-from emu.latency.base import BatchShape, next_decode_shape
-from emu.latency.ends import Ends, loops, unpacked
-from emu.latency.frontend import note_first, note_last
+from emu.latency.base import BatchShape, Ends, loops, next_decode_shape, unpacked
+from emu.latency.engine_steps import note_first, note_last
 from emu.replica.actions import End, FreeCapacity, HandOff, HandOffSecond
 from emu.replica.replica import Replica
 from emu.replica.split_batch import SplitBatch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import subprocess
 import sys
@@ -187,6 +188,28 @@ def test_a_plain_run_loads_little(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(SMALL)
     unused, _ = run_apart(tmp_path, "drawn")
     assert unused == "['numpy']", "lengths are drawn by its generators"
+
+
+@pytest.mark.parametrize("line", [["--help"], ["plan", "--help"], ["init", "--help"]])
+def test_help_loads_little(line: list[str]) -> None:
+    """What a reader waits for: no library is loaded for it, and no module of the emulator."""
+    code = (
+        f"import sys; sys.argv = ['emu', *{line}]; from emu.entry import main; status = main();"
+        "print(sorted({'numpy', 'msgspec', 'rich', 'asyncio'} & set(sys.modules)),"
+        " len(sys.modules), file=sys.stderr); sys.exit(status)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        env={"PYTHONPATH": os.pathsep.join(sys.path)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
+    )
+    libraries, _, modules = done.stderr.rpartition(" ")
+    assert libraries == "[]"
+    assert int(modules) <= 105, "a help needs more modules than before"
 
 
 @pytest.mark.slow

@@ -4,29 +4,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
+from emu.config.names import WorkloadFormat
 from emu.config.tables.base import Count, Count0, NonNegative, Positive, Table, Tokens, Tokens0, doc
-
-WorkloadFormat = Literal[
-    "auto",
-    "jsonl",
-    "azure",
-    "mooncake",
-    "burstgpt",
-    "sharegpt",
-    "csv",
-    "vidur",
-    "splitwise",
-    "blitzscale",
-    "otel",
-    "litellm",
-    "gateway",
-    "aiperf",
-    "inference-perf",
-    "guidellm",
-    "vllm-bench",
-    "servegen",
-]
-
 
 WorkloadPreset = Literal["", "agents", "chat", "code", "conversation", "summarization"]
 

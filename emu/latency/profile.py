@@ -3,10 +3,10 @@
 Owns the mapping from a batch shape to look-ups (LLMServingSim 2.0): what is padded, and how layers
 are cut into pipeline stages. Rows run strictly one after
 another. By default this is the simulator's sum, without any time of the host; `host` adds the
-engine's own time and the effects of compiled execution (`emu/latency/host.py`), and prompts are
-then attended one by one (`profile_attention.py`).
+engine's own time and the effects of compiled execution (`emu/latency/engine.py`), and prompts are
+then attended one by one (`LayerAttention`).
 
-Everything but attention is a function of counts (`profile_rows.py`), kept once worked out; an
+Everything but attention is a function of counts, kept once worked out; an
 iteration then costs one attention look-up. Does not know files (`profile_bundle.py`),
 interpolation (`profile_tables.py`), nor which requests are in the batch.
 """
@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from emu.errors import InputError
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
-from emu.latency.host import NO_OVERHEAD, HostCosts, host_ns
+from emu.latency.engine import NO_OVERHEAD, HostCosts, host_ns
 from emu.latency.moe_gate import Gate, Routing
-from emu.latency.profile.bundle import Bundle
-from emu.latency.profile.tables import BlockGrid, Curve, LayerAttention
+from emu.latency.profile_bundle import Bundle
+from emu.latency.profile_tables import BlockGrid, Curve, LayerAttention
 
 # --------------------------------------------------------------------------------------------------
 # Everything of a measured iteration that follows from counts: all rows but attention.
@@ -43,7 +43,7 @@ bytes of the whole tensor), `all_gather` (expert dispatch; bytes of one rank's p
 `reduce_scatter` (expert combine; bytes of the whole tensor), `point_to_point` (hidden state to
 the next pipeline stage; 2 ranks)."""
 
-_COMPONENT: Final = {
+LAYER_COMPONENT: Final = {
     "embedding": "embedding",
     "layernorm": "norm",
     "final_layernorm": "norm",
@@ -51,8 +51,9 @@ _COMPONENT: Final = {
     "rotary_emb": "rotary",
     "lm_head": "lm_head",
     "sampler": "sampler",
+    "moe": "moe",
 }
-"""Layers not listed are dense."""
+"""The component of a layer of a bundle; layers not listed are dense."""
 
 _REDUCED: Final = ("o_proj", "down_proj")
 """Layers whose output is summed over the tensor-parallel ranks."""
@@ -200,7 +201,9 @@ class LayerRows:
         for layer in self._sections[section]:
             curve = self._bundle.dense.get(layer)
             if curve is not None:
-                parts[_COMPONENT.get(layer, "dense")] += times * self._compiled_ns(curve, tokens)
+                parts[LAYER_COMPONENT.get(layer, "dense")] += times * self._compiled_ns(
+                    curve, tokens
+                )
                 parts["collectives"] += times * self._all_reduce_ns(layer, tokens)
 
     def add_logits(self, parts: dict[str, int], rows: int) -> None:
@@ -208,7 +211,7 @@ class LayerRows:
         for layer in self._sections["head"]:
             curve = self._bundle.per_sequence.get(layer)
             if curve is not None:
-                parts[_COMPONENT.get(layer, "dense")] += curve.at(rows)
+                parts[LAYER_COMPONENT.get(layer, "dense")] += curve.at(rows)
 
     def one_by_one(
         self, tokens: int, logits: int, attention_ns: int, experts_ns: int
