@@ -18,8 +18,7 @@ from emu.latency.offload import OffloadedBackend, PimDevice, pim_device
 from emu.replica.replica import Replica
 from emu.replica.states import GPU_ROLE
 from emu.replica.tiering import READ, WRITE
-from emu.report.models import ModelFacts
-from emu.report.summary import RunFacts
+from emu.report.summary import ModelFacts, RunFacts
 from emu.scheduling.speculation import SpeculationCounts
 from emu.units import NS_PER_S
 

@@ -54,7 +54,7 @@ from emu.kv.grouped import GroupedPool
 from emu.kv.pool import NO_HIT, CountingPool, Hit, PresentPool
 from emu.kv.tiers import LowerTier
 from emu.latency.base import BatchShape, LoraWork, Verify
-from emu.policy.views import OwnEviction
+from emu.policy import OwnEviction
 from emu.request import Request
 from emu.scheduling.adapters import Adapters
 from emu.scheduling.base import (
