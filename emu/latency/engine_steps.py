@@ -42,6 +42,8 @@ class EngineSteps:
         self._step_ns = model.step_ns
         self._graph_layer_ns = model.graph_layer_ns
         self.sampler = SamplerCost(model, sampling, vocab, gbytes_per_s)
+        self._penalty_ns = self.sampler.penalty_ns
+        self._penalty_sequence_ns = self.sampler.penalty_sequence_ns
         self.graph_limit = model.graph_limit(max_num_seqs, max_num_batched_tokens)
         self.fused_bytes_max = fused_bytes_max
         self._overlapped = overlapped
@@ -78,18 +80,20 @@ class EngineSteps:
 
         Overlapped host work bounds a step from below; what is not overlapped comes on top.
         """
-        host_ns = self._host_step_ns + shape.sequences * self._host_sequence_ns
-        prompts = shape.prefill_new
-        tokens = shape.decode_count
-        if prompts:
-            host_ns += len(prompts) * self._host_prompt_ns
-            tokens += sum(prompts)
+        tokens = shape.decode_count + sum(shape.prefill_new)
         if shape.verify is not None:
             tokens += shape.verify.tokens
         if shape.padded_tokens > tokens:
             tokens = shape.padded_tokens
+        return self.bounds_ns(tokens, shape.sequences, len(shape.prefill_new))
+
+    def bounds_ns(self, tokens: int, sequences: int, prompts: int) -> tuple[int, int]:
+        """The same of a step of so many tokens and sequences, and chunks of prompts."""
+        host_ns = self._host_step_ns + sequences * self._host_sequence_ns
+        if prompts:
+            host_ns += prompts * self._host_prompt_ns
         launches_ns = self._launches_ns if tokens > self.graph_limit else 0
-        exposed_ns = self.sampler.exposed_ns(shape.sequences)
+        exposed_ns = self._penalty_ns + sequences * self._penalty_sequence_ns
         if self._overlapped:
             return host_ns + launches_ns, exposed_ns
         return launches_ns, exposed_ns + host_ns

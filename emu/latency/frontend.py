@@ -16,11 +16,10 @@ step j of a run is max over k <= j of (end of step k + events of steps k to j).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from emu.latency.ends import Ends
 from emu.latency.engine import EngineModel
-from emu.request import Request
 
 
 class Intake:
@@ -35,7 +34,8 @@ class Intake:
         router outside are the replicas' own: one that is busy delays no other.
         """
         assert models
-        self._models = tuple(models)
+        self._costs = [(m.intake_ns, m.batch_wait_ns, m.prompt_token_ns) for m in models]
+        self._last = len(models) - 1
         self._free_ns = [0] * len(models)
         self._next = 0
         self._last_ready_ns = 0
@@ -43,16 +43,19 @@ class Intake:
 
     def ready_ns(self, now_ns: int, prompt_tokens: int, pin: int = -1) -> int:
         """When a request that arrives now is with an engine; `pin`: with that replica's."""
-        if pin in self._own:
+        if pin >= 0 and pin in self._own:
             return self._own[pin].ready_ns(now_ns, prompt_tokens)
         at = self._next
-        self._next = at + 1 if at + 1 < len(self._models) else 0
-        model = self._models[at]
-        self._free_ns[at] = free_ns = max(now_ns, self._free_ns[at]) + model.intake_ns
+        self._next = at + 1 if at < self._last else 0
+        intake_ns, wait_ns, token_ns = self._costs[at]
+        free_ns = self._free_ns[at]
+        self._free_ns[at] = free_ns = (now_ns if now_ns > free_ns else free_ns) + intake_ns
         # The tokenizer's thread is another one; its order is that of arrival.
-        ready_ns = free_ns + model.batch_wait_ns + prompt_tokens * model.prompt_token_ns
-        self._last_ready_ns = max(self._last_ready_ns, ready_ns)
-        return self._last_ready_ns
+        ready_ns = free_ns + wait_ns + prompt_tokens * token_ns
+        if ready_ns < self._last_ready_ns:
+            return self._last_ready_ns
+        self._last_ready_ns = ready_ns
+        return ready_ns
 
 
 class OutputStream:
@@ -62,16 +65,15 @@ class OutputStream:
         self._event_ns = model.output_event_ns
         self._output_ns = model.output_ns
         self._free_ns = 0
-        self.delay_ns = 0
-        """Of the tokens of the last step."""
 
     def step(self, end_ns: int, events: int) -> int:
         """A step ended with so many events; how much later a client has its token."""
-        start_ns = end_ns if end_ns > self._free_ns else self._free_ns
+        start_ns = self._free_ns
+        if end_ns > start_ns:
+            start_ns = end_ns
         work_ns = events * self._event_ns
         self._free_ns = start_ns + work_ns
-        self.delay_ns = start_ns - end_ns + work_ns // 2 + self._output_ns
-        return self.delay_ns
+        return start_ns - end_ns + work_ns // 2 + self._output_ns
 
     def turns(self, ends: Sequence[int], first: int, last: int, events: Sequence[int]) -> None:
         """Steps `first` to `last` of those that end at `ends`; so many events in turn."""
@@ -81,29 +83,21 @@ class OutputStream:
             free_ns = (end_ns if end_ns > free_ns else free_ns) + events[step % count] * event_ns
         self._free_ns = free_ns
 
-    def run(self, start_ns: int, ends: Ends, events: int, *, grows: bool = False) -> int:
+    def run(self, start_ns: int, ends: Ends, events: int, grows: bool) -> int:
         """Steps that end at `start_ns + ends`, each with so many events: the last one's delay.
 
         `grows`: no step after the first is shorter than the one before it.
         """
         steps, work_ns = len(ends), events * self._event_ns
+        last_ns = ends[-1]
         if grows:  # a convex function of the step is largest at one of its ends
-            latest_ns = max(ends[0], ends[-1] - (steps - 1) * work_ns)
+            latest_ns, behind_ns = ends[0], last_ns - (steps - 1) * work_ns
+            if behind_ns > latest_ns:
+                latest_ns = behind_ns
         else:
             latest_ns = max([ends[step] - step * work_ns for step in range(steps)])
-        free_ns = start_ns + latest_ns + steps * work_ns
-        self._free_ns = max(self._free_ns + steps * work_ns, free_ns)
-        begin_ns = self._free_ns - work_ns
-        return begin_ns - (start_ns + ends[-1]) + work_ns // 2 + self._output_ns
-
-
-def note_first(requests: Iterable[Request], delay_ns: int) -> None:
-    """These requests have their first token; their client so much later."""
-    for request in requests:
-        request.first_out_ns = request.last_out_ns = delay_ns
-
-
-def note_last(requests: Iterable[Request], delay_ns: int) -> None:
-    """The same of their last token."""
-    for request in requests:
-        request.last_out_ns = delay_ns
+        latest_ns += start_ns
+        if self._free_ns > latest_ns:
+            latest_ns = self._free_ns
+        self._free_ns = free_ns = latest_ns + steps * work_ns
+        return free_ns - work_ns - start_ns - last_ns + work_ns // 2 + self._output_ns

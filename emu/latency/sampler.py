@@ -71,8 +71,10 @@ class SamplerCost:
         self._vocab = vocab
         self._gbytes_per_s = gbytes_per_s
         has_penalties = bool(sampling.penalties)
-        self._penalty_ns = engine.penalty_ns if has_penalties else 0
-        self._penalty_sequence_ns = engine.penalty_sequence_ns if has_penalties else 0
+        self.penalty_ns = engine.penalty_ns if has_penalties else 0
+        """What the GPU waits for the host in a step: penalties need the ids of the last one."""
+        self.penalty_sequence_ns = engine.penalty_sequence_ns if has_penalties else 0
+        """The same for each row."""
 
     def gpu_ns(self, rows: int) -> int:
         """GPU time for so many rows of logits."""
@@ -92,7 +94,3 @@ class SamplerCost:
         if self._sampling.penalties:
             traffic += engine.penalty_logit_bytes * logits
         return round(total + traffic / (self._gbytes_per_s * _REACHED))
-
-    def exposed_ns(self, rows: int) -> int:
-        """What the GPU waits for the host: penalties need the ids of the last step there."""
-        return self._penalty_ns + rows * self._penalty_sequence_ns

@@ -13,7 +13,6 @@ from typing import Final
 
 from emu.latency.base import BatchShape, next_decode_shape
 from emu.latency.ends import Ends, loops, unpacked
-from emu.latency.frontend import note_first, note_last
 from emu.replica.actions import End, FreeCapacity, HandOff, HandOffSecond
 from emu.replica.replica import Replica
 from emu.replica.split_batch import SplitBatch
@@ -132,23 +131,24 @@ def _stream(
     now_ns: int,
 ) -> None:
     """Output events of one step, or of the steps of a leap, pass the front end."""
-    stream, grows = replica.stream, replica.is_monotone
+    stream = replica.stream
     assert stream is not None
     opening = progress.opening
-    if ends is not None and opening is not None:
+    if ends is None or (len(ends) == 1 and opening is None):
+        delay_ns = stream.step(now_ns, progress.decode_tokens)
+    elif opening is None:
+        delay_ns = stream.run(start_ns, ends, batch.shape.decode_count, replica.is_monotone)
+    else:
         delay_ns = stream.step(batch.first_end_ns, opening.decode_tokens)
-        note_first(opening.first_tokens, delay_ns)
+        for request in opening.first_tokens:
+            request.first_out_ns = request.last_out_ns = delay_ns
         if len(ends) > 1 and batch.run_on is not None:
             events = batch.run_on.shape.decode_count
-            delay_ns = stream.run(start_ns, ends[1:], events, grows=grows)
-    elif ends is not None and len(ends) > 1:
-        delay_ns = stream.run(start_ns, ends, batch.shape.decode_count, grows=grows)
-    else:
-        delay_ns = stream.step(now_ns, progress.decode_tokens)
-    if progress.first_tokens:
-        note_first(progress.first_tokens, delay_ns)
-    if progress.finished:
-        note_last(progress.finished, delay_ns)
+            delay_ns = stream.run(start_ns, ends[1:], events, replica.is_monotone)
+    for request in progress.first_tokens:
+        request.first_out_ns = request.last_out_ns = delay_ns
+    for request in progress.finished:
+        request.last_out_ns = delay_ns
 
 
 def _add_run(replica: Replica, batch: Batch, progress: Progress, ends: Ends, start_ns: int) -> None:

@@ -172,8 +172,10 @@ def test_a_later_engine_cuts_it_with_one_kernel_from_eight_rows_on():
 
 def test_penalties_make_the_gpu_wait_for_the_host():
     with_penalties = SamplerCost(ENGINE, Sampling("top_p", True), 152_064, 3350)
-    assert with_penalties.exposed_ns(10) > with_penalties.exposed_ns(1) > 0
-    assert SamplerCost(ENGINE, GREEDY, 152_064, 3350).exposed_ns(10) == 0
+    assert with_penalties.penalty_ns > 0
+    assert with_penalties.penalty_sequence_ns > 0
+    without = SamplerCost(ENGINE, GREEDY, 152_064, 3350)
+    assert without.penalty_ns == without.penalty_sequence_ns == 0
 
 
 def test_the_generation_config_decides_unless_the_configuration_does():
