@@ -430,7 +430,7 @@ class Kernel:
         self._is_advancing = False
 
     def _move_on(self) -> None:
-        heap, ready, pop = self._heap, self._ready, heapq.heappop
+        heap, ready, pop, note = self._heap, self._ready, heapq.heappop, self._note_instant
         for _ in range(_YIELD_EVERY):
             if self._running or self._is_over:
                 return
@@ -446,19 +446,22 @@ class Kernel:
                 self.fail(self._deadlock())
                 return
             due_ns, priority, number, actor, call = pop(heap)
+            if actor is not None and actor.armed != number:
+                continue
+            if self.now_ns < due_ns <= self._notice_ns:  # as `_move_to`, without a call
+                self.now_ns = due_ns
+                self.priority_reached = priority
+                self._instant_events = 0
+                note(due_ns + priority + 1)
+            elif not self._move_to(due_ns, priority):
+                return
+            self.events += 1
             if actor is None:
-                if not self._move_to(due_ns, priority):
-                    return
-                self.events += 1
                 call()  # type: ignore[misc]
-            elif actor.armed == number:
-                if not self._move_to(due_ns, priority):
-                    return
-                self.events += 1
-                if self.is_inline:
-                    self._step(actor)
-                else:
-                    self._deliver(actor)
+            elif self.is_inline:
+                self._step(actor)
+            else:
+                self._deliver(actor)
         self._loop.call_soon(self._advance)  # signals, progress and other tasks have the loop
 
     def _take_ready(self) -> None:

@@ -83,21 +83,21 @@ class OutputStream:
             free_ns = (end_ns if end_ns > free_ns else free_ns) + events[step % count] * event_ns
         self._free_ns = free_ns
 
-    def run(self, start_ns: int, ends: Ends, events: int, grows: bool) -> int:
-        """Steps that end at `start_ns + ends`, each with so many events: the last one's delay.
+    def run(self, start_ns: int, ends: Ends, first: int, events: int, grows: bool) -> int:
+        """Steps that end at `start_ns + ends[first:]`, each with so many events: the last delay.
 
         `grows`: no step after the first is shorter than the one before it.
         """
-        steps, work_ns = len(ends), events * self._event_ns
-        last_ns = ends[-1]
+        more, work_ns = len(ends) - 1 - first, events * self._event_ns
+        last_ns, free_ns = start_ns + ends[-1], self._free_ns
         if grows:  # a convex function of the step is largest at one of its ends
-            latest_ns, behind_ns = ends[0], last_ns - (steps - 1) * work_ns
-            if behind_ns > latest_ns:
-                latest_ns = behind_ns
+            begin_ns, first_ns = last_ns - more * work_ns, start_ns + ends[first]
+            if begin_ns >= first_ns and begin_ns >= free_ns:  # the last step finds the CPU free
+                self._free_ns = last_ns + work_ns
+                return work_ns // 2 + self._output_ns
+            begin_ns = max(begin_ns, first_ns)
         else:
-            latest_ns = max([ends[step] - step * work_ns for step in range(steps)])
-        latest_ns += start_ns
-        if self._free_ns > latest_ns:
-            latest_ns = self._free_ns
-        self._free_ns = free_ns = latest_ns + steps * work_ns
-        return free_ns - work_ns - start_ns - last_ns + work_ns // 2 + self._output_ns
+            begin_ns = start_ns
+            begin_ns += max([ends[first + step] - step * work_ns for step in range(more + 1)])
+        self._free_ns = free_ns = max(begin_ns, free_ns) + (more + 1) * work_ns
+        return free_ns - work_ns - last_ns + work_ns // 2 + self._output_ns

@@ -47,13 +47,17 @@ def complete(
     observers = replica.observers
     replica.iterations += steps
     replica.busy_ns += now_ns - start_ns
-    if replica.steps_history is not None:
+    is_watched = replica.is_watched
+    if is_watched and replica.steps_history is not None:
         replica.steps_history.ran(now_ns, replica.replica_id, batch, start_ns, spans)
     if batch.batch_id == DUMMY_ID:
         return
-    if replica.is_metered:
-        _count(replica, batch, steps)
-    receivers = _receivers(replica, batch, steps) if replica.tells else []
+    receivers: list[Request] = []
+    if is_watched:
+        if replica.is_metered:
+            _count(replica, batch, steps)
+        if replica.tells:
+            receivers = _receivers(replica, batch, steps)
     progress = replica.scheduler.complete(batch, steps, now_ns, longest_ns)
     if end_ns < 0 and not replica.is_touched:
         replica.touch()
@@ -68,13 +72,14 @@ def complete(
         _add_run(replica, batch, progress, ends, start_ns)
     if progress.gaps_ns:
         observers.gaps.add_gaps(progress.gaps_ns, now_ns)
-    if observers.batches is not None:
-        observers.batches.batch(replica.replica_id, batch, start_ns, now_ns, steps, spans)
-    if receivers:
-        _tell(replica, receivers, start_ns, ends, now_ns)
+    if is_watched:
+        if observers.batches is not None:
+            observers.batches.batch(replica.replica_id, batch, start_ns, now_ns, steps, spans)
+        if receivers:
+            _tell(replica, receivers, start_ns, ends, now_ns)
     if progress.finished or progress.first_tokens or progress.failed or progress.resumed:
         _hand_out(replica, progress, now_ns - start_ns)
-    if replica.signals is not None:
+    if is_watched and replica.signals is not None:
         replica.note_signal()
 
 
@@ -137,14 +142,14 @@ def _stream(
     if ends is None or (len(ends) == 1 and opening is None):
         delay_ns = stream.step(now_ns, progress.decode_tokens)
     elif opening is None:
-        delay_ns = stream.run(start_ns, ends, batch.shape.decode_count, replica.is_monotone)
+        delay_ns = stream.run(start_ns, ends, 0, batch.shape.decode_count, replica.is_monotone)
     else:
         delay_ns = stream.step(batch.first_end_ns, opening.decode_tokens)
         for request in opening.first_tokens:
             request.first_out_ns = request.last_out_ns = delay_ns
         if len(ends) > 1 and batch.run_on is not None:
             events = batch.run_on.shape.decode_count
-            delay_ns = stream.run(start_ns, ends[1:], events, replica.is_monotone)
+            delay_ns = stream.run(start_ns, ends, 1, events, replica.is_monotone)
     for request in progress.first_tokens:
         request.first_out_ns = request.last_out_ns = delay_ns
     for request in progress.finished:

@@ -199,6 +199,8 @@ class Replica:
             self.steps_history = observers.history
         self.notes_formed = self.steps_history is not None or observers.on_formed is not None
         """An observer is told of every batch that is formed."""
+        self.is_watched = False
+        """Something but the plain counters looks at iterations."""
         self.stream: OutputStream | None = None
         """The front end of its engine; None = a token is with its client at once."""
         self.is_metered = False
@@ -312,15 +314,16 @@ class Replica:
                 if handler is None:
                     raise self.unexpected(self.activity, None)
                 due_ns = handler(self, CANCELS_APPLIED)
-            elif self.is_cruising and (not self.is_serving or self.is_paused):
-                self.is_cruising = False
-                return AGAIN
-            elif self.is_paused and not self.has_applied:
-                return PARK
-            elif self.posted and not self.has_applied and self.state not in _APPLIES_LATER:
-                self.begin_applying()
-                continue
             else:
+                if not self.is_serving or self.is_paused or self.posted:
+                    if self.is_cruising and (not self.is_serving or self.is_paused):
+                        self.is_cruising = False
+                        return AGAIN
+                    if self.is_paused and not self.has_applied:
+                        return PARK
+                    if self.posted and not self.has_applied and self.state not in _APPLIES_LATER:
+                        self.begin_applying()
+                        continue
                 self.has_applied = False
                 handler = self.handlers[_BOUNDARY]
                 assert handler is not None
@@ -372,9 +375,10 @@ class Replica:
             if state not in _LOADS:
                 self.model_loaded = False
         # Where no observer follows prompts beyond their end, a batch that ends some may run on.
-        is_watched = self.observers.streams or self.observers.batches is not None
-        self.runs_on = state is S.COLOCATED and not is_watched
-        self._rotates = self.stages > 1 and state in _ROTATES and not is_watched
+        is_drawn = self.observers.streams or self.observers.batches is not None
+        self.runs_on = state is S.COLOCATED and not is_drawn
+        self._rotates = self.stages > 1 and state in _ROTATES and not is_drawn
+        self._note_watchers()
         self.waits_here_only = self.is_serving
         if self.wave is not None:
             self.wave.cut()
@@ -382,6 +386,20 @@ class Replica:
         if scheduler.is_shared:
             scheduler.pulls = state is S.PREFILL
             self.waits_here_only = self.is_serving and not scheduler.pulls
+
+    def _note_watchers(self) -> None:
+        self.is_watched = (
+            self.tells
+            or self.is_metered
+            or self.steps_history is not None
+            or self.signals is not None
+            or self.observers.batches is not None
+        )
+
+    def meter(self) -> None:
+        """From now on, count what a model of power asks for."""
+        self.is_metered = True
+        self._note_watchers()
 
     def note_time(self, before: ReplicaState, at_ns: int) -> None:
         """Add the time since the last change to the account of a state."""
@@ -404,6 +422,7 @@ class Replica:
     def keep_signals(self) -> None:
         """Keep the history of what a router with late signals sees."""
         self.signals = deque([(-1, 0, 0, 0, 0)])
+        self._note_watchers()
 
     def connect(self, outbox: Outbox) -> None:
         """Where the KV of prompts that end here goes."""
@@ -650,11 +669,12 @@ class Replica:
             cost_ns = int(cost_ns * self.slowdown)
         if self.jitter is not None:
             cost_ns = self.jitter.step(self.iterations, cost_ns)
-        if self.first_uses:
-            cost_ns += self.first_uses.popleft()
         if not self.is_cruising:
+            if self.first_uses:
+                cost_ns += self.first_uses.popleft()
             self.is_cruising = self.is_simple
-        end_ns = self.end_ns = now_ns + cost_ns + self.wave_wait_ns
+            cost_ns += self.wave_wait_ns
+        end_ns = self.end_ns = now_ns + cost_ns
         return end_ns
 
     def run_on(self, batch: Batch) -> int:
