@@ -431,6 +431,7 @@ class Kernel:
 
     def _move_on(self) -> None:
         heap, ready, pop, note = self._heap, self._ready, heapq.heappop, self._note_instant
+        step = self._step if self.is_inline else self._deliver
         for _ in range(_YIELD_EVERY):
             if self._running or self._is_over:
                 return
@@ -458,10 +459,8 @@ class Kernel:
             self.events += 1
             if actor is None:
                 call()  # type: ignore[misc]
-            elif self.is_inline:
-                self._step(actor)
             else:
-                self._deliver(actor)
+                step(actor)
         self._loop.call_soon(self._advance)  # signals, progress and other tasks have the loop
 
     def _take_ready(self) -> None:
