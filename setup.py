@@ -30,9 +30,8 @@ scheduling/vllm scheduling/waiting scheduling/simple scheduling/verifying
 kv/pool kv/blocks kv/freelist kv/hashing kv/radix
 migration/watcher migration/outbound migration/destinations migration/transfer
 network/carrier network/engine network/flows network/links network/sharing
-latency/base latency/ends latency/engine_steps latency/frontend latency/sampler
-latency/roofline/backend latency/roofline/attention latency/roofline/layers
-latency/roofline/ops latency/roofline/products
+latency/base latency/engine_steps
+latency/roofline latency/kernels
 replica/actor replica/completion replica/crash replica/inbound replica/pipelined replica/ports
 replica/prerequisites replica/replica replica/serving replica/table
 routing/base routing/order routing/policies

@@ -21,7 +21,7 @@ from benchmarks.kernels.grid import report, rows
 from benchmarks.kernels.layers import rows as layer_rows
 from benchmarks.kernels.tables import SYSTEMS
 from emu.catalogue import lookup_gpu
-from emu.latency.roofline.coefficients import GENERIC, Kernels, all_kernels
+from emu.latency.coefficients import GENERIC, Kernels, all_kernels
 
 ARCHITECTURES: Final = {
     "ampere": ("A100-SXM4-80GB",),
@@ -46,7 +46,7 @@ SPREAD: Final = {
     GENERIC: 25.0,
 }
 """Uncertainty of a pass, per cent: about two thirds of the grid's passes are within."""
-OUT: Final = Path(__file__).parents[2] / "emu/latency/roofline/kernels.toml"
+OUT: Final = Path(__file__).parents[2] / "emu/latency/kernels.toml"
 
 
 def fitted(gpus: tuple[str, ...], types: tuple[str, ...]) -> dict[str, Any]:

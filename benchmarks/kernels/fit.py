@@ -13,11 +13,16 @@ from scipy.optimize import least_squares
 from benchmarks.kernels import tables
 from emu.catalogue import ModelSpec, from_hf_config, lookup_gpu, sizes
 from emu.catalogue.lookup import GpuSpec
-from emu.latency.roofline.attention import AttentionCost
-from emu.latency.roofline.coefficients import Decodes, Experts, Links, Products, Prompts, Residual
-from emu.latency.roofline.experts import block_rows, grouped_s, padded_rows
-from emu.latency.roofline.links import collective_s
-from emu.latency.roofline.products import arithmetic_s, soft_max
+from emu.latency.coefficients import Decodes, Experts, Links, Products, Prompts, Residual
+from emu.latency.kernels import (
+    AttentionCost,
+    arithmetic_s,
+    block_rows,
+    collective_s,
+    grouped_s,
+    padded_rows,
+    soft_max,
+)
 
 Point = tuple[GpuSpec, Any]
 

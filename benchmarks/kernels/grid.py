@@ -17,8 +17,8 @@ import msgspec
 from benchmarks.kernels.tables import SYSTEMS
 from emu.catalogue import lookup_gpu, lookup_model
 from emu.latency.base import BatchShape
-from emu.latency.roofline.backend import RooflineBackend
-from emu.latency.roofline.coefficients import Kernels
+from emu.latency.coefficients import Kernels
+from emu.latency.roofline import RooflineBackend
 
 MODELS: Final = (
     ("meta-llama/Meta-Llama-3.1-8B", "Llama-3.1-8B", (1, 2, 4, 8)),

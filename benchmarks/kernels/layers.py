@@ -13,7 +13,7 @@ from typing import Final
 
 from benchmarks.kernels.grid import Row
 from emu.catalogue import lookup_gpu, lookup_model
-from emu.latency.roofline.backend import RooflineBackend
+from emu.latency.roofline import RooflineBackend
 
 GPUS: Final = {"a100": "A100-SXM4-80GB", "h100": "H100-SXM5-80GB", "a40": "A40"}
 TOKENS: Final = (1, 32, 512, 4096)

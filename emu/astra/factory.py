@@ -23,12 +23,12 @@ from emu.catalogue import sizes
 from emu.config.schema import AstraTable
 from emu.errors import InputError
 from emu.latency.base import BatchShape
+from emu.latency.coefficients import kernels_of, scaled
 from emu.latency.context import LatencyContext, collective_system, link_dims
-from emu.latency.host import host_costs, step_overhead_ns
+from emu.latency.engine import host_costs, step_overhead_ns
 from emu.latency.moe_gate import GateShape, make_gate
-from emu.latency.profile.bundle import find_bundle, read_bundle, variant_name
-from emu.latency.roofline.backend import RooflineBackend
-from emu.latency.roofline.coefficients import kernels_of, scaled
+from emu.latency.profile_bundle import find_bundle, read_bundle, variant_name
+from emu.latency.roofline import RooflineBackend
 from emu.network.rounds import CollectiveSystem, NetworkDim
 
 

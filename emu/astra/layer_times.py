@@ -21,8 +21,8 @@ from emu.astra.trace import Location, Marker, Place, Row, TraceModel
 from emu.catalogue.model import ModelSpec
 from emu.errors import InputError
 from emu.latency.base import BatchShape
-from emu.latency.profile.bundle import Bundle
-from emu.latency.roofline.backend import RooflineBackend
+from emu.latency.profile_bundle import Bundle
+from emu.latency.roofline import RooflineBackend
 
 
 class LayerTimes(Protocol):

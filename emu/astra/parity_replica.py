@@ -22,7 +22,7 @@ from emu.kv.memory import engine_plan
 from emu.kv.tiers import LowerTier, chunk_tokens_for
 from emu.latency.base import BatchShape
 from emu.latency.moe_gate import GateShape, make_gate
-from emu.latency.profile.bundle import find_bundle, read_bundle, variant_name
+from emu.latency.profile_bundle import find_bundle, read_bundle, variant_name
 from emu.request import Request
 from emu.scheduling.base import Batch, Progress, ReplicaLimits
 from emu.scheduling.cohort import RunningRequest

@@ -31,7 +31,7 @@ from emu.cli import every_command, groups
 from emu.cli.parser import parser_of
 from emu.config.docs import config_schema, key_table, reference_markdown
 from emu.config.faultkinds import KINDS
-from emu.latency.roofline.coefficients import kernels_of
+from emu.latency.coefficients import kernels_of
 from emu.replica.states import mermaid
 from emu.sweeps import schema
 

@@ -14,7 +14,7 @@ from emu.catalogue.lookup import list_gpus, list_models, lookup_gpu, lookup_mode
 from emu.config.names import did_you_mean
 from emu.errors import InputError
 from emu.latency.aiconfigurator import covered_pairs
-from emu.latency.roofline.coefficients import kernels_of
+from emu.latency.coefficients import kernels_of
 from emu.process.exits import open_console
 
 

@@ -211,7 +211,7 @@ def _images(cluster: Cluster) -> dict[str, Any] | None:
     books = [(r.scheduler.encoder, r.latency) for r in cluster.replicas]
     if not any(book is not None for book, _ in books):
         return None
-    from emu.latency.encoder import EncoderBackend  # most runs have no images
+    from emu.latency.features import EncoderBackend  # most runs have no images
 
     total = {"encoded": 0, "encoded_tokens": 0, "cache_hits": 0}
     spent_ns = steps = 0
@@ -293,7 +293,7 @@ def _speculation(cluster: Cluster) -> dict[str, Any] | None:
     assert table is not None
     limit = 0
     if counts.drafts:
-        from emu.latency.speculative import stops_paying_at
+        from emu.latency.features import stops_paying_at
 
         plain = msgspec.structs.replace(
             plan.latency_context(cluster.config), drafts=None, draft=None

@@ -24,6 +24,7 @@ from emu.config.schema import (
 )
 from emu.errors import InputError, PluginError, RunError
 from emu.latency.base import BatchShape, LatencyBackend
+from emu.latency.coefficients import kernels_of, scaled
 from emu.latency.context import (
     LatencyContext,
     collectives,
@@ -31,19 +32,17 @@ from emu.latency.context import (
     engine_of,
     engine_steps,
 )
-from emu.latency.host import HostCosts, host_costs
-from emu.latency.roofline.backend import RooflineBackend
-from emu.latency.roofline.coefficients import kernels_of, scaled
-from emu.latency.roofline.ops import Ops
+from emu.latency.engine import HostCosts, host_costs
+from emu.latency.kernels import Ops
+from emu.latency.roofline import RooflineBackend
 from emu.plugins import make_plugin
 from emu.policy.views import shown
 
 if TYPE_CHECKING:
-    from emu.latency.encoder import TowerCosts
+    from emu.latency.features import TowerCosts
     from emu.latency.moe_gate import Gate
-    from emu.latency.offload import PimAttention
-    from emu.latency.placement import WeightLoads
-    from emu.latency.profile.tables import BlockGrid
+    from emu.latency.offload import PimAttention, WeightLoads
+    from emu.latency.profile_tables import BlockGrid
 
 
 def make_latency(context: LatencyContext) -> LatencyBackend:
@@ -55,13 +54,13 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
     if context.drafts is not None:
         inner = _speculative(context, context.drafts, inner)
     if context.lora is not None:
-        from emu.latency.lora import ADAPTER_BYTES, LoraBackend, adapted_matrices
+        from emu.latency.features import ADAPTER_BYTES, LoraBackend, adapted_matrices
 
         ops = Ops(context.gpu, kernels_of(context.gpu), ADAPTER_BYTES)
         matrices = adapted_matrices(context.model, context.tensor_parallel)
         inner = LoraBackend(inner, context.lora, ops, matrices)
     if context.encodes:
-        from emu.latency.encoder import EncoderBackend
+        from emu.latency.features import EncoderBackend
 
         inner = EncoderBackend(inner, tower_costs(context))
     if context.drafts is not None or context.lora is not None or context.encodes:
@@ -85,7 +84,7 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
 
 def tower_costs(context: LatencyContext) -> TowerCosts:
     """What images take on the replica's ranks."""
-    from emu.latency.encoder import TowerCosts  # most runs have no images
+    from emu.latency.features import TowerCosts  # most runs have no images
 
     engine = engine_of(context.table, context.source)
     return TowerCosts(
@@ -125,10 +124,10 @@ def _speculative(
         step_ns = 0  # n-grams are looked up beside the GPU's work
     if step_ns < 0 and context.draft is not None:
         assert isinstance(context.table, RooflineTable)
-        from emu.latency.speculative import RooflinePasses
+        from emu.latency.features import RooflinePasses
 
         passes = RooflinePasses(context.draft, _roofline_of(context, context.table, context.draft))
-    from emu.latency.speculative import DraftPlan, SpeculativeBackend
+    from emu.latency.features import DraftPlan, SpeculativeBackend
 
     plan = DraftPlan(tokens=drafts.num_speculative_tokens, step_ns=step_ns)
     return SpeculativeBackend(inner, plan, passes)
@@ -153,7 +152,7 @@ def weight_loads(context: LatencyContext) -> WeightLoads | None:
     table, source = context.placement, context.source
     if table is None:
         return None
-    from emu.latency.placement import GPU, Device, Placement, WeightLoads, device_of
+    from emu.latency.offload import GPU, Device, Placement, WeightLoads, device_of
 
     placement = Placement(table, context.model.layers, source, context.key)
     if not placement.devices:
@@ -259,7 +258,7 @@ def _roofline(
 ) -> RooflineBackend:
     made: type[RooflineBackend] = RooflineBackend
     if context.model.special_layers:
-        from emu.latency.roofline.mixed import MixedRooflineBackend
+        from emu.latency.mixed import MixedRooflineBackend
 
         made = MixedRooflineBackend
     return made(
@@ -320,8 +319,8 @@ def _aiconfigurator(
 
 
 def _profile(context: LatencyContext, table: ProfileTable, host: HostCosts) -> LatencyBackend:
-    from emu.latency.profile.backend import HostMemory, Parallel, ProfileBackend, ProfileModel
-    from emu.latency.profile.bundle import find_bundle, read_bundle, variant_name
+    from emu.latency.profile import HostMemory, Parallel, ProfileBackend, ProfileModel
+    from emu.latency.profile_bundle import find_bundle, read_bundle, variant_name
 
     model = context.model
     if not table.path:
@@ -374,7 +373,7 @@ def _profile(context: LatencyContext, table: ProfileTable, host: HostCosts) -> L
 
 def block_grid(context: LatencyContext, hardware: str) -> BlockGrid | None:
     """Where the decode kernel's blocks run on this GPU; None = unknown, or another kernel."""
-    from emu.latency.profile.tables import BlockGrid
+    from emu.latency.profile_tables import BlockGrid
 
     name = hardware or context.gpu.name
     try:

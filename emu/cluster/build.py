@@ -24,7 +24,7 @@ from emu.kernel.clock import Actor, Kernel
 from emu.kv.tiers import LowerTier, chunk_tokens_for
 from emu.latency.base import LatencyBackend
 from emu.latency.context import engine_of
-from emu.latency.frontend import Intake, OutputStream
+from emu.latency.engine_steps import Intake, OutputStream
 from emu.migration.destinations import Destinations, OnTaken
 from emu.migration.outbound import Kv
 from emu.migration.watcher import Watcher, name_of
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from emu.cluster.insight import Insight
     from emu.config.schema import Config
     from emu.faults.injector import Handler
-    from emu.latency.encoder import EncoderFleet
+    from emu.latency.features import EncoderFleet
     from emu.migration.live import LiveMigrator, LiveWorld
     from emu.report.history import History
 
@@ -234,7 +234,7 @@ def build_replica(
     if plan.latency.jitter:
         engine = engine_of(plan.latency)
         assert engine is not None  # the plan has looked
-        from emu.latency.jitter import Jitter
+        from emu.latency.engine_steps import Jitter
 
         replica.set_jitter(Jitter(engine, config.seed, plan.replica_id))
     experts, gate = plan.model.experts, plan.latency.expert_routing
@@ -270,7 +270,7 @@ def build_encoders(plan: Plan) -> EncoderFleet | None:
     table = plan.config.encoders
     if table is None:
         return None
-    from emu.latency.encoder import EncoderFleet, embedding_bytes
+    from emu.latency.features import EncoderFleet, embedding_bytes
 
     first = plan.replicas[0]
     gpu = lookup_gpu(table.gpu) if table.gpu else first.gpu

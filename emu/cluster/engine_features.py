@@ -24,7 +24,7 @@ from emu.errors import InputError
 from emu.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from emu.latency.lora import LoraPlan
+    from emu.latency.features import LoraPlan
 
 # --------------------------------------------------------------------------------------------------
 # LoRA adapters of a replica, resolved from its configuration: checks, memory, times of loads.
@@ -77,7 +77,7 @@ def adapter_bytes(scheduler: SchedulerTable, model: ModelSpec, tp: int) -> int:
     table = adapters_table(scheduler)
     if table is None:
         return 0
-    from emu.latency.lora import slot_bytes
+    from emu.latency.features import slot_bytes
 
     return table.max_loras * slot_bytes(model, tp, table.max_lora_rank)
 
@@ -89,7 +89,7 @@ def lora_plan(
     table = adapters_table(scheduler)
     if table is None:
         return None
-    from emu.latency.lora import LoraPlan, slot_bytes
+    from emu.latency.features import LoraPlan, slot_bytes
 
     one = slot_bytes(model, 1, table.max_lora_rank)
     pcie_gbps = node.pcie_gbps if node.pcie_gbps > 0 else gpu.pcie_gbps
@@ -166,7 +166,7 @@ def encoder_cache_bytes(scheduler: SchedulerTable, model: ModelSpec) -> int:
     table = images_table(scheduler)
     if table is None:
         return 0
-    from emu.latency.encoder import embedding_bytes  # most runs have no images
+    from emu.latency.features import embedding_bytes  # most runs have no images
 
     return table.encoder_cache_tokens * embedding_bytes(model)
 

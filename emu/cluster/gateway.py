@@ -16,7 +16,7 @@ from emu.cluster.dispatch import TAKES_PROMPTS, Dispatch
 from emu.config.schema import RecoveryTable, RouterTable
 from emu.kernel.clock import AT_DUE, PARK, Actor, Kernel
 from emu.kernel.priorities import PRIORITY_WORLD
-from emu.latency.frontend import Intake
+from emu.latency.engine_steps import Intake
 from emu.policy.views import OwnAdmission
 from emu.replica.events import Submitted
 from emu.replica.replica import Replica
@@ -25,7 +25,7 @@ from emu.units import ms_to_ns
 from emu.workload.items import Following
 
 if TYPE_CHECKING:
-    from emu.latency.encoder import EncoderFleet
+    from emu.latency.features import EncoderFleet
 
 # A member of an enumeration is looked up by its class in Python, at each arrival and end.
 _COMPLETED: Final = Status.COMPLETED

@@ -52,7 +52,7 @@ from emu.kv.groups import KvLayout, kv_layout
 from emu.kv.memory import MemoryPlan, engine_plan
 from emu.latency.context import LatencyContext, check_collectives, engine_of
 from emu.latency.engine import EngineModel
-from emu.latency.placement import Placement, bytes_by_device
+from emu.latency.offload import Placement, bytes_by_device
 from emu.network.placement import place
 from emu.network.topology import Topology, build_topology
 from emu.plugins import check_plugin, find_plugin

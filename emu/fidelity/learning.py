@@ -26,13 +26,16 @@ from emu.errors import InputError
 from emu.fidelity.board import Row, Task, answers, rows_of
 from emu.fidelity.inference_perf import engine_name
 from emu.fidelity.runs import MeasuredRun
-from emu.latency.engine import DEFAULT_ENGINE, EngineModel, engine_model, engine_text
-from emu.latency.posterior import (
+from emu.latency.engine import (
+    DEFAULT_ENGINE,
     METRICS,
     NAMES,
     PARAMETERS,
+    EngineModel,
     Floats,
     Posterior,
+    engine_model,
+    engine_text,
     values_of,
     with_values,
 )

@@ -6,7 +6,7 @@ table that was saved (`latency.path`) works again without the wheel, and says wh
 
 A query is one forward pass over (prompt tokens, their history, decodes, their summed history): GPU
 time without any of the host's, which is added as for every backend that knows kernels only. Several
-prompts and unequal decodes are treated as in `profile_attention.py`. Pipelines are not modeled.
+prompts and unequal decodes are treated as in `LayerAttention`. Pipelines are not modeled.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from emu.catalogue.model import ModelSpec
 from emu.config.files import read_input
 from emu.errors import InputError, install_hint
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
-from emu.latency.host import NO_OVERHEAD, HostCosts, host_ns
-from emu.latency.profile.tables import AttentionTable, LayerAttention
+from emu.latency.engine import NO_OVERHEAD, HostCosts, host_ns
+from emu.latency.profile_tables import AttentionTable, LayerAttention
 
 WHEEL: Final = "aiconfigurator-core==0.12.0"
 FORMAT: Final = "emu aiconfigurator table 2"

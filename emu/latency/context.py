@@ -22,18 +22,17 @@ from emu.config.schema import (
     SpeculativeTable,
 )
 from emu.errors import InputError
+from emu.latency.coefficients import kernels_of
 from emu.latency.engine import (
     NO_ENGINE,
     EngineModel,
+    eager_calls,
     engine_model,
     fused_bytes_max,
     with_step_overhead,
 )
-from emu.latency.engine_steps import EngineSteps
-from emu.latency.host import eager_calls
-from emu.latency.roofline.coefficients import kernels_of
-from emu.latency.roofline.ops import machine_collective
-from emu.latency.sampler import resolve_sampling
+from emu.latency.engine_steps import EngineSteps, resolve_sampling
+from emu.latency.kernels import machine_collective
 from emu.network.collectives import Collectives
 from emu.network.rounds import (
     KINDS,
@@ -45,7 +44,7 @@ from emu.network.rounds import (
 )
 
 if TYPE_CHECKING:
-    from emu.latency.lora import LoraPlan
+    from emu.latency.features import LoraPlan
 
 _BYTES_PER_GIB = 1 << 30
 _NVLINK_LATENCY_NS = 1_000

@@ -17,8 +17,16 @@ from rich.table import Table
 from emu.cluster.plan import make_plan
 from emu.config.load import load_config
 from emu.errors import InputError
-from emu.latency.engine import DEFAULT_ENGINE, ENGINES, NO_ENGINE, engine_model
-from emu.latency.posterior import PARAMETERS, known_engine, values_of, with_values
+from emu.latency.engine import (
+    DEFAULT_ENGINE,
+    ENGINES,
+    NO_ENGINE,
+    PARAMETERS,
+    engine_model,
+    known_engine,
+    values_of,
+    with_values,
+)
 from emu.learn.case import Options, Server, save_case
 from emu.learn.formats import Level, read_benchmarks
 from emu.learn.observations import Emulator

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from emu.latency.posterior import PARAMETERS, Floats
+from emu.latency.engine import PARAMETERS, Floats
 
 _HUBER: Final = 2.0
 _FREEDOM: Final = 1.0

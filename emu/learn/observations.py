@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from emu.config.load import load_config
 from emu.errors import InputError
-from emu.latency.engine import DEFAULT_ENGINE, EngineModel, engine_text
-from emu.latency.posterior import METRICS, Floats
+from emu.latency.engine import DEFAULT_ENGINE, METRICS, EngineModel, Floats, engine_text
 from emu.learn.formats import Level
 from emu.process.interrupts import scratch
 from emu.process.pool import Workers

@@ -12,14 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emu.errors import InputError
-from emu.latency.engine import ENGINES, EngineModel, engine_text
-from emu.latency.posterior import (
+from emu.latency.engine import (
+    ENGINES,
     METRICS,
     NAMES,
     PARAMETERS,
+    EngineModel,
     Floats,
     Known,
     Posterior,
+    engine_text,
     values_of,
     with_values,
 )
@@ -42,7 +44,7 @@ from emu.report.atomic import write_text
 #     weights_time = 1.031 ...
 #
 #     [learned]                   format, name, date, emu's version, what was measured, the verdict
-#     [posterior]                 mean, covariance and noise (emu/latency/posterior.py)
+#     [posterior]                 mean, covariance and noise (emu/latency/engine.py)
 #
 # The file depends on the data and the options only: the date is the data's, or the option's.
 

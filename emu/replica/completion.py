@@ -11,8 +11,7 @@ from array import array
 from operator import sub
 from typing import Final
 
-from emu.latency.base import BatchShape, next_decode_shape
-from emu.latency.ends import Ends, loops, unpacked
+from emu.latency.base import BatchShape, Ends, loops, next_decode_shape, unpacked
 from emu.replica.actions import End, FreeCapacity, HandOff, HandOffSecond
 from emu.replica.replica import Replica
 from emu.replica.split_batch import SplitBatch

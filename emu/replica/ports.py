@@ -16,7 +16,7 @@ from emu.scheduling.base import Batch
 from emu.scheduling.stages import StageSpan
 
 if TYPE_CHECKING:
-    from emu.latency.ends import Ends
+    from emu.latency.base import Ends
     from emu.replica.events import Event
 
 

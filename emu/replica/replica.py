@@ -25,9 +25,8 @@ from emu.errors import UnexpectedEvent
 from emu.kernel.clock import AGAIN, AT_DUE, NOW, PARK, Kernel
 from emu.kernel.lock import Lock
 from emu.kernel.priorities import PRIORITY_REPLICA
-from emu.latency.base import BatchShape, LatencyBackend, StageLines, next_decode_shape
-from emu.latency.ends import Ends, packed
-from emu.latency.frontend import OutputStream
+from emu.latency.base import BatchShape, Ends, LatencyBackend, StageLines, next_decode_shape, packed
+from emu.latency.engine_steps import OutputStream
 from emu.network.placement import Grid
 from emu.replica.actions import Action
 from emu.replica.events import CANCELS_APPLIED, LOOK, Event, Kind, KvDelivered
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from emu.latency.jitter import Jitter
+    from emu.latency.engine_steps import Jitter
 
 
 S = ReplicaState

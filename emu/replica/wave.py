@@ -30,8 +30,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
 
 from emu.kernel.clock import PARK
-from emu.latency.base import BatchShape, LatencyBackend, next_decode_shape
-from emu.latency.ends import packed
+from emu.latency.base import BatchShape, LatencyBackend, next_decode_shape, packed
 from emu.replica.completion import DUMMY_ID, end_leap_part
 from emu.replica.events import PrerequisiteMet
 from emu.replica.replica import LOOP, RESTING, RUNNING, STEPS_SURE, WAITING

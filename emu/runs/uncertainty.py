@@ -16,8 +16,16 @@ from emu.cluster.plan import Plan, ReplicaPlan
 from emu.config.schema import Config
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.latency.corrected import CorrectedBackend
-from emu.latency.engine import NO_ENGINE, EngineModel, engine_model
-from emu.latency.posterior import METRICS, PARAMETERS, known_engine, plain_values_of, with_values
+from emu.latency.engine import (
+    METRICS,
+    NO_ENGINE,
+    PARAMETERS,
+    EngineModel,
+    engine_model,
+    known_engine,
+    plain_values_of,
+    with_values,
+)
 from emu.report.summary import Summary
 
 _Z90: Final = 1.6449

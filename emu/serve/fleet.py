@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from emu.cluster.plan import ReplicaPlan
 from emu.errors import InputError
 from emu.kernel.clock import NEVER
-from emu.latency.frontend import Intake
+from emu.latency.engine_steps import Intake
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.request import HANDOFF_NEVER_NS, Prefix, Request

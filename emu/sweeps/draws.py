@@ -29,8 +29,16 @@ from emu.cluster.plan import make_plan
 from emu.config.load import load_config
 from emu.config.schema import Config
 from emu.errors import InputError
-from emu.latency.engine import DEFAULT_ENGINE, NO_ENGINE, EngineModel, engine_model, engine_text
-from emu.latency.posterior import Known, draws, known_engine
+from emu.latency.engine import (
+    DEFAULT_ENGINE,
+    NO_ENGINE,
+    EngineModel,
+    Known,
+    draws,
+    engine_model,
+    engine_text,
+    known_engine,
+)
 from emu.process.exits import open_console
 from emu.process.interrupts import scratch
 from emu.process.pool import pool_of

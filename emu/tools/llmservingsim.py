@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from emu.catalogue.lookup import GpuSpec, lookup_gpu
-from emu.latency.profile.bundle import variant_name
+from emu.latency.profile_bundle import variant_name
 from emu.tools.cluster_file import (
     Cluster,
     ClusterFile,

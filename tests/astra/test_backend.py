@@ -11,8 +11,8 @@ from emu.astra.layer_times import BundleTimes
 from emu.astra.rows import TraceGenerator, TraceSetup
 from emu.errors import InputError, RunError
 from emu.latency.base import COMPONENTS, BatchShape
-from emu.latency.profile.backend import HostMemory, Parallel, ProfileBackend, ProfileModel
-from emu.latency.profile.bundle import read_bundle
+from emu.latency.profile import HostMemory, Parallel, ProfileBackend, ProfileModel
+from emu.latency.profile_bundle import read_bundle
 from emu.network.collectives import Collectives, collective_ns
 from emu.network.rounds import CollectiveSystem, NetworkDim
 from tests.astra.test_convert import LLAMA, PREFILL, QWEN, generator

@@ -8,7 +8,7 @@ pytest.importorskip("scipy", reason="needs scipy (it comes with aiconfigurator-c
 
 from benchmarks.kernels import fit, tables
 from emu.catalogue import lookup_gpu
-from emu.latency.roofline.coefficients import kernels_of
+from emu.latency.coefficients import kernels_of
 
 GPU = "H100-SXM5-80GB"
 

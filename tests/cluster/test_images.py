@@ -12,7 +12,7 @@ from emu.cluster.backends import tower_costs
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.errors import InputError
-from emu.latency.encoder import EncoderFleet
+from emu.latency.features import EncoderFleet
 from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload
 
 VISION = "Qwen/Qwen3-VL-8B"

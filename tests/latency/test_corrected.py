@@ -10,7 +10,7 @@ from emu.latency.base import BatchShape, LatencyBackend, Verify, stepped_decode_
 from emu.latency.corrected import CorrectedBackend
 from emu.latency.engine import ENGINES
 from emu.latency.linear import LinearBackend
-from emu.latency.roofline.backend import RooflineBackend
+from emu.latency.roofline import RooflineBackend
 
 SHIPPED = ENGINES["vllm-0.15"]
 

@@ -10,8 +10,7 @@ from emu.cluster.plan import make_plan
 from emu.config.load import config_from_text
 from emu.errors import InputError
 from emu.latency.base import LatencyBackend
-from emu.latency.engine import DEFAULT_ENGINE, ENGINES
-from emu.latency.host import EagerCalls, eager_calls
+from emu.latency.engine import DEFAULT_ENGINE, ENGINES, EagerCalls, eager_calls
 from tests.latency.shapes import decodes
 
 CONFIG = """\

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emu.latency import ends
+from emu.latency.base import packed, series, unpacked
 
 
 @given(
@@ -26,7 +26,7 @@ def test_a_loop_gives_what_its_definition_says(
 ) -> None:
     costs = [max((start + j * growth) >> shift, least) + added for j in range(steps)]
     expected = list(accumulate([first, *costs] if first >= 0 else costs))
-    found = ends.series(start, growth, shift, least, added, steps, first)
+    found = series(start, growth, shift, least, added, steps, first)
     assert found.tolist() == expected
-    assert ends.unpacked(found).tolist() == expected
-    assert ends.packed(np.array(expected)) == found == array("q", expected)
+    assert unpacked(found).tolist() == expected
+    assert packed(np.array(expected)) == found == array("q", expected)

@@ -11,8 +11,7 @@ import pytest
 from emu.catalogue import list_models, lookup_gpu, lookup_model
 from emu.config.names import ENGINES as ENGINE_NAMES
 from emu.errors import InputError
-from emu.latency.base import BatchShape
-from emu.latency.ends import packed
+from emu.latency.base import BatchShape, packed
 from emu.latency.engine import (
     DEFAULT_ENGINE,
     ENGINES,
@@ -22,10 +21,16 @@ from emu.latency.engine import (
     fused_bytes_max,
     padded,
 )
-from emu.latency.engine_steps import EngineSteps
-from emu.latency.frontend import Intake, OutputStream
-from emu.latency.roofline.backend import RooflineBackend
-from emu.latency.sampler import SamplerCost, Sampling, _published, resolve_sampling
+from emu.latency.engine_steps import (
+    EngineSteps,
+    Intake,
+    OutputStream,
+    SamplerCost,
+    Sampling,
+    _published,
+    resolve_sampling,
+)
+from emu.latency.roofline import RooflineBackend
 from tests.latency.shapes import decodes
 
 ENGINE = ENGINES[DEFAULT_ENGINE]

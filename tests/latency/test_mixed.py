@@ -7,8 +7,8 @@ import pytest
 
 from emu.catalogue import lookup_gpu, lookup_model, model_from_file
 from emu.latency.base import BatchShape
-from emu.latency.roofline.backend import RooflineBackend
-from emu.latency.roofline.mixed import MixedRooflineBackend
+from emu.latency.mixed import MixedRooflineBackend
+from emu.latency.roofline import RooflineBackend
 
 CONFIGS = Path(__file__).parents[1] / "catalogue" / "configs"
 H100 = lookup_gpu("H100-SXM5-80GB")

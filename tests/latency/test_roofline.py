@@ -7,14 +7,12 @@ from hypothesis import strategies as st
 
 from emu.catalogue import GpuSpec, list_gpus, list_models, lookup_gpu, lookup_model, sizes
 from emu.latency.base import COMPONENTS, BatchShape, next_decode_shape, stepped_decode_run
+from emu.latency.coefficients import all_kernels, kernels_of, scaled
 from emu.latency.engine import ENGINES
-from emu.latency.engine_steps import EngineSteps
+from emu.latency.engine_steps import EngineSteps, Sampling
+from emu.latency.kernels import Ops, machine_collective, window_pairs
 from emu.latency.moe_gate import GateShape, make_gate
-from emu.latency.roofline.attention import window_pairs
-from emu.latency.roofline.backend import RooflineBackend
-from emu.latency.roofline.coefficients import all_kernels, kernels_of, scaled
-from emu.latency.roofline.ops import Ops, machine_collective
-from emu.latency.sampler import Sampling
+from emu.latency.roofline import RooflineBackend
 from tests.latency.shapes import decodes
 
 LLAMA = "Llama-3.1-8B"

@@ -11,7 +11,7 @@ import pytest
 
 from emu.catalogue import lookup_gpu, lookup_model
 from emu.latency.base import BatchShape
-from emu.latency.roofline.backend import RooflineBackend
+from emu.latency.roofline import RooflineBackend
 from tests.csvfile import csv_rows
 
 PROFILES = Path(__file__).parents[3] / "shared/data/profiles"

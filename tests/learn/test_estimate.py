@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emu.latency.engine import ENGINES
-from emu.latency.posterior import NAMES, PARAMETERS, draws, known_engine, prior_of, values_of
+from emu.latency.engine import ENGINES, NAMES, PARAMETERS, draws, known_engine, prior_of, values_of
 from emu.learn.estimate import SCALES, RunEvidence, most_probable, noise_factor, population
 
 SIZE = len(NAMES)

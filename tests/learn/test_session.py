@@ -13,8 +13,14 @@ import pytest
 from emu.cli import call
 from emu.config.load import config_from_text
 from emu.errors import InputError
-from emu.latency.engine import ENGINES, EngineModel, engine_from_file
-from emu.latency.posterior import learned_posterior, prior_of, values_of
+from emu.latency.engine import (
+    ENGINES,
+    EngineModel,
+    engine_from_file,
+    learned_posterior,
+    prior_of,
+    values_of,
+)
 from emu.learn.case import workload_text
 from emu.learn.formats import Level, Sent
 from emu.learn.observations import Times, in_flight, measured_times, observations_of

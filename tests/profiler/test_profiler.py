@@ -15,8 +15,8 @@ from emu.catalogue.lookup import lookup_gpu, lookup_model
 from emu.cli import main
 from emu.errors import InputError
 from emu.latency.base import BatchShape
-from emu.latency.profile.backend import ProfileBackend, ProfileModel
-from emu.latency.profile.bundle import read_bundle
+from emu.latency.profile import ProfileBackend, ProfileModel
+from emu.latency.profile_bundle import read_bundle
 from emu.tools.profiler import session
 from emu.tools.profiler.__main__ import main as profiler_main
 from emu.tools.profiler.grid import COARSE, Limits, attention_points, in_levels, token_counts

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from emu.kernel.clock import AT_DUE, NOW, PARK
-from emu.latency.base import BatchShape
-from emu.latency.ends import Ends
+from emu.latency.base import BatchShape, Ends
 from emu.latency.engine import DEFAULT_ENGINE, engine_model
-from emu.latency.jitter import Jitter
+from emu.latency.engine_steps import Jitter
 from emu.replica import actions as act
 from emu.replica import events as ev
 from emu.replica.inbound import reserve

@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from emu.latency.engine import DEFAULT_ENGINE, engine_model
-from emu.latency.frontend import OutputStream
-from emu.latency.jitter import Jitter
+from emu.latency.engine_steps import Jitter, OutputStream
 from emu.replica import events as ev
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState

@@ -9,8 +9,8 @@ import pytest
 
 from emu.config.schema import SpeculativeTable, TenantAcceptance, VllmTable
 from emu.kv.groups import KvGroup, KvLayout
+from emu.latency.features import DraftPlan, SpeculativeBackend, stops_paying_at
 from emu.latency.linear import LinearBackend
-from emu.latency.speculative import DraftPlan, SpeculativeBackend, stops_paying_at
 from emu.request import Prefix, Request
 from emu.scheduling.base import ReplicaLimits
 from emu.scheduling.speculation import Speculation, conditional_rates, expected_tokens

@@ -40,7 +40,7 @@ from emu.tools.profiler.kernels import (
 #     OUT/HARDWARE/MODEL/VARIANT/meta.yaml, architecture.yaml
 #     OUT/HARDWARE/MODEL/VARIANT/tpN/{dense,per_sequence,attention}.csv
 #
-# The format is the one that `emu/latency/profile/bundle.py` reads.
+# The format is the one that `emu/latency/profile_bundle.py` reads.
 
 Times = dict[tuple[str, int], float]
 """(layer, count) -> us."""

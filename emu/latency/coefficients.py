@@ -4,7 +4,7 @@ Owns the structs of the coefficients and the look-up in `kernels.toml`, which th
 `python -m benchmarks.kernels fit` writes. A GPU takes the set of its architecture, which is fitted
 to all measured GPUs of it, or its own where several were measured; an architecture that was never
 measured takes the median of the others and a wider uncertainty (`spread`). The formulas that the
-coefficients belong to are in `products.py`, `attention.py`, `experts.py` and `links.py`.
+coefficients belong to are in `kernels.py`.
 Coefficients are relative to the peaks of the catalogue, so that a GPU of the same architecture with
 other memory or fewer processors may use them.
 """

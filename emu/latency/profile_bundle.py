@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple, TextIO
 import msgspec
 
 from emu.errors import InputError, needs_extra
-from emu.latency.profile.tables import (
+from emu.latency.profile_tables import (
     OLD_SKEW_AXES,
     SKEW_AXES,
     AttentionTable,
@@ -38,7 +38,7 @@ from emu.latency.profile.tables import (
 # Reading the two file formats of profile bundles: CSV tables and YAML mappings.
 #
 # Owns the errors: every malformed field ends in an `InputError` with file, line and field.
-# Does not know what a bundle is (`profile_bundle.py`).
+# Does not know what a bundle is.
 
 with needs_extra("profiles", "config", "latency.backend"):
     import yaml

@@ -3,10 +3,10 @@
 Owns the mapping from a batch shape to look-ups (LLMServingSim 2.0): what is padded, and how layers
 are cut into pipeline stages. Rows run strictly one after
 another. By default this is the simulator's sum, without any time of the host; `host` adds the
-engine's own time and the effects of compiled execution (`emu/latency/host.py`), and prompts are
-then attended one by one (`profile_attention.py`).
+engine's own time and the effects of compiled execution (`emu/latency/engine.py`), and prompts are
+then attended one by one (`LayerAttention`).
 
-Everything but attention is a function of counts (`profile_rows.py`), kept once worked out; an
+Everything but attention is a function of counts, kept once worked out; an
 iteration then costs one attention look-up. Does not know files (`profile_bundle.py`),
 interpolation (`profile_tables.py`), nor which requests are in the batch.
 """
@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from emu.errors import InputError
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
-from emu.latency.host import NO_OVERHEAD, HostCosts, host_ns
+from emu.latency.engine import NO_OVERHEAD, HostCosts, host_ns
 from emu.latency.moe_gate import Gate, Routing
-from emu.latency.profile.bundle import Bundle
-from emu.latency.profile.tables import BlockGrid, Curve, LayerAttention
+from emu.latency.profile_bundle import Bundle
+from emu.latency.profile_tables import BlockGrid, Curve, LayerAttention
 
 # --------------------------------------------------------------------------------------------------
 # Everything of a measured iteration that follows from counts: all rows but attention.
