@@ -30,7 +30,7 @@ scheduling/vllm scheduling/waiting scheduling/simple scheduling/verifying
 kv/pool kv/blocks kv/freelist kv/hashing kv/radix
 migration/watcher migration/outbound migration/destinations migration/transfer
 network/carrier network/engine network/flows network/links network/sharing
-latency/base latency/engine_steps
+latency/base latency/packing latency/engine_steps
 latency/roofline latency/kernels
 replica/actor replica/completion replica/crash replica/inbound replica/pipelined replica/ports
 replica/prerequisites replica/replica replica/serving replica/table

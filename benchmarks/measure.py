@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -85,6 +86,7 @@ def measure(case: Case, directory: Path, tree: Path = ROOT) -> Cost:
     config = directory / "case.toml"
     config.write_text(case.config)
     command = [sys.executable, "-m", "emu", str(config), "--no-report", "-q"]
+    shutil.rmtree(directory / "o", ignore_errors=True)  # else the run of another case is kept
     command += ["-o", str(directory / "o")]
     log = directory / "log"
     try:

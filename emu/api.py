@@ -30,8 +30,7 @@ from emu.config.load import config_from_dict, load_config
 from emu.config.schema import Config
 from emu.errors import EmuError, InputError
 from emu.plugins import named
-from emu.report.atomic import write_bytes
-from emu.report.rundata import find
+from emu.report.atomic import find, write_bytes
 from emu.report.summary import Summary, read_summary
 from emu.runs.runner import RunResult, adjust, execute
 from emu.units import NS_PER_S

@@ -129,6 +129,18 @@ class Row:
 class Kernel:
     """Simulated time. One instance is one run; nothing is shared between instances."""
 
+    # As `Replica` has them, and for the same reason.
+    # fmt: off
+    __slots__ = (
+        "_actors", "_digest", "_done", "_error", "_events_per_instant_max", "_heap",
+        "_instant_events", "_is_advancing", "_is_over", "_is_stopping", "_limit_ns", "_locks",
+        "_loop", "_note_instant", "_notice_ns", "_ready", "_running", "_sample", "_sample_ns",
+        "_sample_period_ns", "_sequence", "_tasks", "_trace", "_watch", "_watch_ns",
+        "_watch_period_ns", "events", "is_inline", "last_resort", "now_ns", "priority_reached",
+        "story",
+    )
+    # fmt: on
+
     def __init__(
         self,
         *,

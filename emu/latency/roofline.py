@@ -25,7 +25,16 @@ from mypy_extensions import mypyc_attr
 from emu.catalogue import sizes
 from emu.catalogue.lookup import GpuSpec
 from emu.catalogue.model import ModelSpec
-from emu.latency.base import LOOP_MAX, BatchShape, Ends, StageLines, packed, series, unpacked
+from emu.latency.base import (
+    LOOP_MAX,
+    PACKS,
+    BatchShape,
+    Ends,
+    StageLines,
+    packed,
+    series,
+    unpacked,
+)
 from emu.latency.coefficients import Kernels, kernels_of
 from emu.latency.engine import FIRST_USE_NS
 from emu.latency.engine_steps import EngineSteps
@@ -655,7 +664,7 @@ class RooflineBackend:
         if slope < 0 or shape.layers >= 0 or shape.start_layer:
             return _ends_of(self._added_costs_ns(shape, steps), first_ns)
         start += slope * (shape.decode_context_sum + count)
-        if steps <= LOOP_MAX or "numpy" not in sys.modules:
+        if PACKS or steps <= LOOP_MAX or "numpy" not in sys.modules:
             return series(start, slope * count, self._shift, least_ns, exposed_ns, steps, first_ns)
         return self._long_series(start, slope * count, least_ns, exposed_ns, steps, first_ns)
 

@@ -54,6 +54,14 @@ def partial_name(name: str) -> str:
     return f"{stem}.partial{dot}{suffix}"
 
 
+def find(directory: Path, name: str) -> Path | None:
+    """A file of the run under its final or its partial name."""
+    for candidate in (directory / name, directory / partial_name(name)):
+        if candidate.is_file():
+            return candidate
+    return None
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn a full disk or a missing permission into one line."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emu.errors import InputError
-from emu.report.atomic import partial_name
+from emu.report.atomic import find
 from emu.report.chart import Axis
 from emu.report.runfiles import GapFile, read_gaps
 from emu.report.summary import Summary, read_summary
@@ -138,14 +138,6 @@ def read_run(directory: Path) -> RunData:
         config=config if isinstance(config, dict) else {},
         origin=origin,
     )
-
-
-def find(directory: Path, name: str) -> Path | None:
-    """A file of the run under its final or its partial name."""
-    for candidate in (directory / name, directory / partial_name(name)):
-        if candidate.is_file():
-            return candidate
-    return None
 
 
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[list[str]]:

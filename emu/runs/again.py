@@ -23,8 +23,7 @@ from emu.config.load import config_from_dict
 from emu.errors import InputError, RunError
 from emu.process.interrupts import scratch
 from emu.process.version import __version__, build, revision
-from emu.report.atomic import write_bytes
-from emu.report.rundata import find
+from emu.report.atomic import find, write_bytes
 from emu.runs.inputs import named_files, tree_digest
 from emu.runs.runner import Origin, adjust, execute
 

@@ -41,7 +41,7 @@ from emu.latency.base import LatencyBackend
 from emu.log import Format, Level, Log, make_log
 from emu.process.interrupts import held, sent_to
 from emu.process.version import __version__, build, revision
-from emu.report.atomic import RunDirectory, write_text
+from emu.report.atomic import RunDirectory, find, write_text
 from emu.report.runfiles import write_experts, write_flows, write_gaps
 from emu.report.summary import DEFINITIONS, Summary, build_summary, write_summary
 from emu.runs.inputs import digests
@@ -463,7 +463,6 @@ def kept_apart(config: Config) -> Config:
     first = Path(config.output.dir)
     if not first.exists():
         return config
-    from emu.report.rundata import find
 
     def holds_another(place: Path) -> bool:
         found = find(place, "summary.json")

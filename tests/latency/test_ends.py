@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
+from importlib.util import find_spec
 from itertools import accumulate
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emu.latency.base import packed, series, unpacked
+from emu.latency.base import IS_COMPILED, PACKS, packed, series, unpacked
 
 
 @given(
@@ -30,3 +32,9 @@ def test_a_loop_gives_what_its_definition_says(
     assert found.tolist() == expected
     assert unpacked(found).tolist() == expected
     assert packed(np.array(expected)) == found == array("q", expected)
+
+
+def test_the_compiled_build_packs_where_it_can() -> None:
+    """Without librt, and on a machine of the other byte order, a loop makes the numbers."""
+    can = IS_COMPILED and sys.byteorder == "little" and find_spec("librt") is not None
+    assert can == PACKS
