@@ -16,7 +16,7 @@ from emu.autoscale.actions import Action, words
 from emu.catalogue import sizes
 from emu.catalogue.lookup import lookup_gpu
 from emu.cluster.backends import SharedBackends, tower_costs
-from emu.cluster.dispatch import Dispatch
+from emu.cluster.gateway import Dispatch
 from emu.cluster.plan import Place, Plan, ReplicaPlan, groups_of, plugins_of, tier_place, tier_users
 from emu.config.names import is_import_path
 from emu.config.schema import VllmTable
@@ -25,10 +25,8 @@ from emu.kv.tiers import LowerTier, chunk_tokens_for
 from emu.latency.base import LatencyBackend
 from emu.latency.context import engine_of
 from emu.latency.engine_steps import Intake, OutputStream
-from emu.migration.destinations import Destinations, OnTaken
 from emu.migration.outbound import Kv
-from emu.migration.watcher import Watcher, name_of
-from emu.migration.world import MigrationWorld
+from emu.migration.watcher import Destinations, MigrationWorld, OnTaken, Watcher, name_of
 from emu.network.carrier import Carrier
 from emu.network.placement import Grid
 from emu.plugins import make_plugin
@@ -47,8 +45,8 @@ from emu.scheduling.registry import make_scheduler
 from emu.units import GIB, gbps_to_bytes_per_s, ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
-    from emu.autoscale.demand import Demand
     from emu.autoscale.kv_reject import KvRejecter
+    from emu.autoscale.planner import Demand
     from emu.autoscale.scaler import Scaler
     from emu.autoscale.snapshot import Snapshot
     from emu.cluster.insight import Insight

@@ -22,9 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from emu.errors import UnexpectedEvent
-from emu.kernel.clock import AGAIN, AT_DUE, NOW, PARK, Kernel
-from emu.kernel.lock import Lock
-from emu.kernel.priorities import PRIORITY_REPLICA
+from emu.kernel.clock import AGAIN, AT_DUE, NOW, PARK, PRIORITY_REPLICA, Kernel, Lock
 from emu.latency.base import BatchShape, Ends, LatencyBackend, StageLines, next_decode_shape, packed
 from emu.latency.engine_steps import OutputStream
 from emu.network.placement import Grid
@@ -617,10 +615,14 @@ class Replica:
             and self.expert_tokens is None
         )
 
+    @property
+    def has_lines(self) -> bool:
+        """Costs of decode batches in a row may be asked for as lines, here and now."""
+        return self._stage_lines is not None and self.slowdown == 1.0
+
     def stage_lines(self, shape: BatchShape) -> StageLines | None:
-        """Costs of decode batches in a row, here and now, if they are lines."""
-        if self._stage_lines is None or self.slowdown != 1.0:
-            return None
+        """Costs of decode batches in a row, if they are lines."""
+        assert self._stage_lines is not None
         lines: StageLines | None = self._stage_lines(shape)
         return lines
 
