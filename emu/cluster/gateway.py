@@ -380,7 +380,7 @@ class Gateway(Actor):
     def _take(self, request: Request) -> None:
         """The front end has done with a request."""
         self.taking.remove(request)  # the oldest, but where routers outside choose
-        if not request.status.is_terminal:  # else its client has left
+        if request.status < _COMPLETED:  # else its client has left
             self._encode(request)
 
     def _encode(self, request: Request) -> None:
