@@ -19,10 +19,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from emu.astra.convert import QUIRKS
-from emu.astra.parity import ParityResult, ParityRun, read_requests
+from emu.astra.parity import ParityOptions, ParityResult, ParityRun, make_instances, read_requests
 from emu.astra.parity_cluster import read_cluster
-from emu.astra.parity_replica import ParityOptions, make_instances
+from emu.astra.trace import QUIRKS
 from emu.workload.items import Line
 
 ROOT: Final = Path(__file__).resolve().parents[1]

@@ -25,7 +25,7 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from emu.astra.etfile import write_graph
-from emu.astra.executor_runs import Answer, FrontEnd
+from emu.astra.executor import Answer, FrontEnd
 from emu.astra.inputs import UPSTREAM_SCALE, InputFiles, InputSetup, write_inputs
 from emu.astra.trace import Graph, Node, NodeKind
 from emu.errors import InputError, RunError
@@ -351,7 +351,7 @@ async def _oneshot_line(
 # --------------------------------------------------------------------------------------------------
 # A front end on a real ASTRA-Sim: its polls answered, its graphs written to files.
 #
-# Owns the loop that `executor_runs.py` runs around the embedded executor, with the program in its
+# Owns the loop that `Polling` runs around the embedded executor, with the program in its
 # place, and the files of each answer. Files are written before the answer is sent and removed once
 # no NPU can still read them.
 

@@ -20,13 +20,10 @@ from google.protobuf.message import DecodeError
 from emu.astra.inputs import UPSTREAM_SCALE
 from emu.astra.trace import (
     FORK_TYPES,
-    LOCAL,
     UPSTREAM_TYPES,
     Graph,
-    Location,
     Node,
     NodeKind,
-    Place,
 )
 from emu.config.files import read_input
 from emu.errors import InputError, needs_extra
@@ -277,53 +274,6 @@ def attribute_value(attribute: Any) -> Any:
         return None
     value = getattr(attribute, which)
     return list(value.values) if which.endswith("_list") else value
-
-
-def read_graph(path: Path, npu: int = 0, dialect: Dialect = "fork") -> Graph:
-    """Read one NPU's file back. Raises InputError."""
-    _, messages = read_messages(path)
-    types = FORK_TYPES if dialect == "fork" else UPSTREAM_TYPES
-    kinds = {number: kind for kind, number in types.items()}
-    source = str(path)
-    nodes = [_from_message(message, kinds, source) for message in messages]
-    nodes = [node for node in nodes if node.name != CLOSING]
-    for node in nodes:
-        if dialect == "upstream" and node.kind in _MEMORY:
-            node.size_bytes //= UPSTREAM_SCALE
-    return Graph(npu, nodes)
-
-
-def _from_message(message: Any, kinds: Mapping[int, NodeKind], source: str) -> Node:
-    if message.type not in kinds:
-        problem = f"unknown node type {message.type} (another dialect?)"
-        raise InputError(source, None, f"node {message.id}", problem)
-    node = Node(
-        message.id,
-        kinds[message.type],
-        message.name,
-        deps=tuple(message.ctrl_deps) + tuple(message.data_deps),
-        duration_ns=message.duration_micros,
-    )
-    found = {attribute.name: attribute_value(attribute) for attribute in message.attr}
-    if node.kind in _MEMORY:
-        node.size_bytes = found.get("tensor_size", 0)
-        location = found.get("tensor_loc", int(Location.LOCAL))
-        if location not in list(Location):
-            problem = f"tensor_loc {location} is not a memory"
-            raise InputError(source, None, f"node {message.id}", problem)
-        device, channel = found.get("tensor_device", 0), found.get("tensor_channel", 0)
-        node.place = Place(Location(location), device, channel)
-        if node.place == LOCAL:
-            node.place = LOCAL
-    elif node.kind in _COMM:
-        node.size_bytes = found.get("comm_size", 0)
-        node.collective = found.get("comm_type", 0)
-        if "involved_dim" in found:
-            node.involved = tuple(found["involved_dim"])
-        node.source = found.get("comm_src", -1)
-        node.destination = found.get("comm_dst", -1)
-        node.tag = found.get("comm_tag", 0)
-    return node
 
 
 def describe_file(path: Path, dialect: Dialect = "fork") -> Iterator[str]:

@@ -16,8 +16,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from emu.astra.inputs import Memories, Memory
-from emu.astra.layer_times import PimDevice, read_pim_device
-from emu.astra.rows import Placement
+from emu.astra.rows import PimDevice, Placement, read_pim_device
 from emu.astra.trace import LOCAL, Location, Place, TraceKind, TraceModel
 from emu.catalogue.lookup import lookup_model
 from emu.catalogue.model import ModelSpec

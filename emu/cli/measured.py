@@ -383,8 +383,8 @@ def parity(
     habits
         Keep what the original does by accident.
     """
-    from emu.astra.convert import QUIRKS
-    from emu.astra.parity_replica import ParityOptions
+    from emu.astra.parity import ParityOptions
+    from emu.astra.trace import QUIRKS
     from emu.tools.astra import run_parity
 
     options = ParityOptions(

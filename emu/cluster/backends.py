@@ -218,7 +218,7 @@ def _named(context: LatencyContext) -> LatencyBackend:
         costs = host if steps is None else steps.host_costs()
         return _aiconfigurator(context, table, costs)
     if table.backend == "astra-sim":
-        from emu.astra.factory import make_astra
+        from emu.astra.backend import make_astra
 
         return make_astra(context)
     made: LatencyBackend = make_plugin(table.backend, "latency.backend", context)

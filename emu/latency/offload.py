@@ -263,10 +263,6 @@ class WeightLoads:
 
 
 # --------------------------------------------------------------------------------------------------
-# Attention in memory, and the sum
-
-
-# --------------------------------------------------------------------------------------------------
 # Sub-batch interleaving: two halves of a batch take turns on the GPU.
 #
 # While one half's decodes attend in memory, the other half's rows run on the GPU. Order:

@@ -43,7 +43,7 @@ bytes of the whole tensor), `all_gather` (expert dispatch; bytes of one rank's p
 `reduce_scatter` (expert combine; bytes of the whole tensor), `point_to_point` (hidden state to
 the next pipeline stage; 2 ranks)."""
 
-_COMPONENT: Final = {
+LAYER_COMPONENT: Final = {
     "embedding": "embedding",
     "layernorm": "norm",
     "final_layernorm": "norm",
@@ -51,8 +51,9 @@ _COMPONENT: Final = {
     "rotary_emb": "rotary",
     "lm_head": "lm_head",
     "sampler": "sampler",
+    "moe": "moe",
 }
-"""Layers not listed are dense."""
+"""The component of a layer of a bundle; layers not listed are dense."""
 
 _REDUCED: Final = ("o_proj", "down_proj")
 """Layers whose output is summed over the tensor-parallel ranks."""
@@ -200,7 +201,9 @@ class LayerRows:
         for layer in self._sections[section]:
             curve = self._bundle.dense.get(layer)
             if curve is not None:
-                parts[_COMPONENT.get(layer, "dense")] += times * self._compiled_ns(curve, tokens)
+                parts[LAYER_COMPONENT.get(layer, "dense")] += times * self._compiled_ns(
+                    curve, tokens
+                )
                 parts["collectives"] += times * self._all_reduce_ns(layer, tokens)
 
     def add_logits(self, parts: dict[str, int], rows: int) -> None:
@@ -208,7 +211,7 @@ class LayerRows:
         for layer in self._sections["head"]:
             curve = self._bundle.per_sequence.get(layer)
             if curve is not None:
-                parts[_COMPONENT.get(layer, "dense")] += curve.at(rows)
+                parts[LAYER_COMPONENT.get(layer, "dense")] += curve.at(rows)
 
     def one_by_one(
         self, tokens: int, logits: int, attention_ns: int, experts_ns: int

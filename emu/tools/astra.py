@@ -13,14 +13,12 @@ from typing import Final, Literal
 
 import msgspec
 
-from emu.astra.backend import AstraBackend
+from emu.astra.backend import AstraBackend, input_setup, make_astra
 from emu.astra.calculator import on_kept_dims
 from emu.astra.etfile import Dialect, describe_file, write_graph
-from emu.astra.factory import input_setup, make_astra
 from emu.astra.inputs import InputSetup, Memories, network_text, system_table, write_inputs
-from emu.astra.parity import ParityResult, ParityRun, read_requests
+from emu.astra.parity import ParityOptions, ParityResult, ParityRun, make_instances, read_requests
 from emu.astra.parity_cluster import read_cluster
-from emu.astra.parity_replica import ParityOptions, make_instances
 from emu.astra.trace import COLLECTIVE_KINDS, Graph, Node, NodeKind, format_trace
 from emu.cluster.plan import make_plan
 from emu.config.kinds import overridden

@@ -7,8 +7,7 @@ import pytest
 from emu.astra.backend import STAGGER, AstraBackend, CountStore
 from emu.astra.calculator import Calculator
 from emu.astra.inputs import InputSetup, Memories, Memory
-from emu.astra.layer_times import BundleTimes
-from emu.astra.rows import TraceGenerator, TraceSetup
+from emu.astra.rows import BundleTimes, TraceGenerator, TraceSetup
 from emu.errors import InputError, RunError
 from emu.latency.base import COMPONENTS, BatchShape
 from emu.latency.profile import HostMemory, Parallel, ProfileBackend, ProfileModel

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from emu.astra.backend import AstraBackend
-from emu.astra.executor_runs import Chain, run_once
+from emu.astra.executor import Chain, run_once
 from emu.astra.inputs import Memories, Memory
 from emu.astra.rows import Placement
 from emu.astra.trace import Location, Place

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.astra.convert import convert
-from emu.astra.executor_runs import run_once
+from emu.astra.executor import run_once
 from emu.astra.inputs import Memories, Memory
 from emu.astra.rows import Placement, TraceGenerator, TraceSetup, stage_sizes
 from emu.astra.trace import (
@@ -17,14 +16,13 @@ from emu.astra.trace import (
     Row,
     Trace,
     TraceModel,
-    event_trace,
+    convert,
     format_trace,
-    parse_trace,
 )
-from emu.errors import InputError
 from emu.latency.base import BatchShape
 from emu.latency.moe_gate import GateShape, make_gate
 from emu.network.rounds import CollectiveSystem, NetworkDim
+from tests.astra.readback import parse_trace
 
 LLAMA = TraceModel(
     layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=128256
@@ -195,11 +193,6 @@ def test_a_lone_npu_takes_the_sum_of_its_rows():
     assert ends == {0: 8 + 260 * 100 + 32 * 1_000 + 8}
 
 
-def test_event_trace_keeps_every_npu_busy():
-    graphs = convert(event_trace(77), 3, 2)
-    assert [(g.npu, g.nodes[0].duration_ns) for g in graphs] == [(3, 77), (4, 77)]
-
-
 # --- text ---------------------------------------------------------------------------------------
 
 TEXT = """COLOCATED\t\tmodel_parallel_NPU_group: 1
@@ -257,23 +250,3 @@ ordinary = st.builds(
 @given(st.lists(ordinary, max_size=5))
 def test_rows_round_trip(rows):
     assert parse_trace(format_trace(Trace("DECODE", rows))).rows == rows
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "problem"),
-    [
-        ("COLOCATED", "COLLOCATED", "trace:1: 'COLLOCATED' is not one of"),
-        ("\n3\n", "\n4\n", "trace:2: rows: 4 are announced, 3 follow"),
-        ("7000", "7x", "trace:5: comp_time: '7x' is not a count"),
-        (
-            "REMOTE:0 40 LOCAL 1000",
-            "DISK:0 40 LOCAL 1000",
-            "trace:4: location: 'DISK:0' is not a memory",
-        ),
-        ("ALLREDUCE", "ALLSUM", "trace:5: comm_type: 'ALLSUM' is not a collective"),
-        ("LOCAL 500 ", "500 ", "trace:5: 10 fields instead of 11"),
-    ],
-)
-def test_broken_text_names_the_line(old, new, problem):
-    with pytest.raises(InputError, match=problem):
-        parse_trace(TEXT.replace(old, new, 1))

@@ -2,8 +2,7 @@
 
 import pytest
 
-from emu.astra.executor import Executor
-from emu.astra.executor_runs import Answer, Polling, run_once
+from emu.astra.executor import Answer, Executor, Polling, run_once
 from emu.astra.inputs import Memories, Memory
 from emu.astra.trace import Graph, Location, Node, NodeKind, Place
 from emu.errors import Deadlock, InputError, RunError

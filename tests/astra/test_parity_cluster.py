@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from emu.astra.parity import ParityOptions
 from emu.astra.parity_cluster import read_cluster
-from emu.astra.parity_replica import ParityOptions
 from emu.astra.trace import LOCAL, Location, Place
 from emu.errors import InputError
 

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from emu.astra.calculator import Command, Driver, open_astra, run_oneshot, write_first
-from emu.astra.executor_runs import Answer
+from emu.astra.executor import Answer
 from emu.astra.inputs import InputFiles
 from emu.astra.trace import Graph, Node, NodeKind
 from emu.errors import InputError, RunError

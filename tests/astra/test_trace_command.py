@@ -2,16 +2,16 @@
 
 import pytest
 
-from emu.astra.etfile import read_graph
-from emu.astra.executor_runs import run_once
+from emu.astra.executor import run_once
 from emu.astra.inputs import Memories
-from emu.astra.trace import NodeKind, parse_trace
+from emu.astra.trace import NodeKind
 from emu.cli import main
 from emu.cluster.backends import make_latency
 from emu.cluster.plan import make_plan
 from emu.config.load import load_config
 from emu.errors import InputError
 from emu.tools.astra import backend_of, parse_batch
+from tests.astra.readback import parse_trace, read_graph
 from tests.shared_data import SHARED, needs_shared
 
 CONFIG = '[[nodes]]\ngpu = "H100-SXM"\ngpus = 4\n[[replicas]]\ntensor_parallel = {tp}\n'

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from emu.astra.parity import read_requests
-from emu.astra.parity_replica import ParityOptions
+from emu.astra.parity import ParityOptions, read_requests
 from emu.config.load import load_config
 from emu.runs.runner import adjust, execute
 from emu.tools.llmservingsim import import_cluster

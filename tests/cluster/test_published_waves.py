@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from emu.astra.parity import ParityRun, read_requests
-from emu.astra.parity_replica import Flight, Instance, ParityOptions
+from emu.astra.parity import Flight, Instance, ParityOptions, ParityRun, read_requests
 from emu.astra.trace import Graph
 from emu.cluster.dispatch import Dispatch
 from emu.replica.replica import Replica
