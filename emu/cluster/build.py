@@ -25,10 +25,6 @@ from emu.kv.tiers import LowerTier, chunk_tokens_for
 from emu.latency.base import LatencyBackend
 from emu.latency.context import engine_of
 from emu.latency.engine_steps import Intake, OutputStream
-from emu.migration.destinations import Destinations, OnTaken
-from emu.migration.outbound import Kv
-from emu.migration.watcher import Watcher, name_of
-from emu.migration.world import MigrationWorld
 from emu.network.carrier import Carrier
 from emu.network.placement import Grid
 from emu.plugins import make_plugin
@@ -55,7 +51,10 @@ if TYPE_CHECKING:
     from emu.config.schema import Config
     from emu.faults.injector import Handler
     from emu.latency.features import EncoderFleet
+    from emu.migration.destinations import OnTaken
     from emu.migration.live import LiveMigrator, LiveWorld
+    from emu.migration.watcher import Watcher
+    from emu.migration.world import MigrationWorld
     from emu.report.history import History
 
 # --------------------------------------------------------------------------------------------------
@@ -374,6 +373,12 @@ def build_watchers(
     history: History | None,
 ) -> dict[int, Watcher]:
     """The watchers that hand over prefilled KV, by the replica's id. `worlds`: of each model."""
+    if all(plan.role == "colocated" for plan in shared.plan.replicas):
+        return {}
+    from emu.migration.destinations import Destinations
+    from emu.migration.outbound import Kv
+    from emu.migration.watcher import Watcher, name_of
+
     on_taken: OnTaken | None = None
     if history is not None and history.follows_steps:
         on_taken = partial(_note_taken, shared.kernel, history)

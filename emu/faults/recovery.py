@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from emu.kernel.priorities import PRIORITY_WORLD
-from emu.migration.messages import DestinationLost, SplitLost
 from emu.replica.events import Commanded, Crashed, DrainExpired, Restarted
 from emu.replica.replica import Replica
 from emu.replica.states import DRAINING, LOADING, ReplicaState
@@ -105,9 +104,12 @@ class Recovery:
         if cluster.live is not None:
             lost += cluster.live.lose(replica)
         replica.actor.tell(Commanded(to=S.FAILED, writer="fault", cause=cause))
-        for other in cluster.watchers.values():
-            if other is not watcher:
-                other.tell(DestinationLost(replica.replica_id))
+        if cluster.watchers:
+            from emu.migration.messages import DestinationLost
+
+            for other in cluster.watchers.values():
+                if other is not watcher:
+                    other.tell(DestinationLost(replica.replica_id))
         self.lost(lost, "replica_lost")
         self._come_back(replica, back_ns)
 
@@ -136,6 +138,8 @@ class Recovery:
             if split is None or split.first_id < 0:
                 continue
             if is_helper or is_giver or split.destination_id == replica.replica_id:
+                from emu.migration.messages import SplitLost
+
                 cluster.watchers[split.first_id].tell(SplitLost(split))
         return lost
 
