@@ -23,18 +23,18 @@ ROOT = Path(__file__).resolve().parent
 # The hot path. One group: calls between these modules are C calls. No msgspec.Struct may stand in
 # them (mypyc drops the keywords of a class statement): tests/speed/test_compiled_modules.py.
 COMPILED = """
-kernel/clock kernel/digest kernel/lock kernel/priorities kernel/turns
+kernel/clock
 request units
 scheduling/base scheduling/cohort scheduling/ledger scheduling/running scheduling/stages
 scheduling/vllm scheduling/waiting scheduling/simple scheduling/verifying
 kv/pool kv/blocks kv/freelist kv/hashing kv/radix
 migration/watcher migration/outbound migration/destinations migration/transfer
-network/carrier network/engine network/flows network/links network/sharing
+network/carrier network/flows network/links
 latency/base latency/packing latency/engine_steps
 latency/roofline latency/kernels
 replica/actor replica/completion replica/crash replica/inbound replica/pipelined replica/ports
 replica/prerequisites replica/replica replica/serving replica/table
-routing/base routing/order routing/policies
+routing/policies
 cluster/cluster cluster/dispatch cluster/gateway cluster/recorder
 report/records report/sums report/itl report/csvtext report/timeseries
 """.split()  # noqa: SIM905

@@ -13,8 +13,7 @@ import time
 
 import anyio
 
-from emu.kernel.clock import PARK, Actor, Kernel
-from emu.kernel.priorities import PRIORITY_REPLICA
+from emu.kernel.clock import PARK, PRIORITY_REPLICA, Actor, Kernel
 
 MS = 1_000_000
 EVENTS = 200_000

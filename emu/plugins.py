@@ -541,3 +541,15 @@ def _place(found: Any) -> str:
 def _lacks(path: str, found: Any, missing: Sequence[str]) -> str:
     """What a class has not, and where it stands."""
     return f"{path}{_place(found)} lacks {', '.join(missing)}"
+
+
+def guarded(work: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
+    """`fail` gets any exception of `work`, with its traceback.
+
+    It stands here because this module is not compiled: a compiled handler binds an exception
+    without the frames that it came through, and those tell whose code is at fault.
+    """
+    try:
+        work()
+    except BaseException as error:
+        fail(error)

@@ -78,7 +78,7 @@ OWNERS = {
     "Recorder": ("cluster/recorder.py", ("cluster/recorder.py",)),
     "GpuSharing": ("cluster/scaling.py", ("cluster/scaling.py",)),
     "TierBook": ("cluster/build.py", ("cluster/build.py",)),
-    "Lock": ("kernel/lock.py", ("kernel/lock.py",)),
+    "Lock": ("kernel/clock.py", ("kernel/clock.py",)),
     "LinkFaults": ("faults/injector.py", ("faults/injector.py",)),
     "TransferFaults": ("faults/injector.py", ("faults/injector.py",)),
 }

@@ -12,7 +12,7 @@ between the longest queue (0) and the shortest (1), `kv` is the free part of the
 from collections.abc import Sequence
 
 from emu.policy import Context, RequestView
-from emu.routing.base import Signal
+from emu.routing.policies import Signal
 
 
 class WeightedScorers:

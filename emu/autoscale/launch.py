@@ -18,8 +18,7 @@ from emu.autoscale.hostcache import HostCache
 from emu.autoscale.loads import ActiveLoad, Loader, LoadWorld, Weights
 from emu.autoscale.snapshot import Site
 from emu.config.schema import AutoscaleTable
-from emu.kernel.clock import Kernel
-from emu.kernel.priorities import PRIORITY_PLANNER
+from emu.kernel.clock import PRIORITY_PLANNER, Kernel
 from emu.network.carrier import Carrier
 from emu.network.topology import Topology
 from emu.replica.events import Commanded, LoadGivenUp, SegmentArrived, WeightsArrived

@@ -23,8 +23,7 @@ from typing import Final
 import msgspec
 
 from emu.autoscale.actions import Load, Method, Target
-from emu.kernel.clock import Kernel
-from emu.kernel.priorities import PRIORITY_NETWORK
+from emu.kernel.clock import PRIORITY_NETWORK, Kernel
 from emu.network.carrier import Carried, Carrier
 from emu.network.placement import Grid, shard_paths
 from emu.network.topology import LinkPath, Topology

@@ -37,8 +37,7 @@ from emu.autoscale.sight import Sight, load_of, with_load
 from emu.autoscale.snapshot import ReplicaView, Site, Snapshot
 from emu.config.schema import AutoscaleTable
 from emu.errors import InputError, InvariantViolation
-from emu.kernel.clock import PARK, Actor
-from emu.kernel.priorities import PRIORITY_CONTROL, PRIORITY_PLANNER
+from emu.kernel.clock import PARK, PRIORITY_CONTROL, PRIORITY_PLANNER, Actor
 from emu.network.topology import Topology
 from emu.plugins import make_plugin
 from emu.replica.events import Commanded

@@ -16,8 +16,7 @@ from emu.errors import InputError
 
 if TYPE_CHECKING:
     from emu.config.schema import Config, WorkloadTable
-    from emu.workload.describe import Description
-    from emu.workload.tools import Written
+    from emu.workload.tools import Description, Written
 
 SUMMARY = "Convert, generate, describe, scale and slice workloads"
 
@@ -141,9 +140,9 @@ def describe(
     """
     import msgspec
 
-    from emu.workload.describe import describe as look
-    from emu.workload.describe import picture
     from emu.workload.opened import open_workload
+    from emu.workload.tools import describe as look
+    from emu.workload.tools import picture
 
     table, source_seed = _table(source, from_, tokenizer, seed)
     workload = open_workload(table, base_dir=Path(), seed=source_seed, config_source=str(source))

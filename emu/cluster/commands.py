@@ -12,8 +12,7 @@ from typing import Final
 
 from emu.config.schema import CommandTable
 from emu.errors import InputError
-from emu.kernel.clock import Kernel
-from emu.kernel.priorities import PRIORITY_WORLD
+from emu.kernel.clock import PRIORITY_WORLD, Kernel
 from emu.replica.events import Commanded, SlowdownSet
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState

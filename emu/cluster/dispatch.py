@@ -16,8 +16,7 @@ from emu.replica.events import Submitted
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.request import Request, Status
-from emu.routing.base import Router, Signal
-from emu.routing.order import LoadOrder
+from emu.routing.policies import LoadOrder, Router, Signal
 from emu.scheduling.fcfs import PrefillQueue
 
 S = ReplicaState

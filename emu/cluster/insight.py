@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from emu.config.schema import Config
 from emu.errors import InputError, PluginError
-from emu.kernel.clock import Kernel
-from emu.kernel.priorities import PRIORITY_CONTROL
+from emu.kernel.clock import PRIORITY_CONTROL, Kernel
 from emu.latency.base import BatchShape
 from emu.plugins import make_plugin
 from emu.policy.context import Books, Context

@@ -19,9 +19,9 @@ from msgspec import Struct, structs
 from emu.config.schema import FaultTable
 from emu.errors import InputError
 from emu.faults.recovery import Recovery
-from emu.kernel.priorities import PRIORITY_WORLD
-from emu.network.base import Fate
+from emu.kernel.clock import PRIORITY_WORLD
 from emu.network.carrier import Carrier
+from emu.network.placement import Fate
 from emu.network.topology import Topology
 from emu.replica.replica import Replica
 from emu.replica.states import DRAINING, LOADING, ReplicaState

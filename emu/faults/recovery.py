@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from emu.kernel.priorities import PRIORITY_WORLD
+from emu.kernel.clock import PRIORITY_WORLD
 from emu.replica.events import Commanded, Crashed, DrainExpired, Restarted
 from emu.replica.replica import Replica
 from emu.replica.states import DRAINING, LOADING, ReplicaState

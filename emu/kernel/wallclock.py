@@ -8,9 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from emu.kernel.clock import Kernel
-from emu.kernel.priorities import PRIORITY_WORLD
-from emu.kernel.turns import Turns
+from emu.kernel.clock import PRIORITY_WORLD, Kernel, Turns
 
 _FREE_NS: Final = 2**62
 _TURN_NS: Final = 2_000_000

@@ -12,11 +12,10 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from emu.config.schema import MigrationTable
-from emu.kernel.clock import PARK, Actor, Kernel
-from emu.kernel.priorities import PRIORITY_REBALANCER
+from emu.kernel.clock import PARK, PRIORITY_REBALANCER, Actor, Kernel
 from emu.migration import live_move as msg
 from emu.migration.live_move import LiveMove
-from emu.network.base import Network, Transfer
+from emu.network.placement import Network, Transfer
 from emu.policy.views import OwnMigration, ReplicaView
 from emu.replica.events import KvDelivered, LiveMoves, Released, StopAsked, StopUndone, Unreserved
 from emu.replica.replica import Replica

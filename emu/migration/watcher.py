@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from emu.kernel.clock import PARK, Actor
-from emu.kernel.priorities import PRIORITY_WATCHER, PRIORITY_WORLD
+from emu.kernel.clock import PARK, PRIORITY_WATCHER, PRIORITY_WORLD, Actor
 from emu.migration import messages as msg
 from emu.migration.outbound import HALVES_OFFERED, Kv, Outbound, Search
 from emu.migration.world import MigrationWorld
-from emu.network.base import Transfer
+from emu.network.placement import Transfer
 from emu.replica.events import KvDelivered, Released, Unreserved
 from emu.replica.replica import Replica
 from emu.replica.split_batch import SplitBatch

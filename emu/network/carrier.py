@@ -15,11 +15,9 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, final
 
-from emu.kernel.clock import Kernel
-from emu.kernel.priorities import PRIORITY_NETWORK
-from emu.network.base import Fate
+from emu.kernel.clock import PRIORITY_NETWORK, Kernel
 from emu.network.flows import END, FlowTable, Parts
-from emu.network.placement import Grid, shard_paths
+from emu.network.placement import Fate, Grid, shard_paths
 from emu.network.topology import LinkPath, Topology
 from emu.units import NS_PER_S
 

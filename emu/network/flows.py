@@ -5,11 +5,11 @@ per link and kind. Pure: the caller says what time it is, starts and cancels tra
 links, and asks for the next instant at which something happens. One actor owns the table.
 
 Rules
-- Flows share links max-min fairly (`sharing`). Shares change only when a flow starts, stops or
+- Flows share links max-min fairly (`fill`). Shares change only when a flow starts, stops or
   ends, or a link or a partition changes, and only among the flows connected to the change. All
   changes of one instant are applied together.
 - Time is integer nanoseconds. A flow ends, and frees its links, at the first nanosecond at which
-  all its bytes are through: ceil of the exact time (see `links` for the arithmetic).
+  all its bytes are through: ceil of the exact time (see `links.py` for the arithmetic).
 - The latency of a path delays what is *reported* (the end, a passed mark), not the bytes: links
   are free again when the last byte has left, and the report comes `latency_ns` later. Reports of
   a transfer never overtake each other.
@@ -23,21 +23,33 @@ Rules
   of a chain ends at M/B + (i - 1) * chunk/B.
 
 Does not do: routing (`topology`), deciding what happens to the transfers of a broken link (they
-stall; the owner asks `transfers_on` and cancels, or waits).
+stall; the owner cancels, or waits).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from heapq import heappop
-from typing import Any, final
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
+from typing import Any, Final, final
 
 from emu.network.audit import Books, audit, books_of
-from emu.network.engine import END, FlowEngine
-from emu.network.links import UNITS_PER_BYTE, UNITS_PER_RATE, Flow, Pair, Transfer, rate_units
+from emu.network.links import (
+    SLACK_UNITS,
+    UNITS_PER_BYTE,
+    Flow,
+    Link,
+    Pair,
+    Transfer,
+    component,
+    fill,
+    rate_units,
+)
+from emu.units import NS_PER_S, ceil_div
 
-__all__ = ["END", "FlowEvent", "FlowTable"]
-
+END: Final = -1
+"""The mark that stands for the end of a transfer."""
+_UNLIMITED: Final = 1 << 62
 
 Parts = Sequence[tuple[Sequence[int], int]]
 """Parallel parts of a transfer: the links of each and its bytes."""
@@ -74,8 +86,29 @@ class FlowEvent:
         self.tag = tag
 
 
-class FlowTable(FlowEngine):
+class FlowTable:
     """All transfers of a cluster. Link i has capacity `link_bytes_per_s[i]`."""
+
+    def __init__(self, link_bytes_per_s: Sequence[int]) -> None:
+        self.links = [
+            Link(index=index, bytes_per_s=rate, capacity=rate_units(rate))
+            for index, rate in enumerate(link_bytes_per_s)
+        ]
+        self.now_ns = 0
+        self.started_bytes: defaultdict[str, int] = defaultdict(int)
+        self.carried_bytes: defaultdict[str, int] = defaultdict(int)
+        self.lost_bytes: defaultdict[str, int] = defaultdict(int)
+        self._transfers: dict[int, Transfer] = {}
+        self._seq = 0
+        self._events: list[tuple[int, int, int, Flow | Transfer]] = []
+        self._events_max = 256
+        self._reports: list[tuple[int, int, Transfer, int]] = []
+        self._dirty_links: list[Link] = []
+        self._dirty_flows: list[Flow] = []
+        self._blocked_pairs: dict[Pair, None] = {}
+        self._least_latency_ns = 0
+        self._has_extra_latency = False
+        self._paths: dict[tuple[int, ...], tuple[Link, ...]] = {}
 
     # What callers start and stop.
 
@@ -293,12 +326,6 @@ class FlowTable(FlowEngine):
         """Transfers under way or with their report still to come."""
         return len(self._transfers)
 
-    def rate_of(self, flow_id: int) -> float:
-        """Present rate of a transfer, all parts, in bytes per second."""
-        self._unfold(self._transfers[flow_id])
-        self._flush()
-        return sum(flow.rate for flow in self._transfers[flow_id].flows) / UNITS_PER_RATE
-
     def delivered_bytes(self, flow_id: int, now_ns: int) -> int:
         """Bytes of a transfer that have been carried."""
         self._run_until(now_ns)
@@ -307,31 +334,6 @@ class FlowTable(FlowEngine):
         return transfer.carried_bytes + sum(
             flow.bytes_at(now_ns) for flow in transfer.flows if not flow.is_closed
         )
-
-    def transfers_on(self, link: int) -> list[int]:
-        """Ids of the transfers that still have bytes to move over a link, in order of starting."""
-        self._unfold_all()
-        return [
-            transfer.flow_id
-            for transfer in self._transfers.values()
-            if any(
-                not flow.is_closed and any(used.index == link for used in flow.links)
-                for flow in transfer.flows
-            )
-        ]
-
-    def running_flows(self) -> int:
-        """Flows that move at this instant."""
-        self._flush()
-        return sum(flow.rate > 0 for flow in self._open_flows())
-
-    def utilisation(self, link: int) -> float:
-        """Part of a link's present capacity in use; 0 for a link that is down."""
-        self._unfold_all()
-        self._flush()
-        record = self.links[link]
-        used = sum(flow.rate for flow in record.running.values())
-        return used / record.capacity if record.capacity else 0.0
 
     def books(self, now_ns: int) -> list[dict[str, Books]]:
         """For each link, bytes by kind: moved, lost, in flight (not yet through)."""
@@ -359,3 +361,349 @@ class FlowTable(FlowEngine):
         feeders = self._transfers[after].flows
         assert len(feeders) == parts, "a hop has as many parts as the hop before it"
         return feeders
+
+    # Time between instants: the heap, and the life of a flow.
+    #
+    # A flow is *running* while it holds a share of its links, which may be nothing when one is
+    # down. It is not while it waits for its feeder's first chunk, stands at its limit, is cut off
+    # by a partition, has lost its feeder, or is closed. Every change of that goes through `_go`,
+    # `_stop`, `_close`; they note what has to be divided anew, `_flush` does it once an instant.
+    #
+    # A transfer in one part that finds its links free is *alone*: its end is known, and as long as
+    # no other flow comes it needs none. `_unfold` gives it one as of its start when another flow
+    # comes or it is read.
+
+    def path(self, path: Sequence[int]) -> tuple[Link, ...]:
+        """The records of some links."""
+        key = tuple(path)
+        links = self._paths.get(key)
+        if links is None:
+            links = self._paths[key] = tuple([self.links[index] for index in key])
+        return links
+
+    def _run_until(self, until_ns: int) -> None:
+        """Let everything happen that is due by then, each thing at its own instant."""
+        assert until_ns >= self.now_ns, f"time goes back: {self.now_ns} -> {until_ns}"
+        events = self._events
+        while True:
+            while events and events[0][0] <= until_ns:
+                at_ns, _, version, entry = events[0]
+                if version != entry.version:
+                    heappop(events)
+                    continue
+                if at_ns > self.now_ns and (self._dirty_flows or self._dirty_links):
+                    break
+                self.now_ns = at_ns
+                heappop(events)
+                if isinstance(entry, Flow):
+                    self._happen(entry)
+                else:
+                    self._end_alone(entry)
+            if until_ns == self.now_ns or not (self._dirty_flows or self._dirty_links):
+                self.now_ns = until_ns
+                return
+            # Time is about to move on: first the changes of this instant, which may make the
+            # entry just seen void, or bring an earlier one.
+            self._flush()
+
+    def _happen(self, flow: Flow) -> None:
+        """The instant that was scheduled for a flow has come."""
+        flow.version += 1
+        if flow.is_waiting:
+            flow.is_waiting = False
+            self._go(flow)
+            return
+        flow.settle(self.now_ns)
+        if flow.marks:
+            self._pass_marks(flow)
+        if flow.done + SLACK_UNITS >= flow.limit:
+            if flow.limit == flow.size:
+                self._end(flow)
+            else:
+                self._stop(flow)
+        elif _catches_up(flow, flow.rate, self.now_ns):
+            self._dirty_flows.append(flow)
+        else:
+            self._schedule(flow)
+
+    def _flush(self) -> None:
+        """Divide anew what the changes of this instant touch."""
+        touched = self._dirty_flows
+        if not touched and not self._dirty_links:
+            return
+        flows, links = component(self._dirty_links, touched)
+        self._dirty_links = []
+        self._dirty_flows = []
+        fill(flows, links)
+        chained = [flow for flow in flows if flow.feeder is not None]
+        while chained and self._attach_those_that_catch_up(chained):
+            fill(flows, links)
+        stale = {flow.seq for flow in touched}
+        for flow in flows:
+            if flow.next_rate != flow.rate:
+                flow.settle(self.now_ns)
+                flow.rate = flow.next_rate
+                stale.add(flow.seq)
+        for flow in flows:
+            feeder = flow.feeder
+            if feeder is not None:
+                if flow.is_attached and flow.rate < feeder.rate:
+                    flow.is_attached = False
+                self._schedule(flow)
+            elif flow.seq in stale:
+                self._schedule(flow)
+
+    def _attach_those_that_catch_up(self, chained: list[Flow]) -> bool:
+        found = False
+        for flow in chained:
+            if flow.is_running and _catches_up(flow, flow.next_rate, self.now_ns, is_next=True):
+                flow.is_attached = found = True
+        return found
+
+    def _schedule(self, flow: Flow) -> None:
+        """Note when something happens next to a flow, at its present rate."""
+        flow.version += 1
+        now_ns = at_ns = self.now_ns
+        feeder = flow.feeder
+        if flow.is_waiting and feeder is not None:
+            need = min(flow.lag, feeder.size) - feeder.done_at(now_ns) - SLACK_UNITS
+            if need > 0:
+                if not feeder.rate:
+                    return
+                at_ns = now_ns + ceil_div(need, feeder.rate)
+        elif flow.rate:
+            target = flow.limit
+            if flow.marks_passed < len(flow.marks):
+                target = min(target, flow.marks[flow.marks_passed])
+            at_ns = flow.settled_ns + ceil_div(target - flow.done - SLACK_UNITS, flow.rate)
+            if at_ns < now_ns:
+                at_ns = now_ns
+            if feeder is not None and not flow.is_attached and flow.rate > feeder.rate:
+                # Floor: a hop must not get ahead of what its feeder has brought.
+                gap = _gap(flow, feeder, now_ns)
+                at_ns = min(at_ns, now_ns + max(0, gap // (flow.rate - feeder.rate)))
+        else:
+            return
+        heappush(self._events, (at_ns, flow.seq, flow.version, flow))
+        if len(self._events) > self._events_max:
+            self._drop_void_events()
+
+    def _drop_void_events(self) -> None:
+        # In place: `_run_until` holds the list.
+        self._events[:] = [entry for entry in self._events if entry[3].version == entry[2]]
+        heapify(self._events)
+        self._events_max = 256 + 2 * len(self._events)
+
+    # A transfer alone.
+
+    def _go_alone(self, transfer: Transfer, links: tuple[Link, ...]) -> bool:
+        """Have these links to itself. False if a flow is there, or nothing can move."""
+        if not transfer.size_bytes or transfer.pair in self._blocked_pairs:
+            return False
+        rate = _UNLIMITED
+        for link in links:
+            if link.running or link.lone is not None:
+                return False
+            if link.bytes_per_s < rate:
+                rate = link.bytes_per_s
+        if not rate or not links:
+            return False
+        for link in links:
+            link.lone = transfer
+        self._seq += 1
+        transfer.seq = self._seq
+        transfer.lone_links = links
+        # As of a flow: the slack there is less than one part of the dividend here.
+        end_ns = self.now_ns + ceil_div(transfer.size_bytes * NS_PER_S, rate)
+        heappush(self._events, (end_ns, transfer.seq, 0, transfer))
+        return True
+
+    def _end_alone(self, transfer: Transfer) -> None:
+        """All bytes are through, and no other flow came."""
+        links, kind, size_bytes = transfer.lone_links, transfer.kind, transfer.size_bytes
+        transfer.lone_links = ()
+        transfer.carried_bytes = size_bytes
+        self.carried_bytes[kind] += size_bytes
+        for link in links:
+            link.lone = None
+            link.moved_bytes[kind] += size_bytes
+        self._report(transfer, links, END)
+
+    def _unfold(self, transfer: Transfer) -> None:
+        """Another flow comes or it is read: it has a flow, as if it had had it from the start."""
+        links, transfer.lone_links = transfer.lone_links, ()
+        if not links:
+            return
+        transfer.version = transfer.open_flows = 1
+        size = transfer.size_bytes * UNITS_PER_BYTE
+        flow = Flow(
+            seq=transfer.seq,
+            transfer=transfer,
+            links=links,
+            size_bytes=transfer.size_bytes,
+            size=size,
+            weight=1,
+            marks=[],
+            limit=size,
+            settled_ns=transfer.started_ns,
+            rate=min([link.capacity for link in links]),
+            is_running=True,
+        )
+        transfer.flows.append(flow)
+        for link in links:
+            link.lone = None
+            link.running[flow.seq] = flow
+        self._schedule(flow)
+
+    def _unfold_all(self) -> None:
+        """Every transfer has its flows: all are about to be read."""
+        for transfer in self._transfers.values():
+            self._unfold(transfer)
+
+    # Life of a flow.
+
+    def _launch(self, flow: Flow) -> None:
+        """A new flow takes its first step."""
+        if not flow.size or not flow.links:
+            flow.done = flow.size
+            self._pass_marks(flow)
+            self._end(flow)
+            return
+        if flow.marks:
+            self._pass_marks(flow)
+        if flow.is_waiting:
+            self._dirty_flows.append(flow)
+            return
+        self._go(flow)
+
+    def _go(self, flow: Flow) -> None:
+        """Take part in the sharing, if nothing stands in the way."""
+        if flow.is_running or flow.is_closed or flow.is_blocked or flow.is_orphan:
+            return
+        if flow.is_waiting or flow.done + SLACK_UNITS >= flow.limit:
+            return
+        flow.settle(self.now_ns)
+        flow.is_running = True
+        for link in flow.links:
+            if link.lone is not None:
+                self._unfold(link.lone)
+            assert flow.seq not in link.running, "a path uses a link once"
+            link.running[flow.seq] = flow
+        self._dirty_flows.append(flow)
+
+    def _stop(self, flow: Flow) -> None:
+        """Leave the links; progress stays."""
+        if not flow.is_running:
+            return
+        flow.version += 1
+        flow.settle(self.now_ns)
+        flow.rate = 0
+        flow.is_running = False
+        flow.is_attached = False
+        for link in flow.links:
+            del link.running[flow.seq]
+            if link.running:
+                self._dirty_links.append(link)
+        if flow.followers:
+            self._dirty_flows.append(flow)
+
+    def _close(self, flow: Flow) -> None:
+        """Nothing more happens to this flow."""
+        self._stop(flow)
+        flow.version += 1
+        flow.is_closed = True
+        flow.is_waiting = False
+        if flow.feeder is not None:
+            flow.feeder.followers.remove(flow)
+            flow.feeder = None
+        flow.followers = []
+
+    def _end(self, flow: Flow) -> None:
+        """All bytes are through."""
+        transfer = flow.transfer
+        followers = flow.followers
+        self._close(flow)
+        flow.done = flow.size
+        transfer.carried_bytes += flow.size_bytes
+        self._count(flow, flow.size_bytes, 0)
+        for follower in followers:
+            follower.feeder = None
+            follower.is_waiting = False
+            follower.is_attached = False
+            if follower.is_running:
+                self._dirty_flows.append(follower)
+            else:
+                self._go(follower)
+        transfer.open_flows -= 1
+        if not transfer.open_flows:
+            self._report(transfer, flow.links, END)
+
+    def _orphan(self, follower: Flow) -> None:
+        """Its feeder is gone before its end."""
+        follower.feeder = None
+        follower.is_orphan = True
+        follower.version += 1
+        self._stop(follower)
+
+    def _count(self, flow: Flow, carried: int, lost: int) -> None:
+        """Enter a flow that has ended, or was cancelled, in the books."""
+        links, kind = flow.links, flow.transfer.kind
+        self.carried_bytes[kind] += carried
+        for link in links:
+            link.moved_bytes[kind] += carried
+        if lost:
+            self.lost_bytes[kind] += lost
+            for link in links:
+                link.lost_bytes[kind] += lost
+
+    def _pass_marks(self, flow: Flow) -> None:
+        marks = flow.marks
+        while flow.marks_passed < len(marks):
+            mark = flow.marks_passed
+            if flow.done + SLACK_UNITS < marks[mark]:
+                return
+            flow.marks_passed += 1
+            marks_open = flow.transfer.marks_open
+            marks_open[mark] -= 1
+            if not marks_open[mark]:
+                self._report(flow.transfer, flow.links, mark)
+
+    def _report(self, transfer: Transfer, links: Iterable[Link], mark: int) -> None:
+        at_ns = self.now_ns + transfer.latency_ns
+        if self._has_extra_latency:
+            at_ns += sum([link.extra_latency_ns for link in links])
+        if at_ns < transfer.last_report_ns:
+            at_ns = transfer.last_report_ns
+        transfer.last_report_ns = at_ns
+        self._seq += 1
+        heappush(self._reports, (at_ns, self._seq, transfer, mark))
+
+    def _open_flows(self) -> Iterator[Flow]:
+        self._unfold_all()
+        for transfer in self._transfers.values():
+            for flow in transfer.flows:
+                if not flow.is_closed:
+                    yield flow
+
+    def _follow(self, flow: Flow, feeder: Flow, lag_bytes: int) -> None:
+        """Make a new flow forward what `feeder` brings."""
+        assert feeder.weight == flow.weight, "hops of a chain have equal weights"
+        assert feeder.size >= flow.size, "a hop cannot forward more than it receives"
+        flow.feeder = feeder
+        flow.lag = lag_bytes * UNITS_PER_BYTE
+        flow.is_waiting = True
+        feeder.followers.append(flow)
+
+
+def _gap(flow: Flow, feeder: Flow, now_ns: int) -> int:
+    """Units that a hop may still forward before it has caught up with its feeder."""
+    return feeder.done_at(now_ns) - flow.done_at(now_ns) - flow.lag
+
+
+def _catches_up(flow: Flow, rate: int, now_ns: int, is_next: bool = False) -> bool:
+    """At this rate it would overtake its feeder within a nanosecond."""
+    feeder = flow.feeder
+    if feeder is None or flow.is_attached:
+        return False
+    ahead = rate - (feeder.next_rate if is_next else feeder.rate)
+    return ahead > 0 and _gap(flow, feeder, now_ns) < ahead

@@ -1,8 +1,8 @@
-"""Which replica is on which GPUs, and how its data is cut for a transfer to another replica.
+"""Which replica is on which GPUs, how its data is cut for a transfer, and what sends it.
 
-Owns: placement at the start of a run (`place`), and the pairs of GPUs that talk when KV or weights
-go from one replica to another (`shard_moves`). A replica's GPU list is stage by stage, the
-tensor-parallel ranks of a stage side by side.
+Owns: placement at the start of a run (`place`), the pairs of GPUs that talk when KV or weights
+go from one replica to another (`shard_moves`), and the network as a sender sees it (`Network`). A
+replica's GPU list is stage by stage, the tensor-parallel ranks of a stage side by side.
 
 Does not do: anything later than the start; the planner reuses these lists.
 """
@@ -10,9 +10,10 @@ Does not do: anything later than the start; the planner reuses these lists.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from itertools import islice
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -281,3 +282,59 @@ def shard_paths(
         (topology.path(src_gpu, dst_gpu), part_bytes)
         for src_gpu, dst_gpu, part_bytes in shard_moves(src, dst, size_bytes)
     ]
+
+
+# --------------------------------------------------------------------------------------------------
+# The network as those see it that send something: transfers with an end, nothing of links.
+
+
+class Transfer(Protocol):
+    """Bytes on their way."""
+
+    def cancel(self) -> None:
+        """Stop; `on_done` will not be called."""
+        ...
+
+
+class Network(Protocol):
+    """The links, as a migration sees them."""
+
+    def send(
+        self,
+        source: Grid,
+        destination: Grid,
+        size_bytes: int,
+        *,
+        kind: str,
+        on_done: Callable[[], None],
+        overlapped_ns: int = 0,
+        pieces: int = 1,
+        pair: tuple[int, int] | None = None,
+        on_failed: Callable[[str], None] | None = None,
+        setup_ns: int = 0,
+    ) -> Transfer:
+        """Move `size_bytes` in all, GPU by GPU in parallel; `on_done` when the last byte is there.
+
+        Or `on_failed(reason)`, never both; a fault may call `on_done` a second time.
+
+        `overlapped_ns` > 0: the sender produced the data in `pieces` equal parts over so long,
+        and sent each as it became ready; only what is left is still to be moved. `pair` names the
+        two replicas, for partitions between them. `setup_ns`: what the connector takes besides.
+        """
+        ...
+
+
+# --------------------------------------------------------------------------------------------------
+# What a fault does to a transfer.
+
+
+class Fate(msgspec.Struct, frozen=True):
+    """What is to befall a transfer."""
+
+    kind: Literal["refused", "silent", "broken", "hang", "late", "twice", "stuck"]
+    part: float = 0.0
+    """broken: after this part of its bytes."""
+    delay_ns: int = 0
+    """late, twice: so much later."""
+    copies: int = 1
+    """twice: further notices, each so much after the one before."""

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from emu.kernel.clock import NOW, PARK, Actor, Kernel
-from emu.kernel.priorities import PRIORITY_WATCHER
-from emu.network.base import Network
+from emu.kernel.clock import NOW, PARK, PRIORITY_WATCHER, Actor, Kernel
+from emu.network.placement import Network
 from emu.replica import actions as act
 from emu.replica.events import (
     INTERRUPT,

@@ -22,9 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from emu.errors import UnexpectedEvent
-from emu.kernel.clock import AGAIN, AT_DUE, NOW, PARK, Kernel
-from emu.kernel.lock import Lock
-from emu.kernel.priorities import PRIORITY_REPLICA
+from emu.kernel.clock import AGAIN, AT_DUE, NOW, PARK, PRIORITY_REPLICA, Kernel, Lock
 from emu.latency.base import BatchShape, Ends, LatencyBackend, StageLines, next_decode_shape, packed
 from emu.latency.engine_steps import OutputStream
 from emu.network.placement import Grid

@@ -1,17 +1,134 @@
-"""Routing policies. Each keeps its own counters or random stream; ties go to the lowest id."""
+"""Routers: what they see, what they answer, and the policies by name.
+
+A router is pure: it takes signals and a request and returns the index of the chosen signal. It
+sees what a real gateway sees: counts, never a request's true output length. Signals may be
+stale (`router.signal_delay_ms`); the gateway keeps the history, not the router. Each policy keeps
+its own counters or random stream; ties go to the lowest id.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Any
+from typing import Any, Protocol, final
 
 from emu.errors import InputError
 from emu.plugins import make_plugin
 from emu.policy.views import RequestView, index_of, shown
 from emu.request import Request
 from emu.rng import rng_stream
-from emu.routing.base import AdapterMatch, PrefixMatch, Router, Signal
+
+
+@final
+class Signal:
+    """What a replica reports about itself."""
+
+    replica_id: int
+    waiting: int
+    running: int
+    waiting_tokens: int
+    blocks_used: int
+    blocks_total: int
+    max_num_seqs: int
+
+    __slots__ = (
+        "blocks_total",
+        "blocks_used",
+        "max_num_seqs",
+        "replica_id",
+        "running",
+        "waiting",
+        "waiting_tokens",
+    )
+
+    def __init__(
+        self,
+        replica_id: int,
+        waiting: int,
+        running: int,
+        waiting_tokens: int,
+        blocks_used: int,
+        blocks_total: int,
+        max_num_seqs: int,
+    ) -> None:
+        self.replica_id = replica_id
+        self.waiting = waiting
+        self.running = running
+        self.waiting_tokens = waiting_tokens
+        self.blocks_used = blocks_used
+        self.blocks_total = blocks_total
+        self.max_num_seqs = max_num_seqs
+
+
+PrefixMatch = Callable[[int, Request], int]
+"""(replica id, request) -> prompt tokens that the replica's cache holds."""
+
+
+AdapterMatch = Callable[[int, Request], bool]
+"""(replica id, request) -> whether the request's LoRA adapter is on the replica's GPU."""
+
+
+class Router(Protocol):
+    """Chooses a replica for a request.
+
+    A router whose choice is the first replica with the least `a x waiting + b x running` may say
+    so in a class attribute `linear_load = (a, b)`; the gateway then need not build signals.
+    """
+
+    def choose(self, request: Request, signals: Sequence[Signal]) -> int:
+        """Index into `signals` (never empty, ascending replica id)."""
+        ...
+
+
+# --------------------------------------------------------------------------------------------------
+# The first of the least loaded among many replicas, without looking at all of them.
+#
+#     order = LoadOrder([3, 0, 0])
+#     order.first()           # 1: the lowest place among those with the least load
+#     order.update(1, 5)
+#     order.first()           # 2
+#
+# Owns a heap of (load, place) in which entries of former loads stay until they come to the top. An
+# update costs O(log n), a question O(1) beside the entries that it throws away.
+
+
+class LoadOrder:
+    """Loads by place, and where the least of them is."""
+
+    def __init__(self, loads: Sequence[int]) -> None:
+        self.loads = list(loads)
+        self._heap: list[tuple[int, int]] = []
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        self._heap = [(load, place) for place, load in enumerate(self.loads)]
+        heapify(self._heap)
+        self._entries_max = 4 * len(self.loads) + 64
+
+    def update(self, place: int, load: int) -> None:
+        """The load at a place, changed or not."""
+        loads = self.loads
+        if loads[place] == load:
+            return
+        loads[place] = load
+        heappush(self._heap, (load, place))
+        if len(self._heap) > self._entries_max:
+            self._rebuild()
+
+    def first(self) -> int:
+        """The lowest place among those with the least load."""
+        heap, loads = self._heap, self.loads
+        while True:
+            load, place = heap[0]
+            if loads[place] == load:
+                return place
+            heappop(heap)
+
+
+# --------------------------------------------------------------------------------------------------
+# Policies
+
 
 WAITING_WEIGHT = 4
 """vLLM's data-parallel balancer (and LLMServingSim's LOAD) count a waiting request four times."""

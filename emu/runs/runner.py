@@ -35,8 +35,7 @@ from emu.config.load import effective_dict, load_config
 from emu.config.locate import blaming, placing
 from emu.config.schema import Config, SchedulerTable, SyntheticTable, WorkloadTable
 from emu.errors import InputError, InvariantViolation, PluginError, printable
-from emu.kernel.clock import Kernel
-from emu.kernel.turns import Turns
+from emu.kernel.clock import Kernel, Turns
 from emu.latency.base import LatencyBackend
 from emu.log import Format, Level, Log, make_log
 from emu.process.interrupts import held, sent_to

@@ -27,7 +27,7 @@ from emu.serve.script import Tokenizer
 from emu.serve.trends import Trends
 from emu.serve.world import LiveCluster
 from emu.units import NS_PER_S
-from emu.workload.distributions import length_sampler
+from emu.workload.synthetic import length_sampler
 
 T = TypeVar("T")
 ADAPTERS_MAX: Final = 256

@@ -23,7 +23,7 @@ import msgspec
 from emu.cluster.cluster import Cluster
 from emu.cluster.plan import Plan
 from emu.config.schema import Config
-from emu.kernel.priorities import PRIORITY_WORLD
+from emu.kernel.clock import PRIORITY_WORLD
 from emu.kernel.wallclock import WallKernel
 from emu.migration.transfer import MigratingBatch, kv_blocks, kv_bytes
 from emu.replica.ports import BatchSink

@@ -25,8 +25,7 @@ from emu.config.kinds import overridden
 from emu.config.load import load_config
 from emu.errors import InputError, RunError
 from emu.latency.base import BatchShape
-from emu.network.collectives import collective_ns
-from emu.network.congestion import congested_ns
+from emu.network.collectives import collective_ns, congested_ns
 from emu.network.rounds import CollectiveSystem, Kind, NetworkDim, rank_count
 from emu.process.interrupts import scratch
 from emu.report.atomic import write_text

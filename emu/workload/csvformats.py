@@ -8,15 +8,18 @@ run, so that a run can be replayed.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import date
 from itertools import accumulate
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from emu.errors import InputError
+from emu.units import NS_PER_S
 from emu.workload.chunks import (
     Chunk,
     Fields,
@@ -27,12 +30,7 @@ from emu.workload.chunks import (
     read_stamps,
     split_fields,
 )
-from emu.workload.fewrows import decimal, integer, plain, rows_of, stamp
-from emu.workload.items import TIME_MAX_NS, TOKENS_MAX, Block, Ints, Line, Notes
-
-if TYPE_CHECKING:
-    pass
-
+from emu.workload.items import TIME_MAX_NS, TOKENS_MAX, Block, Ints, Line, Notes, plain
 
 _STAMP: Final = -1
 """In place of a power of ten: the column is a date and time."""
@@ -239,12 +237,12 @@ class CsvParser:
 
     def _parse_few(self, data: bytes, first_line: int, offset: int, notes: Notes) -> Block | None:
         """The rows as plain columns; None unless all of them are plain and right."""
-        rows = None if self._texts or self._numbers else rows_of(data, len(self._header))
+        rows = None if self._texts or self._numbers else _rows_of(data, len(self._header))
         if rows is None:
             return None
         low = 0 if self._dialect.skip_zero else 1
-        prompts = [integer(row[self._prompt]) for row in rows]
-        outputs = [integer(row[self._output]) for row in rows]
+        prompts = [_plain_integer(row[self._prompt]) for row in rows]
+        outputs = [_plain_integer(row[self._output]) for row in rows]
         for counts in (prompts, outputs):
             if counts and (min(counts) < low or max(counts) > TOKENS_MAX):
                 return None
@@ -252,9 +250,9 @@ class CsvParser:
             times = [0] * len(rows)
         elif self.is_absolute:
             days: dict[bytes, int] = {}
-            times = [stamp(row[self._arrival], days) for row in rows]
+            times = [_plain_stamp(row[self._arrival], days) for row in rows]
         else:
-            times = [decimal(row[self._arrival], self._unit) for row in rows]
+            times = [_plain_decimal(row[self._arrival], self._unit) for row in rows]
         if times and min(times) < 0:
             return None
         used = list(range(len(rows)))
@@ -443,3 +441,64 @@ def _fields_of_cells(cells: list[str], columns: int) -> Fields:
 
 def _shown(text: str) -> str:
     return f"{text[:40]!r}"
+
+
+# --- rows of a small file, without numpy --------------------------------------------------------
+
+_DIGITS_MAX: Final = 18
+_STAMP_TEXT: Final = re.compile(
+    rb"(\d{4}-\d\d-\d\d)[ T](\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?:\+00:00|Z| UTC)?"
+)
+_EPOCH: Final = date(1970, 1, 1).toordinal()
+
+
+def _rows_of(data: bytes, columns: int) -> list[list[bytes]] | None:
+    """The fields of lines that have `columns` plain ones each; None if any has not."""
+    if b'"' in data or not data.isascii():
+        return None
+    lines = data.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    rows = [line.removesuffix(b"\r").split(b",") for line in lines]
+    return rows if all(len(row) == columns for row in rows) else None
+
+
+def _plain_integer(text: bytes) -> int:
+    """A non-negative integer of up to 18 digits; -1 for anything else."""
+    return int(text) if text.isdigit() and len(text) <= _DIGITS_MAX else -1
+
+
+def _plain_decimal(text: bytes, shift: int) -> int:
+    """A non-negative decimal times 10**shift; -1 for what is spelled otherwise or finer."""
+    whole, point, rest = text.partition(b".")
+    if not point:
+        rest = b""
+    elif not shift or (rest and not rest.isdigit()) or len(rest) > shift:
+        return -1
+    if not whole.isdigit() or len(whole) + shift > _DIGITS_MAX:
+        return -1
+    return int(whole + rest.ljust(shift, b"0"))
+
+
+def _plain_stamp(text: bytes, days: dict[bytes, int]) -> int:
+    """`YYYY-MM-DD HH:MM:SS[.fraction][+00:00|Z]` as ns since 1970; -1 for anything else.
+
+    `days`: what is known of dates, from one row to the next.
+    """
+    found = _STAMP_TEXT.fullmatch(text)
+    if found is None:
+        return -1
+    day_text, hour_text, minute_text, second_text, fraction = found.groups(b"")
+    hour, minute, second = int(hour_text), int(minute_text), int(second_text)
+    if hour > 23 or minute > 59 or second > 59:
+        return -1
+    if day_text not in days:
+        try:
+            day = date.fromisoformat(day_text.decode())
+        except ValueError:
+            return -1
+        days[day_text] = day.toordinal() - _EPOCH if 1970 <= day.year <= 2100 else -1
+    if days[day_text] < 0:
+        return -1
+    seconds = (days[day_text] * 24 + hour) * 3600 + minute * 60 + second
+    return seconds * NS_PER_S + int(fraction.ljust(9, b"0"))

@@ -109,7 +109,7 @@ def open_source(
     used (0 = all), a hint of how much to read at once.
     """
     if path.is_dir() and format in ("auto", "servegen"):
-        from emu.workload.servegen import ServeGenSource
+        from emu.workload.published import ServeGenSource
 
         return ServeGenSource(path, source, seed)
     if format == "servegen":
@@ -129,11 +129,11 @@ def open_source(
 
         return ParsedFile(file, JsonlParser(source))
     if name == "mooncake":
-        from emu.workload.mooncake import MooncakeParser
+        from emu.workload.published import MooncakeParser
 
         return ParsedFile(file, MooncakeParser(source))
     if name == "sharegpt":
-        from emu.workload.sharegpt import ShareGptSource  # with the parser of whole JSON files
+        from emu.workload.published import ShareGptSource  # with the parser of whole JSON files
 
         return ShareGptSource(file, tokenizer, sessions=sessions, think_s=think_s, seed=seed)
     dialect = next(dialect for dialect in DIALECTS if dialect.name == name)

@@ -10,7 +10,7 @@ Owns: these types and the conversion of token ids to arrays. Does not read, chec
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 import msgspec
 
@@ -33,6 +33,38 @@ Holds: TypeAlias = Callable[[int, int], str]
 Clipping looks for the longest prompt that fits by bisection, so that what holds a request should
 also hold every shorter one.
 """
+
+
+class PlainInts(list[int]):
+    """A column: a list that answers what a small workload asks of an array."""
+
+    def __getitem__(self, rows: slice) -> PlainInts:  # type: ignore[override]
+        found = super().__getitem__(rows)
+        return PlainInts(found) if isinstance(rows, slice) else found
+
+    def tolist(self) -> list[int]:
+        """The numbers."""
+        return self
+
+    def sum(self) -> int:
+        """The sum of all numbers."""
+        return sum(self)
+
+    def min(self) -> int:
+        """The least."""
+        return min(self)
+
+    def max(self, initial: int = 0) -> int:
+        """The most of non-negative numbers; `initial` without any."""
+        return max(self, default=initial)
+
+    def __sub__(self, amount: int) -> PlainInts:
+        return PlainInts([value - amount for value in self]) if amount else self
+
+
+def plain(values: list[int]) -> Ints:
+    """Numbers as a column."""
+    return cast("Ints", PlainInts(values))
 
 
 class Turn(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):

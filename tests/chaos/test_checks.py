@@ -13,8 +13,7 @@ from emu.chaos.checker import Judge
 from emu.chaos.trial import Verdict, run_world
 from emu.chaos.worlds import World, draw_world
 from emu.cluster.cluster import Cluster
-from emu.kernel.clock import AT_DUE
-from emu.kernel.priorities import PRIORITY_CONTROL, PRIORITY_WORLD
+from emu.kernel.clock import AT_DUE, PRIORITY_CONTROL, PRIORITY_WORLD
 from emu.request import Status
 from tests.cluster.helpers import LINEAR, run_config, summary_of, workload
 

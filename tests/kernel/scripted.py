@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
-from emu.kernel.clock import PARK, Actor, Kernel
-from emu.kernel.priorities import PRIORITY_REPLICA
+from emu.kernel.clock import PARK, PRIORITY_REPLICA, Actor, Kernel
 
 
 class Scripted(Actor):

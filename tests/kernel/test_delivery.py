@@ -8,8 +8,7 @@ import pytest
 
 from emu.chaos.trial import run_world
 from emu.chaos.worlds import draw_world
-from emu.kernel.clock import AGAIN, AT_DUE, PARK, Kernel
-from emu.kernel.priorities import PRIORITY_WORLD
+from emu.kernel.clock import AGAIN, AT_DUE, PARK, PRIORITY_WORLD, Kernel
 from tests.kernel.scripted import Scripted, run
 
 BOTH = pytest.mark.parametrize("is_inline", [True, False])

@@ -9,8 +9,7 @@ import anyio
 import pytest
 
 from emu.errors import Deadlock, LimitReached, Zeno
-from emu.kernel.clock import Kernel
-from emu.kernel.priorities import PRIORITY_CONTROL, PRIORITY_WORLD
+from emu.kernel.clock import PRIORITY_CONTROL, PRIORITY_WORLD, Kernel
 from emu.kernel.wallclock import WallKernel
 from tests.kernel.scripted import Scripted, run
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emu.network.flows import END, FlowTable
+from tests.network.rates import rate_of
 from tests.network.test_flows_model import PROFILE, drive, worlds
 
 NIC = 12_500_000_000
@@ -50,7 +51,7 @@ def test_a_second_transfer_on_a_link_shares_it_from_then_on():
     table.start(2, (1,), 12_500, 100)
     assert table.next_event_ns() == 300
     assert [(e.at_ns, e.flow_id, e.mark) for e in table.advance(300)] == [(300, 1, END)]
-    assert table.rate_of(2) == NIC
+    assert rate_of(table, 2) == NIC
 
 
 def test_a_link_is_free_when_the_last_byte_has_left_not_at_the_report():

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from emu.network.flows import END, FlowTable
 from emu.network.links import UNITS_PER_BYTE
 from tests.network.flow_reference import Reference, RefFlow, progressive_filling
+from tests.network.rates import rate_of
 
 RATES = [1, 7, 1_000, 12_500_000_000, 200_000_000_000, 16_000_000_000, 999_999_937, 3_333_333_333]
 PROFILE = settings(deadline=None, max_examples=60)
@@ -84,7 +85,7 @@ def test_times_shares_and_bytes_equal_those_of_the_model(world):
         expected = progressive_filling(flows, model.capacity)
         for key in flows:
             exact = float(expected[key]) * 1e9
-            assert math.isclose(table.rate_of(key), exact, rel_tol=1e-12)
+            assert math.isclose(rate_of(table, key), exact, rel_tol=1e-12)
             assert table.delivered_bytes(key, now) == math.floor(flows[key].done)
     drive(table, math.inf, seen)
     model.run_until(math.inf)

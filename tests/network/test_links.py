@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from emu.network.flows import FlowTable
 from emu.network.links import SLACK_UNITS, UNITS_PER_BYTE, rate_units
+from tests.network.rates import utilization
 
 
 def test_a_rate_in_bytes_per_second_is_exact():
@@ -52,4 +53,4 @@ def test_shares_fit_and_are_max_min_fair_whatever_the_rates(rates, flows):
         table.start(number, links, 10**15, 0, weight=weight)
     table.recount()
     for link in range(len(rates)):
-        assert table.utilisation(link) <= 1
+        assert utilization(table, link) <= 1

@@ -67,7 +67,7 @@ def test_scorers_find_prefixes_that_load_alone_does_not(tmp_path: Path) -> None:
 
 
 def test_scores_are_those_of_the_scorers() -> None:
-    from emu.routing.base import Signal
+    from emu.routing.policies import Signal
 
     scorers = example("llmd_scorers").WeightedScorers
     signals = [Signal(i, waiting, 0, 0, 10 * i, 100, 256) for i, waiting in enumerate((4, 0, 2))]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from emu.kernel.lock import Lock
+from emu.kernel.clock import Lock
 from emu.latency.base import BatchShape
 from emu.network.placement import Grid
 from emu.replica.actions import Action, Move

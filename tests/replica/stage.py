@@ -12,8 +12,7 @@ from typing import Any
 from unittest import mock
 
 from emu.config.schema import FcfsTable, VllmTable
-from emu.kernel.clock import NEVER, Actor, Kernel
-from emu.kernel.lock import Lock
+from emu.kernel.clock import NEVER, Actor, Kernel, Lock
 from emu.latency.linear import LinearBackend
 from emu.network.placement import Grid
 from emu.replica import events as ev

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from emu.errors import InvalidTransition, UnexpectedEvent
-from emu.kernel.clock import AT_DUE, NEVER, NOW
-from emu.kernel.priorities import PRIORITY_REPLICA, PRIORITY_WATCHER
+from emu.kernel.clock import AT_DUE, NEVER, NOW, PRIORITY_REPLICA, PRIORITY_WATCHER
 from emu.replica import actions as act
 from emu.replica import actor as actors
 from emu.replica import events as ev

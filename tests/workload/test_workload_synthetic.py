@@ -18,7 +18,7 @@ from emu.config.schema import (
 )
 from emu.errors import InputError
 from emu.workload import open_workload
-from emu.workload.distributions import arrival_stream, length_sampler
+from emu.workload.synthetic import arrival_stream, length_sampler
 from tests.workload.helpers_workload import follower, open_synthetic, rows
 
 FIXED = LengthsTable(distribution="fixed", value=10)

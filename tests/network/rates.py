@@ -1,0 +1,20 @@
+"""What the records of a flow table say of this instant."""
+
+from emu.network.flows import FlowTable
+from emu.network.links import UNITS_PER_RATE
+
+
+def rate_of(table: FlowTable, flow_id: int) -> float:
+    """Present rate of a transfer, all parts, in bytes per second."""
+    table.recount()  # applies what has changed at this instant
+    transfer = table.transfer(flow_id)
+    assert transfer is not None
+    return sum(flow.rate for flow in transfer.flows) / UNITS_PER_RATE
+
+
+def utilization(table: FlowTable, link: int) -> float:
+    """Part of a link's present capacity in use; 0 for a link that is down."""
+    table.recount()
+    record = table.links[link]
+    used = sum(flow.rate for flow in record.running.values())
+    return used / record.capacity if record.capacity else 0.0
