@@ -28,14 +28,14 @@ request units
 scheduling/base scheduling/cohort scheduling/ledger scheduling/running scheduling/stages
 scheduling/vllm scheduling/waiting scheduling/simple scheduling/verifying
 kv/pool kv/blocks kv/freelist kv/hashing kv/radix
-migration/watcher migration/outbound migration/destinations migration/transfer
+migration/watcher migration/outbound migration/transfer
 network/carrier network/flows network/links
 latency/base latency/packing latency/engine_steps
 latency/roofline latency/kernels
 replica/actor replica/completion replica/crash replica/inbound replica/pipelined replica/ports
 replica/prerequisites replica/replica replica/serving replica/table
 routing/policies
-cluster/cluster cluster/dispatch cluster/gateway cluster/recorder
+cluster/cluster cluster/gateway cluster/recorder
 report/records report/sums report/itl report/csvtext report/timeseries
 """.split()  # noqa: SIM905
 

@@ -574,7 +574,7 @@ PLANTED = (
     ),
     Planted(
         "a destination that failed is tried first again",
-        "migration/destinations.py",
+        "migration/watcher.py",
         "        if self.failures:\n            candidates = sorted(",
         "        if False:\n            candidates = sorted(",
     ),
@@ -598,7 +598,7 @@ PLANTED = (
     ),
     Planted(
         "a locked replica is shown to a policy of a user's own",
-        "migration/destinations.py",
+        "migration/watcher.py",
         "            if replica is self._source or replica.lock.is_held:\n",
         "            if replica is self._source:\n",
     ),
@@ -696,13 +696,13 @@ PLANTED = (
     ),
     Planted(
         "a freeze that went on is declared dead",
-        "faults/replicas.py",
+        "faults/handlers.py",
         "        if is_same():\n            injector.recovery.crash",
         "        if True:\n            injector.recovery.crash",
     ),
     Planted(
         "memory comes back to another life",
-        "faults/replicas.py",
+        "faults/handlers.py",
         "        if replica.incarnation == incarnation:\n            told = partial",
         "        if True:\n            told = partial",
     ),
@@ -714,7 +714,7 @@ PLANTED = (
     ),
     Planted(
         "a fault of memory that a crash was faster than is said to strike",
-        "faults/replicas.py",
+        "faults/handlers.py",
         "        if blocks < 0:\n",
         "        if False:\n",
     ),
@@ -726,7 +726,7 @@ PLANTED = (
     ),
     Planted(
         "a stale directory lies always",
-        "faults/replicas.py",
+        "faults/handlers.py",
         "rng.random() >= fault.probability:\n            return False\n",
         "rng.random() >= fault.probability:\n            return True\n",
     ),
@@ -738,7 +738,7 @@ PLANTED = (
     ),
     Planted(
         "a straggler that ends makes its replica as new",
-        "faults/replicas.py",
+        "faults/handlers.py",
         "        slowdown = replica.slowdown / fault.factor\n",
         "        slowdown = 1.0\n",
     ),
@@ -762,7 +762,7 @@ PLANTED = (
     ),
     Planted(
         "the first of two frozen views that ends thaws both",
-        "faults/replicas.py",
+        "faults/handlers.py",
         "                sight.thaw()\n",
         "                sight.thaw()\n                sight.thaw()\n",
     ),

@@ -38,7 +38,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     (
         "a straggler's factor is added, not multiplied",
-        "faults/replicas.py",
+        "faults/handlers.py",
         "SlowdownSet(factor=replica.slowdown * fault.factor)",
         "SlowdownSet(factor=replica.slowdown + fault.factor)",
     ),
@@ -50,7 +50,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     (
         "a straggler stays slow after its end",
-        "faults/replicas.py",
+        "faults/handlers.py",
         "        slowdown = replica.slowdown / fault.factor\n",
         "        slowdown = replica.slowdown\n",
     ),
@@ -210,43 +210,43 @@ BUGS: Final[tuple[Bug, ...]] = (
     # --- planners -------------------------------------------------------------------------------
     (
         "blitz: up to the top of the interval",
-        "autoscale/demand.py",
+        "autoscale/planner.py",
         "        change = (interval.low + interval.high + 1) // 2 - count\n",
         "        change = interval.high - count\n",
     ),
     (
         "blitz: bounds of decode swapped",
-        "autoscale/demand.py",
+        "autoscale/planner.py",
         "    low = max(_ceil(counts.blocks_used, table.decode_upper * blocks), kv_min)\n",
         "    low = max(_ceil(counts.blocks_used, table.decode_lower * blocks), kv_min)\n",
     ),
     (
         "blitz: queued tokens count half",
-        "autoscale/demand.py",
+        "autoscale/planner.py",
         "    low = max(_ceil(counts.queued_tokens, table.prefill_upper_s * prefill_rate), kv_min)\n",
         "    low = max(_ceil(counts.queued_tokens, 2 * table.prefill_upper_s * prefill_rate), kv_min)\n",
     ),
     (
         "hpa: floor instead of ceiling",
-        "autoscale/hpa.py",
+        "autoscale/planner.py",
         "    return math.ceil(load / target - 1e-9)",
         "    return math.floor(load / target - 1e-9)",
     ),
     (
         "hpa: tolerance of a half",
-        "autoscale/hpa.py",
+        "autoscale/planner.py",
         "_TOLERANCE: Final = 0.1",
         "_TOLERANCE: Final = 0.5",
     ),
     (
         "hpa: loading replicas are ordered twice",
-        "autoscale/hpa.py",
+        "autoscale/planner.py",
         "        ratio = load / (total * target)\n",
         "        ratio = load / (ready * target)\n",
     ),
     (
         "hpa: goes up by the highest recommendation",
-        "autoscale/hpa.py",
+        "autoscale/planner.py",
         "self._lowest = Window(s_to_ns(table.scale_up_stabilization_s), highest=False)",
         "self._lowest = Window(s_to_ns(table.scale_up_stabilization_s), highest=True)",
     ),
@@ -278,19 +278,19 @@ BUGS: Final[tuple[Bug, ...]] = (
     # --- time to live, recovery, clients --------------------------------------------------------
     (
         "host copies never expire",
-        "autoscale/hostcache.py",
+        "autoscale/loads.py",
         "now_ns - self._touched_ns[machine] < self._ttl_ns",
         "now_ns - self._touched_ns[machine] < 1 << 62",
     ),
     (
         "host copies expire at once",
-        "autoscale/hostcache.py",
+        "autoscale/loads.py",
         "        if self._users[machine]:\n            return True\n",
         "",
     ),
     (
         "spares never expire",
-        "autoscale/draft.py",
+        "autoscale/plans.py",
         "self.snapshot.now_ns - view.shut_ns < ttl_ns",
         "self.snapshot.now_ns - view.shut_ns < 1 << 62",
     ),

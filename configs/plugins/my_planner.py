@@ -8,7 +8,7 @@ nothing waits; one more decode replica while more than 70 % of the KV blocks are
 below 20 %. Nothing changes while a replica is still loading.
 """
 
-from emu.autoscale.demand import Demand, Rates, scan
+from emu.autoscale.planner import Demand, Rates, scan
 from emu.autoscale.snapshot import Snapshot
 from emu.config.schema import AutoscaleTable
 

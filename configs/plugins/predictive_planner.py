@@ -14,7 +14,7 @@ that waits is worked off within `BACKLOG_S`.
 import math
 from collections import deque
 
-from emu.autoscale.demand import Demand, Rates
+from emu.autoscale.planner import Demand, Rates
 from emu.autoscale.snapshot import Snapshot
 from emu.config.schema import AutoscaleTable
 from emu.policy import Context

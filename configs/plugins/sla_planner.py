@@ -15,7 +15,7 @@ replicas for its output tokens at the largest batch whose corrected ITL still me
 
 import math
 
-from emu.autoscale.demand import Demand, Rates, scan
+from emu.autoscale.planner import Demand, Rates, scan
 from emu.autoscale.snapshot import Snapshot
 from emu.config.schema import AutoscaleTable
 from emu.policy import Context

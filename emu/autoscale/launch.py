@@ -14,8 +14,7 @@ from typing import Final, Protocol
 import msgspec
 
 from emu.autoscale.actions import Load, Role, Target
-from emu.autoscale.hostcache import HostCache
-from emu.autoscale.loads import ActiveLoad, Loader, LoadWorld, Weights
+from emu.autoscale.loads import ActiveLoad, HostCache, Loader, LoadWorld, Weights
 from emu.autoscale.snapshot import Site
 from emu.config.schema import AutoscaleTable
 from emu.kernel.clock import PRIORITY_PLANNER, Kernel

@@ -28,13 +28,10 @@ from emu.autoscale.actions import (
     involved,
     words,
 )
-from emu.autoscale.demand import Demand, Rates
-from emu.autoscale.hostcache import HostCache
 from emu.autoscale.launch import Launches, ScalerWorld
-from emu.autoscale.loads import Weights
-from emu.autoscale.planner import make_planner
-from emu.autoscale.sight import Sight, load_of, with_load
-from emu.autoscale.snapshot import ReplicaView, Site, Snapshot
+from emu.autoscale.loads import HostCache, Weights
+from emu.autoscale.planner import Demand, Rates, make_planner
+from emu.autoscale.snapshot import ReplicaView, Sight, Site, Snapshot, load_of, with_load
 from emu.config.schema import AutoscaleTable
 from emu.errors import InputError, InvariantViolation
 from emu.kernel.clock import PARK, PRIORITY_CONTROL, PRIORITY_PLANNER, Actor
@@ -205,7 +202,7 @@ class Scaler(Launches, Actor):
         if not self._world.is_only:
             snapshot = self._with_room(snapshot, demand)
         self.last_demand, self.looked_ns = demand, now.now_ns
-        from emu.autoscale.detours import detour  # a run without a planner needs no plans
+        from emu.autoscale.plans import detour  # a run without a planner needs no plans
 
         actions = detour(self._plan(snapshot, demand), snapshot, self.table)
         if self._on_look is not None:
@@ -254,16 +251,16 @@ class Scaler(Launches, Actor):
 
     def _plan(self, snapshot: Snapshot, demand: Demand) -> list[Action]:
         if self.table.planner == "hpa" or demand.colocated:
-            from emu.autoscale.serverless_plan import colocated_plan
+            from emu.autoscale.plans import colocated_plan
 
             return colocated_plan(snapshot, demand, self.table)
         if self.table.executor == "serverless":
-            from emu.autoscale.serverless_plan import serverless_plan
+            from emu.autoscale.plans import serverless_plan
 
             return serverless_plan(snapshot, demand, self.table)
         if not (demand.prefill or demand.decode or self._shut_ns):
             return []  # as the plan would say, after a look at every replica
-        from emu.autoscale.blitz_plan import blitz_plan
+        from emu.autoscale.plans import blitz_plan
 
         return blitz_plan(snapshot, demand, self.table, self._sites)
 

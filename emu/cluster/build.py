@@ -16,7 +16,7 @@ from emu.autoscale.actions import Action, words
 from emu.catalogue import sizes
 from emu.catalogue.lookup import lookup_gpu
 from emu.cluster.backends import SharedBackends, tower_costs
-from emu.cluster.dispatch import Dispatch
+from emu.cluster.gateway import Dispatch
 from emu.cluster.plan import Place, Plan, ReplicaPlan, groups_of, plugins_of, tier_place, tier_users
 from emu.config.names import is_import_path
 from emu.config.schema import VllmTable
@@ -43,18 +43,16 @@ from emu.scheduling.registry import make_scheduler
 from emu.units import GIB, gbps_to_bytes_per_s, ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
-    from emu.autoscale.demand import Demand
     from emu.autoscale.kv_reject import KvRejecter
+    from emu.autoscale.planner import Demand
     from emu.autoscale.scaler import Scaler
     from emu.autoscale.snapshot import Snapshot
     from emu.cluster.insight import Insight
     from emu.config.schema import Config
     from emu.faults.injector import Handler
     from emu.latency.features import EncoderFleet
-    from emu.migration.destinations import OnTaken
     from emu.migration.live import LiveMigrator, LiveWorld
-    from emu.migration.watcher import Watcher
-    from emu.migration.world import MigrationWorld
+    from emu.migration.watcher import MigrationWorld, OnTaken, Watcher
     from emu.report.history import History
 
 # --------------------------------------------------------------------------------------------------
@@ -375,9 +373,8 @@ def build_watchers(
     """The watchers that hand over prefilled KV, by the replica's id. `worlds`: of each model."""
     if all(plan.role == "colocated" for plan in shared.plan.replicas):
         return {}
-    from emu.migration.destinations import Destinations
     from emu.migration.outbound import Kv
-    from emu.migration.watcher import Watcher, name_of
+    from emu.migration.watcher import Destinations, Watcher, name_of
 
     on_taken: OnTaken | None = None
     if history is not None and history.follows_steps:

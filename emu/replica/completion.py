@@ -8,6 +8,7 @@ to the replica's actions; observers (gaps, the trace, histories) are told here, 
 from __future__ import annotations
 
 from array import array
+from itertools import islice
 from operator import sub
 from typing import Final
 
@@ -20,7 +21,7 @@ from emu.replica.states import PREFILL_TYPE, ReplicaState
 from emu.request import Request, Status
 from emu.scheduling.base import Batch, Progress
 from emu.scheduling.rotation import Rotation
-from emu.scheduling.stages import StageSpan
+from emu.scheduling.stages import StageSpan, ran_ns
 
 _HANDS_OFF: Final = frozenset(PREFILL_TYPE | {ReplicaState.SHUTTING_PREFILL})
 _COMPLETED: Final = Status.COMPLETED
@@ -78,41 +79,52 @@ def complete(
         replica.note_signal()
 
 
-def end_turns(replica: Replica, rotation: Rotation, begin: int, ended: int) -> None:
+def end_turns(replica: Replica, rotation: Rotation, begin: int, ended: int, told: int) -> None:
     """Ends `begin` to `ended` of a rotation: members get tokens, and their batch is formed again.
 
-    What the batches brought about that were in flight before the rotation is known already.
+    What the batches in flight that are not plain brought about is known already, and the front
+    end knows of the ends before `told`.
     """
     turns, count, ends = rotation.turns, len(rotation.turns), rotation.ends
-    first = max(begin, count)
-    gaps, stream = replica.observers.gaps, replica.stream
-    if stream is not None:
-        stream.turns(ends, first, ended, [len(turn.members) for turn in turns])
-    if ended > first:
-        its = ends[first:ended]
-        gaps_ns = list(map(sub, its, ends[first - count : ended - count]))
-        sizes = [len(turn.members) for turn in turns]
-        at = first % count
-        each = (sizes[at:] + sizes[:at]) * (len(its) // count + 1)
-        gaps.add_each(gaps_ns, each[: len(its)], its)
-        costs_ns = rotation.costs[0][first - count : ended - count]
-        replica.iterations += len(its)
-        replica.busy_ns += sum(its) - sum(rotation.leaves[0][first:ended]) + sum(costs_ns)
+    sizes = [len(turn.members) for turn in turns]
+    if replica.stream is not None:
+        replica.stream.turns(ends, told, ended, sizes)
+    its = ends[begin:ended]
+    first = begin if begin > count else count
+    before: list[int] = []
+    whole = rotation.whole(max(begin - count, 0), ended - count) if ended > count else []
+    in_flight = list(islice(replica.on_stages, begin, min(ended, count)))
+    if in_flight:
+        before = [batch.formed_ns for _, batch in in_flight]
+        whole = [ran_ns(spans) for spans, _ in in_flight] + whole
+    if ended > count:
+        before += ends[first - count : ended - count]
+        replica.busy_ns += sum(its[first - begin :]) - sum(rotation.leaves[0][first:ended])
+        replica.busy_ns += sum(rotation.costs[0][first - count : ended - count])
+    gaps_ns = list(map(sub, its, before))
+    replica.iterations += len(its)
+    others = []
+    for index in range(begin, min(ended, count)):
+        if turns[index].is_plain:
+            replica.busy_ns += ends[index] - in_flight[index - begin][0][0].start_ns
+        else:
+            others.append(index - begin)
     for index, turn in enumerate(turns):
-        behind = (index - first) % count
-        steps = len(range(first + behind, ended, count))
-        formed = steps + (begin <= index < ended)
+        behind = (index - begin) % count
+        formed = steps = len(range(begin + behind, ended, count))
         if not formed:
             continue
+        if begin <= index and not turn.is_plain:
+            behind += count
+            steps -= 1
         last_ns = gap_ns = run_ns = 0
         if steps:
-            before = first + behind - count
             last_ns = its[behind + (steps - 1) * count]
             gap_ns = max(gaps_ns[behind::count])
-            run_ns = sum(rotation.whole[before : ended - count : count])
+            run_ns = sum(whole[behind::count])
             replica.decode_tokens += len(turn.members) * steps
             if replica.is_metered:
-                rounds = before // count
+                rounds = (begin + behind) // count
                 shape = next_decode_shape(turn.shape, rounds) if rounds else turn.shape
                 _count_equal(replica, shape, steps)
             if replica.tells:
@@ -120,6 +132,13 @@ def end_turns(replica: Replica, rotation: Rotation, begin: int, ended: int) -> N
                 at_ns = array("q", its[behind::count])
                 _tell(replica, requests, 0, at_ns, last_ns)
         replica.scheduler.turn(turn, steps, formed, last_ns, gap_ns, run_ns)
+    at = begin % count
+    each = (sizes[at:] + sizes[:at]) * (len(its) // count + 1)
+    del each[len(its) :]
+    for place in reversed(others):
+        del its[place], each[place], gaps_ns[place]
+    replica.iterations -= len(others)
+    replica.observers.gaps.add_each(gaps_ns, each, its)
 
 
 def _stream(

@@ -66,7 +66,7 @@ class Turns:
         jitter = replica.jitter
         vary = None if jitter is None else jitter.spread
         before = 0 if jitter is None else jitter.counted
-        if rotation.planned == 0:
+        if rotation.planned == 0 and replica.has_lines:
             rotation.follow(replica.stage_lines)
         rotation.plan(rounds, replica.pipeline.free_ns, replica.stage_run_ns, vary, before)
         return rotation.due_ns
@@ -87,13 +87,20 @@ class Turns:
         if ended <= begin:
             return
         rotation.done = ended
+        told, stream = begin, replica.stream
         for index in range(begin, min(ended, count)):
+            if rotation.turns[index].is_plain:
+                continue
+            if stream is not None:
+                sizes = [len(turn.members) for turn in rotation.turns]
+                stream.turns(rotation.ends, told, index, sizes)
+            told = index + 1
             spans, batch = replica.on_stages[index]
             discount_bubbles(batch, spans)
             end_ns = spans[-1].end_ns
             gap_ns = end_ns - batch.formed_ns
             complete(replica, batch, 1, spans[0].start_ns, None, gap_ns, spans, end_ns)
-        end_turns(replica, rotation, begin, ended)
+        end_turns(replica, rotation, begin, ended, told)
         busy_ns = replica.pipeline.busy_ns
         for stage, costs_ns in enumerate(rotation.costs):
             busy_ns[stage] += sum(costs_ns[begin:ended])
@@ -109,9 +116,8 @@ class Turns:
         if replica.jitter is not None:
             replica.jitter.counted += done
         if done:
-            for _ in range(min(done, count)):
-                on_stages.popleft()
-            batches = replica.scheduler.resume(rotation, min(done, count))
+            batches = [on_stages.popleft()[1] for _ in range(min(done, count))]
+            batches = replica.scheduler.resume(rotation, batches)
             for index, batch in enumerate(batches, done + count - len(batches)):
                 on_stages.append((_spans(rotation, index), batch))
             replica.pipeline.free_ns[:] = [leaves[done + count - 1] for leaves in rotation.leaves]
@@ -152,7 +158,6 @@ def stage_left(replica: Replica, event: Event) -> int:
         rotation = rotating.rotation
         goes_on = now_ns == rotation.due_ns and rotation.planned < rotation.ends_max
         if goes_on and not (replica.posted or replica.is_paused):
-            rotating.advance(rotation.planned)
             return rotating.plan()
         rotating.unroll()
         replica.cut_ns = -1

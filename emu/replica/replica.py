@@ -575,10 +575,14 @@ class Replica:
             and self.expert_tokens is None
         )
 
+    @property
+    def has_lines(self) -> bool:
+        """Costs of decode batches in a row may be asked for as lines, here and now."""
+        return self._stage_lines is not None and self.slowdown == 1.0
+
     def stage_lines(self, shape: BatchShape) -> StageLines | None:
-        """Costs of decode batches in a row, here and now, if they are lines."""
-        if self._stage_lines is None or self.slowdown != 1.0:
-            return None
+        """Costs of decode batches in a row, if they are lines."""
+        assert self._stage_lines is not None
         lines: StageLines | None = self._stage_lines(shape)
         return lines
 

@@ -21,8 +21,8 @@ from emu.replica.states import Marker, ReplicaState
 from emu.request import Request
 
 if TYPE_CHECKING:
-    from emu.autoscale.demand import Demand
     from emu.autoscale.kv_reject import Use
+    from emu.autoscale.planner import Demand
     from emu.autoscale.snapshot import Snapshot
     from emu.latency.base import Ends
     from emu.network.carrier import Carried

@@ -26,6 +26,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from math import fsum
+from operator import mul, sub
 from typing import TYPE_CHECKING, Final, TypeAlias, final
 
 if TYPE_CHECKING:
@@ -50,9 +51,13 @@ _HEAT_COLUMNS: Final = 256
 _HEAT_FIRST_WIDTH_NS: Final = 250_000_000
 HEAT_BINS_PER_OCTAVE: Final = 4
 _HEAT_ROWS: Final = 64 * HEAT_BINS_PER_OCTAVE
-_QUARTER: Final = 2**0.25
-_HALF: Final = 2**0.5
-_THREE_QUARTERS: Final = 2**0.75
+_ROW_FIRSTS: Final = [
+    -(-part[0] * (1 << octave) // part[1])
+    for octave in range(1, 64)
+    for part in ((2 ** (quarter / 4)).as_integer_ratio() for quarter in range(4))
+]
+"""Least gap of each row of the picture over time from the fifth on (those before it take 0 and 1,
+in the first)."""
 
 
 @final
@@ -223,9 +228,7 @@ class GapLog:
         if not values:
             return
         if self._few is not None:
-            over_time = self._over_time
-            for value, count, time_ns in zip(values, counts, times, strict=True):
-                self._few.add(value, count, time_ns if over_time else -1)
+            self._few.add_each(values, counts, times if self._over_time else [-1] * len(times))
         else:
             import numpy as np
 
@@ -243,9 +246,7 @@ class GapLog:
         if not self._runs:
             return
         if self._few is not None:
-            for run, count, start_ns, first_count in self._runs:
-                start_ns = start_ns if self._over_time else -1
-                self._few.add_run(run, count, start_ns, first_count)
+            self._add_few(self._few)
             self._runs.clear()
             self._run_steps = 0
             return
@@ -270,6 +271,24 @@ class GapLog:
         empty = firsts[counts_first == 0]
         values[empty] = values[empty + 1]
         self._add(values, counts, times)
+
+    def _add_few(self, few: FewGaps) -> None:
+        """The same without numpy."""
+        values: list[int] = []
+        counts: list[int] = []
+        times: list[int] = []
+        for run, count, start_ns, first_count in self._runs:
+            if first_count:  # a first step without a gap of its own counts for nothing
+                values.append(run[0])
+                counts.append(first_count)
+            values += map(sub, run[1:], run)
+            counts += [count] * (len(run) - 1)
+            at_ns = run if first_count else run[1:]
+            if start_ns >= 0 and self._over_time:
+                times += [start_ns + end_ns for end_ns in at_ns]
+            else:
+                times += [-1] * len(at_ns)
+        few.add_each(values, counts, times)
 
     def _add(self, values: Int64Array, counts: Int64Array, times: Int64Array) -> None:
         import numpy as np
@@ -320,34 +339,30 @@ class FewGaps:
         self._heat: dict[int, int] = {}
         self._width_ns = _HEAT_FIRST_WIDTH_NS
 
-    def add_run(self, ends: array[int], count: int, start_ns: int, first_count: int) -> None:
-        """Steps of a leap, as `GapLog.add_run` has them."""
-        before_ns = 0
-        counted = first_count
-        for end_ns in ends:
-            if counted:  # a first step without a gap of its own counts for nothing
-                self.add(end_ns - before_ns, counted, start_ns + end_ns if start_ns >= 0 else -1)
-            counted = count
-            before_ns = end_ns
-
-    def add(self, value: int, count: int, time_ns: int) -> None:
-        """So many gaps of a length, at a time (-1 = unknown)."""
-        if value < 0:
-            raise ValueError(f"a gap between tokens cannot be negative: {value} ns")
-        self._samples += count
-        self._sum_ns += value * count
-        if value > self._max_ns:
-            self._max_ns = value
-        if value < self._min_ns or self._min_ns < 0:
-            self._min_ns = value
+    def add_each(self, values: list[int], counts: list[int], times_ns: list[int]) -> None:
+        """So many gaps of each length (`values`, ns), at a time each (-1 = unknown)."""
+        if not values:
+            return
+        least = min(values)
+        if least < 0:
+            raise ValueError(f"a gap between tokens cannot be negative: {least} ns")
+        self._samples += sum(counts)
+        self._sum_ns += sum(map(mul, values, counts))
+        self._max_ns = max(self._max_ns, max(values))
+        if least < self._min_ns or self._min_ns < 0:
+            self._min_ns = least
+        keys = values if self._is_exact else list(map(bin_of, values))
         by_value = self._by_value
-        key = value if self._is_exact else bin_of(value)
-        by_value[key] = by_value.get(key, 0) + count
-        if time_ns >= 0:
-            while time_ns // self._width_ns >= _HEAT_COLUMNS:
-                self._widen()
-            place = time_ns // self._width_ns * _HEAT_ROWS + row_of(value)
-            self._heat[place] = self._heat.get(place, 0) + count
+        for key, count in zip(keys, counts, strict=True):
+            by_value[key] = by_value.get(key, 0) + count
+        last_ns = max(times_ns)
+        while last_ns // self._width_ns >= _HEAT_COLUMNS:
+            self._widen()
+        heat, width_ns = self._heat, self._width_ns
+        for value, count, time_ns in zip(values, counts, times_ns, strict=True):
+            if time_ns >= 0:
+                place = time_ns // width_ns * _HEAT_ROWS + row_of(value)
+                heat[place] = heat.get(place, 0) + count
         if self._is_exact and self._samples > EXACT_SAMPLES:
             self._is_exact = False
             self._by_value = {}
@@ -450,15 +465,9 @@ class Heat:
 
 
 def row_of(value: int) -> int:
-    """`heat_row` of one gap: whole octaves, and the quarters above them."""
-    if value < 2:
-        return 0
-    octave = value.bit_length() - 1
-    part = value / (1 << octave)
-    quarter = 2 if part >= _HALF else 0
-    if part >= (_THREE_QUARTERS if quarter else _QUARTER):
-        quarter += 1
-    return min(octave * HEAT_BINS_PER_OCTAVE + quarter, _HEAT_ROWS - 1)
+    """`heat_row` of one gap."""
+    row = bisect_right(_ROW_FIRSTS, value)
+    return row + 3 if row else 0
 
 
 def heat_row(values: Int64Array) -> Int64Array:

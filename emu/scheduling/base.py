@@ -106,6 +106,8 @@ class Batch:
     """Plain decode members where the scheduler lists them; None = all of its decode cohort."""
     run_on: RunOn | None
     """Of a batch with prompts that leaps: its steps after the first one."""
+    turn: Turn | None
+    """Of a batch in flight on a pipeline that a rotation has formed: its members."""
 
     __slots__ = (
         "batch_id",
@@ -120,6 +122,7 @@ class Batch:
         "run_on",
         "shape",
         "steps_settled",
+        "turn",
     )
 
     def __init__(
@@ -143,6 +146,7 @@ class Batch:
         self.recalls = []
         self.decodes = decodes
         self.run_on = None
+        self.turn = None
 
 
 @final
@@ -474,8 +478,10 @@ class Scheduler(ABC):
         `run_ns`."""
         raise AssertionError(f"{self.policy} promises no rotations")
 
-    def resume(self, rotation: Rotation, batches: int) -> list[Batch]:
-        """The rotation is over: the last so many batches of it, which are in flight."""
+    def resume(self, rotation: Rotation, batches: list[Batch]) -> list[Batch]:
+        """The rotation is over: those of its batches that are in flight now, in order.
+
+        `batches` were in flight when it began, in order, and have ended."""
         raise AssertionError(f"{self.policy} promises no rotations")
 
     def token_receivers(self, batch: Batch) -> Iterable[Request]:

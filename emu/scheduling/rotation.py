@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from operator import add
 from typing import final
 
 from emu.latency.base import BatchShape, StageLines, next_decode_shape
@@ -28,18 +29,55 @@ Vary = Callable[[int, Sequence[int]], Sequence[int]]
 
 @final
 class Turn:
-    """The members of one batch in flight, whose batches follow each other."""
+    """The members of one batch in flight, whose batches follow each other.
+
+    It outlives the rotation: while its members stay, the next one finds it at its batch.
+    """
 
     members: list[RunningRequest]
     """In order of admission."""
     shape: BatchShape
-    """Of the first batch that is formed again."""
+    """Of the batch in flight, as far as its members decode."""
+    left: int
+    """Tokens that some member lacks, and none lacks fewer; that of the batch in flight counts."""
+    batch_id: int
+    """Of the batch in flight."""
+    is_plain: bool
+    """That batch gives each member its next token, and the one before came when it was formed."""
+    lines: StageLines | None
+    """What the batches after that one cost on each stage, if that is known and follows lines."""
+    rounds: int
+    """Batches that have been formed again since `lines` began."""
 
-    __slots__ = ("members", "shape")
+    __slots__ = ("batch_id", "is_plain", "left", "lines", "members", "rounds", "shape")
 
-    def __init__(self, members: list[RunningRequest], shape: BatchShape) -> None:
+    def __init__(
+        self,
+        members: list[RunningRequest],
+        shape: BatchShape,
+        left: int,
+        batch_id: int,
+        *,
+        is_plain: bool,
+    ) -> None:
         self.members = members
         self.shape = shape
+        self.left = left
+        self.batch_id = batch_id
+        self.is_plain = is_plain
+        self.lines = None
+        self.rounds = 0
+
+    def go_on(self, batches: int, batch_id: int) -> None:
+        """So many batches have been formed again; the last one has this number."""
+        self.left -= batches
+        self.rounds += batches
+        self.batch_id = batch_id
+        self.is_plain = True
+        shape = self.shape
+        shape.decode_context_sum += batches * shape.decode_count
+        shape.decode_context_max += batches
+        shape.decode_context_min += batches
 
 
 @final
@@ -61,13 +99,14 @@ class Rotation:
     """By stage, when each batch leaves it."""
     costs: list[list[int]]
     """By stage, what each batch that is formed again takes on it."""
-    whole: list[int]
-    """The same on all stages together."""
-    _lines: list[StageLines]
-    """Of each turn, what costs follow, if they do."""
+    _follows: bool
+    """Costs of all turns follow their lines."""
+    _repeats: list[bool]
+    """By stage, whether all turns take what they take on the stage before."""
 
     __slots__ = (
-        "_lines",
+        "_follows",
+        "_repeats",
         "batch_id",
         "costs",
         "done",
@@ -76,7 +115,6 @@ class Rotation:
         "leaves",
         "planned",
         "turns",
-        "whole",
     )
 
     def __init__(self, turns: Sequence[Turn], ends_max: int, batch_id: int) -> None:
@@ -88,10 +126,10 @@ class Rotation:
         self.ends = []
         self.leaves = []
         self.costs = []
-        self.whole = []
-        self._lines = []
+        self._follows = False
+        self._repeats = []
 
-    def start(self, stage_ends: list[Sequence[int]]) -> bool:
+    def start(self, stage_ends: list[list[int]]) -> bool:
         """When each batch in flight leaves each stage. False: two of them end together."""
         self.leaves = [list(leaves) for leaves in zip(*stage_ends, strict=True)]
         self.costs = [[] for _ in self.leaves]
@@ -100,13 +138,26 @@ class Rotation:
 
     def follow(self, lines_of: Callable[[BatchShape], StageLines | None]) -> None:
         """The batches of each turn take what lines say, if there are any."""
-        found: list[StageLines] = []
         for turn in self.turns:
-            lines = lines_of(turn.shape)
-            if lines is None:
-                return
-            found.append(lines)
-        self._lines = found
+            if turn.lines is None:
+                turn.rounds = 0
+                turn.lines = lines_of(next_decode_shape(turn.shape, 1))
+                if turn.lines is None:
+                    return
+        self._follows = True
+        repeats = [False] + [True] * (len(self.leaves) - 1)
+        for turn in self.turns:
+            lines = turn.lines
+            assert lines is not None
+            firsts, growths, leasts, _ = lines
+            for stage in range(1, len(repeats)):
+                if (
+                    firsts[stage] != firsts[stage - 1]
+                    or growths[stage] != growths[stage - 1]
+                    or leasts[stage] != leasts[stage - 1]
+                ):
+                    repeats[stage] = False
+        self._repeats = repeats
 
     def plan(
         self,
@@ -130,13 +181,10 @@ class Rotation:
         at = self.planned
         self.planned = until = min(self.ends_max, at + rounds * count)
         own: list[list[int]]
-        if self._lines:
+        if self._follows:
             own = self._along(before, rounds, until - at)
         else:
-            runs = [
-                costs_of(next_decode_shape(turn.shape, before) if before else turn.shape, rounds)
-                for turn in turns
-            ]
+            runs = [costs_of(next_decode_shape(turn.shape, before + 1), rounds) for turn in turns]
             own = []
             for stage in range(len(leaves)):
                 column = [0] * (rounds * count)
@@ -148,7 +196,6 @@ class Rotation:
             own = [list(column) for column in zip(*each, strict=True)]
         for known, column in zip(self.costs, own, strict=True):
             known += column
-        self.whole += map(sum, zip(*own, strict=True))
         if len(last) == 2:
             _pass_two(own, leaves, last, at)
         elif len(last) == 4:
@@ -160,18 +207,17 @@ class Rotation:
         """What so many batches take on each stage, after `before` rounds."""
         own: list[list[int]] = []
         count = len(self.turns)
-        for stage in range(len(self.leaves)):
+        for stage, repeats in enumerate(self._repeats):
+            if repeats:
+                own.append(own[-1])
+                continue
             column = [0] * (rounds * count)
-            for index, (firsts, growths, leasts, shift) in enumerate(self._lines):
-                first, growth, least = firsts[stage], growths[stage], leasts[stage]
-                if stage and (first, growth, least) == (
-                    firsts[stage - 1],
-                    growths[stage - 1],
-                    leasts[stage - 1],
-                ):
-                    column[index::count] = own[-1][index::count]
-                    continue
-                first += before * growth
+            for index, turn in enumerate(self.turns):
+                lines = turn.lines
+                assert lines is not None
+                firsts, growths, leasts, shift = lines
+                growth, least = growths[stage], leasts[stage]
+                first = firsts[stage] + (turn.rounds + before) * growth
                 if growth:
                     run = [cost >> shift for cost in range(first, first + growth * rounds, growth)]
                 else:
@@ -179,8 +225,17 @@ class Rotation:
                 if run[0] < least:
                     run = [cost if cost > least else least for cost in run]
                 column[index::count] = run
+            if batches < len(column):
+                del column[batches:]
             own.append(column)
-        return [column[:batches] for column in own]
+        return own
+
+    def whole(self, begin: int, end: int) -> list[int]:
+        """What batches `begin` to `end` of those formed again take on all stages, ns."""
+        total = self.costs[0][begin:end]
+        for costs in self.costs[1:]:
+            total = list(map(add, total, costs[begin:end]))
+        return total
 
     @property
     def due_ns(self) -> int:

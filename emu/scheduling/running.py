@@ -476,30 +476,16 @@ class RunningSet:
         ends_max = 1 << 62
         turns: list[Turn] = []
         for index, batch in enumerate(batches):
-            records = self.records[batch.batch_id]
-            if len(records) > tokens_max:
+            turn = batch.turn or self._turn(batch)
+            if turn is None or len(turn.members) > tokens_max:
                 return None
-            shape = BatchShape()
-            shape.sequences = shape.decode_count = len(records)
-            least = most = records[0][2]
-            total, steps = 0, ends_max
-            for one, _, target in records:
-                request = one.request
-                generated = request.generated_tokens
-                if not one.is_alive or target < request.prompt_tokens + generated:
+            for one in turn.members:
+                if not one.is_alive:
                     return None
-                total += target
-                if target > most:
-                    most = target
-                elif target < least:
-                    least = target
-                if request.output_tokens - generated < steps:
-                    steps = request.output_tokens - generated
-            shape.decode_context_sum = total
-            shape.decode_context_max, shape.decode_context_min = most, least
-            ends_max = min(ends_max, (steps - 1) * count + index)
-            members += len(records)
-            turns.append(Turn([one for one, _, _ in records], shape))
+            if (turn.left - 1) * count + index < ends_max:
+                ends_max = (turn.left - 1) * count + index
+            members += len(turn.members)
+            turns.append(turn)
         if members != len(self.requests):
             return None
         # In so many batches of its own, a member takes a block at most each time that one is full.
@@ -507,6 +493,32 @@ class RunningSet:
             ends_max, self.ledger.pool.blocks_free // members * self.limits.block_size * count
         )
         return Rotation(turns, ends_max, self.next_batch_id) if ends_max > 0 else None
+
+    def _turn(self, batch: Batch) -> Turn | None:
+        """The members of a batch in flight, if each gets a token with it."""
+        members: list[RunningRequest] = []
+        records = self.records[batch.batch_id]
+        left = total = most = 0
+        least = 1 << 62
+        formed_ns, is_plain = batch.formed_ns, not batch.chunks
+        for one, _, target in records:
+            request = one.request
+            generated = request.generated_tokens
+            if target < request.prompt_tokens + generated:
+                return None
+            members.append(one)
+            total += target
+            if target > most:
+                most = target
+            if target < least:
+                least = target
+            if not left or request.output_tokens - generated < left:
+                left = request.output_tokens - generated
+            if request.last_token_ns != formed_ns:
+                is_plain = False
+        count = len(members)
+        shape = BatchShape(None, None, count, total - count, most - 1, least - 1, count)
+        return Turn(members, shape, left, batch.batch_id, is_plain=is_plain)
 
     def turn(
         self, turn: Turn, ended: int, formed: int, last_ns: int, gap_ns: int, run_ns: int
@@ -531,22 +543,29 @@ class RunningSet:
             free = pool.blocks_free = pool.blocks_free - taken
             assert free >= 0
 
-    def resume(self, rotation: Rotation, batches: int) -> list[Batch]:
+    def resume(self, rotation: Rotation, batches: list[Batch]) -> list[Batch]:
         """See `Scheduler.resume`."""
-        turns, count = rotation.turns, len(rotation.turns)
-        self.next_batch_id = rotation.batch_id + rotation.done
+        turns, count, done = rotation.turns, len(rotation.turns), rotation.done
+        self.next_batch_id = rotation.batch_id + done
         found = []
-        for index in range(rotation.done + count - batches, rotation.done + count):
-            turn = turns[index % count]
-            shape = next_decode_shape(turn.shape, index // count - 1)
-            batch_id = rotation.batch_id + index - count
-            formed_ns = rotation.ends[index - count]
-            members = [one.request for one in turn.members]
-            found.append(Batch(batch_id, shape, [], 1, formed_ns, members))
+        for index, batch in enumerate(batches):
+            turn = turns[index]
+            formed = len(range(index, done, count))
+            last = index + (formed - 1) * count
+            batch_id = rotation.batch_id + last
+            self.records.pop(turn.batch_id, None)
             self.records[batch_id] = [(one, 1, one.request.computed_tokens) for one in turn.members]
-            for one in turn.members:
-                one.pending = 1
-        return found
+            if not turn.is_plain:
+                batch = Batch(batch_id, turn.shape, [], 1, 0, [one.request for one in turn.members])
+                for one in turn.members:
+                    one.pending = 1
+            batch.turn, batch.shape = turn, turn.shape
+            turn.go_on(formed, batch_id)
+            batch.batch_id = batch_id
+            batch.formed_ns = rotation.ends[last]
+            found.append(batch)
+        at = done % count if done > count else 0
+        return found[at:] + found[:at]
 
     # --- checks -----------------------------------------------------------------------------
     def recount(self) -> list[str]:

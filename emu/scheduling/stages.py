@@ -49,7 +49,15 @@ class Pipeline:
 
 def bubble_ns(spans: Sequence[StageSpan], formed_ns: int) -> int:
     """Time from formation to the last end in which the batch was on no stage."""
-    return spans[-1].end_ns - formed_ns - sum(span.end_ns - span.start_ns for span in spans)
+    return spans[-1].end_ns - formed_ns - ran_ns(spans)
+
+
+def ran_ns(spans: Sequence[StageSpan]) -> int:
+    """What a batch takes on all stages together."""
+    total = 0
+    for _, start_ns, end_ns in spans:
+        total += end_ns - start_ns
+    return total
 
 
 def discount_bubbles(batch: Batch, spans: Sequence[StageSpan]) -> None:

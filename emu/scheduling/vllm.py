@@ -777,7 +777,7 @@ class VllmScheduler(Scheduler):
         """See `Scheduler.turn`."""
         self.running.turn(turn, ended, formed, last_ns, gap_ns, run_ns)
 
-    def resume(self, rotation: Rotation, batches: int) -> list[Batch]:
+    def resume(self, rotation: Rotation, batches: list[Batch]) -> list[Batch]:
         """See `Scheduler.resume`."""
         return self.running.resume(rotation, batches)
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from emu.autoscale.actions import Action, Help, Load, Target
-from emu.autoscale.detours import OWN, detour, hops
+from emu.autoscale.plans import OWN, detour, hops
 from emu.autoscale.snapshot import Snapshot
 from emu.config.schema import AutoscaleTable
 from emu.replica.states import Marker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from emu.autoscale.hostcache import HostCache, HostMemory
+from emu.autoscale.loads import HostCache, HostMemory
 from emu.config.schema import AutoscaleTable
 
 S = 1_000_000_000

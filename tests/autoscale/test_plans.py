@@ -18,12 +18,10 @@ from emu.autoscale.actions import (
     Shut,
     Target,
 )
-from emu.autoscale.blitz_plan import blitz_plan
-from emu.autoscale.demand import Demand
-from emu.autoscale.hpa import HpaPlanner, Window, recommend
-from emu.autoscale.presets import static_roles
-from emu.autoscale.serverless_plan import colocated_plan, serverless_plan
+from emu.autoscale.planner import Demand, HpaPlanner, Window, recommend
+from emu.autoscale.plans import blitz_plan, colocated_plan, serverless_plan
 from emu.autoscale.snapshot import ReplicaView, Site, Snapshot
+from emu.cluster.plan import static_roles
 from emu.config.load import config_from_dict
 from emu.config.presets import PRESETS
 from emu.config.schema import AutoscaleTable, ReplicaTable

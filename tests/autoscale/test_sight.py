@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from emu.autoscale.sight import SAMPLES_PER_DELAY, Sight
-from emu.autoscale.snapshot import ReplicaView, Snapshot
+from emu.autoscale.snapshot import SAMPLES_PER_DELAY, ReplicaView, Sight, Snapshot
 from emu.replica.states import ReplicaState
 
 S = ReplicaState

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from emu.autoscale.actions import Load
-from emu.autoscale.demand import scan
+from emu.autoscale.planner import scan
 from emu.cluster.cluster import Cluster
 from emu.migration.transfer import MigratingBatch, kv_bytes
 from emu.replica.events import KvDelivered

@@ -116,7 +116,7 @@ def test_what_is_no_policy_is_one_line(
 
 
 PLANNER = """\
-from emu.autoscale.demand import Demand
+from emu.autoscale.planner import Demand
 class P:
     needs_ticks = True
     def __init__(self, table, rates): pass

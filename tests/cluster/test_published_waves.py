@@ -14,7 +14,7 @@ import pytest
 
 from emu.astra.parity import Flight, Instance, ParityOptions, ParityRun, read_requests
 from emu.astra.trace import Graph
-from emu.cluster.dispatch import Dispatch
+from emu.cluster.gateway import Dispatch
 from emu.replica.replica import Replica
 from tests.astra import golden
 from tests.cluster.test_published_examples import run_example

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
-from emu.autoscale.sight import Sight
-from emu.autoscale.snapshot import Snapshot
+from emu.autoscale.snapshot import Sight, Snapshot
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.config.schema import FaultTable

@@ -217,7 +217,7 @@ def test_a_scheduler_sees_a_context_too(tmp_path: Path) -> None:
 
 
 def test_a_planner_sees_figures_of_the_past_where_metrics_are_late(tmp_path: Path) -> None:
-    from emu.autoscale.demand import Demand
+    from emu.autoscale.planner import Demand
 
     seen: dict[float, list[float]] = {}
 

@@ -9,7 +9,7 @@ import pytest
 from tests.cli.helpers import emu
 
 PLUGINS = """\
-from emu.autoscale.demand import Demand
+from emu.autoscale.planner import Demand
 from emu.scheduling.vllm import VllmScheduler
 
 
