@@ -85,6 +85,8 @@ class Recovery:
     # --- losses -------------------------------------------------------------------------------
     def crash(self, replica: Replica, cause: str, *, back_ns: int = -1) -> None:
         """The replica dies now. `back_ns`: it is back after so long (-1: as configured)."""
+        from emu.migration.messages import DestinationLost  # 46 classes, for runs with roles
+
         cluster = self.cluster
         before = replica.state
         assert before is not S.FAILED
@@ -104,12 +106,9 @@ class Recovery:
         if cluster.live is not None:
             lost += cluster.live.lose(replica)
         replica.actor.tell(Commanded(to=S.FAILED, writer="fault", cause=cause))
-        if cluster.watchers:
-            from emu.migration.messages import DestinationLost
-
-            for other in cluster.watchers.values():
-                if other is not watcher:
-                    other.tell(DestinationLost(replica.replica_id))
+        for other in cluster.watchers.values():
+            if other is not watcher:
+                other.tell(DestinationLost(replica.replica_id))
         self.lost(lost, "replica_lost")
         self._come_back(replica, back_ns)
 
