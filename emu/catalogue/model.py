@@ -1,6 +1,6 @@
 """The architecture of a language model: the facts that its size, KV and speed follow from.
 
-Owns `ModelSpec` and nothing else; `hf.py` makes one from a Hugging Face `config.json`,
+Owns `ModelSpec` and nothing else; `lookup.py` makes one from a Hugging Face `config.json`,
 `sizes.py` derives parameters and bytes from it. A spec is immutable and holds no weights.
 """
 

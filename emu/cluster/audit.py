@@ -17,8 +17,7 @@ from emu.errors import InvariantViolation
 from emu.replica.replica import Replica
 from emu.replica.states import GPU_ROLE
 from emu.replica.tiering import READ, WRITE
-from emu.report.models import ModelFacts
-from emu.report.summary import RunFacts
+from emu.report.summary import ModelFacts, RunFacts
 from emu.scheduling.speculation import SpeculationCounts
 from emu.units import NS_PER_S
 

@@ -239,12 +239,12 @@ def build_replica(
         import numpy as np
 
         replica.expert_tokens = np.zeros(experts.count, dtype=np.int64)
-        replica.is_metered = True
+        replica.meter()
     blocks = scheduler.block_pool
     if blocks is not None and blocks.tiers:
         replica.tier_traffic = TierTraffic(shared.network, plan.gpus, shared.tiers.kinds, blocks)
     if config.power is not None:
-        replica.is_metered = True
+        replica.meter()
         replica.standby_limit_ns = s_to_ns(config.power.gpu_standby_s)
     replica.activation_token_bytes = plan.model.hidden * sizes.weight_bytes(
         1, sizes.activation_dtype(plan.model, plan.dtype)

@@ -14,8 +14,9 @@ from emu.errors import InputError, PluginError
 from emu.kernel.clock import PRIORITY_CONTROL, Kernel
 from emu.latency.base import BatchShape
 from emu.plugins import make_plugin
-from emu.policy.context import Books, Context
-from emu.policy.views import (
+from emu.policy import (
+    Books,
+    Context,
     Ended,
     OwnAdmission,
     OwnEviction,

@@ -22,9 +22,9 @@ from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState, Writer
 from emu.report.history import History
 from emu.report.itl import GapLog
-from emu.report.models import ModelLog
 from emu.report.records import RequestLog
 from emu.report.runfiles import MarkLog, TransitionLog
+from emu.report.summary import ModelLog
 from emu.report.timeseries import ReplicaSeries, Sample, TimeseriesWriter
 from emu.request import Request, Status
 from emu.scheduling.base import Batch

@@ -12,8 +12,7 @@ from typing import Any, Final, get_args
 
 from msgspec import Struct, inspect
 
-from emu.config.check import Problem, check_document, dotted, table_info, unwrap
-from emu.config.kinds import fault_of, unions
+from emu.config.check import Problem, check_document, dotted, fault_of, table_info, unions, unwrap
 from emu.config.schema import FaultTable
 from emu.config.tables.faults import ReplicaStage, RequestStage
 from emu.errors import InputError
@@ -85,7 +84,7 @@ def _bounds(kind: inspect.Type) -> tuple[float, float]:
     return low, kind.le
 
 
-KINDS: Final[Mapping[str, FaultKind]] = MappingProxyType(
+FAULT_KINDS: Final[Mapping[str, FaultKind]] = MappingProxyType(
     {
         name: _kind(kind)
         for name, kind in unions()[FaultTable].kinds.items()

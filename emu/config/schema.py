@@ -4,7 +4,7 @@ Every key of the file is a field with its type, bounds, default and a docstring-
 (`doc(...)`) that the reference page and `emu schema` print. Units stand in the names. The tables
 stand by family in `emu/config/tables/`; this is the whole file, and where the others import tables
 from. Reading, line numbers, `--set` and suggestions live in `emu/config/load.py`; checks that need
-the catalogue live in `emu/config/semantics.py`.
+the catalogue live in `emu/config/load.py`.
 
 Annotations are evaluated here, not kept as text: msgspec would compile each of them at every start.
 """
@@ -13,7 +13,7 @@ from typing import Annotated
 
 from msgspec import field
 
-from emu.config.tables.base import (
+from emu.config.tables import (
     Count,
     Count0,
     Dtype,
@@ -31,24 +31,22 @@ from emu.config.tables.base import (
     doc,
 )
 from emu.config.tables.cluster import (
+    AutoscaleTable,
+    CommandTable,
     EncodersTable,
+    FaultTable,
     GpuTable,
+    KvRejectTable,
+    MigrationTable,
     ModelTable,
     NetworkTable,
     NodeTable,
     PlacedTensors,
     PlacementRule,
     PlacementTable,
+    RecoveryTable,
     ReplicaTable,
     ServedModelTable,
-)
-from emu.config.tables.control import (
-    AutoscaleTable,
-    CommandTable,
-    FaultTable,
-    KvRejectTable,
-    MigrationTable,
-    RecoveryTable,
 )
 from emu.config.tables.serving import (
     AiconfiguratorTable,

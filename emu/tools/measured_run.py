@@ -34,7 +34,7 @@ from emu.config.load import load_config
 from emu.errors import InputError
 from emu.latency.profile_bundle import variant_name
 from emu.process.exits import open_console
-from emu.report.measured import (
+from emu.report.compare import (
     compare_with,
     number_of,
     print_measured,
@@ -396,7 +396,7 @@ def _measured_request(
 #
 # Writes a configuration and a workload that can be changed and run again, runs them, and prints the
 # comparison. Owns no rule: `importers/measured_run.py` reads the
-# directory, `report/measured.py` compares.
+# directory, `report/compare.py` compares.
 
 
 def reproduce_command(

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from emu.config.names import WorkloadFormat
-from emu.config.tables.base import Count, Count0, NonNegative, Positive, Table, Tokens, Tokens0, doc
+from emu.config.tables import Count, Count0, NonNegative, Positive, Table, Tokens, Tokens0, doc
 
 WorkloadPreset = Literal["", "agents", "chat", "code", "conversation", "summarization"]
 
