@@ -16,8 +16,6 @@ from mypy_extensions import mypyc_attr
 from emu.cluster.gateway import Gateway
 from emu.config.schema import OutputTable
 from emu.log import Log
-from emu.migration.transfer import MigratingBatch
-from emu.migration.watcher import Watcher
 from emu.network.carrier import Carrier
 from emu.replica.ports import BatchSink
 from emu.replica.replica import Replica
@@ -34,6 +32,8 @@ from emu.scheduling.stages import StageSpan
 
 if TYPE_CHECKING:
     from emu.cluster.tracing import TraceSink
+    from emu.migration.transfer import MigratingBatch
+    from emu.migration.watcher import Watcher
 
 _COMPLETED = Status.COMPLETED
 FLOW_KINDS = ("kv", "weights", "activation")
