@@ -12,6 +12,8 @@ import math
 import tomllib
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, chain, count, cycle
+from operator import sub
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -271,11 +273,14 @@ class OutputStream:
 
     def turns(self, ends: Sequence[int], first: int, last: int, events: Sequence[int]) -> None:
         """Steps `first` to `last` of those that end at `ends`; so many events in turn."""
-        count, event_ns, free_ns = len(events), self._event_ns, self._free_ns
-        for step in range(first, last):
-            end_ns = ends[step]
-            free_ns = (end_ns if end_ns > free_ns else free_ns) + events[step % count] * event_ns
-        self._free_ns = free_ns
+        if last <= first:
+            return
+        at, event_ns = first % len(events), self._event_ns
+        works = [number * event_ns for number in chain(events[at:], events[:at])]
+        rounds, more = divmod(last - first, len(works))
+        latest_ns = max(map(sub, ends[first:last], accumulate(cycle(works), initial=0)))
+        free_ns = latest_ns if latest_ns > self._free_ns else self._free_ns
+        self._free_ns = free_ns + rounds * sum(works) + sum(works[:more])
 
     def run(self, start_ns: int, ends: Ends, events: int, *, grows: bool = False) -> int:
         """Steps that end at `start_ns + ends`, each with so many events: the last one's delay.
@@ -286,7 +291,7 @@ class OutputStream:
         if grows:  # a convex function of the step is largest at one of its ends
             latest_ns = max(ends[0], ends[-1] - (steps - 1) * work_ns)
         else:
-            latest_ns = max([ends[step] - step * work_ns for step in range(steps)])
+            latest_ns = max(map(sub, ends, count(0, work_ns)))
         free_ns = start_ns + latest_ns + steps * work_ns
         self._free_ns = max(self._free_ns + steps * work_ns, free_ns)
         begin_ns = self._free_ns - work_ns
