@@ -27,7 +27,7 @@ from emu.config.load import load_config
 from emu.report.compare import compare_runs, difference_text
 from emu.report.table import number, print_summary
 from emu.sweeps.drive import run_sweep
-from emu.sweeps.page import answer_text
+from emu.sweeps.results import answer_text
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from emu.errors import EmuError, InputError, InvariantViolation, RunError
     from emu.process.version import __version__
     from emu.sizing.plan import plan
-    from emu.sweeps.python import sweep
+    from emu.sweeps.drive import sweep
 
 __all__ = [
     "Drawing",
@@ -34,7 +34,7 @@ __all__ = [
 
 _ELSEWHERE: Final = {
     "plan": "emu.sizing.plan",
-    "sweep": "emu.sweeps.python",
+    "sweep": "emu.sweeps.drive",
     "__version__": "emu.process.version",
 }
 _ERRORS: Final = ("EmuError", "InputError", "InvariantViolation", "RunError")

@@ -244,8 +244,8 @@ PLANTED = (
     Planted(
         "what is posted during a boundary is applied at the same one",
         "replica/replica.py",
-        "            elif self.posted and not self.has_applied and",
-        "            elif self.posted and",
+        "                    if self.posted and not self.has_applied and",
+        "                    if self.posted and",
     ),
     Planted(
         "KV is applied after cancellations",

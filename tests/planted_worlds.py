@@ -320,13 +320,13 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     (
         "a cold start is left out",
-        "autoscale/launch.py",
+        "autoscale/scaler.py",
         "        cold_ns = s_to_ns(self.table.cold_start_s) if load.method in _LOCAL else 0\n",
         "        cold_ns = 0\n",
     ),
     (
         "a load's deadline is ten times as long",
-        "autoscale/launch.py",
+        "autoscale/scaler.py",
         "                world.kernel.now_ns + self._deadline_ns,\n",
         "                world.kernel.now_ns + 10 * self._deadline_ns,\n",
     ),

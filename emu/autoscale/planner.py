@@ -26,7 +26,7 @@ from emu.autoscale.snapshot import Snapshot
 from emu.config.schema import AutoscaleTable
 from emu.errors import PluginError
 from emu.plugins import make_plugin
-from emu.policy.views import shown
+from emu.policy import shown
 from emu.replica.states import ReplicaState
 from emu.units import s_to_ns
 

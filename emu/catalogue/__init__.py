@@ -1,12 +1,12 @@
 """What emu knows of models and GPUs, and what follows from a model's architecture.
 
-`model.py` holds the specs, `hf.py` reads a `config.json`, `lookup.py` finds models and GPUs,
+`model.py` holds the specs, `lookup.py` finds models and GPUs and reads a `config.json`,
 `sizes.py` derives parameters and bytes. Pure data and arithmetic; no speed is modeled here.
 """
 
-from emu.catalogue.hf import from_hf_config
 from emu.catalogue.lookup import (
     GpuSpec,
+    from_hf_config,
     list_gpus,
     list_models,
     lookup_gpu,

@@ -1,10 +1,10 @@
 """The model types that emu knows: which keys each one lists, and the layers of the unusual ones.
 
-A type is *plain* (one kind of layer, perhaps with windows or experts in some: `hf.py` reads it into
-the fields of a `ModelSpec`), *special* (a function here builds its layers one by one) or *refused*
-with a reason. A key that changes memory or cost is an error in a type that does not list it, so
-that a figure is right or absent. Formulas: the published modeling code of each family; totals are
-compared with published parameter counts in the tests.
+A type is *plain* (one kind of layer, perhaps with windows or experts in some: `lookup.py` reads it
+into the fields of a `ModelSpec`), *special* (a function here builds its layers one by one) or
+*refused* with a reason. A key that changes memory or cost is an error in a type that does not list
+it, so that a figure is right or absent. Formulas: the published modeling code of each family;
+totals are compared with published parameter counts in the tests.
 """
 
 from __future__ import annotations

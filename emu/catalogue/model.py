@@ -1,6 +1,6 @@
 """The architecture of a language model: the facts that its size, KV and speed follow from.
 
-Owns `ModelSpec` and nothing else; `hf.py` makes one from a Hugging Face `config.json`,
+Owns `ModelSpec` and nothing else; `lookup.py` makes one from a Hugging Face `config.json`,
 `sizes.py` derives parameters and bytes from it. A spec is immutable and holds no weights.
 """
 
@@ -425,11 +425,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def moe_layer_count(self) -> int:
         """Layers with experts."""
         return sum(self.moe_layers)
-
-    @property
-    def window_layer_count(self) -> int:
-        """Layers whose attention sees a window only."""
-        return sum(self.window_layers)
 
     def is_moe_layer(self, layer_index: int) -> bool:
         """Whether the MLP of a layer is a mixture of experts."""

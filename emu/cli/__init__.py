@@ -24,14 +24,13 @@ _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "start": ("init", "completion", "schema", "models", "gpus"),
         "runs": (
             *("run", "validate", "report", "compare", "sweep"),
-            *("plot", "rerun", "bundle", "log"),
+            *("plot", "rerun", "bundle", "log", "plan", "chaos", "resilience", "experiment"),
         ),
-        "live": ("serve", "observe", "learn", "calibrate"),
-        "measured": (
+        "live": (
+            *("serve", "observe", "learn", "calibrate"),
             *("import-cluster", "reproduce", "trace", "profile", "fidelity"),
             *("collective", "parity"),
         ),
-        "trials": ("plan", "chaos", "resilience", "experiment"),
         "workload": ("workload", "whatif", "export"),
     }
 )

@@ -30,10 +30,10 @@ from emu.catalogue.lookup import list_gpus, list_models, lookup_gpu, lookup_mode
 from emu.cli import every_command, groups
 from emu.cli.parser import parser_of
 from emu.config.docs import config_schema, key_table, reference_markdown
-from emu.config.faultkinds import KINDS
+from emu.config.faultkinds import FAULT_KINDS
 from emu.latency.coefficients import kernels_of
 from emu.replica.states import mermaid
-from emu.sweeps import schema
+from emu.sweeps import sweepfile
 
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
 _CLI_INTRO: Final = """\
@@ -68,18 +68,18 @@ def sweep_markdown() -> str:
     """Keys of a sweep file."""
     parts = [
         "# Sweep files\n\nEvery table and key of a sweep file. This page is generated from "
-        "`emu/sweeps/schema.py`; how to use\nthem stands in [sweeps](../sweeps.md).\n\n"
+        "`emu/sweeps/sweepfile.py`; how to use\nthem stands in [sweeps](../sweeps.md).\n\n"
         "Exactly one of `[grid]`, `[[list]]`, `[random]`, `[search]` and `[pareto]` is given. "
         "`[grid]` maps dotted\nkeys to arrays of values, each `[[list]]` table is one point. "
         "Paths are relative to the file.\n"
     ]
     for title, struct in (
-        ("Top level", schema.Sweep),
-        ("`[search]`", schema.SearchTable),
-        ("`[random]`", schema.RandomTable),
-        ("`[pareto]`", schema.ParetoTable),
-        ("Ranges (values of `keys`)", schema.RangeTable),
-        ("`[plot]`", schema.PlotTable),
+        ("Top level", sweepfile.Sweep),
+        ("`[search]`", sweepfile.SearchTable),
+        ("`[random]`", sweepfile.RandomTable),
+        ("`[pareto]`", sweepfile.ParetoTable),
+        ("Ranges (values of `keys`)", sweepfile.RangeTable),
+        ("`[plot]`", sweepfile.PlotTable),
     ):
         kind = inspect.type_info(struct)
         assert isinstance(kind, inspect.StructType)
@@ -138,7 +138,7 @@ def schema_text(kind: str) -> str:
     document = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "emu sweep",
-        **msgspec.json.schema(schema.Sweep),
+        **msgspec.json.schema(sweepfile.Sweep),
     }
     return json.dumps(document, indent=2) + "\n"
 
@@ -166,7 +166,7 @@ def kinds_table() -> str:
         "| kind | catalogue | target | strength | duration | what happens |",
         "|---|---|---|---|---|---|",
     ]
-    for name, kind in KINDS.items():
+    for name, kind in FAULT_KINDS.items():
         groups = [" or ".join([f"`{key}`" for key in group]) for group in kind.one_of]
         if kind.may:
             groups.append(", ".join(f"`{key}`" for key in kind.may) + " (optional)")

@@ -10,6 +10,7 @@ takes this way, too.
 from __future__ import annotations
 
 import argparse
+import functools
 import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -138,6 +139,7 @@ def arguments(parser: Parser, tokens: Sequence[str]) -> dict[str, Any]:
     return vars(found)
 
 
+@functools.cache
 def specs(command: Command) -> list[Spec]:
     """The parameters of a command, in order."""
     code, hints = command.__code__, typing.get_type_hints(command, include_extras=True)

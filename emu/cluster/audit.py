@@ -14,17 +14,16 @@ from emu.catalogue import sizes
 from emu.cluster.plan import Plan, ReplicaPlan
 from emu.config.schema import PowerTable, SloTable
 from emu.errors import InvariantViolation
-from emu.latency.offload import OffloadedBackend, PimDevice, pim_device
 from emu.replica.replica import Replica
 from emu.replica.states import GPU_ROLE
 from emu.replica.tiering import READ, WRITE
-from emu.report.models import ModelFacts
-from emu.report.summary import RunFacts
+from emu.report.summary import ModelFacts, RunFacts
 from emu.scheduling.speculation import SpeculationCounts
 from emu.units import NS_PER_S
 
 if TYPE_CHECKING:
     from emu.cluster.cluster import Cluster
+    from emu.latency.offload import OffloadedBackend, PimDevice
 
 # --------------------------------------------------------------------------------------------------
 # Energy of a run by part of the machine, from what the run's books say.
@@ -60,6 +59,8 @@ def energy_j(
     end_ns: int,
 ) -> dict[str, float]:
     """Energy of the whole cluster from the start to `end_ns`."""
+    from emu.latency.offload import OffloadedBackend
+
     seconds = end_ns / NS_PER_S
     machines = plan.topology.machines
     count = len(machines)
@@ -156,6 +157,8 @@ def _attended_bytes(latency: OffloadedBackend, plan: ReplicaPlan, replica: Repli
 
 
 def _device(name: str) -> PimDevice:
+    from emu.latency.offload import pim_device
+
     return pim_device(name, "config", "nodes.pim")
 
 

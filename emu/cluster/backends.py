@@ -36,7 +36,7 @@ from emu.latency.engine import HostCosts, host_costs
 from emu.latency.kernels import Ops
 from emu.latency.roofline import RooflineBackend
 from emu.plugins import make_plugin
-from emu.policy.views import shown
+from emu.policy import shown
 
 if TYPE_CHECKING:
     from emu.latency.features import TowerCosts

@@ -25,8 +25,6 @@ from emu.kv.tiers import LowerTier, chunk_tokens_for
 from emu.latency.base import LatencyBackend
 from emu.latency.context import engine_of
 from emu.latency.engine_steps import Intake, OutputStream
-from emu.migration.outbound import Kv
-from emu.migration.watcher import Destinations, MigrationWorld, OnTaken, Watcher, name_of
 from emu.network.carrier import Carrier
 from emu.network.placement import Grid
 from emu.plugins import make_plugin
@@ -54,6 +52,7 @@ if TYPE_CHECKING:
     from emu.faults.injector import Handler
     from emu.latency.features import EncoderFleet
     from emu.migration.live import LiveMigrator, LiveWorld
+    from emu.migration.watcher import MigrationWorld, OnTaken, Watcher
     from emu.report.history import History
 
 # --------------------------------------------------------------------------------------------------
@@ -240,12 +239,12 @@ def build_replica(
         import numpy as np
 
         replica.expert_tokens = np.zeros(experts.count, dtype=np.int64)
-        replica.is_metered = True
+        replica.meter()
     blocks = scheduler.block_pool
     if blocks is not None and blocks.tiers:
         replica.tier_traffic = TierTraffic(shared.network, plan.gpus, shared.tiers.kinds, blocks)
     if config.power is not None:
-        replica.is_metered = True
+        replica.meter()
         replica.standby_limit_ns = s_to_ns(config.power.gpu_standby_s)
     replica.activation_token_bytes = plan.model.hidden * sizes.weight_bytes(
         1, sizes.activation_dtype(plan.model, plan.dtype)
@@ -372,6 +371,11 @@ def build_watchers(
     history: History | None,
 ) -> dict[int, Watcher]:
     """The watchers that hand over prefilled KV, by the replica's id. `worlds`: of each model."""
+    if all(plan.role == "colocated" for plan in shared.plan.replicas):
+        return {}
+    from emu.migration.outbound import Kv
+    from emu.migration.watcher import Destinations, Watcher, name_of
+
     on_taken: OnTaken | None = None
     if history is not None and history.follows_steps:
         on_taken = partial(_note_taken, shared.kernel, history)

@@ -40,9 +40,6 @@ from emu.config.schema import FaultTable
 from emu.faults.injector import Injector
 from emu.faults.recovery import Recovery
 from emu.kernel.clock import Actor, Kernel
-from emu.migration.messages import SplitLost
-from emu.migration.transfer import MigratingBatch
-from emu.migration.watcher import Watcher
 from emu.network.carrier import Carrier
 from emu.network.topology import Topology
 from emu.plugins import make_plugin
@@ -59,6 +56,8 @@ from emu.units import s_to_ns
 
 if TYPE_CHECKING:
     from emu.autoscale.kv_reject import KvRejecter
+    from emu.migration.transfer import MigratingBatch
+    from emu.migration.watcher import Watcher
 
 S = ReplicaState
 
@@ -414,6 +413,8 @@ class Cluster:
     def drop_split(self, split: SplitBatch) -> None:
         """A part of a batch whose KV is in two halves is lost."""
         if split.first_id >= 0:
+            from emu.migration.messages import SplitLost
+
             self.watchers[split.first_id].tell(SplitLost(split))
 
     # --- cancellation -------------------------------------------------------------------------

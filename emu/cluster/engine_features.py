@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 import msgspec
 
@@ -26,6 +27,37 @@ from emu.units import NS_PER_S
 if TYPE_CHECKING:
     from emu.latency.features import LoraPlan
 
+Wrong: TypeAlias = "Callable[[str, str], NoReturn]"
+"""(key, problem): refuses the configuration."""
+
+
+def _refusing(source: str) -> Wrong:
+    def wrong(key: str, problem: str) -> NoReturn:
+        raise InputError(source, None, key, problem)
+
+    return wrong
+
+
+def _check_unused(
+    scheduler: SchedulerTable, keys: Sequence[str], switch: str, wrong: Wrong
+) -> None:
+    """Refuse keys of a feature that is off."""
+    default = VllmTable()
+    for key in keys if isinstance(scheduler, VllmTable) else ():
+        if getattr(scheduler, key) != getattr(default, key):
+            wrong(f"scheduler.{key}", f"means nothing without {switch}")
+
+
+def _check_costs(
+    latency: LatencyTable, replica: ReplicaTable, here: str, what: str, wrong: Wrong
+) -> None:
+    """Refuse a feature whose iterations nothing can cost."""
+    if latency.backend not in ("roofline", "linear"):
+        wrong("latency.backend", f"{latency.backend!r} has no cost of {what}; roofline has")
+    if replica.placement is not None or latency.attention_offload:
+        wrong(here, f"weights or attention outside the GPU cannot be combined with {what}")
+
+
 # --------------------------------------------------------------------------------------------------
 # LoRA adapters of a replica, resolved from its configuration: checks, memory, times of loads.
 #
@@ -35,6 +67,7 @@ _ADAPTER_KEYS = ("max_loras", "max_cpu_loras", "max_lora_rank")
 
 
 def adapters_table(scheduler: SchedulerTable) -> VllmTable | None:
+    """The table of a scheduler that serves adapters."""
     return scheduler if isinstance(scheduler, VllmTable) and scheduler.enable_lora else None
 
 
@@ -46,16 +79,10 @@ def check_adapters(
     source: str,
 ) -> None:
     """Refuse what does not go together. InputError names the key."""
-
-    def wrong(key: str, problem: str) -> NoReturn:
-        raise InputError(source, None, key, problem)
-
+    wrong = _refusing(source)
     table = adapters_table(scheduler)
     if table is None:
-        default = VllmTable()
-        for key in _ADAPTER_KEYS if isinstance(scheduler, VllmTable) else ():
-            if getattr(scheduler, key) != getattr(default, key):
-                wrong(f"scheduler.{key}", "means nothing without enable_lora = true")
+        _check_unused(scheduler, _ADAPTER_KEYS, "enable_lora = true", wrong)
         return
     here = "scheduler.enable_lora"
     if table.policy != "vllm":
@@ -64,10 +91,7 @@ def check_adapters(
         wrong("scheduler.max_cpu_loras", f"expected at least max_loras = {table.max_loras}")
     if replica.pipeline_parallel > 1:
         wrong("replicas.pipeline_parallel", "adapters run on one pipeline stage")
-    if latency.backend not in ("roofline", "linear"):
-        wrong("latency.backend", f"{latency.backend!r} has no cost of adapters; roofline has")
-    if replica.placement is not None or latency.attention_offload:
-        wrong(here, "weights or attention outside the GPU cannot be combined with adapters")
+    _check_costs(latency, replica, here, "adapters", wrong)
     if model.special_layers or model.latent is not None or model.experts is not None:
         wrong(here, f"adapters of {model.name}, which has more than dense layers, are not modeled")
 
@@ -121,15 +145,9 @@ def check_images(
     source: str,
 ) -> None:
     """Refuse what does not go together. InputError names the key."""
-
-    def wrong(key: str, problem: str) -> NoReturn:
-        raise InputError(source, None, key, problem)
-
-    table = images_table(scheduler)
-    if table is None:
-        for key in _IMAGE_KEYS if isinstance(scheduler, VllmTable) else ():
-            if getattr(scheduler, key):
-                wrong(f"scheduler.{key}", "means nothing without limit_mm_per_prompt")
+    wrong = _refusing(source)
+    if images_table(scheduler) is None:
+        _check_unused(scheduler, _IMAGE_KEYS, "limit_mm_per_prompt", wrong)
         return
     here = "scheduler.limit_mm_per_prompt"
     if model.tower is None:
@@ -140,10 +158,7 @@ def check_images(
         wrong("replicas.pipeline_parallel", "images are encoded on one pipeline stage")
     if replica.data_parallel_group:
         wrong("replicas.data_parallel_group", "replicas of a group do not encode images")
-    if latency.backend not in ("roofline", "linear"):
-        wrong("latency.backend", f"{latency.backend!r} has no cost of images; roofline has")
-    if replica.placement is not None or latency.attention_offload:
-        wrong(here, "weights or attention outside the GPU cannot be combined with images")
+    _check_costs(latency, replica, here, "images", wrong)
 
 
 def check_encoders(
@@ -194,10 +209,7 @@ def check_speculation(
 ) -> None:
     """Refuse what does not go together. InputError names the key."""
     here = "scheduler.speculative_config"
-
-    def wrong(key: str, problem: str) -> NoReturn:
-        raise InputError(source, None, key, problem)
-
+    wrong = _refusing(source)
     if scheduler.policy != "vllm":
         wrong(here, f"policy {scheduler.policy!r} has no speculative decoding; vllm has")
     if replica.pipeline_parallel > 1:
@@ -234,8 +246,7 @@ def check_speculation(
         )
 
 
-def _check_acceptance(drafts: SpeculativeTable, here: str, wrong: object) -> None:
-    assert callable(wrong)
+def _check_acceptance(drafts: SpeculativeTable, here: str, wrong: Wrong) -> None:
     count = drafts.num_speculative_tokens
     rates, length = drafts.synthetic_acceptance_rates, drafts.synthetic_acceptance_length
     if 0 > drafts.acceptance_rate != -1:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from emu.config.schema import RecoveryTable, RouterTable
 from emu.kernel.clock import AT_DUE, PARK, PRIORITY_WORLD, Actor, Kernel
 from emu.latency.engine_steps import Intake
-from emu.policy.views import OwnAdmission
+from emu.policy import OwnAdmission
 from emu.replica.events import Submitted
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
@@ -380,7 +380,7 @@ class Gateway(Actor):
     def _take(self, request: Request) -> None:
         """The front end has done with a request."""
         self.taking.remove(request)  # the oldest, but where routers outside choose
-        if not request.status.is_terminal:  # else its client has left
+        if request.status < _COMPLETED:  # else its client has left
             self._encode(request)
 
     def _encode(self, request: Request) -> None:

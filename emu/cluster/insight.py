@@ -7,16 +7,16 @@ watches the gateway (arrivals, ends), reads replicas when it is asked, and chang
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from emu.config.schema import Config
 from emu.errors import InputError, PluginError
 from emu.kernel.clock import PRIORITY_CONTROL, Kernel
 from emu.latency.base import BatchShape
-from emu.migration.watcher import Watcher
 from emu.plugins import make_plugin
-from emu.policy.context import Books, Context
-from emu.policy.views import (
+from emu.policy import (
+    Books,
+    Context,
     Ended,
     OwnAdmission,
     OwnEviction,
@@ -29,6 +29,9 @@ from emu.policy.views import (
 from emu.replica.replica import Replica
 from emu.request import Request
 from emu.units import ms_to_ns
+
+if TYPE_CHECKING:
+    from emu.migration.watcher import Watcher
 
 _OF_PLANNERS: Final = "autoscale.planner"
 

@@ -29,7 +29,7 @@ from emu.cluster.engine_features import (
     speculative_table,
     with_draft_layers,
 )
-from emu.config.kinds import overridden
+from emu.config.check import overridden
 from emu.config.locate import placing
 from emu.config.names import is_import_path
 from emu.config.presets import STATIC_PARTS, expand_models, prefill_part
@@ -52,7 +52,6 @@ from emu.kv.groups import KvLayout, kv_layout
 from emu.kv.memory import MemoryPlan, engine_plan
 from emu.latency.context import LatencyContext, check_collectives, engine_of
 from emu.latency.engine import EngineModel
-from emu.latency.offload import Placement, bytes_by_device
 from emu.network.placement import place
 from emu.network.topology import Topology, build_topology
 from emu.plugins import check_plugin, find_plugin
@@ -549,6 +548,8 @@ def _outside_bytes(model: ModelSpec, table: ReplicaTable, dtype: str, source: st
     """Weights of a rank that its placement keeps out of GPU memory."""
     if table.placement is None:
         return 0
+    from emu.latency.offload import Placement, bytes_by_device
+
     placement = Placement(table.placement, model.layers, source, key)
     tp = table.tensor_parallel
     outside = bytes_by_device(placement, model, tp, table.expert_parallel or tp, dtype)

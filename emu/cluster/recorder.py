@@ -16,17 +16,15 @@ from mypy_extensions import mypyc_attr
 from emu.cluster.gateway import Gateway
 from emu.config.schema import OutputTable
 from emu.log import Log
-from emu.migration.transfer import MigratingBatch
-from emu.migration.watcher import Watcher
 from emu.network.carrier import Carrier
 from emu.replica.ports import BatchSink
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState, Writer
 from emu.report.history import History
 from emu.report.itl import GapLog
-from emu.report.models import ModelLog
 from emu.report.records import RequestLog
 from emu.report.runfiles import MarkLog, TransitionLog
+from emu.report.summary import ModelLog
 from emu.report.timeseries import ReplicaSeries, Sample, TimeseriesWriter
 from emu.request import Request, Status
 from emu.scheduling.base import Batch
@@ -34,6 +32,8 @@ from emu.scheduling.stages import StageSpan
 
 if TYPE_CHECKING:
     from emu.cluster.tracing import TraceSink
+    from emu.migration.transfer import MigratingBatch
+    from emu.migration.watcher import Watcher
 
 _COMPLETED = Status.COMPLETED
 FLOW_KINDS = ("kv", "weights", "activation")

@@ -11,10 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
-from emu.autoscale.launch import ScalerWorld
 from emu.autoscale.loads import HostCache, HostMemory, Weights
 from emu.autoscale.planner import Rates
-from emu.autoscale.scaler import Scaler
+from emu.autoscale.scaler import Scaler, ScalerWorld
 from emu.autoscale.snapshot import Site
 from emu.catalogue import sizes
 from emu.cluster.plan import Plan, ReplicaPlan, override

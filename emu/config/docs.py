@@ -15,8 +15,7 @@ import msgspec
 from msgspec import inspect
 
 from emu.config import names, schema
-from emu.config.check import PARTIAL_TABLES, struct_of, table_info, unwrap
-from emu.config.kinds import KINDS, Union, unions
+from emu.config.check import KINDS, PARTIAL_TABLES, Union, struct_of, table_info, unions, unwrap
 from emu.config.presets import PRESETS
 
 _INTRO: Final = """\

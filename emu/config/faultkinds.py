@@ -12,8 +12,7 @@ from typing import Any, Final, get_args
 
 from msgspec import Struct, inspect
 
-from emu.config.check import Problem, check_document, dotted, table_info, unwrap
-from emu.config.kinds import fault_of, unions
+from emu.config.check import Problem, check_document, dotted, fault_of, table_info, unions, unwrap
 from emu.config.schema import FaultTable
 from emu.config.tables.faults import ReplicaStage, RequestStage
 from emu.errors import InputError
@@ -45,8 +44,6 @@ class FaultKind(Struct, frozen=True, kw_only=True):
     takes_duration: bool
     may_magnitude: bool
     """A crash may wait until its replica has been in the stage for a time (`after_s`)."""
-    takes_times: bool
-    takes_probability: bool
     stages: tuple[str, ...]
 
 
@@ -68,8 +65,6 @@ def _kind(table: type[FaultTable]) -> FaultKind:
         needs_duration="duration_s" in fields and fields["duration_s"].required,
         takes_duration="duration_s" in fields,
         may_magnitude=size == "after_s",
-        takes_times="times" in fields or "clients" in fields,
-        takes_probability="probability" in fields,
         stages=stages,
     )
 
@@ -85,7 +80,7 @@ def _bounds(kind: inspect.Type) -> tuple[float, float]:
     return low, kind.le
 
 
-KINDS: Final[Mapping[str, FaultKind]] = MappingProxyType(
+FAULT_KINDS: Final[Mapping[str, FaultKind]] = MappingProxyType(
     {
         name: _kind(kind)
         for name, kind in unions()[FaultTable].kinds.items()

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from emu.kernel.clock import PRIORITY_WORLD
-from emu.migration.messages import DestinationLost, SplitLost
 from emu.replica.events import Commanded, Crashed, DrainExpired, Restarted
 from emu.replica.replica import Replica
 from emu.replica.states import DRAINING, LOADING, ReplicaState
@@ -86,6 +85,8 @@ class Recovery:
     # --- losses -------------------------------------------------------------------------------
     def crash(self, replica: Replica, cause: str, *, back_ns: int = -1) -> None:
         """The replica dies now. `back_ns`: it is back after so long (-1: as configured)."""
+        from emu.migration.messages import DestinationLost  # 46 classes, for runs with roles
+
         cluster = self.cluster
         before = replica.state
         assert before is not S.FAILED
@@ -136,6 +137,8 @@ class Recovery:
             if split is None or split.first_id < 0:
                 continue
             if is_helper or is_giver or split.destination_id == replica.replica_id:
+                from emu.migration.messages import SplitLost
+
                 cluster.watchers[split.first_id].tell(SplitLost(split))
         return lost
 

@@ -16,13 +16,38 @@ from rich.console import Console
 from rich.table import Table
 
 from emu.errors import InputError
-from emu.fidelity import learning
-from emu.fidelity.board import Group, Row, Summary, answers, find_runs, rows_of, summarize, tasks_of
-from emu.fidelity.fit import Fit, fit, leave_out
+from emu.fidelity.board import (
+    Group,
+    Row,
+    Summary,
+    SystemRow,
+    answers,
+    find_runs,
+    power_rows,
+    rows_of,
+    summarize,
+    tasks_of,
+    throughput_rows,
+)
+from emu.fidelity.fit import (
+    SHOWN,
+    Fit,
+    Stage,
+    compared,
+    coverage,
+    covered,
+    evidence_of,
+    first_stage,
+    fit,
+    half,
+    leave_out,
+    prior_text,
+    slopes_of,
+    usable_runs,
+)
 from emu.fidelity.runs import METRICS, MeasuredRun
 from emu.latency.engine import DEFAULT_ENGINE, engine_text
 from emu.process.exits import open_console
-from emu.tools.systems import SystemRow, power_rows, throughput_rows
 
 _NAMES = {
     "ttft": "TTFT",
@@ -49,7 +74,7 @@ def fidelity_command(
 ) -> int:
     """Find, emulate, print. Raises InputError if no run is found.
 
-    Systems of which only a series over time is known (`emu/tools/systems.py`) follow the board in
+    Systems of which only a series over time is known (`emu/fidelity/board.py`) follow the board in
     a table of their own; nothing is fitted to them.
     """
     runs = [r for r in find_runs(directory) if not only or any(word in r.run_id for word in only)]
@@ -106,28 +131,28 @@ def _learning(
     def told(words: str) -> None:
         print(words, file=sys.stderr, flush=True)
 
-    usable = learning.usable_runs(runs)
+    usable = usable_runs(runs)
     told("every run as shipped")
     rows = rows_of(usable, list(answers(tasks_of(usable, seeds), processes)))
     told("slopes")
-    slopes = learning.slopes_of(usable, processes)
+    slopes = slopes_of(usable, processes)
     if prior_to is not None:
-        text = learning.prior_text(usable, learning.evidence_of(rows, slopes))
+        text = prior_text(usable, evidence_of(rows, slopes))
         prior_to.write_text(text, encoding="utf-8")
     document: dict[str, Any] = {"runs": len(usable)}
     console = open_console()
-    for name, experiment in (("first-stage", learning.first_stage), ("half", learning.half)):
+    for name, experiment in (("first-stage", first_stage), ("half", half)):
         if name in experiments:
             stages = experiment(usable, rows, slopes, processes, told)
             document[name] = {
                 "stages": msgspec.to_builtins(stages),
-                **msgspec.to_builtins(learning.compared(stages)),
+                **msgspec.to_builtins(compared(stages)),
             }
             if not as_json:
                 _print_stages(console, name, stages)
     if "coverage" in experiments:
-        intervals = learning.coverage(usable, rows, slopes)
-        found = learning.covered(intervals)
+        intervals = coverage(usable, rows, slopes)
+        found = covered(intervals)
         document["coverage"] = {
             "intervals": msgspec.to_builtins(intervals),
             **msgspec.to_builtins(found),
@@ -150,18 +175,18 @@ _TITLES = {
 }
 
 
-def _print_stages(console: Console, name: str, stages: Sequence[learning.Stage]) -> None:
+def _print_stages(console: Console, name: str, stages: Sequence[Stage]) -> None:
     table = Table(title=f"{_TITLES[name]}: error, %, shipped and learned", title_justify="left")
     for column in ("run", "stage", "GPU"):
         table.add_column(column)
-    for metric in learning.SHOWN:
+    for metric in SHOWN:
         table.add_column(_NAMES[metric], justify="right")
     for stage in stages:
-        cells = [f"{stage.default[m]:+.1f} {stage.learned[m]:+.1f}" for m in learning.SHOWN]
+        cells = [f"{stage.default[m]:+.1f} {stage.learned[m]:+.1f}" for m in SHOWN]
         table.add_row(stage.run_id, stage.stage, stage.gpu, *cells)
     console.print(table)
-    found = learning.compared(stages)
-    for metric in learning.SHOWN:
+    found = compared(stages)
+    for metric in SHOWN:
         worse = ", ".join(found.worse_by_a_point[metric]) or "none"
         console.print(
             f"{_NAMES[metric]}: median |error| {found.median_default[metric]:.1f} % shipped, "

@@ -338,6 +338,18 @@ class Row:
 class Kernel:
     """Simulated time. One instance is one run; nothing is shared between instances."""
 
+    # As `Replica` has them, and for the same reason.
+    # fmt: off
+    __slots__ = (
+        "_actors", "_digest", "_done", "_error", "_events_per_instant_max", "_heap",
+        "_instant_events", "_is_advancing", "_is_over", "_is_stopping", "_limit_ns", "_locks",
+        "_loop", "_note_instant", "_notice_ns", "_ready", "_running", "_sample", "_sample_ns",
+        "_sample_period_ns", "_sequence", "_tasks", "_trace", "_watch", "_watch_ns",
+        "_watch_period_ns", "events", "is_inline", "last_resort", "now_ns", "priority_reached",
+        "story",
+    )
+    # fmt: on
+
     def __init__(
         self,
         *,
@@ -639,7 +651,8 @@ class Kernel:
         self._is_advancing = False
 
     def _move_on(self) -> None:
-        heap, ready, pop = self._heap, self._ready, heapq.heappop
+        heap, ready, pop, note = self._heap, self._ready, heapq.heappop, self._note_instant
+        step = self._step if self.is_inline else self._deliver
         for _ in range(_YIELD_EVERY):
             if self._running or self._is_over:
                 return
@@ -655,19 +668,20 @@ class Kernel:
                 self.fail(self._deadlock())
                 return
             due_ns, priority, number, actor, call = pop(heap)
+            if actor is not None and actor.armed != number:
+                continue
+            if self.now_ns < due_ns <= self._notice_ns:  # as `_move_to`, without a call
+                self.now_ns = due_ns
+                self.priority_reached = priority
+                self._instant_events = 0
+                note(due_ns + priority + 1)
+            elif not self._move_to(due_ns, priority):
+                return
+            self.events += 1
             if actor is None:
-                if not self._move_to(due_ns, priority):
-                    return
-                self.events += 1
                 call()  # type: ignore[misc]
-            elif actor.armed == number:
-                if not self._move_to(due_ns, priority):
-                    return
-                self.events += 1
-                if self.is_inline:
-                    self._step(actor)
-                else:
-                    self._deliver(actor)
+            else:
+                step(actor)
         self._loop.call_soon(self._advance)  # signals, progress and other tasks have the loop
 
     def _take_ready(self) -> None:

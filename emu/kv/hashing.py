@@ -13,7 +13,6 @@ cumulative sum is one vectorized pass.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -102,6 +101,8 @@ def with_images(
     keys: list[int], images: Sequence[tuple[int, int, int]], block_size: int
 ) -> list[int]:
     """The keys where some tokens stand for images (identity, first token, tokens)."""
+    import hashlib  # loads OpenSSL, which most runs do not need
+
     keys = list(keys)
     for image, start, _ in images:
         text = f"{image} {start}".encode()
@@ -113,5 +114,7 @@ def with_images(
 
 def with_adapter(keys: list[int], adapter: str) -> list[int]:
     """The keys of the same tokens computed with a LoRA adapter."""
+    import hashlib
+
     salt = int.from_bytes(hashlib.blake2b(adapter.encode(), digest_size=7).digest(), "big")
     return [key ^ salt for key in keys]

@@ -85,6 +85,12 @@ def series(
     if first_ns >= 0:
         at = first_ns
         ends.append(first_ns)
+    if cost >> bits >= least and not added:  # the usual case, and the others are longer
+        for _ in range(steps):
+            at += cost >> bits
+            ends.append(at)
+            cost += grown
+        return array("q", ends)
     for _ in range(steps):
         step_ns = cost >> bits
         at += (step_ns if step_ns > least else least) + added

@@ -11,7 +11,7 @@ import functools
 import math
 import tomllib
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, chain, count, cycle
 from operator import sub
 from pathlib import Path
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from emu.latency.base import BatchShape, Ends
 from emu.latency.engine import REFERENCE_GBYTES_PER_S, EagerCalls, EngineModel, HostCosts, padded
-from emu.request import Request
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,8 +88,10 @@ class SamplerCost:
         self._vocab = vocab
         self._gbytes_per_s = gbytes_per_s
         has_penalties = bool(sampling.penalties)
-        self._penalty_ns = engine.penalty_ns if has_penalties else 0
-        self._penalty_sequence_ns = engine.penalty_sequence_ns if has_penalties else 0
+        self.penalty_ns = engine.penalty_ns if has_penalties else 0
+        """What the GPU waits for the host in a step: penalties need the ids of the last one."""
+        self.penalty_sequence_ns = engine.penalty_sequence_ns if has_penalties else 0
+        """The same for each row."""
 
     def gpu_ns(self, rows: int) -> int:
         """GPU time for so many rows of logits."""
@@ -110,10 +111,6 @@ class SamplerCost:
         if self._sampling.penalties:
             traffic += engine.penalty_logit_bytes * logits
         return round(total + traffic / (self._gbytes_per_s * _REACHED))
-
-    def exposed_ns(self, rows: int) -> int:
-        """What the GPU waits for the host: penalties need the ids of the last step there."""
-        return self._penalty_ns + rows * self._penalty_sequence_ns
 
 
 # --------------------------------------------------------------------------------------------------
@@ -151,6 +148,8 @@ class EngineSteps:
         self._step_ns = model.step_ns
         self._graph_layer_ns = model.graph_layer_ns
         self.sampler = SamplerCost(model, sampling, vocab, gbytes_per_s)
+        self._penalty_ns = self.sampler.penalty_ns
+        self._penalty_sequence_ns = self.sampler.penalty_sequence_ns
         self.graph_limit = model.graph_limit(max_num_seqs, max_num_batched_tokens)
         self.fused_bytes_max = fused_bytes_max
         self._overlapped = overlapped
@@ -187,18 +186,20 @@ class EngineSteps:
 
         Overlapped host work bounds a step from below; what is not overlapped comes on top.
         """
-        host_ns = self._host_step_ns + shape.sequences * self._host_sequence_ns
-        prompts = shape.prefill_new
-        tokens = shape.decode_count
-        if prompts:
-            host_ns += len(prompts) * self._host_prompt_ns
-            tokens += sum(prompts)
+        tokens = shape.decode_count + sum(shape.prefill_new)
         if shape.verify is not None:
             tokens += shape.verify.tokens
         if shape.padded_tokens > tokens:
             tokens = shape.padded_tokens
+        return self.bounds_ns(tokens, shape.sequences, len(shape.prefill_new))
+
+    def bounds_ns(self, tokens: int, sequences: int, prompts: int) -> tuple[int, int]:
+        """The same of a step of so many tokens and sequences, and chunks of prompts."""
+        host_ns = self._host_step_ns + sequences * self._host_sequence_ns
+        if prompts:
+            host_ns += prompts * self._host_prompt_ns
         launches_ns = self._launches_ns if tokens > self.graph_limit else 0
-        exposed_ns = self.sampler.exposed_ns(shape.sequences)
+        exposed_ns = self._penalty_ns + sequences * self._penalty_sequence_ns
         if self._overlapped:
             return host_ns + launches_ns, exposed_ns
         return launches_ns, exposed_ns + host_ns
@@ -233,7 +234,8 @@ class Intake:
         router outside are the replicas' own: one that is busy delays no other.
         """
         assert models
-        self._models = tuple(models)
+        self._costs = [(m.intake_ns, m.batch_wait_ns, m.prompt_token_ns) for m in models]
+        self._last = len(models) - 1
         self._free_ns = [0] * len(models)
         self._next = 0
         self._last_ready_ns = 0
@@ -241,16 +243,19 @@ class Intake:
 
     def ready_ns(self, now_ns: int, prompt_tokens: int, pin: int = -1) -> int:
         """When a request that arrives now is with an engine; `pin`: with that replica's."""
-        if pin in self._own:
+        if pin >= 0 and pin in self._own:
             return self._own[pin].ready_ns(now_ns, prompt_tokens)
         at = self._next
-        self._next = at + 1 if at + 1 < len(self._models) else 0
-        model = self._models[at]
-        self._free_ns[at] = free_ns = max(now_ns, self._free_ns[at]) + model.intake_ns
+        self._next = at + 1 if at < self._last else 0
+        intake_ns, wait_ns, token_ns = self._costs[at]
+        free_ns = self._free_ns[at]
+        self._free_ns[at] = free_ns = (now_ns if now_ns > free_ns else free_ns) + intake_ns
         # The tokenizer's thread is another one; its order is that of arrival.
-        ready_ns = free_ns + model.batch_wait_ns + prompt_tokens * model.prompt_token_ns
-        self._last_ready_ns = max(self._last_ready_ns, ready_ns)
-        return self._last_ready_ns
+        ready_ns = free_ns + wait_ns + prompt_tokens * token_ns
+        if ready_ns < self._last_ready_ns:
+            return self._last_ready_ns
+        self._last_ready_ns = ready_ns
+        return ready_ns
 
 
 class OutputStream:
@@ -261,15 +266,17 @@ class OutputStream:
         self._output_ns = model.output_ns
         self._free_ns = 0
         self.delay_ns = 0
-        """Of the tokens of the last step."""
+        """Of the tokens of the last single step."""
 
     def step(self, end_ns: int, events: int) -> int:
         """A step ended with so many events; how much later a client has its token."""
-        start_ns = end_ns if end_ns > self._free_ns else self._free_ns
+        start_ns = self._free_ns
+        if end_ns > start_ns:
+            start_ns = end_ns
         work_ns = events * self._event_ns
         self._free_ns = start_ns + work_ns
-        self.delay_ns = start_ns - end_ns + work_ns // 2 + self._output_ns
-        return self.delay_ns
+        delay_ns = self.delay_ns = start_ns - end_ns + work_ns // 2 + self._output_ns
+        return delay_ns
 
     def turns(self, ends: Sequence[int], first: int, last: int, events: Sequence[int]) -> None:
         """Steps `first` to `last` of those that end at `ends`; so many events in turn."""
@@ -282,32 +289,23 @@ class OutputStream:
         free_ns = latest_ns if latest_ns > self._free_ns else self._free_ns
         self._free_ns = free_ns + rounds * sum(works) + sum(works[:more])
 
-    def run(self, start_ns: int, ends: Ends, events: int, *, grows: bool = False) -> int:
-        """Steps that end at `start_ns + ends`, each with so many events: the last one's delay.
+    def run(self, start_ns: int, ends: Ends, first: int, events: int, grows: bool) -> int:
+        """Steps that end at `start_ns + ends[first:]`, each with so many events: the last delay.
 
         `grows`: no step after the first is shorter than the one before it.
         """
-        steps, work_ns = len(ends), events * self._event_ns
+        more, work_ns = len(ends) - 1 - first, events * self._event_ns
+        last_ns, free_ns = start_ns + ends[-1], self._free_ns
         if grows:  # a convex function of the step is largest at one of its ends
-            latest_ns = max(ends[0], ends[-1] - (steps - 1) * work_ns)
+            begin_ns, first_ns = last_ns - more * work_ns, start_ns + ends[first]
+            if begin_ns >= first_ns and begin_ns >= free_ns:  # the last step finds the CPU free
+                self._free_ns = last_ns + work_ns
+                return work_ns // 2 + self._output_ns
+            begin_ns = max(begin_ns, first_ns)
         else:
-            latest_ns = max(map(sub, ends, count(0, work_ns)))
-        free_ns = start_ns + latest_ns + steps * work_ns
-        self._free_ns = max(self._free_ns + steps * work_ns, free_ns)
-        begin_ns = self._free_ns - work_ns
-        return begin_ns - (start_ns + ends[-1]) + work_ns // 2 + self._output_ns
-
-
-def note_first(requests: Iterable[Request], delay_ns: int) -> None:
-    """These requests have their first token; their client so much later."""
-    for request in requests:
-        request.first_out_ns = request.last_out_ns = delay_ns
-
-
-def note_last(requests: Iterable[Request], delay_ns: int) -> None:
-    """The same of their last token."""
-    for request in requests:
-        request.last_out_ns = delay_ns
+            begin_ns = start_ns + max(map(sub, ends[first:], count(0, work_ns)))
+        self._free_ns = free_ns = max(begin_ns, free_ns) + (more + 1) * work_ns
+        return free_ns - work_ns - last_ns + work_ns // 2 + self._output_ns
 
 
 # --------------------------------------------------------------------------------------------------

@@ -321,6 +321,8 @@ class RooflineBackend:
         # The same for all layers of one stage without windows.
         self._is_plain = self._is_one_stage and not self.parts[0].window
         self._plain_lines: dict[int, _Line] = {}
+        self._runs: dict[int, tuple[int, int, int, int]] = {}
+        """Of decode batches that are not padded, by their sequences (see `_run`)."""
         self._has_lines = not spec.special_layers
         """Decode attention of every layer is a line over the tokens that it reads."""
         self._decode_stages: dict[tuple[int, int, int], tuple[tuple[int, ...], int, int]] = {}
@@ -614,30 +616,29 @@ class RooflineBackend:
         """Duration over all stages."""
         if not self._is_one_stage or self._is_cut(shape) or shape.verify is not None:
             return sum(self.stage_ns(shape))
-        total = self._fixed_ns(shape)
-        count = shape.decode_count
+        prompts, count = shape.prefill_new, shape.decode_count
+        tokens = count
+        if prompts:
+            tokens += sum(prompts)
+        if shape.padded_tokens > tokens:
+            tokens = shape.padded_tokens
+        total = self._fixed_ns(shape, tokens)
         if count:
             if self._is_plain:
                 start, slope = self._plain_lines.get(count) or self._stage_line(count)
                 total += (start + slope * (shape.decode_context_sum + count)) >> self._shift
             else:
                 total += self._decode_attention_ns(shape, self.parts[0])
-        if shape.prefill_new:
+        if prompts:
             total += self._prefill_attention_ns(shape, self.parts[0])
         if self.engine is not None:
-            least_ns, exposed_ns = self.engine.host_bounds_ns(shape)
+            least_ns, exposed_ns = self.engine.bounds_ns(tokens, shape.sequences, len(prompts))
             total = (total if total > least_ns else least_ns) + exposed_ns
         return total if total > 0 else 1
 
-    def _fixed_ns(self, shape: BatchShape) -> int:
-        """GPU time of an iteration on one stage that does not depend on context."""
-        prompts = shape.prefill_new
-        tokens = shape.decode_count
-        if prompts:
-            tokens += sum(prompts)
-        if shape.padded_tokens > tokens:
-            tokens = shape.padded_tokens
-        by_rows = self._of_rows[1 if prompts else 0]
+    def _fixed_ns(self, shape: BatchShape, tokens: int) -> int:
+        """GPU time on one stage that does not depend on context, of so many tokens (padded)."""
+        by_rows = self._of_rows[1 if shape.prefill_new else 0]
         try:
             return self._of_tokens[tokens] + by_rows[shape.sequences]
         except KeyError:
@@ -654,23 +655,38 @@ class RooflineBackend:
 
     def decode_ends(self, shape: BatchShape, steps: int, first_ns: int) -> Ends:
         """The same after an iteration of `first_ns`, whose end is the first element; -1 = none."""
-        if self._is_plain and shape.layers < 0 and not shape.start_layer:
-            base = self._fixed_ns(shape)
-            if base > 0:
-                count = shape.decode_count
-                seen = shape.decode_context_sum + count
-                start, slope = self._plain_lines.get(count) or self._stage_line(count)
-                start += slope * seen + (base << self._shift)
-                least_ns = exposed_ns = 0
-                if self.engine is not None:
-                    least_ns, exposed_ns = self.engine.host_bounds_ns(shape)
-                if PACKS or steps <= LOOP_MAX or "numpy" not in sys.modules:
-                    growth = slope * count
-                    return series(start, growth, self._shift, least_ns, exposed_ns, steps, first_ns)
-                return self._long_series(
-                    start, slope * count, least_ns, exposed_ns, steps, first_ns
-                )
-        return _ends_of(self._added_costs_ns(shape, steps), first_ns)
+        count = shape.decode_count
+        if shape.sequences == count and not shape.padded_tokens:
+            run = self._runs.get(count) or self._run(shape)
+        else:
+            run = self._run(shape)
+        start, slope, least_ns, exposed_ns = run
+        if slope < 0 or shape.layers >= 0 or shape.start_layer:
+            return _ends_of(self._added_costs_ns(shape, steps), first_ns)
+        start += slope * (shape.decode_context_sum + count)
+        if PACKS or steps <= LOOP_MAX or "numpy" not in sys.modules:
+            return series(start, slope * count, self._shift, least_ns, exposed_ns, steps, first_ns)
+        return self._long_series(start, slope * count, least_ns, exposed_ns, steps, first_ns)
+
+    def _run(self, shape: BatchShape) -> tuple[int, int, int, int]:
+        """Decode iterations of one stage as a line over the tokens that they read.
+
+        Its start and slope in fixed point (-1: they are not one line), and the host's bounds.
+        """
+        count = shape.decode_count
+        tokens = max(count, shape.padded_tokens)
+        base = self._fixed_ns(shape, tokens) if self._is_plain else 0
+        if base <= 0:
+            return 0, -1, 0, 0
+        start, slope = self._stage_line(count)
+        start += base << self._shift
+        least_ns = exposed_ns = 0
+        if self.engine is not None:
+            least_ns, exposed_ns = self.engine.bounds_ns(tokens, shape.sequences, 0)
+        run = start, slope, least_ns, exposed_ns
+        if shape.sequences == count and not shape.padded_tokens:
+            self._runs[count] = run
+        return run
 
     def _long_series(
         self, start: int, growth: int, least_ns: int, added_ns: int, steps: int, first_ns: int

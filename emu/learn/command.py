@@ -27,10 +27,8 @@ from emu.latency.engine import (
     values_of,
     with_values,
 )
-from emu.learn.case import Options, Server, save_case
-from emu.learn.formats import Level, read_benchmarks
-from emu.learn.observations import Emulator
-from emu.learn.session import About, Learned, Session, check_name, save, save_partial
+from emu.learn.levels import Level, Options, Server, read_benchmarks, save_case
+from emu.learn.session import About, Emulator, Learned, Session, check_name, save, save_partial
 from emu.process.exits import open_console
 
 

@@ -35,8 +35,7 @@ import numpy as np
 
 from emu.errors import RunError
 from emu.latency.engine import ENGINES
-from emu.learn.case import Options, Server
-from emu.learn.formats import Level, Sent, read_benchmarks
+from emu.learn.levels import Level, Options, Sent, Server, read_benchmarks
 from emu.rng import rng_stream
 from emu.serve.observe import Client, parse_url
 

@@ -1,9 +1,10 @@
-"""A fit from beginning to end, and what is learned as a file."""
+"""A fit from beginning to end: what levels say, the posterior of an engine's constants, a file."""
 
 from __future__ import annotations
 
+import gc
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,8 +12,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from emu.config.load import load_config
 from emu.errors import InputError
 from emu.latency.engine import (
+    DEFAULT_ENGINE,
     ENGINES,
     METRICS,
     NAMES,
@@ -25,18 +28,422 @@ from emu.latency.engine import (
     values_of,
     with_values,
 )
-from emu.learn.estimate import Estimate, most_probable, noise_factor
-from emu.learn.formats import Level
-from emu.learn.observations import (
-    Emulator,
-    Observation,
-    means,
-    measured_times,
-    observations_of,
-)
+from emu.learn.levels import Level
+from emu.process.exits import scratch
+from emu.process.pool import Workers
 from emu.process.version import __version__
 from emu.report.atomic import write_text
+from emu.report.rundata import read_run
+from emu.runs.runner import adjust, execute
+from emu.units import NS_PER_S
 
+# --- observations: means of groups of requests, with their errors ---------------------------------
+# A level is cut into cells, so that long and short prompts, and moments of low and high load, speak
+# for themselves: by the part of a probe, else by length of the prompt and by requests in flight at
+# arrival. Each cell is two observations, its mean TTFT and its mean TPOT. A level whose starts were
+# drawn is one cell: requests cannot be paired. Mean TTFT of an overloaded cell is left out: a queue
+# says nothing of a step.
+
+OVERLOADED_S: Final = 2.0
+_REQUESTS_MIN: Final = 4
+"""Of a cell; parts of a probe are designed and may have fewer."""
+_APART: Final = 1.5
+"""Prompts differ enough to be cut by length if their quartiles are this many times apart."""
+
+
+class Times(msgspec.Struct, frozen=True):
+    """Seconds of each request, in the order of the workload; NaN where it has none."""
+
+    ttft_s: Floats
+    tpot_s: Floats
+    e2e_s: Floats
+
+
+class Observation(msgspec.Struct, frozen=True):
+    """The mean of a metric over some requests."""
+
+    label: str
+    level: int
+    metric: int
+    """Index into `METRICS`."""
+    members: NDArray[np.int64]
+    error: float
+    """Relative standard error of the mean from the spread of its requests."""
+    is_high: bool
+    """In a level cut in two by load: the upper half."""
+
+
+def measured_times(levels: Sequence[Level]) -> Times:
+    """What the client measured."""
+    requests = [request for level in levels for request in level.requests]
+    ttft = np.array([r.ttft_s for r in requests])
+    e2e = np.array([r.e2e_s for r in requests])
+    between = np.array([r.output_tokens - 1 for r in requests], dtype=np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tpot = np.where(between > 0, (e2e - ttft) / between, np.nan)
+    return Times(ttft, np.where(tpot > 0, tpot, np.nan), e2e)
+
+
+def observations_of(levels: Sequence[Level], times: Times) -> list[Observation]:
+    """All observations, level by level."""
+    found: list[Observation] = []
+    begin = 0
+    for number, level in enumerate(levels):
+        count = len(level.requests)
+        least = 1 if level.requests[0].part else min(_REQUESTS_MIN, count)
+        for label, chosen, is_high in _cells(level):
+            members = begin + np.flatnonzero(chosen)
+            for metric, values in enumerate((times.ttft_s, times.tpot_s)):
+                mine = members[~np.isnan(values[members])]
+                if len(mine) < max(1, least):
+                    continue
+                kept = values[mine]
+                mean = float(kept.mean())
+                if METRICS[metric] == "ttft" and mean > OVERLOADED_S:
+                    continue
+                spread = float(kept.std(ddof=1)) if len(kept) > 1 else 0.0
+                error = spread / mean / len(kept) ** 0.5
+                name = f"{level.label}{', ' if label else ''}{label}"
+                found.append(Observation(name, number, metric, mine, error, is_high))
+        begin += count
+    return found
+
+
+def _cells(level: Level) -> list[tuple[str, NDArray[np.bool_], bool]]:
+    """(label, members, upper half by load) of each cell of a level."""
+    requests = level.requests
+    everything = np.ones(len(requests), dtype=bool)
+    parts = list(dict.fromkeys(r.part for r in requests))
+    if len(parts) > 1:
+        return [(p, np.array([r.part == p for r in requests]), False) for p in parts]
+    if level.is_drawn or len(requests) < 4 * _REQUESTS_MIN:
+        return [("", everything, False)]
+    flight = in_flight(level)
+    order = np.lexsort((np.arange(len(flight)), flight))
+    is_high = np.zeros(len(flight), dtype=bool)
+    is_high[order[len(order) // 2 :]] = True
+    prompts = np.array([r.prompt_tokens for r in requests])
+    low, middle, high = np.quantile(prompts, (0.25, 0.5, 0.75))
+    halves = [("low load", ~is_high, False), ("high load", is_high, True)]
+    if high < _APART * low:
+        return halves
+    is_long = prompts > middle
+    return [
+        (f"{words}, {length} prompts", chosen & which, upper)
+        for words, chosen, upper in halves
+        for length, which in (("short", ~is_long), ("long", is_long))
+    ]
+
+
+def in_flight(level: Level) -> NDArray[np.int64]:
+    """Requests that were being served when each one was sent."""
+    starts = np.array([r.start_s for r in level.requests])
+    ends = np.sort([r.start_s + r.e2e_s for r in level.requests])
+    return np.arange(len(starts)) - np.searchsorted(ends, starts)
+
+
+def means(observations: Sequence[Observation], times: Times) -> Floats:
+    """Logarithm of each observation's mean with these times; NaN if a request has none."""
+    columns = (times.ttft_s, times.tpot_s)
+    found = []
+    for observation in observations:
+        values = columns[observation.metric][observation.members]
+        kept = values[~np.isnan(values)]
+        is_whole = 2 * len(kept) > len(values)
+        found.append(np.log(kept.mean()) if is_whole and kept.mean() > 0 else np.nan)
+    return np.array(found)
+
+
+# --------------------------------------------------------------------------------------------------
+# Emulations of a measured workload with other constants, in processes of their own.
+#
+# A process keeps nothing between emulations but its modules: a long session stays as small as one
+# run. The caller gets the times of all requests, in the order of the workload.
+
+
+class Task(msgspec.Struct, frozen=True):
+    """One emulation."""
+
+    number: int
+    config: str
+    overrides: tuple[str, ...]
+    engine: EngineModel
+    requests: int
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Its times."""
+
+    number: int
+    times: Times
+
+
+def emulate(task: Task) -> Answer:
+    """Run a configuration with an engine; what each request took."""
+    with scratch("emu-learn-") as place:
+        engine = place / "engine.toml"
+        engine.write_text(engine_text(task.engine, DEFAULT_ENGINE), encoding="utf-8")
+        settings = (*task.overrides, f"latency.engine={engine}", "output.timeseries_interval_ms=0")
+        config = adjust(load_config(task.config, settings), seed=None, output=place / "run")
+        table = msgspec.structs.replace(config.output, trace=False)
+        config = msgspec.structs.replace(config, output=table)
+        execute(config, task.config, report=False)
+        data = read_run(place / "run")
+    gc.collect()
+    order = np.argsort(data.requests["request_id"], kind="stable")
+    if len(order) != task.requests:
+        problem = f"{len(order)} requests ran of {task.requests}"
+        raise InputError(task.config, None, "workload", problem)
+    done = data.is_completed[order]
+    tokens = data.requests["decode_toks"][order]
+    ttft = np.where(done, data.requests["ttft_ns"][order] / NS_PER_S, np.nan)
+    e2e = np.where(done, data.requests["latency_ns"][order] / NS_PER_S, np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tpot = np.where(tokens > 1, (e2e - ttft) / (tokens - 1), np.nan)
+    return Answer(task.number, Times(ttft, tpot, e2e))
+
+
+class Emulator:
+    """One measured workload, to be emulated again and again."""
+
+    def __init__(
+        self,
+        config: Path,
+        overrides: Sequence[str],
+        requests: int,
+        processes: int,
+        report: Callable[[int, int], None],
+    ) -> None:
+        """`report` hears (emulations done, emulations begun or to come) of each batch."""
+        self._config = str(config)
+        self._overrides = tuple(overrides)
+        self._requests = requests
+        self._report = report
+        self._workers = Workers[Task, Answer](
+            processes, emulate, lambda task: f"it emulated {task.config}"
+        )
+        self.runs = 0
+
+    def __enter__(self) -> Emulator:
+        self._workers.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._workers.__exit__(*error)  # type: ignore[arg-type]
+
+    def times(self, engines: Sequence[EngineModel]) -> list[Times]:
+        """Times of each engine, in their order."""
+        tasks = [
+            Task(number, self._config, self._overrides, engine, self._requests)
+            for number, engine in enumerate(engines)
+        ]
+        found: dict[int, Times] = {}
+        self._report(0, len(tasks))
+        for answer in self._answers(tasks):
+            found[answer.number] = answer.times
+            self.runs += 1
+            self._report(len(found), len(tasks))
+        return [found[number] for number in range(len(tasks))]
+
+    def _answers(self, tasks: Sequence[Task]) -> Iterator[Answer]:
+        yield from self._workers.results(tasks)
+
+
+# --- the posterior, from linearised emulations. Pure ----------------------------------------------
+# What a server did is a list of observations: logarithms of a mean TTFT or TPOT, each with a
+# standard error. An emulation with some constants gives the same list, and its change for a change
+# of each constant (`slopes`). Unknowns are in units of each parameter's `scale`.
+#
+# The most probable constants balance the residuals against the prior. Both have heavy tails: an
+# observation that is far off counts less (Huber), and if the observations insist that the constants
+# lie far from the prior, the prior gives way (Student's t with `_FREEDOM` degrees, in as many
+# directions as the observations tell). So small differences at one load are mostly taken for its
+# own, and large ones for the server's.
+
+_HUBER: Final = 2.0
+_FREEDOM: Final = 1.0
+_ONE_LOAD: Final = 2.5
+_REWEIGHTINGS: Final = 30
+_LEAST: Final = np.array([parameter.least for parameter in PARAMETERS])
+_MOST: Final = np.array([parameter.most for parameter in PARAMETERS])
+SCALES: Final = np.array([parameter.scale for parameter in PARAMETERS])
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """A normal distribution of constants, absolute."""
+
+    values: Floats
+    covariance: Floats
+    distance: float
+    """Of the values from the prior's mean, in standard deviations of the prior (Mahalanobis)."""
+
+
+def noise_factor(loads: int) -> float:
+    """Times the noise of a prior that an observation counts with in a fit to so many loads.
+
+    What one load has of its own is in the load that is learned from and in the one that is
+    predicted; of several loads it cancels. From 2 to 3 times, the second loads of measured runs
+    that were left out come out best, and none much worse than unlearned.
+    """
+    more: float = (_ONE_LOAD**2 - 1) / loads
+    return float((1 + more) ** 0.5)
+
+
+def most_probable(
+    residuals: Floats,
+    errors: Floats,
+    slopes: Floats,
+    here: Floats,
+    prior_mean: Floats,
+    prior_covariance: Floats,
+    reach: float = np.inf,
+) -> Estimate:
+    """The posterior from observations linearised at the constants `here`.
+
+    `residuals`: logarithm of measured over emulated at `here`, one an observation; `errors` their
+    standard errors; `slopes` (observations x parameters): change of the emulated logarithm for one
+    unit of a constant. `here` and `prior_*` are absolute. No constant leaves its bounds, or goes
+    farther than `reach` scales from `here`, where the slopes may be others.
+    """
+    design = slopes * SCALES / errors[:, None]
+    offset = residuals / errors
+    center = (prior_mean - here) / SCALES
+    scatter = prior_covariance / np.outer(SCALES, SCALES)
+    information = np.linalg.inv(scatter + 1e-9 * np.eye(len(SCALES)))
+    weights = np.ones(len(residuals))
+    give = 1.0
+    change = center
+    normal = information
+    squared = 0.0
+    low = np.maximum((_LEAST - here) / SCALES, -reach)
+    high = np.minimum((_MOST - here) / SCALES, reach)
+    for _ in range(_REWEIGHTINGS):
+        normal = design.T @ (design * weights[:, None]) + give * information
+        right = design.T @ (weights * offset) + give * (information @ center)
+        change = _within(normal, right, low, high)
+        left = np.abs(offset - design @ change)
+        weights = np.where(left <= _HUBER, 1.0, _HUBER / np.maximum(left, 1e-12))
+        away = change - center
+        squared = float(away @ information @ away)
+        told = len(SCALES) - give * float(np.trace(np.linalg.solve(normal, information)))
+        give = (_FREEDOM + told) / (_FREEDOM + max(squared, told))
+    return Estimate(
+        here + change * SCALES,
+        np.linalg.inv(normal) * np.outer(SCALES, SCALES),
+        squared**0.5,
+    )
+
+
+def _within(normal: Floats, right: Floats, low: Floats, high: Floats) -> Floats:
+    """The solution whose unknowns stay in bounds: those that would not are held there."""
+    found = np.clip(np.zeros(len(right)), low, high)
+    held = np.zeros(len(right), dtype=bool)
+    for _ in range(len(right) + 1):
+        free = ~held
+        rest = right[free] - normal[np.ix_(free, held)] @ found[held]
+        found[free] = np.linalg.solve(normal[np.ix_(free, free)], rest)
+        out = (found < low) | (found > high)
+        if not out.any():
+            break
+        found = np.clip(found, low, high)
+        held |= out
+        if held.all():
+            break
+    return np.asarray(found, dtype=np.float64)
+
+
+# --- a prior from many measured runs -------------------------------------------------------------
+class RunEvidence(msgspec.Struct, frozen=True):
+    """What one measured run says, linearised at the shipped constants."""
+
+    residuals: Floats
+    """Logarithm of measured over emulated, one an observation."""
+    slopes: Floats
+    """Observations x parameters, for one unit of a constant."""
+    metrics: NDArray[np.int64]
+    """Index into `METRICS` of each observation."""
+
+
+class Population(msgspec.Struct, frozen=True):
+    """How runs differ from the shipped constants: a common shift, and a spread from run to run."""
+
+    shift: Floats
+    shift_covariance: Floats
+    spread: Floats
+    """Standard deviation of each constant from run to run."""
+    noise: Floats
+    """Relative standard error of an observation, one for each of `METRICS`."""
+
+    @property
+    def covariance(self) -> Floats:
+        """Covariance of the constants of a run that was not seen, around the shift."""
+        return np.diag(self.spread**2) + self.shift_covariance
+
+
+_ROUNDS: Final = 80
+_RUN_FREEDOM: Final = 10.0
+"""Of Student's t for whole runs; at 4 spreads of normal runs come out a sixth too small."""
+_PULL: Final = 2.0
+"""Pseudo-runs behind each variance, so that it cannot collapse: spreads of `_SPREAD` scales,
+observations off by `_NOISE`."""
+_SPREAD: Final = 0.15
+_NOISE: Final[Floats] = np.array([0.03, 0.012])
+_SHIFT: Final = 0.5
+"""Scales that a common shift may reasonably have. Without it constants whose effects cancel go far
+apart, and TTFT of runs left out gets worse; at half of it intervals of runs left out get too short.
+"""
+
+
+def population(runs: list[RunEvidence]) -> Population:
+    """Shift, spread and noise that make the runs most probable (expectation maximization).
+
+    Runs whose observations fit badly together with the others count less (Student's t): one odd
+    host does not widen everything.
+    """
+    size = len(SCALES)
+    shift: Floats = np.zeros(size, dtype=np.float64)
+    spread2: Floats = np.full(size, 0.09)
+    noise2: Floats = np.array(_NOISE**2)
+    information: Floats = np.eye(size) / _SHIFT**2
+    scaled = [run.slopes * SCALES for run in runs]
+    for _ in range(_ROUNDS):
+        information = np.eye(size) / _SHIFT**2
+        right = np.zeros(size)
+        gathered = []
+        for run, slopes in zip(runs, scaled, strict=True):
+            inverse = np.linalg.inv((slopes * spread2) @ slopes.T + np.diag(noise2[run.metrics]))
+            off = run.residuals - slopes @ shift
+            weight = (_RUN_FREEDOM + len(off)) / (_RUN_FREEDOM + float(off @ inverse @ off))
+            information += weight * slopes.T @ inverse @ slopes
+            right += weight * slopes.T @ inverse @ run.residuals
+            gain = (slopes * spread2).T @ inverse
+            own = gain @ off
+            own_var = spread2 - np.einsum("ij,ji->i", gain, slopes * spread2)
+            left = off - slopes @ own
+            left_var = left**2 + np.einsum(
+                "ij,jk,ik->i", slopes, np.diag(spread2) - gain @ (slopes * spread2), slopes
+            )
+            gathered.append((weight, own, own_var, left_var, run.metrics))
+        shift = np.asarray(np.linalg.solve(information, right), dtype=np.float64)
+        total = np.full(size, _PULL * _SPREAD**2)
+        noise_total = _PULL * _NOISE**2
+        noise_count = np.full(len(_NOISE), _PULL)
+        for weight, own, own_var, left_var, metrics in gathered:
+            total += weight * own**2 + own_var
+            for index in range(len(_NOISE)):
+                noise_total[index] += weight * float(left_var[metrics == index].sum())
+                noise_count[index] += int((metrics == index).sum())
+        spread2 = np.asarray(total / (len(runs) + _PULL), dtype=np.float64)
+        noise2 = np.asarray(noise_total / noise_count, dtype=np.float64)
+    return Population(
+        shift * SCALES,
+        np.asarray(np.linalg.inv(information) * np.outer(SCALES, SCALES)),
+        np.asarray(np.sqrt(spread2) * SCALES),
+        np.asarray(np.sqrt(noise2)),
+    )
+
+
+# --- the fit --------------------------------------------------------------------------------------
 # --------------------------------------------------------------------------------------------------
 # A learned engine as a file that `latency.engine` names.
 #
@@ -118,7 +525,6 @@ class Session:
         self._measured = measured_times(levels)
         self.observations = observations_of(levels, self._measured)
         self._target = means(self.observations, self._measured)
-        self._levels = list(levels)
         self.judge_label, self._is_judge, self._is_other = _judges(levels, self.observations)
         if (~self._is_judge).sum() < len(METRICS):
             raise InputError("learn", None, "", "too few requests to learn from")

@@ -16,7 +16,7 @@ from emu.kernel.clock import PARK, PRIORITY_REBALANCER, Actor, Kernel
 from emu.migration import live_move as msg
 from emu.migration.live_move import LiveMove
 from emu.network.placement import Network, Transfer
-from emu.policy.views import OwnMigration, ReplicaView
+from emu.policy import OwnMigration, ReplicaView
 from emu.replica.events import KvDelivered, LiveMoves, Released, StopAsked, StopUndone, Unreserved
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState

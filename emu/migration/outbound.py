@@ -166,6 +166,8 @@ class Outbound:
         "flight",
         "half_flight",
         "has_handoffs",
+        "is_batch_stuck",
+        "is_half_stuck",
         "is_lease_armed",
         "is_pausing",
         "is_stuck",
@@ -212,7 +214,10 @@ class Outbound:
         self.split_tokens = 0
         """Prompt tokens of the split batches that this machine owns, wherever their halves are."""
         self.is_pausing = False
+        self.is_batch_stuck = self.is_half_stuck = False
+        """The last search of a full batch, of a half, found no destination."""
         self.is_stuck = False
+        """Something waits for a change elsewhere, as the cluster has been told."""
         self.has_handoffs = False
         """Some of its batches wait for an outside router."""
         self.is_lease_armed = False
@@ -312,8 +317,9 @@ class Outbound:
         else:
             batch = self.queue[0]
             destination_id = self.search.take(batch.requests)
-        if destination_id < 0 or self.is_stuck or self.firsts:
-            self.note_search(destination_id >= 0)
+        self.is_batch_stuck = destination_id < 0
+        if self.is_batch_stuck or self.is_stuck:
+            self.note_search()
         if destination_id >= 0:
             self.queue.remove(batch)
             self._start(batch, destination_id)
@@ -322,9 +328,9 @@ class Outbound:
         elif self.search.was_refused:
             self._refused(batch)
 
-    def note_search(self, is_found: bool) -> None:
+    def note_search(self) -> None:
         """Remember whether something waits for a change."""
-        is_stuck = not is_found or (self.half_flight is None and bool(self.firsts))
+        is_stuck = self.is_batch_stuck or (self.is_half_stuck and bool(self.firsts))
         if is_stuck != self.is_stuck:
             self.is_stuck = is_stuck
             self.out.append(SetStuck(is_stuck))
@@ -456,7 +462,8 @@ class Outbound:
         """Take a destination for the whole batch."""
         wanted = [r for r in split.requests if not r.status.is_terminal]
         destination_id = self.search.take(wanted)
-        self.note_search(destination_id >= 0)
+        self.is_half_stuck = destination_id < 0
+        self.note_search()
         if destination_id >= 0:
             split.destination_id = destination_id
             split.reserved = wanted

@@ -19,7 +19,7 @@ from emu.migration.messages import Event
 from emu.migration.outbound import HALVES_OFFERED, Kv, Outbound, Search
 from emu.migration.transfer import MigratingBatch
 from emu.network.placement import Network, Transfer
-from emu.policy.views import OwnPlacement, ReplicaView
+from emu.policy import OwnPlacement, ReplicaView
 from emu.replica.events import KvDelivered, Released, Unreserved
 from emu.replica.replica import Replica
 from emu.replica.split_batch import SplitBatch

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 from emu.errors import EmuError, InputError, RunError, needs_extra
-from emu.process.interrupts import helps, spawning
+from emu.process.exits import helps, spawning
 
 # --------------------------------------------------------------------------------------------------
 # Tasks on a Ray cluster (extra `ray`).

@@ -195,12 +195,13 @@ class ReplicaActor(Actor):
         actions, replica.out = replica.out, []
         world = self.world
         for action in actions:
-            if isinstance(action, act.End):  # the two that every request has need no table
-                world.terminal(action.request, action.status, action.reason)
-            elif isinstance(action, act.FreeCapacity):
+            kind = action.__class__
+            if kind is act.End:  # the two that every request has need no table
+                world.terminal(action.request, action.status, action.reason)  # type: ignore[attr-defined]
+            elif kind is act.FreeCapacity:
                 world.on_capacity(replica)
             else:
-                _PERFORM[action.__class__](self, action)
+                _PERFORM[kind](self, action)
 
     def _hand_off(self, action: act.HandOff) -> None:
         assert self.replica.outbox is not None

@@ -13,7 +13,6 @@ from operator import sub
 from typing import Final
 
 from emu.latency.base import BatchShape, Ends, next_decode_shape
-from emu.latency.engine_steps import note_first, note_last
 from emu.replica.actions import End, FreeCapacity, HandOff, HandOffSecond
 from emu.replica.replica import Replica
 from emu.replica.split_batch import SplitBatch
@@ -48,13 +47,17 @@ def complete(
     observers = replica.observers
     replica.iterations += steps
     replica.busy_ns += now_ns - start_ns
-    if replica.steps_history is not None:
+    is_watched = replica.is_watched
+    if is_watched and replica.steps_history is not None:
         replica.steps_history.ran(now_ns, replica.replica_id, batch, start_ns, spans)
     if batch.batch_id == DUMMY_ID:
         return
-    if replica.is_metered:
-        _count(replica, batch, steps)
-    receivers = _receivers(replica, batch, steps) if replica.tells else []
+    receivers: list[Request] = []
+    if is_watched:
+        if replica.is_metered:
+            _count(replica, batch, steps)
+        if replica.tells:
+            receivers = _receivers(replica, batch, steps)
     progress = replica.scheduler.complete(batch, steps, now_ns, longest_ns)
     if end_ns < 0 and not replica.is_touched:
         replica.touch()
@@ -69,13 +72,14 @@ def complete(
         _add_run(replica, batch, progress, ends, start_ns)
     if progress.gaps_ns:
         observers.gaps.add_gaps(progress.gaps_ns, now_ns)
-    if observers.batches is not None:
-        observers.batches.batch(replica.replica_id, batch, start_ns, now_ns, steps, spans)
-    if receivers:
-        _tell(replica, receivers, start_ns, ends, now_ns)
+    if is_watched:
+        if observers.batches is not None:
+            observers.batches.batch(replica.replica_id, batch, start_ns, now_ns, steps, spans)
+        if receivers:
+            _tell(replica, receivers, start_ns, ends, now_ns)
     if progress.finished or progress.first_tokens or progress.failed or progress.resumed:
         _hand_out(replica, progress, now_ns - start_ns)
-    if replica.signals is not None:
+    if is_watched and replica.signals is not None:
         replica.note_signal()
 
 
@@ -150,23 +154,24 @@ def _stream(
     now_ns: int,
 ) -> None:
     """Output events of one step, or of the steps of a leap, pass the front end."""
-    stream, grows = replica.stream, replica.is_monotone
+    stream = replica.stream
     assert stream is not None
     opening = progress.opening
-    if ends is not None and opening is not None:
+    if ends is None or (len(ends) == 1 and opening is None):
+        delay_ns = stream.step(now_ns, progress.decode_tokens)
+    elif opening is None:
+        delay_ns = stream.run(start_ns, ends, 0, batch.shape.decode_count, replica.is_monotone)
+    else:
         delay_ns = stream.step(batch.first_end_ns, opening.decode_tokens)
-        note_first(opening.first_tokens, delay_ns)
+        for request in opening.first_tokens:
+            request.first_out_ns = request.last_out_ns = delay_ns
         if len(ends) > 1 and batch.run_on is not None:
             events = batch.run_on.shape.decode_count
-            delay_ns = stream.run(start_ns, ends[1:], events, grows=grows)
-    elif ends is not None and len(ends) > 1:
-        delay_ns = stream.run(start_ns, ends, batch.shape.decode_count, grows=grows)
-    else:
-        delay_ns = stream.step(now_ns, progress.decode_tokens)
-    if progress.first_tokens:
-        note_first(progress.first_tokens, delay_ns)
-    if progress.finished:
-        note_last(progress.finished, delay_ns)
+            delay_ns = stream.run(start_ns, ends, 1, events, replica.is_monotone)
+    for request in progress.first_tokens:
+        request.first_out_ns = request.last_out_ns = delay_ns
+    for request in progress.finished:
+        request.last_out_ns = delay_ns
 
 
 def _add_run(replica: Replica, batch: Batch, progress: Progress, ends: Ends, start_ns: int) -> None:

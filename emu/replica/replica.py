@@ -89,6 +89,27 @@ _APPLIES_LATER: Final = frozenset(
 class Replica:
     """State and rules of one replica."""
 
+    # Calling a method of an object with more than 30 attributes takes three times as long without.
+    # fmt: off
+    __slots__ = (
+        "_decode_ends", "_rotates", "_stage_lines", "_standby_ns", "activation_token_bytes",
+        "activity", "actor", "applying", "batch", "board", "busy_ns", "clock", "cut_ns",
+        "decode_context_run", "decode_tokens", "decodes_run", "end_ns", "ends", "expert_tokens",
+        "first_uses", "gpus", "grid", "handlers", "has_applied", "has_drained_enough", "history",
+        "incarnation", "is_closing", "is_cruising", "is_foreign", "is_metered", "is_monotone",
+        "is_paused", "is_resuming", "is_serving", "is_touched", "is_watched", "iterations",
+        "jitter", "latency", "layer_scheduler", "layers", "live_moves", "lock", "look", "machine",
+        "measured_ns", "model", "model_loaded", "name", "notes_formed", "observers", "on_stages",
+        "out", "outbox", "own_leap", "paused_ns", "peers", "phase", "pipeline", "posted",
+        "prefill_tokens", "prerequisites", "priority", "prompts_run", "recall_tokens_lost",
+        "relayed", "relayed_cost_ns", "replica_id", "rest_since_ns", "rounds_seen", "runs_on",
+        "scheduler", "segments_ready", "signals", "slowdown", "stages", "standby_limit_ns",
+        "start_ns", "state", "state_ns", "state_since_ns", "steps_history", "stream", "table",
+        "tells", "then", "tier_traffic", "to_measure", "touch_log", "waited_ns", "waits_here_only",
+        "wave", "wave_wait_ns",
+    )
+    # fmt: on
+
     def __init__(
         self,
         replica_id: int,
@@ -197,6 +218,8 @@ class Replica:
             self.steps_history = observers.history
         self.notes_formed = self.steps_history is not None or observers.on_formed is not None
         """An observer is told of every batch that is formed."""
+        self.is_watched = False
+        """Something but the plain counters looks at iterations."""
         self.stream: OutputStream | None = None
         """The front end of its engine; None = a token is with its client at once."""
         self.is_metered = False
@@ -310,15 +333,16 @@ class Replica:
                 if handler is None:
                     raise self.unexpected(self.activity, None)
                 due_ns = handler(self, CANCELS_APPLIED)
-            elif self.is_cruising and (not self.is_serving or self.is_paused):
-                self.is_cruising = False
-                return AGAIN
-            elif self.is_paused and not self.has_applied:
-                return PARK
-            elif self.posted and not self.has_applied and self.state not in _APPLIES_LATER:
-                self.begin_applying()
-                continue
             else:
+                if not self.is_serving or self.is_paused or self.posted:
+                    if self.is_cruising and (not self.is_serving or self.is_paused):
+                        self.is_cruising = False
+                        return AGAIN
+                    if self.is_paused and not self.has_applied:
+                        return PARK
+                    if self.posted and not self.has_applied and self.state not in _APPLIES_LATER:
+                        self.begin_applying()
+                        continue
                 self.has_applied = False
                 handler = self.handlers[_BOUNDARY]
                 assert handler is not None
@@ -370,9 +394,10 @@ class Replica:
             if state not in _LOADS:
                 self.model_loaded = False
         # Where no observer follows prompts beyond their end, a batch that ends some may run on.
-        is_watched = self.observers.streams or self.observers.batches is not None
-        self.runs_on = state is S.COLOCATED and not is_watched
-        self._rotates = self.stages > 1 and state in _ROTATES and not is_watched
+        is_drawn = self.observers.streams or self.observers.batches is not None
+        self.runs_on = state is S.COLOCATED and not is_drawn
+        self._rotates = self.stages > 1 and state in _ROTATES and not is_drawn
+        self._note_watchers()
         self.waits_here_only = self.is_serving
         if self.wave is not None:
             self.wave.cut()
@@ -380,6 +405,20 @@ class Replica:
         if scheduler.is_shared:
             scheduler.pulls = state is S.PREFILL
             self.waits_here_only = self.is_serving and not scheduler.pulls
+
+    def _note_watchers(self) -> None:
+        self.is_watched = (
+            self.tells
+            or self.is_metered
+            or self.steps_history is not None
+            or self.signals is not None
+            or self.observers.batches is not None
+        )
+
+    def meter(self) -> None:
+        """From now on, count what a model of power asks for."""
+        self.is_metered = True
+        self._note_watchers()
 
     def note_time(self, before: ReplicaState, at_ns: int) -> None:
         """Add the time since the last change to the account of a state."""
@@ -402,6 +441,7 @@ class Replica:
     def keep_signals(self) -> None:
         """Keep the history of what a router with late signals sees."""
         self.signals = deque([(-1, 0, 0, 0, 0)])
+        self._note_watchers()
 
     def connect(self, outbox: Outbox) -> None:
         """Where the KV of prompts that end here goes."""
@@ -652,11 +692,12 @@ class Replica:
             cost_ns = int(cost_ns * self.slowdown)
         if self.jitter is not None:
             cost_ns = self.jitter.step(self.iterations, cost_ns)
-        if self.first_uses:
-            cost_ns += self.first_uses.popleft()
         if not self.is_cruising:
+            if self.first_uses:
+                cost_ns += self.first_uses.popleft()
             self.is_cruising = self.is_simple
-        end_ns = self.end_ns = now_ns + cost_ns + self.wave_wait_ns
+            cost_ns += self.wave_wait_ns
+        end_ns = self.end_ns = now_ns + cost_ns
         return end_ns
 
     def run_on(self, batch: Batch) -> int:

@@ -42,6 +42,8 @@ def iterate(replica: Replica, event: Event | None = None) -> int:
         replica.touch()
     if replica.signals is not None:
         replica.note_signal()  # it may have admitted or preempted
+    if replica.is_cruising and batch is not None:
+        return _cruise(replica, batch, now_ns)
     if replica.tier_traffic is not None:
         replica.tier_traffic.write_through()
     if batch is None:
@@ -85,9 +87,23 @@ def iterate(replica: Replica, event: Event | None = None) -> int:
         replica.steps_history.began(now_ns, replica.replica_id, batch, replica.wave_wait_ns)
     if replica.is_foreign:
         return measure(replica, batch.shape, _begin_measured)
-    was_cruising = replica.is_cruising
+    return replica.begin(batch)
+
+
+def _cruise(replica: Replica, batch: Batch, now_ns: int) -> int:
+    """The same for an iteration that needs nothing but the scheduler and the latency backend."""
+    if batch.preempted and replica.state is S.DECODE:
+        replica.out.append(FreeCapacity())
+    if replica.rest_since_ns >= 0:
+        replica.note_rest(now_ns)
+    if replica.notes_formed:
+        replica.note_formed(batch)
+    if not replica.is_serving and replica.scheduler.waiting_count:
+        batch.max_steps = 1
+    replica.start_ns = replica.end_ns = now_ns
+    replica.batch = batch
     end_ns = replica.begin(batch)
-    return replica.run_on(batch) if was_cruising and batch.chunks and replica.runs_on else end_ns
+    return replica.run_on(batch) if batch.chunks and replica.runs_on else end_ns
 
 
 def _dummy(replica: Replica, now_ns: int) -> Batch | None:

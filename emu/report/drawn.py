@@ -1,7 +1,7 @@
 """Figures over draws of what is not known (draws.json): intervals, their sources, comparisons.
 
 Owns the file's form and what is said of it. Pure but for reading it; the draws are run by
-`emu/sweeps/draws.py`.
+`emu/sweeps/repeats.py`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from emu.errors import InputError
 from emu.report.table import number
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
 
 NAME: Final = "draws.json"
 SOURCES: Final = ("engine", "arrivals", "sampling")
@@ -192,6 +194,8 @@ def compare_draws(directories: Sequence[Path]) -> list[Odds]:
 
 def print_odds(directories: Sequence[Path], names: Sequence[str], console: Console) -> None:
     """The comparison as a table."""
+    from rich.table import Table
+
     first = read_draws(directories[0])
     title = f"Medians and {first.level_percent} % intervals of {first.count} draws, draw by draw"
     table = Table(title=title, title_justify="left")

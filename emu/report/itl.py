@@ -41,6 +41,9 @@ Int64Array: TypeAlias = "NDArray[np.int64]"
 EXACT_SAMPLES: Final = 100_000
 _SUB_BITS: Final = 11
 _SUB: Final = 1 << _SUB_BITS
+_FLOAT_BITS: Final = 52
+_FLOAT_BIAS: Final = 1023
+"""A positive float64: its exponent, with this bias, stands above so many bits."""
 _BINS: Final = (63 - _SUB_BITS) * _SUB + _SUB
 _BUFFER: Final = 1 << 15
 _RUNS_MAX: Final = 256
@@ -253,7 +256,7 @@ class GapLog:
         self._runs.clear()
         self._run_steps = 0
         lengths = np.array([len(run) for run in runs], dtype=np.int64)
-        ends = np.concatenate([np.frombuffer(each, dtype=np.int64) for each in runs])
+        ends = np.frombuffer(b"".join(runs), dtype=np.int64)
         values = np.diff(ends, prepend=0)
         firsts = np.cumsum(lengths) - lengths
         values[firsts] = ends[firsts]
@@ -479,11 +482,16 @@ def bin_index(values: Int64Array) -> Int64Array:
     """Bin of each value (>= 0): values below 2 * 2048 one each, then 2048 per octave."""
     import numpy as np
 
-    exponent = np.frexp(values.astype(np.float64))[1].astype(np.int64)
-    shift = np.maximum(exponent - (_SUB_BITS + 1), 0)
-    # Above 2^53 the conversion may round up into the next octave; one step back is right then.
-    shift -= (shift > 0) & ((values >> shift) < _SUB)
-    index: Int64Array = (values >> shift) + (shift << _SUB_BITS)
+    shift = values.astype(np.float64).view(np.int64)
+    shift >>= _FLOAT_BITS
+    shift -= _FLOAT_BIAS + _SUB_BITS
+    np.maximum(shift, 0, out=shift)
+    if values.size and values.max() >> _FLOAT_BITS:
+        # The conversion may round up into the next octave; one step back is right then.
+        shift -= (shift > 0) & ((values >> shift) < _SUB)
+    index: Int64Array = values >> shift
+    shift <<= _SUB_BITS
+    index += shift
     return index
 
 

@@ -324,8 +324,10 @@ class RequestLog:
                 found = model.request(prompt_tokens, hit_tokens, tokens)
                 self._flops = (self._flops[0] + found[0], self._flops[1] + found[1])
         latencies = None
-        first_ns, last_ns = _client_times(request)
-        if first_ns >= 0:
+        first_ns, last_ns = request.first_token_ns, request.last_token_ns
+        if first_ns >= 0:  # what its client has seen
+            first_ns += request.first_out_ns
+            last_ns += request.last_out_ns
             arrival_ns = request.arrival_ns
             tpot_ns = (last_ns - first_ns) // (tokens - 1) if tokens > 1 else 0
             latencies = (first_ns - arrival_ns, tpot_ns, last_ns - arrival_ns)
@@ -340,12 +342,12 @@ class RequestLog:
             key = (status, request.reason)
             self._by_reason[key] = self._by_reason.get(key, 0) + 1
             return line, None
-        self._prompt_tokens += request.prompt_tokens
+        prompt_tokens = request.prompt_tokens
+        self._prompt_tokens += prompt_tokens
         self._output_tokens += tokens
         queue_ns = request.first_scheduled_ns - request.arrival_ns
         wait_ns = queue_ns + request.migration_ns
         whole = latencies or (0, 0, 0)
-        prompt_tokens = request.prompt_tokens
         return line, (*whole, queue_ns, request.arrival_ns, wait_ns, prompt_tokens)
 
     def _all_flops(self) -> tuple[int, int]:
@@ -388,14 +390,6 @@ class RequestLog:
         )
         self._binary_path.unlink()
         return stats
-
-
-def _client_times(request: Request) -> tuple[int, int]:
-    """When its client had the first and the last token, ns; -1 = never."""
-    first_ns, last_ns = request.first_token_ns, request.last_token_ns
-    if first_ns < 0:
-        return first_ns, last_ns
-    return first_ns + request.first_out_ns, last_ns + request.last_out_ns
 
 
 def _line(

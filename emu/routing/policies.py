@@ -15,7 +15,7 @@ from typing import Any, Protocol, final
 
 from emu.errors import InputError
 from emu.plugins import make_plugin
-from emu.policy.views import RequestView, index_of, shown
+from emu.policy import RequestView, index_of, shown
 from emu.request import Request
 from emu.rng import rng_stream
 

@@ -1,4 +1,4 @@
-"""The same run again, and runs packed for others: `emu rerun`, `emu bundle`.
+"""Runs handed on: emulated again (`emu rerun`), packed (`emu bundle`), sent away (`emu log`).
 
 A run's directory holds what it takes: the whole configuration, the digests of the files it names,
 and the versions. `rerun` emulates it anew and compares the results byte by byte; where they are
@@ -13,19 +13,19 @@ import io
 import json
 import shutil
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from emu.config.load import config_from_dict
-from emu.errors import InputError, RunError
-from emu.process.interrupts import scratch
+from emu.errors import InputError, RunError, needs_extra
+from emu.process.exits import scratch
 from emu.process.version import __version__, build, revision
 from emu.report.atomic import find, write_bytes
-from emu.runs.inputs import named_files, tree_digest
-from emu.runs.runner import Origin, adjust, execute
+from emu.report.summary import read_summary
+from emu.runs.runner import Origin, adjust, execute, named_files, tree_digest
 
 COMPARED: Final = (
     "requests.csv",
@@ -225,3 +225,68 @@ def _packed(place: Path, members: Sequence[Path], top: str) -> bytes:
             with path.open("rb") as file:
                 archive.addfile(entry, file)
     return gzip.compress(plain.getvalue(), mtime=0)
+
+
+# --- experiment trackers: a thin adapter for each -------------------------------------------------
+_FILES: Final = ("summary.json", "run.json", "report.html")
+
+
+def log_runs(directories: Sequence[Path], to: str, project: str) -> Iterator[str]:
+    """Send each run; its name when it is there. Raises InputError for what is no complete run."""
+    from emu.report.html import flat_settings
+
+    send = {"wandb": _to_wandb, "mlflow": _to_mlflow}[to]
+    for directory in directories:
+        content = read_run_json(directory)
+        settings = dict(flat_settings(content["config"]))
+        summary = msgspec.to_builtins(read_summary(directory / "summary.json"))
+        figures = dict(_numbers(summary))
+        files = [directory / name for name in _FILES if (directory / name).exists()]
+        name = directory.resolve().name
+        send(project, name, settings, figures, files)
+        yield name
+
+
+def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """Dotted names and values of the numbers of a summary."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _numbers(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield path, float(value)
+
+
+def _to_wandb(
+    project: str,
+    name: str,
+    settings: dict[str, str],
+    figures: dict[str, float],
+    files: Sequence[Path],
+) -> None:
+    with needs_extra("wandb", "log"):
+        import wandb
+    run = wandb.init(project=project, name=name, config=settings)
+    run.summary.update(figures)
+    artifact = wandb.Artifact(name, type="emu-run")
+    for file in files:
+        artifact.add_file(str(file))
+    run.log_artifact(artifact)
+    run.finish()
+
+
+def _to_mlflow(
+    project: str,
+    name: str,
+    settings: dict[str, str],
+    figures: dict[str, float],
+    files: Sequence[Path],
+) -> None:
+    with needs_extra("mlflow", "log"):
+        import mlflow
+    mlflow.set_experiment(project)
+    with mlflow.start_run(run_name=name):
+        # Names of parameters hold no brackets, values at most 500 characters.
+        mlflow.log_params({key: value[:500] for key, value in settings.items()})
+        mlflow.log_metrics(figures)
+        for file in files:
+            mlflow.log_artifact(str(file))

@@ -11,10 +11,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from math import log, sqrt
+from operator import mul
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
@@ -33,24 +35,249 @@ from emu.cluster.plan import Plan, ReplicaPlan, make_plan, plugins_of
 from emu.cluster.recorder import Recorder
 from emu.config.load import effective_dict, load_config
 from emu.config.locate import blaming, placing
+from emu.config.names import is_import_path
 from emu.config.schema import Config, SchedulerTable, SyntheticTable, WorkloadTable
 from emu.errors import InputError, InvariantViolation, PluginError, printable
 from emu.kernel.clock import Kernel, Turns
-from emu.latency.base import LatencyBackend
+from emu.latency.base import BatchShape, LatencyBackend
 from emu.log import Format, Level, Log, make_log
-from emu.process.interrupts import held, sent_to
+from emu.plugins import KEYS, sources
+from emu.process.exits import held, sent_to
 from emu.process.version import __version__, build, revision
 from emu.report.atomic import RunDirectory, find, write_text
 from emu.report.runfiles import write_experts, write_flows, write_gaps
 from emu.report.summary import DEFINITIONS, Summary, build_summary, write_summary
-from emu.runs.inputs import digests
 from emu.units import NS_PER_S
 from emu.workload.items import Notes
 from emu.workload.opened import Facts, Workload, open_workload, refused_warning
 
 if TYPE_CHECKING:
     import asyncio
+    from types import TracebackType
 
+    from emu.latency.engine import EngineModel
+
+
+# --- progress: a bar on a terminal, lines elsewhere -----------------------------------------------
+@contextlib.contextmanager
+def told_every(seconds: float, line: Callable[[], str]) -> Iterator[None]:
+    """In this block a line on stderr every so often (wall time), for those without a terminal."""
+    is_over = threading.Event()
+
+    def tell() -> None:
+        while not is_over.wait(seconds):
+            print(line(), file=sys.stderr, flush=True)
+
+    teller = threading.Thread(target=tell, name="progress", daemon=True)
+    with held():  # a thread inherits that: signals go to the main one
+        teller.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        teller.join()
+
+
+class Progress:
+    """A bar on stderr that is updated from outside simulated time."""
+
+    def __init__(self, requests: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        self._bar = RichProgress(
+            TextColumn("requests"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._bar.add_task("requests", total=requests or None, state="")
+        self._started_s = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def update(self, cluster: Cluster) -> None:
+        """Show where the run stands."""
+        emulated_s = cluster.kernel.now_ns / NS_PER_S
+        spent_s = max(time.monotonic() - self._started_s, 1e-9)
+        states: dict[str, int] = {}
+        for replica in cluster.replicas:
+            states[replica.state.value] = states.get(replica.state.value, 0) + 1
+        shown = " ".join(f"{count} {state}" for state, count in states.items())
+        gateway = cluster.gateway
+        self._bar.update(
+            self._task,
+            completed=gateway.released - gateway.outstanding,
+            state=f"{emulated_s:,.0f} s emulated, {emulated_s / spent_s:,.0f}x, "
+            f"{gateway.outstanding} in flight; {shown}",
+        )
+
+
+# --- the files that a configuration names, and what was in them -----------------------------------
+FILE_KEYS: Final = ("path", "hf_config", "tokenizer", "replay")
+"""Keys of a configuration that name a file or a directory which is read."""
+
+
+def named_files(value: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """Each table and key of an effective configuration that names something that is there."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, inner in items:
+        if isinstance(inner, (dict, list)):
+            yield from named_files(inner)
+        elif key in FILE_KEYS and isinstance(inner, str) and inner:
+            yield value, key
+
+
+def named_plugins(value: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """Each table and key of an effective configuration that names a class of a user's own."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, inner in items:
+        if isinstance(inner, (dict, list)):
+            yield from named_plugins(inner)
+        elif key in KEYS and isinstance(inner, str) and is_import_path(inner):
+            yield value, key
+
+
+def digests(config: dict[str, Any]) -> dict[str, str]:
+    """Path -> digest of what is there, for all files and classes that a configuration names."""
+    paths = dict.fromkeys(table[key] for table, key in named_files(config))
+    found = {path: tree_digest(Path(path)) for path in paths if Path(path).exists()}
+    for table, key in named_plugins(config):
+        found |= {str(file): tree_digest(file) for file in sources(table[key])}
+    return found
+
+
+def tree_digest(root: Path) -> str:
+    """Digest of a file, or of all files below a directory with their relative names."""
+    import hashlib
+
+    whole = hashlib.sha256()
+    files = sorted(path for path in root.rglob("*") if path.is_file()) if root.is_dir() else [root]
+    for file in files:
+        if "__pycache__" not in file.parts:
+            whole.update(f"{file.relative_to(root)}\0".encode())
+            with file.open("rb") as content:
+                whole.update(hashlib.file_digest(content, "sha256").digest())
+    return whole.hexdigest()
+
+
+# --- how well a run's engine is known, in one line ------------------------------------------------
+# The distribution of the engine's constants (posterior of a learned engine, else the prior of
+# measured runs) is carried through one step: the decodes that run on average, and the same step
+# with one prompt. Intervals of every figure come from draws (`emu run --draws N`).
+
+_Z90: Final = 1.6449
+_STEPS_BEFORE: Final = 1.5
+"""Steps that a request waits for before its own, on average."""
+
+
+def uncertainty_line(config: Config, plan: Plan, summary: Summary) -> str:
+    """`± 6 % TPOT, ± 15 % TTFT (90 %): prior of ...`; empty where there is no engine."""
+    from emu.cluster.backends import make_latency
+    from emu.latency.corrected import CorrectedBackend
+    from emu.latency.engine import (
+        METRICS,
+        NO_ENGINE,
+        PARAMETERS,
+        engine_model,
+        known_engine,
+        plain_values_of,
+    )
+
+    replica = plan.replicas[0]
+    latency = replica.latency
+    if not summary.completed or not latency.host_overhead or latency.engine == NO_ENGINE:
+        return ""
+    engine = engine_model(latency.engine)
+    known = known_engine(
+        engine, latency.engine, replica.gpu.name, replica.model.name, latency.backend
+    )
+    backend = make_latency(replica.latency_context(config))
+    if backend.foreign:
+        return ""
+    if isinstance(backend, CorrectedBackend):
+        backend = backend.inner
+    here = plain_values_of(engine)
+    shape = _typical(summary, replica, len(plan.replicas))
+    front_ns = engine.batch_wait_ns + engine.output_ns if replica.has_front_end else 0
+    base = _times(backend, engine, here, shape, front_ns)
+    slopes: list[list[float]] = [[], []]
+    for index, parameter in enumerate(PARAMETERS):
+        moved = here.copy()
+        moved[index] += parameter.step
+        there = _times(backend, engine, moved, shape, front_ns)
+        for slope, after, before in zip(slopes, there, base, strict=True):
+            slope.append((log(after) - log(before)) / parameter.step)
+    posterior = known.posterior
+    shift = [mean - value for mean, value in zip(posterior.mean, here, strict=True)]
+    halves = []
+    for metric, slope in zip(METRICS, slopes, strict=True):
+        off = sum(map(mul, slope, shift))
+        spread = sum(
+            of_one * sum(map(mul, row, slope))
+            for of_one, row in zip(slope, posterior.covariance, strict=True)
+        )
+        halves.append(100 * (abs(off) + _Z90 * sqrt(spread + posterior.noise[metric] ** 2)))
+    return (
+        f"mean TTFT ± {halves[0]:.0f} %, TPOT ± {halves[1]:.0f} % ({known.source}; "
+        "--draws N for intervals)"
+    )
+
+
+def _typical(summary: Summary, replica: ReplicaPlan, replicas: int) -> tuple[int, int, int]:
+    """(decodes that run on average, their history, new tokens of a prompt)."""
+    span_s = max(summary.duration, 1e-9)
+    in_flight = summary.completed * summary.statistic("mean", "e2el") / 1000 / span_s / replicas
+    count = max(1, min(replica.scheduler.requests_max, round(in_flight)))
+    prompt = max(1, round(summary.total_input_tokens / summary.completed))
+    output = summary.total_output_tokens / summary.completed
+    return count, round(prompt + output / 2), min(prompt, replica.scheduler.tokens_max)
+
+
+def _times(
+    backend: LatencyBackend,
+    engine: EngineModel,
+    values: list[float],
+    typical: tuple[int, int, int],
+    front_ns: int,
+) -> tuple[float, float]:
+    """(TTFT, TPOT) of the typical step with these constants, ns."""
+    from emu.latency.corrected import CorrectedBackend
+    from emu.latency.engine import with_values
+
+    count, history, prompt = typical
+    drawn = with_values(engine, values)
+    corrected = CorrectedBackend(backend, drawn)
+    shape = BatchShape(
+        decode_count=count,
+        decode_context_sum=count * history,
+        decode_context_max=history,
+        decode_context_min=history,
+        sequences=count,
+    )
+    step_ns = corrected.iteration_ns(shape)
+    shape.prefill_new, shape.prefill_context, shape.sequences = [prompt], [0], count + 1
+    own_ns = corrected.iteration_ns(shape)
+    if front_ns:
+        front_ns += drawn.intake_ns + count * drawn.output_event_ns // 2
+    return _STEPS_BEFORE * step_ns + own_ns + front_ns, step_ns
+
+
+# --- the run --------------------------------------------------------------------------------------
 _OF_THIS_PROCESS: Final = ("roofline", "linear", "profile", "vidur", "aiconfigurator")
 _WATCH_S: Final = 0.1
 """How often the progress bar and interruptions from another thread are looked at."""
@@ -371,7 +598,6 @@ def _run_cluster(
         loop = asyncio.get_running_loop()
         if not progress:
             return await _emulate(cluster, loop, None, stop)
-        from emu.runs.progress import Progress
 
         with Progress(workload.count) as bar:
             return await _emulate(cluster, loop, bar, stop)
@@ -537,8 +763,6 @@ def run_command(
         assert result.summary is not None
         say = _print_summary(result.summary)
         if config.latency.host_overhead and result.summary.completed:
-            from emu.runs.uncertainty import uncertainty_line
-
             line = uncertainty_line(config, make_plan(config, str(path)), result.summary)
             if line:
                 say(f"engine: {line}")

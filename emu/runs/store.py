@@ -21,10 +21,10 @@ from emu.config.load import effective_dict
 from emu.config.schema import Config
 from emu.errors import InputError, RunError
 from emu.plugins import digest
-from emu.process.interrupts import strike_if_lost
+from emu.process.exits import strike_if_lost
 from emu.process.pool import Pool
 from emu.report.atomic import write_bytes
-from emu.runs.inputs import FILE_KEYS, named_plugins, tree_digest
+from emu.runs.runner import FILE_KEYS, named_plugins, tree_digest
 
 FORMAT: Final = 1
 """Changes when stored results of earlier versions no longer mean the same."""

@@ -10,7 +10,7 @@ from emu.config.schema import FcfsTable, SchedulerTable, VllmTable
 from emu.errors import PluginError
 from emu.kv.tiers import LowerTier
 from emu.plugins import make_plugin
-from emu.policy.views import OwnEviction, shown
+from emu.policy import OwnEviction, shown
 from emu.scheduling.adapters import Adapters
 from emu.scheduling.base import Batch, Progress, ReplicaLimits, Scheduler
 from emu.scheduling.encoder import EncoderCache

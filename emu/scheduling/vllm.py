@@ -54,7 +54,7 @@ from emu.kv.grouped import GroupedPool
 from emu.kv.pool import NO_HIT, CountingPool, Hit, PresentPool
 from emu.kv.tiers import LowerTier
 from emu.latency.base import BatchShape, LoraWork, Verify
-from emu.policy.views import OwnEviction
+from emu.policy import OwnEviction
 from emu.request import Request
 from emu.scheduling.adapters import Adapters
 from emu.scheduling.base import (
@@ -712,7 +712,7 @@ class VllmScheduler(Scheduler):
         """Some unseen request could be admitted before the head of a queue that is not empty."""
         if self.settings.skip_blocked or self.settings.order != "arrival":
             return True
-        return self._unseen.first < arrival_order(self._queue.head())
+        return self._unseen.first_order() < arrival_order(self._queue.head())
 
     def run_on(self, batch: Batch) -> RunOn | None:
         """See `Scheduler.run_on`."""

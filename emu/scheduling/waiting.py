@@ -26,8 +26,6 @@ from mypy_extensions import mypyc_attr
 from emu.request import Request
 
 _NO_DEADLINE: Final = 1 << 62
-NEVER: Final = (1 << 63, 0)
-"""An arrival order behind that of every request."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -244,8 +242,6 @@ class Unseen:
     def __init__(self) -> None:
         self.count = 0
         self.prompt_tokens = 0
-        self.first = NEVER
-        """The least arrival order among them."""
         self._requests: dict[int, tuple[int, Request]] = {}
         """(arrival here, request) by id."""
 
@@ -257,14 +253,15 @@ class Unseen:
         arrived_ns, _ = next(iter(self._requests.values()))
         return arrived_ns
 
+    def first_order(self) -> tuple[int, int]:
+        """The least arrival order among them; there must be one."""
+        return min(map(arrival_order, self))
+
     def add(self, request: Request, now_ns: int) -> None:
         """The request has come."""
         self._requests[request.request_id] = (now_ns, request)
         self.count += 1
         self.prompt_tokens += request.prompt_tokens
-        order = (request.arrival_ns, request.request_id)
-        if order < self.first:
-            self.first = order
 
     def take(self, until_ns: int) -> list[Request]:
         """Requests that were here at that time; they are seen now."""
@@ -287,11 +284,11 @@ class Unseen:
     def _forget(self, requests: list[Request]) -> None:
         self.count -= len(requests)
         if not self.count:
-            self._requests, self.first, self.prompt_tokens = {}, NEVER, 0
+            self._requests.clear()
+            self.prompt_tokens = 0
             return
         for request in requests:
             del self._requests[request.request_id]
             self.prompt_tokens -= request.prompt_tokens
         # A dict keeps the places of what was deleted, and walks over them: a new one has none.
         self._requests = dict(self._requests)
-        self.first = min(map(arrival_order, self))

@@ -1,32 +1,327 @@
-"""From a call to requests, and from tokens to an answer.
+"""From a call to requests, and from tokens to an answer: completions, chats, embeddings, scores.
 
 A call becomes one request for each prompt and choice. The head of the answer waits for the first
 token (or the end), so that a refusal or a lost replica has its HTTP status; after the first token
 it is an `error` event in the stream. One chunk carries one token, and the first chunk is the first
 token, because clients take their times from chunks. A client that leaves cancels its requests.
 
-`Reply` waits and sends; what is sent is the business of a `Face` (emu/serve/faces.py).
+`Reply` waits and sends; what is sent is the business of a `Face` (emu/serve/completions.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Final
+import base64
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Final, Literal, Protocol
 
 import numpy as np
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
 from starlette.types import Message, Receive, Scope, Send
 
 from emu.request import Prefix, Request, Status
-from emu.serve.faces import Face
-from emu.serve.failures import Failure
 from emu.serve.house import House
 from emu.serve.intake import ALLOWED_NS, Ticket
-from emu.serve.protocol import ApiError, Call
+from emu.serve.protocol import NAME_MAX, ApiError, Call, Failure, decode_body, read_prompts
 from emu.serve.schema_filler import CannotFill
-from emu.serve.script import Ids, Script, apply_stops, filler_ids, filler_start, make_script
+from emu.serve.script import (
+    Ids,
+    Script,
+    apply_stops,
+    chat_logprobs,
+    completion_logprobs,
+    filler_ids,
+    filler_start,
+    filler_text,
+    make_script,
+    prompt_pieces,
+)
 from emu.serve.world import Choice, Exchange
 
+# --- forms of an answer: OpenAI's completions and chats -------------------------------------------
+# A `Face` turns the tokens that an exchange has so far into bytes. It keeps what has been sent in
+# `Choice.sent` and decides nothing else. Plain filler has a short way: the parts of a chunk that
+# are the same for all tokens are made once.
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Face(Protocol):
+    """What `Reply` asks for."""
+
+    def whole(self) -> bytes:
+        """The answer that is not streamed; everything has ended."""
+        ...
+
+    def opening(self) -> bytes:
+        """Events before the first token's."""
+        ...
+
+    def news(self, after: int) -> bytes:
+        """Events of tokens that have not been sent; `after` > 0: no more tokens than that."""
+        ...
+
+    def closing(self) -> bytes:
+        """Events after the last token's."""
+        ...
+
+    def broken(self, error: ApiError) -> bytes:
+        """The answer ends in its middle."""
+        ...
+
+
+def event(content: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + compact(content) + b"\n\n"
+
+
+def compact(content: Any) -> bytes:
+    """JSON without spaces."""
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+def answer_text(house: House, choice: Choice) -> str:
+    """The whole text of an answer."""
+    if choice.script is not None:
+        return choice.script.text
+    return filler_text(house.tokenizer, choice.start, choice.tokens)
+
+
+def usage_of(call: Call, exchange: Exchange) -> dict[str, Any]:
+    """OpenAI's `usage`."""
+    choices = exchange.choices
+    prompt = sum(len(p) for p in call.prompts)
+    produced = 0 if call.max_tokens == 0 else sum(c.produced for c in choices)
+    cached = sum(c.request.prefix_hit_tokens for c in choices[:: call.n])
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": produced,
+        "total_tokens": prompt + produced,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+class OpenAiFace:
+    """Completions and chats."""
+
+    def __init__(self, house: House, call: Call, exchange: Exchange) -> None:
+        self._house = house
+        self._call = call
+        self._exchange = exchange
+        self._created = int(time.time())
+        kind = "chatcmpl" if call.is_chat else "cmpl"
+        self.answer_id = f"{kind}-{call.request_id or f'{house.session}-{house.next_call()}'}"
+        self.extra: dict[str, Any] = {}
+        """Further keys of a whole answer."""
+        self._ends: dict[str, bytes] = {}
+
+    # --- whole answers ------------------------------------------------------------------------
+    def whole(self) -> bytes:
+        """One JSON object."""
+        call = self._call
+        return compact(
+            {
+                "id": self.answer_id,
+                "object": "chat.completion" if call.is_chat else "text_completion",
+                "created": self._created,
+                "model": self._model,
+                "choices": [self._whole_choice(choice) for choice in self._exchange.choices],
+                "usage": usage_of(call, self._exchange),
+                "system_fingerprint": "emu",
+                **self.extra,
+            }
+        )
+
+    @property
+    def _model(self) -> str:
+        return self._call.model or self._house.model
+
+    def _whole_choice(self, choice: Choice) -> dict[str, Any]:
+        call, script = self._call, choice.script
+        text = "" if call.max_tokens == 0 else answer_text(self._house, choice)
+        answer: dict[str, Any] = {"index": choice.index}
+        if call.is_chat:
+            message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+            if script is not None and script.tool is not None:
+                tool = script.tool
+                function = {"name": tool.name, "arguments": tool.arguments}
+                one = {"id": tool.call_id, "type": "function", "function": function}
+                message = {**message, "content": None, "tool_calls": [one]}
+            answer["message"] = message
+        else:
+            answer["text"] = self._echoed(choice) + text if call.echo else text
+        answer["logprobs"] = self._logprobs(choice)
+        answer["finish_reason"] = self._finish(choice)
+        answer["stop_reason"] = script.stop_reason if script is not None else None
+        return answer
+
+    def _finish(self, choice: Choice) -> str:
+        reason = choice.finish_reason
+        if reason == "tool_calls" and self._call.is_named_tool:
+            return "stop"
+        return reason
+
+    def _prompt_pieces(self, choice: Choice) -> list[str]:
+        prompt = self._call.prompts[choice.index // self._call.n]
+        return prompt_pieces(self._house.tokenizer, prompt)
+
+    def _echoed(self, choice: Choice) -> str:
+        return "".join(self._prompt_pieces(choice))
+
+    def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
+        """Log-probabilities of a whole answer."""
+        call, script, tokenizer = self._call, choice.script, self._house.tokenizer
+        if call.logprobs < 0:
+            return None
+        pieces = script.pieces if script is not None and call.max_tokens != 0 else []
+        if call.is_chat:
+            return chat_logprobs(tokenizer, pieces, 0, call.logprobs)
+        if not call.echo:
+            return completion_logprobs(tokenizer, pieces, 0, call.logprobs, offset=0)
+        prompt = self._prompt_pieces(choice)
+        found = completion_logprobs(tokenizer, prompt, 0, call.logprobs, offset=0, is_prompt=True)
+        offset = sum(map(len, prompt))
+        more = completion_logprobs(tokenizer, pieces, len(prompt), call.logprobs, offset=offset)
+        return {key: found[key] + more[key] for key in found}
+
+    # --- streams ------------------------------------------------------------------------------
+    def opening(self) -> bytes:
+        """Nothing comes before the first token; the parts of its chunk are made."""
+        call = self._call
+        frame = json.dumps(self._frame(), separators=(",", ":"))[:-1]
+        self._start = f'data: {frame},"choices":[{{"index":'.encode()
+        self._text = b',"delta":{"content":"' if call.is_chat else b',"text":"'
+        self._first = b',"delta":{"role":"assistant","content":"' if call.is_chat else b',"text":"'
+        close = '"}' if call.is_chat else '"'
+        usage = ',"usage":null' if call.include_usage else ""
+        for reason in ("", "length", "stop"):
+            text = f'"{reason}"' if reason else "null"
+            self._ends[reason] = (
+                f'{close},"logprobs":null,"finish_reason":{text}}}]{usage}}}\n\n'.encode()
+            )
+        return b""
+
+    def _frame(self) -> dict[str, Any]:
+        kind = "chat.completion.chunk" if self._call.is_chat else "text_completion"
+        return {
+            "id": self.answer_id,
+            "object": kind,
+            "created": self._created,
+            "model": self._model,
+        }
+
+    def news(self, after: int) -> bytes:
+        """One chunk for each token that has not been sent."""
+        return b"".join(self._news(after))
+
+    def _news(self, after: int) -> Iterator[bytes]:
+        pieces = self._house.piece_bytes
+        for choice in self._exchange.choices:
+            end = choice.produced if after == 0 else min(choice.produced, after)
+            if choice.script is not None or self._call.max_tokens == 0:
+                yield from self._scripted(choice, end)
+                continue
+            index = b"%d" % choice.index
+            last = choice.tokens - 1
+            while choice.sent < end:
+                position = choice.sent
+                choice.sent += 1
+                yield self._start
+                yield index
+                yield self._text if position else self._first
+                yield pieces[(choice.start + position) % len(pieces)]
+                tail = self._ends[choice.finish_reason if position >= last else ""]
+                if self._call.continuous_usage:
+                    tail = self._with_usage(tail, choice)
+                yield tail
+
+    def _with_usage(self, end: bytes, choice: Choice) -> bytes:
+        usage = self._usage_so_far(choice)
+        head = end.rpartition(b"]")[0]
+        return head + b'],"usage":' + json.dumps(usage).encode() + b"}\n\n"
+
+    def _usage_so_far(self, choice: Choice) -> dict[str, int]:
+        prompt = choice.request.prompt_tokens
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": choice.sent,
+            "total_tokens": prompt + choice.sent,
+        }
+
+    def _scripted(self, choice: Choice, end: int) -> Iterator[bytes]:
+        """Chunks of an answer that is not plain filler."""
+        call, script = self._call, choice.script
+        while choice.sent < end:
+            position = choice.sent
+            choice.sent += 1
+            is_last = position >= choice.tokens - 1
+            one: dict[str, Any] = {"index": choice.index}
+            text = script.shown[position] if script is not None and call.max_tokens != 0 else ""
+            if call.is_chat:
+                one["delta"] = _chat_delta(script, position, text)
+            else:
+                one["text"] = self._echoed(choice) + text if call.echo and not position else text
+            one["logprobs"] = self._chunk_logprobs(choice, position)
+            one["finish_reason"] = self._finish(choice) if is_last else None
+            one["stop_reason"] = script.stop_reason if script is not None and is_last else None
+            chunk = {**self._frame(), "choices": [one]}
+            if call.continuous_usage:
+                chunk["usage"] = self._usage_so_far(choice)
+            elif call.include_usage:
+                chunk["usage"] = None
+            yield event(chunk)
+
+    def _chunk_logprobs(self, choice: Choice, position: int) -> dict[str, Any] | None:
+        call, script, tokenizer = self._call, choice.script, self._house.tokenizer
+        if call.logprobs < 0:
+            return None
+        pieces = script.pieces[position : position + 1] if script is not None else []
+        if call.max_tokens == 0:
+            pieces = []
+        if call.is_chat:
+            return chat_logprobs(tokenizer, pieces, position, call.logprobs)
+        before = sum(map(len, script.pieces[:position])) if script is not None else 0
+        if not call.echo:
+            return completion_logprobs(tokenizer, pieces, position, call.logprobs, offset=before)
+        prompt = self._prompt_pieces(choice)
+        offset = sum(map(len, prompt)) + before
+        found = completion_logprobs(
+            tokenizer, pieces, len(prompt) + position, call.logprobs, offset=offset
+        )
+        if position:
+            return found
+        first = completion_logprobs(tokenizer, prompt, 0, call.logprobs, offset=0, is_prompt=True)
+        return {key: first[key] + found[key] for key in first}
+
+    def closing(self) -> bytes:
+        """The usage, if it was asked for, and the end."""
+        if not self._call.include_usage:
+            return DONE
+        usage = usage_of(self._call, self._exchange)
+        return event({**self._frame(), "choices": [], "usage": usage}) + DONE
+
+    def broken(self, error: ApiError) -> bytes:
+        """An error event, and no end."""
+        return event(error.body)
+
+
+def _chat_delta(script: Script | None, position: int, text: str) -> dict[str, Any]:
+    first = {"role": "assistant"} if position == 0 else {}
+    if script is None or script.tool is None:
+        return {**first, "content": text}
+    tool = script.tool
+    if position == 0:
+        function = {"name": tool.name, "arguments": ""}
+        head = {"index": 0, "id": tool.call_id, "type": "function", "function": function}
+        return {**first, "content": None, "tool_calls": [head]}
+    piece = text if position >= script.tool_head else ""
+    return {"tool_calls": [{"index": 0, "function": {"arguments": piece}}]}
+
+
+# --- from a call to requests, and from tokens to an answer ----------------------------------------
 _SSE_HEADERS: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -296,3 +591,218 @@ def ended_badly(request: Request) -> ApiError:
     if request.status is Status.CANCELLED:
         return ApiError(408, f"the request was cancelled ({reason})", code=reason or None)
     return ApiError(503, f"{_LOST} ({reason})", code=reason or None, retry_after_s=1)
+
+
+# --- embeddings, rerank and scores: prompts that are answered with numbers ------------------------
+# The emulated cost is that of the prompt: each text becomes a request with one output token, which
+# is sampled and thrown away. The numbers are no model's: a vector counts pairs of neighboring
+# tokens, hashed to its places, so that equal texts have equal vectors and similar texts similar
+# ones.
+
+RERANK_PATHS: Final = ("/rerank", "/v1/rerank", "/v2/rerank")
+SCORE_PATHS: Final = ("/score", "/v1/score")
+Vector = NDArray[np.float32]
+_DIMENSIONS_MAX = 65_536
+
+
+class EmbeddingBody(Struct, kw_only=True):
+    """`/v1/embeddings`."""
+
+    input: str | list[Any]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = "float"
+    dimensions: Annotated[int, Meta(ge=1, le=_DIMENSIONS_MAX)] | None = None
+    user: Annotated[str, Meta(max_length=NAME_MAX)] | None = None
+
+
+class RerankBody(Struct, kw_only=True):
+    """`/rerank`."""
+
+    query: str
+    documents: Annotated[list[str], Meta(min_length=1)]
+    model: str | None = None
+    top_n: Annotated[int, Meta(ge=0)] | None = 0
+    return_documents: bool | None = True
+
+
+class ScoreBody(Struct, kw_only=True):
+    """`/score`: pairs, one with many, or many with many."""
+
+    text_1: str | list[str]
+    text_2: str | list[str]
+    model: str | None = None
+
+
+def vector_of(ids: Ids, dimensions: int) -> Vector:
+    """A unit vector of a text."""
+    pairs = ids if len(ids) < 2 else ids[:-1] * np.int64(1_000_003) + ids[1:]
+    places = (pairs.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
+    counts = np.bincount((places % np.uint64(dimensions)).astype(np.int64), minlength=dimensions)
+    vector = counts.astype(np.float32)
+    return vector / np.float32(np.linalg.norm(vector) or 1.0)
+
+
+class PoolingFace:
+    """What the three have in common: nothing streams."""
+
+    def __init__(self, house: House, call: Call, exchange: Exchange) -> None:
+        self._house = house
+        self._call = call
+        self._exchange = exchange
+
+    def whole(self) -> bytes:
+        """One JSON object."""
+        prompt = sum(len(p) for p in self._call.prompts)
+        usage = {"prompt_tokens": prompt, "total_tokens": prompt, "completion_tokens": 0}
+        number = self._call.request_id or f"{self._house.session}-{self._house.next_call()}"
+        model = self._call.model or self._house.model
+        return compact({**self.content(number), "model": model, "usage": usage})
+
+    def content(self, number: str) -> dict[str, Any]:
+        """Everything but model and usage."""
+        raise NotImplementedError
+
+    def opening(self) -> bytes:
+        """Never asked."""
+        return b""
+
+    def news(self, after: int) -> bytes:
+        """Never asked."""
+        return b""
+
+    def closing(self) -> bytes:
+        """Never asked."""
+        return b""
+
+    def broken(self, error: ApiError) -> bytes:
+        """Never asked."""
+        return compact(error.body)
+
+
+class EmbeddingFace(PoolingFace):
+    """`/v1/embeddings`."""
+
+    def __init__(self, house: House, call: Call, exchange: Exchange, body: EmbeddingBody) -> None:
+        super().__init__(house, call, exchange)
+        self._body = body
+
+    def content(self, number: str) -> dict[str, Any]:
+        """One vector for each input."""
+        size = (
+            self._body.dimensions
+            or self._house.plans[self._house.index_of(self._call.model)].model.hidden
+        )
+        data = []
+        for index, prompt in enumerate(self._call.prompts):
+            vector = vector_of(prompt, size)
+            shown: Any = vector.tolist()
+            if self._body.encoding_format == "base64":
+                shown = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+            data.append({"index": index, "object": "embedding", "embedding": shown})
+        return {
+            "id": f"embd-{number}",
+            "object": "list",
+            "created": int(time.time()),
+            "data": data,
+        }
+
+
+class RerankFace(PoolingFace):
+    """`/rerank`: documents by likeness to the query."""
+
+    def __init__(
+        self, house: House, call: Call, exchange: Exchange, body: RerankBody, query: Ids
+    ) -> None:
+        super().__init__(house, call, exchange)
+        self._body = body
+        self._query = query
+
+    def content(self, number: str) -> dict[str, Any]:
+        """The best first."""
+        body, encode = self._body, self._house.tokenizer.encode
+        scores = _scores([self._query] * len(body.documents), [encode(d) for d in body.documents])
+        order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
+        results = []
+        for index in order[: body.top_n or len(order)]:
+            result: dict[str, Any] = {"index": index, "relevance_score": scores[index]}
+            if body.return_documents is not False:
+                result["document"] = {"text": body.documents[index]}
+            results.append(result)
+        return {"id": f"rerank-{number}", "results": results}
+
+
+class ScoreFace(PoolingFace):
+    """`/score`."""
+
+    def __init__(
+        self, house: House, call: Call, exchange: Exchange, pairs: Sequence[tuple[Ids, Ids]]
+    ) -> None:
+        super().__init__(house, call, exchange)
+        self._pairs = pairs
+
+    def content(self, number: str) -> dict[str, Any]:
+        """One score for each pair."""
+        scores = _scores([a for a, _ in self._pairs], [b for _, b in self._pairs])
+        data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
+        return {
+            "id": f"score-{number}",
+            "object": "list",
+            "created": int(time.time()),
+            "data": data,
+        }
+
+
+def _scores(left: Sequence[Ids], right: Sequence[Ids]) -> list[float]:
+    pairs = zip(left, right, strict=True)
+    return [round(float(np.dot(vector_of(a, 4096), vector_of(b, 4096))), 6) for a, b in pairs]
+
+
+def _pooling_call(prompts: list[Ids], model: str | None, tenant: str = "") -> Call:
+    return Call(
+        is_chat=False,
+        prompts=prompts,
+        n=1,
+        stream=False,
+        include_usage=False,
+        continuous_usage=False,
+        max_tokens=0,
+        min_tokens=0,
+        ignore_eos=False,
+        tenant=tenant,
+        priority=0,
+        model=model or "",
+    )
+
+
+def read_embedding(data: bytes, house: House) -> tuple[Call, EmbeddingBody]:
+    """Raises ApiError."""
+    body = decode_body(data, EmbeddingBody)
+    prompts = read_prompts(body.input, house.tokenizer)
+    return _pooling_call(prompts, body.model, body.user or ""), body
+
+
+def read_rerank(data: bytes, house: House) -> tuple[Call, RerankBody, Ids]:
+    """Each document is read with the query before it. Raises ApiError."""
+    body = decode_body(data, RerankBody)
+    query = house.tokenizer.encode(body.query)
+    if len(query) == 0:
+        raise ApiError(400, "the query is empty", param="query")
+    prompts = [np.concatenate((query, house.tokenizer.encode(d))) for d in body.documents]
+    return _pooling_call(prompts, body.model), body, query
+
+
+def read_score(data: bytes, house: House) -> tuple[Call, list[tuple[Ids, Ids]]]:
+    """Raises ApiError."""
+    body = decode_body(data, ScoreBody)
+    left = [body.text_1] if isinstance(body.text_1, str) else body.text_1
+    right = [body.text_2] if isinstance(body.text_2, str) else body.text_2
+    if len(left) == 1:
+        left = left * len(right)
+    if len(left) != len(right) or not right:
+        raise ApiError(400, "text_1 and text_2 are as many, or text_1 is one", param="text_2")
+    encode = house.tokenizer.encode
+    pairs = [(encode(a), encode(b)) for a, b in zip(left, right, strict=True)]
+    prompts = [np.concatenate(pair) for pair in pairs]
+    if any(len(prompt) == 0 for prompt in prompts):
+        raise ApiError(400, "a pair is empty", param="text_2")
+    return _pooling_call(prompts, body.model), pairs

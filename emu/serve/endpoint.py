@@ -21,15 +21,31 @@ from starlette.types import Send
 from emu.cluster.commands import RESET
 from emu.process.version import __version__
 from emu.serve.app import Api, assemble
-from emu.serve.completions import Reply, ended_badly, failure_error, make_exchange, send_json
+from emu.serve.chats import MessagesFace
+from emu.serve.completions import (
+    Face,
+    OpenAiFace,
+    Reply,
+    answer_text,
+    compact,
+    ended_badly,
+    failure_error,
+    make_exchange,
+    send_json,
+)
 from emu.serve.control import command_now
-from emu.serve.faces import Face, OpenAiFace, answer_text, compact
-from emu.serve.failures import Failure
 from emu.serve.fleet import Endpoint, Fleet, Parked
 from emu.serve.house import House
-from emu.serve.messages import MessagesFace
 from emu.serve.metrics import METRICS_TYPE, EndpointPage
-from emu.serve.protocol import ApiError, Body, Call, decode_body, generate_call, read_prompts
+from emu.serve.protocol import (
+    ApiError,
+    Body,
+    Call,
+    Failure,
+    decode_body,
+    generate_call,
+    read_prompts,
+)
 from emu.serve.world import Exchange
 from emu.units import NS_PER_S
 
@@ -95,7 +111,6 @@ class SglangFace:
     def __init__(self, house: House, call: Call, exchange: Exchange) -> None:
         self._house = house
         self._choice = exchange.choices[0]
-        self._begin_s = time.perf_counter()
         self.answer_id = call.request_id or f"{house.session}{house.next_call():08x}"
 
     def _content(self, text: str, tokens: int, *, is_done: bool) -> dict[str, Any]:

@@ -19,10 +19,13 @@ in vLLM: an answer of n tokens is n + 1 tokens of the emulated request.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
-from collections.abc import Awaitable, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import uvicorn
 from starlette.requests import ClientDisconnect
@@ -31,17 +34,248 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from emu.cluster.plan import ReplicaPlan
 from emu.errors import InputError
 from emu.kernel.clock import NEVER
+from emu.kv.blocks import BlockPool
 from emu.latency.engine_steps import Intake
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.request import HANDOFF_NEVER_NS, Prefix, Request
 from emu.serve.house import House
-from emu.serve.kv_events import Ledger, Publisher, Wire, watch, zmq_context
 from emu.serve.protocol import ApiError, Call, KvTransfer
 from emu.serve.script import Ids, Script, filler_ids
 from emu.serve.world import Choice, Exchange
 from emu.units import NS_PER_S
 
+# --- KV events over ZMQ, as vLLM publishes them: what can be found in a replica's KV cache --------
+# `Ledger` watches one pool and makes events; `Publisher` sends them and sends them again when
+# asked. A subscriber that counts references (a `BlockStored` for each physical block, a
+# `BlockRemoved` for each that is gone) knows after every event exactly the keys that the pool can
+# find.
+#
+# Live messages are three frames: topic, sequence number (8 bytes, big endian, from 0), payload. A
+# message to the replay socket (`"", first sequence number`) is answered with every message that is
+# still buffered from there on, and a marker. A replica that has crashed comes back as a new
+# publisher, whose numbers begin at 0.
+#
+# The wire changed between versions of vLLM; `Wire` is the setting: arrays before 0.24 and maps from
+# then on, more fields from 0.17 and 0.20 on, the topic in replays from 0.26 on. Needs the extra
+# `serve` (pyzmq).
+
+BUFFER_STEPS: Final = 10_000
+_QUEUE_MAX: Final = 100_000
+_END: Final = b"\xff" * 8
+
+
+class Wire(msgspec.Struct, frozen=True):
+    """What a version of vLLM writes: its minor number says all."""
+
+    minor: int
+
+    @property
+    def has_maps(self) -> bool:
+        """Events are maps, not arrays."""
+        return self.minor >= 24
+
+    @property
+    def replays_topic(self) -> bool:
+        """Answers to a replay have the topic."""
+        return self.minor >= 26
+
+    def stored(
+        self, keys: Sequence[int], parent: int | None, tokens: Sequence[int], block_size: int
+    ) -> Any:
+        """One BlockStored. `parent` is the key before the first."""
+        if self.has_maps:
+            return {
+                "type": "BlockStored",
+                "block_hashes": list(keys),
+                "parent_block_hash": parent,
+                "token_ids": list(tokens),
+                "block_size": block_size,
+                "lora_id": None,
+                "medium": "GPU",
+                "lora_name": None,
+            }
+        fields = ["BlockStored", list(keys), parent, list(tokens), block_size, None, "GPU", None]
+        if self.minor >= 17:
+            fields.append(None)  # extra_keys
+        if self.minor >= 20:
+            fields.append(0)  # group_idx
+        if self.minor >= 22:
+            fields += [None, None]  # kv_cache_spec_kind, kv_cache_spec_sliding_window
+        return fields
+
+    def removed(self, keys: Sequence[int]) -> Any:
+        """One BlockRemoved."""
+        if self.has_maps:
+            return {"type": "BlockRemoved", "block_hashes": list(keys), "medium": "GPU"}
+        return ["BlockRemoved", list(keys), "GPU"]
+
+    def cleared(self) -> Any:
+        """One AllBlocksCleared."""
+        return {"type": "AllBlocksCleared"} if self.has_maps else ["AllBlocksCleared"]
+
+
+def wire_of(name: str) -> Wire:
+    """`vllm-0.19`. Raises InputError."""
+    found = re.fullmatch(r"vllm-0\.(\d+)", name)
+    if found is None or not 16 <= int(found[1]) <= 33:
+        raise InputError("serve", None, "--wire", f"is vllm-0.16 to vllm-0.33, not {name!r}")
+    return Wire(int(found[1]))
+
+
+class Ledger:
+    """Watches a pool; what has changed since the last `take` stands in `events`."""
+
+    def __init__(self, wire: Wire, block_size: int, changed: Callable[[], None]) -> None:
+        self._wire = wire
+        self._block_size = block_size
+        self._changed = changed
+        self._key_of: dict[int, int] = {}
+        """Key of each block that was published and not taken since."""
+        self._owner: dict[int, int] = {}
+        """The block under which a key can be found: the newest."""
+        self._count: dict[int, int] = {}
+        """How often a key was published and not removed."""
+        self.events: list[Any] = []
+
+    def stored(self, request: Request, keys: Sequence[int], first: int, blocks: list[int]) -> None:
+        """A BlockStored for these blocks."""
+        size = self._block_size
+        prefix = request.prefix
+        ids = prefix.token_ids if prefix is not None else None
+        tokens = [] if ids is None else ids[first * size : (first + len(blocks)) * size].tolist()
+        new = list(keys[first : first + len(blocks)])
+        for block, key in zip(blocks, new, strict=True):
+            self._key_of[block] = key
+            self._owner[key] = block
+            self._count[key] = self._count.get(key, 0) + 1
+        parent = keys[first - 1] if first > 0 else None
+        self._add(self._wire.stored(new, parent, tokens, size))
+
+    def taken(self, blocks: Sequence[int]) -> None:
+        """A BlockRemoved for each that was published; a key that can no longer be found is removed
+        as often as it was published."""
+        for block in blocks:
+            key = self._key_of.pop(block, None)
+            if key is None or key not in self._count:
+                continue
+            times = 1
+            if self._owner[key] == block:
+                times = self._count[key]
+            elif self._count[key] == 1:  # the newer block holds the last reference
+                continue
+            self._count[key] -= times
+            if self._count[key] == 0:
+                del self._count[key], self._owner[key]
+            for _ in range(times):
+                self._add(self._wire.removed([key]))
+
+    def cleared(self) -> None:
+        """An AllBlocksCleared."""
+        self._key_of.clear()
+        self._owner.clear()
+        self._count.clear()
+        self._add(self._wire.cleared())
+
+    def _add(self, event: Any) -> None:
+        self.events.append(event)
+        if len(self.events) == 1:
+            self._changed()
+
+    def take(self) -> list[Any]:
+        """The events; the list begins anew."""
+        events, self.events = self.events, []
+        return events
+
+
+class Publisher:
+    """The two sockets of one endpoint, and the ring of what was sent."""
+
+    def __init__(self, context: Any, host: str, port: int, replay_port: int, topic: str) -> None:
+        """Port 0 is one that the system chooses. Raises InputError if an address is taken."""
+        import zmq
+
+        self._zmq = zmq
+        self.topic = topic
+        self._sequence = 0
+        self._ring: deque[tuple[int, bytes]] = deque(maxlen=BUFFER_STEPS)
+        self._live = context.socket(zmq.PUB)
+        self._live.set_hwm(_QUEUE_MAX)
+        self._replay = context.socket(zmq.ROUTER)
+        self.endpoint = self._bound(self._live, host, port)
+        self.replay_endpoint = self._bound(self._replay, host, replay_port)
+
+    def _bound(self, made: Any, host: str, port: int) -> str:
+        """The address that a socket got."""
+        made.linger = 0
+        address = f"tcp://{host}:{port or '*'}"
+        try:
+            made.bind(address)
+        except self._zmq.ZMQError as error:
+            raise InputError(address, None, "--kv-events", str(error)) from None
+        return str(made.getsockopt_string(self._zmq.LAST_ENDPOINT))
+
+    def send(self, at_s: float, events: list[Any]) -> None:
+        """One batch: of one step of the engine."""
+        payload = msgspec.msgpack.encode([at_s, events, 0])
+        self._ring.append((self._sequence, payload))
+        number = self._sequence.to_bytes(8, "big")
+        self._live.send_multipart((self.topic.encode(), number, payload), self._zmq.NOBLOCK)
+        self._sequence += 1
+
+    def answer(self, wire: Wire) -> None:
+        """Replays that were asked for since the last time."""
+        while True:
+            try:
+                asked = self._replay.recv_multipart(self._zmq.NOBLOCK)
+            except self._zmq.Again:
+                return
+            if len(asked) != 3 or asked[1] != b"" or len(asked[2]) != 8:
+                continue  # as vLLM: what is not a request gets no answer
+            first = int.from_bytes(asked[2], "big")
+            head = [asked[0], b""]
+            for number, payload in self._ring:
+                if number >= first:
+                    self._reply(wire, head, self.topic, number.to_bytes(8, "big"), payload)
+            self._reply(wire, head, "", _END, b"")
+
+    def _reply(self, wire: Wire, head: list[bytes], topic: str, number: bytes, body: bytes) -> None:
+        middle = [topic.encode()] if wire.replays_topic else []
+        try:
+            self._replay.send_multipart([*head, *middle, number, body], self._zmq.NOBLOCK)
+        except self._zmq.Again:  # the asker reads nothing: it can ask again
+            return
+
+    def restart(self) -> None:
+        """A new engine in the place of the old one."""
+        self._sequence = 0
+        self._ring.clear()
+
+    def close(self) -> None:
+        """Both sockets."""
+        self._live.close()
+        self._replay.close()
+
+
+def zmq_context() -> Any:
+    """Raises InputError without the extra."""
+    try:
+        import zmq
+    except ImportError:
+        problem = "needs the extra 'serve' (pip install 'emu[serve]')"
+        raise InputError("serve", None, "--kv-events", problem) from None
+    return zmq.Context()
+
+
+def watch(pool: object, ledger: Ledger) -> bool:
+    """Let the ledger watch a pool. False if the pool keeps no identities: nothing can be found."""
+    if not isinstance(pool, BlockPool):
+        return False
+    pool.watcher = ledger
+    return True
+
+
+# --- the fleet ------------------------------------------------------------------------------------
 S = ReplicaState
 _ABSENT: Final = frozenset({S.INACTIVE, S.FAILED})
 _ROLES: Final[Mapping[ReplicaState, str]] = {

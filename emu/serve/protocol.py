@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
+from emu.rng import rng_stream
 from emu.serve.script import FREE, LOGPROBS_MAX, Constraint, Ids, Tokenizer
 
 CHOICES_MAX: Final = 128
@@ -536,3 +537,110 @@ def _schema_of(given: Any) -> Any:
         return msgspec.json.decode(given)
     except msgspec.DecodeError:
         raise ApiError(400, "json is not a schema", param="structured_outputs.json") from None
+
+
+# --- failure schedules: errors that the server returns on purpose, and always the same ones -------
+# A rule says which calls fail and how. Rules are asked in order, the first that fails a call wins.
+# Calls are counted per rule, from 0; `skip` calls pass first, then
+#
+# * `first = N`: the next N fail, and no more;
+# * `every = K`: each K-th fails;
+# * `rate = p`: a call fails with probability p, drawn from the rule's own stream (same seed, same
+#   calls);
+# * none of these: every call fails.
+#
+# `after_tokens = k` lets the answer begin and breaks it off after k tokens (an `error` event in the
+# stream). A client may also ask for an error itself with the header `X-Return-Error`.
+
+_NAMES: Final[Mapping[str, int]] = {
+    "invalid_request": 400,
+    "context_length": 400,
+    "invalid_api_key": 401,
+    "model_not_found": 404,
+    "timeout": 408,
+    "rate_limit": 429,
+    "server_error": 500,
+    "overloaded": 503,
+}
+_CODES: Final[Mapping[int, str]] = {
+    400: "invalid_request",
+    401: "invalid_api_key",
+    404: "model_not_found",
+    408: "timeout",
+    429: "rate_limit",
+    500: "server_error",
+    503: "overloaded",
+}
+
+Count0 = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class FailureRule(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Which calls fail, and how."""
+
+    status: Annotated[int, Meta(ge=400, le=599)] = 503
+    first: Count0 = 0
+    every: Count0 = 0
+    rate: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    skip: Count0 = 0
+    times: Count0 = 0
+    """No more than so many failures; 0 = no limit."""
+    after_tokens: Count0 = 0
+    retry_after_s: Count0 = 1
+    path: str = ""
+    """Only calls whose path ends with this; empty = all."""
+
+
+class Failure(Struct, frozen=True):
+    """How one call fails."""
+
+    status: int
+    code: str
+    after_tokens: int = 0
+    retry_after_s: int = 1
+
+
+class FailureSchedule:
+    """The rules in force and their counters."""
+
+    def __init__(self, rules: list[FailureRule], *, seed: int) -> None:
+        self.rules = rules
+        self._seen = [0] * len(rules)
+        self._failed = [0] * len(rules)
+        self._rngs = [rng_stream(seed, f"serve.failures.{i}") for i in range(len(rules))]
+
+    def judge(self, path: str) -> Failure | None:
+        """Whether the call that comes now fails."""
+        for index, rule in enumerate(self.rules):
+            if rule.path and not path.endswith(rule.path):
+                continue
+            position = self._seen[index] - rule.skip
+            self._seen[index] += 1
+            if position < 0 or (rule.times and self._failed[index] >= rule.times):
+                continue
+            if self._fails(rule, index, position):
+                self._failed[index] += 1
+                code = _CODES.get(rule.status, "injected")
+                return Failure(rule.status, code, rule.after_tokens, rule.retry_after_s)
+        return None
+
+    def _fails(self, rule: FailureRule, index: int, position: int) -> bool:
+        if rule.first:
+            return position < rule.first
+        if rule.every:
+            return position % rule.every == rule.every - 1
+        if rule.rate:
+            return bool(self._rngs[index].random() < rule.rate)
+        return True
+
+
+def failure_from_header(value: str) -> Failure | None:
+    """`X-Return-Error: 429` or `X-Return-Error: rate_limit`; None if it says neither."""
+    text = value.strip().lower()
+    status = _NAMES.get(text, 0)
+    if text.isascii() and text.isdigit() and len(text) == 3:
+        status = int(text)
+    if not 400 <= status <= 599:
+        return None
+    code = text if text in _NAMES else _CODES.get(status, "injected")
+    return Failure(status, code)

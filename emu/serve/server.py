@@ -38,17 +38,26 @@ from emu.config.schema import Config
 from emu.errors import InputError, PaceLost
 from emu.kernel.wallclock import WallKernel
 from emu.log import make_log
-from emu.process.interrupts import sent_to
+from emu.process.exits import sent_to
 from emu.report.atomic import RunDirectory, write_text
 from emu.report.summary import write_summary
 from emu.runs.runner import host_facts, next_free, write_results
 from emu.serve.app import make_app
 from emu.serve.control import snapshot
 from emu.serve.endpoint import endpoint_app
-from emu.serve.fleet import BACKLOG, Dispatch, Doors, Fleet, KvEvents, bind, check_fleet, port_of
+from emu.serve.fleet import (
+    BACKLOG,
+    Dispatch,
+    Doors,
+    Fleet,
+    KvEvents,
+    bind,
+    check_fleet,
+    port_of,
+    wire_of,
+)
 from emu.serve.house import House, ServeOptions, served_names, weights_from_host_s
 from emu.serve.intake import STRICT_REQUESTS_MIN, Adapter, Intake, LiveProtocol, is_loopback
-from emu.serve.kv_events import wire_of
 from emu.serve.recording import LiveRecorder, ReplayFile, TrafficLog
 from emu.serve.script import make_tokenizer, write_tokenizer
 from emu.serve.world import LiveCluster, live_config
@@ -99,7 +108,6 @@ class LiveServer:
         self.house: House | None = None
         self.port = options.port
         self._started = (time.perf_counter(), time.process_time())
-        self._server: _Server | None = None
         self._group: TaskGroup | None = None
         self._has_told = False
         self.fleet: Fleet | None = None
@@ -167,7 +175,7 @@ class LiveServer:
         )
         dispatch = Dispatch(make_app(house))
         doors = self._make_fleet(house, dispatch) if self.options.fleet else None
-        server = self._server = _Server(
+        server = _Server(
             uvicorn.Config(
                 dispatch,
                 http=_Protocol(house.intake, self.options.header_timeout_s),

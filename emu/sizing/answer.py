@@ -9,31 +9,165 @@ the answer does not depend on the number of workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from emu.api import override_texts
+from emu.api import override_texts, run
 from emu.catalogue.lookup import lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
 from emu.config.files import toml_text
 from emu.config.load import config_from_dict
 from emu.config.schema import Config
 from emu.errors import InputError, RunError
+from emu.process.exits import scratch
 from emu.report.atomic import write_text
 from emu.report.drawn import mean_of
+from emu.rng import rng_stream
 from emu.sizing.layouts import NOT_SCALED, SPAN, Candidate, Layout, Prompts, layouts_of, scaled
-from emu.sizing.question import SOURCE, Question
-from emu.sizing.search import Search, intervals_of, search_of
-from emu.sweeps.drive import meets
-from emu.sweeps.driver import Base, Driver, Row, point_pool, point_store
-from emu.sweeps.points import Bisection, with_seeds
-from emu.units import NS_PER_S
+from emu.sizing.question import SOURCE, Objective, Question
+from emu.sweeps.drive import (
+    Base,
+    Bisection,
+    Driver,
+    Row,
+    meets,
+    point_pool,
+    point_store,
+    with_seeds,
+)
+from emu.units import NS_PER_MS, NS_PER_S
 from emu.workload.opened import Workload, open_workload
 
+# --- the search over one layout: a generator that is told how its candidates do. Pure -------------
+#     search = search_of(layout, limit)
+#     asked = next(search)
+#     asked = search.send([worst(candidate) for candidate in asked])     # until StopIteration
+#
+# `worst` is the largest figure / limit of a run: up to 1 it meets. The search takes the objectives
+# to be monotone: a cluster that meets them still does with a replica more of either role. Then a
+# number of colocated replicas is found by bisection; and what fails with as many replicas of one
+# role as the limit allows gives the least number of the other. `limit()` is the largest number of
+# replicas that could still be as cheap as the best cluster known; it may fall between two steps.
+# Clusters at the limit itself are tried, so that ties are found.
+#
+# More prefill replicas send requests to decode in denser bursts, so that TPOT may rise a little
+# with them: a bound on a role counts only where its run misses by SLACK.
+
+Search = Generator[list[Candidate], list[float], None]
+Limit = Callable[[], int]
+SLACK: Final = 1.1
+"""A split is ruled out by a run that misses a limit by more than this factor."""
+
+
+def search_of(layout: Layout, limit: Limit, *, is_bounded: bool) -> Search:
+    """The search over a layout; `is_bounded`: some cluster is known, the limit is near."""
+    if layout.mode == "colocated":
+        return _colocated(layout, limit, is_bounded=is_bounded)
+    return _splits(layout, limit)
+
+
+def _colocated(layout: Layout, limit: Limit, *, is_bounded: bool) -> Search:
+    """Doubling until the objectives are met, then bisection."""
+    low = layout.replicas_min - 1
+    """No number up to this meets."""
+    high = 0
+    """Meets; 0 = none known."""
+    tried = limit() if is_bounded else layout.replicas_min
+    while not high:
+        tried = min(tried, limit())
+        if tried <= low:
+            return
+        if (yield [Candidate(layout, tried, 0)])[0] <= 1:
+            high = tried
+        else:
+            low, tried = tried, 2 * tried
+    while high - low > 1:
+        middle = (low + high) // 2
+        if (yield [Candidate(layout, middle, 0)])[0] <= 1:
+            high = middle
+        else:
+            low = middle
+
+
+def _splits(layout: Layout, limit: Limit) -> Search:
+    """Least number of each role, then totals from their sum upwards until one split meets."""
+    most = limit() - 1
+    """Of one role."""
+    least_prefill = layout.replicas_min
+    if most < least_prefill:
+        return
+    if (yield [Candidate(layout, most, most)])[0] > SLACK:
+        return
+    prefill, decode = [least_prefill - 1, most], [0, most]
+    while prefill[1] - prefill[0] > 1 or decode[1] - decode[0] > 1:
+        brackets = [b for b in (prefill, decode) if b[1] - b[0] > 1]
+        middles = [sum(bracket) // 2 for bracket in brackets]
+        asked = [
+            Candidate(layout, *((middle, most) if bracket is prefill else (most, middle)))
+            for bracket, middle in zip(brackets, middles, strict=True)
+        ]
+        told = yield asked
+        for bracket, middle, worst in zip(brackets, middles, told, strict=True):
+            bracket[1 if worst <= SLACK else 0] = middle
+    total = prefill[1] + decode[1]
+    while total <= limit():
+        splits = range(prefill[1], total - decode[1] + 1)
+        told = yield [Candidate(layout, count, total - count) for count in splits]
+        if min(told, default=SLACK) <= 1:
+            return
+        total += 1
+
+
+# --------------------------------------------------------------------------------------------------
+# Intervals of a single run's percentiles: a bootstrap over blocks of requests.
+#
+# A trace is the same with every seed, so seeds say nothing about how far its figures may be chance.
+# Requests close to each other share queues; blocks of consecutive arrivals keep that.
+
+BLOCKS: Final = 40
+RESAMPLES: Final = 400
+_COLUMNS: Final = {"ttft": "ttft_ns", "tpot": "tpot_ns", "e2e": "latency_ns"}
+
+
+def intervals_of(
+    tables: dict[str, Any], objectives: Sequence[Objective], seed: int
+) -> list[tuple[float, float]]:
+    """95 % intervals (low, high) in ms of the objectives' percentiles in one run."""
+    with scratch("emu-plan-") as directory:
+        requests = run(tables, output=Path(directory) / "run", report=False).requests
+        order = np.argsort(requests["arrival_ns"], kind="stable")
+        found = []
+        for objective in objectives:
+            values = requests[_COLUMNS[objective.metric]][order]
+            found.append(
+                block_interval(values[values >= 0] / NS_PER_MS, int(objective.at[1:]), seed)
+            )
+    return found
+
+
+def block_interval(
+    values: npt.NDArray[np.float64], percentile: int, seed: int
+) -> tuple[float, float]:
+    """95 % interval of a percentile of values in order of arrival."""
+    blocks = np.array_split(values, min(BLOCKS, len(values)))
+    rng = rng_stream(seed, "plan.bootstrap")
+    drawn = [
+        np.percentile(
+            np.concatenate([blocks[index] for index in rng.integers(0, len(blocks), len(blocks))]),
+            percentile,
+        )
+        for _ in range(RESAMPLES)
+    ]
+    low, high = np.percentile(drawn, (2.5, 97.5))
+    return float(low), float(high)
+
+
+# --- all layouts ----------------------------------------------------------------------------------
 LAYOUTS_AT_ONCE: Final = 4
 """Searches that go on at the same time. Fixed: the rows do not depend on the workers."""
 HEADROOM_MAX: Final = 4.0

@@ -22,7 +22,7 @@ from emu.config.names import did_you_mean
 from emu.config.presets import WORKLOADS
 from emu.errors import InputError
 from emu.report.atomic import write_text
-from emu.sweeps.conditions import Condition
+from emu.sweeps.sweepfile import Condition
 from emu.units import ceil_div
 
 SOURCE: Final = "plan"

@@ -21,13 +21,13 @@ from emu.astra.parity import ParityOptions, ParityResult, ParityRun, make_instan
 from emu.astra.parity_cluster import read_cluster
 from emu.astra.trace import COLLECTIVE_KINDS, Graph, Node, NodeKind, format_trace
 from emu.cluster.plan import make_plan
-from emu.config.kinds import overridden
+from emu.config.check import overridden
 from emu.config.load import load_config
 from emu.errors import InputError, RunError
 from emu.latency.base import BatchShape
 from emu.network.collectives import collective_ns, congested_ns
 from emu.network.rounds import CollectiveSystem, Kind, NetworkDim, rank_count
-from emu.process.interrupts import scratch
+from emu.process.exits import scratch
 from emu.report.atomic import write_text
 
 # --------------------------------------------------------------------------------------------------

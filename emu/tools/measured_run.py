@@ -34,7 +34,7 @@ from emu.config.load import load_config
 from emu.errors import InputError
 from emu.latency.profile_bundle import variant_name
 from emu.process.exits import open_console
-from emu.report.measured import (
+from emu.report.compare import (
     compare_with,
     number_of,
     print_measured,
@@ -395,8 +395,7 @@ def _measured_request(
 # `emu reproduce DIR`: a measured run of vLLM emulated from its own record, and compared with it.
 #
 # Writes a configuration and a workload that can be changed and run again, runs them, and prints the
-# comparison. Owns no rule: `importers/measured_run.py` reads the
-# directory, `report/measured.py` compares.
+# comparison (`report/compare.py`).
 
 
 def reproduce_command(

@@ -1,7 +1,6 @@
 """`emu whatif`: a log of a real server, replayed, and what else could have been done with it.
 
 variants.py  the log as a workload with the replicas that served it, and with others
-answer.py    what was found, the best replica in hindsight for each decision, the page
-command.py   the command
+command.py   the command: what was found, the best replica in hindsight for each decision, the page
 export.py    a run of emu as a log of each format
 """

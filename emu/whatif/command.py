@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from rich.table import Table
 
 from emu.cluster.plan import make_plan
@@ -17,21 +18,18 @@ from emu.errors import InputError, RunError
 from emu.process.exits import open_console
 from emu.process.pool import pool_of
 from emu.report.atomic import write_text
+from emu.report.chart import Chart
+from emu.report.charts import LATENCY_NAMES, cdf_chart, cdf_points
+from emu.report.drawn import t_quantile
+from emu.report.html import page
 from emu.report.table import number
-from emu.whatif.answer import (
-    Alternative,
-    Answer,
-    Choice,
-    Regret,
-    alternatives,
-    cells_of,
-    chosen_decisions,
-    decision_cells,
-    regret_of,
-    write_page,
-)
+from emu.rng import rng_stream
 from emu.whatif.variants import (
+    Change,
+    Distance,
+    Latencies,
     Outcome,
+    Paired,
     Variant,
     changes,
     distances,
@@ -42,8 +40,304 @@ from emu.whatif.variants import (
     run_variant,
     with_lines,
 )
+from emu.workload.items import Line
 from emu.workload.logs import read_log
 
+# --- what was found, and how its rows read on the terminal and on the page ------------------------
+# --------------------------------------------------------------------------------------------------
+# What the best replica in hindsight would have given: the regret of routing decisions.
+#
+# A decision is looked at by emulating the log again with this one request on another replica and
+# all others where they were. Its regret is its own latency less that on the best replica, never
+# negative. Emulations go from the last instant before it at which nothing was in the system (where
+# the past cannot matter: no autoscaling, faults, commands or prefix caches) to the last arrival
+# before its end in the replay; what comes later cannot make it any faster than that.
+#
+# All decisions are looked at, or a random part of them; the mean of the part has an interval.
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """One routing decision and what would have been best."""
+
+    request: int
+    """Its place in the log, from 0."""
+    arrival_s: float
+    chosen: int
+    """Replica that served the request."""
+    best: int
+    took_ms: float
+    best_ms: float
+
+    @property
+    def regret_ms(self) -> float:
+        """How much the best replica would have saved it."""
+        return self.took_ms - self.best_ms
+
+
+class Regret(msgspec.Struct):
+    """The regret of all decisions, estimated from those that were looked at."""
+
+    metric: str
+    decisions: list[Decision]
+    """Looked at, the worst first."""
+    count: int
+    """Decisions in the log that had a choice."""
+    mean_ms: float
+    low_ms: float
+    high_ms: float
+    """95 %, Student's t with the correction for a part of a finite number."""
+    regretted: float
+    """Part with more than 1 % of the latency to save."""
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """An alternative of a decision that is to be emulated."""
+
+    request: int
+    replica: int
+    offset: int
+    """Place of the request among the lines of the emulation."""
+
+
+def chosen_decisions(
+    lines: Sequence[Line], pins: NDArray[np.int64], count: int, seed: int
+) -> list[int]:
+    """Requests whose decisions are looked at: all with a choice, or so many of them at random."""
+    able = [index for index in range(len(lines)) if pins[index] >= 0]
+    if not count or count >= len(able):
+        return able
+    rng = rng_stream(seed, "whatif.decisions")
+    return sorted(int(index) for index in rng.choice(able, count, replace=False))
+
+
+def alternatives(
+    config: Config,
+    lines: Sequence[Line],
+    pins: NDArray[np.int64],
+    base: Latencies,
+    requests: Sequence[int],
+    replicas: Sequence[int],
+) -> tuple[list[Variant], list[Choice]]:
+    """The emulations that the regret of these requests needs."""
+    arrivals = np.array([line.arrival_time_ns for line in lines])
+    ends = arrivals + np.where(np.isnan(base.e2e_ms), np.inf, base.e2e_ms * 1e6)
+    starts = _starts(arrivals, ends) if _forgets(config) else np.zeros(len(lines), dtype=int)
+    variants, choices = [], []
+    for request in requests:
+        low = int(starts[request])
+        high = int(np.searchsorted(arrivals, ends[request], "right"))
+        for replica in replicas:
+            if replica == pins[request]:
+                continue
+            cut = []
+            for index in range(low, max(high, request + 1)):
+                pin = replica if index == request else int(pins[index])
+                line = msgspec.structs.replace(lines[index], replica=pin)
+                if index == request:
+                    line.decode_replica = -1
+                cut.append(line)
+            key = f"{request} on {replica}"
+            variants.append(Variant(key, config, cut))
+            choices.append(Choice(request, replica, request - low))
+    return variants, choices
+
+
+def _forgets(config: Config) -> bool:
+    """What happens after an instant at which nothing is in the system does not depend on before."""
+    return config.autoscale is None and not config.faults and not config.commands
+
+
+def _starts(arrivals: NDArray[np.int64], ends: NDArray[np.float64]) -> NDArray[np.int64]:
+    """For each request the first one after the last idle instant before it."""
+    starts = np.zeros(len(arrivals), dtype=np.int64)
+    latest, first = -1.0, 0
+    for index, arrival in enumerate(arrivals):
+        if arrival > latest:  # all before it have ended
+            first = index
+        starts[index] = first
+        latest = max(latest, float(ends[index]))
+    return starts
+
+
+def regret_of(
+    metric: str,
+    base: Latencies,
+    lines: Sequence[Line],
+    pins: NDArray[np.int64],
+    requests: Sequence[int],
+    count: int,
+    found: Sequence[tuple[Choice, Outcome]],
+) -> Regret:
+    """The regret of the decisions that were looked at; `count`: of the whole log."""
+    best: dict[int, tuple[float, int]] = {}
+    took = base.of(metric)
+    for request in requests:
+        best[request] = (float(took[request]), int(pins[request]))
+    for choice, outcome in found:
+        value = float(outcome.latencies.of(metric)[choice.offset])
+        if not np.isnan(value) and value < best[choice.request][0]:
+            best[choice.request] = (value, choice.replica)
+    decisions = [
+        Decision(
+            request,
+            lines[request].arrival_time_ns / 1e9,
+            int(pins[request]),
+            best[request][1],
+            float(took[request]),
+            best[request][0],
+        )
+        for request in requests
+        if not np.isnan(took[request])
+    ]
+    regrets = np.array([one.regret_ms for one in decisions])
+    mean = float(regrets.mean()) if len(regrets) else 0.0
+    half = 0.0
+    if 1 < len(regrets) < count:
+        part = (count - len(regrets)) / max(1, count - 1)
+        error = float(regrets.std(ddof=1)) * (part / len(regrets)) ** 0.5
+        half = t_quantile(len(regrets) - 1) * error
+    regretted = [one.regret_ms > 0.01 * one.took_ms for one in decisions]
+    decisions.sort(key=lambda one: (-one.regret_ms, one.request))
+    return Regret(
+        metric,
+        decisions,
+        count,
+        mean,
+        max(0.0, mean - half),
+        mean + half,
+        float(np.mean(regretted)) if decisions else 0.0,
+    )
+
+
+# --- What was found -------------------------------------------------------------------------------
+
+
+class Alternative(msgspec.Struct):
+    """What else was tried."""
+
+    name: str
+    error: str
+    changes: list[Change]
+    completed: int
+    gpu_seconds: float
+    cost: float | None
+    """In the unit of `nodes.hourly_price`."""
+    latencies: Latencies
+
+
+class Answer(msgspec.Struct):
+    """All that was found."""
+
+    log: str
+    format: str
+    requests: int
+    skipped: dict[str, int]
+    is_pinned: bool
+    """The log tells which server served each request, and the replay sends it there."""
+    distances: list[Distance]
+    paired: list[Paired]
+    alternatives: list[Alternative]
+    regret: Regret | None
+    recorded: Latencies
+    replayed: Latencies
+    gpu_seconds: float
+
+
+def cells_of(other: Alternative) -> list[str]:
+    """A row of the table of alternatives."""
+    by_metric = {change.metric: change for change in other.changes}
+    if other.error or "E2E" not in by_metric:
+        return [other.name, other.error or "no request completed", "", "", "", ""]
+    texts = [
+        change_text(by_metric[metric]) if metric in by_metric else "-" for metric in ("TTFT", "E2E")
+    ]
+    e2e = by_metric["E2E"]
+    shares = [f"{100 * e2e.better:.0f} %", f"{100 * e2e.worse:.0f} %"]
+    return [other.name, *texts, *shares, number(other.gpu_seconds)]
+
+
+def change_text(change: Change) -> str:
+    """A mean with its interval."""
+    return f"{change.mean_ms:+.1f} [{change.low_ms:+.1f}, {change.high_ms:+.1f}]"
+
+
+def decision_cells(one: Decision) -> list[str]:
+    """A row of the table of decisions."""
+    return [
+        str(one.request),
+        f"{one.arrival_s:.3f}",
+        str(one.chosen),
+        str(one.best),
+        f"{one.took_ms:.1f}",
+        f"{one.best_ms:.1f}",
+        f"{one.regret_ms:.1f}",
+    ]
+
+
+# --------------------------------------------------------------------------------------------------
+# The answer as a page: recorded against emulated, what else was tried, the decisions by name.
+
+DECISIONS_MAX: Final = 200
+
+
+def write_page(answer: Answer, directory: Path) -> Path:
+    """Write report.html; its path."""
+    regret = answer.regret
+    facts = [f"{answer.requests:,} requests", f"format {answer.format}"]
+    facts.append("on the replicas of the log" if answer.is_pinned else "routed as configured")
+    facts += [f"{count} {reason} left out" for reason, count in answer.skipped.items()]
+    worst, summary = [], ""
+    if regret is not None:
+        worst = [decision_cells(one) for one in regret.decisions if one.regret_ms > 0]
+        summary = (
+            f"Mean regret of a decision ({regret.metric}): {regret.mean_ms:.2f} ms, 95 % interval "
+            f"{regret.low_ms:.2f} to {regret.high_ms:.2f} ms, from {len(regret.decisions)} of "
+            f"{regret.count} decisions; {100 * regret.regretted:.0f} % had more than 1 % to save."
+        )
+    text = page(
+        "whatif.html",
+        title=f"emu: what if, {Path(answer.log).name}",
+        charts=charts_of(answer),
+        facts=facts,
+        distances=[
+            (one.name, one.recorded_ms, one.emulated_ms, f"{one.percent:+.2f} %")
+            for one in answer.distances
+        ],
+        paired=[
+            (one.metric, one.count, f"{one.mean:.2f}", f"{one.median:.2f}", f"{one.p99:.2f}")
+            for one in answer.paired
+        ],
+        alternatives=[cells_of(other) for other in answer.alternatives],
+        summary=summary,
+        worst=worst[:DECISIONS_MAX],
+        left=max(0, len(worst) - DECISIONS_MAX),
+    )
+    path = directory / "report.html"
+    write_text(path, text)
+    return path
+
+
+def charts_of(answer: Answer) -> list[Chart]:
+    """Distributions of log, replay and alternatives, one chart for each latency."""
+    runs = [("recorded", answer.recorded), ("replay", answer.replayed)]
+    runs += [(one.name, one.latencies) for one in answer.alternatives if not one.error]
+    charts = []
+    for metric, (label, _, _) in LATENCY_NAMES.items():
+        if label not in ("TTFT", "TPOT", "E2E"):
+            continue
+        curves = []
+        for name, latencies in runs[:10]:
+            values = latencies.of(label)
+            values = values[~np.isnan(values)]
+            if len(values):
+                curves.append((name, *cdf_points(values)))
+        chart = cdf_chart(metric, curves, None, 320) if curves else None
+        if chart is not None:
+            charts.append(chart)
+    return charts
+
+
+# --- the command ----------------------------------------------------------------------------------
 AS_CONFIGURED: Final = "as configured"
 REPLAY: Final = "replay"
 _WORST: Final = 10

@@ -19,14 +19,14 @@ from typing import Any, Final
 
 import anyio
 
-from emu.chaos.drawfaults import draw_train, ground_of
+from emu.chaos.draws import draw_train, ground_of
 from emu.chaos.invariants import validate_world
 from emu.chaos.trial import CheckingKernel
 from emu.cluster.audit import leaks
 from emu.cluster.cluster import Cluster
 from emu.cluster.ending import Outcome
 from emu.cluster.recorder import Recorder
-from emu.config.faultkinds import KINDS
+from emu.config.faultkinds import FAULT_KINDS
 from emu.config.load import config_from_dict
 from emu.config.schema import Config
 from emu.rng import rng_stream
@@ -168,7 +168,7 @@ def main() -> int:
     if not problems:
         problems += leaks(cluster) + validate_world(cluster)
     struck = cluster.faults.struck
-    never = [kind for kind in KINDS if not struck.get(kind)]
+    never = [kind for kind in FAULT_KINDS if not struck.get(kind)]
     print(f"never struck: {', '.join(never) or 'none'}")
     samples = soak.samples
     growth = samples[-1] / samples[len(samples) // 5] - 1 if samples else 0.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from emu.chaos.coverage import NOT_DRAWN, STRIKES, Place, fault_parts, keys_of, schema_keys
+from emu.chaos.trial import NOT_DRAWN, STRIKES, Place, fault_parts, keys_of, schema_keys
 from emu.chaos.worlds import draw_world
-from emu.config.faultkinds import KINDS
+from emu.config.faultkinds import FAULT_KINDS
 
 
 @functools.cache
@@ -86,4 +86,4 @@ def test_faults_are_counted_by_the_part_that_the_replica_played() -> None:
 
 
 def test_strikes_name_kinds_of_the_catalogue() -> None:
-    assert {name.partition(" on ")[0] for name in STRIKES} <= KINDS.keys()
+    assert {name.partition(" on ")[0] for name in STRIKES} <= FAULT_KINDS.keys()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from emu.config.faultkinds import KINDS
+from emu.config.faultkinds import FAULT_KINDS
 from emu.config.load import config_from_dict, config_from_text
 from emu.errors import InputError
 from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload
@@ -173,7 +173,7 @@ def test_a_short_pause_loses_nothing(tmp_path: Path) -> None:
     assert max(int(row["max_gap_ns"]) for row in rows_of(out)) >= 50_000_000
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("kind", sorted(FAULT_KINDS))
 def test_every_kind_is_in_the_documentation(kind: str) -> None:
     text = Path(__file__).resolve().parents[2].joinpath("docs/faults.md").read_text()
     assert f"`{kind}`" in text

@@ -7,13 +7,10 @@ from pathlib import Path
 import pytest
 
 from emu.chaos import campaign as campaigns
-from emu.chaos import command
-from emu.chaos.campaign import CHANGES, Job, Totals, campaign, run_job
-from emu.chaos.command import read_world
-from emu.chaos.coverage import STRIKES
-from emu.chaos.trial import Verdict, run_world
+from emu.chaos.campaign import CHANGES, Job, Totals, campaign, read_world, run_job
+from emu.chaos.trial import STRIKES, Verdict, run_world
 from emu.chaos.worlds import draw_world
-from emu.config.faultkinds import KINDS
+from emu.config.faultkinds import FAULT_KINDS
 
 CORPUS = Path(__file__).resolve().parents[1] / "corpus"
 WORLDS = sorted(CORPUS.glob("*.toml"))
@@ -76,11 +73,11 @@ def test_rare_faults_fail_a_campaign_and_unseen_changes_are_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every kind of fault so often, or exit 3; a change that was never seen is a finding."""
-    totals = Totals(seeds=10, faults=dict.fromkeys(KINDS, 100), ends={"completed": 10})
-    monkeypatch.setattr(command, "campaign", lambda *_, **__: totals)
+    totals = Totals(seeds=10, faults=dict.fromkeys(FAULT_KINDS, 100), ends={"completed": 10})
+    monkeypatch.setattr(campaigns, "campaign", lambda *_, **__: totals)
 
     def exit_status() -> int:
-        return command.chaos_command(
+        return campaigns.chaos_command(
             None,
             seeds="0:10",
             faults=None,

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from emu.catalogue.hf import from_hf_config
-from emu.catalogue.lookup import lookup_gpu, lookup_model
+from emu.catalogue.lookup import from_hf_config, lookup_gpu, lookup_model
 from emu.cluster.backends import tower_costs
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from msgspec import inspect
 
-from emu.config.check import table_info, unwrap
+from emu.config.check import table_info, unions, unwrap
 from emu.config.docs import config_schema, description, reference_markdown, tables
-from emu.config.kinds import unions
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from emu.config.faultkinds import KINDS, modernize
-from emu.config.kinds import unions
+from emu.config.check import unions
+from emu.config.faultkinds import FAULT_KINDS, modernize
 from emu.config.load import config_from_dict, config_from_text, effective_dict
 from emu.config.schema import FaultTable
 from emu.config.tables import faults
@@ -29,7 +29,7 @@ BASE: dict[str, Any] = {"nodes": NODES, "replicas": [{"count": 2}]}
 
 def smallest(kind: str) -> dict[str, Any]:
     """A table with what the kind needs and nothing else."""
-    spec = KINDS[kind]
+    spec = FAULT_KINDS[kind]
     made: dict[str, Any] = {"at_s": 1.0, "kind": kind}
     made |= {group[0]: TARGETS[group[0]] for group in spec.one_of}
     if spec.size and not spec.may_magnitude:
@@ -50,7 +50,7 @@ def refusal(fault: dict[str, Any]) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FAULT_KINDS)
 def test_every_kind_is_a_struct_of_its_own_and_survives_its_effective_form(kind: str) -> None:
     made = load(smallest(kind))
     assert type(made) is UNION.kinds[kind]
@@ -58,7 +58,7 @@ def test_every_kind_is_a_struct_of_its_own_and_survives_its_effective_form(kind:
     assert again.faults == [made]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FAULT_KINDS)
 def test_no_kind_has_a_key_that_is_a_number_of_something(kind: str) -> None:
     """Units stand in names; what is absent is None, not -1 or 0."""
     fields = UNION.kinds[kind].__struct_fields__
@@ -68,7 +68,7 @@ def test_no_kind_has_a_key_that_is_a_number_of_something(kind: str) -> None:
     assert "" not in defaults
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FAULT_KINDS)
 def test_a_key_of_another_kind_is_refused_with_a_hint(kind: str) -> None:
     own = set(UNION.kinds[kind].__struct_fields__)
     own |= {before for before, _ in UNION.kinds[kind].old}  # type: ignore[attr-defined]
@@ -80,9 +80,9 @@ def test_a_key_of_another_kind_is_refused_with_a_hint(kind: str) -> None:
         assert "it is a key of kind" in said or "whose keys are" in said
 
 
-@pytest.mark.parametrize("kind", [k for k, spec in KINDS.items() if spec.size])
+@pytest.mark.parametrize("kind", [k for k, spec in FAULT_KINDS.items() if spec.size])
 def test_the_magnitude_of_before_means_the_key_of_now(kind: str) -> None:
-    size, value = KINDS[kind].size, 1.0
+    size, value = FAULT_KINDS[kind].size, 1.0
     now, before = smallest(kind), smallest(kind)
     now[size] = value
     before.pop(size, None)
@@ -111,7 +111,7 @@ def test_clients_that_leave_were_counted_by_times() -> None:
     assert made.clients == 3
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FAULT_KINDS)
 def test_values_that_meant_not_given_are_dropped(kind: str) -> None:
     """Files that `emu serve` and older versions wrote give every key."""
     given = smallest(kind)
@@ -122,9 +122,9 @@ def test_values_that_meant_not_given_are_dropped(kind: str) -> None:
         "probability": 1.0,
     }
     old = absent | given
-    if not KINDS[kind].size:
+    if not FAULT_KINDS[kind].size:
         old["magnitude"] = 0.0
-    if not KINDS[kind].needs_duration:
+    if not FAULT_KINDS[kind].needs_duration:
         old["duration_s"] = 0.0
     made, plain = load(old), load(given)
     assert made == plain

@@ -14,7 +14,7 @@ from emu.cli import every_command
 from emu.cli.docs import DOCS, PAGES, PARTS, catalogue_markdown
 from emu.cli.parser import specs
 from emu.config.docs import tables
-from emu.sweeps import schema
+from emu.sweeps import sweepfile
 
 ROOT = DOCS.parent
 HAND_WRITTEN = sorted(
@@ -67,15 +67,15 @@ def test_every_config_key_is_in_the_reference() -> None:
 def test_every_key_of_a_sweep_is_in_the_reference() -> None:
     page = (DOCS / "reference" / "sweep.md").read_text(encoding="utf-8")
     for struct in (
-        schema.SearchTable,
-        schema.RandomTable,
-        schema.ParetoTable,
-        schema.RangeTable,
-        schema.PlotTable,
+        sweepfile.SearchTable,
+        sweepfile.RandomTable,
+        sweepfile.ParetoTable,
+        sweepfile.RangeTable,
+        sweepfile.PlotTable,
     ):
         for name in struct.__struct_encode_fields__:
             assert f"| `{name}` |" in page, name
-    for name in schema.Sweep.__struct_encode_fields__:
+    for name in sweepfile.Sweep.__struct_encode_fields__:
         assert f"`{name}`" in page or f"`[{name}]`" in page, name
 
 

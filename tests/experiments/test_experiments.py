@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from emu.errors import InputError
-from emu.report.panels import Bars, Line, Panel, svg
-from emu.tools.experiments.command import run_experiment
-from emu.tools.experiments.pairings import _interval, _verdict
+from emu.report.figures import Bars, Line, Panel, svg
+from emu.tools.experiments.scaling import _interval, _verdict, run_experiment
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "experiments"
 SVG = "{http://www.w3.org/2000/svg}"

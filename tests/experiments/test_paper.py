@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from emu.tools.experiments.cases import Runner
-from emu.tools.experiments.causes import Frontier, Waits
-from emu.tools.experiments.measure import Figures
-from emu.tools.experiments.paper import paper
-from emu.tools.experiments.paper_runs import CODE, denser, other_parts, run_case
+from emu.tools.experiments.measure import Figures, Runner
+from emu.tools.experiments.paper import CODE, Frontier, Waits, denser, other_parts, paper, run_case
 
 
 def run(ttfts_ms: list[float], tbts_ms: list[float], gpu_s: float = 1.0) -> Figures:

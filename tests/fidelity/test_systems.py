@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from emu.errors import InputError
-from emu.tools.systems import power_rows, throughput_rows
+from emu.fidelity.board import power_rows, throughput_rows
 from tests.shared_data import SHARED, needs_shared
 
 POWER: dict[str, Any] = {

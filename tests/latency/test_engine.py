@@ -177,8 +177,10 @@ def test_a_later_engine_cuts_it_with_one_kernel_from_eight_rows_on():
 
 def test_penalties_make_the_gpu_wait_for_the_host():
     with_penalties = SamplerCost(ENGINE, Sampling("top_p", True), 152_064, 3350)
-    assert with_penalties.exposed_ns(10) > with_penalties.exposed_ns(1) > 0
-    assert SamplerCost(ENGINE, GREEDY, 152_064, 3350).exposed_ns(10) == 0
+    assert with_penalties.penalty_ns > 0
+    assert with_penalties.penalty_sequence_ns > 0
+    without = SamplerCost(ENGINE, GREEDY, 152_064, 3350)
+    assert without.penalty_ns == without.penalty_sequence_ns == 0
 
 
 def test_the_generation_config_decides_unless_the_configuration_does():
@@ -210,14 +212,21 @@ def test_two_api_servers_take_requests_in_turn():
     assert intake.ready_ns(0, 100) == intake.ready_ns(0, 100)
 
 
-def test_events_of_a_leap_are_those_of_its_steps():
+@pytest.mark.parametrize("grows", [False, True])
+def test_events_of_a_leap_are_those_of_its_steps(grows: bool) -> None:
     rng = np.random.default_rng(1)
     for events in (1, 40, 200, 400):
         leaps, single = OutputStream(ENGINE), OutputStream(ENGINE)
         start_ns = 0
-        for _ in range(20):
-            ends = np.cumsum(rng.integers(1_000_000, 30_000_000, 30))
-            delay = leaps.run(start_ns, packed(ends), events)
+        for run in range(40):
+            steps_ns = rng.integers(1_000_000, 30_000_000, 30)
+            if grows:  # behind the first one, which may be the longest
+                steps_ns[1:].sort()
+            ends = np.cumsum(steps_ns)
+            first = run % 2  # a step that another call has taken
+            if first:
+                leaps.step(start_ns + int(ends[0]), events)
+            delay = leaps.run(start_ns, packed(ends), first, events, grows)
             for end in ends.tolist():
                 last = single.step(start_ns + end, events)
             assert delay == last

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from emu.latency.engine import ENGINES, NAMES, PARAMETERS, draws, known_engine, prior_of, values_of
-from emu.learn.estimate import SCALES, RunEvidence, most_probable, noise_factor, population
+from emu.learn.session import SCALES, RunEvidence, most_probable, noise_factor, population
 
 SIZE = len(NAMES)
 HERE = values_of(ENGINES["vllm-0.15"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from emu.errors import InputError
-from emu.learn.formats import read_benchmarks
+from emu.learn.levels import read_benchmarks
 
 VLLM: dict[str, Any] = {
     "date": "20261122-071729",

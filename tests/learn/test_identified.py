@@ -29,7 +29,7 @@ from emu.latency.engine import (
     known_engine,
     with_values,
 )
-from emu.learn.estimate import most_probable
+from emu.learn.session import most_probable
 from tests.learn.hidden import workload
 from tests.learn.test_probe import HIDDEN, SERVER, mean_step_ms
 

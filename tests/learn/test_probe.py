@@ -17,9 +17,8 @@ import pytest
 from emu.cli import call
 from emu.config.load import config_from_text
 from emu.errors import InputError
-from emu.learn.case import Server
 from emu.learn.command import Progress
-from emu.learn.formats import Sent, read_benchmarks
+from emu.learn.levels import Sent, Server, read_benchmarks
 from emu.learn.probe import Limits, SaidOfItself, Wave, cache_config, completed, probe, record
 from emu.report.rundata import read_run
 from emu.runs.runner import adjust, execute

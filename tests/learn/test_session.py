@@ -21,10 +21,8 @@ from emu.latency.engine import (
     prior_of,
     values_of,
 )
-from emu.learn.case import workload_text
-from emu.learn.formats import Level, Sent
-from emu.learn.observations import Times, in_flight, measured_times, observations_of
-from emu.learn.session import Learned, Session
+from emu.learn.levels import Level, Sent, workload_text
+from emu.learn.session import Learned, Session, Times, in_flight, measured_times, observations_of
 from tests.learn.hidden import served, workload
 
 SHIPPED = ENGINES["vllm-0.15"]

@@ -191,6 +191,22 @@ def test_without_a_destination_it_is_stuck_and_says_so_once() -> None:
     assert not machine.is_stuck
 
 
+def test_a_half_that_found_a_destination_waits_for_no_change() -> None:
+    machine = outbound(destinations=[-1, OTHER])
+    assert kinds(machine.step(msg.FirstComputed(split_of(1)), 0)) == ["SetStuck"]
+    assert machine.is_stuck
+    assert kinds(machine.step(msg.HalvesOffered(), 5)) == ["SetStuck", "Send"]
+    assert not machine.is_stuck
+
+
+def test_a_batch_that_leaves_does_not_hide_a_half_that_waits() -> None:
+    machine = outbound(destinations=[-1, -1, OTHER])
+    machine.step(msg.FirstComputed(split_of(1)), 0)
+    machine.step(msg.PromptsDone(prompts(2), 100), 0)
+    assert kinds(machine.step(msg.Offered(), 0)) == ["Send"]
+    assert machine.is_stuck
+
+
 def test_a_batch_that_has_arrived_is_handed_over_and_its_requests_say_so() -> None:
     machine, batch = outbound(destinations=[OTHER]), prompts(1, 2)
     machine.step(msg.PromptsDone(batch, 100), 30)
@@ -426,7 +442,7 @@ def test_a_replica_with_the_id_0_is_a_destination_like_others(is_half: bool) -> 
     else:
         actions = machine.step(msg.PromptsDone(prompts(1), 100), 0)
     assert only(actions, msg.Send).destination_id == 0
-    assert is_half or not machine.is_stuck
+    assert not machine.is_stuck
     machine.step(msg.DestinationLost(0), 5)
     assert machine.flight is None
     assert machine.half_flight is None

@@ -68,6 +68,7 @@ def test_a_circuit_breaker_ends_moves(
     assert max(made) >= moves if most == 100 else max(made) == moves
 
 
+@pytest.mark.doubles
 def test_time_without_progress_ends_the_run_with_a_story(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

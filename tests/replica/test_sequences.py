@@ -179,7 +179,7 @@ def test_what_observers_read_in_the_middle_of_a_leap_is_what_stepping_has(
 
 def metered(replica: Replica) -> None:
     """A model of power reads what iterations computed, and how long rests were."""
-    replica.is_metered = True
+    replica.meter()
     replica.standby_limit_ns = 40 * US
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from emu.config.kinds import KINDS
+from emu.config.check import KINDS
 from emu.config.schema import OwnSchedulerTable, SchedulerTable
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from emu.config.load import load_config
 from emu.runs.runner import execute
-from emu.serve.failures import FailureRule, FailureSchedule, failure_from_header
+from emu.serve.protocol import FailureRule, FailureSchedule, failure_from_header
 from tests.serve.live import PREFILL_DECODE, Live, events, run, tables
 from tests.serve.test_endpoints import read_metrics
 

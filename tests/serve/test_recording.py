@@ -16,12 +16,12 @@ from emu.config.load import load_config
 from emu.config.schema import WorkloadTable
 from emu.errors import InputError
 from emu.log import make_log
-from emu.report.measured import read_measurement
+from emu.report.compare import read_measurement
 from emu.request import Status
 from emu.runs.runner import execute
+from emu.serve.house import tpot_ms
 from emu.serve.observe import Client, ObserveOptions, Observer, parse_url, write_results
 from emu.serve.recording import to_toml
-from emu.serve.trends import tpot_ms
 from emu.serve.world import Choice
 from emu.workload.opened import open_workload
 from tests.csvfile import csv_rows

@@ -14,7 +14,7 @@ import emu
 from emu.cli import main
 from emu.config.load import config_from_dict
 from emu.config.schema import Config
-from emu.sizing.manifests import dynamo, kubernetes, llm_d, roles_of, vllm_flags
+from emu.sizing.plan import dynamo, kubernetes, llm_d, roles_of, vllm_flags
 
 FLAGS = frozenset(
     (

@@ -14,13 +14,10 @@ import yaml
 import emu
 from emu.cli import main
 from emu.errors import InputError
-from emu.sizing.answer import base_config
+from emu.sizing.answer import base_config, search_of
 from emu.sizing.layouts import SYSTEMS, Candidate, Layout, scaled
 from emu.sizing.question import GpuKind, Question, gpu_kinds, lengths, objective, traffic
-from emu.sizing.search import search_of
-from emu.sweeps.drive import meets
-from emu.sweeps.driver import Base, Driver, point_pool, point_store
-from emu.sweeps.points import with_seeds
+from emu.sweeps.drive import Base, Driver, meets, point_pool, point_store, with_seeds
 
 GPUS_MAX = 5
 KINDS = ("H100", "A100-SXM4-80GB", "L40S")

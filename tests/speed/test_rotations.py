@@ -53,6 +53,7 @@ def world_of(seed: int) -> World | None:
 
 
 @pytest.mark.slow
+@pytest.mark.doubles
 def test_ends_of_rotations_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: Counter[tuple[str, int]] = Counter()
     advance = Turns.advance

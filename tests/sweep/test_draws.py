@@ -16,8 +16,8 @@ from emu.config.load import load_config
 from emu.errors import InputError
 from emu.report.drawn import compare_draws, interval_of, read_draws
 from emu.runs.runner import Origin, adjust
-from emu.sweeps import draws, seeds
-from emu.sweeps.draws import engines_of, numbers_of, run_draws
+from emu.sweeps import repeats
+from emu.sweeps.repeats import engines_of, numbers_of, run_draws
 
 CONFIG = """
 [model]
@@ -203,11 +203,10 @@ def stopping(call: Callable[[Any], Any], after: int) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "option", "result"),
-    [(draws, "run_draw", "--draws", "draws.json"), (seeds, "run_one", "--seeds", "seeds.json")],
+    ("name", "option", "result"),
+    [("run_draw", "--draws", "draws.json"), ("run_one", "--seeds", "seeds.json")],
 )
 def test_interrupted_draws_and_seeds_go_on_where_they_were(
-    module: Any,
     name: str,
     option: str,
     result: str,
@@ -217,12 +216,12 @@ def test_interrupted_draws_and_seeds_go_on_where_they_were(
     path = config_file(tmp_path)
     words = ["run", str(path), "-q", "-j", "1", option, "4", "-o"]
     call([*words, str(tmp_path / "whole")])
-    real = getattr(module, name)
-    monkeypatch.setattr(module, name, stopping(real, 3))
+    real = getattr(repeats, name)
+    monkeypatch.setattr(repeats, name, stopping(real, 3))
     with pytest.raises(KeyboardInterrupt):
         call([*words, str(tmp_path / "again")])
     assert len(list((tmp_path / "again" / "points").iterdir())) == 3
-    monkeypatch.setattr(module, name, stopping(real, 1))  # one is left
+    monkeypatch.setattr(repeats, name, stopping(real, 1))  # one is left
     call([*words, str(tmp_path / "again")])
     assert (tmp_path / "again" / result).read_bytes() == (tmp_path / "whole" / result).read_bytes()
     assert not (tmp_path / "again" / "points").exists()

@@ -8,8 +8,14 @@ import pytest
 
 from emu.cli import main
 from emu.report.html import breakable
-from emu.sweeps.page import write_page
-from emu.sweeps.results import columns_of, in_order, key_label, plot_names, shown_figures
+from emu.sweeps.results import (
+    columns_of,
+    in_order,
+    key_label,
+    plot_names,
+    shown_figures,
+    write_page,
+)
 from tests.sweep.helpers import BASE, SEARCH, swept, write
 
 SPLIT = BASE.replace(

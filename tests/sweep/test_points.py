@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from emu.errors import InputError
-from emu.sweeps.conditions import Condition, figure_names, parse_conditions
-from emu.sweeps.points import fixed_points
-from emu.sweeps.schema import Sweep, load_sweep
+from emu.sweeps.drive import fixed_points
+from emu.sweeps.sweepfile import Condition, Sweep, figure_names, load_sweep, parse_conditions
 
 
 def sweep(tmp_path: Path, text: str) -> Sweep:

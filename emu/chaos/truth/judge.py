@@ -5,21 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from emu.chaos.truth.choices import Choices
-from emu.chaos.truth.deadlines import Deadlines
-from emu.chaos.truth.fair import Fair
-from emu.chaos.truth.figures import Figures
-from emu.chaos.truth.handover import Handover
-from emu.chaos.truth.iterations import Iterations
-from emu.chaos.truth.planners import Planners
-from emu.chaos.truth.policies import Policies
-from emu.chaos.truth.power import Power
-from emu.chaos.truth.routes import Routes
-from emu.chaos.truth.routing import Routing
-from emu.chaos.truth.tape import Record, Seat, Tape
-from emu.chaos.truth.transfers import Transfers
-from emu.chaos.truth.waves import Waves
-from emu.chaos.truth.windows import Windows
+from emu.chaos.truth import Record, Seat, Tape
+from emu.chaos.truth.figures import Figures, Power
+from emu.chaos.truth.iterations import Choices, Fair, Iterations, Waves
+from emu.chaos.truth.policies import Handover, Planners, Policies, Routing
+from emu.chaos.truth.transfers import Routes, Transfers
+from emu.chaos.truth.windows import Deadlines, Windows
 from emu.config.schema import Config
 
 if TYPE_CHECKING:

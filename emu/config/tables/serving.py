@@ -1,14 +1,14 @@
 """How requests are served: batches, routing, and what an iteration costs.
 
 `[scheduler]` and `[latency]` are unions: `policy` and `backend` choose the kind, and each kind has
-keys of its own beside those that all have (`emu/config/kinds.py` tells which).
+keys of its own beside those that all have (`emu/config/check.py` tells which).
 """
 
 from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from emu.config.tables.base import (
+from emu.config.tables import (
     Count,
     Count0,
     Fraction,

@@ -1,25 +1,13 @@
-"""One configuration over draws of what is not known: engine, arrivals, sampling.
-
-    runs/a/summary.json ...   the run as configured
-    runs/a/draws.json         of every figure the interval over draws, and where it comes from
-
-Each draw takes an engine from what is known of it (the posterior of a learned engine, else the
-prior of measured runs), a seed of the workload (arrivals and lengths; a recorded file's are what
-they were) and a seed of everything else (jitter, routers that draw). Draws come in pairs that
-differ in one of the three, in turn: half the mean square of the differences is what that source
-adds to the variance (Jansen's estimate), and all draws together give the interval.
-
-Draw i is the same in all configurations with as many draws and the same seed, so that two of them
-can be compared draw by draw.
-"""
+"""One configuration many times: with several seeds, or over draws of what is not known."""
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from rich.console import Console
@@ -39,18 +27,21 @@ from emu.latency.engine import (
     engine_text,
     known_engine,
 )
-from emu.process.exits import open_console
-from emu.process.interrupts import scratch
+from emu.process.exits import open_console, scratch
 from emu.process.pool import pool_of
 from emu.report.atomic import write_text
+from emu.report.compare import percent_of, run_names
 from emu.report.drawn import (
     LEVEL,
     NAME,
+    SHOWN,
     SOURCES,
     Draws,
     Interval,
+    Mean,
     interval_of,
     interval_text,
+    mean_of,
     share_text,
     shown,
 )
@@ -58,7 +49,241 @@ from emu.report.table import number
 from emu.rng import rng_stream
 from emu.runs.runner import Origin, adjust, execute
 from emu.runs.store import Keys, Store, kept_results
-from emu.sweeps.conditions import figures_of
+from emu.sweeps.sweepfile import figures_of
+
+# --- seeds: means with intervals, and two such sets compared --------------------------------------
+# runs/a/seed-42/ ... the runs runs/a/seeds.json seeds, and of every figure the mean, half its 95 %
+# interval, the values
+
+SEEDS_FILE: Final = "seeds.json"
+
+
+class SeedTask(msgspec.Struct, frozen=True):
+    """One run."""
+
+    config: Config
+    source: str
+    report: bool
+    origin: Origin
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """A figure of all seeds."""
+
+    mean: float
+    half: float | None
+    """Half of the 95 % interval's width."""
+    values: list[float]
+
+
+class Seeds(msgspec.Struct, frozen=True):
+    """seeds.json."""
+
+    seeds: list[int]
+    figures: dict[str, Figure]
+
+
+def run_one(task: SeedTask) -> dict[str, Any]:
+    """Run a seed; the figures of its summary."""
+    result = execute(task.config, task.source, report=task.report, origin=task.origin)
+    assert result.summary is not None
+    return {"seed": task.config.seed, **figures_of(result.summary)}
+
+
+def run_seeds(
+    config: Config,
+    source: str,
+    count: int,
+    *,
+    jobs: int,
+    ray: str | None = None,
+    report: bool,
+    origin: Origin,
+) -> Seeds:
+    """Run seeds `config.seed` to `config.seed + count - 1`, and write seeds.json.
+
+    What an interrupt leaves is not run again.
+    """
+    top = Path(config.output.dir)
+    place = top if ray is None else top.resolve()  # workers of Ray stand elsewhere
+    seeds = [config.seed + index for index in range(count)]
+    tasks = [
+        SeedTask(adjust(config, seed=seed, output=place / f"seed-{seed}"), source, report, origin)
+        for seed in seeds
+    ]
+    store: Store[dict[str, Any]] = Store(top, dict)
+    known = Keys()
+    keys = {task.config.seed: known.key(task.config, "seed") for task in tasks}
+    keyed = {keys[task.config.seed]: task for task in tasks}
+    for key, task in keyed.items():
+        if not Path(task.config.output.dir).exists():
+            store.drop(key)
+    try:
+        with pool_of(run_one, jobs, ray, lambda task: f"its seed was {task.config.seed}") as pool:
+            results = kept_results(keyed, pool, store, lambda one: keys[int(one["seed"])])
+            found = sorted(results, key=lambda one: int(one["seed"]))
+    except KeyboardInterrupt:
+        print(f"runs that ended are kept in {top}", file=sys.stderr)
+        raise
+    names = [
+        name
+        for name, value in found[0].items()
+        if name != "seed" and all(_is_number(one.get(name)) for one in found)
+    ]
+    figures = {}
+    for name in names:
+        values = [float(one[name]) for one in found]
+        mean = mean_of(values)
+        figures[name] = Figure(mean.mean, mean.half, values)
+    result = Seeds(seeds, figures)
+    text = msgspec.json.format(msgspec.json.encode(result), indent=2).decode()
+    write_text(top / SEEDS_FILE, text + "\n")
+    store.remove()
+    return result
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def seeds_command(
+    path: Path,
+    count: int,
+    *,
+    output: Path | None,
+    seed: int | None,
+    overrides: Sequence[str],
+    jobs: int,
+    ray: str | None,
+    quiet: bool,
+    report: bool,
+    as_json: bool,
+    force: bool,
+) -> int:
+    """`emu run --seeds N`."""
+    absolute = load_config(path if ray is None else path.resolve(), overrides)
+    config = adjust(absolute, seed=seed, output=output)
+    top = Path(config.output.dir)
+    if (top / "summary.json").exists() or ((top / SEEDS_FILE).exists() and not force):
+        problem = "holds results already; another directory with --output, or --force"
+        raise InputError(str(top), None, "output.dir", problem)
+    words = f"emu run {path} --seeds {count}"
+    result = run_seeds(
+        config,
+        str(path),
+        count,
+        jobs=jobs,
+        ray=ray,
+        report=report and config.output.report,
+        origin=Origin(words, overrides),
+    )
+    if as_json:
+        print((top / SEEDS_FILE).read_text(encoding="utf-8"), end="")
+    elif not quiet:
+        table = Table(title=f"{path}: {count} seeds", title_justify="left")
+        for heading in ("", "mean", "95 % interval", "least", "most"):
+            table.add_column(heading, justify="right" if heading else "left")
+        for name, label in SHOWN.items():
+            if name in result.figures:
+                table.add_row(label, *_cells(result.figures[name]))
+        console = open_console()
+        console.print(table)
+        console.print(f"every figure in {top / SEEDS_FILE}", soft_wrap=True)
+    return 0
+
+
+def _cells(figure: Figure) -> list[str]:
+    half = "-" if figure.half is None else f"± {number(figure.half)}"
+    return [number(figure.mean), half, number(min(figure.values)), number(max(figure.values))]
+
+
+# --- two sets of seeds ---------------------------------------------------------------------------
+class SeedRow(msgspec.Struct, frozen=True):
+    """A figure of two sets; the difference in per cent of the first mean, with its interval."""
+
+    name: str
+    means: list[Mean]
+    percent: list[float | None]
+    half: list[float | None]
+
+
+def read_seeds(directory: Path) -> Seeds:
+    """seeds.json. Raises InputError."""
+    path = directory / SEEDS_FILE
+    try:
+        return msgspec.convert(json.loads(path.read_text(encoding="utf-8")), Seeds)
+    except (OSError, ValueError) as error:
+        raise InputError(str(path), None, "", f"unusable: {error}") from None
+
+
+def compare_seeds(directories: Sequence[Path]) -> list[SeedRow]:
+    """Sets of seeds against the first; paired by seed. Raises InputError if seeds are not equal."""
+    sets = [read_seeds(directory) for directory in directories]
+    if any(one.seeds != sets[0].seeds for one in sets):
+        raise InputError("compare", None, "", "the sets of runs have different seeds")
+    rows = []
+    for name, label in SHOWN.items():
+        if not all(name in one.figures for one in sets):
+            continue
+        base = sets[0].figures[name]
+        percents: list[float | None] = []
+        halves: list[float | None] = []
+        for other in sets[1:]:
+            values = other.figures[name].values
+            apart = mean_of([b - a for a, b in zip(base.values, values, strict=True)])
+            percents.append(percent_of(base.mean + apart.mean, base.mean))
+            known = apart.half is not None and base.mean != 0
+            halves.append(100 * (apart.half or 0.0) / abs(base.mean) if known else None)
+        means = [
+            Mean(one.figures[name].mean, one.figures[name].half, len(one.seeds)) for one in sets
+        ]
+        rows.append(SeedRow(label, means, percents, halves))
+    return rows
+
+
+def print_seeds(directories: Sequence[Path]) -> None:
+    """The comparison as a table; `*`: the interval of the difference excludes zero."""
+    names = run_names(directories)
+    table = Table(title="Means over seeds, paired by seed", title_justify="left")
+    table.add_column("")
+    for index, name in enumerate(names):
+        table.add_column(name, justify="right")
+        if index:
+            table.add_column("difference, %", justify="right")
+    for row in compare_seeds(directories):
+        cells = [_mean_text(row.means[0])]
+        for mean, percent, half in zip(row.means[1:], row.percent, row.half, strict=True):
+            cells += [_mean_text(mean), _difference_text(percent, half)]
+        table.add_row(row.name, *cells)
+    console = open_console()
+    console.print(table)
+    console.print("± half of the 95 % interval; *: the difference is not zero")
+
+
+def _mean_text(mean: Mean) -> str:
+    return number(mean.mean) + ("" if mean.half is None else f" ± {number(mean.half)}")
+
+
+def _difference_text(percent: float | None, half: float | None) -> str:
+    if percent is None:
+        return "-"
+    if half is None:
+        return f"{percent:+.2f}"
+    return f"{percent:+.2f} ± {half:.2f}{' *' if abs(percent) > half else ''}"
+
+
+# --- draws: engine, arrivals, sampling ------------------------------------------------------------
+#     runs/a/summary.json ...   the run as configured
+#     runs/a/draws.json         of every figure the interval over draws, and where it comes from
+#
+# Each draw takes an engine from what is known of it (the posterior of a learned engine, else the
+# prior of measured runs), a seed of the workload (arrivals and lengths; a recorded file's are what
+# they were) and a seed of everything else (jitter, routers that draw). Draws come in pairs that
+# differ in one of the three, in turn: half the mean square of the differences is what that source
+# adds to the variance (Jansen's estimate), and all draws together give the interval.
+#
+# Draw i is the same in all configurations with as many draws and the same seed, so that two of them
+# can be compared draw by draw.
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -280,10 +505,10 @@ def _figures(
     rows = {int(one["index"]): one for one in ended}
     found = {}
     for name, value in ended[0].items():
-        if name == "index" or not _is_number(value):
+        if name == "index" or not _is_finite(value):
             continue
         column = {index: row.get(name) for index, row in rows.items()}
-        if all(_is_number(each) for each in column.values()):
+        if all(_is_finite(each) for each in column.values()):
             values = {index: float(each) for index, each in column.items()}  # type: ignore[arg-type]
             interval = interval_of(values, numbers, varied)
             if name.startswith("slo."):  # a part of the requests
@@ -292,7 +517,7 @@ def _figures(
     return found
 
 
-def _is_number(value: Any) -> bool:
+def _is_finite(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
