@@ -528,7 +528,7 @@ class WaveGroup:
         self._arm()
 
     def _arm(self) -> None:
-        """Of members whose next steps are certain, the last one takes all into that wave."""
+        """The last of the members whose next steps are certain takes all of them into that wave."""
         last: Part | None = None
         for part in self._parts:
             if part.goes_on and (last is None or part.end_ns >= last.end_ns):
