@@ -426,11 +426,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Layers with experts."""
         return sum(self.moe_layers)
 
-    @property
-    def window_layer_count(self) -> int:
-        """Layers whose attention sees a window only."""
-        return sum(self.window_layers)
-
     def is_moe_layer(self, layer_index: int) -> bool:
         """Whether the MLP of a layer is a mixture of experts."""
         return bool(self.moe_layers) and self.moe_layers[layer_index]

@@ -293,38 +293,6 @@ def kv_bytes_per_token_rank(spec: ModelSpec, dtype: str, tp: int = 1, pp: int = 
     )
 
 
-def kept_kv_bytes_per_token(spec: ModelSpec, dtype: str) -> int:
-    """KV bytes of one token in the layers that keep every token of a sequence."""
-    return sum(
-        layer_kv_bytes_per_token(layer, dtype)
-        for layer in map(spec.layer, range(spec.layers))
-        if layer.attention is None
-        or not (layer.attention.window_tokens or layer.attention.chunk_tokens)
-    )
-
-
-def window_kv_bytes_per_token(spec: ModelSpec, dtype: str) -> dict[int, int]:
-    """Tokens that a layer looks back on at most -> KV bytes of one token in all such layers."""
-    found: dict[int, int] = {}
-    for layer in map(spec.layer, range(spec.layers)):
-        if layer.attention is not None:
-            limit_tokens = layer.attention.window_tokens or layer.attention.chunk_tokens
-            if limit_tokens:
-                size = layer_kv_bytes_per_token(layer, dtype)
-                found[limit_tokens] = found.get(limit_tokens, 0) + size
-    return found
-
-
-def state_bytes_per_sequence(
-    spec: ModelSpec, dtype: str = "auto", tp: int = 1, speculative_tokens: int = 0
-) -> int:
-    """Bytes of the fixed-size states of one sequence on one rank, one slot in each layer."""
-    return sum(
-        layer_state_bytes(spec, layer, dtype, tp, speculative_tokens)
-        for layer in map(spec.layer, range(spec.layers))
-    )
-
-
 def layer_state_bytes(
     spec: ModelSpec, layer: Layer, dtype: str = "auto", tp: int = 1, speculative_tokens: int = 0
 ) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from emu.latency.base import LatencyBackend
 from emu.migration.transfer import MigratingBatch
 from emu.replica.replica import Replica
-from emu.report.trace import TraceWriter
+from emu.report.history import TraceWriter
 from emu.request import Request
 from emu.scheduling.base import Batch
 from emu.scheduling.stages import StageSpan

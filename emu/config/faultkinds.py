@@ -44,8 +44,6 @@ class FaultKind(Struct, frozen=True, kw_only=True):
     takes_duration: bool
     may_magnitude: bool
     """A crash may wait until its replica has been in the stage for a time (`after_s`)."""
-    takes_times: bool
-    takes_probability: bool
     stages: tuple[str, ...]
 
 
@@ -67,8 +65,6 @@ def _kind(table: type[FaultTable]) -> FaultKind:
         needs_duration="duration_s" in fields and fields["duration_s"].required,
         takes_duration="duration_s" in fields,
         may_magnitude=size == "after_s",
-        takes_times="times" in fields or "clients" in fields,
-        takes_probability="probability" in fields,
         stages=stages,
     )
 

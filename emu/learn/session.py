@@ -525,7 +525,6 @@ class Session:
         self._measured = measured_times(levels)
         self.observations = observations_of(levels, self._measured)
         self._target = means(self.observations, self._measured)
-        self._levels = list(levels)
         self.judge_label, self._is_judge, self._is_other = _judges(levels, self.observations)
         if (~self._is_judge).sum() < len(METRICS):
             raise InputError("learn", None, "", "too few requests to learn from")

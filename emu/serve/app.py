@@ -101,7 +101,6 @@ _EVENTS: Final = "text/event-stream"
 _STRING: Final = {"type": "string"}
 _NUMBER: Final = {"type": "number"}
 _COUNT: Final = {"type": "integer", "minimum": 0}
-_NOT_READY: Final = ("starting", "draining", "no_replica")
 _FLAG: Final = {"type": "boolean"}
 
 _DESCRIPTIONS: Final[Mapping[int, str]] = MappingProxyType(

@@ -111,7 +111,6 @@ class SglangFace:
     def __init__(self, house: House, call: Call, exchange: Exchange) -> None:
         self._house = house
         self._choice = exchange.choices[0]
-        self._begin_s = time.perf_counter()
         self.answer_id = call.request_id or f"{house.session}{house.next_call():08x}"
 
     def _content(self, text: str, tokens: int, *, is_done: bool) -> dict[str, Any]:

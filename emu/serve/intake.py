@@ -46,7 +46,6 @@ GENERATING: Final = frozenset(
     }
 )
 """Calls that become requests of the emulated cluster; others never hold it."""
-HEAD_TIMEOUT_S: Final = 10.0
 BODY_FACTOR: Final = 6
 """A whole call may take so many times as long as its head."""
 _PATIENCE_S: Final = 0.02

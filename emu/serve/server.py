@@ -108,7 +108,6 @@ class LiveServer:
         self.house: House | None = None
         self.port = options.port
         self._started = (time.perf_counter(), time.process_time())
-        self._server: _Server | None = None
         self._group: TaskGroup | None = None
         self._has_told = False
         self.fleet: Fleet | None = None
@@ -176,7 +175,7 @@ class LiveServer:
         )
         dispatch = Dispatch(make_app(house))
         doors = self._make_fleet(house, dispatch) if self.options.fleet else None
-        server = self._server = _Server(
+        server = _Server(
             uvicorn.Config(
                 dispatch,
                 http=_Protocol(house.intake, self.options.header_timeout_s),

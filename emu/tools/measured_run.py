@@ -395,8 +395,7 @@ def _measured_request(
 # `emu reproduce DIR`: a measured run of vLLM emulated from its own record, and compared with it.
 #
 # Writes a configuration and a workload that can be changed and run again, runs them, and prints the
-# comparison. Owns no rule: `importers/measured_run.py` reads the
-# directory, `report/compare.py` compares.
+# comparison (`report/compare.py`).
 
 
 def reproduce_command(

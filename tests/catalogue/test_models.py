@@ -82,7 +82,7 @@ def test_gpt_oss_as_its_model_card_says(name, total, active_billion, checkpoint_
     held = sum(sizes.stage_weight_bytes(spec))
     assert held / 2**30 == pytest.approx(checkpoint_gib, abs=0.06)
     assert spec.window == 128
-    assert spec.window_layer_count == spec.layers // 2
+    assert sum(spec.window_layers) == spec.layers // 2
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_qwen_has_qkv_biases_and_mistral_a_window():
     assert qwen.qkv_bias
     assert not qwen.o_bias
     mistral = from_hf_config({**MINIMAL, "sliding_window": 4096}, "m", "c")
-    assert (mistral.window, mistral.window_layer_count) == (4096, 2)
+    assert (mistral.window, sum(mistral.window_layers)) == (4096, 2)
     listed = {"sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"]}
     assert from_hf_config({**MINIMAL, **listed}, "m", "c").window_layers == (True, False)
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from emu.config.load import config_from_dict
-from emu.config.schema import SyntheticTable
-from emu.config.tables.workload import SessionsTable
+from emu.config.schema import SessionsTable, SyntheticTable
 from emu.errors import InputError
 from emu.workload.tools import lines_of
 from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload

@@ -519,7 +519,6 @@ class Iterations:
         self._free_ns: dict[tuple[int, int], int] = {}
         """When each stage of a replica is free again."""
         self._seen: dict[Any, float] = {}
-        self.checked = 0
 
     def judge(self) -> None:
         """Every iteration took what it should have."""
@@ -641,7 +640,6 @@ class Iterations:
         if whole_ps is None:
             self._alike(seat, formed, took_ns, factor, stage, where, at_edge or first_layer > 0)
             return
-        self.checked += 1
         part_ps = whole_ps * (seat.layers - first_layer) // seat.layers
         due_ns = max(1, (part_ps + 500) // 1000)
         if stage < 0:

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from emu.config.schema import FaultTable
 from emu.config.tables import Count, Fraction, NonNegative, Positive, doc
-from emu.config.tables.cluster import FaultTable
 
 Index = Annotated[int, Meta(ge=0, le=2**53)]
 Part = Annotated[float, Meta(gt=0, le=1)]
