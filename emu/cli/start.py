@@ -31,8 +31,6 @@ def init(
         Replace a file that is there.
     schema
         Also write the JSON Schema beside it, for editors that check TOML files.
-    quiet
-        Print nothing.
     """
     from emu.config.files import SCHEMA_DIRECTIVE, example_text
 
