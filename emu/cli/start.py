@@ -103,7 +103,7 @@ def models(pattern: str = "", /, *, json: Json = False) -> int:
     json
         Figures as JSON.
     """
-    from emu.cli.tables import print_models
+    from emu.cli.docs import print_models
 
     print_models(pattern, as_json=json)
     return 0
@@ -119,7 +119,7 @@ def gpus(pattern: str = "", /, *, json: Json = False) -> int:
     json
         Figures as JSON.
     """
-    from emu.cli.tables import print_gpus
+    from emu.cli.docs import print_gpus
 
     print_gpus(pattern, as_json=json)
     return 0

@@ -406,7 +406,7 @@ def export(
     --------
     emu export runs/live/run spans.json
     """
-    from emu.whatif.export import export_run
+    from emu.whatif.command import export_run
 
     count = export_run(run, output, to)
     if not quiet:

@@ -33,18 +33,11 @@ from emu.latency.engine import (
 )
 from emu.latency.engine_steps import EngineSteps, resolve_sampling
 from emu.latency.kernels import machine_collective
-from emu.network.collectives import Collectives
-from emu.network.rounds import (
-    KINDS,
-    CollectiveSystem,
-    Kind,
-    NetworkDim,
-    check_algorithm,
-    parse_algorithm,
-)
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a replica of one rank needs none of the formulas of collectives
     from emu.latency.features import LoraPlan
+    from emu.network.collectives import Collectives
+    from emu.network.rounds import CollectiveSystem, Kind, NetworkDim
 
 _BYTES_PER_GIB = 1 << 30
 _NVLINK_LATENCY_NS = 1_000
@@ -91,6 +84,8 @@ class LatencyContext(msgspec.Struct, frozen=True, kw_only=True):
 
 def link_dims(context: LatencyContext) -> tuple[NetworkDim, NetworkDim]:
     """Links inside a machine (NVLink, else PCIe) and between machines (NICs), of one rank each."""
+    from emu.network.rounds import NetworkDim
+
     node, gpu, network = context.node, context.gpu, context.network
     nvlink_gbps = node.nvlink_gbps if node.nvlink_gbps >= 0 else gpu.nvlink_gbps
     pcie_gbps = node.pcie_gbps if node.pcie_gbps > 0 else gpu.pcie_gbps
@@ -113,6 +108,8 @@ def collective_system(
     context: LatencyContext, dims: Sequence[NetworkDim], kind: Kind | None = None
 ) -> CollectiveSystem:
     """What [network] says of collectives on these dimensions; `kind` None = those not named."""
+    from emu.network.rounds import CollectiveSystem
+
     network = context.network
     name: str = network.collective_algorithm
     if kind is not None:
@@ -141,8 +138,12 @@ def collective_dims(context: LatencyContext) -> list[NetworkDim]:
 
 def check_collectives(context: LatencyContext) -> None:
     """Refuse algorithms that the replica's ranks cannot run. Raises InputError with the key."""
-    network, dims = context.network, collective_dims(context)
-    ranks = max(context.tensor_parallel, context.expert_parallel, 1)
+    network, ranks = context.network, max(context.tensor_parallel, context.expert_parallel, 1)
+    if ranks * context.pipeline_parallel == 1 and not _says(network):
+        return
+    from emu.network.rounds import check_algorithm, parse_algorithm
+
+    dims = collective_dims(context)
     wanted: list[Kind] = ["all-reduce"] if ranks > 1 else []
     if context.model.experts is not None and ranks > 1:
         wanted.append("all-to-all")
@@ -184,8 +185,17 @@ def check_collectives(context: LatencyContext) -> None:
         _check_shapes(context, dims)
 
 
+def _says(network: NetworkTable) -> bool:
+    """Whether a key of collectives has another value than without it."""
+    plain = NetworkTable()
+    names = ("collective_algorithm", "collective_algorithms", "collective_splits", "congestion")
+    return any(getattr(network, name) != getattr(plain, name) for name in names)
+
+
 def _check_shapes(context: LatencyContext, dims: list[NetworkDim]) -> None:
     """Ranks that talk to each other fill machines evenly, in the groups that layers ask for."""
+    from emu.network.collectives import Collectives
+
     tensor, expert = context.tensor_parallel, context.expert_parallel
     groups = {"tensor_parallel": tensor}
     if context.model.experts is not None and expert > tensor:
@@ -200,19 +210,17 @@ def _check_shapes(context: LatencyContext, dims: list[NetworkDim]) -> None:
 
 def collectives(context: LatencyContext) -> CollectiveCost:
     """Cost of collectives among the ranks of a replica: rings over NVLink (or PCIe), then NICs."""
-    dims = collective_dims(context)
-    systems = {
-        kind: Collectives(collective_system(context, dims, kind))  # type: ignore[arg-type]
-        for kind in KINDS
-    }
-    plain = systems["all-reduce"]
+    systems: dict[str, Collectives] = {}
     known: dict[tuple[str, int, int], int] = {}
 
     def cost_ns(kind: str, size_bytes: int, members: int) -> int:
         key = (kind, size_bytes, members)
         if key not in known:
+            if not systems:
+                systems.update(_systems(context))
             if kind in ("send", "point_to_point"):
-                known[key] = plain.message_ns(size_bytes, len(dims) - 1)
+                plain = systems["all-reduce"]
+                known[key] = plain.message_ns(size_bytes, len(plain.system.dims) - 1)
             else:
                 name: Any = kind.replace("_", "-")
                 known[key] = systems[name].collective_ns(
@@ -221,6 +229,18 @@ def collectives(context: LatencyContext) -> CollectiveCost:
         return known[key]
 
     return cost_ns
+
+
+def _systems(context: LatencyContext) -> dict[str, Collectives]:
+    """The collectives of a replica's ranks, by kind."""
+    from emu.network.collectives import Collectives
+    from emu.network.rounds import KINDS
+
+    dims = collective_dims(context)
+    return {
+        kind: Collectives(collective_system(context, dims, kind))  # type: ignore[arg-type]
+        for kind in KINDS
+    }
 
 
 def _gib(gbps: float) -> float:

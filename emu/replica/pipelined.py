@@ -16,7 +16,7 @@ from emu.replica.replica import LOOP, RESTING, STAGED, Replica
 from emu.scheduling.base import Batch, StageSpan, discount_bubbles
 from emu.scheduling.rotation import Rotation
 
-_ROUNDS_MIN: Final = 4
+_ROUNDS_MIN: Final = 8
 _ROUNDS_MAX: Final = 64
 """Batches of each turn that are planned at once: as many as the last rotation had, then twice."""
 

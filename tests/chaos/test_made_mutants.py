@@ -59,6 +59,7 @@ def test_a_hundred_are_drawn_over_all_operators_the_same_each_time() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.doubles
 def test_what_is_planted_is_what_the_campaign_runs() -> None:
     file = "emu/units.py"
     text = (ROOT / file).read_bytes()

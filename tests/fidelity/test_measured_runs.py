@@ -99,6 +99,7 @@ def test_requests_wait_for_the_engine_as_long_as_measured():
     assert paired[0] < 6.6
 
 
+@pytest.mark.doubles
 def test_fed_with_measured_iterations_first_tokens_come_in_the_measured_ones():
     """Until seats are short: order, chunks, prefix hits and the batch ahead are vLLM's."""
     assert np.abs(forced(RTXPRO6000)[:128]).max() < 1e-3
