@@ -25,9 +25,9 @@ ROOT = Path(__file__).resolve().parent
 COMPILED = """
 kernel/clock
 request units
-scheduling/base scheduling/cohort scheduling/ledger scheduling/running scheduling/stages
-scheduling/vllm scheduling/waiting scheduling/simple scheduling/verifying
-kv/pool kv/blocks kv/freelist kv/hashing kv/radix
+scheduling/base scheduling/cohort scheduling/ledger scheduling/running
+scheduling/vllm scheduling/simple
+kv/blocks kv/radix
 migration/watcher migration/outbound migration/transfer
 network/carrier network/flows network/links
 latency/base latency/packing latency/engine_steps

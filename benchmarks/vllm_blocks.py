@@ -26,12 +26,11 @@ import msgspec
 import numpy as np
 
 from emu.config.schema import SpeculativeTable, VllmTable
-from emu.kv.grouped import GroupedPool
-from emu.kv.groups import KvGroup, KvLayout
-from emu.kv.pool import NO_HIT, Hit
+from emu.kv.blocks import NO_HIT, Hit
+from emu.kv.grouped import GroupedPool, KvGroup, KvLayout
 from emu.request import Prefix, Request
 from emu.scheduling.base import ReplicaLimits
-from emu.scheduling.speculation import Speculation
+from emu.scheduling.features import Speculation
 from emu.scheduling.vllm import VllmScheduler
 
 FORMS: dict[str, list[tuple[str, int]]] = {

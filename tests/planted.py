@@ -410,7 +410,7 @@ PLANTED = (
     Planted(
         "a helper without room is given a batch",
         "replica/live_scaling.py",
-        "    if not layerwise.can_take_over(helper, requests):\n        return\n",
+        "    if not fcfs.can_take_over(helper, requests):\n        return\n",
         "",
     ),
     Planted(
@@ -422,13 +422,13 @@ PLANTED = (
     Planted(
         "blocks of a batch that left with layers done are freed at once",
         "replica/live_scaling.py",
-        "    layerwise.hand_out(scheduler, task.batch, hold=split_at > 0)\n",
-        "    layerwise.hand_out(scheduler, task.batch, hold=False)\n",
+        "    fcfs.hand_out(scheduler, task.batch, hold=split_at > 0)\n",
+        "    fcfs.hand_out(scheduler, task.batch, hold=False)\n",
     ),
     Planted(
         "a batch that all clients have left is computed",
         "replica/live_scaling.py",
-        "            if task is not layers.running and not layerwise.members(scheduler, task.batch):\n",
+        "            if task is not layers.running and not fcfs.members(scheduler, task.batch):\n",
         "            if False:\n",
     ),
     Planted(

@@ -74,7 +74,7 @@ OWNERS = {
     "Sight": ("autoscale/snapshot.py", ("autoscale/snapshot.py",)),
     "Dispatch": ("cluster/gateway.py", ("cluster/gateway.py",)),
     "Recorder": ("cluster/recorder.py", ("cluster/recorder.py",)),
-    "GpuSharing": ("cluster/scaling.py", ("cluster/scaling.py",)),
+    "GpuSharing": ("cluster/build.py", ("cluster/build.py",)),
     "TierBook": ("cluster/build.py", ("cluster/build.py",)),
     "Lock": ("kernel/clock.py", ("kernel/clock.py",)),
     "LinkFaults": ("faults/injector.py", ("faults/injector.py",)),
@@ -268,7 +268,7 @@ CHANGES_SCHEDULER = frozenset(
         *("drop", "drop_unschedulable", "take_over", "pull", "lose", "restore"),
     ]
 )
-"""Methods of schedulers and their ledgers, and functions of `layerwise`, that change their books."""
+"""Methods of schedulers and their ledgers, and functions of `fcfs`, that change their books."""
 
 
 def scheduler_changes(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -291,7 +291,7 @@ def scheduler_changes(tree: ast.AST) -> Iterator[tuple[int, str]]:
             if node.func.attr not in CHANGES_SCHEDULER:
                 continue
             whose = ast.unparse(node.func.value).removesuffix(".ledger")
-            if whose == "layerwise":
+            if whose == "fcfs":
                 whose = ast.unparse(node.args[0])
             whose = named.get(whose, whose)
             if whose.endswith("scheduler"):
@@ -315,6 +315,6 @@ def test_a_change_of_anothers_scheduler_is_seen() -> None:
     text = (
         "def give(one, old):\n    mine, its = one.scheduler, old.scheduler\n    its.cancel(one)\n"
     )
-    text += "    layerwise.take_over(old.scheduler, [])\n    old.scheduler.ledger.lose(1, 2)\n"
+    text += "    fcfs.take_over(old.scheduler, [])\n    old.scheduler.ledger.lose(1, 2)\n"
     found = [whose for _, whose in scheduler_changes(ast.parse(text))]
     assert found == ["old.scheduler"] * 3

@@ -24,8 +24,8 @@ from emu.astra.rows import BundleTimes, Member, PimAttention, TraceGenerator, Tr
 from emu.astra.trace import QUIRKS, Graph, Location, Node, NodeKind, Place, Trace, convert
 from emu.config.schema import VllmTable
 from emu.errors import InputError, RunError
+from emu.kv.blocks import LowerTier, chunk_tokens_for
 from emu.kv.memory import engine_plan
-from emu.kv.tiers import LowerTier, chunk_tokens_for
 from emu.latency.base import BatchShape
 from emu.latency.moe_gate import GateShape, make_gate
 from emu.latency.profile_bundle import find_bundle, read_bundle, variant_name

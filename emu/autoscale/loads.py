@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from emu.autoscale.actions import Load, Method, Target
+from emu.autoscale.snapshot import Load, Method, Target
 from emu.config.schema import AutoscaleTable
 from emu.kernel.clock import PRIORITY_NETWORK, Kernel
 from emu.network.carrier import Carried, Carrier

@@ -11,7 +11,8 @@ from typing import Final
 
 import msgspec
 
-from emu.autoscale.actions import (
+from emu.autoscale.planner import Demand, floor_of
+from emu.autoscale.snapshot import (
     Action,
     Expire,
     Help,
@@ -19,15 +20,16 @@ from emu.autoscale.actions import (
     MakeSpare,
     Method,
     Mutate,
+    ReplicaView,
     Reuse,
     Revive,
     Role,
     Shut,
+    Site,
+    Snapshot,
     Target,
     involved,
 )
-from emu.autoscale.planner import Demand, floor_of
-from emu.autoscale.snapshot import ReplicaView, Site, Snapshot
 from emu.config.schema import AutoscaleTable
 from emu.replica.states import Marker, ReplicaState
 from emu.units import ms_to_ns

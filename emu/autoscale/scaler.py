@@ -15,24 +15,29 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from emu.autoscale.actions import (
+from emu.autoscale.loads import ActiveLoad, HostCache, Loader, LoadWorld, Weights
+from emu.autoscale.planner import Demand, Rates, make_planner
+from emu.autoscale.snapshot import (
     Action,
     Expire,
     Help,
     Load,
     MakeSpare,
     Mutate,
+    ReplicaView,
     Reuse,
     Revive,
     Role,
     Shut,
+    Sight,
+    Site,
+    Snapshot,
     Target,
     involved,
+    load_of,
+    with_load,
     words,
 )
-from emu.autoscale.loads import ActiveLoad, HostCache, Loader, LoadWorld, Weights
-from emu.autoscale.planner import Demand, Rates, make_planner
-from emu.autoscale.snapshot import ReplicaView, Sight, Site, Snapshot, load_of, with_load
 from emu.config.schema import AutoscaleTable
 from emu.errors import InputError, InvariantViolation
 from emu.kernel.clock import PARK, PRIORITY_CONTROL, PRIORITY_PLANNER, Actor, Kernel

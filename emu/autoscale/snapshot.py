@@ -1,14 +1,16 @@
-"""What a planner sees: the cluster at one instant as plain values, and metrics that may be late.
+"""What a planner sees, and what a plan consists of: plain values.
 
-A snapshot is what a real control plane could know: states, blocks in use, queue lengths, markers
-of transfers under way. It never holds a request's true output length (the oracle boundary).
-Planners and plan generators are pure functions of it.
+A snapshot is what a real control plane could know at one instant: states, blocks in use, queue
+lengths, markers of transfers under way; its metrics may be late. It never holds a request's true
+output length (the oracle boundary). Planners and plan generators are pure functions of it. `Scaler`
+carries the actions out.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -103,7 +105,7 @@ class Site(msgspec.Struct, frozen=True, gc=False):
 SAMPLES_PER_DELAY: Final = 64
 
 
-class Load(NamedTuple):
+class Metrics(NamedTuple):
     """The figures of a snapshot that come as metrics."""
 
     waiting_tokens: int
@@ -115,9 +117,9 @@ class Load(NamedTuple):
     """Blocks in use, running and waiting requests, by replica."""
 
 
-def load_of(snapshot: Snapshot) -> Load:
+def load_of(snapshot: Snapshot) -> Metrics:
     """Its load alone."""
-    return Load(
+    return Metrics(
         snapshot.waiting_tokens,
         snapshot.waiting_requests,
         snapshot.outstanding,
@@ -127,7 +129,7 @@ def load_of(snapshot: Snapshot) -> Load:
     )
 
 
-def with_load(snapshot: Snapshot, load: Load) -> Snapshot:
+def with_load(snapshot: Snapshot, load: Metrics) -> Snapshot:
     """States and roles of the snapshot, load of another time."""
     views = [
         msgspec.structs.replace(view, blocks_used=used, running=running, waiting=waiting)
@@ -150,11 +152,11 @@ class Sight:
     def __init__(self, delay_ns: int) -> None:
         """`delay_ns`: what they always take."""
         self._delay_ns = delay_ns
-        self._samples: deque[tuple[int, Load]] = deque()
+        self._samples: deque[tuple[int, Metrics]] = deque()
         self._is_behind = False
         """The present differs from the last sample, and it is too early for another."""
         self._stills = 0
-        self._still: Load | None = None
+        self._still: Metrics | None = None
         self._losses = 0
 
     def see(self, now: Snapshot) -> Snapshot | None:
@@ -224,3 +226,102 @@ class Sight:
     def find(self) -> None:
         """The end of a `lose`."""
         self._losses -= 1
+
+
+# --------------------------------------------------------------------------------------------------
+# Actions of a plan
+
+
+Role = Literal["prefill", "decode", "new_prefill", "colocated"]
+Method = Literal["nvlink", "p2p", "chain", "tanz", "host", "remote", "disk", "delay"]
+
+
+class Revive(msgspec.Struct, frozen=True, tag=True):
+    """A replica that is shutting goes back to its role."""
+
+    replica: int
+
+
+class Reuse(msgspec.Struct, frozen=True, tag=True):
+    """A warm spare gets a role at no cost."""
+
+    replica: int
+    role: Role
+
+
+class MakeSpare(msgspec.Struct, frozen=True, tag=True):
+    """An idle decode replica becomes a spare at once."""
+
+    replica: int
+
+
+class Expire(msgspec.Struct, frozen=True, tag=True):
+    """A spare loses its weights."""
+
+    replica: int
+    cause: str
+
+
+class Mutate(msgspec.Struct, frozen=True, tag=True):
+    """A prefill replica becomes a decode replica."""
+
+    replica: int
+
+
+class Shut(msgspec.Struct, frozen=True, tag=True):
+    """A replica takes nothing new and drains."""
+
+    replica: int
+
+
+class Help(msgspec.Struct, frozen=True, tag=True):
+    """A prefill replica helps those that load live (OldPrefill)."""
+
+    replica: int
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A replica that gets weights, and what it becomes."""
+
+    replica: int
+    role: Role
+
+
+class Load(msgspec.Struct, frozen=True, tag=True):
+    """Weights travel.
+
+    nvlink, chain: one source, the targets in the order in which they forward. p2p: one source,
+    one target. tanz: one source for each lane; `targets` column by column (a column is a
+    machine), lane by lane. host, remote, disk, delay: one target, no source.
+    """
+
+    method: Method
+    targets: tuple[Target, ...]
+    sources: tuple[int, ...] = ()
+    machine: int = -1
+    """remote: the machine from whose memory they come."""
+
+    @property
+    def is_live(self) -> bool:
+        """Some target serves while its weights arrive."""
+        return any(target.role == "new_prefill" for target in self.targets)
+
+
+Action = Revive | Reuse | MakeSpare | Expire | Mutate | Shut | Help | Load
+
+
+def involved(action: Action) -> Sequence[int]:
+    """Replicas that an action is about: targets of loads, then their sources."""
+    if isinstance(action, Load):
+        return [*(target.replica for target in action.targets), *action.sources]
+    return [action.replica]
+
+
+def words(action: Action) -> str:
+    """An action for people."""
+    if isinstance(action, Load):
+        sources = ",".join(map(str, action.sources))
+        targets = " ".join(f"{t.replica}:{t.role}" for t in action.targets)
+        return f"load {action.method} {sources + ' -> ' if sources else ''}{targets}"
+    role = f" as {action.role}" if isinstance(action, Reuse) else ""
+    return f"{type(action).__name__.lower()} {action.replica}{role}"

@@ -14,11 +14,11 @@ from emu.catalogue import sizes
 from emu.cluster.plan import Plan, ReplicaPlan
 from emu.config.schema import PowerTable, SloTable
 from emu.errors import InvariantViolation
+from emu.replica.prerequisites import READ, WRITE
 from emu.replica.replica import Replica
 from emu.replica.states import GPU_ROLE
-from emu.replica.tiering import READ, WRITE
 from emu.report.summary import ModelFacts, RunFacts
-from emu.scheduling.speculation import SpeculationCounts
+from emu.scheduling.features import SpeculationCounts
 from emu.units import NS_PER_S
 
 if TYPE_CHECKING:

@@ -15,6 +15,8 @@ from emu.autoscale.scaler import Scaler
 from emu.catalogue.sizes import model_flops
 from emu.cluster.backends import SharedBackends
 from emu.cluster.build import (
+    GpuSharing,
+    Scalers,
     Shared,
     TierBook,
     build_dispatch,
@@ -35,7 +37,6 @@ from emu.cluster.ending import Outcome, StallGuard, ended
 from emu.cluster.gateway import Gateway, Source
 from emu.cluster.plan import Plan
 from emu.cluster.recorder import Recorder
-from emu.cluster.scaling import GpuSharing, Scalers
 from emu.config.schema import FaultTable
 from emu.faults.injector import Injector
 from emu.faults.recovery import Recovery
@@ -46,9 +47,8 @@ from emu.plugins import make_plugin
 from emu.replica.actor import ReplicaActor
 from emu.replica.events import Cancelled
 from emu.replica.ports import BatchSink
-from emu.replica.relay_board import RelayBoard
+from emu.replica.relay_board import RelayBoard, SplitBatch
 from emu.replica.replica import Replica
-from emu.replica.split_batch import SplitBatch
 from emu.replica.states import RECEIVING, ReplicaState, Writer
 from emu.request import Request, Status
 from emu.scheduling.fcfs import PrefillQueue

@@ -46,15 +46,14 @@ from emu.config.schema import (
     VllmTable,
 )
 from emu.errors import InputError
-from emu.kv.engine_memory import NULL_BLOCKS, MemoryRule, engine_memory
-from emu.kv.groups import KvLayout, kv_layout
-from emu.kv.memory import MemoryPlan, engine_plan
+from emu.kv.grouped import KvLayout, kv_layout
+from emu.kv.memory import NULL_BLOCKS, MemoryPlan, MemoryRule, engine_memory, engine_plan
 from emu.latency.context import LatencyContext, check_collectives, engine_of
 from emu.latency.engine import EngineModel
 from emu.network.placement import place
 from emu.network.topology import Topology, build_topology
 from emu.plugins import check_plugin, find_plugin
-from emu.scheduling.speculation import LOOKAHEAD_METHODS
+from emu.scheduling.features import LOOKAHEAD_METHODS
 
 _KERNEL_TIMES = frozenset({"roofline", "profile", "vidur", "aiconfigurator"})
 """Backends that know the GPU's time only."""

@@ -27,13 +27,12 @@ from emu.report.records import RequestLog
 from emu.report.runfiles import MarkLog, TransitionLog
 from emu.report.summary import ModelLog
 from emu.request import Request, Status
-from emu.scheduling.base import Batch
-from emu.scheduling.stages import StageSpan
+from emu.scheduling.base import Batch, StageSpan
 
 if TYPE_CHECKING:
-    from emu.cluster.tracing import TraceSink
     from emu.migration.transfer import MigratingBatch
     from emu.migration.watcher import Watcher
+    from emu.report.history import TraceSink
 
 _COMPLETED = Status.COMPLETED
 FLOW_KINDS = ("kv", "weights", "activation")
@@ -78,7 +77,7 @@ class Recorder:
             self.history = History(directory / "events.jsonl")
         self.trace: TraceSink | None = None
         if table.trace:
-            from emu.cluster.tracing import TraceSink
+            from emu.report.history import TraceSink
 
             self.trace = TraceSink(directory / "trace.json.gz", table.trace_events_max)
         self.completed = 0

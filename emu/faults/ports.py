@@ -20,7 +20,7 @@ from emu.replica.replica import Replica
 from emu.request import Request, Status
 
 if TYPE_CHECKING:
-    from emu.replica.split_batch import SplitBatch
+    from emu.replica.relay_board import SplitBatch
 
 
 class Clients(Protocol):

@@ -21,8 +21,8 @@ from emu.migration.transfer import MigratingBatch
 from emu.network.placement import Network, Transfer
 from emu.policy import OwnPlacement, ReplicaView
 from emu.replica.events import KvDelivered, Released, Unreserved
+from emu.replica.relay_board import SplitBatch
 from emu.replica.replica import Replica
-from emu.replica.split_batch import SplitBatch
 from emu.replica.states import ReplicaState
 from emu.request import Request, Status
 

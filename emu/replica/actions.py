@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from emu.replica.relay_board import Relayed
-from emu.replica.split_batch import SplitBatch
+from emu.replica.relay_board import Relayed, SplitBatch
 from emu.replica.states import ReplicaState, Writer
 from emu.request import Request, Status
 

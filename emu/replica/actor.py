@@ -23,9 +23,8 @@ from emu.replica.events import (
 )
 from emu.replica.inbound import reserve
 from emu.replica.live_scaling import abandon, take_over
-from emu.replica.relay_board import Relayed
+from emu.replica.relay_board import Relayed, SplitBatch
 from emu.replica.replica import END_OF_INSTANT, LOOP, RESTING, STAGED, UNTIL_END_OF_INSTANT, Replica
-from emu.replica.split_batch import SplitBatch
 from emu.replica.states import ReplicaState, Writer, move
 from emu.replica.wave import SERVES
 from emu.request import Request, Status

@@ -14,13 +14,12 @@ from typing import Final
 
 from emu.latency.base import BatchShape, Ends, next_decode_shape
 from emu.replica.actions import End, FreeCapacity, HandOff, HandOffSecond
+from emu.replica.relay_board import SplitBatch
 from emu.replica.replica import Replica
-from emu.replica.split_batch import SplitBatch
 from emu.replica.states import PREFILL_TYPE, ReplicaState
 from emu.request import Request, Status
-from emu.scheduling.base import Batch, Progress
+from emu.scheduling.base import Batch, Progress, StageSpan, ran_ns
 from emu.scheduling.rotation import Rotation
-from emu.scheduling.stages import StageSpan, ran_ns
 
 _HANDS_OFF: Final = frozenset(PREFILL_TYPE | {ReplicaState.SHUTTING_PREFILL})
 _COMPLETED: Final = Status.COMPLETED

@@ -49,7 +49,7 @@ from emu.replica.events import (
 from emu.replica.replica import Replica
 from emu.replica.states import DECODING, DRAINING, ReplicaState
 from emu.request import Request, Status
-from emu.scheduling.stages import members_of
+from emu.scheduling.base import members_of
 
 S = ReplicaState
 _QUEUED: Final = Status.QUEUED

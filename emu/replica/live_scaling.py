@@ -33,7 +33,7 @@ from emu.replica.actions import (
 from emu.replica.completion import end_part
 from emu.replica.events import LOOK, Event, LoadGivenUp
 from emu.replica.layer_scheduler import LayerScheduler, LayerTask, limit_at
-from emu.replica.relay_board import RelayBoard, Relayed
+from emu.replica.relay_board import RelayBoard, Relayed, SplitBatch
 from emu.replica.replica import (
     END_OF_INSTANT,
     LAYER,
@@ -44,10 +44,9 @@ from emu.replica.replica import (
     Replica,
 )
 from emu.replica.serving import iterate, measure, take_waiting
-from emu.replica.split_batch import SplitBatch
 from emu.replica.states import ReplicaState
 from emu.request import Request, Status
-from emu.scheduling import layerwise
+from emu.scheduling import fcfs
 from emu.scheduling.base import Batch
 
 S = ReplicaState
@@ -102,16 +101,16 @@ def layer_ended(replica: Replica, event: Event) -> int:
 def _finish(replica: Replica) -> int:
     """Batches that ran all layers here get their first tokens here, oldest first."""
     layers, scheduler = _layers(replica), replica.scheduler
-    assert layerwise.can_relay(scheduler) or not layers.pending
+    assert fcfs.can_relay(scheduler) or not layers.pending
     task = layers.pop_done()
     if task is not None:
         end_part(replica, task.batch, task.started_ns, task.cost_ns)
         return _repeat(replica)
-    if layerwise.can_relay(scheduler):
+    if fcfs.can_relay(scheduler):
         for task in list(layers.pending):  # all clients of a batch have gone
-            if task is not layers.running and not layerwise.members(scheduler, task.batch):
+            if task is not layers.running and not fcfs.members(scheduler, task.batch):
                 layers.remove(task)
-                layerwise.drop(scheduler, task.batch)
+                fcfs.drop(scheduler, task.batch)
     if replica.model_loaded and replica.state is S.NEW_PREFILL:
         replica.out.append(Move(S.NEW_PREFILL, S.REFRACTORY_PREFILL, "weights complete"))
     replica.phase = 2
@@ -154,12 +153,12 @@ def _admit(replica: Replica, layers: LayerScheduler) -> None:
     """Take batches from the global queue as far as the limit and the blocks allow."""
     scheduler = replica.scheduler
     now_ns = replica.clock.now_ns
-    if not layerwise.can_relay(scheduler):
+    if not fcfs.can_relay(scheduler):
         return
     while len(layers.pending) < limit_at(now_ns - layers.started_ns):
         if layers.is_wanted:
             return
-        batch = layerwise.pull(scheduler, now_ns)
+        batch = fcfs.pull(scheduler, now_ns)
         if batch is None:
             return
         layers.admit(batch)
@@ -231,9 +230,9 @@ def load_given_up_live(replica: Replica, event: LoadGivenUp) -> int:
     """The weights will not come: batches that have not left go back to the queue, as if new."""
     layers, scheduler = replica.layer_scheduler, replica.scheduler
     replica.layer_scheduler = None
-    if layers is not None and layerwise.can_relay(scheduler):
+    if layers is not None and fcfs.can_relay(scheduler):
         for task in layers.pending:
-            requests = layerwise.hand_out(scheduler, task.batch, hold=False)
+            requests = fcfs.hand_out(scheduler, task.batch, hold=False)
             replica.out.append(Requeue(requests))
     return PARK
 
@@ -243,7 +242,7 @@ def _serve_helpers(replica: Replica, layers: LayerScheduler) -> None:
     """Give parked helpers what can be given (sections 4.5, 4.6)."""
     board = _board(replica)
     is_new = replica.state is S.NEW_PREFILL
-    if not layerwise.can_relay(replica.scheduler):
+    if not fcfs.can_relay(replica.scheduler):
         return
     for old_id in list(board.asking):
         if layers.is_released:
@@ -294,16 +293,16 @@ def _hand_over(replica: Replica, layers: LayerScheduler, task: LayerTask, old: R
     that it has room before anything leaves, then that it takes the batch.
     """
     scheduler, helper = replica.scheduler, old.scheduler
-    assert layerwise.can_relay(scheduler)
-    assert layerwise.can_relay(helper)
-    requests = layerwise.members(scheduler, task.batch)
-    if not layerwise.can_take_over(helper, requests):
+    assert fcfs.can_relay(scheduler)
+    assert fcfs.can_relay(helper)
+    requests = fcfs.members(scheduler, task.batch)
+    if not fcfs.can_take_over(helper, requests):
         return
     now_ns, board = replica.clock.now_ns, _board(replica)
     split_at = task.layers_done
     shape = task.batch.shape
     layers.remove(task)
-    layerwise.hand_out(scheduler, task.batch, hold=split_at > 0)
+    fcfs.hand_out(scheduler, task.batch, hold=split_at > 0)
     taken = old.actor.take_over(requests, split_at)
     split: SplitBatch | None = None
     if split_at:
@@ -322,8 +321,8 @@ def _hand_over(replica: Replica, layers: LayerScheduler, task: LayerTask, old: R
 def take_over(replica: Replica, requests: Sequence[Request], first_layer: int) -> Batch:
     """A batch comes from a new replica, which has run the layers before; it takes blocks here."""
     scheduler = replica.scheduler
-    assert layerwise.can_relay(scheduler)
-    taken = layerwise.take_over(scheduler, requests, replica.clock.now_ns)
+    assert fcfs.can_relay(scheduler)
+    taken = fcfs.take_over(scheduler, requests, replica.clock.now_ns)
     replica.note_formed(taken, first_layer)
     for request in requests:
         request.holder_id = replica.replica_id
@@ -335,12 +334,12 @@ def abandon(replica: Replica) -> list[Request]:
     board, scheduler = _board(replica), replica.scheduler
     relayed = board.answer(replica.replica_id)
     board.finished(replica.replica_id)
-    if relayed is None or not layerwise.can_relay(scheduler):
+    if relayed is None or not fcfs.can_relay(scheduler):
         return []
-    requests = layerwise.in_flight(scheduler, relayed.batch)
+    requests = fcfs.in_flight(scheduler, relayed.batch)
     for request in requests:
         scheduler.cancel(request)
-    layerwise.drop(scheduler, relayed.batch)
+    fcfs.drop(scheduler, relayed.batch)
     replica.look = replica.look or LOOK
     return requests
 
@@ -355,7 +354,7 @@ def old_prefill(replica: Replica, event: Event) -> int:
         if not relayed.is_here:
             return replica.rest()
         return _run_relayed(replica, relayed)
-    if not layerwise.can_relay(replica.scheduler):
+    if not fcfs.can_relay(replica.scheduler):
         if replica.scheduler.waiting_count:
             replica.out.append(Requeue(take_waiting(replica)))
             return LOOP
@@ -365,7 +364,7 @@ def old_prefill(replica: Replica, event: Event) -> int:
     if board.may_leave:
         replica.out.append(Move(S.OLD_PREFILL, S.PREFILL, "released"))
         return LOOP
-    if layerwise.can_relay(replica.scheduler):
+    if fcfs.can_relay(replica.scheduler):
         board.park(replica.replica_id)
     return replica.rest()
 
@@ -373,10 +372,10 @@ def old_prefill(replica: Replica, event: Event) -> int:
 def _is_given_up(replica: Replica, relayed: Relayed) -> bool:
     """All clients of the batch have gone before it was begun: forget it."""
     scheduler = replica.scheduler
-    assert layerwise.can_relay(scheduler)
-    if layerwise.members(scheduler, relayed.batch):
+    assert fcfs.can_relay(scheduler)
+    if fcfs.members(scheduler, relayed.batch):
         return False
-    layerwise.drop(scheduler, relayed.batch)
+    fcfs.drop(scheduler, relayed.batch)
     _board(replica).finished(replica.replica_id)
     if relayed.split is not None and replica.outbox is not None:
         replica.out.append(HandOffSecond(relayed.split, []))

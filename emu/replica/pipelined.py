@@ -13,9 +13,8 @@ from emu.kernel.clock import PARK
 from emu.replica.completion import complete, end_turns
 from emu.replica.events import Event
 from emu.replica.replica import LOOP, RESTING, STAGED, Replica
-from emu.scheduling.base import Batch
+from emu.scheduling.base import Batch, StageSpan, discount_bubbles
 from emu.scheduling.rotation import Rotation
-from emu.scheduling.stages import StageSpan, discount_bubbles
 
 _ROUNDS_MIN: Final = 8
 _ROUNDS_MAX: Final = 64

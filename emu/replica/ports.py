@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from emu.latency.base import BatchShape
-from emu.replica.split_batch import SplitBatch
+from emu.replica.relay_board import SplitBatch
 from emu.request import Request
-from emu.scheduling.base import Batch
-from emu.scheduling.stages import StageSpan
+from emu.scheduling.base import Batch, StageSpan
 
 if TYPE_CHECKING:
     from emu.latency.base import Ends

@@ -38,12 +38,10 @@ from emu.replica.ports import (
     ReplicaActorPort,
     StepSink,
 )
-from emu.replica.prerequisites import Prerequisites
+from emu.replica.prerequisites import Prerequisites, TierTraffic
 from emu.replica.relay_board import RelayBoard, Relayed
 from emu.replica.states import CLOSED, LOADING, ReplicaState
-from emu.replica.tiering import TierTraffic
-from emu.scheduling.base import Batch, RunOn, Scheduler
-from emu.scheduling.stages import Pipeline, StageSpan
+from emu.scheduling.base import Batch, Pipeline, RunOn, Scheduler, StageSpan
 
 if TYPE_CHECKING:
     import numpy as np

@@ -22,7 +22,7 @@ from emu.latency.base import LatencyBackend
 from emu.latency.coefficients import kernels_of
 from emu.process.exits import open_console
 from emu.runs.runner import prepare, range_warnings
-from emu.scheduling.speculation import conditional_rates, expected_tokens
+from emu.scheduling.features import conditional_rates, expected_tokens
 from emu.units import NS_PER_S
 
 _EXAMPLE_IMAGE_TOKENS = 1024

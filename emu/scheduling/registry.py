@@ -8,14 +8,12 @@ from typing import Any, Final
 
 from emu.config.schema import FcfsTable, SchedulerTable, VllmTable
 from emu.errors import PluginError
-from emu.kv.tiers import LowerTier
+from emu.kv.blocks import LowerTier
 from emu.plugins import make_plugin
 from emu.policy import OwnEviction, shown
-from emu.scheduling.adapters import Adapters
 from emu.scheduling.base import Batch, Progress, ReplicaLimits, Scheduler
-from emu.scheduling.encoder import EncoderCache
 from emu.scheduling.fcfs import FcfsScheduler, PrefillQueue
-from emu.scheduling.speculation import Speculation
+from emu.scheduling.features import Adapters, EncoderCache, Speculation
 from emu.scheduling.vllm import VllmScheduler
 
 _VIDUR: Final = MappingProxyType(

@@ -49,14 +49,11 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from emu.config.schema import VllmTable
-from emu.kv.blocks import BlockPool
+from emu.kv.blocks import NO_HIT, BlockPool, CountingPool, Hit, LowerTier, PresentPool
 from emu.kv.grouped import GroupedPool
-from emu.kv.pool import NO_HIT, CountingPool, Hit, PresentPool
-from emu.kv.tiers import LowerTier
 from emu.latency.base import BatchShape, LoraWork, Verify
 from emu.policy import OwnEviction
 from emu.request import Request
-from emu.scheduling.adapters import Adapters
 from emu.scheduling.base import (
     Batch,
     Chunk,
@@ -68,13 +65,10 @@ from emu.scheduling.base import (
     add_chunk,
 )
 from emu.scheduling.cohort import RunningRequest
-from emu.scheduling.encoder import EncoderCache
-from emu.scheduling.ledger import Ledger, forget_kv
+from emu.scheduling.features import Adapters, EncoderCache, Speculation
+from emu.scheduling.ledger import Ledger, Unseen, arrival_order, forget_kv, make_queue
 from emu.scheduling.rotation import Rotation, Turn
-from emu.scheduling.running import Record, RunningSet
-from emu.scheduling.speculation import Speculation
-from emu.scheduling.verifying import VerifyingSet
-from emu.scheduling.waiting import Unseen, arrival_order, make_queue
+from emu.scheduling.running import Record, RunningSet, VerifyingSet
 from emu.units import ceil_div, s_to_ns
 
 UNLIMITED: Final = 1 << 62

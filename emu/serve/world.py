@@ -29,8 +29,7 @@ from emu.migration.transfer import MigratingBatch, kv_blocks, kv_bytes
 from emu.replica.ports import BatchSink
 from emu.replica.replica import Replica
 from emu.request import Request, Status
-from emu.scheduling.base import Batch
-from emu.scheduling.stages import StageSpan
+from emu.scheduling.base import Batch, StageSpan
 from emu.serve.intake import Pace
 from emu.serve.recording import LiveRecorder
 from emu.serve.script import Script

@@ -7,20 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emu.autoscale.actions import (
+from emu.autoscale.planner import Demand, HpaPlanner, Window, recommend
+from emu.autoscale.plans import blitz_plan, colocated_plan, serverless_plan
+from emu.autoscale.snapshot import (
     Expire,
     Help,
     Load,
     MakeSpare,
     Mutate,
+    ReplicaView,
     Reuse,
     Revive,
     Shut,
+    Site,
+    Snapshot,
     Target,
 )
-from emu.autoscale.planner import Demand, HpaPlanner, Window, recommend
-from emu.autoscale.plans import blitz_plan, colocated_plan, serverless_plan
-from emu.autoscale.snapshot import ReplicaView, Site, Snapshot
 from emu.cluster.plan import static_roles
 from emu.config.load import config_from_dict
 from emu.config.presets import PRESETS

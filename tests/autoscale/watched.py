@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from emu.autoscale.actions import Load
 from emu.autoscale.planner import scan
+from emu.autoscale.snapshot import Load
 from emu.cluster.cluster import Cluster
 from emu.migration.transfer import MigratingBatch, kv_bytes
 from emu.replica.events import KvDelivered
 from emu.replica.layer_scheduler import LayerScheduler, LayerTask
+from emu.replica.relay_board import SplitBatch
 from emu.replica.replica import Replica
-from emu.replica.split_batch import SplitBatch
 from emu.replica.states import TRANSITIONS, Marker, ReplicaState
 from emu.request import Request
 from tests.made import takes_the_place_of_compiled_code

@@ -13,8 +13,8 @@ from emu.config.load import config_from_dict
 from emu.config.schema import VllmTable
 from emu.errors import InputError
 from emu.request import Prefix, Request
-from emu.scheduling.adapters import Adapters
 from emu.scheduling.base import ReplicaLimits
+from emu.scheduling.features import Adapters
 from emu.scheduling.vllm import VllmScheduler
 from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload
 

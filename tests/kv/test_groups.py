@@ -11,9 +11,8 @@ import pytest
 
 from emu.catalogue import model_from_file
 from emu.errors import InputError
-from emu.kv.grouped import GroupedPool
-from emu.kv.groups import KvGroup, KvLayout, kv_layout
-from emu.kv.pool import NO_HIT
+from emu.kv.blocks import NO_HIT
+from emu.kv.grouped import GroupedPool, KvGroup, KvLayout, kv_layout
 from emu.request import Prefix, Request
 
 CONFIGS = Path(__file__).parents[1] / "catalogue" / "configs"

@@ -17,9 +17,8 @@ from emu.latency.linear import LinearBackend
 from emu.network.placement import Grid
 from emu.replica import events as ev
 from emu.replica.actor import ReplicaActor
-from emu.replica.relay_board import RelayBoard
+from emu.replica.relay_board import RelayBoard, SplitBatch
 from emu.replica.replica import Replica
-from emu.replica.split_batch import SplitBatch
 from emu.replica.states import ReplicaState
 from emu.replica.table import HANDLERS
 from emu.request import Request, Status

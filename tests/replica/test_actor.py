@@ -15,8 +15,7 @@ from emu.kernel.clock import AT_DUE, NEVER, NOW, PRIORITY_REPLICA, PRIORITY_WATC
 from emu.replica import actions as act
 from emu.replica import actor as actors
 from emu.replica import events as ev
-from emu.replica.relay_board import Relayed
-from emu.replica.split_batch import SplitBatch
+from emu.replica.relay_board import Relayed, SplitBatch
 from emu.replica.states import ReplicaState
 from emu.request import Status
 from emu.scheduling.base import Batch

@@ -10,7 +10,7 @@ import pytest
 from emu.config.schema import VllmTable
 from emu.request import Prefix, Request
 from emu.scheduling.base import ReplicaLimits
-from emu.scheduling.encoder import EncoderCache
+from emu.scheduling.features import EncoderCache
 from emu.scheduling.vllm import VllmScheduler
 
 

@@ -6,11 +6,9 @@ import random
 
 import pytest
 
-from emu.kv.blocks import BlockPool
-from emu.kv.pool import CountingPool
+from emu.kv.blocks import BlockPool, CountingPool
 from emu.request import Request
-from emu.scheduling.ledger import Ledger
-from emu.scheduling.waiting import ArrivalQueue
+from emu.scheduling.ledger import ArrivalQueue, Ledger
 from tests.replica.fakes import request
 
 BLOCKS = 64

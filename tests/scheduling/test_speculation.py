@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from emu.config.schema import SpeculativeTable, TenantAcceptance, VllmTable
-from emu.kv.groups import KvGroup, KvLayout
+from emu.kv.grouped import KvGroup, KvLayout
 from emu.latency.features import DraftPlan, SpeculativeBackend, stops_paying_at
 from emu.latency.linear import LinearBackend
 from emu.request import Prefix, Request
 from emu.scheduling.base import ReplicaLimits
-from emu.scheduling.speculation import Speculation, conditional_rates, expected_tokens
+from emu.scheduling.features import Speculation, conditional_rates, expected_tokens
 from emu.scheduling.vllm import VllmScheduler
 
 

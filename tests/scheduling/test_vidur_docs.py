@@ -10,8 +10,8 @@ from hypothesis import given
 from emu.config.check import KINDS
 from emu.config.schema import OwnSchedulerTable, SchedulerTable
 from emu.scheduling.base import ReplicaLimits
-from emu.scheduling.faithful import FAITHFUL
 from emu.scheduling.registry import make_scheduler
+from emu.scheduling.simple import FAITHFUL
 from tests.scheduling.test_vidur_properties import few, outcome, scripts, unfinished
 from tests.scheduling.vidur_drive import Drive, make, request
 

@@ -5,8 +5,7 @@ import itertools
 import pytest
 
 from emu.latency.base import BatchShape
-from emu.scheduling.base import Batch, Chunk
-from emu.scheduling.stages import Pipeline, discount_bubbles
+from emu.scheduling.base import Batch, Chunk, Pipeline, discount_bubbles
 from tests.latency.features import batch_flops, mfu
 from tests.scheduling.test_vidur_golden import EXACT
 from tests.scheduling.times import request_times

@@ -2,7 +2,7 @@
 
 import pytest
 
-from emu.scheduling.stages import Pipeline, bubble_ns
+from emu.scheduling.base import Pipeline, bubble_ns
 from emu.scheduling.vidur import (
     FasterTransformerScheduler,
     LightLlmScheduler,

@@ -9,8 +9,7 @@ import numpy as np
 
 from emu.latency.base import next_decode_shape
 from emu.request import Request
-from emu.scheduling.base import ReplicaLimits
-from emu.scheduling.stages import members_of
+from emu.scheduling.base import ReplicaLimits, members_of
 from tests.scheduling.tables import table_for
 
 

@@ -12,8 +12,7 @@ import json
 from collections import deque
 
 from emu.request import Request
-from emu.scheduling.base import ReplicaLimits
-from emu.scheduling.stages import Pipeline, discount_bubbles, members_of
+from emu.scheduling.base import Pipeline, ReplicaLimits, discount_bubbles, members_of
 from emu.scheduling.vidur import (
     FasterTransformerScheduler,
     LightLlmScheduler,
@@ -204,7 +203,7 @@ class World:
         item = self.fifos[index][stage].popleft()
         batch, record, spans = item
         self.busy[index][stage] = True
-        assert spans[stage].start_ns == self.now, "the recurrence of stages.py holds"
+        assert spans[stage].start_ns == self.now, "the recurrence of `Pipeline` holds"
         for request in members_of(batch):
             rid = request.request_id
             self.waits[rid] = self.waits.get(rid, 0) + self.now - self.left_stage.get(rid, self.now)
