@@ -9,10 +9,12 @@ Nothing is downloaded or built here: the file says how the programs that you hav
     shape = "8 replicas"                 # 1 replica | 8 replicas | 4P+4D: emu runs the same
     requests = 19366                     # of the Azure conversation trace, from its start
     command = ["/opt/peer/bin/replay", "azure_19366.jsonl", "--workers", "8"]
-    directory = "/opt/peer"              # where it is started; absent: the file's directory
+    directory = "/opt/peer"              # where it is started, as seen from the file; absent: there
     notes = "what it does that emu does not, and the other way round"
 
-For each row the two run alternately: emu, peer, emu, peer; a busy machine hits both alike. Figures
+For each row they run in turn: emu, emu compiled (if that build is of these sources: `make
+compile`), peer, and again; a busy machine hits all alike. `benchmarks/dynamo.toml` is such a file
+whose program can be had from the package registry. Figures
 are medians of whole processes, start-up and output included. emu runs as users run it: KV blocks,
 router, chunked prefill, all files of a run written (the HTML report aside). Results are kept in
 benchmarks/results/peers.json, rows of earlier calls with other names included.
@@ -28,6 +30,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.builds import COMPILED, is_current
 from benchmarks.cases import AZURE_REQUESTS, WARM_UP, Case, azure_cases, has_trace
 from benchmarks.measure import (
     RESULTS,
@@ -59,11 +62,16 @@ def main() -> int:
         raise SystemExit("the Azure trace is not in ../shared/data: nothing to compare on")
     peers = [peer for peer in read_peers(options.file) if options.only in peer["name"]]
     facts = {**facts_of_this_run(), "repeats": options.repeats}
-    print("| program | cluster | requests | requests/CPU-s | CPU s | wall s | peak MiB | emu's |")
-    print("|---" * 8 + "|")
+    print(
+        "| program | cluster | requests | requests/CPU-s | CPU s | wall s | peak MiB "
+        "| emu's | compiled |"
+    )
+    print("|---" * 9 + "|")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="emu-peers-") as name:
         measure(WARM_UP, Path(name))
+        if is_current():
+            measure(WARM_UP, Path(name), COMPILED)
         try:
             for peer in peers:
                 row = in_turn(peer, options.repeats, Path(name))
@@ -90,7 +98,7 @@ def read_peers(path: Path) -> list[dict[str, Any]]:
             raise SystemExit(f"{path}: {peer['name']}: shape is one of {', '.join(SHAPES)}")
         if not 1 <= peer["requests"] <= AZURE_REQUESTS:
             raise SystemExit(f"{path}: {peer['name']}: requests is 1 to {AZURE_REQUESTS}")
-        peer.setdefault("directory", str(path.parent))
+        peer["directory"] = str((path.parent / peer.get("directory", "")).resolve())
     return peers
 
 
@@ -98,10 +106,13 @@ def in_turn(peer: dict[str, Any], repeats: int, directory: Path) -> dict[str, An
     """emu, peer, emu, peer ...; a peer that fails or takes too long is a row, too."""
     case = case_of(peer)
     ours: list[Cost] = []
+    compiled: list[Cost] = []
     theirs: list[Cost] = []
     problem = ""
     for _ in range(repeats):
         ours.append(measure(case, directory))
+        if is_current():
+            compiled.append(measure(case, directory, COMPILED))
         try:
             cwd = Path(peer["directory"])
             theirs.append(timed(peer["command"], cwd=cwd, timeout_s=TIMEOUT_S))
@@ -110,6 +121,8 @@ def in_turn(peer: dict[str, Any], repeats: int, directory: Path) -> dict[str, An
             break
     row = {key: peer[key] for key in ("name", "shape", "requests")}
     row |= {"notes": peer.get("notes", ""), "problem": problem, "emu": median(ours)._asdict()}
+    if compiled:
+        row["compiled"] = median(compiled)._asdict()
     return row | ({"peer": median(theirs)._asdict()} if theirs and not problem else {})
 
 
@@ -129,15 +142,18 @@ def other_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def line_of(row: dict[str, Any]) -> str:
-    """One row of the table; the last column is emu's rate in the same turns."""
-    rate = row["requests"] / row["emu"]["cpu_s"]
+    """One row of the table; the last columns are emu's rates in the same turns."""
+    ours = " | ".join(
+        f"{row['requests'] / row[build]['cpu_s']:,.0f}" if build in row else ""
+        for build in ("emu", "compiled")
+    )
     head = f"| {row['name']} | {row['shape']} | {row['requests']:,} "
     if "peer" not in row:
-        return f"{head}| {row['problem']} | | | | {rate:,.0f} |"
+        return f"{head}| {row['problem']} | | | | {ours} |"
     peer = row["peer"]
     return (
         f"{head}| {row['requests'] / peer['cpu_s']:,.0f} | {peer['cpu_s']:.2f} "
-        f"| {peer['wall_s']:.2f} | {peer['peak_mib']:,.0f} | {rate:,.0f} |"
+        f"| {peer['wall_s']:.2f} | {peer['peak_mib']:,.0f} | {ours} |"
     )
 
 

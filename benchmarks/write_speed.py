@@ -114,15 +114,21 @@ def peers(kept: Kept) -> str:
     for row in order:
         ours = row["requests"] / row["emu"]["cpu_s"]
         if "peer" not in row:
-            cells = [row["problem"], "", "", f"{ours:,.0f}", ""]
+            cells = [row["problem"], "", "", f"{ours:,.0f}", "", "", ""]
         else:
             rate = row["requests"] / row["peer"]["cpu_s"]
             cells = [f"{rate:,.0f}", f"{row['peer']['cpu_s']:.2f}"]
             cells += [f"{row['peer']['peak_mib']:,.0f}"]
             cells += [f"{ours:,.0f}", f"{ours / rate:.1f}"]
+            if "compiled" in row:
+                compiled = row["requests"] / row["compiled"]["cpu_s"]
+                cells += [f"{compiled:,.0f}", f"{compiled / rate:.1f}"]
+            else:
+                cells += ["", ""]
         rows.append([row["name"], row["shape"], f"{row['requests']:,}", *cells])
     heads = ["program", "cluster", "requests", "requests / CPU s", "CPU s", "peak MiB"]
-    return table([*heads, "emu's requests / CPU s", "emu / peer"], rows)
+    heads += ["emu's requests / CPU s", "emu / peer", "emu's, compiled", "compiled / peer"]
+    return table(heads, rows)
 
 
 def differences(kept: Kept) -> str:

@@ -8,7 +8,6 @@ Source: LLMServingSim 2.0.
 
 from __future__ import annotations
 
-import configparser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
@@ -23,6 +22,7 @@ from emu.catalogue.model import ModelSpec
 from emu.errors import InputError
 from emu.latency.base import BatchShape
 from emu.latency.moe_gate import Gate
+from emu.latency.offload import DramFile, pim_device
 from emu.latency.profile_bundle import Bundle
 from emu.latency.roofline import RooflineBackend
 
@@ -201,14 +201,6 @@ class RooflineTimes:
 # them), the linear model of attention in memory, and the distribution of requests over channels.
 # Source: LLMServingSim 2.0.
 
-ATTENTION_LINES: Final = {
-    "DDR4_8GB_3200": (333.2538, 30675.2739),
-    "HBM2_1GB_2000": (242.0548, 14513.5015),
-    "LPDDR4X_2GB_4266": (432.4458, 33918.1734),
-    "LPDDR5_2GB_6400": (282.4338, 15996.7018),
-}
-"""(ns per prompt token, ns) of one request on one channel, by device; published fits."""
-
 
 class Member(msgspec.Struct, frozen=True):
     """A request in a batch, as far as PIM needs it."""
@@ -250,41 +242,16 @@ class PimDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_pim_device(path: Path) -> PimDevice:
-    """Read an INI file, named after a device of `ATTENTION_LINES`. Raises InputError."""
-    name = path.stem.removesuffix("_pim")
-    if name not in ATTENTION_LINES:
-        problem = f"no attention figures for {name!r}; known: {', '.join(ATTENTION_LINES)}"
-        raise InputError(str(path), None, "", problem)
-    slope, intercept = ATTENTION_LINES[name]
-    parser = configparser.ConfigParser(inline_comment_prefixes=("#", ";"))
-    try:
-        parser.read_string(path.read_text(encoding="utf-8"), source=str(path))
-    except OSError as error:
-        raise InputError(str(path), None, "", error.strerror or str(error)) from None
-    except configparser.Error as error:
-        raise InputError(str(path), None, "", str(error).splitlines()[0]) from None
-
-    def get(section: str, key: str) -> float:
-        try:
-            return float(parser[section][key])
-        except KeyError:
-            raise InputError(str(path), None, f"{section}.{key}", "missing") from None
-        except ValueError:
-            raise InputError(str(path), None, f"{section}.{key}", "not a number") from None
-
-    width, bus = get("dram_structure", "device_width"), get("system", "bus_width")
-    page_bytes = get("dram_structure", "columns") * width / 8
-    bank_mib = page_bytes * get("dram_structure", "rows") / 2**20
-    banks = get("dram_structure", "bankgroups") * get("dram_structure", "banks_per_group")
-    rank_mib = bank_mib * banks * (bus / width)
-    ranks = max(1, get("system", "channel_size") // rank_mib)
+    """Read an INI file that is named after a device of `DEVICES`. Raises InputError."""
+    fit = pim_device(path.stem, str(path), "")
+    file = DramFile(path)
     return PimDevice(
-        channel_gib=ranks * rank_mib / 1024,
-        bus_bits=int(bus),
-        megatransfers_per_s=get("other", "data_rate"),
-        latency_ns=get("timing", "CL") * get("timing", "tCK"),
-        slope_ns=slope,
-        intercept_ns=intercept,
+        channel_gib=file.channel_gib(),
+        bus_bits=int(file.number("system", "bus_width")),
+        megatransfers_per_s=file.number("other", "data_rate"),
+        latency_ns=file.number("timing", "CL") * file.number("timing", "tCK"),
+        slope_ns=fit.slope_ns,
+        intercept_ns=fit.intercept_ns,
     )
 
 

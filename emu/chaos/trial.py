@@ -21,11 +21,17 @@ from msgspec import inspect
 
 from emu.chaos.checker import Judge
 from emu.chaos.invariants import validate_world
-from emu.chaos.truth.judge import truth_of
+from emu.chaos.truth import Record, Tape, seats_of
+from emu.chaos.truth.figures import Figures, Power
+from emu.chaos.truth.iterations import Choices, Fair, Iterations, Waves
+from emu.chaos.truth.policies import Handover, Planners, Policies, Routing
+from emu.chaos.truth.transfers import Routes, Transfers
+from emu.chaos.truth.windows import Deadlines, Windows
 from emu.chaos.worlds import World
 from emu.cluster.audit import leaks, run_facts
 from emu.cluster.cluster import Cluster
 from emu.cluster.ending import Outcome
+from emu.cluster.plan import Plan
 from emu.cluster.recorder import Recorder
 from emu.config.check import struct_of, table_info, unions, unwrap
 from emu.config.load import config_from_dict
@@ -327,6 +333,37 @@ class _Run(msgspec.Struct):
     files: dict[str, bytes]
     history: list[dict[str, Any]]
     recorder: Recorder
+
+
+def truth_of(
+    config: Config,
+    plan: Plan,
+    records: Sequence[Record],
+    rows: Sequence[Mapping[str, str]] | None = None,
+    summary: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """One line for everything in a complete, stepped run that should have been otherwise.
+
+    `rows` of requests.csv and the `summary` are judged if they are given.
+    """
+    tape = Tape(config, seats_of(plan), records)
+    windows = Windows(tape)
+    windows.judge()
+    Iterations(tape, windows).judge()
+    Waves(tape).judge()
+    Transfers(tape, windows).judge()
+    Routes(tape).judge()
+    Choices(tape).judge()
+    Fair(tape).judge()
+    Routing(tape).judge()
+    Handover(tape).judge()
+    Policies(tape).judge()
+    Planners(tape).judge()
+    Deadlines(tape).judge()
+    if rows is not None and summary is not None:
+        Figures(tape).judge(rows, summary)
+        Power(tape).judge(rows, summary)
+    return tape.problems
 
 
 def run_world(

@@ -9,6 +9,7 @@ from emu.cli.parser import (
     Count,
     Jobs,
     Json,
+    LogFormat,
     Overrides,
     Parameter,
     Port,
@@ -18,7 +19,7 @@ from emu.cli.parser import (
     Seed,
 )
 from emu.errors import needs_extra
-from emu.log import Format, Level
+from emu.log import Level
 
 
 def serve(
@@ -56,7 +57,7 @@ def serve(
     set_: Overrides = (),
     quiet: Quiet = False,
     log_level: Level | None = None,
-    log_format: Format = "text",
+    log_format: LogFormat = "text",
 ) -> int:
     """Live mode: an OpenAI-compatible server that answers like the emulated cluster.
 
@@ -123,12 +124,8 @@ def serve(
         Seconds that answers under way have after SIGTERM.
     force
         Replace the recording of an earlier session in the output directory.
-    quiet
-        Print nothing.
     log_level
         Log to standard error from this level on; off without it (info with --log-format json).
-    log_format
-        One event a line, as text or as JSON.
     """
     with needs_extra("serve", "serve"):
         from emu.serve.house import ServeOptions
@@ -213,8 +210,6 @@ def observe(
         A call that takes longer has failed.
     seed
         Of the drawn token ids.
-    quiet
-        Print nothing.
     """
     from emu.serve.observe import ObserveOptions, observe_command
 
@@ -316,8 +311,6 @@ def learn(
         Requests at once, at most.
     output
         Where the file goes.
-    jobs
-        Processes; 0 = one a core.
     quiet
         No progress and no tables.
     json
@@ -600,8 +593,6 @@ def fidelity(
         Write how these runs differ from the shipped engine to this file (emu/latency/prior.toml).
     seeds
         Draws of arrivals that were not recorded.
-    jobs
-        Processes; 0 = one a core.
     json
         Everything as JSON.
     """

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn, get_args, get_origin
 
 from emu.config.names import did_you_mean
+from emu.log import Format
 
 # --------------------------------------------------------------------------------------------------
 # How a command declares its options, and those that several commands share.
@@ -24,7 +25,7 @@ from emu.config.names import did_you_mean
 #     seed: Annotated[int, Parameter(name=["--seed", "-s"], validator=Number(gte=0))] = 42
 #
 # A parameter before `*` is positional, one behind it an option named like it. Its help stands in
-# the docstring, under `Parameters`.
+# the docstring, under `Parameters`, or with the type that commands share.
 
 
 class Number(NamedTuple):
@@ -64,15 +65,21 @@ def settings(help_text: str) -> Parameter:
 
 
 Overrides = Annotated[tuple[str, ...], settings("KEY=VALUE, dotted keys.")]
-Quiet = Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())]
+Quiet = Annotated[bool, Parameter(name=["--quiet", "-q"], negative=(), help="Print nothing.")]
 Json = Annotated[bool, Parameter(name="--json", negative=())]
 
 _NOT_NEGATIVE = Parameter(validator=Number(gte=0))
 Count = Annotated[int, _NOT_NEGATIVE]
-Jobs = Annotated[int, Parameter(name=["--jobs", "-j"], validator=Number(gte=0))]
+Jobs = Annotated[
+    int,
+    Parameter(
+        name=["--jobs", "-j"], validator=Number(gte=0), help="Processes; 0 = one for each core."
+    ),
+]
 Positive = Annotated[int, Parameter(validator=Number(gte=1))]
 Seconds = Annotated[float, _NOT_NEGATIVE]
-Seed = Annotated[int, _NOT_NEGATIVE]
+Seed = Annotated[int, Parameter(validator=Number(gte=0), help="Seed of what is drawn.")]
+LogFormat = Annotated[Format, Parameter(help="One event a line, as text or as JSON.")]
 Port = Annotated[int, Parameter(validator=Number(gte=0, lte=65_535))]
 
 

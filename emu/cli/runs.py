@@ -9,6 +9,7 @@ from emu.cli.parser import (
     Count,
     Jobs,
     Json,
+    LogFormat,
     Number,
     Overrides,
     Parameter,
@@ -18,7 +19,7 @@ from emu.cli.parser import (
     Seed,
 )
 from emu.errors import InputError
-from emu.log import Format, Level
+from emu.log import Level
 
 
 def run(
@@ -49,7 +50,7 @@ def run(
     force: Annotated[bool, Parameter(negative=())] = False,
     report: bool = True,
     log_level: Level | None = None,
-    log_format: Format = "text",
+    log_format: LogFormat = "text",
 ) -> int:
     """Run one experiment (also: `emu CONFIG.toml`).
 
@@ -104,8 +105,6 @@ def run(
         Write report.html.
     log_level
         Log to standard error from this level on; off without it (info with --log-format json).
-    log_format
-        One event a line, as text or as JSON.
 
     Examples
     --------
@@ -347,8 +346,6 @@ def sweep(
     draws
         Run this many draws of engine, arrivals and sampling at each point too: 90 % intervals, what
         they come from, and how often a point is better than the first.
-    jobs
-        Processes; 0 = one for each core.
     ray
         Address of a Ray cluster to run on, or local (extra `ray`).
     quiet
@@ -412,8 +409,6 @@ def plot(
         pareto: figure of summary.json to the right.
     y
         pareto: figure of summary.json upwards.
-    quiet
-        Print nothing.
 
     Examples
     --------
@@ -471,8 +466,6 @@ def bundle(
         Directories of complete runs.
     out
         File to write, a .tar.gz.
-    quiet
-        Print nothing.
 
     Examples
     --------
@@ -506,8 +499,6 @@ def log(
         The tracker.
     project
         Project (wandb) or experiment (mlflow) that they go to.
-    quiet
-        Print nothing.
 
     Examples
     --------
@@ -537,7 +528,7 @@ def chaos(
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     quiet: Quiet = False,
     log_level: Level | None = None,
-    log_format: Format = "text",
+    log_format: LogFormat = "text",
 ) -> int:
     """Many seeds of random faults, everything checked; exit status 4 if anything was wrong.
 
@@ -553,8 +544,6 @@ def chaos(
         Replay worlds that once failed: a file, or a directory of them.
     every
         Full recount of the books before every so many events.
-    jobs
-        Processes; 0 = one for each core.
     keep
         Where failing worlds are written, minimised.
     at_least
@@ -568,8 +557,6 @@ def chaos(
     log_level
         Of one seed or one world of the corpus: log to standard error from this level on; off
         without it (info with --log-format json).
-    log_format
-        One event a line, as text or as JSON.
     """
     from emu.chaos.campaign import chaos_command
 
@@ -766,12 +753,8 @@ def plan(
         Directory for the answer and the store of runs.
     set_
         Override a key of every configuration: --set nodes.0.nic_gbps=400 (may be repeated).
-    jobs
-        Processes; 0 = one for each core.
     ray
         Address of a Ray cluster that runs the points, or "local".
-    quiet
-        Print nothing.
     json
         The answer as JSON (plan.json).
 

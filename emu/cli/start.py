@@ -31,8 +31,6 @@ def init(
         Replace a file that is there.
     schema
         Also write the JSON Schema beside it, for editors that check TOML files.
-    quiet
-        Print nothing.
     """
     from emu.config.files import SCHEMA_DIRECTIVE, example_text
 
@@ -105,7 +103,7 @@ def models(pattern: str = "", /, *, json: Json = False) -> int:
     json
         Figures as JSON.
     """
-    from emu.cli.tables import print_models
+    from emu.cli.docs import print_models
 
     print_models(pattern, as_json=json)
     return 0
@@ -121,7 +119,7 @@ def gpus(pattern: str = "", /, *, json: Json = False) -> int:
     json
         Figures as JSON.
     """
-    from emu.cli.tables import print_gpus
+    from emu.cli.docs import print_gpus
 
     print_gpus(pattern, as_json=json)
     return 0

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 SUMMARY = "Convert, generate, describe, scale and slice workloads"
 
+Source = Annotated[
+    Path, Parameter(help="Workload file, or a config (.toml) whose workload is meant.")
+]
+Target = Annotated[Path, Parameter(help="File to write.")]
 From = Annotated[
     WorkloadFormat, Parameter(name="--from", help="Format of the input; auto = by content.")
 ]
@@ -37,8 +41,8 @@ Set = Annotated[
 
 
 def convert(
-    source: Path,
-    output: Path,
+    source: Source,
+    output: Target,
     *,
     to: To = "",
     from_: From = "auto",
@@ -50,10 +54,6 @@ def convert(
 
     Parameters
     ----------
-    source
-        Workload file, or a config (.toml) whose workload is meant.
-    output
-        File to write.
     expand_ids
         jsonl: write runs of token ids one by one, as other tools expect.
     seed
@@ -68,7 +68,7 @@ def convert(
 
 
 def generate(
-    output: Path,
+    output: Target,
     *,
     config: Path | None = None,
     requests: int | None = None,
@@ -83,8 +83,6 @@ def generate(
 
     Parameters
     ----------
-    output
-        File to write.
     config
         Config whose [workload.synthetic] is the start; without it, the defaults.
     requests
@@ -117,7 +115,7 @@ def generate(
 
 
 def describe(
-    source: Path,
+    source: Source,
     *,
     from_: From = "auto",
     tokenizer: Tokenizer = "",
@@ -129,14 +127,10 @@ def describe(
 
     Parameters
     ----------
-    source
-        Workload file, or a config (.toml) whose workload is meant.
     svg
         Also write the picture to this file.
     json
         Figures as JSON instead of the picture.
-    seed
-        Seed of what is drawn.
     """
     import msgspec
 
@@ -157,8 +151,8 @@ def describe(
 
 
 def scale(
-    source: Path,
-    output: Path,
+    source: Source,
+    output: Target,
     *,
     time: float = 1.0,
     prompt: float = 1.0,
@@ -172,18 +166,12 @@ def scale(
 
     Parameters
     ----------
-    source
-        Workload file, or a config (.toml) whose workload is meant.
-    output
-        File to write.
     time
         Factor of arrival times: above 1 is slower.
     prompt
         Factor of prompt lengths.
     outputs
         Factor of output lengths.
-    seed
-        Seed of what is drawn.
     """
     from emu.workload.tools import scale as write
 
@@ -203,8 +191,8 @@ def scale(
 
 
 def slice_(
-    source: Path,
-    output: Path,
+    source: Source,
+    output: Target,
     *,
     start_s: Seconds = 0.0,
     end_s: Seconds = 0.0,
@@ -218,18 +206,12 @@ def slice_(
 
     Parameters
     ----------
-    source
-        Workload file, or a config (.toml) whose workload is meant.
-    output
-        File to write.
     start_s
         First second of the piece.
     end_s
         End of the piece; 0 = the end of the workload.
     limit
         First N lines of the piece; 0 = all.
-    seed
-        Seed of what is drawn.
     """
     from emu.workload.tools import cut
 
@@ -375,12 +357,8 @@ def whatif(
         Override a key of every configuration.
     seed
         Of the draw of decisions and of the bootstrap.
-    jobs
-        Processes; 0 = one for each core.
     ray
         Address of a Ray cluster to run on, or local.
-    quiet
-        Print nothing.
     json
         The content of whatif.json on stdout.
 
@@ -409,7 +387,7 @@ def whatif(
 
 def export(
     run: Path,
-    output: Path,
+    output: Target,
     /,
     *,
     to: Literal["otel", "litellm", "gateway", "aiperf"] = "otel",
@@ -421,18 +399,14 @@ def export(
     ----------
     run
         Directory of a run that has ended.
-    output
-        File to write.
     to
         Its format (docs/logs.md).
-    quiet
-        Print nothing.
 
     Examples
     --------
     emu export runs/live/run spans.json
     """
-    from emu.whatif.export import export_run
+    from emu.whatif.command import export_run
 
     count = export_run(run, output, to)
     if not quiet:

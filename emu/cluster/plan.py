@@ -29,8 +29,7 @@ from emu.cluster.engine_features import (
     speculative_table,
     with_draft_layers,
 )
-from emu.config.check import overridden
-from emu.config.locate import placing
+from emu.config.check import overridden, placing
 from emu.config.names import is_import_path
 from emu.config.presets import STATIC_PARTS, expand_models, prefill_part
 from emu.config.schema import (

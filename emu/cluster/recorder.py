@@ -20,12 +20,12 @@ from emu.network.carrier import Carrier
 from emu.replica.ports import BatchSink
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState, Writer
+from emu.report.csvtext import ReplicaSeries, Sample, TimeseriesWriter
 from emu.report.history import History
 from emu.report.itl import GapLog
 from emu.report.records import RequestLog
 from emu.report.runfiles import MarkLog, TransitionLog
 from emu.report.summary import ModelLog
-from emu.report.timeseries import ReplicaSeries, Sample, TimeseriesWriter
 from emu.request import Request, Status
 from emu.scheduling.base import Batch
 from emu.scheduling.stages import StageSpan

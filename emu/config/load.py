@@ -29,17 +29,19 @@ from msgspec import inspect
 from emu.config import names, schema
 from emu.config.check import (
     PARTIAL_TABLES,
+    Path,
     Problem,
     check_document,
     convert,
     dotted,
+    line_of,
+    locate,
     shown,
     struct_of,
     table_info,
     unions,
     unwrap,
 )
-from emu.config.locate import Path, line_of, locate
 from emu.config.names import is_file_path, is_import_path, unknown_value
 from emu.config.presets import PRESETS, expand_models, fill_preset, fleet_problems
 from emu.config.schema import (

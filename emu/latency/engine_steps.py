@@ -12,6 +12,8 @@ import math
 import tomllib
 import zlib
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, chain, count, cycle
+from operator import sub
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -278,11 +280,14 @@ class OutputStream:
 
     def turns(self, ends: Sequence[int], first: int, last: int, events: Sequence[int]) -> None:
         """Steps `first` to `last` of those that end at `ends`; so many events in turn."""
-        count, event_ns, free_ns = len(events), self._event_ns, self._free_ns
-        for step in range(first, last):
-            end_ns = ends[step]
-            free_ns = (end_ns if end_ns > free_ns else free_ns) + events[step % count] * event_ns
-        self._free_ns = free_ns
+        if last <= first:
+            return
+        at, event_ns = first % len(events), self._event_ns
+        works = [number * event_ns for number in chain(events[at:], events[:at])]
+        rounds, more = divmod(last - first, len(works))
+        latest_ns = max(map(sub, ends[first:last], accumulate(cycle(works), initial=0)))
+        free_ns = latest_ns if latest_ns > self._free_ns else self._free_ns
+        self._free_ns = free_ns + rounds * sum(works) + sum(works[:more])
 
     def run(self, start_ns: int, ends: Ends, first: int, events: int, grows: bool) -> int:
         """Steps that end at `start_ns + ends[first:]`, each with so many events: the last delay.
@@ -298,8 +303,7 @@ class OutputStream:
                 return work_ns // 2 + self._output_ns
             begin_ns = max(begin_ns, first_ns)
         else:
-            begin_ns = start_ns
-            begin_ns += max([ends[first + step] - step * work_ns for step in range(more + 1)])
+            begin_ns = start_ns + max(map(sub, ends[first:], count(0, work_ns)))
         self._free_ns = free_ns = max(begin_ns, free_ns) + (more + 1) * work_ns
         return free_ns - work_ns - last_ns + work_ns // 2 + self._output_ns
 

@@ -406,29 +406,56 @@ def pim_device(name: str, source: str, key: str) -> PimDevice:
 
 def _read_ini(path: Path, known: PimDevice) -> PimDevice:
     """Capacity and power from a DRAM simulator's file; the fit stays that of the name."""
-    import configparser  # no other run needs it
+    file = DramFile(path)
+    return msgspec.structs.replace(
+        known,
+        channel_gib=file.channel_gib(),
+        idle_w=file.number("other", "idle_power") / 1000,
+        peak_w=file.number("other", "peak_power") / 1000,
+    )
 
-    parser = configparser.ConfigParser(inline_comment_prefixes=("#", ";"))
-    try:
-        parser.read_string(path.read_text(encoding="utf-8"), source=str(path))
-        dram, system, other = parser["dram_structure"], parser["system"], parser["other"]
-        width, bus = float(dram["device_width"]), float(system["bus_width"])
-        bank_mib = float(dram["columns"]) * width / 8 * float(dram["rows"]) / 2**20
-        banks = float(dram["bankgroups"]) * float(dram["banks_per_group"])
+
+class DramFile:
+    """A memory's description in INI, as DRAM simulators use them. Raises InputError."""
+
+    def __init__(self, path: Path) -> None:
+        import configparser  # no other run needs it
+
+        self._source = str(path)
+        self._parser = configparser.ConfigParser(inline_comment_prefixes=("#", ";"))
+        try:
+            self._parser.read_string(path.read_text(encoding="utf-8"), source=self._source)
+        except (OSError, UnicodeDecodeError) as error:
+            problem = getattr(error, "strerror", None) or str(error)
+            raise InputError(self._source, None, "", problem) from None
+        except configparser.Error as error:
+            raise InputError(self._source, None, "", str(error).splitlines()[0]) from None
+
+    def number(self, section: str, key: str) -> float:
+        """A number of the file."""
+        try:
+            return float(self._parser[section][key])
+        except KeyError:
+            raise InputError(self._source, None, f"{section}.{key}", "missing") from None
+        except ValueError:
+            raise InputError(self._source, None, f"{section}.{key}", "not a number") from None
+
+    def channel_gib(self) -> float:
+        """Memory of one channel."""
+        width, bus = self._size("dram_structure", "device_width"), self._size("system", "bus_width")
+        page_bytes = self._size("dram_structure", "columns") * width / 8
+        bank_mib = page_bytes * self._size("dram_structure", "rows") / 2**20
+        banks = self._size("dram_structure", "bankgroups")
+        banks *= self._size("dram_structure", "banks_per_group")
         rank_mib = bank_mib * banks * (bus / width)
-        ranks = max(1.0, float(system["channel_size"]) // rank_mib)
-        return msgspec.structs.replace(
-            known,
-            channel_gib=ranks * rank_mib / 1024,
-            idle_w=float(other["idle_power"]) / 1000,
-            peak_w=float(other["peak_power"]) / 1000,
-        )
-    except OSError as error:
-        raise InputError(str(path), None, "", error.strerror or str(error)) from None
-    except KeyError as error:
-        raise InputError(str(path), None, str(error.args[0]), "missing") from None
-    except (configparser.Error, ValueError) as error:
-        raise InputError(str(path), None, "", str(error).splitlines()[0]) from None
+        ranks = max(1.0, self._size("system", "channel_size") // rank_mib)
+        return ranks * rank_mib / 1024
+
+    def _size(self, section: str, key: str) -> float:
+        size = self.number(section, key)
+        if not size > 0:
+            raise InputError(self._source, None, f"{section}.{key}", "expected a number above 0")
+        return size
 
 
 class PimAttention:

@@ -12,7 +12,7 @@ from itertools import islice
 from operator import sub
 from typing import Final
 
-from emu.latency.base import BatchShape, Ends, loops, next_decode_shape, unpacked
+from emu.latency.base import BatchShape, Ends, next_decode_shape
 from emu.replica.actions import End, FreeCapacity, HandOff, HandOffSecond
 from emu.replica.replica import Replica
 from emu.replica.split_batch import SplitBatch
@@ -349,13 +349,7 @@ def _hand_out(
 def longest_of(ends: Ends, batch: Batch) -> int:
     """Longest iteration of a decode run, which may follow a batch's first step."""
     first = 1 if batch.run_on is not None and len(ends) > 1 else 0
-    if not loops(len(ends)):
-        import numpy as np
-
-        return int(np.diff(unpacked(ends), prepend=0)[first:].max())
-    before_ns = ends[first - 1] if first else 0
-    longest_ns = 0
-    for end_ns in ends[first:]:
-        longest_ns = max(longest_ns, end_ns - before_ns)
-        before_ns = end_ns
+    longest_ns: int = 0 if first else ends[0]
+    if len(ends) > 1:
+        longest_ns = max(longest_ns, max(map(sub, ends[1:], ends)))
     return longest_ns

@@ -17,7 +17,7 @@ from emu.scheduling.base import Batch
 from emu.scheduling.rotation import Rotation
 from emu.scheduling.stages import StageSpan, discount_bubbles
 
-_ROUNDS_MIN: Final = 4
+_ROUNDS_MIN: Final = 8
 _ROUNDS_MAX: Final = 64
 """Batches of each turn that are planned at once: as many as the last rotation had, then twice."""
 

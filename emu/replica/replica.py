@@ -19,6 +19,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
+from operator import sub
 from typing import TYPE_CHECKING, Final
 
 from emu.errors import UnexpectedEvent
@@ -740,6 +741,15 @@ class Replica:
 
             ends = np.cumsum((np.diff(ends, prepend=0) * self.slowdown).astype(np.int64))
         return ends
+
+    def decode_costs_ns(self, shape: BatchShape, steps: int) -> list[int]:
+        """What each of so many decode iterations takes here and now, without jitter."""
+        ends: Ends
+        if self._decode_ends is not None and self.slowdown == 1.0:
+            ends = self._decode_ends(shape, steps, -1)
+        else:
+            ends = packed(self.decode_run_ns(shape, steps))
+        return [ends[0], *map(sub, ends[1:], ends)]
 
     def cost_ns(self, shape: BatchShape) -> int:
         """Duration of an iteration here and now, from a backend inside simulated time."""

@@ -26,11 +26,15 @@ keeps pace with batches of one token is certain to do so while nothing comes.
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
+from itertools import accumulate
+from operator import add, sub
+from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from emu.kernel.clock import PARK
-from emu.latency.base import BatchShape, LatencyBackend, next_decode_shape, packed
+from emu.latency.base import BatchShape, Ends, LatencyBackend, next_decode_shape
 from emu.replica.completion import DUMMY_ID, end_leap_part
 from emu.replica.events import PrerequisiteMet
 from emu.replica.replica import LOOP, RESTING, RUNNING, STEPS_SURE, WAITING
@@ -38,12 +42,7 @@ from emu.replica.states import ReplicaState
 from emu.scheduling.base import Batch
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from emu.replica.replica import Replica
-
-_Times: TypeAlias = "NDArray[np.int64]"
 
 S = ReplicaState
 SERVES: Final = frozenset(
@@ -62,8 +61,8 @@ GRAPH_TOKENS_MAX: Final = 512
 """vLLM captures graphs for up to twice `max_num_seqs` tokens, and not beyond this."""
 
 
-STEPS_MAX: Final = 256
-"""Waves that leap at once; a batch of one token promises as many."""
+STEPS_MAX: Final = 64
+"""Waves that leap at once: half of those that are planned beyond are cut again."""
 
 
 class _Entry(NamedTuple):
@@ -91,53 +90,91 @@ class Part:
     is_dummy: bool
     is_pending: bool
     """The member has not begun: the wave has not left, or did so at this very instant."""
-    starts: _Times
+    begun_ns: int
+    """When its batch was formed."""
+    starts: Ends
     """When each wave of its batch left."""
-    ends: _Times
-    """When each step of its batch ends."""
+    ends: Ends
+    """When each step of its batch ends, from `begun_ns` on."""
     before: int
     """Of these, steps before the waves that leap now; of a dummy, steps that are counted."""
+    is_passive: bool
+    """Its next step is certain, and another member, which ends later, takes it into that wave."""
 
-    __slots__ = ("before", "ends", "group", "is_dummy", "is_pending", "replica", "starts")
+    __slots__ = (
+        "before",
+        "begun_ns",
+        "ends",
+        "group",
+        "is_dummy",
+        "is_passive",
+        "is_pending",
+        "replica",
+        "starts",
+    )
 
     def __init__(self, group: WaveGroup, replica: Replica) -> None:
-        import numpy as np
-
         self.group = group
         self.replica = replica
         self.is_dummy = _is_dummy(replica)
         self.is_pending = True
-        self.starts = self.ends = np.zeros(0, dtype=np.int64)
+        self.is_passive = False
+        self.begun_ns = replica.start_ns
+        self.starts = self.ends = array("q")
         self.before = 0
 
-    def extend(self, starts: _Times, ends: _Times) -> None:
-        """These waves leap from now on."""
-        import numpy as np
-
+    def extend(self, starts: Ends, costs_ns: list[int]) -> None:
+        """Waves that leave at these times leap from now on; its steps take so long."""
+        begun_ns = self.begun_ns
         self.before = len(self.ends)
-        if self.before:
-            starts, ends = np.concatenate((self.starts, starts)), np.concatenate((self.ends, ends))
-        self.starts, self.ends = starts, ends
+        ends = array("q", [at + cost - begun_ns for at, cost in zip(starts, costs_ns, strict=True)])
+        # Arrays in use stay as they are: the replica and statistics of gaps hold them.
+        self.ends = self.ends + ends if self.before else ends
+        self.starts = self.starts + starts if self.before else starts
         if not self.is_pending:  # nothing else makes it run
             replica = self.replica
             replica.activity = RUNNING
             replica.prerequisites.left = 0
-            replica.actor.arm(self.begin())
+            self.begin()
+
+    @property
+    def end_ns(self) -> int:
+        """When the last step known so far ends."""
+        return self.begun_ns + self.ends[-1]
+
+    @property
+    def goes_on(self) -> bool:
+        """Its batch has begun, and has steps after those known so far."""
+        if self.is_dummy or self.is_pending:
+            return False
+        batch = self.replica.batch
+        assert batch is not None
+        return len(self.ends) < batch.max_steps
+
+    def wake(self) -> None:
+        """It takes itself into the next wave: now, if it has ended by now."""
+        self.is_passive = False
+        clock, end_ns = self.replica.clock, self.end_ns
+        is_past = clock.priority_reached > self.replica.priority
+        if end_ns < clock.now_ns + is_past:
+            self.enter_next()
+        else:
+            self.replica.actor.arm(end_ns)
 
     def begin(self) -> int:
         """The member's batch runs: when its last step ends, as far as is known."""
         self.is_pending = False
         replica = self.replica
-        end_ns = replica.end_ns = self.ends.item(-1)
+        end_ns = replica.end_ns = self.end_ns
         if not self.is_dummy:
-            replica.ends = packed(self.ends - replica.start_ns)
+            replica.ends = self.ends
         return end_ns
 
     def ended(self) -> int:
         """Steps of the waves that leap that have ended by now (see `Replica.steps_ended`)."""
         clock = self.replica.clock
         at_ns = clock.now_ns + (clock.priority_reached > self.replica.priority)
-        ended = int(self.ends.searchsorted(at_ns))
+        ended = bisect_left(self.ends, at_ns - self.begun_ns)
         return ended if self.is_dummy else ended - self.before
 
     def cut(self, steps: int, *, is_over: bool) -> None:
@@ -148,8 +185,8 @@ class Part:
         if self.is_dummy:
             self._cut_dummy(is_over=is_over)
         elif not self.is_pending:
-            replica.ends = packed(self.ends - replica.start_ns)
-            replica.end_ns = self.ends.item(-1)
+            replica.ends = self.ends
+            replica.end_ns = self.end_ns
             if is_over:
                 self.enter_next()
             else:
@@ -157,7 +194,7 @@ class Part:
 
     def _cut_dummy(self, *, is_over: bool) -> None:
         replica = self.replica
-        end_ns = self.ends.item(-1)
+        end_ns = self.end_ns
         self.close()
         if self.is_pending:
             return
@@ -194,7 +231,7 @@ class Part:
         if self.is_dummy:
             self._count(known - 1)
             if known > 1:
-                replica.start_ns, replica.waited_ns = self.starts.item(-1), 0
+                replica.start_ns, replica.waited_ns = self.starts[-1], 0
         else:
             replica.busy_ns -= self._waited_ns(known)
 
@@ -204,11 +241,14 @@ class Part:
         if steps > counted:
             self.before = steps
             replica.iterations += steps - counted
-            replica.busy_ns += int((self.ends - self.starts)[counted:steps].sum())
+            begun_ns = self.begun_ns * (steps - counted)
+            replica.busy_ns += begun_ns + sum(self.ends[counted:steps])
+            replica.busy_ns -= sum(self.starts[counted:steps])
 
     def _waited_ns(self, steps: int) -> int:
         """What it waited between the first `steps` steps."""
-        return int((self.starts[1:steps] - self.ends[: steps - 1]).sum())
+        begun_ns = self.begun_ns * (steps - 1)
+        return sum(self.starts[1:steps]) - sum(self.ends[: steps - 1]) - begun_ns
 
     def go_on(self) -> int:
         """The last step known so far has ended: when the next ones will have.
@@ -217,12 +257,15 @@ class Part:
         """
         replica, batch = self.replica, self.replica.batch
         assert batch is not None
+        if self.is_passive:  # a timer from before its waves were cut
+            return PARK
         if self.is_dummy or len(self.ends) >= batch.max_steps:
             self.close()
             return LOOP
+        self.group.enter_passive(self)
         self.enter_next()
         self.group.go_if_complete()
-        return replica.end_ns if replica.activity == RUNNING else PARK
+        return replica.end_ns if replica.activity == RUNNING and not self.is_passive else PARK
 
     # --- the port of a leap -----------------------------------------------------------------------
     def settle(self) -> None:
@@ -260,8 +303,8 @@ class Part:
         if done:
             end_leap_part(replica, batch, ends[:done])
             replica.busy_ns -= self._waited_ns(done) + replica.waited_ns
-            replica.start_ns = self.ends.item(done - 1)
-            replica.waited_ns = 0 if is_waiting else self.starts.item(done) - replica.start_ns
+            replica.start_ns = self.begun_ns + self.ends[done - 1]
+            replica.waited_ns = 0 if is_waiting else self.starts[done] - replica.start_ns
         batch.max_steps = 1
         replica.ends = None
         if is_waiting:
@@ -303,7 +346,8 @@ class WaveGroup:
         self.entered: dict[int, _Entry] = {}
         """Members of the wave that forms; only this module writes to it."""
         self._parts: list[Part] = []
-        """Members whose waves leap now."""
+        self._last: Part | None = None
+        """Members whose waves leap now; `_last` takes passive ones into the next wave."""
         self._steps = 0
         """Waves that leap now."""
         self._formed: list[Replica] = []
@@ -316,6 +360,7 @@ class WaveGroup:
 
     def wants(self, replica_id: int) -> bool:
         """A wave is forming, and this member is not in it."""
+        self.wake_passive()  # a member that rests is woken by the first that enters
         return bool(self.entered) and replica_id not in self.entered
 
     def dummy(self, now_ns: int) -> Batch:
@@ -359,6 +404,7 @@ class WaveGroup:
     # --- waves that leap --------------------------------------------------------------------------
     def cut(self) -> None:
         """No wave after the one under way is certain any more."""
+        self.wake_passive()
         if not self._parts:
             return
         ended = [part.ended() for part in self._parts]
@@ -374,6 +420,21 @@ class WaveGroup:
         if self.entered:
             for replica in formed:
                 self._keep_pace(replica)
+
+    def wake_passive(self) -> None:
+        """All members take themselves into the next wave."""
+        for part in self._passive():
+            part.wake()
+
+    def enter_passive(self, part: Part) -> None:
+        """A member has ended; if it is the one that ends after the passive ones, so have they."""
+        if part is self._last:
+            for other in self._passive():
+                other.is_passive = False
+                other.enter_next()
+
+    def _passive(self) -> list[Part]:
+        return [part for part in self._parts if part.is_passive]
 
     def leaves(self, part: Part) -> None:
         """The member does not take part in what leaps now any more."""
@@ -401,7 +462,7 @@ class WaveGroup:
         if not self.entered:
             return False
         for member in self.members:
-            if member.state in SERVES and member.replica_id not in self.entered:
+            if member.replica_id not in self.entered and member.state in SERVES:
                 return False
         entries = [self.entered[i] for i in sorted(self.entered)]
         self.entered = {}
@@ -431,26 +492,26 @@ class WaveGroup:
 
     def _leap(self, entries: list[_Entry], waits_ns: list[int], steps: int) -> None:
         """The wave leaves, and so many waves in all go on by themselves."""
-        import numpy as np
-
         now_ns = entries[0].replica.clock.now_ns
         self.waves += steps - 1
-        starts: _Times = np.array([now_ns], dtype=np.int64)
         if steps == 1:
             runs = [
-                np.array([_step_ns(entry) + max(0, wait_ns)], dtype=np.int64)
-                if entry.is_part
-                else starts
+                [_step_ns(entry) + max(0, wait_ns)] if entry.is_part else []
                 for entry, wait_ns in zip(entries, waits_ns, strict=True)
             ]
+            starts = array("q", [now_ns])
         else:
             runs = [_run_ns(entry, steps) for entry in entries]
             if self.shares_experts:
                 attention = [_attention_ns(entry, steps) for entry in entries]
-                slowest = np.maximum.reduce(attention)
-                runs = [run + slowest - own for run, own in zip(runs, attention, strict=True)]
-            longest = np.maximum.reduce(runs)
-            starts = np.concatenate((starts, now_ns + np.cumsum(longest[:-1])))
+                slowest = _longest(attention)
+                runs = [
+                    list(map(add, run, map(sub, slowest, own)))
+                    for run, own in zip(runs, attention, strict=True)
+                ]
+            longest = _longest(runs)
+            del longest[-1]
+            starts = array("q", accumulate(longest, initial=now_ns))
         self._steps = steps
         self._parts = []
         for entry, wait_ns, run in zip(entries, waits_ns, runs, strict=True):
@@ -463,7 +524,21 @@ class WaveGroup:
                 assert isinstance(part, Part)
                 replica.own_leap = part
                 self._parts.append(part)
-                part.extend(starts, starts + run)
+                part.extend(starts, run)
+        self._arm()
+
+    def _arm(self) -> None:
+        """The last of the members whose next steps are certain takes all of them into that wave."""
+        last: Part | None = None
+        for part in self._parts:
+            if part.goes_on and (last is None or part.end_ns >= last.end_ns):
+                last = part
+        self._last = last
+        for part in self._parts:
+            if not part.is_pending:
+                part.is_passive = part is not last and part.goes_on
+                if not part.is_passive:
+                    part.replica.actor.arm(part.end_ns)
 
 
 def _step_ns(entry: _Entry) -> int:
@@ -482,37 +557,38 @@ def _number(entry: _Entry) -> int:
     return replica.iterations + known
 
 
-def _run_ns(entry: _Entry, steps: int) -> _Times:
-    """What each of so many steps takes."""
-    import numpy as np
+def _longest(runs: list[list[int]]) -> list[int]:
+    """The longest of each step."""
+    return list(map(max, *runs)) if len(runs) > 1 else list(runs[0])
 
+
+def _run_ns(entry: _Entry, steps: int) -> list[int]:
+    """What each of so many steps takes."""
     replica = entry.replica
     if _is_dummy(replica):
-        costs = np.full(steps, replica.cost_ns(entry.shape), dtype=np.int64)
-        ends = np.cumsum(costs)
+        costs_ns = [replica.cost_ns(entry.shape)] * steps
     else:
-        ends = replica.decode_run_ns(entry.shape, steps)
+        costs_ns = replica.decode_costs_ns(entry.shape, steps)
     if replica.jitter is not None:
-        ends = replica.jitter.run(_number(entry), ends)
-    found: _Times = np.array(ends, dtype=np.int64)
-    found[1:] -= found[:-1]
-    return found
+        import numpy as np
+
+        varied = replica.jitter.run(_number(entry), np.cumsum(np.array(costs_ns, dtype=np.int64)))
+        costs_ns = np.diff(varied, prepend=0).tolist()
+    return costs_ns
 
 
-def _attention_ns(entry: _Entry, steps: int) -> _Times:
+def _attention_ns(entry: _Entry, steps: int) -> list[int]:
     """What attention takes in each of so many steps."""
-    import numpy as np
-
     replica, shape = entry.replica, entry.shape
     latency = replica.latency
     if _is_dummy(replica):
-        return np.full(steps, _attention_of(latency, shape), dtype=np.int64)
+        return [_attention_of(latency, shape)] * steps
     attention_run_ns = getattr(latency, "attention_run_ns", None)
     if attention_run_ns is not None:
-        found: _Times = attention_run_ns(shape, steps)
+        found: list[int] = attention_run_ns(shape, steps).tolist()
         return found
     shapes = [next_decode_shape(shape, step) for step in range(steps)]
-    return np.array([_attention_of(latency, each) for each in shapes], dtype=np.int64)
+    return [_attention_of(latency, each) for each in shapes]
 
 
 def _attention_of(latency: LatencyBackend, shape: BatchShape) -> int:

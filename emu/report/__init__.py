@@ -5,7 +5,7 @@ While the run goes on (all synchronous, called by `emu/cluster/recorder.py`):
     records      RequestLog         requests.csv, latencies
     itl          GapLog             gaps between tokens
     runfiles     TransitionLog, MarkLog     transitions.csv, marks.csv
-    timeseries   TimeseriesWriter, ReplicaSeries    timeseries.csv, replicas.csv
+    csvtext      TimeseriesWriter, ReplicaSeries    timeseries.csv, replicas.csv
     trace        TraceWriter        trace.json.gz
     atomic       RunDirectory       the staging directory that becomes the result
 

@@ -33,8 +33,8 @@ from emu.cluster.commands import check_commands
 from emu.cluster.ending import Outcome
 from emu.cluster.plan import Plan, ReplicaPlan, make_plan, plugins_of
 from emu.cluster.recorder import Recorder
+from emu.config.check import blaming, placing
 from emu.config.load import effective_dict, load_config
-from emu.config.locate import blaming, placing
 from emu.config.names import is_import_path
 from emu.config.schema import Config, SchedulerTable, SyntheticTable, WorkloadTable
 from emu.errors import InputError, InvariantViolation, PluginError, printable

@@ -14,8 +14,8 @@ from emu.catalogue import sizes
 from emu.cluster.backends import SharedBackends, tower_costs
 from emu.cluster.engine_features import adapter_bytes, encoder_cache_bytes
 from emu.cluster.plan import Plan, ReplicaPlan
+from emu.config.check import blaming, placing
 from emu.config.load import load_config
-from emu.config.locate import blaming, placing
 from emu.config.schema import Config, SchedulerTable, VllmTable
 from emu.errors import printable
 from emu.latency.base import LatencyBackend

@@ -32,8 +32,8 @@ from anyio.abc import TaskGroup
 from emu.cluster.audit import final_error
 from emu.cluster.ending import Outcome
 from emu.cluster.plan import Plan, make_plan
+from emu.config.check import placing
 from emu.config.load import load_config
-from emu.config.locate import placing
 from emu.config.schema import Config
 from emu.errors import InputError, PaceLost
 from emu.kernel.wallclock import WallKernel

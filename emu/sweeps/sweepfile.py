@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct, field, inspect
 
-from emu.config.locate import line_of, locate
+from emu.config.check import line_of, locate
 from emu.config.names import nearest, unknown_key
 from emu.config.schema import doc
 from emu.errors import InputError

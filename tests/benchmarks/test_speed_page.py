@@ -72,4 +72,16 @@ def test_a_peer_runs_beside_the_same_case(tmp_path: Path) -> None:
     assert 'role = "prefill"' in case.config
     cost = {"cpu_s": 2.0, "wall_s": 3.0, "peak_mib": 100.0}
     row = {**peer, "peer": cost, "emu": {**cost, "cpu_s": 0.5}}
-    assert line_of(row) == "| a | 4P+4D | 700 | 350 | 2.00 | 3.00 | 100 | 1,400 |"
+    assert line_of(row) == "| a | 4P+4D | 700 | 350 | 2.00 | 3.00 | 100 | 1,400 |  |"
+    row["compiled"] = {**cost, "cpu_s": 0.25}
+    assert line_of(row) == "| a | 4P+4D | 700 | 350 | 2.00 | 3.00 | 100 | 1,400 | 2,800 |"
+
+
+def test_a_peer_starts_where_its_file_says(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    path = tmp_path / "files" / "peers.toml"
+    text = PEER.format(shape="4P+4D", requests=700)
+    path.write_text(text)
+    assert read_peers(path)[0]["directory"] == str(tmp_path / "files")
+    path.write_text(text + 'directory = ".."\n')
+    assert read_peers(path)[0]["directory"] == str(tmp_path)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import emu.chaos.trial as trial
-from emu.chaos.truth.judge import truth_of
+from emu.chaos.trial import truth_of
 from emu.chaos.worlds import World
 
 Records = list[dict[str, Any]]

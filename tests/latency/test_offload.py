@@ -187,7 +187,12 @@ def test_what_does_not_exist_is_said(tmp_path):
         make_latency(context(table=RooflineTable(attention_offload=True)))
     broken = tmp_path / "DDR4_8GB_3200_pim.ini"
     broken.write_text("[system]\nbus_width = 64\n")
-    with pytest.raises(InputError, match="dram_structure: missing"):
+    with pytest.raises(InputError, match=r"dram_structure\.device_width: missing"):
+        pim_device(str(broken), "t", "k")
+    broken.write_text("[system]\nbus_width = 64\n[dram_structure]\ndevice_width = 0\n")
+    with pytest.raises(
+        InputError, match=r"dram_structure\.device_width: expected a number above 0"
+    ):
         pim_device(str(broken), "t", "k")
 
 

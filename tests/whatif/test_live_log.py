@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from emu.whatif.command import look
-from emu.whatif.export import export_run
+from emu.whatif.command import export_run, look
 from tests.serve.live import Live, run, tables
 
 

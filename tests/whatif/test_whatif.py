@@ -13,8 +13,7 @@ import emu
 from emu.cli import main
 from emu.config.load import config_from_dict
 from emu.rng import rng_stream
-from emu.whatif.command import alternatives, look
-from emu.whatif.export import export_run
+from emu.whatif.command import alternatives, export_run, look
 from emu.whatif.variants import Variant, run_variant
 from emu.workload.items import Line
 
