@@ -36,7 +36,7 @@ replica/actor replica/completion replica/crash replica/inbound replica/pipelined
 replica/prerequisites replica/replica replica/serving replica/table
 routing/policies
 cluster/cluster cluster/gateway cluster/recorder
-report/records report/sums report/itl report/csvtext
+report/records report/itl report/csvtext
 """.split()  # noqa: SIM905
 
 

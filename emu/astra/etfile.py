@@ -25,7 +25,7 @@ from emu.astra.trace import (
     Node,
     NodeKind,
 )
-from emu.config.files import read_input
+from emu.config.names import read_input
 from emu.errors import InputError, needs_extra
 
 # --------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from emu.astra.rows import PimDevice, Placement, read_pim_device
 from emu.astra.trace import LOCAL, Location, Place, TraceKind, TraceModel
 from emu.catalogue.lookup import lookup_model
 from emu.catalogue.model import ModelSpec
-from emu.config.files import read_input
+from emu.config.names import read_input
 from emu.errors import InputError
 from emu.network.rounds import CollectiveSystem, NetworkDim, rank_count
 

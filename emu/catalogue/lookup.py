@@ -33,7 +33,7 @@ from emu.catalogue.model import (
     read_tower,
 )
 from emu.catalogue.reader import ConfigReader, read_quantization
-from emu.config.files import read_input
+from emu.config.names import read_input
 from emu.errors import InputError
 
 # --- a `ModelSpec` from a Hugging Face `config.json` ----------------------------------------------

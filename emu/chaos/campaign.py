@@ -20,8 +20,8 @@ from emu.chaos.draws import draw_faults, ground_of
 from emu.chaos.trial import NOT_DRAWN, STRIKES, Verdict, run_world, schema_keys
 from emu.chaos.worlds import World, draw_world
 from emu.config.faultkinds import FAULT_KINDS
-from emu.config.files import toml_text
 from emu.config.load import effective_dict, load_config
+from emu.config.names import toml_text
 from emu.config.schema import Config
 from emu.errors import InputError, InvariantViolation, RunError
 from emu.log import Format, Level, Log, make_log

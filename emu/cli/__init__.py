@@ -211,7 +211,7 @@ def _within(
 
 def _explain_run() -> int:
     """`emu run` alone: what it needs."""
-    from emu.config.files import examples
+    from emu.config.names import examples
 
     print(
         "emu run needs a configuration:\n"

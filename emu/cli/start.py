@@ -32,7 +32,7 @@ def init(
     schema
         Also write the JSON Schema beside it, for editors that check TOML files.
     """
-    from emu.config.files import SCHEMA_DIRECTIVE, example_text
+    from emu.config.names import SCHEMA_DIRECTIVE, example_text
 
     text = example_text(example)
     if file.exists() and not force:

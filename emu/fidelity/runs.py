@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 
 from emu.catalogue.lookup import lookup_model
-from emu.config.files import read_input
 from emu.config.load import config_from_text
+from emu.config.names import read_input
 from emu.errors import InputError
 from emu.report.compare import Measurement, read_measurement, run_values
 from emu.report.rundata import read_run

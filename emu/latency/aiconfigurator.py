@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from emu.catalogue import sizes
 from emu.catalogue.model import ModelSpec
-from emu.config.files import read_input
+from emu.config.names import read_input
 from emu.errors import InputError, install_hint
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
 from emu.latency.engine import NO_OVERHEAD, HostCosts, host_ns

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Ty
 import msgspec
 
 from emu.catalogue.model import ModelSpec
-from emu.config.files import read_input
+from emu.config.names import read_input
 from emu.errors import InputError
 from emu.latency.base import BatchShape
 

@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 
 from emu.catalogue.lookup import lookup_gpu, lookup_model
-from emu.config.files import read_input
+from emu.config.names import read_input
 from emu.errors import InputError
 from emu.report.compare import request_ids
 from emu.rng import rng_stream

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from emu.config.files import json_object, read_input
+from emu.config.names import json_object, read_input
 from emu.errors import InputError
 from emu.report.rundata import RunData, read_run
 from emu.report.summary import Summary

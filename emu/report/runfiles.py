@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from emu.config.files import read_input
+from emu.config.names import read_input
 from emu.errors import InputError
 from emu.report.atomic import write_bytes
 from emu.report.csvtext import CsvFile, text_cell

@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from emu.config.files import read_input
+from emu.config.names import read_input
 from emu.config.schema import SloTable
 from emu.errors import InputError
 from emu.report.atomic import write_bytes
 from emu.report.itl import GapStats
-from emu.report.records import RequestStats
-from emu.report.sums import FEW, ascending, deviation_of, mean_of, total_of
+from emu.report.records import FEW, RequestStats, ascending, deviation_of, mean_of, total_of
 from emu.request import Request, Status
 from emu.units import NS_PER_MS, NS_PER_S
 

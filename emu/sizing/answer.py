@@ -20,16 +20,26 @@ import numpy.typing as npt
 from emu.api import override_texts, run
 from emu.catalogue.lookup import lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
-from emu.config.files import toml_text
 from emu.config.load import config_from_dict
+from emu.config.names import toml_text
 from emu.config.schema import Config
 from emu.errors import InputError, RunError
 from emu.process.exits import scratch
 from emu.report.atomic import write_text
 from emu.report.drawn import mean_of
 from emu.rng import rng_stream
-from emu.sizing.layouts import NOT_SCALED, SPAN, Candidate, Layout, Prompts, layouts_of, scaled
-from emu.sizing.question import SOURCE, Objective, Question
+from emu.sizing.question import (
+    NOT_SCALED,
+    SOURCE,
+    SPAN,
+    Candidate,
+    Layout,
+    Objective,
+    Prompts,
+    Question,
+    layouts_of,
+    scaled,
+)
 from emu.sweeps.drive import (
     Base,
     Bisection,

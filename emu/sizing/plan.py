@@ -12,8 +12,8 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from emu.config.files import toml_text
 from emu.config.load import config_from_dict
+from emu.config.names import toml_text
 from emu.config.schema import Config, VllmTable
 from emu.config.tables import Dtype
 from emu.errors import InputError
@@ -23,9 +23,11 @@ from emu.report.chart import PALETTE, Axis, Chart, Limit, Series, spread_axis
 from emu.report.html import page
 from emu.report.table import number
 from emu.sizing.answer import Answer, Ranked, Watch, find_cluster
-from emu.sizing.layouts import MODES, NOT_SCALED, SYSTEMS
 from emu.sizing.question import (
+    MODES,
+    NOT_SCALED,
     OBJECTIVES,
+    SYSTEMS,
     Question,
     gpu_kinds,
     objective,

@@ -23,8 +23,8 @@ import numpy as np
 
 from emu.api import Rows, override_texts
 from emu.cluster.plan import make_plan
-from emu.config.files import toml_text
 from emu.config.load import config_from_text
+from emu.config.names import toml_text
 from emu.config.schema import Config
 from emu.config.tables import OutputTable
 from emu.errors import InputError, InvariantViolation, RunError, needs_extra

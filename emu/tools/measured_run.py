@@ -29,8 +29,8 @@ from typing import Any, Final
 import msgspec
 
 from emu.catalogue.lookup import gpu_of_device, lookup_gpu, lookup_model
-from emu.config.files import json_object, read_input
 from emu.config.load import load_config
+from emu.config.names import json_object, read_input
 from emu.errors import InputError
 from emu.latency.profile_bundle import variant_name
 from emu.process.exits import open_console

@@ -25,7 +25,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from emu.config.files import read_input
+from emu.config.names import read_input
 from emu.errors import InputError
 from emu.units import NS_PER_MS, NS_PER_S
 from emu.workload.chunks import CHUNK_BYTES, TextFile, exact_decimal

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from emu.config.files import json_object, read_input
+from emu.config.names import json_object, read_input
 from emu.errors import InputError, install_hint
 from emu.rng import rng_stream
 from emu.units import NS_PER_MS, NS_PER_S, ceil_div, s_to_ns

@@ -31,8 +31,8 @@ from typing import Any
 import msgspec
 
 from emu.chaos.worlds import World, draw_world
-from emu.config.files import toml_text
 from emu.config.load import load_config
+from emu.config.names import toml_text
 from emu.config.schema import WorkloadTable
 from emu.errors import InputError
 from emu.runs.runner import prepare

@@ -15,8 +15,18 @@ import emu
 from emu.cli import main
 from emu.errors import InputError
 from emu.sizing.answer import base_config, search_of
-from emu.sizing.layouts import SYSTEMS, Candidate, Layout, scaled
-from emu.sizing.question import GpuKind, Question, gpu_kinds, lengths, objective, traffic
+from emu.sizing.question import (
+    SYSTEMS,
+    Candidate,
+    GpuKind,
+    Layout,
+    Question,
+    gpu_kinds,
+    lengths,
+    objective,
+    scaled,
+    traffic,
+)
 from emu.sweeps.drive import Base, Driver, meets, point_pool, point_store, with_seeds
 
 GPUS_MAX = 5
