@@ -91,15 +91,16 @@ def iterate(replica: Replica, event: Event | None = None) -> int:
 
 
 def _cruise(replica: Replica, batch: Batch, now_ns: int) -> int:
-    """The same for an iteration that needs nothing but the scheduler and the latency backend."""
+    """The same for an iteration that needs nothing but the scheduler and the latency backend.
+
+    The replica serves: one that no longer does has stopped to cruise (`Replica.go_on`).
+    """
     if batch.preempted and replica.state is S.DECODE:
         replica.out.append(FreeCapacity())
     if replica.rest_since_ns >= 0:
         replica.note_rest(now_ns)
     if replica.notes_formed:
         replica.note_formed(batch)
-    if not replica.is_serving and replica.scheduler.waiting_count:
-        batch.max_steps = 1
     replica.start_ns = replica.end_ns = now_ns
     replica.batch = batch
     end_ns = replica.begin(batch)

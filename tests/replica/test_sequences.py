@@ -225,6 +225,21 @@ def with_late_signals(replica: Replica) -> None:
 
 
 @few
+@given(WORLD, st.sampled_from((metered, with_front_end, with_late_signals)))
+def test_what_looks_on_changes_nothing(
+    sequence: list[tuple[int, str, int, int]], prepare: Callable[[Replica], None]
+) -> None:
+    """An iteration that nothing watches takes a shorter way through the same rules."""
+    alone = run_serving(sequence, leap=True)
+    watched = run_serving(sequence, leap=True, prepare=prepare)
+    assert not alone.replica.is_watched
+    assert alone.stage.ends == watched.stage.ends
+    assert alone.lost == watched.lost
+    assert figures(alone.stage) == figures(watched.stage)
+    assert alone.stage.gaps.count == watched.stage.gaps.count
+
+
+@few
 @given(WORLD)
 def test_late_signals_tell_the_load_of_each_instant(
     sequence: list[tuple[int, str, int, int]],
