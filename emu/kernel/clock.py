@@ -670,7 +670,7 @@ class Kernel:
             due_ns, priority, number, actor, call = pop(heap)
             if actor is not None and actor.armed != number:
                 continue
-            if self.now_ns < due_ns <= self._notice_ns:  # as `_move_to`, without a call
+            if self.now_ns < due_ns <= self._notice_ns:  # as `_move_to`, without its call
                 self.now_ns = due_ns
                 self.priority_reached = priority
                 self._instant_events = 0

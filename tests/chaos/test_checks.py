@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import msgspec
 import pytest
 
 from emu.chaos.checker import Judge
-from emu.chaos.trial import Verdict, run_world
+from emu.chaos.trial import CheckingKernel, Verdict, run_world
 from emu.chaos.worlds import World, draw_world
 from emu.cluster.cluster import Cluster
 from emu.kernel.clock import AT_DUE, PRIORITY_CONTROL, PRIORITY_WORLD
@@ -172,3 +173,25 @@ def test_the_judge_recomputes_what_the_summary_says(tmp_path: Path) -> None:
     judge.compare_summary({**summary, "p99_itl_ms": summary["max_itl_ms"] + 1})
     assert len(judge.problems) >= 4
     assert "ttft is not in order" in judge.problems[0]
+
+
+def test_a_world_is_looked_at_between_timers_of_different_instants() -> None:
+    """A kernel may pass timers by a shorter way, but not one that checks."""
+    seen: list[int] = []
+
+    async def run() -> CheckingKernel:
+        kernel = CheckingKernel(every=3)
+
+        def check() -> list[str]:
+            seen.append(kernel.now_ns)
+            return []
+
+        kernel.check = check
+        for at_ns in range(10, 91, 10):
+            kernel.call_at(at_ns, PRIORITY_WORLD, lambda: None)
+        kernel.call_at(100, PRIORITY_WORLD, kernel.stop)
+        await kernel.run()
+        return kernel
+
+    assert asyncio.run(run()).checks == 3
+    assert seen == [20, 50, 80]
