@@ -134,10 +134,12 @@ def case_of(peer: dict[str, Any]) -> Case:
 def other_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What earlier calls kept and this one did not measure again."""
     path = RESULTS / "peers.json"
-    if not path.is_file():
-        return []
+    return besides(rows, json.loads(path.read_text())["rows"]) if path.is_file() else []
+
+
+def besides(rows: list[dict[str, Any]], kept: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows that were kept, of programs and cases that `rows` do not have."""
     new = {(row["name"], row["shape"], row["requests"]) for row in rows}
-    kept: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
     return [row for row in kept if (row["name"], row["shape"], row["requests"]) not in new]
 
 

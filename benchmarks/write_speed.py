@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from benchmarks.cases import ROOT
 from benchmarks.measure import RESULTS
-from benchmarks.peers import SHAPES
+from benchmarks.peers import SHAPES, besides
 from benchmarks.speed_figure import speed_svg
 
 SHORT: Final = ROOT / "docs" / "speed.md"
@@ -243,10 +243,7 @@ def gathered() -> dict[str, Any]:
             kept[part] = json.loads(path.read_text())
     if "peers" in kept:  # programs that are not at hand today keep their rows
         rows = kept["peers"]["rows"]
-        new = {(row["name"], row["shape"], row["requests"]) for row in rows}
-        kept["peers"]["rows"] = rows + [
-            row for row in others if (row["name"], row["shape"], row["requests"]) not in new
-        ]
+        kept["peers"]["rows"] = rows + besides(rows, others)
     missing = [part for part in PARTS if part not in kept]
     if missing:
         raise SystemExit(f"not measured yet: {', '.join(missing)}; run make bench (and peers)")
