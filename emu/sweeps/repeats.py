@@ -518,7 +518,7 @@ def _figures(
 
 
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return _is_number(value) and math.isfinite(value)
 
 
 # --- the command ---------------------------------------------------------------------------------
