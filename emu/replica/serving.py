@@ -42,8 +42,6 @@ def iterate(replica: Replica, event: Event | None = None) -> int:
         replica.touch()
     if replica.signals is not None:
         replica.note_signal()  # it may have admitted or preempted
-    if replica.is_cruising and batch is not None:
-        return _cruise(replica, batch, now_ns)
     if replica.tier_traffic is not None:
         replica.tier_traffic.write_through()
     if batch is None:
@@ -59,6 +57,11 @@ def iterate(replica: Replica, event: Event | None = None) -> int:
         replica.note_rest(now_ns)
     if replica.notes_formed and batch.batch_id != DUMMY_ID:
         replica.note_formed(batch)
+    if replica.is_cruising:  # it serves, and needs nothing but the scheduler and the backend
+        replica.start_ns = replica.end_ns = now_ns
+        replica.batch = batch
+        end_ns = replica.begin(batch)
+        return replica.run_on(batch) if batch.chunks and replica.runs_on else end_ns
     if replica.first_uses or (not replica.is_serving and replica.scheduler.waiting_count):
         batch.max_steps = 1  # a replica that shuts down gives back what it has just preempted
     if replica.stages > 1:
@@ -88,23 +91,6 @@ def iterate(replica: Replica, event: Event | None = None) -> int:
     if replica.is_foreign:
         return measure(replica, batch.shape, _begin_measured)
     return replica.begin(batch)
-
-
-def _cruise(replica: Replica, batch: Batch, now_ns: int) -> int:
-    """The same for an iteration that needs nothing but the scheduler and the latency backend.
-
-    The replica serves: one that no longer does has stopped to cruise (`Replica.go_on`).
-    """
-    if batch.preempted and replica.state is S.DECODE:
-        replica.out.append(FreeCapacity())
-    if replica.rest_since_ns >= 0:
-        replica.note_rest(now_ns)
-    if replica.notes_formed:
-        replica.note_formed(batch)
-    replica.start_ns = replica.end_ns = now_ns
-    replica.batch = batch
-    end_ns = replica.begin(batch)
-    return replica.run_on(batch) if batch.chunks and replica.runs_on else end_ns
 
 
 def _dummy(replica: Replica, now_ns: int) -> Batch | None:
