@@ -402,7 +402,7 @@ class SharedBackends:
     async def aclose(self) -> RunError | None:
         """End all programs, whatever else is being cancelled; the first that ended badly."""
         backends = [getattr(backend, "inner", backend) for _, backend in self._known]
-        closing = [backend for backend in backends if hasattr(backend, "aclose")]
+        closing = [b for b in backends if b.foreign and hasattr(b, "aclose")]
         if not closing:
             return None
         import anyio
