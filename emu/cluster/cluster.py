@@ -194,8 +194,9 @@ class Cluster:
         """Run to the end of the workload (or an error, which is returned, not raised)."""
         kernel = self.kernel
         self.recorder.started(self.replicas)
-        for actor in self._actors():
+        for actor in self.living():
             kernel.start(actor)
+            self.recorder.actor_started(actor.name)
         interval_ms = self.config.output.timeseries_interval_ms
         if interval_ms > 0:
             kernel.sample_every(max(1, round(interval_ms * 1e6)), self._sample)
@@ -219,7 +220,7 @@ class Cluster:
         self._close_books()
         return Outcome(error, kernel.now_ns, kernel.events, f"{kernel.digest:016x}")
 
-    def _actors(self) -> list[Actor]:
+    def living(self) -> list[Actor]:
         """All actors, in the order of their first steps."""
         actors: list[Actor] = [*self.actors, *self.watchers.values()]
         actors += [pool.rejecter for pool in self.pools if pool.rejecter is not None]

@@ -168,6 +168,11 @@ class Recorder:
             self.trace.ended(request, self._stages)
         self.requests.terminal(request)
 
+    def actor_started(self, name: str) -> None:
+        """An actor's life begins: a coroutine, or a task, with this name."""
+        if self.log is not None and self.log.tells_batches:
+            self.log.debug("actor.started", actor=name)
+
     def started(self, replicas: Sequence[Replica]) -> None:
         """First line of each replica."""
         for replica in replicas:

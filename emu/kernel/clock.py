@@ -526,6 +526,15 @@ class Kernel:
         elif due_ns == AGAIN:
             self._make_ready(actor)
 
+    def goes_out(self, actor: Actor) -> None:
+        """Its step is over, and it awaits something outside simulated time."""
+        actor.is_stepping = False
+        actor.is_away = True
+
+    def comes_back(self, actor: Actor) -> None:
+        """What it has awaited outside is there."""
+        actor.is_away = False
+
     # --- inside -------------------------------------------------------------------------------
     def _make_ready(self, actor: Actor) -> None:
         self.events += 1

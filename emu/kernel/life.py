@@ -12,7 +12,7 @@ slower to resume than those of the interpreter.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -47,16 +47,17 @@ async def live(actor: Steps) -> None:
         await turn
 
 
-def completed(work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that waits for nothing but simulated time.
+def completed(work: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) -> T:
+    """The result of a coroutine function that waits for nothing but simulated time.
 
     The kernel is its event loop, as it is that of the actors: nothing outside is awaited.
     """
+    running = work(*arguments)
     try:
-        work.send(None)
+        running.send(None)
     except StopIteration as end:
         result: T = end.value
         return result
     finally:
-        work.close()
-    raise AssertionError(f"{work} waits for something outside simulated time")
+        running.close()
+    raise AssertionError(f"{running} waits for something outside simulated time")

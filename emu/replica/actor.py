@@ -286,15 +286,15 @@ class ReplicaActor(Actor):
 
     def ask(self) -> Awaitable[int]:
         """Its step is over, and it asks a backend outside simulated time, ns."""
-        self.is_asking = self.is_stepping = False
-        self.is_away = True
+        self.is_asking = False
+        self.kernel.goes_out(self)
         replica = self.replica
         asked: Awaitable[int] = replica.latency.measure(replica.to_measure)  # type: ignore[attr-defined]
         return asked
 
     def answered(self, life: int, cost_ns: int) -> None:
         """The answer to what was asked in this life of the replica."""
-        self.is_away = False
+        self.kernel.comes_back(self)
         self.tell(Measured(life=life, cost_ns=cost_ns))
 
     # --- live scaling ---------------------------------------------------------------------------

@@ -607,7 +607,7 @@ def run_in_kernel(plan: Plan, main: Callable[[Callable[..., Kernel]], Coroutine[
     actors are tasks of uvloop's.
     """
     if not asks_outside(plan):
-        return completed(main(Kernel))
+        return completed(main, Kernel)
     import anyio
 
     from emu.kernel.tasks import TaskKernel

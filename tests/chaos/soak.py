@@ -160,7 +160,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="emu-soak-") as name:
         soak = Soak(given.requests, given.seed, given.every, Path(name), given.replicas)
         gc.disable()
-        cluster, outcome, checker = completed(soak.run())
+        cluster, outcome, checker = completed(soak.run)
     error = outcome.error
     problems = [] if error is None else f"{type(error).__name__}: {error}".splitlines()
     if not problems:

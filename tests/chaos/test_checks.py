@@ -190,6 +190,6 @@ def test_a_world_is_looked_at_between_timers_of_different_instants() -> None:
     for at_ns in range(10, 91, 10):
         kernel.call_at(at_ns, PRIORITY_WORLD, lambda: None)
     kernel.call_at(100, PRIORITY_WORLD, kernel.stop)
-    completed(kernel.run())
+    completed(kernel.run)
     assert checker.checks == 3
     assert seen == [20, 50, 80]

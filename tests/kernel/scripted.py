@@ -52,7 +52,7 @@ def run(build: Callable[[Kernel], None], make: type[Kernel] = Kernel, **options:
         await kernel.run()
 
     if make is Kernel:
-        completed(main())
+        completed(main)
     else:
         anyio.run(main, backend_options={"use_uvloop": True})
     return kept[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
+from functools import partial
 
 import anyio
 import pytest
@@ -139,7 +140,7 @@ def test_the_limit_of_simulated_time_is_a_typed_error() -> None:
     kernel = Kernel()
     kernel.start(Scripted(kernel, "a", [], [400, 800, 1_200, 1_600]))
     with pytest.raises(LimitReached):
-        completed(kernel.run(limit_ns=1_000))
+        completed(partial(kernel.run, limit_ns=1_000))
     assert kernel.now_ns == 1_000
 
 
