@@ -23,6 +23,7 @@ from emu.errors import InputError, RunError
 from emu.plugins import digest
 from emu.process.exits import strike_if_lost
 from emu.process.pool import Pool
+from emu.process.prepared import prepared
 from emu.report.atomic import write_bytes
 from emu.runs.runner import FILE_KEYS, named_plugins, tree_digest
 
@@ -48,7 +49,7 @@ class Store(Generic[Result]):
     def get(self, key: str) -> Result | None:
         """A stored result. A file that cannot be read counts as absent."""
         try:
-            return msgspec.json.decode(self._path(key).read_bytes(), type=self._kind)
+            return msgspec.json.decode(self._path(key).read_bytes(), type=prepared(self._kind))
         except (FileNotFoundError, msgspec.DecodeError):
             return None
         except OSError as error:

@@ -17,6 +17,7 @@ import numpy as np
 
 from emu.config.names import json_object, read_input
 from emu.errors import InputError, install_hint
+from emu.process.prepared import prepared
 from emu.rng import rng_stream
 from emu.units import NS_PER_MS, NS_PER_S, ceil_div, s_to_ns
 from emu.workload.chunks import LINE_MAX_BYTES, Chunk, TextFile, exact_decimal
@@ -66,8 +67,8 @@ class MooncakeParser:
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_Row)
-        self._names = msgspec.json.Decoder(dict[str, msgspec.Raw])
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(prepared(_Row))
+        self._names = msgspec.json.Decoder(prepared(dict[str, msgspec.Raw]))
         self._is_loose = False
 
     def parse(self, chunk: Chunk, notes: Notes) -> Block:
@@ -106,7 +107,7 @@ class MooncakeParser:
             offsets.append(offset)
         if notes.warnings and not self._is_loose:
             self._is_loose = True
-            self._decoder = msgspec.json.Decoder(_LooseRow)
+            self._decoder = msgspec.json.Decoder(prepared(_LooseRow))
         return _mooncake_block(
             rows, np.array(numbers, np.int64), np.array(offsets, np.int64), notes
         )
