@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from emu.config.names import json_object, read_input
+from emu.config.names import INPUT_BYTES_MAX, json_object, read_file, read_input
 from emu.errors import InputError, install_hint
 from emu.process.prepared import prepared
 from emu.rng import rng_stream
@@ -318,9 +318,11 @@ def _load_tokenizer(path: Path, source: str) -> Callable[[str], int]:
         problem = f"needs the package 'tokenizers' ({install_hint('tokenizers')})"
         raise InputError(source, None, "tokenizer", problem) from None
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        problem = getattr(error, "strerror", None) or "not valid UTF-8"
+        text = read_file(path, INPUT_BYTES_MAX).decode("utf-8")
+    except UnicodeDecodeError:
+        raise InputError(source, None, "tokenizer", "not valid utf-8") from None
+    except (OSError, ValueError) as error:
+        problem = getattr(error, "strerror", None) or str(error)
         raise InputError(source, None, "tokenizer", problem.lower()) from None
     try:
         tokenizer = Tokenizer.from_str(text)
