@@ -144,6 +144,12 @@ class InvariantViolation(EmuError):
         head = what if at_ns is None else f"at {at_ns} ns: {what}"
         super().__init__("\n  ".join([head, *self.story]))
 
+    def _render_traceback_(self) -> list[str]:
+        """A bug of emu shows where it arose, for the report."""
+        import traceback
+
+        return "".join(traceback.format_exception(self)).splitlines()
+
 
 class InvalidTransition(InvariantViolation):
     """A replica was asked to change its state in a way that the table does not allow."""

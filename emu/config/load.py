@@ -17,6 +17,7 @@ as they are. A workload that is neither a file nor synthetic becomes the default
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -690,7 +691,7 @@ class _Loading:
                 continue  # a bare program name is looked up on PATH
             if path[-1] == "engine" and not str(value).endswith(".toml"):
                 continue  # one that emu knows by name
-            joined = self.base_dir / FilePath(value)
+            joined = self.base_dir / _expanded(value)
             holder[path[-1]] = str(joined)
             # The table of aiconfigurator is written there if it does not exist.
             makes = "aiconfigurator" in (
@@ -715,7 +716,7 @@ class _Loading:
                 if are_forbidden():
                     yield (*path, key), f"names the class {inner}, which --no-plugins refuses"
                 if is_file_path(inner):
-                    value[key] = str(self.base_dir / FilePath(inner))
+                    value[key] = str(self.base_dir / _expanded(inner))
                 elif self.source != "config" or self.base_dir != FilePath():
                     look_in(self.base_dir)
 
@@ -742,6 +743,11 @@ class _Loading:
             if within or around or (sibling and path[:-1] not in lines):
                 return InputError(SOURCE, None, field, problem)
         return InputError(self.source, line_of(lines, path), field, problem)
+
+
+def _expanded(name: str) -> str:
+    """A path with the home directory in place of a leading `~/`, as run.json writes it."""
+    return os.path.expanduser(name) if name.startswith("~/") else name
 
 
 def _lines(text: str) -> dict[Path, int]:
