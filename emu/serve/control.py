@@ -35,6 +35,7 @@ from emu.cluster.commands import RESET, SET_LATENCY, TARGETS
 from emu.config.faultkinds import FAULT_KINDS, read_fault
 from emu.config.schema import CommandTable
 from emu.errors import InputError
+from emu.process.prepared import prepared
 from emu.replica.replica import Replica
 from emu.replica.states import GPU_ROLE, ReplicaState
 from emu.report.html import live_page
@@ -211,7 +212,7 @@ def command_now(house: House, replica: Replica, command: str, factor: float | No
     cluster = house.cluster
     now_s = cluster.kernel.now_ns / NS_PER_S
     given = {"at_s": now_s, "replica": replica.replica_id, "command": command, "factor": factor}
-    table = msgspec.convert(given, CommandTable)
+    table = msgspec.convert(given, prepared(CommandTable))
     steps_alone = not house.plan.replicas[replica.replica_id].data_parallel_group
     if steps_alone or not table.is_of_roles:
         is_done = cluster.commander.issue(replica, table)

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
+from emu.process.prepared import prepared
 from emu.rng import rng_stream
 from emu.serve.script import FREE, LOGPROBS_MAX, Constraint, Ids, Tokenizer
 
@@ -268,11 +269,11 @@ def decode_body(data: bytes, kind: type[T]) -> T:
     """A JSON body of a type; 3.0 is an integer, as JSON Schema has it. Raises ApiError 400."""
     try:
         try:
-            return msgspec.json.decode(data, type=kind)
+            return msgspec.json.decode(data, type=prepared(kind))
         except msgspec.ValidationError as error:
             if "got `float`" not in str(error):
                 raise
-            return msgspec.convert(_whole_numbers(msgspec.json.decode(data)), kind)
+            return msgspec.convert(_whole_numbers(msgspec.json.decode(data)), prepared(kind))
     except msgspec.ValidationError as error:
         problem, _, where = str(error).partition(" - at `$")
         param = where.removesuffix("`").lstrip(".") or None
