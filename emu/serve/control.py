@@ -520,6 +520,13 @@ class Control:
         house = self._house
         if request.method == "POST":
             body = decode_body(await request.body(), FailuresBody)
+            if FailureRule() in body.rules:  # a slip of the pen, with which no call would pass
+                index = body.rules.index(FailureRule())
+                problem = (
+                    f"rules[{index}] is empty and would fail every call; say which calls fail, "
+                    "or with which status"
+                )
+                raise ApiError(400, problem, param=f"rules[{index}]")
             house.failures = FailureSchedule(body.rules, seed=house.plan.config.seed)
         rules = msgspec.to_builtins(house.failures.rules)
         return JSONResponse({"rules": rules, "returned": house.failures_returned})

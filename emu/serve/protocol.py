@@ -578,7 +578,8 @@ Count0 = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 class FailureRule(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Which calls fail, and how."""
 
-    status: Annotated[int, Meta(ge=400, le=599)] = 503
+    status: Annotated[int, Meta(ge=400, le=599)] | None = None
+    """Of the answers; None = 503."""
     first: Count0 = 0
     every: Count0 = 0
     rate: Annotated[float, Meta(ge=0, le=1)] = 0.0
@@ -620,8 +621,9 @@ class FailureSchedule:
                 continue
             if self._fails(rule, index, position):
                 self._failed[index] += 1
-                code = _CODES.get(rule.status, "injected")
-                return Failure(rule.status, code, rule.after_tokens, rule.retry_after_s)
+                status = 503 if rule.status is None else rule.status
+                code = _CODES.get(status, "injected")
+                return Failure(status, code, rule.after_tokens, rule.retry_after_s)
         return None
 
     def _fails(self, rule: FailureRule, index: int, position: int) -> bool:
