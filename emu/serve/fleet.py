@@ -314,9 +314,10 @@ class Endpoint:
 
     @property
     def open_requests(self) -> int:
-        """Waiting and running here."""
+        """Waiting and running here, those that wait for KV of another endpoint too."""
         scheduler = self.replica.scheduler
-        return scheduler.waiting_count + scheduler.running_count
+        fetching = self.house.cluster.engines[self.replica.replica_id].fetching
+        return scheduler.waiting_count + scheduler.running_count + fetching
 
 
 class Parked:
@@ -465,7 +466,7 @@ class Handoffs:
 
         def happen() -> None:
             if request.status.is_terminal:  # lost in the meantime
-                cluster.end_choice(given)
+                cluster.end_fetch(given, endpoint.replica.replica_id)
                 return
             now_ns = cluster.kernel.now_ns
             given.base = 1

@@ -162,19 +162,30 @@ def engine_families(
         names = {"model_name": models[replica.model], "engine": name or str(replica.replica_id)}
         label = labels_text(names)
         rows.append((label, replica, plan, stats))
-    gauges: tuple[tuple[str, str, Callable[[Replica], float]], ...] = (
-        ("num_requests_running", "Running requests.", lambda r: r.scheduler.running_count),
-        ("num_requests_waiting", "Waiting requests.", lambda r: r.scheduler.waiting_count),
-        ("kv_cache_usage_perc", "Part of KV blocks in use.", kv_use),
+    gauges: tuple[tuple[str, str, Callable[[Replica, Statistics], float]], ...] = (
+        ("num_requests_running", "Running requests.", lambda r, _: r.scheduler.running_count),
+        (
+            "num_requests_waiting",
+            "Waiting requests, those for KV of another engine too.",
+            lambda r, stats: r.scheduler.waiting_count + stats.fetching,
+        ),
+        ("kv_cache_usage_perc", "Part of KV blocks in use.", lambda r, _: kv_use(r)),
     )
     for family, text, read in gauges:
         given = scripted.get(family) if scripted else None
-        values = [(label, read(r) if given is None else given) for label, r, _, _ in rows]
+        values = [(label, read(r, s) if given is None else given) for label, r, _, s in rows]
         page.gauge(f"vllm:{family}", text if given is None else f"{text} (scripted)", values)
     page.gauge(
         "vllm:num_requests_waiting_by_reason",
         "Waiting requests by reason.",
-        [(f'{label},reason="capacity"', r.scheduler.waiting_count) for label, r, _, _ in rows],
+        [
+            (f'{label},reason="{reason}"', count)
+            for label, r, _, stats in rows
+            for reason, count in (
+                ("capacity", r.scheduler.waiting_count),
+                ("deferred", stats.fetching),
+            )
+        ],
     )
     states = ("awake", "weights_offloaded", "discard_all")
     page.gauge(
@@ -250,24 +261,33 @@ def request_families(page: Page, rows: Sequence[tuple[str, Statistics]]) -> None
 
 
 def _sources(stats: Statistics) -> dict[str, int]:
-    moved = stats.transferred_sum
+    """As vLLM: the sum is `prompt_tokens`, and one for each prompt of `prompt_tokens_recomputed`,
+    whose last token is both found and computed."""
+    external = stats.from_tiers_sum + stats.transferred_sum
+    cached = _cached_tokens(stats)
     return {
-        "local_compute": stats.prompt_sum - stats.cached_sum - moved,
-        "local_cache_hit": stats.cached_sum - stats.external_hit_sum,
-        "external_kv_transfer": stats.external_hit_sum + moved,
+        "local_compute": stats.prompt_sum - cached,
+        "local_cache_hit": cached + stats.recomputed - external,
+        "external_kv_transfer": external,
     }
+
+
+def _cached_tokens(stats: Statistics) -> int:
+    """Prompt tokens that were not computed here."""
+    return stats.cached_sum + stats.transferred_sum - stats.fetched
 
 
 _COUNTERS: Final[tuple[tuple[str, str, Callable[[Statistics], int]], ...]] = (
     ("prefix_cache_queries", "Prompt tokens looked up.", lambda s: s.queried_sum),
-    (
-        "prefix_cache_hits",
-        "Prompt tokens found.",
-        lambda s: s.cached_sum - s.external_hit_sum,
-    ),
+    ("prefix_cache_hits", "Prompt tokens found.", lambda s: s.hit_sum),
     ("external_prefix_cache_queries", "Not on the GPU.", lambda s: s.external_queried_sum),
-    ("external_prefix_cache_hits", "Found in lower tiers.", lambda s: s.external_hit_sum),
-    ("prompt_tokens_cached", "Prompt tokens from the cache.", lambda s: s.cached_sum),
+    (
+        "external_prefix_cache_hits",
+        "Found in lower tiers, or had from another engine.",
+        lambda s: s.external_hit_sum,
+    ),
+    ("prompt_tokens_cached", "Prompt tokens that were not computed.", _cached_tokens),
+    ("prompt_tokens_recomputed", "Prompts computed for one token.", lambda s: s.recomputed),
     ("num_preemptions", "Preemptions.", lambda s: s.preemptions),
 )
 
@@ -438,18 +458,17 @@ class EndpointPage:
         size = plan.scheduler.block_size
         watcher = house.cluster.watchers.get(replica.replica_id)
         inflight = watcher.source.unfinished_migrations if watcher is not None else 0
-        queried = stats.queried_sum
         gauges = (
             ("num_running_reqs", "Running requests.", scheduler.running_count),
             ("num_queue_reqs", "Waiting requests.", scheduler.waiting_count),
             ("num_used_tokens", "Tokens with KV.", scheduler.blocks_used * size),
             ("token_usage", "Part of the KV in use.", kv_use(replica)),
             ("max_total_num_tokens", "Room for KV.", plan.num_blocks * size),
-            ("cache_hit_rate", "Found prompt tokens.", stats.cached_sum / max(1, queried)),
+            ("cache_hit_rate", "Found part of the last prompts.", stats.prefill_hit_share),
             ("num_prefill_prealloc_queue_reqs", "Not begun.", 0),
             ("num_prefill_inflight_queue_reqs", "KV on its way.", inflight),
             ("num_decode_prealloc_queue_reqs", "Not begun.", 0),
-            ("num_decode_transfer_queue_reqs", "KV on its way.", 0),
+            ("num_decode_transfer_queue_reqs", "KV on its way.", stats.fetching),
         )
         for name, text, value in gauges:
             page.gauge(f"sglang:{name}", text, [(label, float(value))])

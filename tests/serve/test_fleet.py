@@ -122,7 +122,7 @@ def test_prefill_and_decode_compute_a_prompt_once(tmp_path: Path, given: dict[st
             cached = (len(PROMPT) - 1) // 16 * 16
             assert computed[f"{by_source} local_compute"] == 2 * len(PROMPT) - cached
             assert received[f"{by_source} local_compute"] == 2
-            assert received[f"{by_source} external_kv_transfer"] == 2 * (len(PROMPT) - 1)
+            assert received[f"{by_source} external_kv_transfer"] == 2 * len(PROMPT)
             assert received["vllm:nixl_bytes_transferred_count"] == 2
             assert received["vllm:time_to_first_token_seconds_count"] == 2
 
