@@ -216,7 +216,7 @@ class Publisher:
         return str(made.getsockopt_string(self._zmq.LAST_ENDPOINT))
 
     def send(self, at_s: float, events: list[Any]) -> None:
-        """One batch: of one step of the engine."""
+        """One batch: of one step of the engine, at a Unix time (subscribers measure their lag)."""
         payload = msgspec.msgpack.encode([at_s, events, 0])
         self._ring.append((self._sequence, payload))
         number = self._sequence.to_bytes(8, "big")
@@ -588,7 +588,7 @@ class KvEvents:
     def _flush(self, index: int) -> None:
         events = self.ledgers[index].take()
         if events:
-            self.publishers[index].send(self._house.cluster.kernel.now_ns / NS_PER_S, events)
+            self.publishers[index].send(self._house.cluster.kernel.unix_s(), events)
 
     def update(self) -> None:
         """Answer replays; a replica that has gone begins anew when it comes back."""
