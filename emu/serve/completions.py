@@ -38,6 +38,7 @@ from emu.serve.script import (
     filler_text,
     make_script,
     prompt_pieces,
+    salted_prefix,
 )
 from emu.serve.world import Choice, Exchange
 
@@ -335,6 +336,7 @@ def make_exchange(house: House, call: Call) -> Exchange:
     exchange = Exchange()
     if call.model in house.adapters:
         exchange.adapter = call.model
+    exchange.cache_salt = call.cache_salt
     model = house.index_of(call.model)
     longest = house.longest[model]
     for prompt_index, prompt in enumerate(call.prompts):
@@ -362,7 +364,7 @@ def make_exchange(house: House, call: Call) -> Exchange:
                 prompt_tokens=prompt_tokens,
                 output_tokens=output,
                 max_output_tokens=limit,
-                prefix=_prefix(house, prompt, start, output, script),
+                prefix=_prefix(house, prompt, start, output, script, call.cache_salt),
                 session_id=call.session_id,
                 tenant=call.tenant,
                 priority=call.priority,
@@ -407,14 +409,14 @@ def _script(
 
 
 def _prefix(
-    house: House, prompt: Ids, start: int, output: int, script: Script | None
+    house: House, prompt: Ids, start: int, output: int, script: Script | None, cache_salt: str
 ) -> Prefix | None:
     if not house.cluster.has_prefixes:
         return None
     ids = filler_ids(house.tokenizer, start, output)
     if script is not None:
         ids = np.array(script.ids, dtype=np.int64)
-    return Prefix(np.concatenate((prompt, ids)))
+    return salted_prefix(prompt, ids, cache_salt)
 
 
 class Reply:

@@ -92,6 +92,8 @@ class SglangBody(Struct, kw_only=True):
     bootstrap_room: int | None = None
     """Number by which both halves of a request meet."""
     priority: int | None = 0
+    extra_key: str | None = None
+    """SGLang's name of `cache_salt` here."""
 
 
 class SglangLimits(Struct, kw_only=True):
@@ -283,7 +285,7 @@ class EndpointApi(Api):
             parked = await handoffs.meet(call.room, call.room_port, request.receive())
         else:
             assert call.kv is not None
-            parked = handoffs.find(call.kv, call.prompts[0])
+            parked = handoffs.find(call.kv, call.prompts[0], call.cache_salt)
         reply = Reply(house, call, exchange, form, failure)
         is_pair = call.room >= 0
 
@@ -311,6 +313,7 @@ class EndpointApi(Api):
             stop_token_ids=limits.stop_token_ids,
             ignore_eos=limits.ignore_eos,
             priority=body.priority,
+            cache_salt=body.extra_key or None,
             bootstrap_room=body.bootstrap_room,
             bootstrap_port=body.bootstrap_port,
         )

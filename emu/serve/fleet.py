@@ -38,10 +38,10 @@ from emu.kv.blocks import BlockPool
 from emu.latency.engine_steps import Intake
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
-from emu.request import HANDOFF_NEVER_NS, Prefix, Request
+from emu.request import HANDOFF_NEVER_NS, Request
 from emu.serve.house import House
 from emu.serve.protocol import ApiError, Call, KvTransfer
-from emu.serve.script import Ids, Script, filler_ids
+from emu.serve.script import Ids, Script, filler_ids, salted_prefix, unsalted
 from emu.serve.world import Choice, Exchange
 from emu.units import NS_PER_S
 
@@ -81,11 +81,17 @@ class Wire(msgspec.Struct, frozen=True):
         return self.minor >= 26
 
     def stored(
-        self, keys: Sequence[int], parent: int | None, tokens: Sequence[int], block_size: int
+        self,
+        keys: Sequence[int],
+        parent: int | None,
+        tokens: Sequence[int],
+        block_size: int,
+        extra_keys: list[Any] | None = None,
     ) -> Any:
-        """One BlockStored. `parent` is the key before the first."""
+        """One BlockStored. `parent` is the key before the first; `extra_keys`: of each block, what
+        its hash has beside its tokens."""
         if self.has_maps:
-            return {
+            event = {
                 "type": "BlockStored",
                 "block_hashes": list(keys),
                 "parent_block_hash": parent,
@@ -95,9 +101,10 @@ class Wire(msgspec.Struct, frozen=True):
                 "medium": "GPU",
                 "lora_name": None,
             }
+            return event if extra_keys is None else {**event, "extra_keys": extra_keys}
         fields = ["BlockStored", list(keys), parent, list(tokens), block_size, None, "GPU", None]
         if self.minor >= 17:
-            fields.append(None)  # extra_keys
+            fields.append(extra_keys)
         if self.minor >= 20:
             fields.append(0)  # group_idx
         if self.minor >= 22:
@@ -126,8 +133,16 @@ def wire_of(name: str) -> Wire:
 class Ledger:
     """Watches a pool; what has changed since the last `take` stands in `events`."""
 
-    def __init__(self, wire: Wire, block_size: int, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        block_size: int,
+        changed: Callable[[], None],
+        salt_of: Callable[[Request], str] = lambda _: "",
+    ) -> None:
+        """`changed`: called at the first event after a `take`. `salt_of`: a cache salt or ""."""
         self._wire = wire
+        self._salt_of = salt_of
         self._block_size = block_size
         self._changed = changed
         self._key_of: dict[int, int] = {}
@@ -143,14 +158,18 @@ class Ledger:
         size = self._block_size
         prefix = request.prefix
         ids = prefix.token_ids if prefix is not None else None
-        tokens = [] if ids is None else ids[first * size : (first + len(blocks)) * size].tolist()
+        tokens = []
+        if ids is not None:
+            tokens = unsalted(ids[first * size : (first + len(blocks)) * size]).tolist()
         new = list(keys[first : first + len(blocks)])
         for block, key in zip(blocks, new, strict=True):
             self._key_of[block] = key
             self._owner[key] = block
             self._count[key] = self._count.get(key, 0) + 1
         parent = keys[first - 1] if first > 0 else None
-        self._add(self._wire.stored(new, parent, tokens, size))
+        salt = self._salt_of(request) if first == 0 else ""
+        extra = [[salt], *[None] * (len(new) - 1)] if salt else None
+        self._add(self._wire.stored(new, parent, tokens, size, extra))
 
     def taken(self, blocks: Sequence[int]) -> None:
         """A BlockRemoved for each that was published; a key that can no longer be found is removed
@@ -371,7 +390,7 @@ class Handoffs:
         token = int(filler_ids(house.tokenizer, start, 1)[0])
         choice.script = Script(pieces=[piece], shown=[piece], ids=[token], finish="length")
         output = 2 if call.room < 0 else request.output_tokens + 1
-        self._resize(request, prompt, start, output)
+        self._resize(request, prompt, start, output, call.cache_salt)
         parked = Parked(endpoint, choice, prompt)
         if call.room >= 0:
             room = self._rooms.setdefault(call.room, Room())
@@ -397,16 +416,18 @@ class Handoffs:
             "tp_size": endpoint.plan.tensor_parallel,
         }
 
-    def _resize(self, request: Request, prompt: Ids, start: int, output: int) -> None:
+    def _resize(
+        self, request: Request, prompt: Ids, start: int, output: int, cache_salt: str
+    ) -> None:
         """Give the request so many output tokens; no engine has seen how many it has."""
         request.output_tokens = request.max_output_tokens = output
         if request.prefix is not None:
             ids = filler_ids(self._house.tokenizer, start, output)
-            request.prefix = Prefix(np.concatenate((prompt, ids)))
+            request.prefix = salted_prefix(prompt, ids, cache_salt)
             request.block_keys = request.chain = None
 
     # --- decode side --------------------------------------------------------------------------
-    def find(self, params: KvTransfer, prompt: Ids) -> Parked:
+    def find(self, params: KvTransfer, prompt: Ids, cache_salt: str) -> Parked:
         """What the parameters name. Raises ApiError if it is not there (any more)."""
         for name in ("remote_engine_id", "remote_request_id", "remote_host", "remote_port"):
             if getattr(params, name) in (None, ""):
@@ -422,6 +443,9 @@ class Handoffs:
         if not np.array_equal(parked.prompt, prompt):
             problem = "the prompt is not the one that was prefilled"
             raise ApiError(400, problem, param="prompt")
+        if parked.choice.exchange.cache_salt != cache_salt:
+            problem = "the cache_salt is not the one of the prefill"
+            raise ApiError(400, problem, param="cache_salt")
         del self._parked[key]
         return parked
 
@@ -471,7 +495,8 @@ class Handoffs:
             now_ns = cluster.kernel.now_ns
             given.base = 1
             given.start += 1
-            self._resize(request, parked.prompt, parked.choice.start, output)
+            salt = parked.choice.exchange.cache_salt
+            self._resize(request, parked.prompt, parked.choice.start, output, salt)
             request.decode_pin = endpoint.replica.replica_id
             request.handoff_after_ns = now_ns - request.arrival_ns
             cluster.adopt(given, parked.choice)
@@ -579,7 +604,7 @@ class KvEvents:
         def changed() -> None:
             loop.call_soon(self._flush, index)
 
-        ledger = Ledger(self._wire, size, changed)
+        ledger = Ledger(self._wire, size, changed, self._house.cluster.cache_salt_of)
         if not watch(getattr(endpoint.replica.scheduler, "pool", None), ledger):
             problem = "KV events need prefix caching, and a scheduler that has it"
             raise InputError("serve", None, "--kv-events", problem)

@@ -356,6 +356,7 @@ class Exchange:
         """Emulated time at which the call reached the machine."""
         self.adapter = ""
         """Name of the LoRA adapter that was asked for."""
+        self.cache_salt = ""
 
     @property
     def is_ended(self) -> bool:
@@ -510,6 +511,11 @@ class LiveCluster(Cluster):
         for choice in self._choices.values():
             if choice.exchange.adapter:
                 yield choice.exchange.adapter, choice.request
+
+    def cache_salt_of(self, request: Request) -> str:
+        """The salt of a request that is under way; empty = none."""
+        choice = self._choices.get(request.request_id) or self._ending.get(request.request_id)
+        return "" if choice is None else choice.exchange.cache_salt
 
     def under_way(self) -> list[Request]:
         """Requests that have arrived and have not ended, in order of arrival."""
