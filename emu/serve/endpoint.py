@@ -282,7 +282,9 @@ class EndpointApi(Api):
             if ticket is not None:  # waiting for the other half must not hold the emulation
                 house.intake.end(ticket)
             # The body has been read: what comes next is that the client leaves.
-            parked = await handoffs.meet(call.room, call.room_port, request.receive())
+            parked = await handoffs.meet(
+                call.room, call.room_port, self.endpoint, request.receive()
+            )
         else:
             assert call.kv is not None
             parked = handoffs.find(call.kv, call.prompts[0], call.cache_salt)

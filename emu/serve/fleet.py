@@ -38,7 +38,7 @@ from emu.kv.blocks import BlockPool
 from emu.latency.engine_steps import Intake
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
-from emu.request import HANDOFF_NEVER_NS, Request
+from emu.request import HANDOFF_NEVER_NS, Request, Status
 from emu.serve.house import House
 from emu.serve.protocol import ApiError, Call, KvTransfer
 from emu.serve.script import Ids, Script, filler_ids, salted_prefix, unsalted
@@ -347,11 +347,36 @@ class Parked:
         self.choice = choice
         self.prompt = prompt
         self.is_taken = False
+        self.in_room = False
+        """It waits for the other half of an SGLang pair."""
 
     @property
     def request(self) -> Request:
         """The request of the emulated cluster."""
         return self.choice.request
+
+
+class Fetch:
+    """A decode endpoint that has asked for parked KV."""
+
+    def __init__(self, parked: Parked, endpoint: Endpoint, given: Choice) -> None:
+        self.parked = parked
+        self.endpoint = endpoint
+        self.life = endpoint.replica.incarnation
+        self.given = given
+        """Its answer."""
+        self.own = given.request
+        """The request that the answer had before it took the parked one."""
+        self.is_begun = False
+        """The engine has looked at the call."""
+        self.is_broken = False
+        """It died before the KV was there."""
+
+    @property
+    def is_dead(self) -> bool:
+        """The engine that asked is no more."""
+        endpoint = self.endpoint
+        return not endpoint.is_present or endpoint.replica.incarnation != self.life
 
 
 class Room:
@@ -363,6 +388,9 @@ class Room:
         """The prefill engine that the decode half was told of."""
         self.life = -1
         """That engine's incarnation."""
+        self.taker: Endpoint | None = None
+        """The decode engine that waits here."""
+        self.taker_life = -1
         self.until_ns = NEVER
         """When the decode half gives up."""
 
@@ -370,14 +398,17 @@ class Room:
 class Handoffs:
     """What waits between a prefill and a decode endpoint."""
 
-    def __init__(self, house: House, lease_s: float, endpoints: list[Endpoint]) -> None:
+    def __init__(
+        self, house: House, lease_s: float, endpoints: list[Endpoint], *, tells_source: bool
+    ) -> None:
+        """`tells_source`: the source of a transfer hears at once that the other side has died."""
         self._house = house
+        self._tells_source = tells_source
+        self._fetches: list[Fetch] = []
         self._endpoints = endpoints
         self._lease_ns = round(lease_s * NS_PER_S)
         self._parked: dict[tuple[str, str], Parked] = {}
         self._rooms: dict[int, Room] = {}
-        self.expired = 0
-        """Requests whose KV was given up before it was fetched."""
 
     # --- prefill side -------------------------------------------------------------------------
     def begin(self, endpoint: Endpoint, exchange: Exchange, prompt: Ids, call: Call) -> Parked:
@@ -398,6 +429,7 @@ class Handoffs:
                 problem = f"bootstrap_room {call.room} is in use"
                 raise ApiError(400, problem, param="bootstrap_room")
             room.prefill.set_result(parked)
+            parked.in_room = True
             self._parked[endpoint.engine_id, f"room {call.room}"] = parked
         return parked
 
@@ -449,12 +481,16 @@ class Handoffs:
         del self._parked[key]
         return parked
 
-    async def meet(self, number: int, port: int, left: Awaitable[object]) -> Parked:
+    async def meet(
+        self, number: int, port: int, taker: Endpoint, left: Awaitable[object]
+    ) -> Parked:
         """The other half of an SGLang pair; `port` may name the prefill engine.
 
-        Raises ApiError if it does not come, ClientDisconnect if the client leaves (`left`).
+        Raises ApiError if it does not come or `taker`, the decode engine, dies; ClientDisconnect
+        if the client leaves (`left`).
         """
         room = self._rooms.setdefault(number, Room())
+        room.taker, room.taker_life = taker, taker.replica.incarnation
         room.until_ns = self._house.cluster.kernel.wall_ns() + _ROOM_WAIT_NS
         for endpoint in self._endpoints:
             if endpoint.port == port:
@@ -478,6 +514,8 @@ class Handoffs:
         given = exchange.choices[0]
         output = given.request.output_tokens + 1
         parked.is_taken = True
+        fetch = Fetch(parked, endpoint, given)
+        self._fetches.append(fetch)
 
         def come() -> None:
             given.request = request
@@ -492,6 +530,13 @@ class Handoffs:
             if request.status.is_terminal:  # lost in the meantime
                 cluster.end_fetch(given, endpoint.replica.replica_id)
                 return
+            if fetch.is_dead:
+                fetch.is_broken = True  # `sweep` gives the KV up
+                fetch.own.status, fetch.own.reason = Status.FAILED, "replica_lost"
+                given.request = fetch.own
+                cluster.end_fetch(given, endpoint.replica.replica_id)
+                return
+            fetch.is_begun = True
             now_ns = cluster.kernel.now_ns
             given.base = 1
             given.start += 1
@@ -517,15 +562,56 @@ class Handoffs:
                 self._sweep_room(number, room, now_ns, everything=everything)
             elif room.prefill.result().request.status.is_terminal:
                 del self._rooms[number]
-        limit_ns = now_ns - self._lease_ns
         for key, parked in list(self._parked.items()):
             request = parked.request
             if request.status.is_terminal or parked.is_taken:
                 del self._parked[key]
-            elif everything or 0 <= parked.choice.first_ns < limit_ns:
+            elif everything or self._is_over(parked, now_ns):
                 del self._parked[key]
-                self.expired += 1
-                cluster.forsake(request)
+                self._expire(parked)
+        self._fetches = [
+            fetch for fetch in self._fetches if self._is_open(fetch, now_ns, everything)
+        ]
+
+    def _is_over(self, parked: Parked, now_ns: int) -> bool:
+        """Nobody fetched this KV in time: of the lease, and for SGLang of the bootstrap."""
+        first_ns = parked.choice.first_ns
+        if 0 <= first_ns < now_ns - self._lease_ns:
+            return True
+        return parked.in_room and now_ns - parked.request.arrival_ns > _ROOM_WAIT_NS
+
+    def _is_open(self, fetch: Fetch, now_ns: int, everything: bool) -> bool:
+        """Whether KV is still to come, or to be given up; a dead engine's answer breaks off.
+
+        SGLang's source hears of the death and gives the KV up. vLLM's does not: its lease ends it,
+        here at the latest when the engine comes back, which knows nothing of the request.
+        """
+        cluster, parked = self._house.cluster, fetch.parked
+        if parked.request.status.is_terminal:
+            return False
+        if not fetch.is_broken:
+            if not fetch.is_begun:
+                return True
+            if not cluster.is_fetching(parked.request):
+                return False  # it is there
+            if not fetch.is_dead:
+                return True
+            cluster.break_fetch(fetch.given, parked.choice, fetch.own)
+            fetch.is_broken = True
+        if self._is_over(parked, now_ns):
+            self._expire(parked)
+            return False
+        if everything or self._tells_source or fetch.endpoint.is_present:
+            cluster.forsake(parked.request)
+            return False
+        return True
+
+    def _expire(self, parked: Parked) -> None:
+        """Give up KV that no endpoint has fetched."""
+        cluster = self._house.cluster
+        for stats in (cluster.stats, cluster.engines[parked.endpoint.replica.replica_id]):
+            stats.kv_expired += 1
+        cluster.forsake(parked.request)
 
     def _sweep_room(self, number: int, room: Room, now_ns: int, *, everything: bool) -> None:
         """The decode half waits no longer for a prefill that is not going to come."""
@@ -539,6 +625,11 @@ class Handoffs:
         if everything:
             problem = "the server is shutting down"
             room.prefill.set_exception(ApiError(503, problem, code="draining"))
+        elif room.taker is not None and not (
+            room.taker.is_present and room.taker.replica.incarnation == room.taker_life
+        ):
+            problem = f"replica {room.taker.replica.replica_id} is lost"
+            room.prefill.set_exception(ApiError(503, problem, code="replica_lost"))
         elif now_ns >= room.until_ns:
             problem = f"KV transfer failed: no prefill came for bootstrap_room {number}"
             room.prefill.set_exception(ApiError(500, problem, code="kv_transfer_failed"))
@@ -555,7 +646,8 @@ class Fleet:
             Endpoint(house, replica, plan, port)
             for replica, plan, port in zip(cluster.replicas, plans, ports, strict=True)
         ]
-        self.handoffs = Handoffs(house, lease_s, self.endpoints)
+        tells_source = face == "sglang"
+        self.handoffs = Handoffs(house, lease_s, self.endpoints, tells_source=tells_source)
 
         self.events: KvEvents | None = None
 

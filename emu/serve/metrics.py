@@ -396,7 +396,7 @@ def transfer_families(page: Page, label: str, stats: Statistics, house: House) -
         (
             "kv_expired_reqs",
             "Requests whose KV was given up before it was fetched.",
-            cluster.tape.lost_counts.get("lease_expired", 0),
+            stats.kv_expired + cluster.tape.lost_counts.get("lease_expired", 0),
         ),
         ("notifications_after_expiry", "Ends of transfers whose KV was given up.", 0),
     )

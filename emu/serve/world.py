@@ -137,6 +137,8 @@ class Statistics:
         """Prompts of which all but the last token was cached, as vLLM counts it."""
         self.fetching = 0
         """Requests that wait for their KV to come from another replica, now."""
+        self.kv_expired = 0
+        """Requests whose KV no endpoint fetched in time."""
         self.generated_sum = 0
         self.preemptions = 0
         self.migrations = 0
@@ -465,6 +467,26 @@ class LiveCluster(Cluster):
         """The KV that an endpoint was to fetch for this answer is gone."""
         self.engines[replica_id].failed(Status.FAILED)
         self.end_choice(choice)
+
+    def is_fetching(self, request: Request) -> bool:
+        """A decode endpoint has asked for its KV and does not have it."""
+        return request.request_id in self._fetching
+
+    def break_fetch(self, choice: Choice, first: Choice, own: Request) -> None:
+        """The endpoint that was to fetch the KV has died: its answer ends, badly.
+
+        `first`: the answer of the prefill endpoint, which still holds the KV. `own`: what `choice`
+        had for a request before it took that one.
+        """
+        request = choice.request
+        endpoint = self._fetching.pop(request.request_id)
+        self.engines[endpoint].fetching -= 1
+        self._choices[request.request_id] = first
+        first.heir = None
+        own.status, own.reason = Status.FAILED, "replica_lost"
+        choice.request = own
+        choice.base = 0
+        self.end_fetch(choice, endpoint)
 
     def end_choice(self, choice: Choice) -> None:
         """Its request has ended before."""
