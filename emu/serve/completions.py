@@ -14,7 +14,7 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Annotated, Any, Final, Literal, Protocol
 
 import numpy as np
@@ -331,10 +331,13 @@ _JSON_HEADERS: Final = ((b"content-type", b"application/json"),)
 _LOST: Final = "the request was lost in the emulated cluster"
 
 
-def make_exchange(house: House, call: Call) -> Exchange:
-    """The requests of a call. Raises ApiError for what no replica could ever serve."""
+def make_exchange(house: House, call: Call, adapters: Collection[str]) -> Exchange:
+    """The requests of a call. Raises ApiError for what no replica could ever serve.
+
+    `adapters`: names of those that are loaded where the call came.
+    """
     exchange = Exchange()
-    if call.model in house.adapters:
+    if call.model in adapters:
         exchange.adapter = call.model
     exchange.cache_salt = call.cache_salt
     model = house.index_of(call.model)
@@ -370,6 +373,8 @@ def make_exchange(house: House, call: Call) -> Exchange:
                 priority=call.priority,
             )
             request.model = model
+            if exchange.adapter and house.has_adapters(model):
+                request.adapter = exchange.adapter
             exchange.choices.append(Choice(exchange, index, request, start, script))
     return exchange
 

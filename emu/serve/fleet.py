@@ -23,6 +23,7 @@ import re
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -87,6 +88,9 @@ class Wire(msgspec.Struct, frozen=True):
         tokens: Sequence[int],
         block_size: int,
         extra_keys: list[Any] | None = None,
+        *,
+        lora_name: str | None = None,
+        lora_id: int | None = None,
     ) -> Any:
         """One BlockStored. `parent` is the key before the first; `extra_keys`: of each block, what
         its hash has beside its tokens."""
@@ -97,12 +101,13 @@ class Wire(msgspec.Struct, frozen=True):
                 "parent_block_hash": parent,
                 "token_ids": list(tokens),
                 "block_size": block_size,
-                "lora_id": None,
+                "lora_id": lora_id,
                 "medium": "GPU",
-                "lora_name": None,
+                "lora_name": lora_name,
             }
             return event if extra_keys is None else {**event, "extra_keys": extra_keys}
-        fields = ["BlockStored", list(keys), parent, list(tokens), block_size, None, "GPU", None]
+        head = ["BlockStored", list(keys), parent, list(tokens), block_size]
+        fields = [*head, lora_id, "GPU", lora_name]
         if self.minor >= 17:
             fields.append(extra_keys)
         if self.minor >= 20:
@@ -139,10 +144,12 @@ class Ledger:
         block_size: int,
         changed: Callable[[], None],
         salt_of: Callable[[Request], str] = lambda _: "",
+        lora_ids: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """`changed`: called at the first event after a `take`. `salt_of`: a cache salt or ""."""
         self._wire = wire
         self._salt_of = salt_of
+        self._lora_ids = lora_ids
         self._block_size = block_size
         self._changed = changed
         self._key_of: dict[int, int] = {}
@@ -167,9 +174,20 @@ class Ledger:
             self._owner[key] = block
             self._count[key] = self._count.get(key, 0) + 1
         parent = keys[first - 1] if first > 0 else None
-        salt = self._salt_of(request) if first == 0 else ""
-        extra = [[salt], *[None] * (len(new) - 1)] if salt else None
-        self._add(self._wire.stored(new, parent, tokens, size, extra))
+        salt, lora = self._salt_of(request) if first == 0 else "", request.adapter
+        extra: list[list[str] | None] = [[lora] if lora else None for _ in new]
+        if salt:
+            extra[0] = [*(extra[0] or []), salt]
+        stored = self._wire.stored(
+            new,
+            parent,
+            tokens,
+            size,
+            extra if lora or salt else None,
+            lora_name=lora or None,
+            lora_id=self._lora_ids.get(lora),
+        )
+        self._add(stored)
 
     def taken(self, blocks: Sequence[int]) -> None:
         """A BlockRemoved for each that was published; a key that can no longer be found is removed
@@ -317,6 +335,8 @@ class Endpoint:
         self.plan = plan
         self.port = port
         self.engine_id = f"emu-{house.session}-{replica.replica_id}"
+        self._adapters: dict[str, str] = {}
+        self._adapters_life = replica.incarnation
         self.intake = Intake([plan.engine]) if plan.has_front_end and plan.engine else None
         """What calls for KV of another endpoint pass. It is apart from that of calls with a prompt
         to compute: a recording has when the engine got them, not when they came."""
@@ -325,6 +345,14 @@ class Endpoint:
     def role(self) -> str:
         """What it serves now; empty = nothing."""
         return _ROLES.get(self.replica.state, "")
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """LoRA adapters that this engine was told to load, and whence; a new engine has none."""
+        if self._adapters_life != self.replica.incarnation:
+            self._adapters_life = self.replica.incarnation
+            self._adapters.clear()
+        return self._adapters
 
     @property
     def is_present(self) -> bool:
@@ -696,7 +724,9 @@ class KvEvents:
         def changed() -> None:
             loop.call_soon(self._flush, index)
 
-        ledger = Ledger(self._wire, size, changed, self._house.cluster.cache_salt_of)
+        house = self._house
+        salt_of = house.cluster.cache_salt_of
+        ledger = Ledger(self._wire, size, changed, salt_of, house.adapter_ids)
         if not watch(getattr(endpoint.replica.scheduler, "pool", None), ledger):
             problem = "KV events need prefix caching, and a scheduler that has it"
             raise InputError("serve", None, "--kv-events", problem)

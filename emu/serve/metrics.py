@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from emu.cluster.plan import ReplicaPlan
+from emu.config.schema import VllmTable
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.serve.fleet import Endpoint, Fleet
@@ -213,8 +214,11 @@ _TOKENS: Final[tuple[tuple[str, Callable[[Statistics], int]], ...]] = (
 
 
 def adapter_family(page: Page, house: House, replica_id: int = -1) -> None:
-    """Adapters of the requests of a replica (-1 = of all); absent as long as none is loaded."""
-    if not house.adapters:
+    """Adapters of the requests of a replica (-1 = of all); absent where there are none."""
+    plans = house.plan.replicas if replica_id < 0 else [house.plan.replicas[replica_id]]
+    slots = [r.scheduler.max_loras for r in plans if isinstance(r.scheduler, VllmTable)]
+    has_slots = all(plan.has_adapters for plan in plans)
+    if not has_slots and not house.adapters:
         return
     running: set[str] = set()
     waiting: set[str] = set()
@@ -223,7 +227,7 @@ def adapter_family(page: Page, house: House, replica_id: int = -1) -> None:
             (running if request.first_scheduled_ns >= 0 else waiting).add(adapter)
     label = labels_text(
         {
-            "max_lora": str(ADAPTERS_MAX),
+            "max_lora": str(max(slots) if has_slots else ADAPTERS_MAX),
             "running_lora_adapters": ",".join(sorted(running)),
             "waiting_lora_adapters": ",".join(sorted(waiting)),
         }
