@@ -43,7 +43,7 @@ from emu.request import HANDOFF_NEVER_NS, Request, Status
 from emu.serve.house import House
 from emu.serve.protocol import ApiError, Call, KvTransfer
 from emu.serve.script import Ids, Script, filler_ids, salted_prefix, unsalted
-from emu.serve.world import Choice, Exchange
+from emu.serve.world import Choice, Exchange, awaiting_kv
 from emu.units import NS_PER_S
 
 # --- KV events over ZMQ, as vLLM publishes them: what can be found in a replica's KV cache --------
@@ -362,9 +362,9 @@ class Endpoint:
     @property
     def open_requests(self) -> int:
         """Waiting and running here, those that wait for KV of another endpoint too."""
-        scheduler = self.replica.scheduler
-        fetching = self.house.cluster.engines[self.replica.replica_id].fetching
-        return scheduler.waiting_count + scheduler.running_count + fetching
+        replica, scheduler = self.replica, self.replica.scheduler
+        awaiting = awaiting_kv(replica, self.house.cluster.engines[replica.replica_id])
+        return scheduler.waiting_count + scheduler.running_count + awaiting
 
 
 class Parked:

@@ -19,7 +19,7 @@ from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.serve.fleet import Endpoint, Fleet
 from emu.serve.house import ADAPTERS_MAX, House
-from emu.serve.world import Histogram, Statistics
+from emu.serve.world import Histogram, Statistics, awaiting_kv
 from emu.units import NS_PER_S
 
 # --------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def engine_families(
         (
             "num_requests_waiting",
             "Waiting requests, those for KV of another engine too.",
-            lambda r, stats: r.scheduler.waiting_count + stats.fetching,
+            lambda r, stats: r.scheduler.waiting_count + awaiting_kv(r, stats),
         ),
         ("kv_cache_usage_perc", "Part of KV blocks in use.", lambda r, _: kv_use(r)),
     )
@@ -184,7 +184,7 @@ def engine_families(
             for label, r, _, stats in rows
             for reason, count in (
                 ("capacity", r.scheduler.waiting_count),
-                ("deferred", stats.fetching),
+                ("deferred", awaiting_kv(r, stats)),
             )
         ],
     )
@@ -472,7 +472,7 @@ class EndpointPage:
             ("num_prefill_prealloc_queue_reqs", "Not begun.", 0),
             ("num_prefill_inflight_queue_reqs", "KV on its way.", inflight),
             ("num_decode_prealloc_queue_reqs", "Not begun.", 0),
-            ("num_decode_transfer_queue_reqs", "KV on its way.", stats.fetching),
+            ("num_decode_transfer_queue_reqs", "KV on its way.", awaiting_kv(replica, stats)),
         )
         for name, text, value in gauges:
             page.gauge(f"sglang:{name}", text, [(label, float(value))])

@@ -267,6 +267,12 @@ class Statistics:
         self.max_tokens.add(limit)
 
 
+def awaiting_kv(replica: Replica, stats: Statistics) -> int:
+    """Requests of a replica whose KV another one has, or has sent and no step has taken up yet."""
+    come = sum(not r.status.is_terminal for event in replica.arrived for r in event.requests)
+    return stats.fetching + come
+
+
 class Times(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """When a request was where on one engine, emulated ns."""
 

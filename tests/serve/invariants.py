@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from emu.serve.metrics import EndpointPage
+from emu.serve.metrics import EndpointPage, MetricsPage
 from emu.serve.world import LiveCluster
-from tests.serve.live import Live
+
+if TYPE_CHECKING:
+    from tests.serve.live import Live
 
 Samples = dict[tuple[str, str], dict[str, float]]
 """(name, engine) -> the labels that tell one family's samples apart -> value."""
@@ -49,7 +52,8 @@ def check_page(text: str, *, accepted: int | None = None) -> Samples:
         _check_prompts(samples, engine)
         _check_histograms(samples, engine)
     if accepted is not None:
-        assert of_engine(samples) == accepted
+        counted = of_engine(samples)
+        assert counted == accepted, f"{counted} requests on the page, {accepted} given"
     return samples
 
 
@@ -113,13 +117,12 @@ def check_blocks(cluster: LiveCluster) -> None:
         assert 0 <= scheduler.blocks_used <= scheduler.blocks_total
 
 
-async def check_server(live: Live) -> None:
-    """Scrape every page of a server now."""
+def check_server(live: Live) -> None:
+    """Every page of a server as it is now; not by its ports, some of which may be closed."""
     check_blocks(live.cluster)
-    samples = check_page((await live.client.get("/metrics")).text)
-    assert samples
+    assert check_page(MetricsPage(live.house).render().decode())
     fleet = live.server.fleet
     if fleet is None:
         return
-    for endpoint in fleet.endpoints:  # not by the ports, some of which are closed now
+    for endpoint in fleet.endpoints:
         check_page(EndpointPage(live.house, fleet, endpoint).render().decode())
