@@ -602,7 +602,7 @@ class Handoffs:
         ]
 
     def _is_over(self, parked: Parked, now_ns: int) -> bool:
-        """Nobody fetched this KV in time: of the lease, and for SGLang of the bootstrap."""
+        """No endpoint fetched this KV in time: of the lease, and for SGLang of the bootstrap."""
         first_ns = parked.choice.first_ns
         if 0 <= first_ns < now_ns - self._lease_ns:
             return True

@@ -265,8 +265,11 @@ def request_families(page: Page, rows: Sequence[tuple[str, Statistics]]) -> None
 
 
 def _sources(stats: Statistics) -> dict[str, int]:
-    """As vLLM: the sum is `prompt_tokens`, and one for each prompt of `prompt_tokens_recomputed`,
-    whose last token is both found and computed."""
+    """Prompt tokens by origin, as vLLM counts them.
+
+    The sum is `prompt_tokens` plus `prompt_tokens_recomputed`: the last token of a prompt that was
+    cached is both found and computed.
+    """
     external = stats.from_tiers_sum + stats.transferred_sum
     cached = _cached_tokens(stats)
     return {

@@ -173,7 +173,7 @@ def salted_prefix(prompt: Ids, output: Ids, cache_salt: str) -> Prefix:
 
 def unsalted(ids: Ids) -> Ids:
     """The tokens as they were given."""
-    return ids & (2**_SALT_SHIFT - 1)
+    return np.bitwise_and(ids, np.int64(2**_SALT_SHIFT - 1))
 
 
 def filler_text(tokenizer: Tokenizer, start: int, count: int) -> str:
