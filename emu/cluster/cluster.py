@@ -112,7 +112,7 @@ class Cluster:
         ]
         specs = {replica.served: replica.model for replica in plan.replicas}
         recorder.requests.count_flops([model_flops(specs[name]) for name in plan.models])
-        self.pool_of = [self.pools[plan.models.index(r.served)] for r in plan.replicas]
+        self.pool_of = [self.pools[plan.model_indices[r.served]] for r in plan.replicas]
         """By replica."""
         for its_plan, pool in zip(plan.replicas, self.pool_of, strict=True):
             replica = build_replica(
@@ -127,7 +127,11 @@ class Cluster:
             self.replicas.append(replica)
             pool.members.append(replica)
         self.sharing = GpuSharing(
-            plan, self.replicas, self.scalers, lambda model: self.pools[model].waiting()[2]
+            plan,
+            self.replicas,
+            [pool.members for pool in self.pools],
+            self.scalers,
+            lambda model: self.pools[model].waiting()[2],
         )
         self.actors = [ReplicaActor(replica, self) for replica in self.replicas]
         join_waves(plan, self.replicas)
