@@ -216,8 +216,8 @@ def demand(snapshot: Snapshot, rates: Rates, table: AutoscaleTable) -> Demand:
 # against `target_value`).
 #
 # The first look records the present number as a recommendation made just before it (Kubernetes'
-# `recordInitialRecommendation`), so that a controller which starts, or starts again, neither shrinks
-# nor grows before a window has passed.
+# `recordInitialRecommendation`), so that a controller which starts, or starts again, neither
+# shrinks nor grows before a window has passed.
 #
 # Not ready replicas (loading) are part of the present number, and their metric counts as zero when
 # scaling up, so that a load under way is not ordered twice.

@@ -139,7 +139,7 @@ class Cluster:
         self._is_shared = [r.shared for r in plan.replicas]
         self._make_gateway(shared, source)
         check_commands(config.commands, len(self.replicas), plan.source)
-        self.commander = Commander(self.kernel, self.replicas, config.commands)
+        self.commander = Commander(self.kernel, self.replicas, config.commands, self.note)
         self.live = build_live(shared, self)
         self._make_loops(shared)
         if self.history is not None and self.history.follows_steps:
@@ -238,6 +238,13 @@ class Cluster:
         now_ns = self.kernel.now_ns
         for replica in self.replicas:
             replica.note_time(replica.state, now_ns)
+        self.faults.close()
+        self.commander.close()
+
+    def warnings(self) -> list[str]:
+        """After a run: what was asked for and had no effect."""
+        refused = [f"command at {line}" for line in self.commander.refused]
+        return [*self.faults.unreached, *refused]
 
     def _sample(self, at_ns: int) -> None:
         self.recorder.sample(
