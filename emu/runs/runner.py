@@ -35,6 +35,7 @@ from emu.cluster.plan import Plan, ReplicaPlan, make_plan, plugins_of
 from emu.cluster.recorder import Recorder
 from emu.config.check import blaming, placing
 from emu.config.load import effective_dict, load_config
+from emu.config.presets import is_scaled
 from emu.config.schema import Config, SchedulerTable, SyntheticTable, WorkloadTable
 from emu.errors import InputError, InvariantViolation, PluginError, printable
 from emu.kernel.clock import Kernel, Turns
@@ -230,6 +231,8 @@ def _times(
 
 # --- the run --------------------------------------------------------------------------------------
 _OF_THIS_PROCESS: Final = ("roofline", "linear", "profile", "vidur", "aiconfigurator")
+_WARNINGS_MAX: Final = 5
+"""Faults and commands without effect that a run tells; the others stand in marks.csv."""
 _WATCH_S: Final = 0.1
 """How often the progress bar and interruptions from another thread are looked at."""
 
@@ -286,7 +289,25 @@ def prepare(config: Config, source: str, *, imports: bool = True) -> tuple[Plan,
 
         for warning in energy_warnings(config.power, plan):
             workload.notes.warn(warning)
+    if is_scaled(config.autoscale):
+        for warning in scaling_warnings(plan):
+            workload.notes.warn(warning)
     return plan, workload
+
+
+def scaling_warnings(plan: Plan) -> list[str]:
+    """A line on models of which no replica waits to be loaded: their planner can only shrink."""
+    full = [
+        name
+        for name, replicas in plan.replicas_of_models.items()
+        if not any(replica.role == "inactive" for replica in replicas)
+    ]
+    if not full:
+        return []
+    whose = "" if len(plan.models) == 1 else f" of {', '.join(full[:3])}"
+    rest = f" and {len(full) - 3} other models" if len(full) > 3 else ""
+    what = f"no replica{whose}{rest} is inactive"
+    return [f'autoscale: nothing to add: {what}; declare [[replicas]] with role = "inactive"']
 
 
 def check_workload_images(facts: Facts, replicas: Sequence[ReplicaPlan], source: str) -> None:
@@ -437,6 +458,11 @@ def execute(
             for replica, its in zip(cluster.replicas, plan.replicas, strict=False)
         ):
             print(f"warning: {printable(warning)}", file=sys.stderr)
+        told = cluster.warnings()
+        for warning in told[:_WARNINGS_MAX]:
+            print(f"warning: {printable(warning)}", file=sys.stderr)
+        if len(told) > _WARNINGS_MAX:
+            print(f"warning: {len(told) - _WARNINGS_MAX} more in marks.csv", file=sys.stderr)
         recorder.close()
         error = _of_plugins(final_error(cluster, outcome.error), plan)
         summary = write_results(

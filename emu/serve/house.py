@@ -398,7 +398,7 @@ class House:
         """What clients ask for, by the index that replicas and requests have."""
         self.model = self.models[default]
         """What a call that names none gets."""
-        parts = [[r for r in plan.replicas if r.served == name] for name in plan.models]
+        parts = plan.replicas_of_models.values()
         self.plans = [part[0] for part in parts]
         """A replica of each model."""
         self.holds = [holds_for(msgspec.structs.replace(plan, replicas=tuple(p))) for p in parts]
