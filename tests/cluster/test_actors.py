@@ -69,7 +69,9 @@ def test_a_server_has_as_many_tasks_as_actors_with_their_names(tmp_path: Path) -
     roles = [{"role": "prefill", "count": 2}, {"role": "decode", "count": 2}]
 
     async def main() -> None:
-        async with live(tmp_path / "run", tables(replicas=roles, nodes=[{"gpus": 4, "gpu": "A100-SXM4-80GB"}])) as server:
+        async with live(
+            tmp_path / "run", tables(replicas=roles, nodes=[{"gpus": 4, "gpu": "A100-SXM4-80GB"}])
+        ) as server:
             assert (await server.complete(max_tokens=3)).status_code == 200
             check(server)
 
