@@ -216,3 +216,33 @@ def _find(run: Judged, change: Callable[[Records], None], finding: str) -> None:
     changed = copy.deepcopy(records)
     change(changed)
     assert any(line.startswith(finding) for line in truth_of(config, plan, changed))
+
+
+LONG: dict[str, Any] = {
+    "seed": 1,
+    "model": {"name": "meta-llama/Llama-3.1-8B"},
+    "nodes": [{"gpus": 1, "gpu": "A100-SXM4-80GB"}],
+    "latency": {
+        "backend": "linear",
+        "base_us": 20000.0,
+        "per_token_us": 50.0,
+        "per_context_token_us": 0.1,
+    },
+}
+LONG_LINES = [
+    {"arrival_time_ns": 300_000_000 * i, "input_toks": 30 + i, "output_toks": 2200}
+    for i in range(50)
+]
+
+
+def test_percentiles_of_many_gaps_are_held_to_their_stated_error() -> None:
+    """Beyond 100,000 gaps: mean, deviation and maximum to the last digit, percentiles in 2^-11."""
+    judged = _judged(LONG, LONG_LINES)
+    _, _, _, (_, summary) = judged
+    assert summary["itl_samples"] > 100_000
+    for name, factor in (("p90", 1.001), ("std", 1.00001), ("mean", 1.00001), ("max", 1.00001)):
+        config, plan, records, (rows, said) = copy.deepcopy(judged)
+        said[f"{name}_itl_ms"] *= factor
+        problems = truth_of(config, plan, records, rows, said)
+        assert len(problems) == 1
+        assert problems[0].startswith(f"T4: {name}_itl_ms is ")
