@@ -16,7 +16,8 @@ from rich.console import Console
 from emu.chaos.minimize import Shrinking
 from emu.chaos.trial import REFUSED, Verdict
 from emu.config.load import effective_dict
-from emu.config.schema import Config, LimitsTable
+from emu.config.schema import Config
+from emu.config.tables import LimitsTable
 from emu.process.exits import held
 from emu.runs.runner import named_plugins, told_every
 

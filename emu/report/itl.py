@@ -544,9 +544,9 @@ def _weighted_squares(values: Int64Array, counts: Int64Array) -> int:
     import numpy as np
 
     floats = values.astype(np.float64)
-    about = int(np.dot(floats * floats, counts.astype(np.float64)))
-    # A dot product of n floats is within (n + 2) 2^-53 of itself, which must be below 2^62.
-    if about * (len(values) + 2) >= 2**115:
+    about = int((floats * floats * counts).sum())  # `dot` of floats would start threads
+    # The sum of n such products is within (n + 5) 2^-53 of itself, which must be below 2^62.
+    if about * (len(values) + 5) >= 2**115:
         return _squares_of(values.tolist(), counts.tolist())
     rest = int(np.dot(values * values, counts))  # modulo 2^64
     return about + ((rest - about + 2**63) % 2**64 - 2**63)
