@@ -161,6 +161,8 @@ def write_world(world: World, seed: int, directory: Path) -> Path:
     """A world as a configuration file with its workload."""
     directory.mkdir(parents=True, exist_ok=True)
     tables = {**world.tables, "seed": seed}
+    if tables.get("models"):
+        tables.pop("replicas", None)  # they share all GPUs; a file that has both is refused
     if world.lines:
         lines = directory / f"seed-{seed}.jsonl"
         lines.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in world.lines))

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from emu.chaos.campaign import Asked, campaign, chaos_command, jobs_of
+from emu.chaos.campaign import (
+    Asked,
+    campaign,
+    chaos_command,
+    jobs_of,
+    read_world,
+    world_of,
+    write_world,
+)
+from emu.config.load import config_from_dict
 from emu.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +59,13 @@ def test_a_whole_shipped_configuration_has_no_violation(path: Path) -> None:
     totals = campaign(jobs_of(Asked(path, range(20))).jobs)
     told = {verdict.seed: verdict.problems for verdict in totals.failing}
     assert told == {}, f"python -m emu chaos {path} --seeds 0:20"
+
+
+@pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
+def test_a_world_of_a_shipped_configuration_is_read_back_as_written(copy: Path, path: Path) -> None:
+    world = world_of(jobs_of(Asked(path, range(1), quick=True)).jobs[0])
+    again = read_world(write_world(world, 0, copy / "kept"))
+    assert config_from_dict(again.tables) == config_from_dict(world.tables)
 
 
 @pytest.mark.usefixtures("copy")
