@@ -446,6 +446,7 @@ PARTIAL_TABLES: Final[Mapping[tuple[type, str], type[msgspec.Struct]]] = {
 _INT_MAX: Final = 2**63 - 1
 _NUMBER_MAX: Final = 1e15
 _SHOWN_CHARS: Final = 60
+_SWEEP: Final = "unknown key; a file with a base is a sweep: emu sweep FILE"
 _OWNERS_SHOWN: Final = 4
 _STEERING: Final = ("Cc", "Cf", "Zl", "Zp")
 """Categories of characters that no name or path has: control, invisible formats, line ends."""
@@ -627,7 +628,8 @@ class _Checker:
                 continue  # told above
             if key not in known:
                 elsewhere = {} if partial else self.elsewhere
-                yield where, unknown_key(key, list(known), elsewhere)
+                is_sweep = where == ("base",)
+                yield where, _SWEEP if is_sweep else unknown_key(key, list(known), elsewhere)
                 continue
             table = PARTIAL_TABLES.get((struct.cls, key))
             if table is not None:

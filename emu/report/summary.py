@@ -367,7 +367,7 @@ DEFINITIONS: Final = {
     "itl": "Every gap between two tokens of a request, pooled over all requests.",
     "e2el": "Last token - arrival, of completed requests.",
     "percentiles": "Linear interpolation between the nearest ranks (numpy). ITL beyond 100,000 "
-    "gaps: within 2^-11 of the value; means and maxima are always exact.",
+    "gaps: within 2^-11 of the value; means, deviations and maxima are always exact.",
     "duration": "First arrival to last token, s.",
     "request_throughput": "Completed requests / duration.",
     "output_throughput": "Output tokens of completed requests / duration.",
