@@ -288,8 +288,9 @@ def _vidur(
         problem = "the vidur backend has no pipeline stages"
         raise InputError(context.source, None, "replicas.pipeline_parallel", problem)
     dtype = sizes.activation_dtype(model, context.dtype)
-    if dtype not in ("float16", "bfloat16") or context.dtype not in ("auto", dtype):
-        problem = f"Vidur measured 16-bit weights, not {context.dtype}"
+    weights = sizes.weights_told(model, context.dtype)
+    if dtype not in ("float16", "bfloat16") or weights != dtype:
+        problem = f"Vidur measured 16-bit weights, not {weights}"
         raise InputError(context.source, None, "model.dtype", problem)
     device = device_name(context.gpu.name, table.hardware, context.source)
     layers = VidurLayers(Path(table.path), device, model, context.tensor_parallel)

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from emu.catalogue import sizes
+from emu.catalogue.checkpoints import check_dtype
 from emu.catalogue.lookup import GpuSpec, lookup_gpu, lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
 from emu.catalogue.sizes import Draft
@@ -536,6 +537,7 @@ def _model(table: ModelTable, source: str) -> ModelSpec:
         if table.assume:
             raise InputError(source, None, "model.assume", "needs model.hf_config")
         spec = lookup_model(table.name, source, "model.name")
+        check_dtype(spec, table.dtype, source)
     return spec
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 
+from emu.catalogue import sizes
 from emu.cluster.audit import (
     expert_loads,
     final_error,
@@ -142,6 +143,16 @@ class Progress:
 _Z90: Final = 1.6449
 _STEPS_BEFORE: Final = 1.5
 """Steps that a request waits for before its own, on average."""
+
+
+def served_lines(plan: Plan) -> list[str]:
+    """`Qwen/Qwen3-8B, weights bfloat16, KV bfloat16` for each model and pair of types."""
+    found = {
+        f"{replica.model.name}, weights {sizes.weights_told(replica.model, replica.dtype)}, "
+        f"KV {replica.kv_dtype}": None
+        for replica in plan.replicas
+    }
+    return list(found)
 
 
 def uncertainty_line(config: Config, plan: Plan, summary: Summary) -> str:
@@ -731,8 +742,11 @@ def run_command(
     elif not quiet:
         assert result.summary is not None
         say = _print_summary(result.summary)
+        plan = make_plan(config, str(path))
+        for line in served_lines(plan):
+            say(f"model: {line}")
         if config.latency.host_overhead and result.summary.completed:
-            line = uncertainty_line(config, make_plan(config, str(path)), result.summary)
+            line = uncertainty_line(config, plan, result.summary)
             if line:
                 say(f"engine: {line}")
         emulated_s = result.outcome.end_ns / NS_PER_S
