@@ -34,10 +34,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from emu.cluster.plan import ReplicaPlan
 from emu.errors import InputError
 from emu.kernel.clock import NEVER
-from emu.kv.blocks import BlockPool
 from emu.latency.engine_steps import Intake
-from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
+from emu.replica.view import ReplicaHandle
 from emu.request import HANDOFF_NEVER_NS, Prefix, Request
 from emu.serve.house import House
 from emu.serve.protocol import ApiError, Call, KvTransfer
@@ -267,14 +266,6 @@ def zmq_context() -> Any:
     return zmq.Context()
 
 
-def watch(pool: object, ledger: Ledger) -> bool:
-    """Let the ledger watch a pool. False if the pool keeps no identities: nothing can be found."""
-    if not isinstance(pool, BlockPool):
-        return False
-    pool.watcher = ledger
-    return True
-
-
 # --- the fleet ------------------------------------------------------------------------------------
 S = ReplicaState
 _ABSENT: Final = frozenset({S.INACTIVE, S.FAILED})
@@ -292,7 +283,7 @@ _DEATH_SEEN_NS: Final = 10 * NS_PER_S
 class Endpoint:
     """One replica as one engine."""
 
-    def __init__(self, house: House, replica: Replica, plan: ReplicaPlan, port: int) -> None:
+    def __init__(self, house: House, replica: ReplicaHandle, plan: ReplicaPlan, port: int) -> None:
         self.house = house
         self.replica = replica
         self.plan = plan
@@ -315,8 +306,7 @@ class Endpoint:
     @property
     def open_requests(self) -> int:
         """Waiting and running here."""
-        scheduler = self.replica.scheduler
-        return scheduler.waiting_count + scheduler.running_count
+        return self.replica.view().promised_load(1, 1)
 
 
 class Parked:
@@ -579,7 +569,7 @@ class KvEvents:
             loop.call_soon(self._flush, index)
 
         ledger = Ledger(self._wire, size, changed)
-        if not watch(getattr(endpoint.replica.scheduler, "pool", None), ledger):
+        if not endpoint.replica.view().watch_cache(ledger):
             problem = "KV events need prefix caching, and a scheduler that has it"
             raise InputError("serve", None, "--kv-events", problem)
         return ledger
