@@ -16,6 +16,9 @@ import pytest
 import emu
 import emu.cluster.build
 from emu.autoscale.planner import Demand
+from emu.chaos.trial import run_world
+from emu.chaos.worlds import World, draw_world
+from emu.plugins import named
 from emu.policy import Context, Ended, RequestView
 from emu.replica.states import ReplicaState
 from emu.routing.policies import Router, Signal
@@ -247,3 +250,34 @@ def test_a_planner_that_reads_all_it_can_sees_no_leap(delay_ms: float, tmp_path:
     scaling = {**SCALING, "planner": ReadsPlanner, "metrics_delay_ms": delay_ms}
     tables = world(**WORLDS["autoscaled"]) | {"autoscale": scaling}
     assert_leaps_do_not_show(tables, tmp_path)
+
+
+# --- random worlds --------------------------------------------------------------------------------
+def differences(drawn: World, seed: int) -> list[str]:
+    """Where a random world's files differ without leaps; whatever else chaos finds is not asked."""
+    verdict = run_world(drawn, seed, every=10**9)
+    return [line for line in verdict.problems if line.startswith(("leap", "untyped", "input"))]
+
+
+def drawn_with(seed: int, table: str, **keys: Any) -> World:
+    drawn = draw_world(seed)
+    drawn.tables[table] = {**drawn.tables.get(table, {}), **keys}  # type: ignore[literal-required]
+    return drawn
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_router_sees_a_leap_in_random_worlds(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = drawn_with(seed, "router", signal_delay_ms=float(seed % 2 * 31))
+    monkeypatch.setattr(emu.cluster.build, "make_router", lambda *_, **__: EveryField())
+    assert differences(drawn, seed) == []
+
+
+@pytest.mark.parametrize("seed", range(8, 14))
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [("policy", ReadsRouter), ("admission", ReadsAdmission)],
+    ids=["route", "admit"],
+)
+def test_no_policy_sees_a_leap_in_random_worlds(seed: int, key: str, kind: type) -> None:
+    drawn = drawn_with(seed, "router", **{key: named(kind)}, signal_delay_ms=float(seed % 2 * 31))
+    assert differences(drawn, seed) == []
