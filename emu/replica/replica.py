@@ -31,7 +31,6 @@ from emu.replica.actions import Action
 from emu.replica.events import CANCELS_APPLIED, LOOK, Event, Kind, KvDelivered
 from emu.replica.layer_scheduler import LayerScheduler
 from emu.replica.ports import (
-    GroupWave,
     Observers,
     Outbox,
     OwnLeap,
@@ -140,9 +139,8 @@ class Replica(ReplicaHandle):
         self.model = 0
         """Which of the served models it serves."""
         self.stages = stages
-        self.history: list[str] = []
-        self.actor: ReplicaActorPort = NO_ACTOR
-        """Where messages for this replica go; set by the actor."""
+        self.history = []
+        self.actor = NO_ACTOR
         self.out: list[Action] = []
         """Actions of the handler that has just run."""
         self.look = 0
@@ -195,9 +193,9 @@ class Replica(ReplicaHandle):
         self.touch_log = None
         self.is_touched = True
         self.state_since_ns = clock.now_ns
-        self.state_ns: dict[ReplicaState, int] = {}
+        self.state_ns = {}
         self.tier_traffic: TierTraffic | None = None
-        self.wave: GroupWave | None = None
+        self.wave = None
         self._set_up_counters()
         self._set_up_iteration()
         self.prerequisites = Prerequisites(replica_id)

@@ -17,8 +17,6 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, final
 
-from mypy_extensions import mypyc_attr
-
 from emu.kernel.clock import Kernel, Lock
 from emu.kv.blocks import BlockPool, PoolWatcher
 from emu.latency.base import LatencyBackend
@@ -252,7 +250,6 @@ class View:
         return self._scheduler.ledger.pool.blocks_free
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class ReplicaHandle:
     """A replica for all others: who and where it is, its state, its lock and its mailbox.
 

@@ -60,10 +60,18 @@ def looks(tables: dict[str, Any], path: Path, *, leap: bool) -> tuple[list[Any],
             now_ns = cluster.kernel.now_ns
             seen.append((now_ns, name, [FIGURES[name](view) for view in kept]))
 
+        def spare() -> None:
+            found = [replica.replica_id for replica in cluster.scalers[0].can_spare()]
+            seen.append((cluster.kernel.now_ns, found))
+
+        looks = [
+            *(partial(look, name) for name in FIGURES),
+            spare,
+            lambda: seen.append(cluster.story()),
+        ]
         for turn in range(400):
-            name = list(FIGURES)[turn % len(FIGURES)]
-            priority = (PRIORITY_WORLD, PRIORITY_CONTROL)[turn // len(FIGURES) % 2]
-            cluster.kernel.call_at(1 + turn * 10_000_000, priority, partial(look, name))
+            priority = (PRIORITY_WORLD, PRIORITY_CONTROL)[turn // len(looks) % 2]
+            cluster.kernel.call_at(1 + turn * 10_000_000, priority, looks[turn % len(looks)])
         assert (await cluster.run()).error is None
 
     anyio.run(main, backend_options={"use_uvloop": True})
@@ -73,7 +81,7 @@ def looks(tables: dict[str, Any], path: Path, *, leap: bool) -> tuple[list[Any],
 
 
 @pytest.mark.parametrize("name", WORLDS)
-def test_a_view_that_is_kept_is_exact_at_each_read(name: str, tmp_path: Path) -> None:
+def test_what_is_seen_of_a_cluster_is_exact_at_each_read(name: str, tmp_path: Path) -> None:
     tables = world(**WORLDS[name])
     leaping, requests = looks(tables, tmp_path / "leap", leap=True)
     stepping, _ = looks(tables, tmp_path / "step", leap=False)
