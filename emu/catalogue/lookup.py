@@ -35,6 +35,7 @@ from emu.catalogue.model import (
 from emu.catalogue.reader import ConfigReader, read_quantization
 from emu.config.names import read_input
 from emu.errors import InputError
+from emu.process.prepared import prepared
 
 # --- a `ModelSpec` from a Hugging Face `config.json` ----------------------------------------------
 # Owns the knowledge of key names and of what a plain `model_type` implies without saying so
@@ -587,7 +588,7 @@ def _names(file: str) -> Mapping[str, str]:
 
 def _aliases(table: str) -> list[str]:
     _, found, rest = f"\n{table}".partition("\naliases = ")
-    return msgspec.json.decode(rest.split("\n", 1)[0], type=list[str]) if found else []
+    return msgspec.json.decode(rest.split("\n", 1)[0], type=prepared(list[str])) if found else []
 
 
 @functools.cache
@@ -599,7 +600,7 @@ def _model(name: str) -> ModelSpec:
 def _gpu(name: str) -> GpuSpec:
     entry = tomllib.loads(_tables(_GPUS)[name])
     entry.pop("aliases", None)
-    return msgspec.convert({"name": name, **entry}, GpuSpec)
+    return msgspec.convert({"name": name, **entry}, prepared(GpuSpec))
 
 
 def _unknown(

@@ -428,17 +428,21 @@ def rerun(
     run: Path,
     /,
     *,
+    plugins: Annotated[bool, Parameter(name="--plugins", negative=())] = False,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     quiet: Quiet = False,
 ) -> int:
     """Emulate a run again from its directory, and compare the results byte by byte.
 
     Exit status 3, with the first line that differs and the reason, if they are not the same.
+    A run that names classes of its own, or a program, is refused with the names of their files.
 
     Parameters
     ----------
     run
         Directory of a complete run.
+    plugins
+        Run the code that the configuration names (read it before).
     output
         Keep the new run in this directory.
     quiet
@@ -446,7 +450,7 @@ def rerun(
     """
     from emu.runs.again import rerun_command
 
-    return rerun_command(run, output, quiet=quiet)
+    return rerun_command(run, output, quiet=quiet, plugins=plugins)
 
 
 def bundle(

@@ -6,7 +6,8 @@ and `emu/cluster/cluster.py` builds the actors from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from emu.config.schema import (
     PlacementTable,
     ReplicaTable,
     SchedulerTable,
+    ServedModelTable,
     SpeculativeTable,
     VllmTable,
 )
@@ -214,8 +216,8 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """The cluster as facts."""
+class Plan(msgspec.Struct, frozen=True, dict=True):
+    """The cluster as facts. What follows from them is worked out once, at the first asking."""
 
     config: Config
     source: str
@@ -223,16 +225,33 @@ class Plan(msgspec.Struct, frozen=True):
     gpus_of_nodes: tuple[GpuSpec, ...]
     replicas: tuple[ReplicaPlan, ...]
 
-    @property
+    @cached_property
     def models(self) -> tuple[str, ...]:
         """What requests may ask for, in the order of the configuration."""
         return tuple(dict.fromkeys(replica.served for replica in self.replicas))
 
+    @cached_property
+    def model_indices(self) -> Mapping[str, int]:
+        """Index in `models` by name."""
+        return {name: index for index, name in enumerate(self.models)}
+
+    @cached_property
+    def replicas_of_models(self) -> Mapping[str, Sequence[ReplicaPlan]]:
+        """The replicas of each model, ascending id, in the order of `models`."""
+        found: dict[str, list[ReplicaPlan]] = {}
+        for replica in self.replicas:
+            found.setdefault(replica.served, []).append(replica)
+        return found
+
+    @cached_property
+    def tables_of_models(self) -> Mapping[str, tuple[int, ServedModelTable]]:
+        """The `[[models]]` by what requests call them, with their index; empty without any."""
+        return {table.label: (index, table) for index, table in enumerate(self.config.models)}
+
     @property
     def default_model(self) -> int:
         """Index of the model that serves requests which name none."""
-        label = self.config.model.label
-        return self.models.index(label) if label in self.models else 0
+        return self.model_indices.get(self.config.model.label, 0)
 
 
 def make_plan(config: Config, source: str = "config", *, imports: bool = True) -> Plan:

@@ -47,6 +47,7 @@ from emu.config.schema import (
     VllmV0Table,
 )
 from emu.errors import InputError
+from emu.process.prepared import prepared
 
 # --- places: where a key stands in a TOML text ----------------------------------------------------
 # `tomllib` forgets positions, so this scanner walks the text once more. It runs only after
@@ -387,7 +388,7 @@ def unions() -> Mapping[Struct, Union]:
 
 def fault_of(raw: Mapping[str, Any]) -> FaultTable:
     """A `[[faults]]` table as its kind. Raises msgspec.ValidationError."""
-    made = msgspec.convert(raw, unions()[FaultTable].kind_of(raw))
+    made = msgspec.convert(raw, prepared(unions()[FaultTable].kind_of(raw)))
     assert isinstance(made, FaultTable)
     return made
 
@@ -400,12 +401,12 @@ def convert(raw: Mapping[str, Any]) -> Config:
     if isinstance(faults, list) and faults and all(isinstance(fault, dict) for fault in faults):
         del rest["faults"]
         made["faults"] = [fault_of(fault) for fault in faults]
-    config = msgspec.convert(rest, Config)
+    config = msgspec.convert(rest, prepared(Config))
     for name, base in _FIELDS.items():
         if name in raw:
             table = raw[name]
             kind = KINDS[base].kind_of(table) if isinstance(table, dict) else base
-            made[name] = msgspec.convert(table, kind)
+            made[name] = msgspec.convert(table, prepared(kind))
     return msgspec.structs.replace(config, **made) if made else config
 
 
@@ -417,7 +418,7 @@ def overridden(table: msgspec.Struct, changes: Mapping[str, Any]) -> Any:
     plain: dict[str, Any] = msgspec.to_builtins(table)
     base = next((base for base in KINDS if isinstance(table, base)), None)
     if base is None:
-        return msgspec.convert(plain | dict(changes), type(table))
+        return msgspec.convert(plain | dict(changes), prepared(type(table)))
     merged = plain | dict(changes)
     kind = KINDS[base].kind_of(merged)
     if kind is not type(table):
@@ -426,7 +427,7 @@ def overridden(table: msgspec.Struct, changes: Mapping[str, Any]) -> Any:
             for key, value in merged.items()
             if key in changes or key in kind.__struct_fields__
         }
-    return msgspec.convert(merged, kind)
+    return msgspec.convert(merged, prepared(kind))
 
 
 # --- the check ------------------------------------------------------------------------------------

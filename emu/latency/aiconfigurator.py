@@ -30,6 +30,7 @@ from emu.errors import InputError, install_hint
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
 from emu.latency.engine import NO_OVERHEAD, HostCosts, host_ns
 from emu.latency.profile_tables import AttentionTable, LayerAttention
+from emu.process.prepared import prepared
 
 WHEEL: Final = "aiconfigurator-core==0.12.0"
 FORMAT: Final = "emu aiconfigurator table 2"
@@ -420,7 +421,7 @@ def save_table(path: Path, table: Table) -> None:
 def load_table(path: Path) -> Table:
     """Read a table. Raises InputError."""
     try:
-        table = msgspec.json.decode(read_input(path, "latency.path"), type=Table)
+        table = msgspec.json.decode(read_input(path, "latency.path"), type=prepared(Table))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(str(path), None, "latency.path", str(error)) from None
     if table.format != FORMAT or not table.points:

@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 
 from emu.catalogue.lookup import GpuSpec
+from emu.process.prepared import prepared
 
 _FILE: Final = Path(__file__).with_name("kernels.toml")
 GENERIC: Final = "generic"
@@ -213,7 +214,7 @@ def _texts() -> dict[str, str]:
 
 @functools.cache
 def _kernels(name: str) -> Kernels:
-    return msgspec.convert(tomllib.loads(_texts()[name])[name], Kernels)
+    return msgspec.convert(tomllib.loads(_texts()[name])[name], prepared(Kernels))
 
 
 def all_kernels() -> dict[str, Kernels]:

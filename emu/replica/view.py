@@ -251,7 +251,7 @@ class View:
 
 
 class ReplicaHandle:
-    """A replica for all others: who and where it is, its state, its lock and its mailbox.
+    """A replica for all others: its place, its state, its lock and its mailbox.
 
     Its books are behind `view()`. Only the replica itself writes to it.
     """
@@ -266,7 +266,7 @@ class ReplicaHandle:
     gpus: tuple[int, ...]
     stages: int
     lock: Lock
-    """Who may send KV here."""
+    """Held by the watcher that sends KV here, or to keep KV away."""
     actor: ReplicaActorPort
     """Where messages for this replica go; set by the actor."""
     incarnation: int

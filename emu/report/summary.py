@@ -23,6 +23,7 @@ import msgspec
 from emu.config.names import read_input
 from emu.config.schema import SloTable
 from emu.errors import InputError
+from emu.process.prepared import prepared
 from emu.report.atomic import write_bytes
 from emu.report.itl import GapStats
 from emu.report.records import FEW, RequestStats, ascending, deviation_of, mean_of, total_of
@@ -667,7 +668,7 @@ def write_summary(path: Path, summary: Summary) -> None:
 def read_summary(path: Path) -> Summary:
     """Read a file of this kind; keys of later versions are ignored."""
     try:
-        return msgspec.json.decode(read_input(path), type=Summary)
+        return msgspec.json.decode(read_input(path), type=prepared(Summary))
     except msgspec.DecodeError as error:
         raise InputError(str(path), None, "", f"not a summary of emu: {error}") from None
 

@@ -35,18 +35,18 @@ from emu.cluster.plan import Plan, ReplicaPlan, make_plan, plugins_of
 from emu.cluster.recorder import Recorder
 from emu.config.check import blaming, placing
 from emu.config.load import effective_dict, load_config
-from emu.config.names import is_import_path
+from emu.config.presets import is_scaled
 from emu.config.schema import Config, SchedulerTable, SyntheticTable, WorkloadTable
 from emu.errors import InputError, InvariantViolation, PluginError, printable
 from emu.kernel.clock import Kernel, Turns
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.log import Format, Level, Log, make_log
-from emu.plugins import KEYS, sources
 from emu.process.exits import held, sent_to
 from emu.process.version import __version__, build, revision
 from emu.report.atomic import RunDirectory, find, write_text
 from emu.report.runfiles import write_experts, write_flows, write_gaps
 from emu.report.summary import DEFINITIONS, Summary, build_summary, write_summary
+from emu.runs.inputs import Names, recorded
 from emu.units import NS_PER_S
 from emu.workload.items import Notes
 from emu.workload.opened import Facts, Workload, open_workload, refused_warning
@@ -125,54 +125,6 @@ class Progress:
             state=f"{emulated_s:,.0f} s emulated, {emulated_s / spent_s:,.0f}x, "
             f"{gateway.outstanding} in flight; {shown}",
         )
-
-
-# --- the files that a configuration names, and what was in them -----------------------------------
-FILE_KEYS: Final = ("path", "hf_config", "tokenizer", "replay")
-"""Keys of a configuration that name a file or a directory which is read."""
-
-
-def named_files(value: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """Each table and key of an effective configuration that names something that is there."""
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, inner in items:
-        if isinstance(inner, (dict, list)):
-            yield from named_files(inner)
-        elif key in FILE_KEYS and isinstance(inner, str) and inner:
-            yield value, key
-
-
-def named_plugins(value: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """Each table and key of an effective configuration that names a class of a user's own."""
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, inner in items:
-        if isinstance(inner, (dict, list)):
-            yield from named_plugins(inner)
-        elif key in KEYS and isinstance(inner, str) and is_import_path(inner):
-            yield value, key
-
-
-def digests(config: dict[str, Any]) -> dict[str, str]:
-    """Path -> digest of what is there, for all files and classes that a configuration names."""
-    paths = dict.fromkeys(table[key] for table, key in named_files(config))
-    found = {path: tree_digest(Path(path)) for path in paths if Path(path).exists()}
-    for table, key in named_plugins(config):
-        found |= {str(file): tree_digest(file) for file in sources(table[key])}
-    return found
-
-
-def tree_digest(root: Path) -> str:
-    """Digest of a file, or of all files below a directory with their relative names."""
-    import hashlib
-
-    whole = hashlib.sha256()
-    files = sorted(path for path in root.rglob("*") if path.is_file()) if root.is_dir() else [root]
-    for file in files:
-        if "__pycache__" not in file.parts:
-            whole.update(f"{file.relative_to(root)}\0".encode())
-            with file.open("rb") as content:
-                whole.update(hashlib.file_digest(content, "sha256").digest())
-    return whole.hexdigest()
 
 
 # --- how well a run's engine is known, in one line ------------------------------------------------
@@ -279,6 +231,8 @@ def _times(
 
 # --- the run --------------------------------------------------------------------------------------
 _OF_THIS_PROCESS: Final = ("roofline", "linear", "profile", "vidur", "aiconfigurator")
+_WARNINGS_MAX: Final = 5
+"""Faults and commands without effect that a run tells; the others stand in marks.csv."""
 _WATCH_S: Final = 0.1
 """How often the progress bar and interruptions from another thread are looked at."""
 
@@ -335,7 +289,25 @@ def prepare(config: Config, source: str, *, imports: bool = True) -> tuple[Plan,
 
         for warning in energy_warnings(config.power, plan):
             workload.notes.warn(warning)
+    if is_scaled(config.autoscale):
+        for warning in scaling_warnings(plan):
+            workload.notes.warn(warning)
     return plan, workload
+
+
+def scaling_warnings(plan: Plan) -> list[str]:
+    """A line on models of which no replica waits to be loaded: their planner can only shrink."""
+    full = [
+        name
+        for name, replicas in plan.replicas_of_models.items()
+        if not any(replica.role == "inactive" for replica in replicas)
+    ]
+    if not full:
+        return []
+    whose = "" if len(plan.models) == 1 else f" of {', '.join(full[:3])}"
+    rest = f" and {len(full) - 3} other models" if len(full) > 3 else ""
+    what = f"no replica{whose}{rest} is inactive"
+    return [f'autoscale: nothing to add: {what}; declare [[replicas]] with role = "inactive"']
 
 
 def check_workload_images(facts: Facts, replicas: Sequence[ReplicaPlan], source: str) -> None:
@@ -486,12 +458,17 @@ def execute(
             for replica, its in zip(cluster.replicas, plan.replicas, strict=False)
         ):
             print(f"warning: {printable(warning)}", file=sys.stderr)
+        told = cluster.warnings()
+        for warning in told[:_WARNINGS_MAX]:
+            print(f"warning: {printable(warning)}", file=sys.stderr)
+        if len(told) > _WARNINGS_MAX:
+            print(f"warning: {len(told) - _WARNINGS_MAX} more in marks.csv", file=sys.stderr)
         recorder.close()
         error = _of_plugins(final_error(cluster, outcome.error), plan)
         summary = write_results(
             directory.staging, cluster, recorder, error, rows=workload.count, notes=workload.notes
         )
-        text = host_facts(config, source, outcome, wall, cpu, origin)
+        text = host_facts(config, source, directory.final, outcome, wall, cpu, origin)
         write_text(directory.staging / "run.json", text)
         if error is not None:
             directory.publish_partial()
@@ -627,6 +604,7 @@ def _run_cluster(
 def host_facts(
     config: Config,
     source: str,
+    directory: Path,
     outcome: Outcome,
     wall: float,
     cpu: float,
@@ -634,19 +612,18 @@ def host_facts(
 ) -> str:
     """run.json: the only file that may hold wall-clock figures and facts of the host.
 
-    `wall` and `cpu` are seconds.
+    `directory`: of the run. `wall` and `cpu` are seconds.
     """
     numpy_version, uvloop_version = (
         getattr(sys.modules.get(name), "__version__", None) for name in ("numpy", "uvloop")
     )
     wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
-    plain = effective_dict(config)
+    names = Names(Path.cwd())
     content = {
-        "config_file": source,
-        "command": origin.command if origin else None,
-        "overrides": list(origin.overrides) if origin else [],
-        "config": plain,
-        "inputs": digests(plain),
+        "config_file": names.at_home(source),
+        "command": names.at_home(origin.command) if origin else None,
+        "overrides": names.all_at_home(origin.overrides) if origin else [],
+        **recorded(effective_dict(config), directory),
         "versions": {
             "emu": __version__,
             "revision": revision(),
@@ -721,7 +698,8 @@ def _is_same(config: Config, summary: Path) -> bool:
         old = dict(content["config"])
     except (OSError, ValueError, KeyError, TypeError):
         return ".partial" in summary.name  # nothing that one would want to keep
-    new = json.loads(msgspec.json.encode(effective_dict(config)))
+    recorded_as = Names(Path.cwd()).all_at_home(effective_dict(config))
+    new = json.loads(msgspec.json.encode(recorded_as))
     return {**old, "output": None} == {**new, "output": None}
 
 
