@@ -375,15 +375,14 @@ class EndpointApi(Api):
 
     async def sglang_load(self, request: HttpRequest) -> Response:
         """The load in the form of SGLang's router."""
-        scheduler = self.endpoint.replica.scheduler
-        self.endpoint.replica.settle()
+        view = self.endpoint.replica.view()
         return JSONResponse(
             [
                 {
                     "dp_rank": 0,
                     "num_reqs": self.endpoint.open_requests,
-                    "num_waiting_reqs": scheduler.waiting_count,
-                    "num_tokens": scheduler.blocks_used * self.endpoint.plan.scheduler.block_size,
+                    "num_waiting_reqs": view.waiting_count,
+                    "num_tokens": view.blocks_used * self.endpoint.plan.scheduler.block_size,
                     "ts_tic": time.perf_counter(),
                 }
             ]
