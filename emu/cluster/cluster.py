@@ -20,7 +20,7 @@ from emu.cluster.build import (
     Shared,
     TierBook,
     build_dispatch,
-    build_encoders,
+    build_doors,
     build_insight,
     build_intake,
     build_live,
@@ -161,7 +161,7 @@ class Cluster:
                     self.actors,
                     pool.queue,
                     match=self.prefix_match,
-                    holds_adapter=self.holds_adapter,
+                    holds=self.holds,
                 )
                 for pool in self.pools
             ],
@@ -173,7 +173,7 @@ class Cluster:
             cancel=self.cancel,
             on_routed=self.recorder.routed if self.recorder.tells_lives else None,
             intake=build_intake(shared),
-            encoders=build_encoders(shared.plan),
+            doors=build_doors(shared.plan),
             admission=None if insight is None else insight.admission(),
             clients=self.config.workload.concurrency,
         )
@@ -424,7 +424,7 @@ class Cluster:
         if request.holder_id < 0:
             if (
                 request in self.gateway.taking
-                or request.request_id in self.gateway.encoding
+                or request.request_id in self.gateway.at_doors
                 or any(q.cancel(request) for q in self.queues)
                 or self.gateway.cancel_held(request)
             ):
@@ -446,10 +446,9 @@ class Cluster:
         self.actors[request.holder_id].post(leave)
 
     # --- seeing -------------------------------------------------------------------------------
-    def holds_adapter(self, replica_id: int, request: Request) -> bool:
-        """Whether the request's LoRA adapter is on a replica's GPU."""
-        adapters = self.replicas[replica_id].scheduler.adapters
-        return adapters is not None and adapters.holds(request.adapter)
+    def holds(self, replica_id: int, request: Request) -> bool:
+        """Whether a replica holds what a feature would load for the request."""
+        return any(part.holds(request) for part in self.replicas[replica_id].scheduler.parts)
 
     def prefix_match(self, replica_id: int, request: Request) -> int:
         """Prompt tokens of the request that a replica has in its cache."""

@@ -254,19 +254,6 @@ class OwnPlacement:
         return index_of(chosen, len(candidates), self._what, may_wait=True)
 
 
-class OwnEviction:
-    """A policy that says which request loses its KV blocks."""
-
-    def __init__(self, made: Any, path: str) -> None:
-        self._made = made
-        self._what = f"scheduler.eviction: {path}"
-
-    def choose(self, needy: Request, candidates: Sequence[Request]) -> int:
-        """Index of the victim among the candidates."""
-        views = [RequestView(request) for request in candidates]
-        return index_of(self._made.choose(RequestView(needy), views), len(candidates), self._what)
-
-
 class OwnMigration:
     """A policy for which running request moves where."""
 

@@ -225,8 +225,8 @@ class LoraAffinityRouter:
     that look at the adapters that engines report.
     """
 
-    def __init__(self, holds_adapter: AdapterMatch) -> None:
-        self._holds = holds_adapter
+    def __init__(self, holds: AdapterMatch) -> None:
+        self._holds = holds
 
     def choose(self, request: Request, signals: Sequence[Signal]) -> int:
         """The least loaded of those with the adapter and a place, else of all."""
@@ -259,7 +259,7 @@ def make_router(
     seed: int,
     pool: str,
     match: PrefixMatch,
-    holds_adapter: AdapterMatch | None = None,
+    holds: AdapterMatch | None = None,
     own: Callable[[str, str], Any] = make_plugin,
 ) -> Router:
     """The router of a pool of replicas. Each pool has its own (counters are not shared).
@@ -278,8 +278,8 @@ def make_router(
     if policy == "prefix_aware":
         return PrefixAwareRouter(match)
     if policy == "lora_affinity":
-        assert holds_adapter is not None
-        return LoraAffinityRouter(holds_adapter)
+        assert holds is not None
+        return LoraAffinityRouter(holds)
     made: Router = own(policy, "router.policy")
     weights = getattr(made, "linear_load", None)
     if weights is None:
