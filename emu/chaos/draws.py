@@ -616,7 +616,7 @@ def _overrides(rng: Rng, tables: Tables) -> None:
         group["model"] = {"max_model_tokens": 5_000}
 
 
-# --- newer models and engines' features: hybrid layers, drafts, adapters, images ------------------
+# --- newer models and engines' features -----------------------------------------------------------
 # A stream of its own decides, so that the rest of a world stays as it was drawn. What a world's
 # schedulers and backends cannot do is not drawn for it.
 

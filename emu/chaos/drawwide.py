@@ -387,7 +387,7 @@ def draw_wide(seed: int, tables: Tables, lines: list[Tables]) -> float:
 
 
 def _can_be_fleet(tables: Tables) -> bool:
-    """Several models know no tiers, groups that step together, drafts or adapters here."""
+    """Several models know no tiers, groups that step together, or drafts here."""
     scheduler = tables["scheduler"]
     return (
         not tables["network"].get("tiers")

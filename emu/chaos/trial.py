@@ -37,6 +37,7 @@ from emu.config.check import struct_of, table_info, unions, unwrap, whole_schema
 from emu.config.load import config_from_dict
 from emu.config.schema import Config
 from emu.errors import EmuError, InputError, InvariantViolation
+from emu.features.registry import all_features
 from emu.kernel.clock import Kernel
 from emu.log import Log
 from emu.process.exits import scratch, sent_to
@@ -83,8 +84,9 @@ NOT_DRAWN: Final[Mapping[str, str]] = MappingProxyType(
             ),
             _PROGRAM,
         ),
-        **dict.fromkeys(("router.admission", "scheduler.eviction", "migration.policy"), _ONE),
+        **dict.fromkeys(("router.admission", "migration.policy"), _ONE),
         "scheduler.leap": "each world runs with leaps and without; the trial compares the two",
+        **{key: why for feature in all_features() for key, why in feature.undrawn.items()},
     }
 )
 """Keys that no drawn world has, and why. Worlds' own lines are written where `path` says."""

@@ -201,8 +201,7 @@ def _feature_figures(cluster: Cluster) -> dict[str, dict[str, Any]]:
     speculation = _speculation(cluster)
     if speculation is not None:
         found["speculation"] = speculation
-    plans = cluster.plan.replicas
-    for feature in dict.fromkeys(one for plan in plans for one in plan.features):
+    for feature in cluster.plan.features:
         figures = feature.figures(cluster.replicas, cluster.gateway.doors)
         if figures is not None:
             found[feature.section] = figures

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from emu.cluster.insight import Insight
     from emu.config.schema import Config
     from emu.faults.injector import Handler
-    from emu.features.base import Door
+    from emu.features.base import Column, Door
     from emu.migration.live import LiveMigrator, LiveWorld
     from emu.migration.watcher import MigrationWorld, OnTaken, Watcher
     from emu.report.history import History
@@ -277,9 +277,17 @@ def build_intake(shared: Shared) -> Intake | None:
 
 def build_doors(plan: Plan) -> Sequence[Door]:
     """What requests pass at the gateway because of features."""
-    features = dict.fromkeys(one for replica in plan.replicas for one in replica.features)
-    doors = [feature.door(plan.config, plan.replicas) for feature in features]
+    doors = [feature.door(plan.config, plan.replicas) for feature in plan.features]
     return [door for door in doors if door is not None]
+
+
+def build_columns(plan: Plan) -> Sequence[Column]:
+    """What features add to `requests.csv`."""
+    return [
+        column
+        for feature in plan.features
+        for column in feature.columns(plan.config, plan.replicas)
+    ]
 
 
 def _scheduler(

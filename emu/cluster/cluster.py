@@ -19,6 +19,7 @@ from emu.cluster.build import (
     Scalers,
     Shared,
     TierBook,
+    build_columns,
     build_dispatch,
     build_doors,
     build_insight,
@@ -111,6 +112,7 @@ class Cluster:
             for index, name in enumerate(plan.models)
         ]
         specs = {replica.served: replica.model for replica in plan.replicas}
+        recorder.requests.add_columns(build_columns(plan))
         recorder.requests.count_flops([model_flops(specs[name]) for name in plan.models])
         self.pool_of = [self.pools[plan.models.index(r.served)] for r in plan.replicas]
         """By replica."""

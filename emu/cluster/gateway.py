@@ -520,9 +520,7 @@ class Gateway(Actor):
         )
         again.has_more_turns = request.has_more_turns
         again.model = request.model
-        again.acceptance_rate = request.acceptance_rate
-        again.adapter = request.adapter
-        again.images = request.images
+        again.ask_as(request)
         again.retries = request.retries + 1
         pause_ms = self._recovery.client_backoff_ms * 2**request.retries
         again.arrival_ns = self.kernel.now_ns + ms_to_ns(pause_ms)

@@ -218,6 +218,11 @@ class Plan(msgspec.Struct, frozen=True):
         return tuple(dict.fromkeys(replica.served for replica in self.replicas))
 
     @property
+    def features(self) -> tuple[Feature, ...]:
+        """What any replica's engine has besides."""
+        return tuple(dict.fromkeys(one for replica in self.replicas for one in replica.features))
+
+    @property
     def default_model(self) -> int:
         """Index of the model that serves requests which name none."""
         label = self.config.model.label

@@ -30,6 +30,7 @@ FEATURES: Final[tuple[str, ...]] = (
     "emu.features.skip_prefill",
     "emu.features.retention",
     "emu.features.eviction",
+    "emu.features.guided_decoding",
 )
 """Modules of the features, in the order in which they are asked. Each has a `FEATURE`."""
 

@@ -98,10 +98,11 @@ class Door(Protocol):
 class Column(Protocol):
     """A column that a feature adds to `requests.csv`."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
+    def value(self, request: Request) -> int:
         """What stands there for a request that has ended."""
-        """Of a request that has ended."""
         ...
 
 
@@ -124,13 +125,17 @@ class Feature:
     """Its configuration, see `ConfigPart`."""
     switch: ClassVar[str] = ""
     """What must be said for the other keys to mean anything; empty: each means something alone."""
-    forbids: ClassVar[tuple[str, ...]] = ()
-    """What leaps and cohorts cannot do with it, in words."""
+    forbids: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """(what iterations cannot do with it, why), for readers: as its part says to the scheduler."""
     conflicts: ClassVar[tuple[Conflict, ...]] = ()
     serves: ClassVar[tuple[str, ...]] = ()
     """What requests of a workload may ask for because of it (`Facts.asks`)."""
+    files: ClassVar[tuple[str, ...]] = ()
+    """Configurations, corpus and pages that mean nothing without it, from the root."""
     example: ClassVar[Mapping[str, Any]] = {}
     """Tables that switch it on in a small cluster."""
+    undrawn: ClassVar[Mapping[str, str]] = {}
+    """Keys, dotted, that no random world has, and why."""
     values: ClassVar[Mapping[str, Sequence[Any]]] = {}
     """Keys of [scheduler] that random worlds vary, each with its values."""
 

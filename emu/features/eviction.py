@@ -18,7 +18,7 @@ from emu.features.base import Feature, OwnPolicy, Place
 from emu.features.modes import OTHER_SCHEDULER, Conflict
 from emu.policy import RequestView, index_of
 from emu.request import Request
-from emu.scheduling.parts import Part
+from emu.scheduling.parts import STEPS_BY_THE_RULE, Part
 
 _KEY: Final = "scheduler.eviction"
 _LAST: Final = "last"
@@ -69,8 +69,11 @@ class Eviction(Feature):
     summary = "A user's class chooses which request starts over when KV blocks lack."
     guide = "plugins.md"
     keys = ((VllmTable, Keys),)
-    forbids = (OwnVictims.forbids_cohort,)
+    forbids = ((STEPS_BY_THE_RULE, OwnVictims.forbids_cohort),)
     conflicts = (Conflict(OTHER_SCHEDULER, _KEY, "policy {policy} does not ask it; vllm does"),)
+    undrawn: ClassVar[Mapping[str, str]] = {
+        _KEY: "has a single word; any other is a class of the user's own"
+    }
     example: ClassVar[Mapping[str, Any]] = {"scheduler": {"eviction": f"{__name__}:Shortest"}}
 
     def is_on(self, config: Config, scheduler: SchedulerTable) -> bool:

@@ -41,7 +41,7 @@ from emu.latency.parts import pricer_of
 from emu.latency.roofline import LayerCosts
 from emu.request import Request
 from emu.rng import rng_stream
-from emu.scheduling.parts import Part
+from emu.scheduling.parts import STEPS_BY_THE_RULE, Part
 from emu.units import NS_PER_S, ceil_div, gbps_to_bytes_per_s
 
 if TYPE_CHECKING:
@@ -506,7 +506,8 @@ class Images(Feature):
     switch = "limit_mm_per_prompt"
     serves = ("image",)
     section = "images"
-    forbids = (EncoderCache.forbids_cohort,)
+    files = ("configs/images.toml", "tests/corpus/seed-2770.toml")
+    forbids = ((STEPS_BY_THE_RULE, EncoderCache.forbids_cohort),)
     conflicts = (
         Conflict(OTHER_SCHEDULER, _KEY, "policy {policy} takes no images; vllm does"),
         Conflict(STAGES, "replicas.pipeline_parallel", "images are encoded on one pipeline stage"),

@@ -36,7 +36,7 @@ from emu.latency.coefficients import kernels_of
 from emu.latency.context import LatencyContext, PassPart
 from emu.latency.kernels import Ops
 from emu.request import Request
-from emu.scheduling.parts import Part
+from emu.scheduling.parts import STEPS_BY_THE_RULE, Part
 from emu.units import NS_PER_S, ceil_div
 
 if TYPE_CHECKING:
@@ -305,7 +305,8 @@ class Lora(Feature):
     switch = "enable_lora = true"
     serves = ("adapter",)
     section = "adapters"
-    forbids = (Adapters.forbids_cohort,)
+    files = ("configs/adapters.toml",)
+    forbids = ((STEPS_BY_THE_RULE, Adapters.forbids_cohort),)
     conflicts = (
         Conflict(OTHER_SCHEDULER, _KEY, "policy {policy} has no adapters; vllm has"),
         Conflict(STAGES, "replicas.pipeline_parallel", "adapters run on one pipeline stage"),

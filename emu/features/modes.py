@@ -77,6 +77,10 @@ def _is_outside(seat: Seat) -> bool:
     return seat.table.placement is not None or seat.latency.attention_offload
 
 
+def _has_roles(seat: Seat) -> bool:
+    return any(group.role != "colocated" for group in seat.config.replicas)
+
+
 def _has_unlike_layers(seat: Seat) -> bool:
     model = seat.model
     return bool(model.special_layers) or model.latent is not None
@@ -96,7 +100,7 @@ MODES: Final[Mapping[str, Mode]] = MappingProxyType(
         ),
         ROLES: Mode(
             "prefill and decode replicas",
-            lambda seat: any(group.role != "colocated" for group in seat.config.replicas),
+            _has_roles,
             {"replicas": [{"role": "prefill"}, {"role": "decode"}]},
         ),
         MODELS: Mode(
@@ -131,7 +135,7 @@ MODES: Final[Mapping[str, Mode]] = MappingProxyType(
         ),
         PLANNER: Mode(
             "BlitzScale's planner",
-            lambda seat: seat.config.autoscale is not None,
+            lambda seat: seat.config.autoscale is not None and _has_roles(seat),
             {"replicas": [{"role": "prefill"}, {"role": "decode"}], "autoscale": {}},
         ),
         NO_PREFIX_CACHE: Mode(

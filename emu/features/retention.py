@@ -14,9 +14,17 @@ from emu.config.features import Problem, keys_of
 from emu.config.schema import Config, SchedulerTable, VllmTable
 from emu.config.tables import NonNegative, Table, doc
 from emu.features.base import Feature, OwnPolicy, Place, Tables
-from emu.features.modes import MODELS, NO_PREFIX_CACHE, OTHER_SCHEDULER, ROLES, WINDOWS, Conflict
+from emu.features.modes import (
+    MODELS,
+    NO_PREFIX_CACHE,
+    OTHER_SCHEDULER,
+    PLANNER,
+    ROLES,
+    WINDOWS,
+    Conflict,
+)
 from emu.kv.blocks import BlockPool, CountingPool, LowerTier
-from emu.scheduling.parts import Part
+from emu.scheduling.parts import NO_LEAPS, Part
 from emu.units import s_to_ns
 
 if TYPE_CHECKING:
@@ -68,13 +76,14 @@ class Retention(Feature):
     name = "retention between turns"
     key = _KEY
     summary = "The KV of a session between two turns is evicted after all other."
-    guide = "kv-tiers.md"
+    guide = "prefix-caching.md"
     keys = ((VllmTable, Keys),)
-    forbids = (KeptBlocks.forbids_leap,)
+    forbids = ((NO_LEAPS, KeptBlocks.forbids_leap),)
     conflicts = (
         Conflict(NO_PREFIX_CACHE, _KEY, "keeps blocks for a prefix cache; prefix_caching is off"),
         Conflict(ROLES, _KEY, _ROLES),
         Conflict(MODELS, _KEY, _ROLES),
+        Conflict(PLANNER, _KEY, _ROLES),
         Conflict(WINDOWS, _KEY, "{model} has layers that keep other things than all tokens"),
         Conflict(OTHER_SCHEDULER, _KEY, "policy {policy} keeps no blocks back; vllm does"),
     )

@@ -13,9 +13,9 @@ from emu.config.features import Problem, keys_of
 from emu.config.schema import Config, SchedulerTable, WorkloadTable
 from emu.config.tables import Table, doc
 from emu.features.base import Feature, OwnPolicy, Place, Tables
-from emu.features.modes import MODELS, OTHER_SCHEDULER, ROLES, WINDOWS, Conflict
+from emu.features.modes import MODELS, OTHER_SCHEDULER, PLANNER, ROLES, WINDOWS, Conflict
 from emu.kv.blocks import BlockPool, CountingPool, LowerTier, PresentPool
-from emu.scheduling.parts import Part
+from emu.scheduling.parts import STEPS_BY_THE_RULE, Part
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,10 +52,11 @@ class SkipPrefill(Feature):
     summary = "The KV of every prompt is there when its request arrives."
     guide = "workloads.md"
     keys = ((WorkloadTable, Keys),)
-    forbids = (PresentPrompts.forbids_cohort,)
+    forbids = ((STEPS_BY_THE_RULE, PresentPrompts.forbids_cohort),)
     conflicts = (
         Conflict(ROLES, _KEY, _ROLES),
         Conflict(MODELS, _KEY, _ROLES),
+        Conflict(PLANNER, _KEY, _ROLES),
         Conflict(OTHER_SCHEDULER, _KEY, 'needs scheduler.policy = "vllm"'),
         Conflict(WINDOWS, _KEY, "{model} has layers that keep other things than all tokens"),
     )

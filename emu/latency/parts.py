@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 class Pricer(Protocol):
     """What a feature's operations take on one kind of replica."""
 
-    component: str
-    """Its name among the components of an iteration."""
+    @property
+    def component(self) -> str:
+        """Its name among the components of an iteration."""
+        ...
 
     def added_ns(self, shape: BatchShape) -> int:
         """What it adds to an iteration of this shape."""

@@ -9,13 +9,17 @@ any, the reference page prints them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from mypy_extensions import mypyc_attr
 
 from emu.kv.blocks import BlockPool, CountingPool, LowerTier
 from emu.latency.base import Work
 from emu.request import Request
+
+STEPS_BY_THE_RULE: Final = "Decodes do not leap, run on or rotate"
+NO_LEAPS: Final = "Decodes do not leap"
+"""What `forbids_cohort` and `forbids_leap` mean, for readers."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
