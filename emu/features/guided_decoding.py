@@ -24,6 +24,7 @@ from emu.features.base import Column, Door, Feature, OwnPolicy, Place, Served, T
 from emu.features.modes import OTHER_BACKEND, OTHER_SCHEDULER, OUTSIDE, STAGES, Conflict
 from emu.latency.base import BatchShape, Work
 from emu.latency.context import LatencyContext, PassPart
+from emu.latency.parts import Pricer
 from emu.request import Request
 from emu.rng import rng_stream
 from emu.scheduling.parts import STEPS_BY_THE_RULE, Part
@@ -119,7 +120,7 @@ class MaskPart(msgspec.Struct, frozen=True):
     token_ns: int
     component: ClassVar[str] = "guided"
 
-    def pricer(self, context: LatencyContext) -> MaskPart:
+    def pricer(self, context: LatencyContext) -> Pricer:
         """The same on any replica."""
         return self
 
