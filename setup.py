@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent
 COMPILED = """
 kernel/clock
 request units
-scheduling/base scheduling/cohort scheduling/ledger scheduling/running
+scheduling/base scheduling/cohort scheduling/ledger scheduling/parts scheduling/running
 scheduling/vllm scheduling/simple
 kv/blocks kv/radix
 migration/watcher migration/outbound migration/transfer

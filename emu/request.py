@@ -292,6 +292,12 @@ class Request:
         self.replica_id = -1
         self.decode_replica_id = -1
 
+    def ask_as(self, other: Request) -> None:
+        """Ask of the engine's features what another request asked."""
+        self.acceptance_rate = other.acceptance_rate
+        self.adapter = other.adapter
+        self.images = other.images
+
     def arrive(self, replica_id: int, waited_ns: int) -> None:
         """Its KV is at the replica that decodes it, after so long between the two."""
         self.migrations += 1

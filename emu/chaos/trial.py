@@ -31,16 +31,17 @@ from emu.cluster.cluster import Cluster
 from emu.cluster.ending import Outcome
 from emu.cluster.plan import Plan
 from emu.cluster.recorder import Recorder
-from emu.config.check import struct_of, table_info, unions, unwrap
+from emu.config.check import struct_of, table_info, unions, unwrap, whole_schema
 from emu.config.load import config_from_dict
 from emu.config.schema import Config
 from emu.errors import EmuError, InputError, InvariantViolation
+from emu.features.registry import all_features
 from emu.kernel.clock import Kernel
 from emu.log import Log
 from emu.process.exits import scratch, sent_to
 from emu.replica.states import ReplicaState as S
 from emu.report.history import History
-from emu.report.summary import build_summary
+from emu.report.summary import build_summary, plain_summary
 from emu.runs.runner import prepare, run_in_kernel
 
 # --- coverage: keys of the schema, kinds of faults by the part that they struck -------------------
@@ -81,8 +82,9 @@ NOT_DRAWN: Final[Mapping[str, str]] = MappingProxyType(
             ),
             _PROGRAM,
         ),
-        **dict.fromkeys(("router.admission", "scheduler.eviction", "migration.policy"), _ONE),
+        **dict.fromkeys(("router.admission", "migration.policy"), _ONE),
         "scheduler.leap": "each world runs with leaps and without; the trial compares the two",
+        **{key: why for feature in all_features() for key, why in feature.undrawn.items()},
     }
 )
 """Keys that no drawn world has, and why. Worlds' own lines are written where `path` says."""
@@ -150,7 +152,7 @@ def schema_keys() -> tuple[str, ...]:
     A key that several kinds of a table share is one key; each kind is an entry of its own, too
     (`latency.backend=linear`).
     """
-    return tuple(dict.fromkeys(_keys_in(table_info(Config), "")))
+    return tuple(dict.fromkeys(_keys_in(whole_schema(), "")))
 
 
 def _keys_in(table: inspect.StructType, prefix: str) -> Iterator[str]:
@@ -189,7 +191,7 @@ def _is_optional(kind: inspect.Type) -> bool:
 
 def keys_of(tables: Mapping[str, Any]) -> set[str]:
     """Keys of the schema that a world's tables give."""
-    return set(_given(table_info(Config), tables, ""))
+    return set(_given(whole_schema(), tables, ""))
 
 
 def _given(table: inspect.StructType, given: Mapping[str, Any], prefix: str) -> Iterator[str]:
@@ -473,7 +475,7 @@ def _run(
     stats = recorder.requests.finish(partial=not is_whole)
     summary = build_summary(stats, recorder.gaps.finish(), run_facts(cluster), config.slo)
     files = {name: (directory / name).read_bytes() for name in FILES if is_whole}
-    files["summary.json"] = msgspec.json.encode(summary)
+    files["summary.json"] = msgspec.json.encode(plain_summary(summary))
     drafts = [replica.speculation for replica in plan.replicas]
     most = max((table.num_speculative_tokens for table in drafts if table is not None), default=0)
     scalers = cluster.scalers

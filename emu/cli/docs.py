@@ -27,6 +27,7 @@ from emu.config.docs import config_schema, key_table, reference_markdown
 from emu.config.faultkinds import FAULT_KINDS
 from emu.config.names import did_you_mean
 from emu.errors import InputError
+from emu.features.page import features_markdown
 from emu.latency.aiconfigurator import covered_pairs
 from emu.latency.coefficients import kernels_of
 from emu.process.exits import open_console
@@ -254,6 +255,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = MappingProxyType(
         "reference/cli.md": cli_markdown,
         "reference/sweep.md": sweep_markdown,
         "reference/catalogue.md": catalogue_markdown,
+        "reference/features.md": features_markdown,
         "reference/cluster.schema.json": lambda: schema_text("cluster"),
         "reference/sweep.schema.json": lambda: schema_text("sweep"),
     }

@@ -191,53 +191,22 @@ def run_facts(cluster: Cluster) -> RunFacts:
         faults=faults.struck,
         faults_missed=faults.missed,
         energy_j=energy,
-        speculation=_speculation(cluster),
-        adapters=_adapters(cluster),
-        images=_images(cluster),
+        features=_feature_figures(cluster),
         cost=_cost(cluster, prices) if any(prices) else None,
     )
 
 
-def _adapters(cluster: Cluster) -> dict[str, int] | None:
-    """Loads and hits of LoRA adapters on all replicas; None without adapters."""
-    books = [r.scheduler.adapters for r in cluster.replicas if r.scheduler.adapters is not None]
-    if not books:
-        return None
-    return {
-        "cold_loads": sum(book.cold_loads for book in books),
-        "host_loads": sum(book.host_loads for book in books),
-        "hits": sum(book.hits for book in books),
-    }
-
-
-def _images(cluster: Cluster) -> dict[str, Any] | None:
-    """What encoders did on all replicas; None where requests have no images."""
-    books = [(r.scheduler.encoder, r.latency) for r in cluster.replicas]
-    if not any(book is not None for book, _ in books):
-        return None
-    from emu.latency.features import EncoderBackend  # most runs have no images
-
-    total = {"encoded": 0, "encoded_tokens": 0, "cache_hits": 0}
-    spent_ns = steps = 0
-    fleet = cluster.gateway.encoders
-    if fleet is not None:  # the replicas load what it has made
-        total = {
-            "encoded": fleet.encoded_images,
-            "encoded_tokens": fleet.encoded_tokens,
-            "cache_hits": fleet.hits,
-            "loaded": sum(book.encoded_images for book, _ in books if book is not None),
-        }
-        return {**total, "encoder_steps": fleet.steps, "encoder_s": fleet.busy_ns / NS_PER_S}
-    for book, latency in books:
-        if book is None:
-            continue
-        total["encoded"] += book.encoded_images
-        total["encoded_tokens"] += book.encoded_tokens
-        total["cache_hits"] += book.hits
-        if isinstance(latency, EncoderBackend):
-            spent_ns += sum(n * latency.costs.images_ns(key) for key, n in book.steps.items())
-            steps += sum(book.steps.values())
-    return {**total, "encoder_steps": steps, "encoder_s": spent_ns / NS_PER_S}
+def _feature_figures(cluster: Cluster) -> dict[str, dict[str, Any]]:
+    """What each feature says of the run, by its key in the summary."""
+    found: dict[str, dict[str, Any]] = {}
+    speculation = _speculation(cluster)
+    if speculation is not None:
+        found["speculation"] = speculation
+    for feature in cluster.plan.features:
+        figures = feature.figures(cluster.replicas, cluster.gateway.doors)
+        if figures is not None:
+            found[feature.section] = figures
+    return found
 
 
 def model_facts(cluster: Cluster) -> list[ModelFacts]:

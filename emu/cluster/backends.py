@@ -33,13 +33,11 @@ from emu.latency.context import (
     engine_steps,
 )
 from emu.latency.engine import HostCosts, host_costs
-from emu.latency.kernels import Ops
 from emu.latency.roofline import RooflineBackend
 from emu.plugins import make_plugin
 from emu.policy import shown
 
 if TYPE_CHECKING:
-    from emu.latency.features import TowerCosts
     from emu.latency.moe_gate import Gate
     from emu.latency.offload import PimAttention, WeightLoads
     from emu.latency.profile_tables import BlockGrid
@@ -53,17 +51,11 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
     inner = _corrected(_named(context), context)
     if context.drafts is not None:
         inner = _speculative(context, context.drafts, inner)
-    if context.lora is not None:
-        from emu.latency.features import ADAPTER_BYTES, LoraBackend, adapted_matrices
+    for part in context.parts:
+        from emu.latency.parts import AddedBackend  # most replicas have none
 
-        ops = Ops(context.gpu, kernels_of(context.gpu), ADAPTER_BYTES)
-        matrices = adapted_matrices(context.model, context.tensor_parallel)
-        inner = LoraBackend(inner, context.lora, ops, matrices)
-    if context.encodes:
-        from emu.latency.features import EncoderBackend
-
-        inner = EncoderBackend(inner, tower_costs(context))
-    if context.drafts is not None or context.lora is not None or context.encodes:
+        inner = AddedBackend(inner, part.pricer(context))
+    if context.drafts is not None or context.parts:
         return inner
     loads, pim = weight_loads(context), pim_attention(context)
     interleaves = context.table.sub_batch_interleaving
@@ -79,21 +71,6 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
 
     return OffloadedBackend(
         inner, context.model.layers, loads=loads, pim=pim, interleaves=interleaves
-    )
-
-
-def tower_costs(context: LatencyContext) -> TowerCosts:
-    """What images take on the replica's ranks."""
-    from emu.latency.features import TowerCosts  # most runs have no images
-
-    engine = engine_of(context.table, context.source)
-    return TowerCosts(
-        context.model,
-        context.gpu,
-        kernels_of(context.gpu),
-        engine_collectives(context),
-        context.tensor_parallel,
-        0 if engine is None else engine.launch_ns,
     )
 
 

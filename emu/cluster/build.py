@@ -17,8 +17,7 @@ from emu.autoscale.planner import Rates
 from emu.autoscale.scaler import Scaler, ScalerWorld
 from emu.autoscale.snapshot import Action, Site, words
 from emu.catalogue import sizes
-from emu.catalogue.lookup import lookup_gpu
-from emu.cluster.backends import SharedBackends, tower_costs
+from emu.cluster.backends import SharedBackends
 from emu.cluster.gateway import Dispatch
 from emu.cluster.plan import (
     Place,
@@ -31,7 +30,7 @@ from emu.cluster.plan import (
     tier_users,
 )
 from emu.config.names import is_import_path
-from emu.config.schema import AutoscaleTable, VllmTable
+from emu.config.schema import AutoscaleTable
 from emu.errors import InvariantViolation
 from emu.kernel.clock import Actor, Kernel
 from emu.kv.blocks import LowerTier, chunk_tokens_for
@@ -55,7 +54,7 @@ from emu.routing.policies import make_router
 from emu.scheduling.base import ReplicaLimits, Scheduler
 from emu.scheduling.fcfs import PrefillQueue, can_relay
 from emu.scheduling.registry import make_scheduler
-from emu.units import GIB, gbps_to_bytes_per_s, ms_to_ns, s_to_ns
+from emu.units import GIB, ms_to_ns, s_to_ns
 
 if TYPE_CHECKING:
     from emu.autoscale.kv_reject import KvRejecter
@@ -64,7 +63,7 @@ if TYPE_CHECKING:
     from emu.cluster.insight import Insight
     from emu.config.schema import Config
     from emu.faults.injector import Handler
-    from emu.latency.features import EncoderFleet
+    from emu.features.base import Column, Door
     from emu.migration.live import LiveMigrator, LiveWorld
     from emu.migration.watcher import MigrationWorld, OnTaken, Watcher
     from emu.report.history import History
@@ -182,7 +181,7 @@ def build_dispatch(
     queue: PrefillQueue | None,
     *,
     match: Callable[[int, Request], int],
-    holds_adapter: Callable[[int, Request], bool],
+    holds: Callable[[int, Request], bool],
 ) -> Dispatch:
     """Routing of one model's requests. `actors`: of all replicas."""
     config, insight = shared.plan.config, shared.insight
@@ -196,7 +195,7 @@ def build_dispatch(
             seed=config.seed,
             pool="prefill" if members[0].model == 0 else f"prefill of {served}",
             match=match,
-            holds_adapter=holds_adapter,
+            holds=holds,
             own=make_plugin if insight is None else insight.make,
             look=None if insight is None else insight.look,
         ),
@@ -277,26 +276,19 @@ def build_intake(shared: Shared) -> Intake | None:
     return Intake(models, own) if models and len(models) == len(takers) else None
 
 
-def build_encoders(plan: Plan) -> EncoderFleet | None:
-    """Encoders of images on GPUs of their own, if there are any."""
-    table = plan.config.encoders
-    if table is None:
-        return None
-    from emu.latency.features import EncoderFleet, embedding_bytes
+def build_doors(plan: Plan) -> Sequence[Door]:
+    """What requests pass at the gateway because of features."""
+    doors = [feature.door(plan.config, plan.replicas) for feature in plan.features]
+    return [door for door in doors if door is not None]
 
-    first = plan.replicas[0]
-    gpu = lookup_gpu(table.gpu) if table.gpu else first.gpu
-    context = msgspec.structs.replace(
-        first.latency_context(plan.config), gpu=gpu, tensor_parallel=1, expert_parallel=1
-    )
-    return EncoderFleet(
-        tower_costs(context),
-        table.count,
-        cache_tokens=table.cache_tokens,
-        token_bytes=embedding_bytes(first.model),
-        bytes_per_s=gbps_to_bytes_per_s(table.nic_gbps or first.node.nic_gbps),
-        latency_ns=round(first.node.nic_latency_us * 1000),
-    )
+
+def build_columns(plan: Plan) -> Sequence[Column]:
+    """What features add to `requests.csv`."""
+    return [
+        column
+        for feature in plan.features
+        for column in feature.columns(plan.config, plan.replicas)
+    ]
 
 
 def _scheduler(
@@ -309,12 +301,13 @@ def _scheduler(
     leap: bool | None,
 ) -> Scheduler:
     table, insight, config = plan.scheduler, shared.insight, shared.plan.config
-    eviction = None
-    if insight is not None and is_import_path(getattr(table, "eviction", "")):
-        eviction = insight.eviction(getattr(table, "eviction", ""), plan.replica_id)
-    # Which blocks are kept back changes between the steps of a leap.
-    keeps_back = isinstance(table, VllmTable) and table.retain_s > 0
-    must_step = latency.foreign or keeps_back
+    own = make_plugin if insight is None else partial(insight.make, replica_id=plan.replica_id)
+    parts = [
+        part
+        for feature in plan.features
+        if (part := feature.scheduler_part(plan, config, own)) is not None
+    ]
+    must_step = latency.foreign or any(part.forbids_leap for part in parts)
     limits = ReplicaLimits(
         num_blocks=plan.num_blocks,
         block_size=table.block_size,
@@ -323,7 +316,6 @@ def _scheduler(
         prefix_caching=table.caches_prefixes and has_prefixes,
         leap=not must_step and (table.leap if leap is None else leap),
         kv_layout=plan.kv_layout,
-        prompts_present=config.workload.skip_prefill,
     )
     return make_scheduler(
         table,
@@ -333,9 +325,8 @@ def _scheduler(
         tiers=shared.tiers.of(plan),
         ahead=plan.schedules_ahead,
         seed=config.seed,
-        own=None if insight is None else partial(insight.make, replica_id=plan.replica_id),
-        eviction=eviction,
-        encodes=not plan.encodes_apart,
+        own=own,
+        parts=parts,
     )
 
 

@@ -19,8 +19,9 @@ from emu.cluster.build import (
     Scalers,
     Shared,
     TierBook,
+    build_columns,
     build_dispatch,
-    build_encoders,
+    build_doors,
     build_insight,
     build_intake,
     build_live,
@@ -112,6 +113,7 @@ class Cluster:
             for index, name in enumerate(plan.models)
         ]
         specs = {replica.served: replica.model for replica in plan.replicas}
+        recorder.requests.add_columns(build_columns(plan))
         recorder.requests.count_flops([model_flops(specs[name]) for name in plan.models])
         self.pool_of = [self.pools[plan.model_indices[r.served]] for r in plan.replicas]
         """By replica."""
@@ -168,7 +170,7 @@ class Cluster:
                     self.actors,
                     pool.queue,
                     match=self.prefix_match,
-                    holds_adapter=self.holds_adapter,
+                    holds=self.holds,
                 )
                 for pool in self.pools
             ],
@@ -180,7 +182,7 @@ class Cluster:
             cancel=self.cancel,
             on_routed=self.recorder.routed if self.recorder.tells_lives else None,
             intake=build_intake(shared),
-            encoders=build_encoders(shared.plan),
+            doors=build_doors(shared.plan),
             admission=None if insight is None else insight.admission(),
             clients=self.config.workload.concurrency,
         )
@@ -447,7 +449,7 @@ class Cluster:
         if request.holder_id < 0:
             if (
                 request in self.gateway.taking
-                or request.request_id in self.gateway.encoding
+                or request.request_id in self.gateway.at_doors
                 or any(q.cancel(request) for q in self.queues)
                 or self.gateway.cancel_held(request)
             ):
@@ -469,9 +471,9 @@ class Cluster:
         self.actors[request.holder_id].post(leave)
 
     # --- seeing -------------------------------------------------------------------------------
-    def holds_adapter(self, replica_id: int, request: Request) -> bool:
-        """Whether the request's LoRA adapter is on a replica's GPU."""
-        return self.replicas[replica_id].view().holds_adapter(request.adapter)
+    def holds(self, replica_id: int, request: Request) -> bool:
+        """Whether a replica holds what a feature would load for the request."""
+        return self.replicas[replica_id].view().holds(request)
 
     def prefix_match(self, replica_id: int, request: Request) -> int:
         """Prompt tokens of the request that a replica has in its cache."""

@@ -1,31 +1,25 @@
-"""Adapters, images and speculative decoding of a replica, resolved from its configuration."""
+"""Speculative decoding of a replica, resolved from its configuration."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias
 
 import msgspec
 
-from emu.catalogue.lookup import GpuSpec, lookup_gpu, lookup_model, model_from_file
+from emu.catalogue.lookup import lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
 from emu.catalogue.sizes import Draft, eagle_draft, model_draft, mtp_draft
 from emu.config.schema import (
-    EncodersTable,
     LatencyTable,
-    NodeTable,
     ReplicaTable,
     SchedulerTable,
     SpeculativeTable,
     VllmTable,
 )
 from emu.errors import InputError
-from emu.units import NS_PER_S
-
-if TYPE_CHECKING:
-    from emu.latency.features import LoraPlan
 
 Wrong: TypeAlias = "Callable[[str, str], NoReturn]"
 """(key, problem): refuses the configuration."""
@@ -36,154 +30,6 @@ def _refusing(source: str) -> Wrong:
         raise InputError(source, None, key, problem)
 
     return wrong
-
-
-def _check_unused(
-    scheduler: SchedulerTable, keys: Sequence[str], switch: str, wrong: Wrong
-) -> None:
-    """Refuse keys of a feature that is off."""
-    default = VllmTable()
-    for key in keys if isinstance(scheduler, VllmTable) else ():
-        if getattr(scheduler, key) != getattr(default, key):
-            wrong(f"scheduler.{key}", f"means nothing without {switch}")
-
-
-def _check_costs(
-    latency: LatencyTable, replica: ReplicaTable, here: str, what: str, wrong: Wrong
-) -> None:
-    """Refuse a feature whose iterations nothing can cost."""
-    if latency.backend not in ("roofline", "linear"):
-        wrong("latency.backend", f"{latency.backend!r} has no cost of {what}; roofline has")
-    if replica.placement is not None or latency.attention_offload:
-        wrong(here, f"weights or attention outside the GPU cannot be combined with {what}")
-
-
-# --------------------------------------------------------------------------------------------------
-# LoRA adapters of a replica, resolved from its configuration: checks, memory, times of loads.
-#
-# Pure. What a scheduler, a model or a backend cannot do is refused here, in one line.
-
-_ADAPTER_KEYS = ("max_loras", "max_cpu_loras", "max_lora_rank")
-
-
-def adapters_table(scheduler: SchedulerTable) -> VllmTable | None:
-    """The table of a scheduler that serves adapters."""
-    return scheduler if isinstance(scheduler, VllmTable) and scheduler.enable_lora else None
-
-
-def check_adapters(
-    scheduler: SchedulerTable,
-    latency: LatencyTable,
-    model: ModelSpec,
-    replica: ReplicaTable,
-    source: str,
-) -> None:
-    """Refuse what does not go together. InputError names the key."""
-    wrong = _refusing(source)
-    table = adapters_table(scheduler)
-    if table is None:
-        _check_unused(scheduler, _ADAPTER_KEYS, "enable_lora = true", wrong)
-        return
-    here = "scheduler.enable_lora"
-    if table.policy != "vllm":
-        wrong(here, f"policy {table.policy!r} has no adapters; vllm has")
-    if 0 < table.max_cpu_loras < table.max_loras:
-        wrong("scheduler.max_cpu_loras", f"expected at least max_loras = {table.max_loras}")
-    if replica.pipeline_parallel > 1:
-        wrong("replicas.pipeline_parallel", "adapters run on one pipeline stage")
-    _check_costs(latency, replica, here, "adapters", wrong)
-    if model.special_layers or model.latent is not None or model.experts is not None:
-        wrong(here, f"adapters of {model.name}, which has more than dense layers, are not modeled")
-
-
-def adapter_bytes(scheduler: SchedulerTable, model: ModelSpec, tp: int) -> int:
-    """Bytes of all slots on one rank; 0 without adapters."""
-    table = adapters_table(scheduler)
-    if table is None:
-        return 0
-    from emu.latency.features import slot_bytes
-
-    return table.max_loras * slot_bytes(model, tp, table.max_lora_rank)
-
-
-def lora_plan(
-    scheduler: SchedulerTable, model: ModelSpec, tp: int, node: NodeTable, gpu: GpuSpec
-) -> LoraPlan | None:
-    """What adapters cost on a replica; None without them."""
-    table = adapters_table(scheduler)
-    if table is None:
-        return None
-    from emu.latency.features import LoraPlan, slot_bytes
-
-    one = slot_bytes(model, 1, table.max_lora_rank)
-    pcie_gbps = node.pcie_gbps if node.pcie_gbps > 0 else gpu.pcie_gbps
-    host_ns = round(slot_bytes(model, tp, table.max_lora_rank) * 8 / (pcie_gbps * 1e9) * NS_PER_S)
-    disk_ns = round(one * 8 / (node.ssd_gbps * 1e9) * NS_PER_S)
-    return LoraPlan(rank=table.max_lora_rank, host_ns=host_ns, cold_ns=disk_ns + host_ns)
-
-
-# --------------------------------------------------------------------------------------------------
-# Images of a replica's requests, resolved from its configuration: checks, memory, what it costs.
-#
-# Pure. What a scheduler, a model or a backend cannot do is refused here, in one line.
-
-_IMAGE_KEYS = ("max_num_encoder_input_tokens", "encoder_cache_size")
-
-
-def images_table(scheduler: SchedulerTable) -> VllmTable | None:
-    """The table of a scheduler whose requests may have images."""
-    if isinstance(scheduler, VllmTable) and scheduler.limit_mm_per_prompt:
-        return scheduler
-    return None
-
-
-def check_images(
-    scheduler: SchedulerTable,
-    latency: LatencyTable,
-    model: ModelSpec,
-    replica: ReplicaTable,
-    source: str,
-) -> None:
-    """Refuse what does not go together. InputError names the key."""
-    wrong = _refusing(source)
-    if images_table(scheduler) is None:
-        _check_unused(scheduler, _IMAGE_KEYS, "limit_mm_per_prompt", wrong)
-        return
-    here = "scheduler.limit_mm_per_prompt"
-    if model.tower is None:
-        wrong(here, f"{model.name} has no vision tower")
-    if not model.tower.patches_per_token:
-        wrong(here, f"how many patches make a token is not known for {model.model_type}")
-    if replica.pipeline_parallel > 1:
-        wrong("replicas.pipeline_parallel", "images are encoded on one pipeline stage")
-    if replica.data_parallel_group:
-        wrong("replicas.data_parallel_group", "replicas of a group do not encode images")
-    _check_costs(latency, replica, here, "images", wrong)
-
-
-def check_encoders(
-    table: EncodersTable | None, models: int, replicas_take: bool, source: str
-) -> None:
-    """Encoders of their own serve replicas of one model, all of which take images."""
-    if table is None:
-        return
-    if models > 1:
-        raise InputError(source, None, "encoders", "serve one model")
-    if not replicas_take:
-        problem = "means nothing without scheduler.limit_mm_per_prompt for every replica"
-        raise InputError(source, None, "encoders", problem)
-    if table.gpu:
-        lookup_gpu(table.gpu, f"{source}: encoders.gpu")
-
-
-def encoder_cache_bytes(scheduler: SchedulerTable, model: ModelSpec) -> int:
-    """Bytes of the encoder cache on every rank; 0 without images."""
-    table = images_table(scheduler)
-    if table is None:
-        return 0
-    from emu.latency.features import embedding_bytes  # most runs have no images
-
-    return table.encoder_cache_tokens * embedding_bytes(model)
 
 
 # --------------------------------------------------------------------------------------------------

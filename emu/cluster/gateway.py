@@ -28,7 +28,7 @@ from emu.units import ms_to_ns
 from emu.workload.items import Following
 
 if TYPE_CHECKING:
-    from emu.latency.features import EncoderFleet
+    from emu.features.base import Door
 
 
 # --------------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ class Gateway(Actor):
         cancel: Callable[[Request], None],
         on_routed: Callable[[Request], None] | None = None,
         intake: Intake | None = None,
-        encoders: EncoderFleet | None = None,
+        doors: Sequence[Door] = (),
         admission: OwnAdmission | None = None,
         clients: int = 0,
     ) -> None:
@@ -251,10 +251,10 @@ class Gateway(Actor):
         self.held: deque[Request] = deque()
         self.taking: deque[Request] = deque()
         """Requests in the front end, in order of arrival."""
-        self.encoding: dict[int, Request] = {}
-        """Requests whose images are encoded on GPUs of the encoders' own."""
+        self.at_doors: dict[int, Request] = {}
+        """Requests that have not passed what features put before admission."""
         self._intake = intake
-        self.encoders = encoders
+        self.doors = doors
         self._admission = admission
         self._clients = clients
         self._delivered_ns = 0
@@ -361,7 +361,7 @@ class Gateway(Actor):
                 lambda: None if request.status.is_terminal else self._cancel(request),
             )
         if self._intake is None:
-            self._encode(request)
+            self._pass(request)
             return
         now_ns = self.kernel.now_ns
         ready_ns = self._intake.ready_ns(now_ns, request.prompt_tokens, request.pin)
@@ -372,19 +372,20 @@ class Gateway(Actor):
         """The front end has done with a request."""
         self.taking.remove(request)  # the oldest, but where routers outside choose
         if request.status < _COMPLETED:  # else its client has left
-            self._encode(request)
+            self._pass(request)
 
-    def _encode(self, request: Request) -> None:
-        """Images first, where encoders stand apart."""
-        if self.encoders is None or not request.images:
+    def _pass(self, request: Request) -> None:
+        """What features put before admission, then admission."""
+        shut = [door for door in self.doors if not door.passes(request)]
+        if not shut:
             self._admit(request)
             return
-        ready_ns = self.encoders.ready_ns(self.kernel.now_ns, request.images)
-        self.encoding[request.request_id] = request
-        self.kernel.call_at(ready_ns, PRIORITY_WORLD, partial(self._encoded, request))
+        ready_ns = max(door.ready_ns(self.kernel.now_ns, request) for door in shut)
+        self.at_doors[request.request_id] = request
+        self.kernel.call_at(ready_ns, PRIORITY_WORLD, partial(self._passed, request))
 
-    def _encoded(self, request: Request) -> None:
-        del self.encoding[request.request_id]
+    def _passed(self, request: Request) -> None:
+        del self.at_doors[request.request_id]
         if not request.status.is_terminal:
             self._admit(request)
 
@@ -510,9 +511,7 @@ class Gateway(Actor):
         )
         again.has_more_turns = request.has_more_turns
         again.model = request.model
-        again.acceptance_rate = request.acceptance_rate
-        again.adapter = request.adapter
-        again.images = request.images
+        again.ask_as(request)
         again.retries = request.retries + 1
         pause_ms = self._recovery.client_backoff_ms * 2**request.retries
         again.arrival_ns = self.kernel.now_ns + ms_to_ns(pause_ms)

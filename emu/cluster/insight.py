@@ -19,7 +19,6 @@ from emu.policy import (
     Context,
     Ended,
     OwnAdmission,
-    OwnEviction,
     OwnMigration,
     OwnPlacement,
     ReplicaView,
@@ -109,11 +108,6 @@ class Insight:
         """The policy that `migration.policy` names."""
         path, key = self._config.migration.policy, "migration.policy"
         return OwnMigration(self.make(path, key), path)
-
-    def eviction(self, path: str, replica_id: int) -> OwnEviction:
-        """The policy that `scheduler.eviction` of a replica names."""
-        made = self.make(path, "scheduler.eviction", replica_id=replica_id)
-        return OwnEviction(made, path, self.look)
 
     def keep_history(self) -> None:
         """Keep what policies that are made by now are shown late."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,19 +19,13 @@ from emu.catalogue.lookup import GpuSpec, lookup_gpu, lookup_model, model_from_f
 from emu.catalogue.model import ModelSpec
 from emu.catalogue.sizes import Draft
 from emu.cluster.engine_features import (
-    adapter_bytes,
-    check_adapters,
-    check_encoders,
-    check_images,
     check_speculation,
     draft_of,
-    encoder_cache_bytes,
-    images_table,
-    lora_plan,
     speculative_table,
     with_draft_layers,
 )
 from emu.config.check import overridden, placing
+from emu.config.features import is_widened
 from emu.config.names import is_import_path
 from emu.config.presets import STATIC_PARTS, expand_models, prefill_part
 from emu.config.schema import (
@@ -46,7 +40,6 @@ from emu.config.schema import (
     SchedulerTable,
     ServedModelTable,
     SpeculativeTable,
-    VllmTable,
 )
 from emu.errors import InputError
 from emu.kv.grouped import KvLayout, kv_layout
@@ -57,6 +50,9 @@ from emu.network.placement import place
 from emu.network.topology import Topology, build_topology
 from emu.plugins import check_plugin, find_plugin
 from emu.scheduling.features import LOOKAHEAD_METHODS
+
+if TYPE_CHECKING:
+    from emu.features.base import Feature
 
 _KERNEL_TIMES = frozenset({"roofline", "profile", "vidur", "aiconfigurator"})
 """Backends that know the GPU's time only."""
@@ -97,23 +93,13 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How the layers of a hybrid model share KV blocks; None = all keep all tokens."""
     draft: Draft | None = None
     """The drafter's layers; None without speculative decoding, and for n-grams."""
-    encodes_apart: bool = False
-    """Images are encoded elsewhere, and come as embeddings."""
+    features: tuple[Feature, ...] = ()
+    """What its engine has besides, in the order of the registry."""
 
     @property
     def speculation(self) -> SpeculativeTable | None:
         """Speculative decoding; None = there is none."""
         return speculative_table(self.scheduler)
-
-    @property
-    def has_adapters(self) -> bool:
-        """Requests may name LoRA adapters."""
-        return isinstance(self.scheduler, VllmTable) and self.scheduler.enable_lora
-
-    @property
-    def images(self) -> VllmTable | None:
-        """The scheduler's table, where requests may have images."""
-        return images_table(self.scheduler)
 
     @property
     def ahead_tokens(self) -> int:
@@ -212,9 +198,16 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
             max_num_batched_tokens=self.scheduler.tokens_max,
             drafts=self.speculation,
             draft=self.draft,
-            lora=lora_plan(self.scheduler, self.model, self.tensor_parallel, self.node, self.gpu),
-            encodes=self.images is not None and not self.encodes_apart,
+            parts=tuple(
+                part
+                for feature in self.features
+                if (part := feature.pass_part(self, config)) is not None
+            ),
         )
+
+    def slots(self, ask: str) -> int:
+        """How many different things of this sort (`Facts.asks`) it holds at once; 0 = none."""
+        return sum(one.slots(self) for one in self.features if ask in one.serves)
 
 
 class Plan(msgspec.Struct, frozen=True, dict=True):
@@ -248,6 +241,11 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     def tables_of_models(self) -> Mapping[str, tuple[int, ServedModelTable]]:
         """The `[[models]]` by what requests call them, with their index; empty without any."""
         return {table.label: (index, table) for index, table in enumerate(self.config.models)}
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """What any replica's engine has besides."""
+        return tuple(dict.fromkeys(one for replica in self.replicas for one in replica.features))
 
     @property
     def default_model(self) -> int:
@@ -297,8 +295,11 @@ def _resolve(config: Config, source: str, *, imports: bool) -> Plan:
         if replica.latency.jitter and engine_of(replica.latency) is None:
             raise InputError(source, None, "latency.jitter", "needs an engine, not none")
     _check_drafts(replicas, source)
-    takers = all(replica.images for replica in replicas)
-    check_encoders(config.encoders, len({r.served for r in replicas}), takers, source)
+    if is_widened(config):
+        from emu.features.registry import all_features
+
+        for feature in all_features():
+            feature.check_fleet(config, replicas, source)
     _check_groups(config, replicas, source)
     return Plan(config, source, topology, gpu_specs, tuple(replicas))
 
@@ -321,8 +322,6 @@ def _plan_group(
     model = _model(model_table, source)
     _check_parallel(model, table, key, source)
     _check_layers(model, table, latency.backend, source)
-    check_adapters(scheduler, latency, model, table, source)
-    check_images(scheduler, latency, model, table, source)
     drafts, draft = speculative_table(scheduler), None
     if drafts is not None:
         check_speculation(drafts, scheduler, latency, table, source)
@@ -347,13 +346,14 @@ def _plan_group(
             keeps_groups,
             f"{source}: {key}",
         )
-    for name, is_set in (
-        ("workload.skip_prefill", config.workload.skip_prefill),
-        ("scheduler.retain_s", isinstance(scheduler, VllmTable) and scheduler.retain_s > 0),
-    ):
-        if layout is not None and is_set:
-            problem = f"{model.name} has layers that keep other things than all tokens"
-            raise InputError(source, None, name, problem)
+    features: tuple[Feature, ...] = ()
+    if is_widened(config) or is_widened(scheduler):  # most replicas have none, and load none
+        from emu.features.modes import Seat
+        from emu.features.registry import check_features, features_on
+
+        features = features_on(config, scheduler)
+        seat = Seat(config, table, scheduler, latency, model, layout is not None, source)
+        check_features(features, seat)
     memories: dict[int, tuple[MemoryPlan, int]] = {}
     """By table of nodes: machines of one table have the same GPU."""
     for replica_id, gpus in enumerate(places, start=first_id):
@@ -361,7 +361,17 @@ def _plan_group(
         gpu = gpu_specs[machine.table]
         if machine.table not in memories:
             memories[machine.table] = _memory(
-                table, model_table, model, scheduler, latency, gpu, layout, draft, source, key
+                table,
+                model_table,
+                model,
+                scheduler,
+                latency,
+                gpu,
+                layout,
+                draft,
+                features,
+                source,
+                key,
             )
         memory, num_blocks = memories[machine.table]
         yield ReplicaPlan(
@@ -389,7 +399,7 @@ def _plan_group(
             shared=table.shared,
             kv_layout=layout,
             draft=draft,
-            encodes_apart=config.encoders is not None,
+            features=features,
         )
 
 
@@ -402,11 +412,12 @@ def _memory(
     gpu: GpuSpec,
     layout: KvLayout | None,
     draft: Draft | None,
+    features: Sequence[Feature],
     source: str,
     key: str,
 ) -> tuple[MemoryPlan, int]:
     """How the memory of a replica on such GPUs is divided, and its KV blocks."""
-    engine = _counted_engine(scheduler, latency)
+    engine, tp = _counted_engine(scheduler, latency), table.tensor_parallel
     reserve = 0
     if engine is not None:
         kept = engine_memory(
@@ -421,19 +432,19 @@ def _memory(
     memory = engine_plan(
         model,
         gpu.memory_gib if engine is None else gpu.reported_gib,
-        tp=table.tensor_parallel,
+        tp=tp,
         pp=table.pipeline_parallel,
         ep=table.expert_parallel,
         dtype=model_table.dtype,
         kv_cache_dtype=model_table.kv_cache_dtype,
         block_size=scheduler.block_size,
         utilization=scheduler.gpu_memory_utilization,
-        reserve_bytes=reserve + encoder_cache_bytes(scheduler, model),
+        reserve_bytes=reserve + sum(one.reserve_bytes(scheduler, model) for one in features),
         exact_weights=engine is not None,
         outside_bytes=_outside_bytes(model, table, model_table.dtype, source, key),
         block_bytes=0 if layout is None else layout.block_bytes,
         draft=draft,
-        adapter_bytes=adapter_bytes(scheduler, model, table.tensor_parallel),
+        slot_bytes=sum(one.slot_bytes(scheduler, model, tp) for one in features),
         source=f"{source}: {key}",
     )
     blocks = memory.num_blocks - (0 if engine is None else NULL_BLOCKS)
@@ -660,16 +671,13 @@ def plugins_of(config: Config, replicas: Sequence[ReplicaPlan]) -> Iterable[tupl
         ("migration.policy", config.migration.policy),
     ]
     for replica in replicas:
-        eviction = getattr(replica.scheduler, "eviction", "last")
-        if eviction != "last" and replica.scheduler.policy != "vllm":
-            problem = f"policy {replica.scheduler.policy} does not ask it; vllm does"
-            raise InputError("config", None, "scheduler.eviction", problem)
         named += [
             ("scheduler.policy", replica.scheduler.policy),
-            ("scheduler.eviction", eviction),
             ("latency.backend", replica.latency.backend),
             ("latency.expert_routing", replica.latency.expert_routing),
         ]
+        for feature in replica.features:
+            named += feature.classes(replica.scheduler)
     if config.autoscale is not None:
         named.append(("autoscale.planner", config.autoscale.planner))
     return dict.fromkeys((key, path) for key, path in named if is_import_path(path))

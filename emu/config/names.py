@@ -28,7 +28,6 @@ EXPERT_ROUTING: Final = ("balanced", "round_robin", "random", "skewed")
 PLANNERS: Final = ("blitz", "paper", "hpa")
 DECODE_POLICIES: Final = ("auto", "first_free", "least_used")
 ADMISSIONS: Final = ("",)
-EVICTIONS: Final = ("last",)
 MIGRATIONS: Final = ("gap",)
 
 WorkloadFormat = Literal[

@@ -101,19 +101,6 @@ class ModelTable(Table, kw_only=True, frozen=True):
         return self.served_name or self.name
 
 
-class EncodersTable(Table, kw_only=True, frozen=True):
-    """Encoders of images on GPUs of their own; without it replicas encode themselves."""
-
-    count: Annotated[Count, doc("Encoders, each on one GPU beside those of `nodes`.")] = 1
-    gpu: Annotated[str, doc("Their GPU, by its catalogue name; empty = that of the replicas.")] = ""
-    nic_gbps: Annotated[
-        NonNegative, doc("Link that a request's embeddings go over; 0 = that of the first node.")
-    ] = 0.0
-    cache_tokens: Annotated[
-        Count0, doc("Tokens whose embeddings are kept for all replicas; 0 = all.")
-    ] = 0
-
-
 class GpuTable(Table, kw_only=True, frozen=True):
     """Figures of a GPU that the catalogue does not have."""
 
@@ -701,9 +688,6 @@ class WorkloadTable(Table, kw_only=True, frozen=True):
             "requests arrive at their times."
         ),
     ] = 0
-    skip_prefill: Annotated[
-        bool, doc("The KV of every prompt is there at its arrival: only decoding is emulated.")
-    ] = False
     start_s: Annotated[NonNegative, doc("Skip what arrives earlier.")] = 0.0
     max_prompt_tokens: Annotated[Tokens0, doc("Clip longer prompts (counted); 0 = off.")] = 0
     max_output_tokens: Annotated[Tokens0, doc("Clip longer outputs (counted); 0 = off.")] = 0
@@ -781,7 +765,6 @@ class Config(Table, kw_only=True, frozen=True):
     workload: WorkloadTable = field(default_factory=WorkloadTable)
     router: RouterTable = field(default_factory=RouterTable)
     scheduler: SchedulerTable = field(default_factory=VllmTable)
-    encoders: EncodersTable | None = None
     latency: LatencyTable = field(default_factory=RooflineTable)
     network: NetworkTable = field(default_factory=NetworkTable)
     autoscale: AutoscaleTable | None = None

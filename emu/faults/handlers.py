@@ -416,9 +416,7 @@ def overload(injector: Injector, fault: Overload, rng: np.random.Generator) -> N
                 tenant=request.tenant,
                 priority=request.priority,
             )
-            clone.acceptance_rate = request.acceptance_rate
-            clone.adapter = request.adapter
-            clone.images = request.images
+            clone.ask_as(request)
             gateway.arrive(clone)
 
     end_echo = gateway.echo(echo)

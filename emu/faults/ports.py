@@ -37,8 +37,8 @@ class Clients(Protocol):
         ...
 
     @property
-    def encoding(self) -> Mapping[int, Request]:
-        """Requests whose images encoders of their own have, by id."""
+    def at_doors(self) -> Mapping[int, Request]:
+        """Requests that have not passed what features put before admission, by id."""
         ...
 
     def echo(self, echo: Callable[[Request], None]) -> Callable[[], None]:
@@ -196,7 +196,7 @@ def census(cluster: FaultWorld) -> list[Place]:
     gateway = cluster.gateway
     places = [Place(r, "queued", "gateway") for r in gateway.held]
     places += [Place(r, "queued", "front end") for r in gateway.taking]
-    places += [Place(r, "queued", "encoders") for r in gateway.encoding.values()]
+    places += [Place(r, "queued", "feature") for r in gateway.at_doors.values()]
     for queue in cluster.queues:
         places += [Place(r, "queued", "global queue") for r in queue]
     for replica in cluster.replicas:

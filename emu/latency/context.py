@@ -6,7 +6,7 @@ Backends are made of it by name in `emu/cluster/backends.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -35,7 +35,7 @@ from emu.latency.engine_steps import EngineSteps, resolve_sampling
 from emu.latency.kernels import machine_collective
 
 if TYPE_CHECKING:  # a replica of one rank needs none of the formulas of collectives
-    from emu.latency.features import LoraPlan
+    from emu.latency.parts import Pricer
     from emu.network.collectives import Collectives
     from emu.network.rounds import CollectiveSystem, Kind, NetworkDim
 
@@ -45,6 +45,15 @@ _PCIE_LATENCY_NS = 4_000
 """One step of a ring: between NVLink peers, and through the host bridge (NCCL's small sizes)."""
 
 CollectiveCost = Callable[[str, int, int], int]
+
+
+class PassPart(Protocol):
+    """A feature in what a backend is built from; equal ones take the same, so that replicas of
+    one kind share a backend."""
+
+    def pricer(self, context: LatencyContext) -> Pricer:
+        """What its operations take on a replica of this kind."""
+        ...
 
 
 class LatencyContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,10 +85,8 @@ class LatencyContext(msgspec.Struct, frozen=True, kw_only=True):
     """Speculative decoding."""
     draft: Draft | None = None
     """The drafter's layers, if it has any."""
-    lora: LoraPlan | None = None
-    """LoRA adapters, if requests may name some."""
-    encodes: bool = False
-    """Requests may have images, which it encodes."""
+    parts: tuple[PassPart, ...] = ()
+    """What features add to its passes, in the order in which they are added."""
 
 
 def link_dims(context: LatencyContext) -> tuple[NetworkDim, NetworkDim]:

@@ -266,21 +266,6 @@ class OwnPlacement:
         return index_of(chosen, len(candidates), self._what, may_wait=True)
 
 
-class OwnEviction:
-    """A policy that says which request loses its KV blocks."""
-
-    def __init__(self, made: Any, path: str, look: Look | None) -> None:
-        self._made = made
-        self._look = look
-        self._what = f"scheduler.eviction: {path}"
-
-    def choose(self, needy: Request, candidates: Sequence[Request]) -> int:
-        """Index of the victim among the candidates."""
-        views = [RequestView(request, self._look) for request in candidates]
-        chosen = self._made.choose(RequestView(needy, self._look), views)
-        return index_of(chosen, len(candidates), self._what)
-
-
 class OwnMigration:
     """A policy for which running request moves where."""
 

@@ -159,10 +159,9 @@ class View:
         """Blocks that this replica must reserve to take over these requests' KV."""
         return self._scheduler.blocks_to_reserve(requests)
 
-    def holds_adapter(self, adapter: str) -> bool:
-        """Whether a LoRA adapter is on its GPUs."""
-        adapters = self._scheduler.adapters
-        return adapters is not None and adapters.holds(adapter)
+    def holds(self, request: Request) -> bool:
+        """Whether it holds what a feature would load for the request (a LoRA adapter)."""
+        return any(part.holds(request) for part in self._scheduler.parts)
 
     def watch_cache(self, watcher: PoolWatcher) -> bool:
         """Tell of what its prefix cache holds; False if it has none."""

@@ -245,8 +245,8 @@ class LoraAffinityRouter:
 
     reads = frozenset({"waiting", "running", "max_num_seqs"})
 
-    def __init__(self, holds_adapter: AdapterMatch) -> None:
-        self._holds = holds_adapter
+    def __init__(self, holds: AdapterMatch) -> None:
+        self._holds = holds
 
     def choose(self, request: Request, signals: Sequence[Signal]) -> int:
         """The least loaded of those with the adapter and a place, else of all."""
@@ -314,7 +314,7 @@ def make_router(
     seed: int,
     pool: str,
     match: PrefixMatch,
-    holds_adapter: AdapterMatch | None = None,
+    holds: AdapterMatch | None = None,
     own: Callable[[str, str], Any] = make_plugin,
     look: Look | None = None,
 ) -> Router:
@@ -334,6 +334,6 @@ def make_router(
     if policy == "prefix_aware":
         return PrefixAwareRouter(match)
     if policy == "lora_affinity":
-        assert holds_adapter is not None
-        return LoraAffinityRouter(holds_adapter)
+        assert holds is not None
+        return LoraAffinityRouter(holds)
     return _Own(own(policy, "router.policy"), policy, look)

@@ -37,14 +37,7 @@ from emu.cluster.recorder import Recorder
 from emu.config.check import blaming, placing
 from emu.config.load import effective_dict, load_config
 from emu.config.presets import is_scaled
-from emu.config.schema import (
-    AstraTable,
-    Config,
-    LatencyTable,
-    SchedulerTable,
-    SyntheticTable,
-    WorkloadTable,
-)
+from emu.config.schema import AstraTable, Config, LatencyTable, SchedulerTable, WorkloadTable
 from emu.errors import InputError, InvariantViolation, PluginError, printable
 from emu.kernel.clock import Kernel
 from emu.kernel.life import completed
@@ -296,11 +289,8 @@ def prepare(config: Config, source: str, *, imports: bool = True) -> tuple[Plan,
             default_model=plan.default_model,
         )
         check_commands(config.commands, len(plan.replicas), source)
-        if workload.adapter and not all(replica.has_adapters for replica in plan.replicas):
-            problem = f"the workload names adapters ({workload.adapter}); set it to true everywhere"
-            raise InputError(source, None, "scheduler.enable_lora", problem)
-        if workload.facts.images:
-            check_workload_images(workload.facts, plan.replicas, source)
+        if workload.facts.asks:
+            check_asked(workload.facts, plan.replicas, source)
     if workload.facts.names_models and not is_named:
         workload.notes.warn("`model` of a request is not compared: one model is served")
     if config.power is not None:
@@ -329,28 +319,23 @@ def scaling_warnings(plan: Plan) -> list[str]:
     return [f'autoscale: nothing to add: {what}; declare [[replicas]] with role = "inactive"']
 
 
-def check_workload_images(facts: Facts, replicas: Sequence[ReplicaPlan], source: str) -> None:
-    """Every replica takes the images of every request. InputError names the key."""
-    for replica in replicas:
-        table = replica.images
-        if table is None:
-            problem = "the workload has images; give a limit everywhere, as { image = 4 }"
-        elif facts.images > table.limit_mm_per_prompt["image"]:
-            most = table.limit_mm_per_prompt["image"]
-            problem = f"a request of the workload has {facts.images} images, more than {most}"
-        elif facts.image_tokens > min(table.encoder_budget_tokens, table.encoder_cache_tokens):
-            problem = (
-                f"an image of the workload has {facts.image_tokens} tokens; raise "
-                "max_num_encoder_input_tokens and encoder_cache_size"
-            )
-        else:
-            continue
-        raise InputError(source, None, "scheduler.limit_mm_per_prompt", problem)
+def check_asked(facts: Facts, replicas: Sequence[ReplicaPlan], source: str) -> None:
+    """Every replica serves what requests ask of features. InputError names the key."""
+    from emu.features.registry import all_features  # most requests ask for nothing
+
+    features = all_features()
+    for ask in facts.asks:
+        if not any(ask in feature.serves for feature in features):
+            problem = f"requests ask for an {ask}, which no feature of this emulator serves"
+            raise InputError(source, None, "workload", problem)
+    for feature in features:
+        feature.check_workload(facts, replicas, source)
 
 
 def _lenient(table: WorkloadTable) -> WorkloadTable:
     """The workload that stands in where none is given is no mistake: it is cut to the model."""
-    if table == WorkloadTable(synthetic=SyntheticTable()):
+    made = table.synthetic
+    if made is not None and table == type(table)(synthetic=type(made)()):
         return msgspec.structs.replace(table, oversized="clip")
     return table
 

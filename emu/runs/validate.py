@@ -11,12 +11,11 @@ from pathlib import Path
 from rich.table import Table
 
 from emu.catalogue import sizes
-from emu.cluster.backends import SharedBackends, tower_costs
-from emu.cluster.engine_features import adapter_bytes, encoder_cache_bytes
+from emu.cluster.backends import SharedBackends
 from emu.cluster.plan import Plan, ReplicaPlan
 from emu.config.check import blaming, placing
 from emu.config.load import load_config
-from emu.config.schema import Config, SchedulerTable, VllmTable
+from emu.config.schema import Config, SchedulerTable
 from emu.errors import printable
 from emu.latency.base import LatencyBackend
 from emu.latency.coefficients import kernels_of
@@ -25,7 +24,6 @@ from emu.runs.runner import prepare, range_warnings
 from emu.scheduling.features import conditional_rates, expected_tokens
 from emu.units import NS_PER_S
 
-_EXAMPLE_IMAGE_TOKENS = 1024
 """An image of 1,024 x 1,024 pixels has so many in Qwen3-VL."""
 
 
@@ -112,8 +110,7 @@ def _facts_of(replica: ReplicaPlan, config: Config) -> dict[str, str]:
         "KV per token": f"{memory.kv_bytes_token / 1024:.0f} KiB",
         **_kv_facts(replica),
         **_speculation_facts(replica),
-        **_adapter_facts(replica),
-        **_image_facts(replica, config),
+        **_feature_facts(replica, config),
         "scheduler": replica.scheduler.policy,
         "latency": _latency_fact(replica),
         "load from SSD": f"{weight * 8 / (node.ssd_gbps * 1e9):.2f} s",
@@ -138,32 +135,12 @@ def _speculation_facts(replica: ReplicaPlan) -> dict[str, str]:
     return facts
 
 
-def _adapter_facts(replica: ReplicaPlan) -> dict[str, str]:
-    """Slots of LoRA adapters; nothing without them."""
-    table = replica.scheduler
-    if not isinstance(table, VllmTable) or not table.enable_lora:
-        return {}
-    tp = replica.tensor_parallel
-    one = adapter_bytes(table, replica.model, tp) / table.max_loras
-    host = table.max_cpu_loras or table.max_loras
+def _feature_facts(replica: ReplicaPlan, config: Config) -> dict[str, str]:
+    """What the features of its engine say of themselves."""
     return {
-        "adapters": f"{table.max_loras} slots of {one / 1e6:.1f} MB on a GPU "
-        f"(rank {table.max_lora_rank}), {host} on the host"
-    }
-
-
-def _image_facts(replica: ReplicaPlan, config: Config) -> dict[str, str]:
-    """What images take; nothing where requests have none."""
-    table, tower = replica.images, replica.model.tower
-    if table is None or tower is None:
-        return {}
-    kept = encoder_cache_bytes(table, replica.model) / 1e6
-    example = min(_EXAMPLE_IMAGE_TOKENS, table.encoder_budget_tokens)
-    took_ms = tower_costs(replica.latency_context(config)).images_ns([example]) / 1e6
-    return {
-        "images": f"tower of {tower.params / 1e9:.2f} B parameters, cache of "
-        f"{table.encoder_cache_tokens:,} tokens ({kept:.0f} MB on a GPU); "
-        f"an image of {example:,} tokens takes {took_ms:.1f} ms"
+        name: text
+        for feature in replica.features
+        for name, text in feature.facts(replica, config).items()
     }
 
 

@@ -29,8 +29,9 @@ from emu.latency.base import BatchShape, next_decode_shape
 from emu.request import Request
 from emu.scheduling.base import Batch, Progress, ReplicaLimits, RunOn
 from emu.scheduling.cohort import Cohort, RunningRequest
-from emu.scheduling.features import Adapters, EncoderCache, Speculation
+from emu.scheduling.features import Speculation
 from emu.scheduling.ledger import Ledger
+from emu.scheduling.parts import Part
 from emu.scheduling.rotation import Rotation, Turn
 
 Record = tuple[RunningRequest, int, int]
@@ -81,10 +82,8 @@ class RunningSet:
         self.next_batch_id = 0
         self.cohort_end_ns = -1
         """When every cohort member received its latest token."""
-        self.adapters: Adapters | None = None
-        """LoRA adapters of the running requests, where there may be any."""
-        self.encoder: EncoderCache | None = None
-        """Images of the running requests, where there may be any."""
+        self.parts: Sequence[Part] = ()
+        """What features of the replica do with the running requests."""
         self._admissions = 0
         self._busy_ns = 0
         """Time in batches so far (one pipeline stage)."""
@@ -94,8 +93,9 @@ class RunningSet:
         """The request runs from now on, beside the cohort, admitted after all others."""
         running = RunningRequest(request, self._admissions, self._busy_ns)
         self._admissions += 1
-        if self.adapters is not None:
-            self.adapters.begin(request)
+        if self.parts:
+            for part in self.parts:
+                part.begin(request)
         self.requests[request.request_id] = running
         self.beside[running.admission] = running
         return running
@@ -106,7 +106,7 @@ class RunningSet:
         for request_id in list(arrived):
             if len(self.requests) >= requests_max:
                 return
-            if self.adapters is not None and not self.adapters.can_run(arrived[request_id]):
+            if self.parts and not self.may_run(arrived[request_id]):
                 continue
             request = arrived.pop(request_id)
             running = self.admit(request)
@@ -114,6 +114,10 @@ class RunningSet:
                 request.generated_tokens == 0
                 or request.computed_tokens < request.reached_tokens - 1
             )
+
+    def may_run(self, request: Request) -> bool:
+        """Whether no feature keeps the request from joining the running ones."""
+        return all(part.may_run(request) for part in self.parts)
 
     def last(self) -> RunningRequest:
         """The request admitted last."""
@@ -168,10 +172,9 @@ class RunningSet:
         else:
             self.beside.pop(running.admission, None)
         request = running.request
-        if self.adapters is not None:
-            self.adapters.end(request)
-        if self.encoder is not None and request.images:
-            self.encoder.free(request)
+        if self.parts:
+            for part in self.parts:
+                part.end(request)
         del self.requests[request.request_id]
         running.is_alive = False
         # One batch at a time: a running request takes part in all of them.
@@ -253,10 +256,8 @@ class RunningSet:
         self.leaving.clear()
         self.leaping = None
         self.cohort.in_flight = 0
-        if self.adapters is not None:
-            self.adapters.clear()
-        if self.encoder is not None:
-            self.encoder.clear()
+        for part in self.parts:
+            part.clear()
         return [running.request for running in members]
 
     def free_ended(self) -> bool:
@@ -582,11 +583,11 @@ class RunningSet:
             problems.append(f"cohort of {self.cohort.count}, counted {members}")
         if members + len(self.beside) != len(self.requests):
             problems.append("a running request is neither in the cohort nor beside it")
-        if self.adapters is not None:
+        if self.parts:
             running_requests = [running.request for running in self.requests.values()]
-            problems += self.adapters.recount(running_requests)
-        if self.encoder is not None:
-            problems += self.encoder.recount([*self.residents(), *self.ledger.queue])
+            present = [*self.residents(), *self.ledger.queue]
+            for part in self.parts:
+                problems += part.recount(running_requests, present)
         return problems
 
 

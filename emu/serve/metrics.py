@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from emu.cluster.plan import ReplicaPlan
-from emu.config.schema import VllmTable
 from emu.replica.states import ReplicaState
 from emu.replica.view import ReplicaHandle
 from emu.serve.fleet import Endpoint, Fleet
@@ -215,8 +214,8 @@ _TOKENS: Final[tuple[tuple[str, Callable[[Statistics], int]], ...]] = (
 def adapter_family(page: Page, house: House, replica_id: int = -1) -> None:
     """Adapters of the requests of a replica (-1 = of all); absent where there are none."""
     plans = house.plan.replicas if replica_id < 0 else [house.plan.replicas[replica_id]]
-    slots = [r.scheduler.max_loras for r in plans if isinstance(r.scheduler, VllmTable)]
-    has_slots = all(plan.has_adapters for plan in plans)
+    slots = [plan.slots("adapter") for plan in plans]
+    has_slots = all(slots)
     if not has_slots and not house.adapters:
         return
     running: set[str] = set()

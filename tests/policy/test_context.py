@@ -6,7 +6,6 @@ import itertools
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 
 import emu
@@ -147,32 +146,6 @@ def test_decode_placement_is_asked_with_those_that_have_room(tmp_path: Path) -> 
     assert (last["decode_instance_id"] == 2).sum() > (last["decode_instance_id"] == 1).sum()
     waits = run(tables | {"router": {"decode_policy": Waits}}, tmp_path).requests
     assert set(waits["decode_instance_id"]) <= {0, 1}
-
-
-TIGHT = {"num_blocks": 500, "eviction": "last"}
-
-
-def test_eviction_chooses_who_starts_over(tmp_path: Path) -> None:
-    class Shortest:
-        def choose(self, needy: Any, candidates: Any) -> int:
-            lengths = [one.computed_tokens for one in candidates]
-            return lengths.index(min(lengths))
-
-    class Tail:
-        """What vLLM does."""
-
-        def choose(self, needy: Any, candidates: Any) -> int:
-            return len(candidates) - 1
-
-    tables = world(200, 40.0) | {"replicas": [{"count": 1}]}
-    plain = run(tables | {"scheduler": TIGHT}, tmp_path).requests
-    tail = run(tables | {"scheduler": {**TIGHT, "eviction": Tail}}, tmp_path).requests
-    short = run(tables | {"scheduler": {**TIGHT, "eviction": Shortest}}, tmp_path).requests
-    assert plain["preemptions"].sum() > 0
-    for name in plain.dtype.names:
-        assert np.array_equal(plain[name], tail[name]), name
-    assert not np.array_equal(plain["preemptions"], short["preemptions"])
-    assert set(short["status"]) == {"completed"}
 
 
 def test_migration_moves_what_the_policy_names(tmp_path: Path) -> None:

@@ -156,53 +156,10 @@ class VllmTable(SchedulerTable, kw_only=True, frozen=True):
     ] = 0
     chunked_prefill: Annotated[bool, doc("Split prompts over iterations.")] = True
     prefix_caching: Annotated[bool, doc("Reuse KV blocks of equal prefixes.")] = True
-    retain_s: Annotated[
-        NonNegative,
-        doc(
-            "For so long, the KV of a session between two turns is evicted after all other, least urgent priority first; 0 = as any other."
-        ),
-    ] = 0.0
     reserve_full_sequence: Annotated[bool, doc("Admit only if the whole length fits now.")] = True
-    enable_lora: Annotated[bool, doc("Requests may name LoRA adapters (docs/adapters.md).")] = False
-    max_loras: Annotated[Count, doc("LoRA: slots on the GPU, different adapters at once.")] = 1
-    max_cpu_loras: Annotated[
-        Count0, doc("LoRA: copies in host memory, at least max_loras; 0 = max_loras.")
-    ] = 0
-    max_lora_rank: Annotated[
-        Literal[1, 8, 16, 32, 64, 128, 256, 320, 512],
-        doc("LoRA: rank of every slot, and of the adapters."),
-    ] = 16
-    limit_mm_per_prompt: Annotated[
-        dict[Literal["image"], Count],
-        doc(
-            "Most images of a request, as { image = 4 }; empty = text only (docs/architectures.md)."
-        ),
-    ] = field(default_factory=dict)
-    max_num_encoder_input_tokens: Annotated[
-        Count0, doc("Images: tokens encoded in a step; 0 = max_num_batched_tokens.")
-    ] = 0
-    encoder_cache_size: Annotated[
-        Count0, doc("Images: tokens whose embeddings are kept; 0 = max_num_batched_tokens.")
-    ] = 0
     speculative_config: Annotated[
         SpeculativeTable | None, doc("Speculative decoding (docs/speculation.md); absent: none.")
     ] = None
-    eviction: Annotated[
-        str,
-        doc(
-            "Which request starts over when blocks lack: last (the request admitted last), or package.module:Class (then without leaps)."
-        ),
-    ] = "last"
-
-    @property
-    def encoder_budget_tokens(self) -> int:
-        """Tokens of images that a step encodes at most."""
-        return self.max_num_encoder_input_tokens or self.max_num_batched_tokens
-
-    @property
-    def encoder_cache_tokens(self) -> int:
-        """Tokens of images whose embeddings are kept."""
-        return self.encoder_cache_size or self.max_num_batched_tokens
 
     @property
     def caches_prefixes(self) -> bool:

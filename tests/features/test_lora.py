@@ -12,9 +12,9 @@ from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.config.schema import VllmTable
 from emu.errors import InputError
+from emu.features.lora import Adapters
 from emu.request import Prefix, Request
 from emu.scheduling.base import ReplicaLimits
-from emu.scheduling.features import Adapters
 from emu.scheduling.vllm import VllmScheduler
 from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload
 
@@ -36,7 +36,7 @@ def scheduler(slots=2, host=4, blocks=1000, caching=False, **keys):
     limits = ReplicaLimits(
         num_blocks=blocks, block_size=16, max_model_tokens=10_000, prefix_caching=caching
     )
-    return VllmScheduler(VllmTable(**keys), limits, adapters=Adapters(slots, host))
+    return VllmScheduler(VllmTable(**keys), limits, parts=[Adapters(slots, host)])
 
 
 def drive(engine, requests):
@@ -64,7 +64,7 @@ def test_a_request_whose_adapter_has_no_slot_is_passed_by():
     opening = [chunk.request.request_id for chunk in batches[0].chunks]
     assert opening == [1, 3, 4]
     assert other.generated_tokens == other.output_tokens
-    assert engine.adapters.cold_loads == 2
+    assert engine.parts[0].cold_loads == 2
 
 
 def test_the_host_keeps_what_has_left_the_gpu():
@@ -81,9 +81,9 @@ def test_the_host_keeps_what_has_left_the_gpu():
 def test_the_batch_says_what_its_adapters_cost():
     engine = scheduler()
     batches = drive(engine, [request(1, "a", 30), request(2, "b", 10), request(3, prompt=50)])
-    lora = batches[0].shape.lora
+    (lora,) = batches[0].shape.works
     assert (lora.adapters, lora.tokens, lora.cold_loads, lora.host_loads) == (2, 40, 2, 0)
-    lora = batches[1].shape.lora
+    lora = batches[1].shape.works[0]
     assert (lora.adapters, lora.tokens, lora.cold_loads) == (2, 2, 0)
 
 
