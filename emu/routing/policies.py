@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Any, Final, Protocol, final
+from typing import Any, ClassVar, Final, Protocol, final
 
 from emu.errors import InputError
 from emu.plugins import make_plugin
@@ -72,7 +72,17 @@ AdapterMatch = Callable[[int, Request], bool]
 """(replica id, request) -> whether the request's LoRA adapter is on the replica's GPU."""
 
 
-SIGNAL_FIELDS: Final = frozenset(Signal.__slots__)
+SIGNAL_FIELDS: Final = frozenset(
+    {
+        "blocks_total",
+        "blocks_used",
+        "max_num_seqs",
+        "replica_id",
+        "running",
+        "waiting",
+        "waiting_tokens",
+    }
+)
 
 
 class Router(Protocol):
@@ -147,8 +157,8 @@ WAITING_WEIGHT = 4
 class LoadRouter:
     """Least waiting x 4 + running (vLLM's data-parallel load balancer)."""
 
-    linear_load = (WAITING_WEIGHT, 1)
-    reads = frozenset({"waiting", "running"})
+    linear_load: ClassVar[tuple[int, int]] = (WAITING_WEIGHT, 1)
+    reads: ClassVar[frozenset[str]] = frozenset({"waiting", "running"})
 
     def choose(self, request: Request, signals: Sequence[Signal]) -> int:
         """The first of the least loaded."""
@@ -164,8 +174,8 @@ class LeastOutstandingRouter:
     """Least waiting + running. (Vidur's LOR counts waiting only, which sends everything to
     replica 0 while queues are empty; that is its defect, not a policy.)"""
 
-    linear_load = (1, 1)
-    reads = frozenset({"waiting", "running"})
+    linear_load: ClassVar[tuple[int, int]] = (1, 1)
+    reads: ClassVar[frozenset[str]] = frozenset({"waiting", "running"})
 
     def choose(self, request: Request, signals: Sequence[Signal]) -> int:
         """The first with the fewest requests."""
@@ -180,7 +190,7 @@ class LeastOutstandingRouter:
 class RoundRobinRouter:
     """One after another, by replica id, skipping those that are not candidates now."""
 
-    reads = frozenset[str]()
+    reads: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self) -> None:
         self._last_id = -1
@@ -198,7 +208,7 @@ class RoundRobinRouter:
 class RandomRouter:
     """Uniformly at random, from its own stream."""
 
-    reads = frozenset[str]()
+    reads: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, seed: int, stream: str) -> None:
         self._rng = rng_stream(seed, stream)
@@ -218,7 +228,7 @@ class PrefixAwareRouter:
     in llm-d and Dynamo's KV router, with equal weights.
     """
 
-    reads = frozenset({"waiting", "running"})
+    reads: ClassVar[frozenset[str]] = frozenset({"waiting", "running"})
 
     def __init__(self, match: PrefixMatch) -> None:
         self._match = match
@@ -243,7 +253,7 @@ class LoraAffinityRouter:
     that look at the adapters that engines report.
     """
 
-    reads = frozenset({"waiting", "running", "max_num_seqs"})
+    reads: ClassVar[frozenset[str]] = frozenset({"waiting", "running", "max_num_seqs"})
 
     def __init__(self, holds: AdapterMatch) -> None:
         self._holds = holds

@@ -21,6 +21,7 @@ from emu.chaos.worlds import World, draw_world
 from emu.plugins import named
 from emu.policy import Context, Ended, RequestView
 from emu.replica.states import ReplicaState
+from emu.routing.policies import SIGNAL_FIELDS as DECLARED
 from emu.routing.policies import Router, Signal
 
 LINEAR = {"backend": "linear", "base_us": 4000.0, "per_token_us": 20.0}
@@ -104,6 +105,10 @@ def folded(*what: Any) -> int:
 
 def seen_of(request: Any) -> tuple[Any, ...]:
     return tuple(getattr(request, name) for name in REQUEST_FIELDS)
+
+
+def test_a_router_may_declare_every_field_of_a_signal() -> None:
+    assert set(SIGNAL_FIELDS) == DECLARED
 
 
 class Sees:
