@@ -12,14 +12,12 @@ import msgspec
 
 from emu.catalogue.lookup import GpuSpec
 from emu.catalogue.model import ModelSpec
-from emu.catalogue.sizes import Draft
 from emu.config.schema import (
     LatencyTable,
     NetworkTable,
     NodeTable,
     PlacementTable,
     RooflineTable,
-    SpeculativeTable,
 )
 from emu.errors import InputError
 from emu.latency.coefficients import kernels_of
@@ -81,10 +79,6 @@ class LatencyContext(msgspec.Struct, frozen=True, kw_only=True):
     """The engine schedules the next step while one runs."""
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
-    drafts: SpeculativeTable | None = None
-    """Speculative decoding."""
-    draft: Draft | None = None
-    """The drafter's layers, if it has any."""
     parts: tuple[PassPart, ...] = ()
     """What features add to its passes, in the order in which they are added."""
 
