@@ -25,9 +25,9 @@ from emu.latency.context import (
     collectives,
     engine_of,
     engine_steps,
+    make_roofline,
 )
 from emu.latency.engine import HostCosts, host_costs
-from emu.latency.rooflines import make_roofline
 from emu.plugins import make_plugin
 from emu.policy import shown
 

@@ -43,10 +43,9 @@ from emu.features.modes import (
     Seat,
 )
 from emu.latency.base import BatchShape, LatencyBackend, Verify
-from emu.latency.context import LatencyContext, PassPart, engine_of
+from emu.latency.context import LatencyContext, PassPart, engine_of, make_roofline
 from emu.latency.parts import AddedBackend, Pricer
 from emu.latency.roofline import RooflineBackend
-from emu.latency.rooflines import make_roofline
 from emu.request import Request
 from emu.scheduling.parts import STEPS_BY_THE_RULE, Drafting, Part
 from emu.units import NS_PER_S, ceil_div
