@@ -102,7 +102,7 @@ class Request:
     model: int
     """Which of the served models it asks for; -1 = none that is served."""
     acceptance_rate: float
-    """Chance of its drafts to be accepted (speculative decoding); -1 = as configured."""
+    """Chance of its drafts to be accepted (drafts); -1 = as configured."""
 
     adapter: str
     """LoRA adapter that it names; empty = the model alone."""

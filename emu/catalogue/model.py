@@ -219,7 +219,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
 class StateSpace(msgspec.Struct, frozen=True, kw_only=True):
     """A mixer with a state of fixed size: linear attention, state-space model, short convolution.
 
-    A sequence holds its state whatever its length; speculation of k tokens holds k + 1 of them.
+    A sequence holds its state whatever its length; with k drafts it holds k + 1 of them.
     """
 
     kind: StateKind
@@ -238,10 +238,10 @@ class StateSpace(msgspec.Struct, frozen=True, kw_only=True):
     """Operations of the recurrence for one token, without the projections."""
 
     def state_bytes(
-        self, activation_bytes: int, state_bytes: int, tp: int = 1, speculative_tokens: int = 0
+        self, activation_bytes: int, state_bytes: int, tp: int = 1, draft_tokens: int = 0
     ) -> int:
-        """Bytes of one state on one rank; a speculative token lengthens the convolution."""
-        rows = self.conv_kernel - 1 + speculative_tokens if self.conv_channels else 0
+        """Bytes of one state on one rank; a draft lengthens the convolution."""
+        rows = self.conv_kernel - 1 + draft_tokens if self.conv_channels else 0
         conv = ceil_div(self.conv_channels, tp) * rows * activation_bytes
         return conv + ceil_div(self.state_elements, tp) * state_bytes
 
@@ -430,7 +430,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     tower: Tower | None = None
     """The vision tower: held in memory, used by images."""
     mtp_layers: int = 0
-    """Published layers for multi-token prediction; loaded only for speculation."""
+    """Published layers for multi-token prediction; loaded only to draft with."""
     unquantized: tuple[frozenset[str], ...] = ()
     """For each layer the parts that a quantized checkpoint keeps wide; empty = none."""
     published_kv_dtype: str = ""

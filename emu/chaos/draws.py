@@ -15,7 +15,7 @@ from emu.config.names import ENGINES
 from emu.config.presets import expand_models
 from emu.config.schema import PlacedTensors, SchedulerTable
 from emu.features.base import Feature
-from emu.features.modes import OTHER_BACKEND, OUTSIDE, STAGES, WINDOWS
+from emu.features.modes import CACHED_STATES, OTHER_BACKEND, OUTSIDE, STAGES, WINDOWS
 from emu.features.registry import all_features
 from emu.rng import rng_stream
 
@@ -386,11 +386,8 @@ def draw_shapes(rng: Rng, tables: Tables) -> None:
 def _shape(rng: Rng, tables: Tables) -> tuple[int, int]:
     """Ranks of each replica; stages only where nothing needs all layers in one place."""
     groups = tables["replicas"]
-    scheduler = tables["scheduler"]
     is_one_stage = (
-        "speculative_config" in scheduler
-        or are_forbidden(tables, STAGES)
-        or tables["model"]["name"] != "meta-llama/Llama-3.1-8B"
+        are_forbidden(tables, STAGES) or tables["model"]["name"] != "meta-llama/Llama-3.1-8B"
     )
     shapes = [shape for shape in _SHAPES if shape[1] == 1 or not is_one_stage]
     tensor, pipeline = pick(rng, shapes)
@@ -409,15 +406,14 @@ def _model(rng: Rng, tables: Tables, tensor: int, pipeline: int) -> Model:
     scheduler, groups = tables["scheduler"], tables["replicas"]
     known = {model.name: model for model in MODELS}
     drawn = tables["model"]["name"]
-    drafter = scheduler.get("speculative_config", {}).get("model")
-    is_kept = drafter or any(feature.keeps_model(tables) for feature in features_in(tables))
+    is_kept = any(feature.keeps_model(tables) for feature in features_in(tables))
     if drawn != "meta-llama/Llama-3.1-8B" or is_kept:
         return known.get(drawn, Model(drawn, 8, "window"))  # one stage is right for any
     keeps_states = (
         scheduler["policy"] == "vllm"
         and all(g["role"] == "colocated" and "data_parallel_group" not in g for g in groups)
         and not tables["network"].get("tiers")
-        and "speculative_config" not in scheduler
+        and not are_forbidden(tables, CACHED_STATES)
     )
     fitting = [
         model
@@ -471,11 +467,7 @@ def _named_gpus(tables: Tables) -> None:
 
 # --- costs --------------------------------------------------------------------------------------
 def _latency(rng: Rng, tables: Tables, model: Model, tensor: int, pipeline: int) -> None:
-    can_astra = (
-        tensor * pipeline <= 2
-        and model.kind not in _UNLIKE
-        and "speculative_config" not in tables["scheduler"]
-    )
+    can_astra = tensor * pipeline <= 2 and model.kind not in _UNLIKE
     can_astra = can_astra and not are_forbidden(tables, OTHER_BACKEND)
     can_astra = can_astra and not tables["network"].keys() & _ONE_WAY
     can_astra = can_astra and chance(rng, 0.08)  # its executor takes the most time by far
@@ -504,8 +496,7 @@ def _latency(rng: Rng, tables: Tables, model: Model, tensor: int, pipeline: int)
             table["faithful"] = ["end_npu_stagger"]
         return
     _engine(rng, table, tables)
-    has_drafts = "speculative_config" in tables["scheduler"]
-    has_more = has_drafts or are_forbidden(tables, OUTSIDE)
+    has_more = are_forbidden(tables, OUTSIDE)
     if pipeline == 1 and model.kind == "dense" and not has_more and chance(rng, 0.4):
         _placement(rng, tables)
 
@@ -638,8 +629,6 @@ def draw_models(seed: int, tables: Tables, lines: list[dict[str, Any]]) -> None:
     )
     if is_plain and not tables["network"].get("tiers") and chance(rng, 0.25):
         _hybrid(rng, tables)
-    if chance(rng, 0.35):
-        _speculation(rng, tables, lines)
     for feature in all_features():
         feature.draw(seed, rng, tables, lines)
 
@@ -675,26 +664,3 @@ def _hybrid(rng: Rng, tables: Tables) -> None:
     if name == HYBRIDS[2] and any(group["role"] != "colocated" for group in tables["replicas"]):
         name = HYBRIDS[0]  # states are nowhere but on replicas that serve from the start
     tables["model"] = {"name": name}
-
-
-def _speculation(rng: Rng, tables: Tables, lines: list[dict[str, Any]]) -> None:
-    if tables["model"].get("name") == HYBRIDS[2]:
-        tables["scheduler"]["prefix_caching"] = False  # states of drafts cannot be cached
-    table: Tables = {
-        "method": pick(rng, ("ngram", "eagle", "eagle3")),
-        "num_speculative_tokens": int(pick(rng, (1, 2, 4))),
-        "draft_step_us": float(pick(rng, (0.0, 500.0))),
-    }
-    rate = float(pick(rng, (0.0, 0.5, 0.9, 1.0)))
-    if chance(rng, 0.3):
-        count = table["num_speculative_tokens"]
-        table["synthetic_acceptance_rates"] = [rate ** (at + 1) for at in range(count)]
-    else:
-        table["acceptance_rate"] = rate
-        table["tenants"] = [{"tenant": "t1", "acceptance_rate": 0.7}]
-    if table["method"] == "ngram":
-        table["proposal_rate"] = float(pick(rng, (1.0, 0.5)))
-    tables["scheduler"]["speculative_config"] = table
-    for line in lines:
-        if chance(rng, 0.1):
-            line["acceptance_rate"] = float(pick(rng, (0.0, 0.3, 1.0)))

@@ -387,14 +387,12 @@ def draw_wide(seed: int, tables: Tables, lines: list[Tables]) -> float:
 
 
 def _can_be_fleet(tables: Tables) -> bool:
-    """Several models know no tiers, groups that step together, or drafts here."""
-    scheduler = tables["scheduler"]
+    """Several models know no tiers, and no groups that step together, here."""
     return (
         not tables["network"].get("tiers")
         and not any("data_parallel_group" in group for group in tables["replicas"])
         and not any("pipeline_parallel" in group for group in tables["replicas"])
-        and "speculative_config" not in scheduler
-        and not any(feature.keeps_model(tables) for feature in features_in(tables))
+        and not any(feature.keeps_model(tables, of_fleet=True) for feature in features_in(tables))
         and tables["model"]["name"] == "meta-llama/Llama-3.1-8B"
         and "preset" not in tables.get("autoscale", {})
     )
@@ -516,17 +514,5 @@ def _scheduling(rng: Rng, tables: Tables, lines: list[Tables]) -> None:
             for turn in line.get("sub_requests", [line]):
                 if chance(rng, 0.6):
                     turn["deadline_ns"] = int(pick(rng, (0, 50_000_000, 2_000_000_000)))
-    drafts = scheduler.get("speculative_config")
-    is_plain = tables["model"]["name"] == "meta-llama/Llama-3.1-8B"
-    if drafts is not None and drafts["method"] == "eagle" and is_plain and chance(rng, 0.8):
-        drafts |= {"method": "draft_model", "model": "meta-llama/Llama-3.2-1B"}
-        drafts["draft_tensor_parallel_size"] = int(pick(rng, (0, 1, 1)))
-    if drafts is not None and "acceptance_rate" in drafts:
-        if chance(rng, 0.3):
-            drafts["acceptance_spread"] = 0.3
-        elif chance(rng, 0.2):
-            for key in ("acceptance_rate", "tenants"):
-                drafts.pop(key, None)
-            drafts["synthetic_acceptance_length"] = 1.0 + drafts["num_speculative_tokens"] * 0.6
-            for line in lines:
-                line.pop("acceptance_rate", None)
+    for feature in features_in(tables):
+        feature.vary(rng, tables, lines)

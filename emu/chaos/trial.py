@@ -476,8 +476,7 @@ def _run(
     summary = build_summary(stats, recorder.gaps.finish(), run_facts(cluster), config.slo)
     files = {name: (directory / name).read_bytes() for name in FILES if is_whole}
     files["summary.json"] = msgspec.json.encode(plain_summary(summary))
-    drafts = [replica.speculation for replica in plan.replicas]
-    most = max((table.num_speculative_tokens for table in drafts if table is not None), default=0)
+    most = max(replica.more_tokens for replica in plan.replicas)
     scalers = cluster.scalers
     scaling = {"" if len(scalers) == 1 else s.name: s.table for s in scalers if s.is_active}
     judge = Judge(scaling, 1 + most)

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
 from emu.catalogue import sizes
 from emu.cluster.plan import Plan, ReplicaPlan
 from emu.config.schema import PowerTable, SloTable
@@ -19,7 +17,6 @@ from emu.replica.replica import Replica
 from emu.replica.states import GPU_ROLE
 from emu.replica.view import ReplicaHandle
 from emu.report.summary import ModelFacts, RunFacts
-from emu.scheduling.features import SpeculationCounts
 from emu.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -199,9 +196,6 @@ def run_facts(cluster: Cluster) -> RunFacts:
 def _feature_figures(cluster: Cluster) -> dict[str, dict[str, Any]]:
     """What each feature says of the run, by its key in the summary."""
     found: dict[str, dict[str, Any]] = {}
-    speculation = _speculation(cluster)
-    if speculation is not None:
-        found["speculation"] = speculation
     for feature in cluster.plan.features:
         figures = feature.figures(cluster.replicas, cluster.gateway.doors)
         if figures is not None:
@@ -244,54 +238,6 @@ def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
         for key, value in each.items():
             total[key] = total.get(key, 0) + value
     return total
-
-
-def _speculation(cluster: Cluster) -> dict[str, Any] | None:
-    """What became of drafts on all replicas; None without speculative decoding.
-
-    The batch from which it stops paying is that of the first replica that speculates, at the mean
-    context and acceptance of the run.
-    """
-    speculating = [r for r in cluster.replicas if r.scheduler.speculation is not None]
-    if not speculating:
-        return None
-    counts = SpeculationCounts(0)
-    for replica in speculating:
-        if replica.scheduler.speculation is not None:
-            counts.add(replica.scheduler.speculation.counts)
-    drafts = max(1, counts.drafts)
-    first = speculating[0]
-    plan = cluster.plan.replicas[first.replica_id]
-    table = plan.speculation
-    assert table is not None
-    limit = 0
-    if counts.drafts:
-        from emu.latency.features import stops_paying_at
-
-        plain = msgspec.structs.replace(
-            plan.latency_context(cluster.config), drafts=None, draft=None
-        )
-        limit = stops_paying_at(
-            cluster.backends.of(plain),
-            first.latency,
-            table.num_speculative_tokens,
-            1 + counts.accepted_tokens / drafts,
-            counts.context_tokens // drafts,
-            plan.scheduler.requests_max,
-        )
-    return {
-        "method": table.method,
-        "num_drafts": counts.drafts,
-        "num_draft_tokens": counts.draft_tokens,
-        "num_accepted_tokens": counts.accepted_tokens,
-        "acceptance_rate": round(counts.accepted_tokens / max(1, counts.draft_tokens), 6),
-        "mean_acceptance_length": round(1 + counts.accepted_tokens / drafts, 6),
-        "acceptance_rate_per_position": [
-            round(count / drafts, 6) for count in counts.accepted_per_position
-        ],
-        "mean_context_tokens": round(counts.context_tokens / drafts, 3),
-        "stops_paying_at_batch": limit or None,
-    }
 
 
 def _cost(cluster: Cluster, prices: list[float]) -> float:

@@ -9,36 +9,29 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from emu.catalogue import sizes
 from emu.catalogue.lookup import lookup_gpu
-from emu.catalogue.sizes import Draft
 from emu.config.schema import (
     AiconfiguratorTable,
     LinearTable,
     ProfileTable,
     RooflineTable,
-    SpeculativeTable,
     VidurLayersTable,
 )
 from emu.errors import InputError, PluginError, RunError
 from emu.latency.base import BatchShape, LatencyBackend
-from emu.latency.coefficients import kernels_of, scaled
 from emu.latency.context import (
     LatencyContext,
     collectives,
-    engine_collectives,
     engine_of,
     engine_steps,
+    make_roofline,
 )
 from emu.latency.engine import HostCosts, host_costs
-from emu.latency.roofline import RooflineBackend
 from emu.plugins import make_plugin
 from emu.policy import shown
 
 if TYPE_CHECKING:
-    from emu.latency.moe_gate import Gate
     from emu.latency.offload import PimAttention, WeightLoads
     from emu.latency.profile_tables import BlockGrid
 
@@ -49,13 +42,11 @@ def make_latency(context: LatencyContext) -> LatencyBackend:
     Raises InputError for what it lacks.
     """
     inner = _corrected(_named(context), context)
-    if context.drafts is not None:
-        inner = _speculative(context, context.drafts, inner)
     for part in context.parts:
         from emu.latency.parts import AddedBackend  # most replicas have none
 
         inner = AddedBackend(inner, part.pricer(context))
-    if context.drafts is not None or context.parts:
+    if context.parts:
         return inner
     loads, pim = weight_loads(context), pim_attention(context)
     interleaves = context.table.sub_batch_interleaving
@@ -85,43 +76,6 @@ def _corrected(inner: LatencyBackend, context: LatencyContext) -> LatencyBackend
     from emu.latency.corrected import CorrectedBackend
 
     return CorrectedBackend(inner, engine)
-
-
-def _speculative(
-    context: LatencyContext, drafts: SpeculativeTable, inner: LatencyBackend
-) -> LatencyBackend:
-    """The backend with the drafter's passes behind each step."""
-    engine = engine_of(context.table, context.source)
-    if engine is not None and engine.is_corrected:
-        problem = "its corrections know no drafts (scheduler.speculative_config)"
-        raise InputError(context.source, None, "latency.engine", problem)
-    step_ns = round(drafts.draft_step_us * 1000) if drafts.draft_step_us >= 0 else -1
-    passes = None
-    if step_ns < 0 and context.draft is None:
-        step_ns = 0  # n-grams are looked up beside the GPU's work
-    if step_ns < 0 and context.draft is not None:
-        assert isinstance(context.table, RooflineTable)
-        from emu.latency.features import RooflinePasses
-
-        passes = RooflinePasses(context.draft, _roofline_of(context, context.table, context.draft))
-    from emu.latency.features import DraftPlan, SpeculativeBackend
-
-    plan = DraftPlan(tokens=drafts.num_speculative_tokens, step_ns=step_ns)
-    return SpeculativeBackend(inner, plan, passes)
-
-
-def _roofline_of(context: LatencyContext, table: RooflineTable, draft: Draft) -> RooflineBackend:
-    """The kernels of a drafter's pass; the engine's part of the step is the target's."""
-    alone = msgspec.structs.replace(
-        context,
-        model=draft.spec,
-        tensor_parallel=draft.tensor_parallel,
-        expert_parallel=min(context.expert_parallel, draft.tensor_parallel),
-        table=msgspec.structs.replace(table, host_overhead=False),
-        drafts=None,
-        draft=None,
-    )
-    return _roofline(alone, table, has_engine=False)
 
 
 def weight_loads(context: LatencyContext) -> WeightLoads | None:
@@ -174,9 +128,9 @@ def _named(context: LatencyContext) -> LatencyBackend:
         problem = f"the {table.backend} backend knows no experts one by one"
         raise InputError(context.source, None, "latency.expert_routing", problem)
     if isinstance(table, VidurLayersTable):  # before the roofline, which it derives from
-        return _vidur(context, table, _roofline(context, table))
+        return _vidur(context, table, make_roofline(context, table))
     if isinstance(table, RooflineTable):
-        return _roofline(context, table)
+        return make_roofline(context, table)
     if isinstance(table, LinearTable):
         from emu.latency.linear import LinearBackend
 
@@ -217,42 +171,6 @@ def _watch(made: Any, path: str) -> None:
         return int(found)
 
     made.iteration_ns = watched
-
-
-def expert_gate(context: LatencyContext, ranks: int) -> Gate | None:
-    """The gate that `latency.expert_routing` names; None if experts are chosen evenly."""
-    experts = context.model.experts
-    if experts is None or context.table.expert_routing == "balanced":
-        return None
-    from emu.latency.moe_gate import GateShape, make_gate
-
-    shape = GateShape(experts.count, experts.per_token, ranks, context.seed)
-    return make_gate(context.table.expert_routing, shape)
-
-
-def _roofline(
-    context: LatencyContext, table: RooflineTable, *, has_engine: bool = True
-) -> RooflineBackend:
-    made: type[RooflineBackend] = RooflineBackend
-    if context.model.special_layers:
-        from emu.latency.mixed import MixedRooflineBackend
-
-        made = MixedRooflineBackend
-    return made(
-        context.model,
-        context.gpu,
-        tp=context.tensor_parallel,
-        pp=context.pipeline_parallel,
-        ep=context.expert_parallel,
-        dtype=context.dtype,
-        kv_cache_dtype=context.kv_cache_dtype,
-        kernels=scaled(kernels_of(context.gpu), table.compute_efficiency, table.memory_efficiency),
-        gate=expert_gate(context, max(1, context.expert_parallel)),
-        engine=engine_steps(context) if has_engine else None,
-        is_warm=table.warm_up,
-        collective_ns=engine_collectives(context),
-        round_tokens_to=table.round_tokens_to,
-    )
 
 
 def _vidur(

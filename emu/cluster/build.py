@@ -324,7 +324,6 @@ def _scheduler(
         preemptions_max=config.limits.preemptions_per_request,
         tiers=shared.tiers.of(plan),
         ahead=plan.schedules_ahead,
-        seed=config.seed,
         own=own,
         parts=parts,
     )

@@ -18,12 +18,6 @@ from emu.catalogue.checkpoints import check_dtype
 from emu.catalogue.lookup import GpuSpec, lookup_gpu, lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
 from emu.catalogue.sizes import Draft
-from emu.cluster.engine_features import (
-    check_speculation,
-    draft_of,
-    speculative_table,
-    with_draft_layers,
-)
 from emu.config.check import overridden, placing
 from emu.config.features import is_widened
 from emu.config.names import is_import_path
@@ -39,7 +33,6 @@ from emu.config.schema import (
     ReplicaTable,
     SchedulerTable,
     ServedModelTable,
-    SpeculativeTable,
 )
 from emu.errors import InputError
 from emu.kv.grouped import KvLayout, kv_layout
@@ -49,7 +42,6 @@ from emu.latency.engine import EngineModel
 from emu.network.placement import place
 from emu.network.topology import Topology, build_topology
 from emu.plugins import check_plugin, find_plugin
-from emu.scheduling.features import LOOKAHEAD_METHODS
 
 if TYPE_CHECKING:
     from emu.features.base import Feature
@@ -92,23 +84,20 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     kv_layout: KvLayout | None = None
     """How the layers of a hybrid model share KV blocks; None = all keep all tokens."""
     draft: Draft | None = None
-    """The drafter's layers; None without speculative decoding, and for n-grams."""
+    """Layers that a feature puts beside the model's, with weights and KV; None = there are none."""
     features: tuple[Feature, ...] = ()
     """What its engine has besides, in the order of the registry."""
 
     @property
-    def speculation(self) -> SpeculativeTable | None:
-        """Speculative decoding; None = there is none."""
-        return speculative_table(self.scheduler)
+    def ahead_tokens(self) -> int:
+        """Slots that a sequence may hold beyond its own tokens."""
+        ahead = self.schedules_ahead
+        return sum(one.slots_ahead(self.scheduler, is_ahead=ahead) for one in self.features)
 
     @property
-    def ahead_tokens(self) -> int:
-        """Slots that a sequence may hold beyond its own tokens: drafts and look-ahead."""
-        table = self.speculation
-        if table is None:
-            return 0
-        lookahead = table.num_speculative_tokens if table.method in LOOKAHEAD_METHODS else 0
-        return lookahead + table.num_speculative_tokens * (2 if self.schedules_ahead else 1)
+    def more_tokens(self) -> int:
+        """Tokens of a sequence in a step beside its next one."""
+        return sum(one.more_tokens(self.scheduler) for one in self.features)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -142,11 +131,10 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
         if self.kv_layout is None:
             return tokens <= self.num_blocks * self.scheduler.block_size
         in_flight_tokens = self.scheduler.tokens_max
-        drafts = self.speculation
         blocks = self.kv_layout.blocks_for(
             tokens,
             in_flight_tokens=in_flight_tokens,
-            speculative_tokens=0 if drafts is None else drafts.num_speculative_tokens,
+            draft_tokens=self.more_tokens,
         )
         return blocks <= self.num_blocks
 
@@ -196,8 +184,6 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
             overlapped=self.is_overlapped,
             max_num_seqs=self.scheduler.requests_max,
             max_num_batched_tokens=self.scheduler.tokens_max,
-            drafts=self.speculation,
-            draft=self.draft,
             parts=tuple(
                 part
                 for feature in self.features
@@ -294,8 +280,7 @@ def _resolve(config: Config, source: str, *, imports: bool) -> Plan:
     for replica in replicas:
         if replica.latency.jitter and engine_of(replica.latency) is None:
             raise InputError(source, None, "latency.jitter", "needs an engine, not none")
-    _check_drafts(replicas, source)
-    if is_widened(config):
+    if is_widened(config) or any(replica.features for replica in replicas):
         from emu.features.registry import all_features
 
         for feature in all_features():
@@ -322,13 +307,8 @@ def _plan_group(
     model = _model(model_table, source)
     _check_parallel(model, table, key, source)
     _check_layers(model, table, latency.backend, source)
-    drafts, draft = speculative_table(scheduler), None
-    if drafts is not None:
-        check_speculation(drafts, scheduler, latency, table, source)
-        draft = draft_of(drafts, model, table.tensor_parallel, source)
-        if scheduler.caches_prefixes and has_states(model):
-            problem = f"the states of {model.name} cannot be cached beside drafts; set it to false"
-            raise InputError(source, None, "scheduler.prefix_caching", problem)
+    features = _features(config, table, model, scheduler, latency, source)
+    draft = _layers_beside(features, scheduler, model, table.tensor_parallel, source)
     layout = None
     if model.is_hybrid:
         keeps_groups = (
@@ -343,17 +323,12 @@ def _plan_group(
             table,
             model_table,
             scheduler,
+            features,
             keeps_groups,
             f"{source}: {key}",
         )
-    features: tuple[Feature, ...] = ()
-    if is_widened(config) or is_widened(scheduler):  # most replicas have none, and load none
-        from emu.features.modes import Seat
-        from emu.features.registry import check_features, features_on
-
-        features = features_on(config, scheduler)
-        seat = Seat(config, table, scheduler, latency, model, layout is not None, source)
-        check_features(features, seat)
+    if layout is not None and features:
+        _features(config, table, model, scheduler, latency, source, has_groups=True)
     memories: dict[int, tuple[MemoryPlan, int]] = {}
     """By table of nodes: machines of one table have the same GPU."""
     for replica_id, gpus in enumerate(places, start=first_id):
@@ -401,6 +376,42 @@ def _plan_group(
             draft=draft,
             features=features,
         )
+
+
+def _features(
+    config: Config,
+    table: ReplicaTable,
+    model: ModelSpec,
+    scheduler: SchedulerTable,
+    latency: LatencyTable,
+    source: str,
+    *,
+    has_groups: bool = False,
+) -> tuple[Feature, ...]:
+    """The features of a table of replicas, checked; `has_groups`: its layers share blocks."""
+    if not (is_widened(config) or is_widened(scheduler)):
+        return ()  # most replicas have none, and load none
+    from emu.features.modes import Seat
+    from emu.features.registry import check_features, features_on
+
+    features = features_on(config, scheduler)
+    check_features(features, Seat(config, table, scheduler, latency, model, has_groups, source))
+    return features
+
+
+def _layers_beside(
+    features: Sequence[Feature], scheduler: SchedulerTable, model: ModelSpec, tp: int, source: str
+) -> Draft | None:
+    """Layers that a feature puts beside the model's."""
+    found = [feature.layers(scheduler, model, tp, source) for feature in features]
+    return next((layers for layers in found if layers is not None), None)
+
+
+def with_draft_layers(target: ModelSpec, draft: Draft) -> ModelSpec:
+    """The target with the drafter's layers behind its own, as far as KV is concerned."""
+    layers = [target.layer(index) for index in range(target.layers)]
+    layers += [draft.spec.layer(index) for index in range(draft.spec.layers)]
+    return msgspec.structs.replace(target, layers=len(layers), special_layers=tuple(layers))
 
 
 def _memory(
@@ -451,18 +462,6 @@ def _memory(
     return memory, scheduler.num_blocks or blocks
 
 
-def _check_drafts(replicas: Sequence[ReplicaPlan], source: str) -> None:
-    """KV that moves between replicas has the same layers on both sides, the drafter's included."""
-    first = replicas[0]
-    for replica in replicas:
-        moves = any(one.role != "colocated" for one in (first, replica))
-        alike = replica.model == first.model and replica.kv_dtype == first.kv_dtype
-        if moves and alike and replica.kv_bytes_per_token != first.kv_bytes_per_token:
-            problem = "replicas that exchange KV need the same drafter (its layers have KV too)"
-            key = f"replicas.{replica.group}.scheduler.speculative_config"
-            raise InputError(source, None, key, problem)
-
-
 def has_states(model: ModelSpec) -> bool:
     """Some layers keep a state of fixed size."""
     return any(layer.state is not None for layer in model.special_layers)
@@ -473,6 +472,7 @@ def _hybrid_layout(
     table: ReplicaTable,
     model_table: ModelTable,
     scheduler: SchedulerTable,
+    features: Sequence[Feature],
     keeps_groups: bool,
     source: str,
 ) -> KvLayout | None:
@@ -489,14 +489,13 @@ def _hybrid_layout(
         raise InputError(source, None, "model", problem)
     if not keeps_groups or model.model_type.startswith("llama4"):
         return None
-    drafts = speculative_table(scheduler)
     layout = kv_layout(
         model,
         sizes.kv_dtype(model, model_table.dtype, model_table.kv_cache_dtype),
         dtype=model_table.dtype,
         tp=table.tensor_parallel,
         block_size=scheduler.block_size,
-        speculative_tokens=0 if drafts is None else drafts.num_speculative_tokens,
+        draft_tokens=sum(one.more_tokens(scheduler) for one in features),
         source=source,
     )
     return None if layout.is_uniform else layout

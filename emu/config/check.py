@@ -385,13 +385,19 @@ _FIELDS: Final[Mapping[str, Struct]] = {"scheduler": SchedulerTable, "latency": 
 
 
 @functools.cache
-def unions() -> Mapping[Struct, Union]:
-    """All of them, with the keys of features, and faults: neither is loaded for a plain file."""
+def fault_kinds() -> Union:
+    """The kinds of `[[faults]]`, which are loaded only for files that have some."""
     from emu.config.tables.faults import FAULTS
 
     kinds = {str(get_args(kind.__annotations__["kind"])[0]): kind for kind in FAULTS}
+    return Union("kind", kinds, has_default=False)
+
+
+@functools.cache
+def unions() -> Mapping[Struct, Union]:
+    """All of them, with the keys of features, and faults: neither is loaded for a plain file."""
     wide = {base: union.with_keys() for base, union in KINDS.items()}
-    return MappingProxyType({**wide, FaultTable: Union("kind", kinds, has_default=False)})
+    return MappingProxyType({**wide, FaultTable: fault_kinds()})
 
 
 def whole_schema() -> inspect.StructType:
@@ -401,7 +407,7 @@ def whole_schema() -> inspect.StructType:
 
 def fault_of(raw: Mapping[str, Any]) -> FaultTable:
     """A `[[faults]]` table as its kind. Raises msgspec.ValidationError."""
-    made = msgspec.convert(raw, prepared(unions()[FaultTable].kind_of(raw)))
+    made = msgspec.convert(raw, prepared(fault_kinds().kind_of(raw)))
     assert isinstance(made, FaultTable)
     return made
 

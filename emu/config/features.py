@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from emu.config.schema import Config
 
 FEATURES: Final[tuple[str, ...]] = (
+    "emu.features.speculation",
     "emu.features.lora",
     "emu.features.images",
     "emu.features.skip_prefill",

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from emu.catalogue.lookup import GpuSpec
 from emu.catalogue.model import ModelSpec
+from emu.catalogue.sizes import Draft
 from emu.config.features import Problem, keys_of
 from emu.config.schema import Config, LatencyTable, NodeTable, SchedulerTable
 from emu.config.tables import Table
@@ -45,6 +46,16 @@ Tables = dict[str, Any]
 class Place(Protocol):
     """A replica as it is planned."""
 
+    @property
+    def role(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def kv_dtype(self) -> str: ...
+    @property
+    def kv_bytes_per_token(self) -> int: ...
+    @property
+    def draft(self) -> Draft | None: ...
     @property
     def replica_id(self) -> int: ...
     @property
@@ -193,6 +204,21 @@ class Feature:
         """Memory that it takes from the KV blocks of every rank."""
         return 0
 
+    def layers(
+        self, scheduler: SchedulerTable, model: ModelSpec, tp: int, source: str
+    ) -> Draft | None:
+        """Layers beside the model's, which have weights and KV too."""
+        return None
+
+    def more_tokens(self, scheduler: SchedulerTable) -> int:
+        """Tokens of a sequence in a step beside its next one."""
+        return 0
+
+    def slots_ahead(self, scheduler: SchedulerTable, *, is_ahead: bool) -> int:
+        """Slots that a sequence may hold beyond its own tokens. `is_ahead`: each batch is formed
+        while the one before it runs."""
+        return 0
+
     def reserve_bytes(self, scheduler: SchedulerTable, model: ModelSpec) -> int:
         """Memory that the engine keeps for it on every rank, beside what it keeps anyway."""
         return 0
@@ -253,8 +279,12 @@ class Feature:
     def draw_made(self, rng: np.random.Generator, tables: Tables, made: Tables) -> None:
         """The same in a workload that is made from distributions (`workload.synthetic`)."""
 
-    def keeps_model(self, tables: Tables) -> bool:
-        """Whether a world must keep its model because of it."""
+    def vary(self, rng: np.random.Generator, tables: Tables, lines: list[Tables]) -> None:
+        """Change single keys of it, where it is on."""
+
+    def keeps_model(self, tables: Tables, *, of_fleet: bool = False) -> bool:
+        """Whether a world must keep its model because of it. `of_fleet`: rather than serve several
+        models."""
         return False
 
     def withdraw(self, tables: Tables) -> None:

@@ -689,7 +689,7 @@ class Images(Feature):
                 "distinct": (0, 3)[int(rng.integers(2))],
             }
 
-    def keeps_model(self, tables: Tables) -> bool:
+    def keeps_model(self, tables: Tables, *, of_fleet: bool = False) -> bool:
         """It has a vision tower."""
         return "limit_mm_per_prompt" in tables["scheduler"]
 

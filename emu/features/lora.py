@@ -22,6 +22,7 @@ from emu.config.tables import Count, Count0, Table, doc
 from emu.errors import InputError
 from emu.features.base import Door, Feature, OwnPolicy, Place, Served, Tables, parts_of
 from emu.features.modes import (
+    CACHED_STATES,
     EXPERTS,
     OTHER_BACKEND,
     OTHER_SCHEDULER,
@@ -319,6 +320,7 @@ class Lora(Feature):
             "weights or attention outside the GPU cannot be combined with adapters",
         ),
         Conflict(STATES, _KEY, _MODEL),
+        Conflict(CACHED_STATES, _KEY, _MODEL),
         Conflict(EXPERTS, _KEY, _MODEL),
     )
     example: ClassVar[Mapping[str, Any]] = {"scheduler": {"enable_lora": True}}
@@ -421,7 +423,7 @@ class Lora(Feature):
         if tables["scheduler"].get("enable_lora"):
             made["adapters"] = 4
 
-    def keeps_model(self, tables: Tables) -> bool:
+    def keeps_model(self, tables: Tables, *, of_fleet: bool = False) -> bool:
         """Its model has dense layers only."""
         return bool(tables["scheduler"].get("enable_lora"))
 

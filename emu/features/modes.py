@@ -67,6 +67,7 @@ OUTSIDE: Final = "outside"
 PLANNER: Final = "planner"
 OTHER_SCHEDULER: Final = "other_scheduler"
 OTHER_BACKEND: Final = "other_backend"
+CACHED_STATES: Final = "cached_states"
 NO_PREFIX_CACHE: Final = "no_prefix_cache"
 
 COSTED: Final = ("roofline", "linear")
@@ -79,6 +80,10 @@ def _is_outside(seat: Seat) -> bool:
 
 def _has_roles(seat: Seat) -> bool:
     return any(group.role != "colocated" for group in seat.config.replicas)
+
+
+def _has_states(model: ModelSpec) -> bool:
+    return any(layer.state is not None for layer in model.special_layers)
 
 
 def _has_unlike_layers(seat: Seat) -> bool:
@@ -122,6 +127,11 @@ MODES: Final[Mapping[str, Mode]] = MappingProxyType(
             "unlike or latent layers",
             _has_unlike_layers,
             {"model": {"name": "deepseek-ai/DeepSeek-V2-Lite"}},
+        ),
+        CACHED_STATES: Mode(
+            "a prefix cache of states",
+            lambda seat: seat.scheduler.caches_prefixes and _has_states(seat.model),
+            {"model": {"name": "LiquidAI/LFM2-2.6B"}},
         ),
         EXPERTS: Mode(
             "experts",

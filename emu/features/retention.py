@@ -15,6 +15,7 @@ from emu.config.schema import Config, SchedulerTable, VllmTable
 from emu.config.tables import NonNegative, Table, doc
 from emu.features.base import Feature, OwnPolicy, Place, Tables
 from emu.features.modes import (
+    CACHED_STATES,
     MODELS,
     NO_PREFIX_CACHE,
     OTHER_SCHEDULER,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _KEY: Final = "scheduler.retain_s"
 _ROLES: Final = "expected colocated replicas: others pass the KV on"
+_LAYERS: Final = "{model} has layers that keep other things than all tokens"
 
 
 class Keys(Table, kw_only=True, frozen=True):
@@ -84,7 +86,8 @@ class Retention(Feature):
         Conflict(ROLES, _KEY, _ROLES),
         Conflict(MODELS, _KEY, _ROLES),
         Conflict(PLANNER, _KEY, _ROLES),
-        Conflict(WINDOWS, _KEY, "{model} has layers that keep other things than all tokens"),
+        Conflict(WINDOWS, _KEY, _LAYERS),
+        Conflict(CACHED_STATES, _KEY, _LAYERS),
         Conflict(OTHER_SCHEDULER, _KEY, "policy {policy} keeps no blocks back; vllm does"),
     )
     example: ClassVar[Mapping[str, Any]] = {"scheduler": {"retain_s": 1.0}}

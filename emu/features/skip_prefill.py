@@ -13,7 +13,15 @@ from emu.config.features import Problem, keys_of
 from emu.config.schema import Config, SchedulerTable, WorkloadTable
 from emu.config.tables import Table, doc
 from emu.features.base import Feature, OwnPolicy, Place, Tables
-from emu.features.modes import MODELS, OTHER_SCHEDULER, PLANNER, ROLES, WINDOWS, Conflict
+from emu.features.modes import (
+    CACHED_STATES,
+    MODELS,
+    OTHER_SCHEDULER,
+    PLANNER,
+    ROLES,
+    WINDOWS,
+    Conflict,
+)
 from emu.kv.blocks import BlockPool, CountingPool, LowerTier, PresentPool
 from emu.scheduling.parts import STEPS_BY_THE_RULE, Part
 
@@ -22,6 +30,7 @@ if TYPE_CHECKING:
 
 _KEY: Final = "workload.skip_prefill"
 _ROLES: Final = "expected colocated replicas: there is nothing for prefill replicas to do"
+_LAYERS: Final = "{model} has layers that keep other things than all tokens"
 
 
 class Keys(Table, kw_only=True, frozen=True):
@@ -58,7 +67,8 @@ class SkipPrefill(Feature):
         Conflict(MODELS, _KEY, _ROLES),
         Conflict(PLANNER, _KEY, _ROLES),
         Conflict(OTHER_SCHEDULER, _KEY, 'needs scheduler.policy = "vllm"'),
-        Conflict(WINDOWS, _KEY, "{model} has layers that keep other things than all tokens"),
+        Conflict(WINDOWS, _KEY, _LAYERS),
+        Conflict(CACHED_STATES, _KEY, _LAYERS),
     )
     example: ClassVar[Mapping[str, Any]] = {"workload": {"skip_prefill": True}}
 

@@ -250,7 +250,7 @@ def vidur_plan(
 # `max_model_tokens` is) and what libraries take outside the allocator. One block is never given
 # out.
 #
-# Not modeled: encoders of multimodal models, speculative decoding.
+# What features take is theirs (`emu/features/`).
 
 
 NULL_BLOCKS = 1

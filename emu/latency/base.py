@@ -105,7 +105,7 @@ def series(
 
 @final
 class Verify:
-    """The part of an iteration that speculative decoding adds.
+    """The part of an iteration that verifies drafts.
 
     A sequence with d drafts computes 1 + d tokens, each with a row of logits; it is none of the
     batch's decodes.
@@ -174,7 +174,7 @@ class BatchShape:
     layers: int
     """Number of layers to run; -1 = all to the end."""
     verify: Verify | None
-    """Speculative decoding; None = the replica has none."""
+    """Verification of drafts; None = the replica has none."""
     works: Sequence[Work]
     """What features add to it."""
 
@@ -285,7 +285,7 @@ COMPONENTS = (
     "memory",
     "cpu_overhead",
 )
-"""Of every backend; with speculative decoding there is `draft` beside them."""
+"""Of every backend; features add their own beside them."""
 
 
 StageLines = tuple[list[int], list[int], list[int], int]

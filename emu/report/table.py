@@ -182,16 +182,6 @@ def _features(figures: Mapping[str, Mapping[str, Any]]) -> Iterator[Figure]:
         if feature.section in figures:
             title, text = feature.line(figures[feature.section], number)
             yield title, text, ""
-    if "speculation" in figures:
-        yield "Drafts", _drafts(figures["speculation"]), ""
-
-
-def _drafts(speculation: Mapping[str, Any]) -> str:
-    """Acceptance, tokens of a step, and where speculation stops paying."""
-    limit = speculation["stops_paying_at_batch"]
-    pays = "pays at any batch" if limit is None else f"stops paying at a batch of {limit}"
-    accepted, length = speculation["acceptance_rate"], speculation["mean_acceptance_length"]
-    return f"{accepted:.1%} accepted, {number(length)} tokens a step, {pays}"
 
 
 def _movements(summary: Summary) -> Iterator[Figure]:

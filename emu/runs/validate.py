@@ -21,7 +21,6 @@ from emu.latency.base import LatencyBackend
 from emu.latency.coefficients import kernels_of
 from emu.process.exits import open_console
 from emu.runs.runner import prepare, range_warnings
-from emu.scheduling.features import conditional_rates, expected_tokens
 from emu.units import NS_PER_S
 
 """An image of 1,024 x 1,024 pixels has so many in Qwen3-VL."""
@@ -109,7 +108,6 @@ def _facts_of(replica: ReplicaPlan, config: Config) -> dict[str, str]:
         "type of KV": replica.kv_dtype,
         "KV per token": f"{memory.kv_bytes_token / 1024:.0f} KiB",
         **_kv_facts(replica),
-        **_speculation_facts(replica),
         **_feature_facts(replica, config),
         "scheduler": replica.scheduler.policy,
         "latency": _latency_fact(replica),
@@ -117,22 +115,6 @@ def _facts_of(replica: ReplicaPlan, config: Config) -> dict[str, str]:
         "load from host": f"{_host_load_s(replica, weight):.2f} s",
         "load over NIC": f"{weight * 8 / (node.nic_gbps * 1e9):.2f} s",
     }
-
-
-def _speculation_facts(replica: ReplicaPlan) -> dict[str, str]:
-    """Drafts, what they add, and what they bring; nothing without speculative decoding."""
-    table = replica.speculation
-    if table is None:
-        return {}
-    drafts = table.num_speculative_tokens
-    tokens = expected_tokens(conditional_rates(table))
-    facts = {"drafts": f"{table.method}, {drafts} a step; {tokens:.2f} tokens a step expected"}
-    draft = replica.draft
-    if draft is not None:
-        weights = draft.weight_bytes(replica.dtype) / 1e9
-        token = draft.kv_bytes_token(replica.kv_dtype) / 1024
-        facts["drafter per GPU"] = f"{weights:.2f} GB, KV {token:g} KiB a token (counted above)"
-    return facts
 
 
 def _feature_facts(replica: ReplicaPlan, config: Config) -> dict[str, str]:

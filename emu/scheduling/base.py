@@ -39,7 +39,6 @@ from emu.units import ceil_div
 
 if TYPE_CHECKING:
     from emu.config.schema import SchedulerTable
-    from emu.scheduling.features import Speculation
     from emu.scheduling.parts import Part
 
 
@@ -285,8 +284,6 @@ class Scheduler(ABC):
     """Blocks are taken as tokens come; False: all of them at admission."""
     block_pool: BlockPool | None = None
     """The pool, where blocks have identities (prefix caching)."""
-    speculation: Speculation | None = None
-    """Which drafts are accepted, where decodes verify drafts."""
     parts: Sequence[Part] = ()
     """What features of the replica do here."""
     is_shared = False

@@ -100,3 +100,28 @@ class Part:
         `present`: all requests that are here, waiting ones included.
         """
         return []
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Drafting(Part):
+    """A feature whose decodes verify drafts (`VerifyingSet`); at most one of a replica's."""
+
+    tokens: int
+    """Drafts of a sequence for each step."""
+    lookahead_tokens: int
+    """Slots held beyond those of a step, for what drafts."""
+
+    def __init__(self, tokens: int, lookahead_tokens: int) -> None:
+        self.tokens = tokens
+        self.lookahead_tokens = lookahead_tokens
+
+    def proposed(self, request: Request) -> int:
+        """Drafts for the next step of a request that has just received a token."""
+        return self.tokens
+
+    def accepted(self, request: Request, drafts: int) -> int:
+        """Leading drafts of a step that are accepted; the request has the output before it."""
+        return 0
+
+    def count(self, drafts: int, accepted: int, context_tokens: int) -> None:
+        """A verification of a sequence with so much context has ended."""

@@ -13,7 +13,6 @@ from emu.plugins import make_plugin
 from emu.policy import shown
 from emu.scheduling.base import Batch, Progress, ReplicaLimits, Scheduler
 from emu.scheduling.fcfs import FcfsScheduler, PrefillQueue
-from emu.scheduling.features import Speculation
 from emu.scheduling.parts import Part
 from emu.scheduling.vllm import VllmScheduler
 
@@ -37,28 +36,25 @@ def make_scheduler(
     preemptions_max: int = 0,
     tiers: Sequence[LowerTier] = (),
     ahead: bool = False,
-    seed: int = 0,
     own: Callable[..., Any] | None = None,
     parts: Sequence[Part] = (),
 ) -> Scheduler:
     """The scheduler that `scheduler.policy` names.
 
     `queue` is the cluster's global prefill queue (fcfs only). `ahead`: each batch is formed while
-    the one before it runs (vllm only). `seed` of the run decides which drafts are accepted.
+    the one before it runs (vllm only).
     `parts`: what features of the replica do in it (vllm only). `own` makes a scheduler of a user's
     class. Raises InputError for an unknown name.
     """
     made: Scheduler
     if table.policy == "vllm":
         assert isinstance(table, VllmTable)
-        drafts = table.speculative_config
         made = VllmScheduler(
             table,
             limits,
             preemptions_max=preemptions_max,
             tiers=tiers,
             ahead=ahead,
-            speculation=None if drafts is None else Speculation(drafts, seed),
             parts=parts,
         )
     elif isinstance(table, FcfsTable):

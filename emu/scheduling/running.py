@@ -29,9 +29,8 @@ from emu.latency.base import BatchShape, next_decode_shape
 from emu.request import Request
 from emu.scheduling.base import Batch, Progress, ReplicaLimits, RunOn
 from emu.scheduling.cohort import Cohort, RunningRequest
-from emu.scheduling.features import Speculation
 from emu.scheduling.ledger import Ledger
-from emu.scheduling.parts import Part
+from emu.scheduling.parts import Drafting, Part
 from emu.scheduling.rotation import Rotation, Turn
 
 Record = tuple[RunningRequest, int, int]
@@ -597,10 +596,10 @@ def admission(running: RunningRequest) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# The running set of a scheduler with speculative decoding: steps that bring several tokens.
+# The running set of a scheduler whose steps verify drafts, and so bring several tokens.
 #
 # A decode that has drafts computes 1 + d tokens. What is accepted of them is known at the end of
-# its step (`Speculation`): the leading run and one token more, which is the recovered or the bonus
+# its step (`Drafting`): the leading run and one token more, which is the recovered or the bonus
 # token. Rejected tokens are taken off the computed ones, their slots stay with the request and are
 # written again. There is no cohort, because members advance by different numbers of tokens.
 #
@@ -616,12 +615,12 @@ class VerifyingSet(RunningSet):
         self,
         ledger: Ledger,
         limits: ReplicaLimits,
-        speculation: Speculation,
+        drafting: Drafting,
         *,
         frees_late: bool = False,
     ) -> None:
         super().__init__(ledger, limits, frees_late=frees_late)
-        self.speculation = speculation
+        self.drafting = drafting
         self.overruns: list[int] = []
         """Context of requests whose output ended sooner than the batch after it was formed."""
 
@@ -638,7 +637,7 @@ class VerifyingSet(RunningSet):
             request = running.request
             drafts = target - request.reached_tokens
             if running.is_alive and drafts >= 0:
-                tokens = 1 + (self.speculation.accepted(request, drafts) if drafts else 0)
+                tokens = 1 + (self.drafting.accepted(request, drafts) if drafts else 0)
                 left = request.output_tokens - request.generated_tokens
                 receivers += [request] * min(tokens, left)
         return receivers
@@ -653,11 +652,11 @@ class VerifyingSet(RunningSet):
         if drafts <= 0:
             is_over = super().end_record(running, new, target, now_ns, progress)
             if drafts == 0 and not is_over:
-                running.drafts = self.speculation.proposed(request)
+                running.drafts = self.drafting.proposed(request)
             return is_over
         running.pending -= new
-        accepted = self.speculation.accepted(request, drafts)
-        self.speculation.count(drafts, accepted, target - new)
+        accepted = self.drafting.accepted(request, drafts)
+        self.drafting.count(drafts, accepted, target - new)
         tokens = min(1 + accepted, request.output_tokens - request.generated_tokens)
         request.computed_tokens = reached + tokens - 1
         request.generated_tokens += tokens
@@ -670,7 +669,7 @@ class VerifyingSet(RunningSet):
             request.max_gap_ns = gap_ns
         request.last_token_ns = now_ns
         if request.generated_tokens < request.output_tokens:
-            running.drafts = self.speculation.proposed(request)
+            running.drafts = self.drafting.proposed(request)
             return False
         if self.frees_late and tokens > 1:
             self.overruns.append(request.computed_tokens)

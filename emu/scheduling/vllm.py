@@ -64,9 +64,8 @@ from emu.scheduling.base import (
     add_chunk,
 )
 from emu.scheduling.cohort import RunningRequest
-from emu.scheduling.features import Speculation
 from emu.scheduling.ledger import Ledger, Unseen, arrival_order, forget_kv, make_queue
-from emu.scheduling.parts import Part
+from emu.scheduling.parts import Drafting, Part
 from emu.scheduling.rotation import Rotation, Turn
 from emu.scheduling.running import Record, RunningSet, VerifyingSet
 from emu.units import ceil_div
@@ -127,25 +126,25 @@ class VllmScheduler(Scheduler):
         ahead: bool = False,
         walks: bool = False,
         running_set: type[RunningSet] = RunningSet,
-        speculation: Speculation | None = None,
         parts: Sequence[Part] = (),
     ) -> None:
         """`preemptions_max`: a request preempted more often fails (0 = no limit). `tiers`: KV
         tiers below the GPU pool, used only with prefix caching. `ahead`: each batch is formed
         while the one before it runs. `walks`: without a cohort, every iteration by the rule.
-        `speculation`: decodes verify drafts (one stage). `parts`: what features of the replica do
-        here, in the order in which they are asked."""
-        assert not (ahead or speculation) or limits.pipeline_stages == 1
+        `parts`: what features of the replica do here, in the order in which they are asked."""
         self.parts = parts
         self._parts = tuple(parts)
         self._timed = tuple(part for part in parts if part.sees_time)
         choosing = [part for part in parts if part.chooses_victims]
         self._eviction = choosing[0] if choosing else None
+        verifying = [part for part in parts if isinstance(part, Drafting)]
+        drafting = verifying[0] if verifying else None
+        assert not (ahead or drafting) or limits.pipeline_stages == 1
         # What allows neither a cohort nor a rotation: each iteration is formed by the rule.
-        walks = walks or limits.kv_layout is not None or speculation is not None
+        walks = walks or limits.kv_layout is not None
         walks = walks or any(part.forbids_cohort for part in parts)
         caches = limits.prefix_caching and table.prefix_caching
-        pool = _pool(parts, limits, tiers, speculation, caches=caches)
+        pool = _pool(parts, limits, tiers, drafting, caches=caches)
         layout = limits.kv_layout
         self._clips = caches and layout is not None and layout.has_states
         self.block_pool = pool if isinstance(pool, BlockPool) else None
@@ -160,16 +159,16 @@ class VllmScheduler(Scheduler):
         self._grouped = pool if isinstance(pool, GroupedPool) else None
         self._in_flight_tokens = table.max_num_batched_tokens * (2 if ahead else 1)
         """Tokens planned and not confirmed, at most."""
-        self.speculation = speculation
+        self._drafting = drafting
         self._verifying: VerifyingSet | None = None
         self._lookahead = 0
         self.running: RunningSet
-        if speculation is None:
+        if drafting is None:
             self.running = running_set(self.ledger, limits, frees_late=ahead)
         else:
-            self._lookahead = speculation.lookahead_tokens
+            self._lookahead = drafting.lookahead_tokens
             self.running = self._verifying = VerifyingSet(
-                self.ledger, limits, speculation, frees_late=ahead
+                self.ledger, limits, drafting, frees_late=ahead
             )
         self.running.parts = parts
         self.pool = pool
@@ -184,7 +183,7 @@ class VllmScheduler(Scheduler):
         self._threshold = table.long_prefill_token_threshold or UNLIMITED
         # The KV of the last output token is never computed.
         tokens = min(limits.max_model_tokens, limits.num_blocks * limits.block_size + 1)
-        is_plain = table.chunked_prefill and limits.kv_layout is None and speculation is None
+        is_plain = table.chunked_prefill and limits.kv_layout is None and drafting is None
         self._holds_tokens = tokens if is_plain else 0
         """Prompt and output of a request that can be held, whatever else is to be asked."""
         self._can_run_on = limits.leap and self.block_pool is None and self._joins
@@ -370,11 +369,11 @@ class VllmScheduler(Scheduler):
         return max(target, min(target + self._lookahead, self.limits.max_model_tokens))
 
     def _overrun(self, verifying: VerifyingSet, forming: Forming) -> Verify:
-        """What speculation adds to the batch; first of all sequences that have ended meanwhile."""
+        """What drafts add to the batch; first of all sequences that have ended meanwhile."""
         verify = Verify()
         for context in verifying.overruns:
             verify.count += 1
-            verify.tokens += 1 + verifying.speculation.tokens
+            verify.tokens += 1 + verifying.drafting.tokens
             verify.context_sum += context
         forming.budget -= min(forming.budget, verify.tokens)
         verifying.overruns.clear()
@@ -871,7 +870,7 @@ class VllmScheduler(Scheduler):
         if longest <= self._holds_tokens:
             return ""
         layout = self.limits.kv_layout
-        if self.speculation is not None:
+        if self._drafting is not None:
             held = self.slots_held(longest)
             if longest <= self.limits.max_model_tokens and layout is None:
                 blocks = ceil_div(held, self.block_size)
@@ -882,9 +881,9 @@ class VllmScheduler(Scheduler):
         if layout is not None:
             if longest > self.limits.max_model_tokens:
                 return f"longer than the model's {self.limits.max_model_tokens} tokens"
-            drafts = 0 if self.speculation is None else self.speculation.tokens
+            drafts = 0 if self._drafting is None else self._drafting.tokens
             blocks = layout.blocks_for(
-                held, in_flight_tokens=self._in_flight_tokens, speculative_tokens=drafts
+                held, in_flight_tokens=self._in_flight_tokens, draft_tokens=drafts
             )
             if blocks > self.blocks_total:
                 return f"needs more than the replica's {self.blocks_total} KV blocks"
@@ -898,9 +897,9 @@ class VllmScheduler(Scheduler):
 
     def slots_held(self, tokens: int) -> int:
         """Slots that a request of so many tokens holds at most when it ends."""
-        if self.speculation is None:
+        if self._drafting is None:
             return tokens - 1
-        drafts = self.speculation.tokens * (2 if self._ahead else 1)
+        drafts = self._drafting.tokens * (2 if self._ahead else 1)
         return min(tokens - 1 + drafts + self._lookahead, self.limits.max_model_tokens)
 
     def drop_unschedulable(self, now_ns: int) -> list[tuple[Request, str]]:
@@ -925,7 +924,7 @@ def _pool(
     parts: Sequence[Part],
     limits: ReplicaLimits,
     tiers: Sequence[LowerTier],
-    speculation: Speculation | None,
+    drafting: Drafting | None,
     *,
     caches: bool,
 ) -> BlockPool | CountingPool | GroupedPool:
@@ -937,8 +936,6 @@ def _pool(
             assert limits.kv_layout is None
             return brought
     if limits.kv_layout is not None:
-        drafts = 0 if speculation is None else speculation.tokens
-        return GroupedPool(
-            total, limits.kv_layout, prefix_caching=caches, speculative_tokens=drafts
-        )
+        drafts = 0 if drafting is None else drafting.tokens
+        return GroupedPool(total, limits.kv_layout, prefix_caching=caches, draft_tokens=drafts)
     return BlockPool(total, size, tiers) if caches else CountingPool(total, size)

@@ -101,7 +101,7 @@ def figure_names() -> tuple[list[str], list[str]]:
     _collect(inspect.type_info(Summary), "", known, open_ended)
     open_ended.remove("features")  # each stands for itself
     sections = [feature.section for feature in all_features() if feature.section]
-    return known, [*open_ended, "speculation", *sections]
+    return known, [*open_ended, *sections]
 
 
 def _collect(kind: inspect.Type, prefix: str, known: list[str], open_ended: list[str]) -> None:

@@ -3,7 +3,7 @@
     python -m tests.features.removal NAME [--whole]
 
 Copies the tree, removes the module, its line, its tests and the files that it lists, writes the
-generated pages anew, and runs mypy and a sample of the tests there (`--whole`: all of them). What
+generated pages anew (prose that names such a file names the quick-start), and runs mypy and a sample of the tests there (`--whole`: all of them). What
 it removes is all that names the feature, or one of these fails.
 """
 
@@ -44,10 +44,13 @@ def without(name: str, copy: Path) -> None:
     line = f'    "emu.features.{name}",\n'
     assert text.count(line) == 1
     registry.write_text(text.replace(line, ""), encoding="utf-8")
-    for path in [*(copy / "tests" / "features").glob(f"test_{name}*.py")]:
+    for path in [*(copy / "tests" / "features").glob(f"test_*{name}*.py")]:
         path.unlink()
     for listed in feature.files:
         (copy / listed).unlink()
+        for page in [copy / "README.md", *(copy / "docs").rglob("*.md")]:
+            prose = page.read_text(encoding="utf-8")
+            page.write_text(prose.replace(listed, "configs/quickstart.toml"), encoding="utf-8")
 
 
 def run(copy: Path, *command: str) -> subprocess.CompletedProcess[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 
 import numpy as np
@@ -11,12 +10,11 @@ import pytest
 from emu.cluster.plan import make_plan
 from emu.config.load import config_from_dict
 from emu.config.schema import VllmTable
-from emu.errors import InputError
 from emu.features.lora import Adapters
 from emu.request import Prefix, Request
 from emu.scheduling.base import ReplicaLimits
 from emu.scheduling.vllm import VllmScheduler
-from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload
+from tests.cluster.helpers import rows_of, run_config, summary_of, workload
 
 
 def request(number, adapter="", prompt=20, output=5, ids=None):
@@ -171,49 +169,3 @@ def test_slots_take_memory_whatever_is_loaded(tmp_path):
     without = make_plan(config_from_dict(plain)).replicas[0]
     lost = (without.num_blocks - with_slots.num_blocks) * without.memory.kv_bytes_block_rank
     assert lost == pytest.approx(4 * 83.886e6, rel=0.01)
-
-
-def test_adapters_and_drafts_together(tmp_path):
-    drafts = {"method": "eagle", "num_speculative_tokens": 2, "acceptance_rate": 0.8}
-    run_config(tmp_path / "out", **world(tmp_path, speculative_config=drafts))
-    summary = summary_of(tmp_path / "out")
-    assert summary["completed"] == 80
-    assert summary["speculation"]["num_drafts"] > 0
-    assert summary["adapters"]["cold_loads"] == 4
-
-
-@pytest.mark.parametrize(
-    ("tables", "problem"),
-    [
-        ({"scheduler": {"max_loras": 3}}, "means nothing without enable_lora"),
-        (
-            {"scheduler": {"enable_lora": True, "max_loras": 3, "max_cpu_loras": 2}},
-            "at least max_loras",
-        ),
-        (
-            {"scheduler": {"enable_lora": True}, "latency": {"backend": "astra-sim"}},
-            "no cost of adapters",
-        ),
-        (
-            {"scheduler": {"enable_lora": True}, "model": {"name": "Qwen/Qwen3-30B-A3B"}},
-            "more than dense layers",
-        ),
-        (
-            {"scheduler": {"enable_lora": True}, "replicas": [{"pipeline_parallel": 2}]},
-            "one pipeline stage",
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_refused(tmp_path, tables, problem):
-    made = {**world(tmp_path), "nodes": [{"gpu": "H100-SXM5-80GB", "gpus": 2}], **tables}
-    with pytest.raises(InputError, match=problem):
-        make_plan(config_from_dict(made))
-
-
-def test_a_workload_that_names_adapters_needs_them(tmp_path):
-    made = world(tmp_path)
-    made["scheduler"] = {}
-    made["latency"] = LINEAR
-    with pytest.raises(InputError, match="the workload names adapters"):
-        run_config(tmp_path / "out", **made)
-    assert json.loads((tmp_path / "w.jsonl").read_text().splitlines()[0])["adapter"]

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from emu.config.features import FEATURES
 from tests.features.removal import NAMES, ROOT, SAMPLE, problems, without
 
 CORE = ("tests/features", "tests/config", "tests/test_layers.py")
 
 NAMED_IN_MAX = {
+    "speculation": (r"[Ss]peculati", 2),
     "lora": (r"LoRA|[a-z]_loras?\b|lora_(?!rank)|\badapters\b|[.\"]adapter\b", 27),
     "images": (r"\bimages?\b|mm_per_prompt|vision tower", 16),
     "skip_prefill": (r"skip_prefill", 3),
@@ -44,4 +46,6 @@ def test_a_feature_is_named_in_few_files(name: str) -> None:
         if path != own and re.search(pattern, path.read_text(encoding="utf-8"))
     ]
     naming = [path for path in naming if path != "emu/config/features.py"]
+    if len(FEATURES) < len(NAMED_IN_MAX):
+        return  # a copy without a feature, which may have named this one
     assert len(naming) == most, f"{len(naming)} files; only lower the bound: {naming}"

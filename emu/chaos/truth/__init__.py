@@ -160,8 +160,7 @@ def seats_of(plan: Plan) -> list[Seat]:
             scheduler=replica.scheduler,
             group=replica.data_parallel_group,
             served=replica.served,
-            is_plain=replica.speculation is None
-            and not replica.latency_context(plan.config).parts
+            is_plain=not replica.latency_context(plan.config).parts
             and replica.model.tower is None
             and replica.placement is None,
             is_hybrid=replica.kv_layout is not None,

@@ -35,62 +35,6 @@ Faithful = Annotated[
 ]
 
 
-class TenantAcceptance(Table, kw_only=True, frozen=True):
-    """How many drafts of one tenant's requests are accepted."""
-
-    tenant: Annotated[str, doc("Tenant of the workload.")]
-    acceptance_rate: Annotated[Fraction, doc("As speculative_config.acceptance_rate.")]
-
-
-class SpeculativeTable(Table, kw_only=True, frozen=True):
-    """Speculative decoding, with vLLM's keys. How many drafts are accepted is given, not modeled."""
-
-    method: Annotated[
-        Literal["ngram", "draft_model", "eagle", "eagle3", "mtp"], doc("Where drafts come from.")
-    ]
-    num_speculative_tokens: Annotated[
-        Annotated[int, Meta(ge=1, le=64)], doc("Drafts of a sequence for each step.")
-    ]
-    model: Annotated[
-        str,
-        doc(
-            "draft_model: its name or config.json. eagle: a head with layers of its own; empty = one layer like the target's."
-        ),
-    ] = ""
-    draft_tensor_parallel_size: Annotated[
-        Count0, doc("draft_model: 1, or that of the target (0).")
-    ] = 0
-    acceptance_rate: Annotated[
-        float,
-        Meta(ge=-1, le=1),
-        doc("Chance that a draft is accepted if those before it were; -1 = not given."),
-    ] = -1.0
-    acceptance_spread: Annotated[
-        Fraction,
-        doc("acceptance_rate of a request lies within this of the mean, evenly distributed."),
-    ] = 0.0
-    synthetic_acceptance_rates: Annotated[
-        list[Fraction],
-        doc("By position: chance that this draft and all before it are accepted (as in vLLM)."),
-    ] = field(default_factory=list)
-    synthetic_acceptance_length: Annotated[
-        NonNegative,
-        doc("Mean tokens of a step, 1 to num_speculative_tokens + 1 (as in vLLM); 0 = not given."),
-    ] = 0.0
-    tenants: Annotated[
-        list[TenantAcceptance], doc("acceptance_rate by tenant; a workload may give it by request.")
-    ] = field(default_factory=list)
-    proposal_rate: Annotated[
-        Fraction, doc("ngram: chance that a step finds drafts for a sequence.")
-    ] = 1.0
-    draft_step_us: Annotated[
-        float,
-        doc(
-            "Cost of drafting, for each step in us; -1 = from the draft's layers (roofline; ngram: none)."
-        ),
-    ] = -1.0
-
-
 class SchedulerTable(Table, kw_only=True, frozen=True):
     """Iteration-level scheduler of every replica (a replica group may override keys)."""
 
@@ -157,9 +101,6 @@ class VllmTable(SchedulerTable, kw_only=True, frozen=True):
     chunked_prefill: Annotated[bool, doc("Split prompts over iterations.")] = True
     prefix_caching: Annotated[bool, doc("Reuse KV blocks of equal prefixes.")] = True
     reserve_full_sequence: Annotated[bool, doc("Admit only if the whole length fits now.")] = True
-    speculative_config: Annotated[
-        SpeculativeTable | None, doc("Speculative decoding (docs/speculation.md); absent: none.")
-    ] = None
 
     @property
     def caches_prefixes(self) -> bool:
