@@ -82,7 +82,7 @@ def _replica(cluster: Cluster, replica: Replica) -> list[str]:
             )
         if replica.unfinished_migrations:
             problems.append(f"I7: {name} is {state.value} with migrations")
-    stale = replica.prerequisites.stale_recalls(replica.tier_traffic)
+    stale = replica.flight.stale_tiers()
     problems += [f"I5: {name} reads KV from tier {tier}, which has lost it" for tier in stale]
     if replica.unfinished_migrations < 0:
         problems.append(f"I7: {name}: {replica.unfinished_migrations} unfinished migrations")
@@ -97,7 +97,7 @@ def _work(cluster: Cluster) -> list[str]:
         scheduler = replica.scheduler
         if replica.state not in (S.PREFILL, S.COLOCATED) or replica.is_paused:
             continue
-        if replica.batch is not None or replica.has_batches_in_flight or scheduler.blocks_used:
+        if replica.flight.holds_batch() or scheduler.blocks_used:
             continue
         own = scheduler.waiting_count
         shared = [

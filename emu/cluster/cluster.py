@@ -233,7 +233,7 @@ class Cluster:
             scaler.close()
         now_ns = self.kernel.now_ns
         for replica in self.replicas:
-            replica.note_time(replica.state, now_ns)
+            replica.counters.note_time(replica.state, now_ns)
 
     def _sample(self, at_ns: int) -> None:
         self.recorder.sample(
@@ -300,8 +300,8 @@ class Cluster:
 
     def on_capacity(self, replica: Replica) -> None:
         """Watchers that wait for a destination look again, and routers at its load."""
-        if not replica.is_touched:
-            replica.touch()
+        if not replica.watch.is_touched:
+            replica.watch.touch()
         pool = self.pool_of[replica.replica_id]
         if pool.rejecter is not None:
             pool.rejecter.look()

@@ -100,7 +100,7 @@ class Commander:
         assert command.factor is not None
         before = self.latency_factors.get(replica.replica_id, 1.0)
         self.latency_factors[replica.replica_id] = command.factor
-        slowdown = replica.slowdown / before * command.factor
+        slowdown = replica.pace.slowdown / before * command.factor
         factor = 1.0 if abs(slowdown - 1.0) < 1e-9 else slowdown
         replica.actor.tell(SlowdownSet(factor=factor))
         return True

@@ -170,7 +170,7 @@ class Dispatch:
     def _signal(self, replica: Replica) -> Signal:
         signal = self._signals[replica.replica_id]
         scheduler = replica.scheduler
-        history = replica.signals
+        history = replica.watch.signals
         if history is None:
             if self._is_own:  # it may read blocks, which grow in a leap
                 replica.settle()
@@ -198,7 +198,7 @@ class Dispatch:
         for replica, kept in zip(candidates, order.loads, strict=True):
             scheduler = replica.scheduler
             load = waiting * scheduler.waiting_count + running * scheduler.running_count
-            if load != kept and not replica.is_touched:
+            if load != kept and not replica.watch.is_touched:
                 wrong.append(f"{replica.name}: the router believes a load of {kept}, it is {load}")
         return wrong
 

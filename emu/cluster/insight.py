@@ -151,7 +151,7 @@ class Insight:
     def view(self, replica: Replica, delay_ns: int = 0) -> ReplicaView:
         """One replica."""
         scheduler = replica.scheduler
-        history = replica.signals if delay_ns else None
+        history = replica.watch.signals if delay_ns else None
         if history is None:
             replica.settle()
             waiting, running = scheduler.waiting_count, scheduler.running_count

@@ -91,7 +91,7 @@ def _lose_tier(injector: Injector, kind: str, machine: int) -> None:
         replica = cluster.replicas[replica_id]
         tier = cluster.tiers.kinds.index(kind)
         replica.actor.tell(TierLost(tier=tier))
-        tokens = replica.recall_tokens_lost
+        tokens = replica.counters.recall_tokens_lost
         if tokens:
             text = f"{tokens} tokens are computed instead of read"
             cluster.note("recall lost", replica.name, text)
@@ -222,7 +222,7 @@ def crash(
         injector.miss(fault, f"{replica.name} is down already")
         return
     if isinstance(fault, ReplicaCrash) and fault.after_s:
-        early_ns = replica.state_since_ns + s_to_ns(fault.after_s) - injector.kernel.now_ns
+        early_ns = replica.counters.state_since_ns + s_to_ns(fault.after_s) - injector.kernel.now_ns
         if early_ns > 0:  # not long enough in its stage
             injector.later(early_ns, partial(crash, injector, fault, rng))
             return
@@ -294,10 +294,10 @@ def straggle(injector: Injector, fault: Straggler, rng: np.random.Generator) -> 
     if replica is None:
         return
     injector.note(fault, replica.name)
-    replica.actor.tell(SlowdownSet(factor=replica.slowdown * fault.factor))
+    replica.actor.tell(SlowdownSet(factor=replica.pace.slowdown * fault.factor))
 
     def over() -> None:
-        slowdown = replica.slowdown / fault.factor
+        slowdown = replica.pace.slowdown / fault.factor
         factor = 1.0 if abs(slowdown - 1.0) < 1e-9 else slowdown
         replica.actor.tell(SlowdownSet(factor=factor))
         injector.end(fault, replica.name)

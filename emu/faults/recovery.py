@@ -247,11 +247,11 @@ class Recovery:
             later_ns = kernel.now_ns + max(1, s_to_ns(self.table.restart_s))
             kernel.call_at(later_ns, PRIORITY_WORLD, lambda: self._load(replica))
         elif self.table.drain_grace_s and replica.state in DRAINING:
-            kernel, since_ns = self.cluster.kernel, replica.state_since_ns
+            kernel, since_ns = self.cluster.kernel, replica.counters.state_since_ns
             state = replica.state
 
             def end_of_grace() -> None:
-                if replica.state is state and replica.state_since_ns == since_ns:
+                if replica.state is state and replica.counters.state_since_ns == since_ns:
                     self.expire_drain(replica)
 
             kernel.call_at(

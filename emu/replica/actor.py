@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from emu.kernel.clock import NOW, PARK, PRIORITY_WATCHER, Actor, Kernel
+from emu.latency.base import BatchShape
 from emu.network.placement import Network
 from emu.replica import actions as act
 from emu.replica.events import (
@@ -21,12 +22,12 @@ from emu.replica.events import (
     LockGranted,
     Measured,
 )
+from emu.replica.flight.layered import UNTIL_END_OF_INSTANT
 from emu.replica.inbound import reserve
 from emu.replica.live_scaling import abandon, take_over
 from emu.replica.relay_board import Relayed, SplitBatch
-from emu.replica.replica import END_OF_INSTANT, LOOP, RESTING, STAGED, UNTIL_END_OF_INSTANT, Replica
-from emu.replica.states import ReplicaState, Writer, move
-from emu.replica.wave import SERVES
+from emu.replica.replica import LOOP, Replica
+from emu.replica.states import WAVES, ReplicaState, Writer, move
 from emu.request import Request, Status
 from emu.scheduling.base import Batch
 
@@ -101,31 +102,30 @@ class ReplicaActor(Actor):
         super().__init__(world.kernel, replica.name, replica.priority)
         self.replica = replica
         self.world = world
-        replica.actor = self
-        replica.posted = self.inbox
+        replica.attach(self, self.inbox)
 
     # --- in -----------------------------------------------------------------------------------
     def tell(self, event: Event) -> None:
         """Handle it now; its actions are applied before the sender goes on."""
         replica = self.replica
-        if replica.own_leap is not None:
-            replica.own_leap.unroll()
+        if replica.flight.is_joint:
+            replica.flight.unroll()
         handler = replica.handlers[event.kind]
         if handler is None:
             raise replica.unexpected(event.kind, event)
         handler(replica, event)
         if replica.out:
             self.perform()
-        if replica.look or replica.cut_ns >= 0:
+        if replica.look or replica.flight.is_cut:
             self._look_up()
 
     def reserve(self, requests: list[Any]) -> bool:
         """Reserve blocks for inbound KV, all or nothing: a question, answered now."""
         replica = self.replica
-        if replica.own_leap is not None:
-            replica.own_leap.unroll()
+        if replica.flight.is_joint:
+            replica.flight.unroll()
         is_reserved = reserve(replica, requests)
-        if replica.look or replica.cut_ns >= 0:
+        if replica.look or replica.flight.is_cut:
             self._look_up()
         return is_reserved
 
@@ -152,21 +152,20 @@ class ReplicaActor(Actor):
     def align(self, now_ns: int) -> int:
         """When the replica looks at what comes now."""
         replica = self.replica
-        if replica.own_leap is not None and replica.activity != STAGED:
-            replica.own_leap.unroll()
-        if replica.activity == RESTING and not replica.is_paused:
+        flight = replica.flight
+        if flight.is_open and replica.paused_ns < 0:
             return NOW
         return replica.align(now_ns)
 
     def _look_up(self) -> None:
-        replica, kernel = self.replica, self.kernel
-        look, cut_ns = replica.look, replica.cut_ns
-        replica.look, replica.cut_ns = 0, -1
+        replica, kernel, flight = self.replica, self.kernel, self.replica.flight
+        look, is_cut = replica.look, flight.is_cut
+        replica.look, flight.is_cut = 0, False
         if self.is_stepping:
             return  # the step looks at everything before it ends
-        if 0 <= cut_ns < self.due_ns and not self.is_ready:
-            kernel.arm(self, cut_ns)
-        if look == INTERRUPT and replica.activity != END_OF_INSTANT:
+        if is_cut and flight.due_ns < self.due_ns and not self.is_ready:
+            kernel.arm(self, flight.due_ns)
+        if look == INTERRUPT and flight.due_ns != UNTIL_END_OF_INSTANT:
             kernel.interrupt(self)
         elif look:
             kernel.wake(self)
@@ -181,7 +180,7 @@ class ReplicaActor(Actor):
             if due_ns != LOOP:
                 break
             due_ns = replica.go_on()
-        replica.look, replica.cut_ns = 0, -1
+        replica.look, replica.flight.is_cut = 0, False
         if due_ns == UNTIL_END_OF_INSTANT:
             self.kernel.arm(self, self.kernel.now_ns, _END_OF_INSTANT)
             return PARK
@@ -191,7 +190,7 @@ class ReplicaActor(Actor):
     def perform(self) -> None:
         """Apply the actions of the handler that has just run."""
         replica = self.replica
-        actions, replica.out = replica.out, []
+        actions = replica.take_out()
         world = self.world
         for action in actions:
             kind = action.__class__
@@ -247,9 +246,9 @@ class ReplicaActor(Actor):
     def on_moved(self, before: ReplicaState, writer: Writer, cause: str) -> None:
         """The state has changed: accounts of time, the wave, then all that watch."""
         replica, at_ns = self.replica, self.kernel.now_ns
-        replica.note_time(before, at_ns)
+        replica.counters.note_time(before, at_ns)
         replica.note_state()
-        if replica.wave is not None and replica.state not in SERVES:
+        if replica.wave is not None and replica.state not in WAVES:
             replica.wave.withdraw(replica.replica_id)
         self.world.on_moved(replica, before, writer, cause, at_ns)
         self.kernel.wake(self)
@@ -270,10 +269,10 @@ class ReplicaActor(Actor):
 
     def _measure(self, action: act.Measure) -> None:
         self.is_away = True
-        self.kernel.spawn(self._ask(self.replica.incarnation), name=f"cost for {self.name}")
+        asked = self._ask(action.shape, self.replica.incarnation)
+        self.kernel.spawn(asked, name=f"cost for {self.name}")
 
-    async def _ask(self, life: int) -> None:
-        shape = self.replica.to_measure
+    async def _ask(self, shape: BatchShape, life: int) -> None:
         cost_ns = await self.replica.latency.measure(shape)  # type: ignore[attr-defined]
         self.is_away = False
         self.tell(Measured(life=life, cost_ns=cost_ns))
@@ -285,8 +284,8 @@ class ReplicaActor(Actor):
         relayed, life = action.relayed, old.incarnation
 
         def arrived() -> None:
-            assert replica.board is not None
-            replica.board.arrived(relayed)
+            assert replica.relaying.board is not None
+            replica.relaying.board.arrived(relayed)
             old.actor.tell(ActivationArrived(life=life))
 
         self.world.network.send(
@@ -301,7 +300,7 @@ class ReplicaActor(Actor):
 
     def _lose_activation(self, old: Replica, relayed: Relayed, reason: str) -> None:
         """The activation did not arrive: the batch is computed again from the start."""
-        board = self.replica.board
+        board = self.replica.relaying.board
         if board is None or board.answer(old.replica_id) is not relayed:
             return
         requests = old.actor.abandon()
@@ -314,8 +313,8 @@ class ReplicaActor(Actor):
         self.world.on_relayed(self.replica, old, action.requests, action.start_layer)
 
     def _release_helper(self, action: act.ReleaseHelper) -> None:
-        assert self.replica.board is not None
-        self.replica.board.release(self.replica.replica_id)
+        assert self.replica.relaying.board is not None
+        self.replica.relaying.board.release(self.replica.replica_id)
 
     def _wake_elder(self, action: act.WakeElder) -> None:
         self.world.replicas[action.replica_id].actor.look()

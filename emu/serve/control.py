@@ -99,7 +99,7 @@ def snapshot(house: House) -> dict[str, Any]:
                 "waiting": scheduler.waiting_count,
                 "blocks_used": scheduler.blocks_used,
                 "blocks_total": scheduler.blocks_total,
-                "slowdown": replica.slowdown,
+                "slowdown": replica.pace.slowdown,
                 "commands": [c for c, state in TARGETS if state is replica.state],
             }
         )

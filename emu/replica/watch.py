@@ -1,0 +1,146 @@
+"""What is told to whom about a replica's iterations and queues. None of it changes what happens.
+
+Owns who listens: observers of batches and tokens, the history of the run, a router that keeps an
+order of loads, one whose signals are late, a model of power. What they ask for is asked of them
+once, here, so that an iteration that nothing watches does not ask.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, final
+
+from emu.kernel.clock import Kernel
+from emu.replica.ports import Observers, StepSink
+from emu.scheduling.base import Batch, Scheduler
+
+if TYPE_CHECKING:
+    from emu.replica.replica import Replica
+
+
+@final
+class Watch:
+    """Those who watch one replica."""
+
+    replica_id: int
+    observers: Observers
+    tells: bool
+    """Some observer follows single tokens."""
+    steps_history: StepSink | None
+    """Where every iteration is written down, if anywhere."""
+    notes_formed: bool
+    """An observer is told of every batch that is formed."""
+    is_metered: bool
+    """Figures of work are asked for (a model of power), and counted."""
+    is_watched: bool
+    """Something but the plain counters looks at iterations."""
+    signals: deque[tuple[int, int, int, int, int]] | None
+    """History of (time, waiting, running, waiting tokens, blocks) if the router's are stale."""
+    is_touched: bool
+    """A change of the queues has been told and not been seen, or it is told to no router."""
+    _touch_log: list[Replica] | None
+    """Where to say that the queues have changed, if a router keeps an order of loads."""
+    _owner: Replica | None
+    _clock: Kernel
+    _scheduler: Scheduler
+
+    __slots__ = (
+        "_clock",
+        "_owner",
+        "_scheduler",
+        "_touch_log",
+        "is_metered",
+        "is_touched",
+        "is_watched",
+        "notes_formed",
+        "observers",
+        "replica_id",
+        "signals",
+        "steps_history",
+        "tells",
+    )
+
+    def __init__(
+        self, replica_id: int, clock: Kernel, scheduler: Scheduler, observers: Observers
+    ) -> None:
+        self.replica_id = replica_id
+        self.observers = observers
+        self._clock = clock
+        self._scheduler = scheduler
+        history = observers.history
+        self.tells = observers.streams or history is not None
+        self.steps_history = None
+        if history is not None and history.follows_steps:
+            self.steps_history = history
+        self.notes_formed = self.steps_history is not None or observers.on_formed is not None
+        self.is_metered = False
+        self.signals = None
+        self.is_touched = True
+        self._touch_log = None
+        self._owner = None
+        self._note()
+
+    def _note(self) -> None:
+        self.is_watched = (
+            self.tells
+            or self.is_metered
+            or self.steps_history is not None
+            or self.signals is not None
+            or self.observers.batches is not None
+        )
+
+    @property
+    def is_drawn(self) -> bool:
+        """Some observer follows batches or tokens one by one, so that each is told as it ends."""
+        return self.observers.streams or self.observers.batches is not None
+
+    def meter(self) -> None:
+        """From now on, count what a model of power asks for."""
+        self.is_metered = True
+        self._note()
+
+    def keep_signals(self) -> None:
+        """Keep the history of what a router with late signals sees."""
+        self.signals = deque([(-1, 0, 0, 0, 0)])
+        self._note()
+
+    def tell_touches(self, log: list[Replica], owner: Replica) -> None:
+        """From now on a change of the queues puts the owner into `log`, once until it is seen."""
+        self._touch_log, self._owner = log, owner
+        self.is_touched = False
+
+    def touch(self) -> None:
+        """The numbers of waiting and running requests may have changed: a router looks again."""
+        if not self.is_touched and self._touch_log is not None and self._owner is not None:
+            self.is_touched = True
+            self._touch_log.append(self._owner)
+
+    def note_signal(self) -> None:
+        """Write down what a router with late signals will see."""
+        if self.signals is None:
+            return
+        scheduler = self._scheduler
+        self.signals.append(
+            (
+                self._clock.now_ns,
+                scheduler.waiting_count,
+                scheduler.running_count,
+                scheduler.waiting_tokens,
+                scheduler.blocks_used,
+            )
+        )
+
+    def formed(self, batch: Batch, first_layer: int = 0) -> None:
+        """Tell of a batch that is formed; others have run the layers before."""
+        history, on_formed = self.steps_history, self.observers.on_formed
+        if on_formed is not None:
+            on_formed(self.replica_id, batch)
+        if history is not None:
+            members = self._scheduler.members(batch)
+            history.formed(self._clock.now_ns, self.replica_id, batch, members, first_layer)
+
+    def began(self, batch: Batch, wave_wait_ns: int) -> None:
+        """Tell that what the batch waited for is there: it runs from now on."""
+        history = self.steps_history
+        if history is not None:
+            history.began(self._clock.now_ns, self.replica_id, batch, wave_wait_ns)
