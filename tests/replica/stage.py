@@ -200,8 +200,8 @@ class Stage:
                 stages=stages,
                 layers=layers,
             )
-            replica.board, replica.peers = self.board, self.replicas
-            replica.activation_token_bytes = 2
+            replica.relaying.board, replica.relaying.peers = self.board, self.replicas
+            replica.relaying.activation_token_bytes = 2
             replica.connect(Outbound(self))
             self.replicas.append(replica)
         self.actors = [ReplicaActor(replica, self) for replica in self.replicas]
