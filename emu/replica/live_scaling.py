@@ -34,7 +34,6 @@ from emu.replica.actions import (
 from emu.replica.events import LOOK, Event, LoadGivenUp
 from emu.replica.flight.base import IDLE, Flight
 from emu.replica.flight.layered import ENDED, FINISH, GIVE, Layered
-from emu.replica.flight.layered import LOOK as IN_BETWEEN
 from emu.replica.flight.measured import Measured
 from emu.replica.flight.relay import Relay
 from emu.replica.layer_scheduler import LayerScheduler, LayerTask, limit_at
@@ -104,7 +103,7 @@ def _finish(replica: Replica, layered: Layered) -> int:
                 fcfs.drop(scheduler, task.batch)
     if replica.model_loaded and replica.state is S.NEW_PREFILL:
         replica.out.append(Move(S.NEW_PREFILL, S.REFRACTORY_PREFILL, "weights complete"))
-    layered.phase = GIVE
+    layered.finish()
     return _repeat(replica)
 
 
@@ -116,7 +115,7 @@ def _repeat(replica: Replica) -> int:
 
 def _give_and_admit(replica: Replica, layered: Layered) -> int:
     """Serve helpers, take new batches, start the next layer."""
-    layered.phase = IN_BETWEEN
+    layered.give()
     layers = layered.layers
     _serve_helpers(replica, layers)
     if replica.state is S.NEW_PREFILL:

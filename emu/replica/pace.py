@@ -129,6 +129,10 @@ class Pace:
         cost_ns = self.slowed_ns(cost_ns)
         return cost_ns if self.jitter is None else self.jitter.step(number, cost_ns)
 
+    def take_first_use(self) -> int:
+        """What the iteration that begins now takes longer because its process is new, ns."""
+        return self.first_uses.popleft() if self.first_uses else 0
+
     # --- decode iterations in a row -------------------------------------------------------------
     def run_ends(self, shape: BatchShape, steps: int, first_ns: int, number: int) -> Ends:
         """Ends of a decode run, behind a step of `first_ns` (-1 = none), from the start of all.
@@ -190,8 +194,9 @@ class Pace:
         if wave_wait_ns:
             each, more = divmod(wave_wait_ns, self.stages)
             costs_ns = tuple(cost + each + (i < more) for i, cost in enumerate(costs_ns))
-        if self.first_uses:
-            costs_ns = (costs_ns[0] + self.first_uses.popleft(), *costs_ns[1:])
+        first_ns = self.take_first_use()
+        if first_ns:
+            costs_ns = (costs_ns[0] + first_ns, *costs_ns[1:])
         return costs_ns
 
     def stage_run_ns(self, shape: BatchShape, steps: int) -> list[list[int]]:

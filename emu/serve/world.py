@@ -418,7 +418,7 @@ class LiveCluster(Cluster):
         sinks = self._sinks[replica_id]
         for stats in sinks:
             stats.generated_sum += count
-        stream = self.replicas[replica_id].stream
+        stream = self.replicas[replica_id].books.stream
         delay_ns = 0 if stream is None else stream.delay_ns
         if not delay_ns and not self._carries_first:
             self._deliver(takers, sinks)

@@ -85,6 +85,14 @@ class Layered(Flight):
         self.layers.segments_ready = segments
         self.phase = FINISH
 
+    def finish(self) -> None:
+        """Batches that are done have their first tokens: helpers are served next."""
+        self.phase = GIVE
+
+    def give(self) -> None:
+        """Helpers are served now; the pass ends with a layer, or with nothing that can run."""
+        self.phase = LOOK
+
     def start_layer(self, task: LayerTask, cost_ns: int) -> None:
         """The next layer of a batch runs."""
         self.books.counters.busy_ns += cost_ns

@@ -178,8 +178,7 @@ class Member(Flight):
         assert batch is not None
         pace, number = books.pace, books.counters.iterations
         cost_ns = pace.varied_ns(measured_ns or pace.latency.iteration_ns(batch.shape), number)
-        if pace.first_uses:
-            cost_ns += pace.first_uses.popleft()
+        cost_ns += pace.take_first_use()
         self.end_ns = self.due_ns = books.clock.now_ns + cost_ns + self.wave_wait_ns
         return self
 

@@ -154,7 +154,7 @@ class Staged(Flight):
         rotation = self.rotation
         if rotation is not None:
             books = self.books
-            self._advance(rotation, rotation.ended_by(books.past(0)))
+            self.advance(rotation, rotation.ended_by(books.past(0)))
         return 0
 
     # --- what the held batch waits for ------------------------------------------------------------
@@ -229,7 +229,7 @@ class Staged(Flight):
         rotation.plan(rounds, self.pipeline.free_ns, pace.stage_run_ns, vary, before)
         self.due_ns = rotation.due_ns
 
-    def _advance(self, rotation: Rotation, ended: int) -> None:
+    def advance(self, rotation: Rotation, ended: int) -> None:
         """Enter the ends of a rotation into the books, up to so many."""
         begin, count = rotation.done, len(rotation.turns)
         if ended <= begin:

@@ -201,7 +201,7 @@ class Single:
             return Run(books, batch, start_ns, pace.run_ends(shape, batch.max_steps, -1, number))
         cost_ns = pace.varied_ns(measured_ns or pace.latency.iteration_ns(shape), number)
         if pace.first_uses:
-            cost_ns += pace.first_uses.popleft()
+            cost_ns += pace.take_first_use()
         elif self.runs_on and batch.chunks:
             batch.first_end_ns = start_ns + cost_ns
             run_on = books.scheduler.run_on(batch)
