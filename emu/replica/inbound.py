@@ -263,7 +263,8 @@ def kv_delivered_late(replica: Replica, event: KvDelivered) -> int:
 def _activate(replica: Replica, arrived: list[Request]) -> None:
     requests = [request for request in arrived if not request.status.is_terminal]
     replica.scheduler.activate(requests, replica.clock.now_ns)
-    replica.watch.touch()
+    if not replica.watch.is_touched:
+        replica.watch.touch()
     for request in requests:
         request.status = Status.RUNNING
         request.holder_id = replica.replica_id

@@ -308,7 +308,8 @@ class Replica:
             assert isinstance(flight, Staged)
             return flight.wait().due_ns
         unschedulable = self.scheduler.drop_unschedulable(self.clock.now_ns)
-        self.watch.touch()
+        if not self.watch.is_touched:
+            self.watch.touch()
         if not unschedulable:
             return PARK
         for request, reason in unschedulable:

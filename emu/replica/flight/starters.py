@@ -144,7 +144,8 @@ class Composed(Starter):
         books = self.books
         watch, counters = books.watch, books.counters
         batch = books.scheduler.schedule(now_ns)
-        watch.touch()
+        if not watch.is_touched:
+            watch.touch()
         watch.note_signal()  # it may have admitted or preempted
         if self.tiers is not None:
             self.tiers.write_through()
