@@ -152,9 +152,12 @@ class Part:
         return end_ns
 
     def ended(self) -> int:
-        """Steps of the waves that leap that have ended by now (see `Books.past`)."""
+        """Steps of the waves that leap that have ended by now (see `Books.past`).
+
+        Those before have, also where the last of them ends at this very instant.
+        """
         ended = bisect_left(self.ends, self.member.books.past(self.begun_ns))
-        return ended if self.is_dummy else ended - self.before
+        return ended if self.is_dummy else max(0, ended - self.before)
 
     def cut(self, steps: int, *, is_over: bool) -> None:
         """So many waves leap and no more; `is_over`: for this member they have ended."""

@@ -147,7 +147,10 @@ def colocated(*, leap: bool) -> Scene:
 
 
 def single(*, leap: bool) -> Scene:
-    return Scene(Stage(S.PREFILL, leap=leap), Sort.STEP)
+    scene = Scene(Stage(S.PREFILL, leap=leap), Sort.STEP)
+    for at_us in (40, 70, 110):
+        scene.stage.kernel.call_at(at_us * US, 0, lambda: scene.submit(6, 4))
+    return scene
 
 
 def staged(*, leap: bool) -> Scene:
