@@ -117,16 +117,9 @@ class Books:
         counters.iterations += steps
         counters.busy_ns += now_ns - start_ns
         is_watched = watch.is_watched
-        if is_watched and watch.steps_history is not None:
-            watch.steps_history.ran(now_ns, self.replica_id, batch, start_ns, spans)
-        if batch.batch_id == DUMMY_ID:
-            return
         receivers: list[Request] = []
         if is_watched:
-            if watch.is_metered:
-                self._count(batch, steps)
-            if watch.tells:
-                receivers = self._receivers(batch, steps)
+            receivers = self._note(batch, steps, start_ns, now_ns, spans)
         progress = self.scheduler.complete(batch, steps, now_ns, longest_ns)
         if end_ns < 0 and not watch.is_touched:
             watch.touch()
@@ -147,6 +140,30 @@ class Books:
             self._hand_out(progress, now_ns - start_ns)
         if is_watched and watch.signals is not None:
             watch.note_signal()
+
+    def keep_pace(self, batch: Batch, start_ns: int, spans: list[StageSpan] | None = None) -> None:
+        """A batch of one token, which only keeps pace, has ended now, or where its spans say."""
+        now_ns = self.clock.now_ns
+        self.counters.iterations += 1
+        self.counters.busy_ns += now_ns - start_ns
+        if self.watch.steps_history is not None:
+            self.watch.steps_history.ran(now_ns, self.replica_id, batch, start_ns, spans)
+
+    def _note(
+        self,
+        batch: Batch,
+        steps: int,
+        start_ns: int,
+        end_ns: int,
+        spans: list[StageSpan] | None,
+    ) -> list[Request]:
+        """Before the scheduler knows: what it ran, and who is about to get tokens."""
+        watch = self.watch
+        if watch.steps_history is not None:
+            watch.steps_history.ran(end_ns, self.replica_id, batch, start_ns, spans)
+        if watch.is_metered:
+            self._count(batch, steps)
+        return self._receivers(batch, steps) if watch.tells else []
 
     def _show(
         self,

@@ -233,18 +233,11 @@ class Replica:
         while True:
             due_ns = LOOP
             if self.applying:
-                event = self.applying.pop()
-                handler = self.handlers[event.kind]
-                if handler is None:
-                    raise self.unexpected(event.kind, event)
-                handler(self, event)
+                self._apply(self.applying.pop())
             elif not self.flight.is_open:
                 flight = self.flight = self.flight.end()
-                if flight.due_ns == APPLY:
-                    if flight.is_open or self.posted:
-                        self.begin_applying()
-                elif not flight.is_open:
-                    due_ns = flight.due_ns
+                if not flight.is_open or flight.due_ns == APPLY:
+                    due_ns = self._fly_on(flight)
             elif self.is_serving and self.paused_ns < 0 and not self.posted:
                 # What `serving.iterate` does, without a call of the table.
                 self.has_applied = False
@@ -261,6 +254,20 @@ class Replica:
                 due_ns = self._boundary()
             if due_ns != LOOP or self.out:
                 return due_ns
+
+    def _apply(self, event: Event) -> None:
+        handler = self.handlers[event.kind]
+        if handler is None:
+            raise self.unexpected(event.kind, event)
+        handler(self, event)
+
+    def _fly_on(self, flight: Flight) -> int:
+        """What has ended goes on, or another has followed: when it is due."""
+        if flight.due_ns != APPLY:
+            return flight.due_ns
+        if flight.is_open or self.posted:
+            self.begin_applying()
+        return LOOP
 
     def _boundary(self) -> int:
         """Apply what is posted, then do what the state does; unless the process stands still."""

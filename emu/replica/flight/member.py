@@ -12,7 +12,7 @@ from typing import Final, Protocol, final
 from emu.kernel.clock import PARK
 from emu.latency.base import Ends
 from emu.replica.actions import Measure
-from emu.replica.books import Books
+from emu.replica.books import DUMMY_ID, Books
 from emu.replica.events import INTERRUPT, Event
 from emu.replica.flight.base import Flight, Sort
 from emu.replica.flight.measured import Measured
@@ -214,11 +214,13 @@ class Member(Flight):
         assert batch is not None
         waited_ns = self.waited_ns
         self.rest()
-        if run is None:
-            Step(books, batch, self.start_ns, self.end_ns, waited_ns).end()
-        else:
-            books.counters.busy_ns -= waited_ns
+        books.counters.busy_ns -= waited_ns
+        if run is not None:
             run.end()
+        elif batch.batch_id == DUMMY_ID:
+            books.keep_pace(batch, self.start_ns)
+        else:
+            Step(books, batch, self.start_ns, self.end_ns).end()
         return self
 
     def _look(self) -> Flight:

@@ -11,7 +11,7 @@ from collections import deque
 from typing import Final, final
 
 from emu.kernel.clock import NOW, PARK
-from emu.replica.books import Books
+from emu.replica.books import DUMMY_ID, Books
 from emu.replica.events import LOOK, Event
 from emu.replica.flight.base import Flight, Sort
 from emu.replica.prerequisites import Prerequisites
@@ -132,6 +132,9 @@ class Staged(Flight):
 
     def _complete(self, spans: list[StageSpan], batch: Batch, end_ns: int) -> None:
         discount_bubbles(batch, spans)
+        if batch.batch_id == DUMMY_ID:
+            self.books.keep_pace(batch, spans[0].start_ns, spans)
+            return
         gap_ns = spans[-1].end_ns - batch.formed_ns  # it may have waited for the first stage
         self.books.complete(batch, 1, spans[0].start_ns, None, gap_ns, spans, end_ns)
 
