@@ -93,19 +93,6 @@ def test_a_crash_of_the_slowest_rank_lets_the_others_go_at_once(leap: bool) -> N
     assert made.fast.first_token_ns == 20 * US
 
 
-def test_a_rank_that_is_back_at_the_very_end_of_a_wave_ends_none_that_had_not_begun(
-    leap: bool,
-) -> None:
-    """At 122 us wave 2 ends, and with the crash of the fast rank the next one leaves at once."""
-    made = Ranks(leap=leap, output=9)
-    made.at_us(122)
-    made.stage.crash(1)
-    made.actors[1].tell(ev.Restarted(life=made.replicas[1].incarnation))
-    made.stage.command(1, S.COLOCATED, weights=True)
-    made.rest()
-    assert set(made.end_us()) == {0}
-
-
 def test_a_rank_that_is_back_is_waited_for_again(leap: bool) -> None:
     made = Ranks(leap=leap, output=6)
     made.at_us(50)

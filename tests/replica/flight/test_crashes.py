@@ -96,3 +96,15 @@ def test_the_next_process_serves_as_a_new_one_does(name: str) -> None:
             assert set(scene.stage.outbox(0).handed_ns) > set(handed)
         else:
             assert 77 in [one for one, *_ in scene.stage.ends[ended:]]
+
+
+def test_a_wave_that_has_just_left_is_not_cut_to_none() -> None:
+    """At 51.3 us a wave ends with the long prompt's decode; the crash of another rank lets the next
+    one leave, and its return at that very instant cuts what leaps: emu ended there once."""
+    scene = begun("member", leap=True)
+    scene.run(51_300)
+    scene.crash()
+    scene.actor.tell(ev.Restarted(life=scene.replica.incarnation))
+    scene.stage.command(0, S.COLOCATED, weights=True)
+    scene.rest()
+    assert [one for one, *_ in scene.stage.ends] == [900]
