@@ -35,12 +35,15 @@ LIMIT_S = 10.0
 HANG_S = 120
 """CPU time after which tests are ended; the bug then counts as missed."""
 TESTS = {
-    "replica": tuple(
-        f"tests/replica/test_{name}.py"
-        for name in (
-            *("machine", "leaps", "accounts", "observers", "relay_board", "zag", "actor"),
-            *("prerequisites", "live_scaling", "sequences", "waves_of_ranks"),
-        )
+    "replica": (
+        *(
+            f"tests/replica/test_{name}.py"
+            for name in (
+                *("machine", "leaps", "accounts", "observers", "relay_board", "zag", "actor"),
+                *("prerequisites", "live_scaling", "sequences", "waves_of_ranks"),
+            )
+        ),
+        *("tests/replica/flight/test_twins.py", "tests/replica/flight/test_crashes.py"),
     ),
     "migration": tuple(
         f"tests/migration/test_{name}.py"

@@ -7,7 +7,7 @@ fixed order until a member has all its output, and when each of them leaves each
 costs alone: it starts on a stage when it has left the one before and the stage is free.
 
 A rotation holds this plan, which is time only. What the ends bring about is entered into the books
-at the next look (`emu/replica/pipelined.py`, `Scheduler.turn`). It is planned piece by piece,
+at the next look (`emu/replica/flight/staged.py`, `Scheduler.turn`). It is planned piece by piece,
 because most rotations are cut by an arrival long before a member ends.
 """
 
