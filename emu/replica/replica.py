@@ -11,8 +11,8 @@ equal decode iterations is one flight; a change in the middle of it cuts it at t
 iteration in flight, so leaping and stepping give the same results.
 
 Handlers stand by family of states: `serving.py`, `live_scaling.py`; by what happens: `inbound.py`,
-`crash.py`. What iterations cost, what they did, and what is told of them: `pace.py`, `counters.py`, `watch.py`;
-`books.py` enters what an iteration has done.
+`crash.py`. What iterations cost, what they did, and what is told of them: `pace.py`, `counters.py`,
+`watch.py`; `books.py` enters what an iteration has done.
 """
 
 from __future__ import annotations

@@ -264,8 +264,7 @@ class Rotation:
         return list(map(sub, self.ends[begin:end], before))
 
     def first_stage_ns(self, begin: int, end: int) -> int:
-        """Time from the start on the first stage to the end, over batches `begin` to `end` as far as
-        they were formed again."""
+        """Time from first start to last end, over batches `begin` to `end` formed again."""
         count = len(self.turns)
         if end <= count:
             return 0
