@@ -168,7 +168,7 @@ class Books:
         end_ns: int,
         spans: list[StageSpan] | None,
     ) -> list[Request]:
-        """Before the scheduler knows: what it ran, and who is about to get tokens."""
+        """What it ran is noted before the scheduler knows; those that are about to get tokens."""
         watch = self.watch
         if watch.steps_history is not None:
             watch.steps_history.ran(end_ns, self.replica_id, batch, start_ns, spans)

@@ -41,7 +41,7 @@ class AttentionRun(Protocol):
     """Short cut of a backend: what attention takes in each step of a decode run."""
 
     def __call__(self, shape: BatchShape, steps: int, /) -> NDArray[np.int64]:
-        """Of each step, ns."""
+        """What attention takes in each step, ns."""
         ...
 
 

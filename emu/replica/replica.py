@@ -11,8 +11,8 @@ equal decode iterations is one flight; a change in the middle of it cuts it at t
 iteration in flight, so leaping and stepping give the same results.
 
 Handlers stand by family of states: `serving.py`, `live_scaling.py`; by what happens: `inbound.py`,
-`crash.py`. What iterations cost, did, and whom they concern: `pace.py`, `counters.py`, `watch.py`;
-`books.py` enters what an iteration has done.
+`crash.py`. What iterations cost, what they did, and what is told of them: `pace.py`, `counters.py`,
+`watch.py`; `books.py` enters what an iteration has done.
 """
 
 from __future__ import annotations
@@ -477,7 +477,7 @@ class Replica(ReplicaHandle):
     # --- what others may see ------------------------------------------------------------------
     @property
     def stages(self) -> int:
-        """Of its pipeline."""
+        """Stages of its pipeline."""
         return self.pace.stages
 
     @property
@@ -487,7 +487,7 @@ class Replica(ReplicaHandle):
 
     @property
     def priority(self) -> int:
-        """Of its turn at an instant."""
+        """The priority of its turn at an instant."""
         return self.books.priority
 
     @property

@@ -1,6 +1,6 @@
-"""What is told to whom about a replica's iterations and queues. None of it changes what happens.
+"""What is told of a replica's iterations and queues, and where. None of it changes what happens.
 
-Owns who listens: observers of batches and tokens, the history of the run, a router that keeps an
+Owns the listeners: observers of batches and tokens, the history of the run, a router that keeps an
 order of loads, one whose signals are late, a model of power. What they ask for is asked of them
 once, here, so that an iteration that nothing watches does not ask.
 """
@@ -18,7 +18,7 @@ from emu.scheduling.base import Batch, Scheduler
 
 @final
 class Watch:
-    """Those who watch one replica."""
+    """The watchers of one replica."""
 
     replica_id: int
     observers: Observers

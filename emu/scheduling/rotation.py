@@ -264,7 +264,7 @@ class Rotation:
         return list(map(sub, self.ends[begin:end], before))
 
     def first_stage_ns(self, begin: int, end: int) -> int:
-        """From their start on the first stage to their end, over those of these formed again."""
+        """Time from first start to last end, over batches `begin` to `end` formed again."""
         count = len(self.turns)
         if end <= count:
             return 0

@@ -829,14 +829,16 @@ def test_a_batch_waits_for_its_wave_and_that_is_no_busy_time() -> None:
     assert made.replica.counters.busy_ns == STEP_NS + 50
 
 
-def test_a_member_that_crashes_leaves_its_wave() -> None:
+def test_a_member_that_crashes_leaves_its_wave_and_has_not_worked() -> None:
     made = Bench(S.COLOCATED)
     wave = FakeWave()
     made.replica.join(wave)  # type: ignore[arg-type]
     made.running(1, output=9)
     made.step()
+    made.clock.now_ns = 300
     crash(made)
     assert (wave.withdrawn, made.replica.flight.holds_batch()) == (1, False)
+    assert made.replica.counters.busy_ns == 0
 
 
 def test_a_batch_on_stages_leaves_the_last_one_in_order() -> None:

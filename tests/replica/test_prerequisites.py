@@ -310,6 +310,22 @@ def test_kv_for_an_earlier_life_begins_nothing() -> None:
     assert (stage.ends, stage.replicas[0].counters.busy_ns) == ([], 0)
 
 
+def test_kv_for_an_earlier_life_does_not_begin_the_batch_of_this_one() -> None:
+    stage, tiers, _ = recalling()
+    stage.kernel.run(10 * US)
+    stage.crash(0)
+    stage.actors[0].tell(ev.Restarted(life=1))
+    stage.command(0, S.COLOCATED, weights=True)
+    two = stage.submit(2, 16, 3)
+    stage.kernel.run(20 * US)
+    tiers.flows[0].arrive()
+    stage.kernel.run(80 * US)
+    assert two.first_token_ns == -1
+    tiers.flows[1].arrive()
+    stage.kernel.run()
+    assert two.status is Status.COMPLETED
+
+
 def test_on_several_stages_other_batches_go_on_meanwhile() -> None:
     stage, tiers, one = recalling(stages=2)
     stage.kernel.run(5 * US)

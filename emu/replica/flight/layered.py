@@ -39,6 +39,7 @@ class Layered(Flight):
     books: Books
     layers: LayerScheduler
     phase: int
+    """How far the pass has come: one of the names above."""
     is_over: bool
     """The replica has left live scaling."""
 

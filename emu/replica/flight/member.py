@@ -132,7 +132,7 @@ class Member(Flight):
 
     @property
     def replica_id(self) -> int:
-        """Of the member."""
+        """The id of its replica."""
         return self.books.replica_id
 
     @property

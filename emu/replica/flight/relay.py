@@ -77,7 +77,7 @@ class Relay(Flight):
         return -1 if self.is_over else self._end_ns
 
     def holds_batch(self) -> bool:
-        """Until its layers have run."""
+        """It does until its layers have run."""
         return not self.is_over
 
     def pause(self) -> Flight:

@@ -233,7 +233,7 @@ class Staged(Flight):
         self.due_ns = rotation.due_ns
 
     def advance(self, rotation: Rotation, ended: int) -> None:
-        """Enter the ends of a rotation into the books, up to so many."""
+        """Enter the first `ended` ends of a rotation into the books."""
         begin, count = rotation.done, len(rotation.turns)
         if ended <= begin:
             return
