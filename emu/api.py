@@ -361,12 +361,24 @@ def _data_of(runs: Sequence[Runs]) -> list[RunData]:
     for one in runs:
         named_runs = one.items() if isinstance(one, Mapping) else [("", one)]
         for name, run_ in named_runs:
-            result = run_ if isinstance(run_, Result) else Result(Path(run_))
+            result = _result_of(name, run_)
             called = Path(name) if name else result.directory
             found.append(msgspec.structs.replace(result.data, directory=called))
     if not found:
         raise InputError("runs", None, "", "give at least one run")
     return found
+
+
+def _result_of(name: object, run_: object) -> Result:
+    """The run that stands under a name, or under the empty one. Raises InputError."""
+    if not isinstance(name, str):
+        raise InputError("runs", None, "", f"expected names that are texts, got {name!r}")
+    if isinstance(run_, (str, Path)):
+        return Result(Path(run_))
+    if isinstance(run_, Result):
+        return run_
+    what = "a list" if isinstance(run_, (list, tuple)) else f"a value of type {type(run_).__name__}"
+    raise InputError("runs", None, name, f"expected a result or a directory, got {what}")
 
 
 def frame(runs: Mapping[str, Result]) -> Rows:

@@ -35,10 +35,31 @@ def printable(text: str) -> str:
     )
 
 
+_PART_CHARS_MAX: Final = 1_000
+"""Of a file's name, a key or a problem in a message: more than any path or list of names has."""
+
+
+def _clipped(text: str) -> str:
+    """A part of a message that repeats what a user wrote, however long that was."""
+    if len(text) <= _PART_CHARS_MAX:
+        return text
+    half = _PART_CHARS_MAX // 4
+    return f"{text[:half]}... ({len(text):,} characters) ...{text[-half:]}"
+
+
+def printable_lines(text: str) -> str:
+    """`printable` of each line."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 class EmuError(Exception):
     """Base of every error that emu raises on purpose."""
 
     exit_status = 1
+
+    def _render_traceback_(self) -> list[str]:
+        """What a cell of a notebook shows (IPython's protocol): the line of the command line."""
+        return [f"{type(self).__name__}: {printable_lines(str(self))}"]
 
 
 class InputError(EmuError):
@@ -55,7 +76,12 @@ class InputError(EmuError):
         self.field = field
         self.problem = problem
         where = source if line is None else f"{source}:{line}"
-        super().__init__(printable(": ".join(part for part in (where, field, problem) if part)))
+        told = ": ".join(_clipped(part) for part in (where, field, problem) if part)
+        super().__init__(printable(told))
+
+    def __reduce__(self) -> tuple[type[InputError], tuple[str, int | None, str, str]]:
+        """How it comes out of another process: with its parts."""
+        return InputError, (self.source, self.line, self.field, self.problem)
 
 
 def install_hint(extra: str) -> str:
@@ -117,6 +143,12 @@ class InvariantViolation(EmuError):
         self.story = list(story)
         head = what if at_ns is None else f"at {at_ns} ns: {what}"
         super().__init__("\n  ".join([head, *self.story]))
+
+    def _render_traceback_(self) -> list[str]:
+        """A bug of emu shows where it arose, for the report."""
+        import traceback
+
+        return "".join(traceback.format_exception(self)).splitlines()
 
 
 class InvalidTransition(InvariantViolation):

@@ -11,6 +11,7 @@ file and the line.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.machinery
 import sys
@@ -462,7 +463,7 @@ def make_plugin(
     except ValueError:
         pass  # a constructor in C has no signature: it is tried
     try:
-        made = found(*arguments, **keywords)
+        made = _told_by_its_methods(found)(*arguments, **keywords)
     except (KeyboardInterrupt, EmuError):
         raise
     except BaseException as error:
@@ -478,6 +479,42 @@ def make_plugin(
                 problem = f"{name} is {_what(getattr(made, name))}, expected a method"
                 raise InputError(source, None, key, f"{path}{_place(found)}: {problem}")
     return made
+
+
+@functools.lru_cache(maxsize=256)
+def _told_by_its_methods(found: type) -> type:
+    """The class with public methods whose StopIteration or GeneratorExit is a PluginError.
+
+    A coroutine that such an exception passes takes it for an end: Python's own makes a
+    RuntimeError of it, a compiled one returns. Methods of emu's own bases stay as they are.
+    """
+    methods: dict[str, object] = {}
+    for one in reversed(found.__mro__):
+        if one.__module__.partition(".")[0] == "emu":
+            continue
+        for name, member in vars(one).items():
+            if isinstance(member, FunctionType) and not name.startswith("_"):
+                methods[name] = _telling(member)
+            elif name in methods:
+                del methods[name]  # overridden by something else
+    if not methods:
+        return found
+    same = {"__module__": found.__module__, "__qualname__": found.__qualname__}
+    kind: type = type(found)(found.__name__, (found,), {**methods, **same, "__slots__": ()})
+    return kind
+
+
+def _telling(method: FunctionType) -> Callable[..., Any]:
+    """A method whose exceptions that no coroutine lets pass are told as a PluginError."""
+
+    @functools.wraps(method)
+    def told(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            return method(*arguments, **keywords)
+        except (StopIteration, StopAsyncIteration, GeneratorExit) as error:
+            raise PluginError(_told(error)) from error
+
+    return told
 
 
 # --- blame ----------------------------------------------------------------------------------------

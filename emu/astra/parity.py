@@ -29,6 +29,7 @@ from emu.kv.memory import engine_plan
 from emu.latency.base import BatchShape
 from emu.latency.moe_gate import GateShape, make_gate
 from emu.latency.profile_bundle import find_bundle, read_bundle, variant_name
+from emu.process.prepared import prepared
 from emu.request import Request
 from emu.scheduling.base import Batch, Progress, ReplicaLimits
 from emu.scheduling.cohort import RunningRequest
@@ -454,7 +455,7 @@ class ParityResult(msgspec.Struct, frozen=True):
 
 def read_requests(path: Path, limit: int = 0) -> list[Line]:
     """The lines of a workload; `limit` 0 = all."""
-    lines = msgspec.json.Decoder(Line).decode_lines(path.read_bytes())
+    lines = msgspec.json.Decoder(prepared(Line)).decode_lines(path.read_bytes())
     return lines[:limit] if limit else lines
 
 

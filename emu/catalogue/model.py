@@ -340,7 +340,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 # mxfp4: 4-bit values with one 8-bit scale for 32 of them (OCP Microscaling 1.0).
 # int4: groups of 128 with a 16-bit scale and a 4-bit zero point (the AWQ and GPTQ default).
 # int4_g32: groups of 32 with a 16-bit scale. nvfp4: groups of 16 with an 8-bit scale.
-# fp8_block: one 32-bit scale for a block of 128 x 128.
+# fp8_block: one 32-bit scale for a block of 128 x 128. int8_wo: groups of 128 with a 16-bit scale.
 BITS_PER_1024: Final = {
     "float32": 32 * 1024,
     "float16": 16 * 1024,
@@ -352,7 +352,27 @@ BITS_PER_1024: Final = {
     "int4": 4256,
     "int4_g32": 4608,
     "nvfp4": 4608,
+    "int8_wo": 8 * 1024 + 128,
+    "nvfp4_wo": 4608,
 }
+"""Every type of weights that emu knows; `_wo` = stored narrow, multiplied in 16 bits."""
+
+UNITS: Final = {
+    "float32": "tf32",
+    "float16": "half",
+    "bfloat16": "half",
+    "fp8": "fp8",
+    "fp8_block": "fp8",
+    "int8": "int8",
+    "mxfp4": "fp4",
+    "int4": "half",
+    "int4_g32": "half",
+    "nvfp4": "fp4",
+    "int8_wo": "half",
+    "nvfp4_wo": "half",
+}
+"""Units that multiply each type of weights, on GPUs that have them; else weights are widened while
+they are loaded, and multiplied in half precision."""
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):

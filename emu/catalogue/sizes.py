@@ -59,6 +59,17 @@ def kv_dtype(spec: ModelSpec, dtype: str, kv_cache_dtype: str) -> str:
     return spec.published_kv_dtype or activation_dtype(spec, dtype)
 
 
+def weights_told(spec: ModelSpec, dtype: str) -> str:
+    """The types of a model's matrices in words: `fp8_block`, `mxfp4, partly bfloat16`."""
+    linear, experts = linear_dtype(spec, dtype), expert_dtype(spec, dtype)
+    words = linear
+    if spec.experts is not None and experts != linear:
+        words += f", experts {experts}"
+    layers = range(spec.layers)
+    is_partly = linear not in HALF and any(spec.layer(index).unquantized for index in layers)
+    return f"{words}, partly {activation_dtype(spec, dtype)}" if is_partly else words
+
+
 def kv_heads_per_rank(spec: ModelSpec, tp: int) -> int:
     """KV heads of one rank; replicated where there are more ranks than heads."""
     return max(1, ceil_div(spec.kv_heads, tp))

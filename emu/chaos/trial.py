@@ -306,6 +306,10 @@ class CheckingKernel(Kernel):
 FILES: Final = ("requests.csv", "timeseries.csv", "transitions.csv", "marks.csv")
 
 
+REFUSED: Final = "input refused"
+"""How the problem of a world begins that does not even start."""
+
+
 class Verdict(msgspec.Struct, kw_only=True):
     """What one trial found."""
 
@@ -314,6 +318,8 @@ class Verdict(msgspec.Struct, kw_only=True):
     events: int = 0
     virtual_ns: int = 0
     cpu_s: float = 0.0
+    work: int = 0
+    """Events and records of its runs: what it took to check, the same on any machine."""
     gpus: int = 0
     checks: int = 0
     faults: dict[str, int] = {}
@@ -405,7 +411,7 @@ def run_world(
             ]
             _compare(runs, verdict)
     except InputError as error:
-        verdict.problems.append(f"input refused: {error}")
+        verdict.problems.append(f"{REFUSED}: {error}")
     except Exception as error:  # an untyped failure is a finding, with its place
         lines = traceback.format_exception(error)[-4:]
         verdict.problems.append(f"untyped {type(error).__name__}: {error}")
@@ -477,6 +483,7 @@ def _run(
         recorder.requests.discard()
         raise interrupts[0]
     cluster, outcome, kernel = found[0]
+    verdict.work += outcome.events + len(history.records)
     is_whole = outcome.error is None
     _judge_end(cluster, outcome, verdict)
     stats = recorder.requests.finish(partial=not is_whole)

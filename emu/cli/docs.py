@@ -19,6 +19,7 @@ from rich import box
 from rich.table import Table
 
 from emu.catalogue import sizes
+from emu.catalogue.checkpoints import split_name
 from emu.catalogue.lookup import list_gpus, list_models, lookup_gpu, lookup_model
 from emu.cli import every_command, groups
 from emu.cli.parser import parser_of
@@ -83,6 +84,8 @@ def _model_figures(name: str) -> dict[str, Any]:
 def _matching(names: Sequence[str], pattern: str, what: str) -> list[str]:
     """Names that contain the pattern. Raises InputError if none does."""
     found = [name for name in names if pattern.casefold() in name.casefold()]
+    if not found and what == "models" and split_name(pattern)[1]:
+        found = [lookup_model(pattern, what, pattern).name]  # with the weights that the name says
     if not found:
         problem = f"no name contains it{did_you_mean(pattern, names)}"
         raise InputError(what, None, pattern, problem)

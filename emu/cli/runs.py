@@ -428,17 +428,21 @@ def rerun(
     run: Path,
     /,
     *,
+    plugins: Annotated[bool, Parameter(name="--plugins", negative=())] = False,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     quiet: Quiet = False,
 ) -> int:
     """Emulate a run again from its directory, and compare the results byte by byte.
 
     Exit status 3, with the first line that differs and the reason, if they are not the same.
+    A run that names classes of its own, or a program, is refused with the names of their files.
 
     Parameters
     ----------
     run
         Directory of a complete run.
+    plugins
+        Run the code that the configuration names (read it before).
     output
         Keep the new run in this directory.
     quiet
@@ -446,7 +450,7 @@ def rerun(
     """
     from emu.runs.again import rerun_command
 
-    return rerun_command(run, output, quiet=quiet)
+    return rerun_command(run, output, quiet=quiet, plugins=plugins)
 
 
 def bundle(
@@ -518,7 +522,9 @@ def chaos(
     /,
     *,
     seeds: str = "0:100",
+    quick: Annotated[bool, Parameter(negative=())] = False,
     faults: Path | None = None,
+    set_: Overrides = (),
     corpus: Path | None = None,
     every: Positive = 40,
     jobs: Jobs = 0,
@@ -530,7 +536,7 @@ def chaos(
     log_level: Level | None = None,
     log_format: LogFormat = "text",
 ) -> int:
-    """Many seeds of random faults, everything checked; exit status 4 if anything was wrong.
+    """Many seeds of random faults, everything checked; exit status 4 if emu was wrong.
 
     Parameters
     ----------
@@ -538,8 +544,13 @@ def chaos(
         Cluster to strike; without one, clusters, policies and workloads are drawn as well.
     seeds
         A:B (B excluded), or one seed.
+    quick
+        A first verdict in seconds: of the workload only the first lines that two seconds of CPU
+        time a seed can check.
     faults
         Configuration whose [[faults]] strike in every run, instead of drawn ones.
+    set_
+        Override a key of the configuration: --set workload.limit=200 (may be repeated).
     corpus
         Replay worlds that once failed: a file, or a directory of them.
     every
@@ -572,6 +583,8 @@ def chaos(
         ray=ray,
         output=output,
         quiet=quiet,
+        overrides=set_,
+        quick=quick,
         log_level=log_level or ("off" if log_format == "text" else "info"),
         log_format=log_format,
     )

@@ -183,8 +183,9 @@ def _vidur(
         problem = "the vidur backend has no pipeline stages"
         raise InputError(context.source, None, "replicas.pipeline_parallel", problem)
     dtype = sizes.activation_dtype(model, context.dtype)
-    if dtype not in ("float16", "bfloat16") or context.dtype not in ("auto", dtype):
-        problem = f"Vidur measured 16-bit weights, not {context.dtype}"
+    weights = sizes.weights_told(model, context.dtype)
+    if dtype not in ("float16", "bfloat16") or weights != dtype:
+        problem = f"Vidur measured 16-bit weights, not {weights}"
         raise InputError(context.source, None, "model.dtype", problem)
     device = device_name(context.gpu.name, table.hardware, context.source)
     layers = VidurLayers(Path(table.path), device, model, context.tensor_parallel)
@@ -283,20 +284,24 @@ class SharedBackends:
     """Backends by what they were built from."""
 
     def __init__(self) -> None:
-        self._known: list[tuple[LatencyContext, LatencyBackend]] = []
+        self._known: dict[str, list[tuple[LatencyContext, LatencyBackend]]] = {}
+        """By the table that the replica comes from, which is part of a context: a cluster of many
+        models has many tables."""
 
     def of(self, context: LatencyContext) -> LatencyBackend:
         """The backend of this context, made when it is first asked for."""
-        for known, backend in self._known:
+        made = self._known.setdefault(context.key, [])
+        for known, backend in made:
             if known == context:
                 return backend
         backend = make_latency(context)
-        self._known.append((context, backend))
+        made.append((context, backend))
         return backend
 
     async def aclose(self) -> RunError | None:
         """End all programs, whatever else is being cancelled; the first that ended badly."""
-        backends = [getattr(backend, "inner", backend) for _, backend in self._known]
+        known = [backend for made in self._known.values() for _, backend in made]
+        backends = [getattr(backend, "inner", backend) for backend in known]
         closing = [backend for backend in backends if hasattr(backend, "aclose")]
         if not closing:
             return None

@@ -164,7 +164,7 @@ def build_insight(
 
 def build_queue(plan: Plan, served: str) -> PrefillQueue | None:
     """The one queue that all prefill replicas of a model pull from, with the fcfs policy."""
-    its = [r for r in plan.replicas if r.served == served]
+    its = plan.replicas_of_models[served]
     is_fcfs = any(r.scheduler.policy == "fcfs" for r in its)
     has_roles = not any(r.role == "colocated" for r in its)
     scaling = plan.config.autoscale
@@ -186,7 +186,7 @@ def build_dispatch(
     config, insight = shared.plan.config, shared.insight
     plans = [shared.plan.replicas[replica.replica_id] for replica in members]
     served = plans[0].served
-    limits = {model.label: model.max_outstanding for model in config.models}
+    _, table = shared.plan.tables_of_models.get(served, (0, None))
     return Dispatch(
         shared.kernel,
         make_router(
@@ -203,7 +203,7 @@ def build_dispatch(
         delay_ns=ms_to_ns(config.router.signal_delay_ms),
         max_model_tokens=max(r.max_model_tokens for r in plans),
         is_own=is_import_path(config.router.policy),
-        outstanding_max=limits.get(served, 0),
+        outstanding_max=0 if table is None else table.max_outstanding,
     )
 
 
@@ -238,7 +238,7 @@ def build_replica(
     )
     replica.board = board
     replica.peers = peers
-    replica.model = shared.plan.models.index(plan.served)
+    replica.model = shared.plan.model_indices[plan.served]
     if plan.has_front_end and plan.engine is not None:
         replica.stream = OutputStream(plan.engine)
     if plan.latency.jitter:
@@ -348,13 +348,13 @@ def decode_policy(config: Config) -> str:
     return "least_used" if config.autoscale is None else "first_free"
 
 
-def _oddities(config: Config, model_name: str) -> Sequence[str]:
+def _oddities(plan: Plan, model_name: str) -> Sequence[str]:
     """`autoscale.faithful` of a model."""
-    for model in config.models:
-        if model.label == model_name and "faithful" in model.autoscale:
-            named: Sequence[str] = model.autoscale["faithful"]
-            return named
-    return () if config.autoscale is None else config.autoscale.faithful
+    _, model = plan.tables_of_models.get(model_name, (0, None))
+    if model is not None and "faithful" in model.autoscale:
+        named: Sequence[str] = model.autoscale["faithful"]
+        return named
+    return () if plan.config.autoscale is None else plan.config.autoscale.faithful
 
 
 def _note_taken(
@@ -396,6 +396,7 @@ def build_watchers(
         }
         for world in worlds
     ]
+    holds_halves = ["split_lock" in _oddities(shared.plan, name) for name in shared.plan.models]
     for replica, plan in zip(replicas, plans, strict=True):
         if plan.role == "colocated":
             continue
@@ -417,7 +418,7 @@ def build_watchers(
             connector_ns=round(config.network.connector_us * 1000),
             connector_block_ns=round(config.network.connector_block_us * 1000),
             has_first_token=config.network.first_token == "decode",
-            holds_halves="split_lock" in _oddities(config, plan.served),
+            holds_halves=holds_halves[replica.model],
         )
         watcher = Watcher(
             replica,
@@ -601,26 +602,25 @@ class Scalers:
 
     def _table(self, model_name: str) -> AutoscaleTable:
         """[autoscale] with what the model overrides."""
-        config = self._plan.config
-        table = config.autoscale or STATIC
-        for index, model in enumerate(config.models):
-            if model.label == model_name:
-                where = f"models.{index}.autoscale"
-                changed: AutoscaleTable = override(table, model.autoscale, where, "config")
-                return changed
-        return table
+        table = self._plan.config.autoscale or STATIC
+        index, model = self._plan.tables_of_models.get(model_name, (0, None))
+        if model is None:
+            return table
+        where = f"models.{index}.autoscale"
+        changed: AutoscaleTable = override(table, model.autoscale, where, "config")
+        return changed
 
     def _cache(self, members: Sequence[Replica]) -> HostCache:
         first = members[0].replica_id
         name, weights = self._plan.replicas[first].served, self._weights[first]
         machines = [self._sites[replica.replica_id].machine for replica in members]
-        pinned = {model.label for model in self._plan.config.models if model.pinned}
+        _, model = self._plan.tables_of_models.get(name, (0, None))
         return HostCache(
             self._table(name),
             machines,
             sum(weights.segments) * weights.grid.tensor_parallel,
             memory=self._memory,
-            is_pinned=name in pinned,
+            is_pinned=model is not None and model.pinned,
         )
 
     def _scaler(self, world: ScalerWorld, cache: HostCache) -> Scaler:
@@ -660,13 +660,16 @@ class GpuSharing:
         self,
         plan: Plan,
         replicas: Sequence[Replica],
+        members: Sequence[Sequence[Replica]],
         scalers: Sequence[Scaler],
         outstanding: Callable[[int], int],
     ) -> None:
-        """`scalers`: of each model, made later. `outstanding`: requests of a model."""
+        """`members`: the replicas of each model; `scalers`: of each model, made later.
+        `outstanding`: requests of a model."""
         self.version = 0
         self._models = plan.models
         self._replicas = replicas
+        self._members = members
         self._scalers = scalers
         self._outstanding = outstanding
         self._shared = frozenset(r.replica_id for r in plan.replicas if r.shared)
@@ -721,7 +724,7 @@ class GpuSharing:
         Until it has one, no other model that has replicas gets any GPU.
         `asking` is the index of the model.
         """
-        has_none = all(r.state in (S.INACTIVE, S.FAILED) for r in self._members(asking))
+        has_none = all(r.state in (S.INACTIVE, S.FAILED) for r in self._members[asking])
         if replicas <= 0 or not has_none:
             if asking in self._starving:
                 self._starving.remove(asking)
@@ -735,7 +738,7 @@ class GpuSharing:
         spares = [
             (scaler.shut_since_ns(replica), replica.replica_id, scaler)
             for model, scaler in others
-            for replica in self._members(model)
+            for replica in self._members[model]
             if scaler.may_drop(replica)
         ]
         name = self._models[asking]
@@ -744,12 +747,9 @@ class GpuSharing:
         if len(spares) >= replicas or not has_none:
             return
         loads = [
-            (self._outstanding(model) / len(self._members(model)), model, scaler)
+            (self._outstanding(model) / len(self._members[model]), model, scaler)
             for model, scaler in others
             if scaler.can_spare()
         ]
         if loads and not any(scaler.is_yielding for _, scaler in others):
             min(loads, key=lambda load: load[:2])[2].yield_one(name)
-
-    def _members(self, model: int) -> list[Replica]:
-        return [replica for replica in self._replicas if replica.model == model]

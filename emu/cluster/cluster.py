@@ -114,7 +114,7 @@ class Cluster:
         specs = {replica.served: replica.model for replica in plan.replicas}
         recorder.requests.add_columns(build_columns(plan))
         recorder.requests.count_flops([model_flops(specs[name]) for name in plan.models])
-        self.pool_of = [self.pools[plan.models.index(r.served)] for r in plan.replicas]
+        self.pool_of = [self.pools[plan.model_indices[r.served]] for r in plan.replicas]
         """By replica."""
         for its_plan, pool in zip(plan.replicas, self.pool_of, strict=True):
             replica = build_replica(
@@ -129,7 +129,11 @@ class Cluster:
             self.replicas.append(replica)
             pool.members.append(replica)
         self.sharing = GpuSharing(
-            plan, self.replicas, self.scalers, lambda model: self.pools[model].waiting()[2]
+            plan,
+            self.replicas,
+            [pool.members for pool in self.pools],
+            self.scalers,
+            lambda model: self.pools[model].waiting()[2],
         )
         self.actors = [ReplicaActor(replica, self) for replica in self.replicas]
         join_waves(plan, self.replicas)
@@ -137,7 +141,7 @@ class Cluster:
         self._is_shared = [r.shared for r in plan.replicas]
         self._make_gateway(shared, source)
         check_commands(config.commands, len(self.replicas), plan.source)
-        self.commander = Commander(self.kernel, self.replicas, config.commands)
+        self.commander = Commander(self.kernel, self.replicas, config.commands, self.note)
         self.live = build_live(shared, self)
         self._make_loops(shared)
         if self.history is not None and self.history.follows_steps:
@@ -236,6 +240,13 @@ class Cluster:
         now_ns = self.kernel.now_ns
         for replica in self.replicas:
             replica.note_time(replica.state, now_ns)
+        self.faults.close()
+        self.commander.close()
+
+    def warnings(self) -> list[str]:
+        """After a run: what was asked for and had no effect."""
+        refused = [f"command at {line}" for line in self.commander.refused]
+        return [*self.faults.unreached, *refused]
 
     def _sample(self, at_ns: int) -> None:
         self.recorder.sample(

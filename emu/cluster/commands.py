@@ -5,7 +5,7 @@ Pure table of what each command means in each state, and a small actor that issu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -16,7 +16,7 @@ from emu.kernel.clock import PRIORITY_WORLD, Kernel
 from emu.replica.events import Commanded, SlowdownSet
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
-from emu.units import s_to_ns
+from emu.units import NS_PER_S, s_to_ns
 
 S = ReplicaState
 
@@ -59,23 +59,46 @@ SET_LATENCY: Final = "set_latency"
 
 
 class Commander:
-    """Issues the commands at their times. `refused` counts those that did not apply."""
+    """Issues the commands at their times. `refused` lists those that did not apply."""
 
     def __init__(
-        self, kernel: Kernel, replicas: Sequence[Replica], commands: Sequence[CommandTable]
+        self,
+        kernel: Kernel,
+        replicas: Sequence[Replica],
+        commands: Sequence[CommandTable],
+        note: Callable[[str, str, str], None],
     ) -> None:
+        """`note` writes a line (kind, target, text) into the timeline."""
         self.refused: list[str] = []
+        self._kernel = kernel
+        self._note = note
+        self._due = dict(enumerate(commands))
+        """Commands whose time has not come, by index."""
         self.latency_factors: dict[int, float] = {}
         """By replica; those that were set."""
-        for command in commands:
+        for index, command in self._due.items():
             kernel.call_at(
                 s_to_ns(command.at_s),
                 PRIORITY_WORLD,
-                partial(self._timed, replicas[command.replica], command),
+                partial(self._timed, replicas[command.replica], index),
             )
 
-    def _timed(self, replica: Replica, command: CommandTable) -> None:
-        self.issue(replica, command)
+    def _timed(self, replica: Replica, index: int) -> None:
+        """A command of the configuration; a live one is answered instead, if it does not apply."""
+        command = self._due.pop(index)
+        if not self.issue(replica, command):
+            self._tell(command, self.refused[-1].partition(": ")[2])
+
+    def _tell(self, command: CommandTable, why: str) -> None:
+        self._note("command refused", f"replica {command.replica}", why)
+
+    def close(self) -> None:
+        """At the end of a run: commands that it has not come to do not apply."""
+        end_s = self._kernel.now_ns / NS_PER_S
+        for command in self._due.values():
+            why = f"{command.command} was never reached: the run ended at {end_s:g} s"
+            self.refused.append(f"{command.at_s:g} s: {why}")
+            self._tell(command, why)
 
     def issue(self, replica: Replica, command: CommandTable) -> bool:
         """Carry a command out now. False, and a line in `refused`, if it does not apply."""

@@ -6,13 +6,15 @@ and `emu/cluster/cluster.py` builds the actors from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from emu.catalogue import sizes
+from emu.catalogue.checkpoints import check_dtype
 from emu.catalogue.lookup import GpuSpec, lookup_gpu, lookup_model, model_from_file
 from emu.catalogue.model import ModelSpec
 from emu.catalogue.sizes import Draft
@@ -30,6 +32,7 @@ from emu.config.schema import (
     PlacementTable,
     ReplicaTable,
     SchedulerTable,
+    ServedModelTable,
 )
 from emu.errors import InputError
 from emu.kv.grouped import KvLayout, kv_layout
@@ -95,6 +98,15 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     def more_tokens(self) -> int:
         """Tokens of a sequence in a step beside its next one."""
         return sum(one.more_tokens(self.scheduler) for one in self.features)
+
+    def serves(self, ask: str) -> bool:
+        """Whether requests may ask for something (`Facts.asks`), because of a feature."""
+        return any(ask in feature.serves for feature in self.features)
+
+    def slots(self, ask: str) -> int:
+        """How many different ones of what requests ask for can run at once; 0 = none."""
+        found = [one.slots(self.scheduler) for one in self.features if ask in one.serves]
+        return max(found, default=0)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -189,8 +201,8 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """The cluster as facts."""
+class Plan(msgspec.Struct, frozen=True, dict=True):
+    """The cluster as facts. What follows from them is worked out once, at the first asking."""
 
     config: Config
     source: str
@@ -198,10 +210,28 @@ class Plan(msgspec.Struct, frozen=True):
     gpus_of_nodes: tuple[GpuSpec, ...]
     replicas: tuple[ReplicaPlan, ...]
 
-    @property
+    @cached_property
     def models(self) -> tuple[str, ...]:
         """What requests may ask for, in the order of the configuration."""
         return tuple(dict.fromkeys(replica.served for replica in self.replicas))
+
+    @cached_property
+    def model_indices(self) -> Mapping[str, int]:
+        """Index in `models` by name."""
+        return {name: index for index, name in enumerate(self.models)}
+
+    @cached_property
+    def replicas_of_models(self) -> Mapping[str, Sequence[ReplicaPlan]]:
+        """The replicas of each model, ascending id, in the order of `models`."""
+        found: dict[str, list[ReplicaPlan]] = {}
+        for replica in self.replicas:
+            found.setdefault(replica.served, []).append(replica)
+        return found
+
+    @cached_property
+    def tables_of_models(self) -> Mapping[str, tuple[int, ServedModelTable]]:
+        """The `[[models]]` by what requests call them, with their index; empty without any."""
+        return {table.label: (index, table) for index, table in enumerate(self.config.models)}
 
     @property
     def features(self) -> tuple[Feature, ...]:
@@ -211,8 +241,7 @@ class Plan(msgspec.Struct, frozen=True):
     @property
     def default_model(self) -> int:
         """Index of the model that serves requests which name none."""
-        label = self.config.model.label
-        return self.models.index(label) if label in self.models else 0
+        return self.model_indices.get(self.config.model.label, 0)
 
 
 def make_plan(config: Config, source: str = "config", *, imports: bool = True) -> Plan:
@@ -523,6 +552,7 @@ def _model(table: ModelTable, source: str) -> ModelSpec:
         if table.assume:
             raise InputError(source, None, "model.assume", "needs model.hf_config")
         spec = lookup_model(table.name, source, "model.name")
+        check_dtype(spec, table.dtype, source)
     return spec
 
 

@@ -45,6 +45,7 @@ _EVENTS: Final = {
     "fault missed": "fault.missed",
     "host_cache": "host_cache.summed",
     "recall lost": "recall.lost",
+    "command refused": "command.refused",
 }
 """Names of log events, by kind of mark; a mark of another kind is `timeline.noted`."""
 

@@ -48,6 +48,7 @@ from emu.config.schema import (
     VllmV0Table,
 )
 from emu.errors import InputError
+from emu.process.prepared import prepared
 
 # --- places: where a key stands in a TOML text ----------------------------------------------------
 # `tomllib` forgets positions, so this scanner walks the text once more. It runs only after
@@ -406,7 +407,7 @@ def whole_schema() -> inspect.StructType:
 
 def fault_of(raw: Mapping[str, Any]) -> FaultTable:
     """A `[[faults]]` table as its kind. Raises msgspec.ValidationError."""
-    made = msgspec.convert(raw, fault_kinds().kind_of(raw))
+    made = msgspec.convert(raw, prepared(fault_kinds().kind_of(raw)))
     assert isinstance(made, FaultTable)
     return made
 
@@ -434,13 +435,13 @@ def _read(raw: Any, kind: Struct) -> msgspec.Struct:
     """A table as its kind. Features are loaded for one that the plain kind does not take, and for
     a class of a user's own, which may read all keys. Raises msgspec.ValidationError."""
     if any(kind is union.own for union in KINDS.values()):
-        return msgspec.convert(raw, with_keys(kind))
+        return msgspec.convert(raw, prepared(with_keys(kind)))
     try:
-        return msgspec.convert(raw, kind)
+        return msgspec.convert(raw, prepared(kind))
     except msgspec.ValidationError:
         if with_keys(kind) is kind:
             raise
-        return msgspec.convert(raw, with_keys(kind))
+        return msgspec.convert(raw, prepared(with_keys(kind)))
 
 
 def overridden(table: msgspec.Struct, changes: Mapping[str, Any]) -> Any:
@@ -451,7 +452,7 @@ def overridden(table: msgspec.Struct, changes: Mapping[str, Any]) -> Any:
     plain: dict[str, Any] = msgspec.to_builtins(table)
     base = next((base for base in KINDS if isinstance(table, base)), None)
     if base is None:
-        return msgspec.convert(plain | dict(changes), type(table))
+        return msgspec.convert(plain | dict(changes), prepared(type(table)))
     merged = plain | dict(changes)
     kind = KINDS[base].kind_of(merged)
     if not isinstance(table, kind):
@@ -480,6 +481,7 @@ PARTIAL_TABLES: Final[Mapping[tuple[type, str], type[msgspec.Struct]]] = {
 _INT_MAX: Final = 2**63 - 1
 _NUMBER_MAX: Final = 1e15
 _SHOWN_CHARS: Final = 60
+_SWEEP: Final = "unknown key; a file with a base is a sweep: emu sweep FILE"
 _OWNERS_SHOWN: Final = 4
 _STEERING: Final = ("Cc", "Cf", "Zl", "Zp")
 """Categories of characters that no name or path has: control, invisible formats, line ends."""
@@ -661,7 +663,8 @@ class _Checker:
                 continue  # told above
             if key not in known:
                 elsewhere = {} if partial else self.elsewhere
-                yield where, unknown_key(key, list(known), elsewhere)
+                is_sweep = where == ("base",)
+                yield where, _SWEEP if is_sweep else unknown_key(key, list(known), elsewhere)
                 continue
             table = PARTIAL_TABLES.get((struct.cls, key))
             if table is not None:

@@ -17,6 +17,7 @@ as they are. A workload that is neither a file nor synthetic becomes the default
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -406,6 +407,8 @@ def apply_override(raw: dict[str, Any], text: str) -> Path:
     parts = [part.strip() for part in key.strip().split(".")]
     if not all(parts):
         raise InputError(SOURCE, None, key or text, "expected a dotted key such as router.policy")
+    if len(parts) > _PARTS_MAX:
+        raise InputError(SOURCE, None, "", f"a key of more than {_PARTS_MAX} parts")
     path, kind, holder = _descend(raw, parts)
     last = path[-1]
     value = _read_value(value_text.strip(), kind)
@@ -523,6 +526,14 @@ _PATH_KEYS: Final[tuple[tuple[Path, bool], ...]] = (
 )
 """Keys that hold paths, and whether the file must exist already."""
 
+_BYTES_MAX: Final = 1 << 26
+"""Of a configuration file."""
+_PARTS_MAX: Final = 64
+"""Of a dotted key: ten times what the schema has. The time to read one grows with their square."""
+_STRING_OR_COMMENT = (
+    r'"""(?:\\.|[^\\])*?"""|' + r"'''.*?'''" + r'|"(?:\\.|[^"\\\n])*"' + r"|'[^'\n]*'|#[^\n]*"
+)
+_LONG_KEY = rf"(?<![\w-])(?:[\w-]+[ \t]*\.[ \t]*){{{_PARTS_MAX}}}"
 _SYNTAX_PLACE = r" \(at (?:line (\d+), column (\d+)|end of document)\)$"
 _KEY_TUPLE = r"\(('[^)]*?),?\)"
 
@@ -649,7 +660,7 @@ class _Loading:
                 continue  # a bare program name is looked up on PATH
             if path[-1] == "engine" and not str(value).endswith(".toml"):
                 continue  # one that emu knows by name
-            joined = self.base_dir / FilePath(value)
+            joined = self.base_dir / _expanded(value)
             holder[path[-1]] = str(joined)
             # The table of aiconfigurator is written there if it does not exist.
             makes = "aiconfigurator" in (
@@ -674,7 +685,7 @@ class _Loading:
                 if are_forbidden():
                     yield (*path, key), f"names the class {inner}, which --no-plugins refuses"
                 if is_file_path(inner):
-                    value[key] = str(self.base_dir / FilePath(inner))
+                    value[key] = str(self.base_dir / _expanded(inner))
                 elif self.source != "config" or self.base_dir != FilePath():
                     look_in(self.base_dir)
 
@@ -703,6 +714,11 @@ class _Loading:
         return InputError(self.source, line_of(lines, path), field, problem)
 
 
+def _expanded(name: str) -> str:
+    """A path with the home directory in place of a leading `~/`, as run.json writes it."""
+    return os.path.expanduser(name) if name.startswith("~/") else name
+
+
 def _lines(text: str) -> dict[Path, int]:
     try:
         return locate(text)
@@ -717,7 +733,7 @@ def _text_of(path: str | FilePath, source: str) -> tuple[str, dict[str, Any]]:
 
 def _read_text(path: FilePath, source: str) -> str:
     try:
-        data = path.read_bytes()
+        data = names.read_file(path, _BYTES_MAX)
     except FileNotFoundError:
         raise InputError(source, None, "", "no such file") from None
     except IsADirectoryError:
@@ -742,7 +758,25 @@ def _deepest_line(text: str) -> int:
     return 1 + max(range(len(lines)), key=lambda at: lines[at].count("[") + lines[at].count("{"))
 
 
+def _refuse_long_keys(text: str, source: str) -> None:
+    """A dotted key of thousands of parts would take seconds and gigabytes to read."""
+    if all(line.count(".") < _PARTS_MAX for line in text.split("\n")):
+        return
+
+    def blank(match: re.Match[str]) -> str:
+        """What may stand in place of a string (which may be part of a key) or a comment."""
+        found = match.group()
+        return "" if found.startswith("#") else "s" + "\n" * found.count("\n")
+
+    bare = re.sub(_STRING_OR_COMMENT, blank, text, flags=re.DOTALL)
+    found = re.search(_LONG_KEY, bare)
+    if found is not None:
+        line = bare.count("\n", 0, found.start()) + 1
+        raise InputError(source, line, "", f"a key of more than {_PARTS_MAX} parts")
+
+
 def _parse(text: str, source: str) -> dict[str, Any]:
+    _refuse_long_keys(text, source)
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

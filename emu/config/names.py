@@ -6,7 +6,9 @@ refuse a typing error before anything is built.
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -66,12 +68,27 @@ def is_file_path(value: str) -> bool:
 # Nearest known words: "did you mean ...?" for keys and values. Pure, deterministic.
 
 
+_SHORT_TYPES: Final = {
+    "fp16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+    "fp32": "float32",
+    "float": "float32",
+    "fp4": "nvfp4",
+    "awq": "int4",
+    "w8a8": "int8",
+}
+"""What others call types of numbers, and what a configuration does."""
+
+
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """The known word that resembles `word` most, or an empty string if none does.
 
     `cutoff` is the least likeness, 0 to 1.
     """
     words = sorted(known)
+    if _SHORT_TYPES.get(word.casefold()) in words:
+        return _SHORT_TYPES[word.casefold()]
     folded = word.casefold().replace("-", "_")
     for candidate in words:
         if candidate.casefold().replace("-", "_") == folded:
@@ -125,13 +142,43 @@ SCHEMA_DIRECTIVE: Final = "#:schema "
 """The first line of a configuration may say so which schema an editor is to check it by."""
 
 
+INPUT_BYTES_MAX: Final = 1 << 32
+"""What is read into memory as a whole."""
+
+
 def read_input(path: Path, field: str = "") -> bytes:
     """The bytes of a file. `field`: the key or option that names it."""
     try:
-        return path.read_bytes()
-    except OSError as error:
-        problem = error.strerror or str(error)
+        return read_file(path, INPUT_BYTES_MAX)
+    except (OSError, ValueError) as error:
+        problem = getattr(error, "strerror", None) or str(error)
         raise InputError(str(path), None, field, problem) from None
+
+
+def read_file(path: Path, bytes_max: int) -> bytes:
+    """The bytes of a regular file. Raises OSError, or ValueError for what is none or too large."""
+    problem = no_file(path)
+    if problem:
+        raise ValueError(problem)
+    with path.open("rb") as file:
+        is_large = os.fstat(file.fileno()).st_size > bytes_max
+        data = b"" if is_large else file.read(bytes_max + 1)  # some of /proc tell no size
+    if is_large or len(data) > bytes_max:
+        raise ValueError(f"is larger than {bytes_max >> 20} MiB")
+    return data
+
+
+def no_file(path: Path) -> str:
+    """Why a path that is there is not a regular file: a device has no end, a pipe may have none.
+
+    Empty for files, and for directories, which opening refuses. Raises OSError.
+    """
+    mode = path.stat().st_mode
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return ""
+    is_pipe, is_socket = stat.S_ISFIFO(mode), stat.S_ISSOCK(mode)
+    kind = "pipe" if is_pipe else "socket" if is_socket else "device"
+    return f"is a {kind}, expected a regular file"
 
 
 def json_object(path: Path, line: int | None, text: bytes) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from emu.config.tables import (
     Count0,
     Dtype,
     Fraction,
+    KvDtype,
     LimitsTable,
     NonNegative,
     OutputTable,
@@ -73,8 +74,16 @@ class ModelTable(Table, kw_only=True, frozen=True):
             "`llama`; keys that the type does not know are then ignored."
         ),
     ] = ""
-    dtype: Annotated[Dtype, doc("Type of the weights; auto = as the model was published.")] = "auto"
-    kv_cache_dtype: Annotated[Dtype, doc("Type of the KV cache; auto = that of the weights.")] = (
+    dtype: Annotated[
+        Dtype,
+        doc(
+            "Type of the weights; auto = as the model was published, and as its name says "
+            "(`-FP8`, `-NVFP4`, `-AWQ`, `-w8a8`). fp8_block: a scale for each block of 128 x 128; "
+            "int4: groups of 128, int4_g32: of 32; `_wo`: only the weights are narrow, products "
+            "have 16 bits."
+        ),
+    ] = "auto"
+    kv_cache_dtype: Annotated[KvDtype, doc("Type of the KV cache; auto = that of the weights.")] = (
         "auto"
     )
     max_model_tokens: Annotated[

@@ -208,7 +208,10 @@ def _target(injector: Injector, fault: ReplicaCrash | ReplicaRestart) -> Replica
 def crash(
     injector: Injector, fault: ReplicaCrash | ReplicaRestart, rng: np.random.Generator
 ) -> None:
-    """Its KV is gone, and it comes back if a duration says when (or is replaced)."""
+    """Its KV is gone, and it comes back if a duration says when (or is replaced).
+
+    What dies is a process. An inactive replica has none, though its GPUs may break (`crash_gpus`).
+    """
     replica = _target(injector, fault)
     if replica is None:
         assert isinstance(fault, ReplicaCrash)
@@ -220,6 +223,9 @@ def crash(
         return
     if replica.state is S.FAILED:
         injector.miss(fault, f"{replica.name} is down already")
+        return
+    if replica.state is S.INACTIVE:
+        injector.miss(fault, f"{replica.name} is inactive: no process runs there")
         return
     if isinstance(fault, ReplicaCrash) and fault.after_s:
         early_ns = replica.state_since_ns + s_to_ns(fault.after_s) - injector.kernel.now_ns

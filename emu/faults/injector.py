@@ -291,6 +291,10 @@ class Injector:
         self.drains: list[DrainExpired] = []
         """In force: a replica that begins to drain has no time for it."""
         self._injected = 0
+        self._due: dict[int, FaultTable] = {}
+        """Faults whose time has not come, by number."""
+        self.unreached: list[str] = []
+        """What the run ended before, in words."""
         timeout_ns = ms_to_ns(cluster.config.recovery.transfer_timeout_ms)
         cluster.network.set_timeout(max(1, timeout_ns))
 
@@ -305,6 +309,7 @@ class Injector:
         number = self._injected
         self._injected += 1
         at_ns = max(self.kernel.now_ns, s_to_ns(fault.at_s))
+        self._due[number] = fault
         self.kernel.call_at(at_ns, PRIORITY_WORLD, partial(self._strike, fault, number))
 
     def _check(self, fault: FaultTable) -> None:
@@ -326,7 +331,25 @@ class Injector:
                 problem = f"expected an index from 0 to {count - 1}, got {value}"
                 raise InputError("faults", None, f"faults.{self._injected}.{key}", problem)
 
+    def close(self) -> None:
+        """At the end of a run: faults that it has not come to are missed."""
+        end_s = self.kernel.now_ns / NS_PER_S
+        for fault in self._due.values():
+            self.miss(
+                fault, f"never reached: due at {fault.at_s:g} s, the run ended at {end_s:g} s"
+            )
+            self.unreached.append(
+                f"the {fault.kind} at {fault.at_s:g} s was never reached: "
+                f"the run ended at {end_s:g} s"
+            )
+        for crash, stage in self.waiting:
+            self.miss(crash, f"no replica came to {stage}")
+            self.unreached.append(
+                f"the {crash.kind} at {crash.at_s:g} s never struck: no replica came to {stage}"
+            )
+
     def _strike(self, fault: FaultTable, number: int) -> None:
+        del self._due[number]
         self._handlers()[fault.kind](self, fault, self.rng(number))
 
     def rng(self, number: int) -> np.random.Generator:

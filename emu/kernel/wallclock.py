@@ -33,12 +33,15 @@ class WallKernel(Kernel):
         speed: float = 1.0,
         events_per_instant_max: int = 100_000,
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        unix_s: Callable[[], float] = time.time,
     ) -> None:
+        """`unix_s`: what the calendar's clock shows, for stamps that programs outside compare."""
         super().__init__(events_per_instant_max=events_per_instant_max)
         self.speed = speed
         self.lag_ns = 0
         self.lag_max_ns = 0
         self.has_real_clock = clock_ns is time.monotonic_ns
+        self.unix_s = unix_s
         self._clock_ns = clock_ns  # a loop's own clock may count milliseconds only
         self._origin_ns = clock_ns()
         self._offset_ns = 0

@@ -30,6 +30,7 @@ from emu.errors import InputError, install_hint
 from emu.latency.base import COMPONENTS, BatchShape, stepped_decode_run
 from emu.latency.engine import NO_OVERHEAD, HostCosts, host_ns
 from emu.latency.profile_tables import AttentionTable, LayerAttention
+from emu.process.prepared import prepared
 
 WHEEL: Final = "aiconfigurator-core==0.12.0"
 FORMAT: Final = "emu aiconfigurator table 2"
@@ -118,7 +119,6 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         spec, dtype = self.spec, self.dtype
         kv_dtype = sizes.kv_dtype(spec, dtype, self.kv_cache_dtype)
         experts = sizes.expert_dtype(spec, dtype) if spec.experts is not None else ""
-        is_published = dtype == "auto"
         linear = sizes.linear_dtype(spec, dtype)
         if "mixer" in spec.layer(spec.layers - 1).unquantized:
             linear = sizes.activation_dtype(spec, dtype)
@@ -130,15 +130,13 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
             version=version or "current",
             tensor_parallel=self.tensor_parallel,
             expert_parallel=self.expert_parallel,
-            weight_dtype=self._type(linear, is_published),
-            expert_dtype=self._type(experts, is_published) if experts else "",
-            kv_cache_dtype=self._type(kv_dtype, False),
+            weight_dtype=self._type(linear),
+            expert_dtype=self._type(experts) if experts else "",
+            kv_cache_dtype=self._type(kv_dtype),
         )
 
-    def _type(self, dtype: str, is_published: bool) -> str:
-        """The database's word. Released 8-bit checkpoints are scaled by blocks."""
-        if dtype == "fp8" and is_published:
-            return "fp8_block"
+    def _type(self, dtype: str) -> str:
+        """The database's word."""
         known = {
             "bfloat16": "bfloat16",
             "float16": "bfloat16",
@@ -420,7 +418,7 @@ def save_table(path: Path, table: Table) -> None:
 def load_table(path: Path) -> Table:
     """Read a table. Raises InputError."""
     try:
-        table = msgspec.json.decode(read_input(path, "latency.path"), type=Table)
+        table = msgspec.json.decode(read_input(path, "latency.path"), type=prepared(Table))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(str(path), None, "latency.path", str(error)) from None
     if table.format != FORMAT or not table.points:

@@ -28,6 +28,7 @@ from emu.catalogue.model import ModelSpec
 from emu.config.names import read_input
 from emu.errors import InputError
 from emu.latency.base import BatchShape
+from emu.process.prepared import prepared
 
 if TYPE_CHECKING:
     import numpy as np
@@ -222,7 +223,7 @@ def engine_from_file(path: Path) -> EngineModel:
         raise InputError(str(path), None, "base", f"known: {', '.join(ENGINES)}")
     try:
         values = {**msgspec.to_builtins(base), "name": path.stem, **table}
-        return msgspec.convert(values, EngineModel)
+        return msgspec.convert(values, prepared(EngineModel))
     except msgspec.ValidationError as error:
         raise InputError(str(path), None, "", str(error)) from None
 
@@ -539,7 +540,8 @@ _FILE: Final = Path(__file__).with_name("prior.toml")
 
 @functools.cache
 def _priors() -> _PriorFile:
-    return msgspec.toml.decode(_FILE.read_bytes(), type=_PriorFile)  # a test checks its numbers
+    # A test checks its numbers.
+    return msgspec.toml.decode(_FILE.read_bytes(), type=prepared(_PriorFile))
 
 
 def plain_values_of(engine: EngineModel) -> list[float]:
@@ -590,7 +592,7 @@ def learned_posterior(path: Path) -> Posterior | None:
     if "posterior" not in table:
         return None
     try:
-        found = msgspec.convert(table["posterior"], Posterior)
+        found = msgspec.convert(table["posterior"], prepared(Posterior))
     except msgspec.ValidationError as error:
         raise InputError(str(path), None, "posterior", str(error)) from None
     found.check(str(path))

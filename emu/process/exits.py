@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
-from emu.errors import EmuError, InputError, printable
+from emu.errors import EmuError, InputError, printable_lines
 from emu.plugins import is_plugin_file
 
 if TYPE_CHECKING:
@@ -316,7 +316,7 @@ def _outside(error: Exception) -> str:
 
 def fail(line: str, status: int) -> int:
     """Say why, and pass the status on."""
-    print("\n".join(map(printable, line.split("\n"))), file=sys.stderr)
+    print(printable_lines(line), file=sys.stderr)
     return status
 
 

@@ -46,9 +46,9 @@ class RayPool:
                 logging_level="ERROR",
                 **options,
             )
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            problem = str(error).splitlines()[0]
-            raise InputError("--ray", None, address, problem) from None
+        except Exception as error:  # a node that does not start is a bare Exception of Ray's
+            problem = " ".join(str(error).split()) or type(error).__name__
+            raise InputError("--ray", None, address, f"Ray: {problem}") from None
         self.workers = int(ray.cluster_resources().get("CPU", 1))
 
         self._remote = ray.remote(num_cpus=1, max_retries=3)(call)

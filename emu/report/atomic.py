@@ -43,8 +43,8 @@ RUN_FILES: Final = (
     TRAILER,
 )
 """What a run may write. Only these are replaced or removed in an existing directory."""
-
-
+_TRIES_MAX: Final = 100
+"""How often a staging directory is made again that another run has removed."""
 _LEFT_BEHIND: Final = re.compile(r"\.(.+)\.[0-9a-f]{16}\.(tmp|old)")
 
 
@@ -97,16 +97,18 @@ class RunDirectory:
     def __init__(self, final: Path) -> None:
         self.final = final
         self._lock = -1
+        self._made: list[Path] = []
+        """Directories above it that were not there before, the innermost first."""
         try:
             target = Path(os.path.realpath(final))
             if os.path.lexists(target) and not target.is_dir():
                 raise InputError(str(final), None, "output.dir", "is a file, expected a directory")
             self._target = target
+            self._made = [parent for parent in target.parents if not parent.exists()]
             with held():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                sweep(target.parent)
                 self.staging, self._lock = _staging(target)
         except OSError as error:
+            self._unmake()
             problem = f"cannot be written: {error.strerror or error}"
             raise InputError(str(final), None, "output.dir", problem) from error
         except BaseException:
@@ -131,6 +133,13 @@ class RunDirectory:
         """Leave no trace of the run."""
         _remove(self.staging)
         self._unlock()
+        self._unmake()
+
+    def _unmake(self) -> None:
+        """Remove the directories above that were made for this run, unless others use them."""
+        with contextlib.suppress(OSError):
+            for parent in self._made:
+                parent.rmdir()
 
     def _unlock(self) -> None:
         if self._lock >= 0:
@@ -210,15 +219,27 @@ def _is_part(name: str, known: set[str]) -> bool:
 
 
 def _staging(target: Path) -> tuple[Path, int]:
-    """A new hidden directory beside the target, and the descriptor that locks it."""
-    while True:
-        path = _beside(target)
-        path.mkdir()
-        lock = _locked(path)
-        if lock >= 0 and path.is_dir():  # else a run that sweeps has just met it
+    """A new hidden directory beside the target, and the descriptor that locks it.
+
+    Between its creation and its lock another run may sweep it away, or remove the directory above
+    that it had made itself: then it is made again.
+    """
+    for tries_left in reversed(range(_TRIES_MAX)):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            sweep(target.parent)
+            path = _beside(target)
+            path.mkdir()
+            lock = _locked(path)
+        except FileNotFoundError:
+            if not tries_left:  # no other run: this place takes no directories (/proc)
+                raise
+            continue
+        if lock >= 0 and path.is_dir():
             return path, lock
         if lock >= 0:
             os.close(lock)
+    raise OSError(f"other runs removed {_TRIES_MAX} new directories")
 
 
 def _locked(directory: Path) -> int:

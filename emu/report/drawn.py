@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from emu.errors import InputError
+from emu.process.prepared import prepared
 from emu.report.table import number
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def read_draws(directory: Path) -> Draws:
     """draws.json. Raises InputError."""
     path = directory / NAME
     try:
-        return msgspec.convert(json.loads(path.read_text(encoding="utf-8")), Draws)
+        return msgspec.convert(json.loads(path.read_text(encoding="utf-8")), prepared(Draws))
     except (OSError, ValueError) as error:
         raise InputError(str(path), None, "", f"unusable: {error}") from None
 

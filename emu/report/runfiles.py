@@ -14,6 +14,7 @@ import msgspec
 
 from emu.config.names import read_input
 from emu.errors import InputError
+from emu.process.prepared import prepared
 from emu.report.atomic import write_bytes
 from emu.report.csvtext import CsvFile, text_cell
 from emu.report.itl import HEAT_BINS_PER_OCTAVE, GapStats
@@ -62,7 +63,7 @@ def write_gaps(path: Path, gaps: GapStats) -> None:
 def read_gaps(path: Path) -> GapFile:
     """Read the file."""
     try:
-        return msgspec.json.decode(read_input(path), type=GapFile)
+        return msgspec.json.decode(read_input(path), type=prepared(GapFile))
     except msgspec.DecodeError as error:
         raise InputError(str(path), None, "", f"not a gap file of emu: {error}") from None
 

@@ -23,6 +23,7 @@ import msgspec
 from emu.config.names import read_input
 from emu.config.schema import SloTable
 from emu.errors import InputError
+from emu.process.prepared import prepared
 from emu.report.atomic import write_bytes
 from emu.report.itl import GapStats
 from emu.report.records import FEW, RequestStats, ascending, deviation_of, mean_of, total_of
@@ -366,7 +367,7 @@ DEFINITIONS: Final = {
     "itl": "Every gap between two tokens of a request, pooled over all requests.",
     "e2el": "Last token - arrival, of completed requests.",
     "percentiles": "Linear interpolation between the nearest ranks (numpy). ITL beyond 100,000 "
-    "gaps: within 2^-11 of the value; means and maxima are always exact.",
+    "gaps: within 2^-11 of the value; means, deviations and maxima are always exact.",
     "duration": "First arrival to last token, s.",
     "request_throughput": "Completed requests / duration.",
     "output_throughput": "Output tokens of completed requests / duration.",
@@ -673,7 +674,7 @@ def read_summary(path: Path) -> Summary:
             for name, value in plain.items()
             if name not in known and isinstance(value, dict)
         }
-        return msgspec.convert(plain, Summary)
+        return msgspec.convert(plain, prepared(Summary))
     except msgspec.DecodeError as error:
         raise InputError(str(path), None, "", f"not a summary of emu: {error}") from None
 

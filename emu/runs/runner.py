@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
+from emu.catalogue import sizes
 from emu.cluster.audit import (
     expert_loads,
     final_error,
@@ -35,18 +36,18 @@ from emu.cluster.plan import Plan, ReplicaPlan, make_plan, plugins_of
 from emu.cluster.recorder import Recorder
 from emu.config.check import blaming, placing
 from emu.config.load import effective_dict, load_config
-from emu.config.names import is_import_path
+from emu.config.presets import is_scaled
 from emu.config.schema import Config, SchedulerTable, WorkloadTable
 from emu.errors import InputError, InvariantViolation, PluginError, printable
 from emu.kernel.clock import Kernel, Turns
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.log import Format, Level, Log, make_log
-from emu.plugins import KEYS, sources
 from emu.process.exits import held, sent_to
 from emu.process.version import __version__, build, revision
 from emu.report.atomic import RunDirectory, find, write_text
 from emu.report.runfiles import write_experts, write_flows, write_gaps
 from emu.report.summary import DEFINITIONS, Summary, build_summary, write_summary
+from emu.runs.inputs import Names, recorded
 from emu.units import NS_PER_S
 from emu.workload.items import Notes
 from emu.workload.opened import Facts, Workload, open_workload, refused_warning
@@ -127,54 +128,6 @@ class Progress:
         )
 
 
-# --- the files that a configuration names, and what was in them -----------------------------------
-FILE_KEYS: Final = ("path", "hf_config", "tokenizer", "replay")
-"""Keys of a configuration that name a file or a directory which is read."""
-
-
-def named_files(value: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """Each table and key of an effective configuration that names something that is there."""
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, inner in items:
-        if isinstance(inner, (dict, list)):
-            yield from named_files(inner)
-        elif key in FILE_KEYS and isinstance(inner, str) and inner:
-            yield value, key
-
-
-def named_plugins(value: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """Each table and key of an effective configuration that names a class of a user's own."""
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, inner in items:
-        if isinstance(inner, (dict, list)):
-            yield from named_plugins(inner)
-        elif key in KEYS and isinstance(inner, str) and is_import_path(inner):
-            yield value, key
-
-
-def digests(config: dict[str, Any]) -> dict[str, str]:
-    """Path -> digest of what is there, for all files and classes that a configuration names."""
-    paths = dict.fromkeys(table[key] for table, key in named_files(config))
-    found = {path: tree_digest(Path(path)) for path in paths if Path(path).exists()}
-    for table, key in named_plugins(config):
-        found |= {str(file): tree_digest(file) for file in sources(table[key])}
-    return found
-
-
-def tree_digest(root: Path) -> str:
-    """Digest of a file, or of all files below a directory with their relative names."""
-    import hashlib
-
-    whole = hashlib.sha256()
-    files = sorted(path for path in root.rglob("*") if path.is_file()) if root.is_dir() else [root]
-    for file in files:
-        if "__pycache__" not in file.parts:
-            whole.update(f"{file.relative_to(root)}\0".encode())
-            with file.open("rb") as content:
-                whole.update(hashlib.file_digest(content, "sha256").digest())
-    return whole.hexdigest()
-
-
 # --- how well a run's engine is known, in one line ------------------------------------------------
 # The distribution of the engine's constants (posterior of a learned engine, else the prior of
 # measured runs) is carried through one step: the decodes that run on average, and the same step
@@ -183,6 +136,16 @@ def tree_digest(root: Path) -> str:
 _Z90: Final = 1.6449
 _STEPS_BEFORE: Final = 1.5
 """Steps that a request waits for before its own, on average."""
+
+
+def served_lines(plan: Plan) -> list[str]:
+    """`Qwen/Qwen3-8B, weights bfloat16, KV bfloat16` for each model and pair of types."""
+    found = {
+        f"{replica.model.name}, weights {sizes.weights_told(replica.model, replica.dtype)}, "
+        f"KV {replica.kv_dtype}": None
+        for replica in plan.replicas
+    }
+    return list(found)
 
 
 def uncertainty_line(config: Config, plan: Plan, summary: Summary) -> str:
@@ -279,6 +242,8 @@ def _times(
 
 # --- the run --------------------------------------------------------------------------------------
 _OF_THIS_PROCESS: Final = ("roofline", "linear", "profile", "vidur", "aiconfigurator")
+_WARNINGS_MAX: Final = 5
+"""Faults and commands without effect that a run tells; the others stand in marks.csv."""
 _WATCH_S: Final = 0.1
 """How often the progress bar and interruptions from another thread are looked at."""
 
@@ -332,6 +297,9 @@ def prepare(config: Config, source: str, *, imports: bool = True) -> tuple[Plan,
 
         for warning in energy_warnings(config.power, plan):
             workload.notes.warn(warning)
+    if is_scaled(config.autoscale):
+        for warning in scaling_warnings(plan):
+            workload.notes.warn(warning)
     return plan, workload
 
 
@@ -346,6 +314,21 @@ def check_asked(facts: Facts, replicas: Sequence[ReplicaPlan], source: str) -> N
             raise InputError(source, None, "workload", problem)
     for feature in features:
         feature.check_workload(facts, replicas, source)
+
+
+def scaling_warnings(plan: Plan) -> list[str]:
+    """A line on models of which no replica waits to be loaded: their planner can only shrink."""
+    full = [
+        name
+        for name, replicas in plan.replicas_of_models.items()
+        if not any(replica.role == "inactive" for replica in replicas)
+    ]
+    if not full:
+        return []
+    whose = "" if len(plan.models) == 1 else f" of {', '.join(full[:3])}"
+    rest = f" and {len(full) - 3} other models" if len(full) > 3 else ""
+    what = f"no replica{whose}{rest} is inactive"
+    return [f'autoscale: nothing to add: {what}; declare [[replicas]] with role = "inactive"']
 
 
 def _lenient(table: WorkloadTable) -> WorkloadTable:
@@ -478,12 +461,17 @@ def execute(
             for replica, its in zip(cluster.replicas, plan.replicas, strict=False)
         ):
             print(f"warning: {printable(warning)}", file=sys.stderr)
+        told = cluster.warnings()
+        for warning in told[:_WARNINGS_MAX]:
+            print(f"warning: {printable(warning)}", file=sys.stderr)
+        if len(told) > _WARNINGS_MAX:
+            print(f"warning: {len(told) - _WARNINGS_MAX} more in marks.csv", file=sys.stderr)
         recorder.close()
         error = _of_plugins(final_error(cluster, outcome.error), plan)
         summary = write_results(
             directory.staging, cluster, recorder, error, rows=workload.count, notes=workload.notes
         )
-        text = host_facts(config, source, outcome, wall, cpu, origin)
+        text = host_facts(config, source, directory.final, outcome, wall, cpu, origin)
         write_text(directory.staging / "run.json", text)
         if error is not None:
             directory.publish_partial()
@@ -619,6 +607,7 @@ def _run_cluster(
 def host_facts(
     config: Config,
     source: str,
+    directory: Path,
     outcome: Outcome,
     wall: float,
     cpu: float,
@@ -626,19 +615,18 @@ def host_facts(
 ) -> str:
     """run.json: the only file that may hold wall-clock figures and facts of the host.
 
-    `wall` and `cpu` are seconds.
+    `directory`: of the run. `wall` and `cpu` are seconds.
     """
     numpy_version, uvloop_version = (
         getattr(sys.modules.get(name), "__version__", None) for name in ("numpy", "uvloop")
     )
     wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
-    plain = effective_dict(config)
+    names = Names(Path.cwd())
     content = {
-        "config_file": source,
-        "command": origin.command if origin else None,
-        "overrides": list(origin.overrides) if origin else [],
-        "config": plain,
-        "inputs": digests(plain),
+        "config_file": names.at_home(source),
+        "command": names.at_home(origin.command) if origin else None,
+        "overrides": names.all_at_home(origin.overrides) if origin else [],
+        **recorded(effective_dict(config), directory),
         "versions": {
             "emu": __version__,
             "revision": revision(),
@@ -713,7 +701,8 @@ def _is_same(config: Config, summary: Path) -> bool:
         old = dict(content["config"])
     except (OSError, ValueError, KeyError, TypeError):
         return ".partial" in summary.name  # nothing that one would want to keep
-    new = json.loads(msgspec.json.encode(effective_dict(config)))
+    recorded_as = Names(Path.cwd()).all_at_home(effective_dict(config))
+    new = json.loads(msgspec.json.encode(recorded_as))
     return {**old, "output": None} == {**new, "output": None}
 
 
@@ -754,8 +743,11 @@ def run_command(
     elif not quiet:
         assert result.summary is not None
         say = _print_summary(result.summary)
+        plan = make_plan(config, str(path))
+        for line in served_lines(plan):
+            say(f"model: {line}")
         if config.latency.host_overhead and result.summary.completed:
-            line = uncertainty_line(config, make_plan(config, str(path)), result.summary)
+            line = uncertainty_line(config, plan, result.summary)
             if line:
                 say(f"engine: {line}")
         emulated_s = result.outcome.end_ns / NS_PER_S

@@ -23,8 +23,9 @@ from emu.errors import InputError, RunError
 from emu.plugins import digest
 from emu.process.exits import strike_if_lost
 from emu.process.pool import Pool
+from emu.process.prepared import prepared
 from emu.report.atomic import write_bytes
-from emu.runs.runner import FILE_KEYS, named_plugins, tree_digest
+from emu.runs.inputs import is_file_key, named_plugins, tree_digest
 
 FORMAT: Final = 1
 """Changes when stored results of earlier versions no longer mean the same."""
@@ -48,7 +49,7 @@ class Store(Generic[Result]):
     def get(self, key: str) -> Result | None:
         """A stored result. A file that cannot be read counts as absent."""
         try:
-            return msgspec.json.decode(self._path(key).read_bytes(), type=self._kind)
+            return msgspec.json.decode(self._path(key).read_bytes(), type=prepared(self._kind))
         except (FileNotFoundError, msgspec.DecodeError):
             return None
         except OSError as error:
@@ -126,7 +127,7 @@ class Keys:
         for key, inner in items:
             if isinstance(inner, (dict, list)):
                 self._replace_paths(inner)
-            elif (key in FILE_KEYS and inner) or (key == "engine" and str(inner).endswith(".toml")):
+            elif isinstance(key, str) and inner and is_file_key(key, str(inner)):
                 value[key] = self._digest(inner)
 
     def _digest(self, path: str) -> str:

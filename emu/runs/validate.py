@@ -102,8 +102,10 @@ def _facts_of(replica: ReplicaPlan, config: Config) -> dict[str, str]:
         "model": f"{model.name} ({sizes.parameter_count(model) / 1e9:.2f} B parameters)",
         "gpus": f"{len(replica.gpus)} x {replica.gpu.name}"
         f" (TP {replica.tensor_parallel}, PP {replica.pipeline_parallel})",
+        "type of weights": sizes.weights_told(model, replica.dtype),
         "weights per GPU": f"{weight / 1e9:.2f} GB",
         "engine keeps per GPU": f"{memory.reserve_bytes / 2**30:.2f} GiB",
+        "type of KV": replica.kv_dtype,
         "KV per token": f"{memory.kv_bytes_token / 1024:.0f} KiB",
         **_kv_facts(replica),
         **_feature_facts(replica, config),

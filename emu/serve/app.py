@@ -515,7 +515,7 @@ class Api:
             raise ApiError(400, problem, param="kv_transfer_params")
         self._check_room(request, call)
         self._check_serving(house.index_of(call.model))
-        exchange = make_exchange(house, call)
+        exchange = make_exchange(house, call, self._adapters)
         rank = request.headers.get("x-data-parallel-rank")
         if rank is not None:
             self._pin(exchange, rank)
@@ -561,8 +561,13 @@ class Api:
         ):
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
 
+    @property
+    def _adapters(self) -> Mapping[str, str]:
+        """Adapters that calls may name here, and where they came from."""
+        return self._house.adapters
+
     def _check_model(self, name: str | None) -> None:
-        if name and name not in self._house.model_names and name not in self._house.adapters:
+        if name and name not in self._house.model_names and name not in self._adapters:
             raise ApiError(
                 404,
                 f"the model `{name}` does not exist; this server has `{self._house.model}`",
@@ -578,7 +583,7 @@ class Api:
     async def models(self, request: HttpRequest) -> Response:
         """`/v1/models`."""
         self._check_key(request)
-        names = [*self._house.model_names, *self._house.adapters]
+        names = [*self._house.model_names, *self._adapters]
         return JSONResponse({"object": "list", "data": [self._card(name) for name in names]})
 
     async def model(self, request: HttpRequest) -> Response:
@@ -590,7 +595,7 @@ class Api:
 
     def _card(self, name: str) -> dict[str, Any]:
         house = self._house
-        adapter = house.adapters.get(name)
+        adapter = self._adapters.get(name)
         return {
             "id": name,
             "object": "model",

@@ -331,6 +331,7 @@ class ResponsesBody(Struct, kw_only=True):
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     user: Annotated[str, Meta(max_length=NAME_MAX)] | None = None
     priority: int | None = 0
+    cache_salt: str | None = None
     previous_response_id: str | None = None
     conversation: Any = None
     background: bool | None = False
@@ -354,6 +355,7 @@ def read_responses(data: bytes, tokenizer: Tokenizer) -> Call:
         stream=body.stream,
         user=body.user,
         priority=body.priority,
+        cache_salt=body.cache_salt,
         temperature=body.temperature,
         top_p=body.top_p,
         response_format=_format(body),

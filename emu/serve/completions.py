@@ -14,7 +14,7 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Annotated, Any, Final, Literal, Protocol
 
 import numpy as np
@@ -38,6 +38,7 @@ from emu.serve.script import (
     filler_text,
     make_script,
     prompt_pieces,
+    salted_prefix,
 )
 from emu.serve.world import Choice, Exchange
 
@@ -330,11 +331,15 @@ _JSON_HEADERS: Final = ((b"content-type", b"application/json"),)
 _LOST: Final = "the request was lost in the emulated cluster"
 
 
-def make_exchange(house: House, call: Call) -> Exchange:
-    """The requests of a call. Raises ApiError for what no replica could ever serve."""
+def make_exchange(house: House, call: Call, adapters: Collection[str]) -> Exchange:
+    """The requests of a call. Raises ApiError for what no replica could ever serve.
+
+    `adapters`: names of those that are loaded where the call came.
+    """
     exchange = Exchange()
-    if call.model in house.adapters:
+    if call.model in adapters:
         exchange.adapter = call.model
+    exchange.cache_salt = call.cache_salt
     model = house.index_of(call.model)
     longest = house.longest[model]
     for prompt_index, prompt in enumerate(call.prompts):
@@ -362,12 +367,14 @@ def make_exchange(house: House, call: Call) -> Exchange:
                 prompt_tokens=prompt_tokens,
                 output_tokens=output,
                 max_output_tokens=limit,
-                prefix=_prefix(house, prompt, start, output, script),
+                prefix=_prefix(house, prompt, start, output, script, call.cache_salt),
                 session_id=call.session_id,
                 tenant=call.tenant,
                 priority=call.priority,
             )
             request.model = model
+            if exchange.adapter and house.has_adapters(model):
+                request.adapter = exchange.adapter
             exchange.choices.append(Choice(exchange, index, request, start, script))
     return exchange
 
@@ -407,14 +414,14 @@ def _script(
 
 
 def _prefix(
-    house: House, prompt: Ids, start: int, output: int, script: Script | None
+    house: House, prompt: Ids, start: int, output: int, script: Script | None, cache_salt: str
 ) -> Prefix | None:
     if not house.cluster.has_prefixes:
         return None
     ids = filler_ids(house.tokenizer, start, output)
     if script is not None:
         ids = np.array(script.ids, dtype=np.int64)
-    return Prefix(np.concatenate((prompt, ids)))
+    return salted_prefix(prompt, ids, cache_salt)
 
 
 class Reply:

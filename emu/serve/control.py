@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -35,6 +35,7 @@ from emu.cluster.commands import RESET, SET_LATENCY, TARGETS
 from emu.config.faultkinds import FAULT_KINDS, read_fault
 from emu.config.schema import CommandTable
 from emu.errors import InputError
+from emu.process.prepared import prepared
 from emu.replica.replica import Replica
 from emu.replica.states import GPU_ROLE, ReplicaState
 from emu.report.html import live_page
@@ -211,7 +212,7 @@ def command_now(house: House, replica: Replica, command: str, factor: float | No
     cluster = house.cluster
     now_s = cluster.kernel.now_ns / NS_PER_S
     given = {"at_s": now_s, "replica": replica.replica_id, "command": command, "factor": factor}
-    table = msgspec.convert(given, CommandTable)
+    table = msgspec.convert(given, prepared(CommandTable))
     steps_alone = not house.plan.replicas[replica.replica_id].data_parallel_group
     if steps_alone or not table.is_of_roles:
         is_done = cluster.commander.issue(replica, table)
@@ -520,6 +521,13 @@ class Control:
         house = self._house
         if request.method == "POST":
             body = decode_body(await request.body(), FailuresBody)
+            if FailureRule() in body.rules:  # a slip of the pen, with which no call would pass
+                index = body.rules.index(FailureRule())
+                problem = (
+                    f"rules[{index}] is empty and would fail every call; say which calls fail, "
+                    "or with which status"
+                )
+                raise ApiError(400, problem, param=f"rules[{index}]")
             house.failures = FailureSchedule(body.rules, seed=house.plan.config.seed)
         rules = msgspec.to_builtins(house.failures.rules)
         return JSONResponse({"rules": rules, "returned": house.failures_returned})
@@ -551,9 +559,9 @@ def _fault_forms() -> list[dict[str, Any]]:
 # the same instant; as in vLLM the answer is 200 whether or not it succeeded, and the body says
 # which.
 #
-# Adapters are names: they cost no memory and no time here, so none is accepted as if it did. They
-# are listed, can be asked for and are counted; `docs/reference/live-api.md` says what is not
-# emulated.
+# Adapters of a configuration with `scheduler.enable_lora` have slots and KV of their own, and the
+# first step that runs one loads it. Without that they are names on the server's own port, which
+# cost no memory and no time, and the ports of a fleet have none.
 
 
 class AdapterBody(Struct, kw_only=True):
@@ -649,28 +657,44 @@ class EngineControl:
         """A further name that can be asked for."""
         house = self._house
         check_control(house, request)
-        body = decode_body(await request.body(), AdapterBody)
-        name = body.lora_name
-        if not body.lora_path:
-            raise ApiError(400, "lora_path is missing", param="lora_path")
         if len(house.models) > 1:
             raise ApiError(400, "adapters are for a server of one model", type="InvalidUserInput")
-        if name in house.model_names or (name in house.adapters and not body.load_inplace):
-            problem = f"The lora adapter '{name}' has already been loaded."
-            raise ApiError(400, problem, type="InvalidUserInput")
-        if len(house.adapters) >= ADAPTERS_MAX:
-            raise ApiError(400, f"at most {ADAPTERS_MAX} adapters", type="InvalidUserInput")
-        house.adapters[name] = body.lora_path
-        return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
+        body = decode_body(await request.body(), AdapterBody)
+        return load_adapter(house, house.adapters, body, house.adapters)
 
     async def unload_adapter(self, request: HttpRequest) -> Response:
         """The name is gone."""
         house = self._house
         check_control(house, request)
-        name = decode_body(await request.body(), AdapterBody).lora_name
-        if house.adapters.pop(name, None) is None:
-            raise ApiError(404, f"The lora adapter '{name}' cannot be found.", type="NotFoundError")
-        return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+        return unload_adapter(house.adapters, decode_body(await request.body(), AdapterBody))
+
+
+def load_adapter(
+    house: House, adapters: dict[str, str], body: AdapterBody, known: Collection[str]
+) -> Response:
+    """Add an adapter to those of the server or of a port, where `known` ones are there already.
+
+    Raises ApiError, in vLLM's words.
+    """
+    name = body.lora_name
+    if not body.lora_path:
+        raise ApiError(400, "lora_path is missing", param="lora_path")
+    if name in house.model_names or (name in known and not body.load_inplace):
+        problem = f"The lora adapter '{name}' has already been loaded."
+        raise ApiError(400, problem, type="InvalidUserInput")
+    if len(adapters) >= ADAPTERS_MAX and name not in adapters:
+        raise ApiError(400, f"at most {ADAPTERS_MAX} adapters", type="InvalidUserInput")
+    adapters[name] = body.lora_path
+    house.adapter_ids.setdefault(name, len(house.adapter_ids) + 1)
+    return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
+
+
+def unload_adapter(adapters: dict[str, str], body: AdapterBody) -> Response:
+    """Take it away; requests that have begun with it go on. Raises ApiError."""
+    name = body.lora_name
+    if adapters.pop(name, None) is None:
+        raise ApiError(404, f"The lora adapter '{name}' cannot be found.", type="NotFoundError")
+    return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
 
 # --------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ that an endpoint has one face.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -33,7 +33,7 @@ from emu.serve.completions import (
     make_exchange,
     send_json,
 )
-from emu.serve.control import command_now
+from emu.serve.control import AdapterBody, command_now, load_adapter, unload_adapter
 from emu.serve.fleet import Endpoint, Fleet, Parked
 from emu.serve.house import House
 from emu.serve.metrics import METRICS_TYPE, EndpointPage
@@ -92,6 +92,8 @@ class SglangBody(Struct, kw_only=True):
     bootstrap_room: int | None = None
     """Number by which both halves of a request meet."""
     priority: int | None = 0
+    extra_key: str | None = None
+    """SGLang's name of `cache_salt` here."""
 
 
 class SglangLimits(Struct, kw_only=True):
@@ -207,6 +209,8 @@ class EndpointApi(Api):
                 Route("/get_server_info", self.router_info),
                 Route("/get_load", self.vllm_load),
                 Route("/kv_event_sources", self.event_sources),
+                Route("/v1/load_lora_adapter", self.load_adapter, methods=["POST"]),
+                Route("/v1/unload_lora_adapter", self.unload_adapter, methods=["POST"]),
             ]
         return [*own, *super().routes()]
 
@@ -228,7 +232,7 @@ class EndpointApi(Api):
         self._check_room(request, call)
         house, role = self._house, self.endpoint.role
         kv = call.kv
-        exchange = make_exchange(house, call)
+        exchange = make_exchange(house, call, self._adapters)
         for choice in exchange.choices:
             choice.request.pin = self.endpoint.replica.replica_id
         form = face(house, call, exchange)
@@ -280,10 +284,12 @@ class EndpointApi(Api):
             if ticket is not None:  # waiting for the other half must not hold the emulation
                 house.intake.end(ticket)
             # The body has been read: what comes next is that the client leaves.
-            parked = await handoffs.meet(call.room, call.room_port, request.receive())
+            parked = await handoffs.meet(
+                call.room, call.room_port, self.endpoint, request.receive()
+            )
         else:
             assert call.kv is not None
-            parked = handoffs.find(call.kv, call.prompts[0])
+            parked = handoffs.find(call.kv, call.prompts[0], call.cache_salt)
         reply = Reply(house, call, exchange, form, failure)
         is_pair = call.room >= 0
 
@@ -311,6 +317,7 @@ class EndpointApi(Api):
             stop_token_ids=limits.stop_token_ids,
             ignore_eos=limits.ignore_eos,
             priority=body.priority,
+            cache_salt=body.extra_key or None,
             bootstrap_room=body.bootstrap_room,
             bootstrap_port=body.bootstrap_port,
         )
@@ -318,6 +325,34 @@ class EndpointApi(Api):
         if len(call.prompts) != 1:
             raise ApiError(400, "one prompt in a call", param="text")
         return await self._reply(request, call, failure, SglangFace)
+
+    # --- adapters -----------------------------------------------------------------------------
+    @property
+    def _adapters(self) -> Mapping[str, str]:
+        """Those of the server, and those of this engine."""
+        return {**self._house.adapters, **self.endpoint.adapters}
+
+    def _check_adapters(self, request: HttpRequest) -> None:
+        self._check_key(request)
+        if not self.endpoint.plan.serves("adapter"):
+            problem = "LoRA is not enabled: the configuration has no scheduler.enable_lora"
+            raise ApiError(400, problem, type="InvalidUserInput")
+
+    async def load_adapter(self, request: HttpRequest) -> Response:
+        """This engine may run an adapter from now on; the first step that does loads it."""
+        self._check_adapters(request)
+        body = decode_body(await self._body(request), AdapterBody)
+        return load_adapter(self._house, self.endpoint.adapters, body, self._adapters)
+
+    async def unload_adapter(self, request: HttpRequest) -> Response:
+        """This engine has it no more."""
+        self._check_adapters(request)
+        body = decode_body(await self._body(request), AdapterBody)
+        name = body.lora_name
+        if name in self._house.adapters and name not in self.endpoint.adapters:
+            problem = f"'{name}' was loaded on the server's own port; unload it there"
+            raise ApiError(400, problem, type="InvalidUserInput")
+        return unload_adapter(self.endpoint.adapters, body)
 
     # --- health and figures -------------------------------------------------------------------
     async def health(self, request: HttpRequest) -> Response:

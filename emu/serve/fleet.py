@@ -23,6 +23,7 @@ import re
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -38,11 +39,11 @@ from emu.kv.blocks import BlockPool
 from emu.latency.engine_steps import Intake
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
-from emu.request import HANDOFF_NEVER_NS, Prefix, Request
+from emu.request import HANDOFF_NEVER_NS, Request, Status
 from emu.serve.house import House
 from emu.serve.protocol import ApiError, Call, KvTransfer
-from emu.serve.script import Ids, Script, filler_ids
-from emu.serve.world import Choice, Exchange
+from emu.serve.script import Ids, Script, filler_ids, salted_prefix, unsalted
+from emu.serve.world import Choice, Exchange, awaiting_kv
 from emu.units import NS_PER_S
 
 # --- KV events over ZMQ, as vLLM publishes them: what can be found in a replica's KV cache --------
@@ -81,23 +82,34 @@ class Wire(msgspec.Struct, frozen=True):
         return self.minor >= 26
 
     def stored(
-        self, keys: Sequence[int], parent: int | None, tokens: Sequence[int], block_size: int
+        self,
+        keys: Sequence[int],
+        parent: int | None,
+        tokens: Sequence[int],
+        block_size: int,
+        extra_keys: list[Any] | None = None,
+        *,
+        lora_name: str | None = None,
+        lora_id: int | None = None,
     ) -> Any:
-        """One BlockStored. `parent` is the key before the first."""
+        """One BlockStored. `parent` is the key before the first; `extra_keys`: of each block, what
+        its hash has beside its tokens."""
         if self.has_maps:
-            return {
+            event = {
                 "type": "BlockStored",
                 "block_hashes": list(keys),
                 "parent_block_hash": parent,
                 "token_ids": list(tokens),
                 "block_size": block_size,
-                "lora_id": None,
+                "lora_id": lora_id,
                 "medium": "GPU",
-                "lora_name": None,
+                "lora_name": lora_name,
             }
-        fields = ["BlockStored", list(keys), parent, list(tokens), block_size, None, "GPU", None]
+            return event if extra_keys is None else {**event, "extra_keys": extra_keys}
+        head = ["BlockStored", list(keys), parent, list(tokens), block_size]
+        fields = [*head, lora_id, "GPU", lora_name]
         if self.minor >= 17:
-            fields.append(None)  # extra_keys
+            fields.append(extra_keys)
         if self.minor >= 20:
             fields.append(0)  # group_idx
         if self.minor >= 22:
@@ -126,8 +138,18 @@ def wire_of(name: str) -> Wire:
 class Ledger:
     """Watches a pool; what has changed since the last `take` stands in `events`."""
 
-    def __init__(self, wire: Wire, block_size: int, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        block_size: int,
+        changed: Callable[[], None],
+        salt_of: Callable[[Request], str] = lambda _: "",
+        lora_ids: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """`changed`: called at the first event after a `take`. `salt_of`: a cache salt or ""."""
         self._wire = wire
+        self._salt_of = salt_of
+        self._lora_ids = lora_ids
         self._block_size = block_size
         self._changed = changed
         self._key_of: dict[int, int] = {}
@@ -143,14 +165,29 @@ class Ledger:
         size = self._block_size
         prefix = request.prefix
         ids = prefix.token_ids if prefix is not None else None
-        tokens = [] if ids is None else ids[first * size : (first + len(blocks)) * size].tolist()
+        tokens = []
+        if ids is not None:
+            tokens = unsalted(ids[first * size : (first + len(blocks)) * size]).tolist()
         new = list(keys[first : first + len(blocks)])
         for block, key in zip(blocks, new, strict=True):
             self._key_of[block] = key
             self._owner[key] = block
             self._count[key] = self._count.get(key, 0) + 1
         parent = keys[first - 1] if first > 0 else None
-        self._add(self._wire.stored(new, parent, tokens, size))
+        salt, lora = self._salt_of(request) if first == 0 else "", request.adapter
+        extra: list[list[str] | None] = [[lora] if lora else None for _ in new]
+        if salt:
+            extra[0] = [*(extra[0] or []), salt]
+        stored = self._wire.stored(
+            new,
+            parent,
+            tokens,
+            size,
+            extra if lora or salt else None,
+            lora_name=lora or None,
+            lora_id=self._lora_ids.get(lora),
+        )
+        self._add(stored)
 
     def taken(self, blocks: Sequence[int]) -> None:
         """A BlockRemoved for each that was published; a key that can no longer be found is removed
@@ -216,7 +253,7 @@ class Publisher:
         return str(made.getsockopt_string(self._zmq.LAST_ENDPOINT))
 
     def send(self, at_s: float, events: list[Any]) -> None:
-        """One batch: of one step of the engine."""
+        """One batch: of one step of the engine, at a Unix time (subscribers measure their lag)."""
         payload = msgspec.msgpack.encode([at_s, events, 0])
         self._ring.append((self._sequence, payload))
         number = self._sequence.to_bytes(8, "big")
@@ -298,6 +335,8 @@ class Endpoint:
         self.plan = plan
         self.port = port
         self.engine_id = f"emu-{house.session}-{replica.replica_id}"
+        self._adapters: dict[str, str] = {}
+        self._adapters_life = replica.incarnation
         self.intake = Intake([plan.engine]) if plan.has_front_end and plan.engine else None
         """What calls for KV of another endpoint pass. It is apart from that of calls with a prompt
         to compute: a recording has when the engine got them, not when they came."""
@@ -308,15 +347,24 @@ class Endpoint:
         return _ROLES.get(self.replica.state, "")
 
     @property
+    def adapters(self) -> dict[str, str]:
+        """LoRA adapters that this engine was told to load, and whence; a new engine has none."""
+        if self._adapters_life != self.replica.incarnation:
+            self._adapters_life = self.replica.incarnation
+            self._adapters.clear()
+        return self._adapters
+
+    @property
     def is_present(self) -> bool:
         """There is an engine: it serves, starts or drains."""
         return self.replica.state not in _ABSENT
 
     @property
     def open_requests(self) -> int:
-        """Waiting and running here."""
-        scheduler = self.replica.scheduler
-        return scheduler.waiting_count + scheduler.running_count
+        """Waiting and running here, those that wait for KV of another endpoint too."""
+        replica, scheduler = self.replica, self.replica.scheduler
+        awaiting = awaiting_kv(replica, self.house.cluster.engines[replica.replica_id])
+        return scheduler.waiting_count + scheduler.running_count + awaiting
 
 
 class Parked:
@@ -327,11 +375,36 @@ class Parked:
         self.choice = choice
         self.prompt = prompt
         self.is_taken = False
+        self.in_room = False
+        """It waits for the other half of an SGLang pair."""
 
     @property
     def request(self) -> Request:
         """The request of the emulated cluster."""
         return self.choice.request
+
+
+class Fetch:
+    """A decode endpoint that has asked for parked KV."""
+
+    def __init__(self, parked: Parked, endpoint: Endpoint, given: Choice) -> None:
+        self.parked = parked
+        self.endpoint = endpoint
+        self.life = endpoint.replica.incarnation
+        self.given = given
+        """Its answer."""
+        self.own = given.request
+        """The request that the answer had before it took the parked one."""
+        self.is_begun = False
+        """The engine has looked at the call."""
+        self.is_broken = False
+        """It died before the KV was there."""
+
+    @property
+    def is_dead(self) -> bool:
+        """The engine that asked is no more."""
+        endpoint = self.endpoint
+        return not endpoint.is_present or endpoint.replica.incarnation != self.life
 
 
 class Room:
@@ -343,6 +416,9 @@ class Room:
         """The prefill engine that the decode half was told of."""
         self.life = -1
         """That engine's incarnation."""
+        self.taker: Endpoint | None = None
+        """The decode engine that waits here."""
+        self.taker_life = -1
         self.until_ns = NEVER
         """When the decode half gives up."""
 
@@ -350,14 +426,17 @@ class Room:
 class Handoffs:
     """What waits between a prefill and a decode endpoint."""
 
-    def __init__(self, house: House, lease_s: float, endpoints: list[Endpoint]) -> None:
+    def __init__(
+        self, house: House, lease_s: float, endpoints: list[Endpoint], *, tells_source: bool
+    ) -> None:
+        """`tells_source`: the source of a transfer hears at once that the other side has died."""
         self._house = house
+        self._tells_source = tells_source
+        self._fetches: list[Fetch] = []
         self._endpoints = endpoints
         self._lease_ns = round(lease_s * NS_PER_S)
         self._parked: dict[tuple[str, str], Parked] = {}
         self._rooms: dict[int, Room] = {}
-        self.expired = 0
-        """Requests whose KV was given up before it was fetched."""
 
     # --- prefill side -------------------------------------------------------------------------
     def begin(self, endpoint: Endpoint, exchange: Exchange, prompt: Ids, call: Call) -> Parked:
@@ -370,7 +449,7 @@ class Handoffs:
         token = int(filler_ids(house.tokenizer, start, 1)[0])
         choice.script = Script(pieces=[piece], shown=[piece], ids=[token], finish="length")
         output = 2 if call.room < 0 else request.output_tokens + 1
-        self._resize(request, prompt, start, output)
+        self._resize(request, prompt, start, output, call.cache_salt)
         parked = Parked(endpoint, choice, prompt)
         if call.room >= 0:
             room = self._rooms.setdefault(call.room, Room())
@@ -378,6 +457,7 @@ class Handoffs:
                 problem = f"bootstrap_room {call.room} is in use"
                 raise ApiError(400, problem, param="bootstrap_room")
             room.prefill.set_result(parked)
+            parked.in_room = True
             self._parked[endpoint.engine_id, f"room {call.room}"] = parked
         return parked
 
@@ -396,16 +476,18 @@ class Handoffs:
             "tp_size": endpoint.plan.tensor_parallel,
         }
 
-    def _resize(self, request: Request, prompt: Ids, start: int, output: int) -> None:
+    def _resize(
+        self, request: Request, prompt: Ids, start: int, output: int, cache_salt: str
+    ) -> None:
         """Give the request so many output tokens; no engine has seen how many it has."""
         request.output_tokens = request.max_output_tokens = output
         if request.prefix is not None:
             ids = filler_ids(self._house.tokenizer, start, output)
-            request.prefix = Prefix(np.concatenate((prompt, ids)))
+            request.prefix = salted_prefix(prompt, ids, cache_salt)
             request.block_keys = request.chain = None
 
     # --- decode side --------------------------------------------------------------------------
-    def find(self, params: KvTransfer, prompt: Ids) -> Parked:
+    def find(self, params: KvTransfer, prompt: Ids, cache_salt: str) -> Parked:
         """What the parameters name. Raises ApiError if it is not there (any more)."""
         for name in ("remote_engine_id", "remote_request_id", "remote_host", "remote_port"):
             if getattr(params, name) in (None, ""):
@@ -421,15 +503,22 @@ class Handoffs:
         if not np.array_equal(parked.prompt, prompt):
             problem = "the prompt is not the one that was prefilled"
             raise ApiError(400, problem, param="prompt")
+        if parked.choice.exchange.cache_salt != cache_salt:
+            problem = "the cache_salt is not the one of the prefill"
+            raise ApiError(400, problem, param="cache_salt")
         del self._parked[key]
         return parked
 
-    async def meet(self, number: int, port: int, left: Awaitable[object]) -> Parked:
+    async def meet(
+        self, number: int, port: int, taker: Endpoint, left: Awaitable[object]
+    ) -> Parked:
         """The other half of an SGLang pair; `port` may name the prefill engine.
 
-        Raises ApiError if it does not come, ClientDisconnect if the client leaves (`left`).
+        Raises ApiError if it does not come or `taker`, the decode engine, dies; ClientDisconnect
+        if the client leaves (`left`).
         """
         room = self._rooms.setdefault(number, Room())
+        room.taker, room.taker_life = taker, taker.replica.incarnation
         room.until_ns = self._house.cluster.kernel.wall_ns() + _ROOM_WAIT_NS
         for endpoint in self._endpoints:
             if endpoint.port == port:
@@ -453,6 +542,8 @@ class Handoffs:
         given = exchange.choices[0]
         output = given.request.output_tokens + 1
         parked.is_taken = True
+        fetch = Fetch(parked, endpoint, given)
+        self._fetches.append(fetch)
 
         def come() -> None:
             given.request = request
@@ -465,12 +556,20 @@ class Handoffs:
 
         def happen() -> None:
             if request.status.is_terminal:  # lost in the meantime
-                cluster.end_choice(given)
+                cluster.end_fetch(given, endpoint.replica.replica_id)
                 return
+            if fetch.is_dead:
+                fetch.is_broken = True  # `sweep` gives the KV up
+                fetch.own.status, fetch.own.reason = Status.FAILED, "replica_lost"
+                given.request = fetch.own
+                cluster.end_fetch(given, endpoint.replica.replica_id)
+                return
+            fetch.is_begun = True
             now_ns = cluster.kernel.now_ns
             given.base = 1
             given.start += 1
-            self._resize(request, parked.prompt, parked.choice.start, output)
+            salt = parked.choice.exchange.cache_salt
+            self._resize(request, parked.prompt, parked.choice.start, output, salt)
             request.decode_pin = endpoint.replica.replica_id
             request.handoff_after_ns = now_ns - request.arrival_ns
             cluster.adopt(given, parked.choice)
@@ -491,15 +590,56 @@ class Handoffs:
                 self._sweep_room(number, room, now_ns, everything=everything)
             elif room.prefill.result().request.status.is_terminal:
                 del self._rooms[number]
-        limit_ns = now_ns - self._lease_ns
         for key, parked in list(self._parked.items()):
             request = parked.request
             if request.status.is_terminal or parked.is_taken:
                 del self._parked[key]
-            elif everything or 0 <= parked.choice.first_ns < limit_ns:
+            elif everything or self._is_over(parked, now_ns):
                 del self._parked[key]
-                self.expired += 1
-                cluster.forsake(request)
+                self._expire(parked)
+        self._fetches = [
+            fetch for fetch in self._fetches if self._is_open(fetch, now_ns, everything)
+        ]
+
+    def _is_over(self, parked: Parked, now_ns: int) -> bool:
+        """No endpoint fetched this KV in time: of the lease, and for SGLang of the bootstrap."""
+        first_ns = parked.choice.first_ns
+        if 0 <= first_ns < now_ns - self._lease_ns:
+            return True
+        return parked.in_room and now_ns - parked.request.arrival_ns > _ROOM_WAIT_NS
+
+    def _is_open(self, fetch: Fetch, now_ns: int, everything: bool) -> bool:
+        """Whether KV is still to come, or to be given up; a dead engine's answer breaks off.
+
+        SGLang's source hears of the death and gives the KV up. vLLM's does not: its lease ends it,
+        here at the latest when the engine comes back, which knows nothing of the request.
+        """
+        cluster, parked = self._house.cluster, fetch.parked
+        if parked.request.status.is_terminal:
+            return False
+        if not fetch.is_broken:
+            if not fetch.is_begun:
+                return True
+            if not cluster.is_fetching(parked.request):
+                return False  # it is there
+            if not fetch.is_dead:
+                return True
+            cluster.break_fetch(fetch.given, parked.choice, fetch.own)
+            fetch.is_broken = True
+        if self._is_over(parked, now_ns):
+            self._expire(parked)
+            return False
+        if everything or self._tells_source or fetch.endpoint.is_present:
+            cluster.forsake(parked.request)
+            return False
+        return True
+
+    def _expire(self, parked: Parked) -> None:
+        """Give up KV that no endpoint has fetched."""
+        cluster = self._house.cluster
+        for stats in (cluster.stats, cluster.engines[parked.endpoint.replica.replica_id]):
+            stats.kv_expired += 1
+        cluster.forsake(parked.request)
 
     def _sweep_room(self, number: int, room: Room, now_ns: int, *, everything: bool) -> None:
         """The decode half waits no longer for a prefill that is not going to come."""
@@ -513,6 +653,11 @@ class Handoffs:
         if everything:
             problem = "the server is shutting down"
             room.prefill.set_exception(ApiError(503, problem, code="draining"))
+        elif room.taker is not None and not (
+            room.taker.is_present and room.taker.replica.incarnation == room.taker_life
+        ):
+            problem = f"replica {room.taker.replica.replica_id} is lost"
+            room.prefill.set_exception(ApiError(503, problem, code="replica_lost"))
         elif now_ns >= room.until_ns:
             problem = f"KV transfer failed: no prefill came for bootstrap_room {number}"
             room.prefill.set_exception(ApiError(500, problem, code="kv_transfer_failed"))
@@ -529,7 +674,8 @@ class Fleet:
             Endpoint(house, replica, plan, port)
             for replica, plan, port in zip(cluster.replicas, plans, ports, strict=True)
         ]
-        self.handoffs = Handoffs(house, lease_s, self.endpoints)
+        tells_source = face == "sglang"
+        self.handoffs = Handoffs(house, lease_s, self.endpoints, tells_source=tells_source)
 
         self.events: KvEvents | None = None
 
@@ -578,7 +724,9 @@ class KvEvents:
         def changed() -> None:
             loop.call_soon(self._flush, index)
 
-        ledger = Ledger(self._wire, size, changed)
+        house = self._house
+        salt_of = house.cluster.cache_salt_of
+        ledger = Ledger(self._wire, size, changed, salt_of, house.adapter_ids)
         if not watch(getattr(endpoint.replica.scheduler, "pool", None), ledger):
             problem = "KV events need prefix caching, and a scheduler that has it"
             raise InputError("serve", None, "--kv-events", problem)
@@ -587,7 +735,7 @@ class KvEvents:
     def _flush(self, index: int) -> None:
         events = self.ledgers[index].take()
         if events:
-            self.publishers[index].send(self._house.cluster.kernel.now_ns / NS_PER_S, events)
+            self.publishers[index].send(self._house.cluster.kernel.unix_s(), events)
 
     def update(self) -> None:
         """Answer replays; a replica that has gone begins anew when it comes back."""

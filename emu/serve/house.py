@@ -398,7 +398,7 @@ class House:
         """What clients ask for, by the index that replicas and requests have."""
         self.model = self.models[default]
         """What a call that names none gets."""
-        parts = [[r for r in plan.replicas if r.served == name] for name in plan.models]
+        parts = plan.replicas_of_models.values()
         self.plans = [part[0] for part in parts]
         """A replica of each model."""
         self.holds = [holds_for(msgspec.structs.replace(plan, replicas=tuple(p))) for p in parts]
@@ -425,7 +425,9 @@ class House:
         self.scripted: dict[str, float] = {}
         """Gauges of engines that show a given figure instead of their own, without `vllm:`."""
         self.adapters: dict[str, str] = {}
-        """Names of LoRA adapters that are loaded, and where they came from."""
+        """Names of LoRA adapters that are loaded everywhere, and where they came from."""
+        self.adapter_ids: dict[str, int] = {}
+        """Numbers that KV events have for adapters, in order of their first load."""
         self.http_refused: dict[int, int] = {}
         """Answers with an error status, by status."""
         self.faults_injected: dict[str, int] = {}
@@ -477,6 +479,11 @@ class House:
         """The emulated start-up is over, and the server is not on its way out."""
         kernel = self.cluster.kernel
         return kernel.wall_ns() >= self.startup_ns and not self.is_draining
+
+    def has_adapters(self, model: int) -> bool:
+        """Adapters of a model have slots, loads and KV of their own (`scheduler.enable_lora`)."""
+        name = self.plan.models[model]
+        return all(r.serves("adapter") for r in self.plan.replicas if r.served == name)
 
     def index_of(self, name: str) -> int:
         """Which model a call asks for; adapters and aliases are the default model's."""

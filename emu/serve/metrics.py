@@ -18,7 +18,7 @@ from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.serve.fleet import Endpoint, Fleet
 from emu.serve.house import ADAPTERS_MAX, House
-from emu.serve.world import Histogram, Statistics
+from emu.serve.world import Histogram, Statistics, awaiting_kv
 from emu.units import NS_PER_S
 
 # --------------------------------------------------------------------------------------------------
@@ -162,19 +162,30 @@ def engine_families(
         names = {"model_name": models[replica.model], "engine": name or str(replica.replica_id)}
         label = labels_text(names)
         rows.append((label, replica, plan, stats))
-    gauges: tuple[tuple[str, str, Callable[[Replica], float]], ...] = (
-        ("num_requests_running", "Running requests.", lambda r: r.scheduler.running_count),
-        ("num_requests_waiting", "Waiting requests.", lambda r: r.scheduler.waiting_count),
-        ("kv_cache_usage_perc", "Part of KV blocks in use.", kv_use),
+    gauges: tuple[tuple[str, str, Callable[[Replica, Statistics], float]], ...] = (
+        ("num_requests_running", "Running requests.", lambda r, _: r.scheduler.running_count),
+        (
+            "num_requests_waiting",
+            "Waiting requests, those for KV of another engine too.",
+            lambda r, stats: r.scheduler.waiting_count + awaiting_kv(r, stats),
+        ),
+        ("kv_cache_usage_perc", "Part of KV blocks in use.", lambda r, _: kv_use(r)),
     )
     for family, text, read in gauges:
         given = scripted.get(family) if scripted else None
-        values = [(label, read(r) if given is None else given) for label, r, _, _ in rows]
+        values = [(label, read(r, s) if given is None else given) for label, r, _, s in rows]
         page.gauge(f"vllm:{family}", text if given is None else f"{text} (scripted)", values)
     page.gauge(
         "vllm:num_requests_waiting_by_reason",
         "Waiting requests by reason.",
-        [(f'{label},reason="capacity"', r.scheduler.waiting_count) for label, r, _, _ in rows],
+        [
+            (f'{label},reason="{reason}"', count)
+            for label, r, _, stats in rows
+            for reason, count in (
+                ("capacity", r.scheduler.waiting_count),
+                ("deferred", awaiting_kv(r, stats)),
+            )
+        ],
     )
     states = ("awake", "weights_offloaded", "discard_all")
     page.gauge(
@@ -202,8 +213,11 @@ _TOKENS: Final[tuple[tuple[str, Callable[[Statistics], int]], ...]] = (
 
 
 def adapter_family(page: Page, house: House, replica_id: int = -1) -> None:
-    """Adapters of the requests of a replica (-1 = of all); absent as long as none is loaded."""
-    if not house.adapters:
+    """Adapters of the requests of a replica (-1 = of all); absent where there are none."""
+    plans = house.plan.replicas if replica_id < 0 else [house.plan.replicas[replica_id]]
+    slots = [plan.slots("adapter") for plan in plans]
+    has_slots = all(slots)
+    if not has_slots and not house.adapters:
         return
     running: set[str] = set()
     waiting: set[str] = set()
@@ -212,7 +226,7 @@ def adapter_family(page: Page, house: House, replica_id: int = -1) -> None:
             (running if request.first_scheduled_ns >= 0 else waiting).add(adapter)
     label = labels_text(
         {
-            "max_lora": str(ADAPTERS_MAX),
+            "max_lora": str(max(slots) if has_slots else ADAPTERS_MAX),
             "running_lora_adapters": ",".join(sorted(running)),
             "waiting_lora_adapters": ",".join(sorted(waiting)),
         }
@@ -250,24 +264,36 @@ def request_families(page: Page, rows: Sequence[tuple[str, Statistics]]) -> None
 
 
 def _sources(stats: Statistics) -> dict[str, int]:
-    moved = stats.transferred_sum
+    """Prompt tokens by origin, as vLLM counts them.
+
+    The sum is `prompt_tokens` plus `prompt_tokens_recomputed`: the last token of a prompt that was
+    cached is both found and computed.
+    """
+    external = stats.from_tiers_sum + stats.transferred_sum
+    cached = _cached_tokens(stats)
     return {
-        "local_compute": stats.prompt_sum - stats.cached_sum - moved,
-        "local_cache_hit": stats.cached_sum - stats.external_hit_sum,
-        "external_kv_transfer": stats.external_hit_sum + moved,
+        "local_compute": stats.prompt_sum - cached,
+        "local_cache_hit": cached + stats.recomputed - external,
+        "external_kv_transfer": external,
     }
+
+
+def _cached_tokens(stats: Statistics) -> int:
+    """Prompt tokens that were not computed here."""
+    return stats.cached_sum + stats.transferred_sum - stats.fetched
 
 
 _COUNTERS: Final[tuple[tuple[str, str, Callable[[Statistics], int]], ...]] = (
     ("prefix_cache_queries", "Prompt tokens looked up.", lambda s: s.queried_sum),
-    (
-        "prefix_cache_hits",
-        "Prompt tokens found.",
-        lambda s: s.cached_sum - s.external_hit_sum,
-    ),
+    ("prefix_cache_hits", "Prompt tokens found.", lambda s: s.hit_sum),
     ("external_prefix_cache_queries", "Not on the GPU.", lambda s: s.external_queried_sum),
-    ("external_prefix_cache_hits", "Found in lower tiers.", lambda s: s.external_hit_sum),
-    ("prompt_tokens_cached", "Prompt tokens from the cache.", lambda s: s.cached_sum),
+    (
+        "external_prefix_cache_hits",
+        "Found in lower tiers, or had from another engine.",
+        lambda s: s.external_hit_sum,
+    ),
+    ("prompt_tokens_cached", "Prompt tokens that were not computed.", _cached_tokens),
+    ("prompt_tokens_recomputed", "Prompts computed for one token.", lambda s: s.recomputed),
     ("num_preemptions", "Preemptions.", lambda s: s.preemptions),
 )
 
@@ -376,7 +402,7 @@ def transfer_families(page: Page, label: str, stats: Statistics, house: House) -
         (
             "kv_expired_reqs",
             "Requests whose KV was given up before it was fetched.",
-            cluster.tape.lost_counts.get("lease_expired", 0),
+            stats.kv_expired + cluster.tape.lost_counts.get("lease_expired", 0),
         ),
         ("notifications_after_expiry", "Ends of transfers whose KV was given up.", 0),
     )
@@ -438,18 +464,17 @@ class EndpointPage:
         size = plan.scheduler.block_size
         watcher = house.cluster.watchers.get(replica.replica_id)
         inflight = watcher.source.unfinished_migrations if watcher is not None else 0
-        queried = stats.queried_sum
         gauges = (
             ("num_running_reqs", "Running requests.", scheduler.running_count),
             ("num_queue_reqs", "Waiting requests.", scheduler.waiting_count),
             ("num_used_tokens", "Tokens with KV.", scheduler.blocks_used * size),
             ("token_usage", "Part of the KV in use.", kv_use(replica)),
             ("max_total_num_tokens", "Room for KV.", plan.num_blocks * size),
-            ("cache_hit_rate", "Found prompt tokens.", stats.cached_sum / max(1, queried)),
+            ("cache_hit_rate", "Found part of the last prompts.", stats.prefill_hit_share),
             ("num_prefill_prealloc_queue_reqs", "Not begun.", 0),
             ("num_prefill_inflight_queue_reqs", "KV on its way.", inflight),
             ("num_decode_prealloc_queue_reqs", "Not begun.", 0),
-            ("num_decode_transfer_queue_reqs", "KV on its way.", 0),
+            ("num_decode_transfer_queue_reqs", "KV on its way.", awaiting_kv(replica, stats)),
         )
         for name, text, value in gauges:
             page.gauge(f"sglang:{name}", text, [(label, float(value))])

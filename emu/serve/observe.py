@@ -32,6 +32,7 @@ from anyio.abc import TaskGroup
 
 from emu.config.schema import WorkloadTable
 from emu.errors import InputError, RunError
+from emu.process.prepared import prepared
 from emu.report.atomic import write_bytes, write_text
 from emu.request import Request
 from emu.rng import rng_stream
@@ -83,7 +84,7 @@ class _Chunk(msgspec.Struct):
     error: Any = None
 
 
-_DECODER: Final = msgspec.json.Decoder(_Chunk)
+_DECODER: Final = msgspec.json.Decoder(prepared(_Chunk))
 
 
 class StreamCall(asyncio.Protocol):

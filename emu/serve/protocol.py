@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
+from emu.process.prepared import prepared
 from emu.rng import rng_stream
 from emu.serve.script import FREE, LOGPROBS_MAX, Constraint, Ids, Tokenizer
 
@@ -167,6 +168,8 @@ class Body(Struct, kw_only=True):
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
+    cache_salt: str | None = None
+    """Prefixes are shared between calls with the same one only."""
     kv_transfer_params: KvTransfer | None = None
     bootstrap_host: str | list[str] | None = None
     bootstrap_port: int | list[Any] | None = None
@@ -246,6 +249,7 @@ class Call(Struct, kw_only=True):
     logprobs: int = -1
     """Alternatives shown for each token; -1 = no log-probabilities."""
     echo: bool = False
+    cache_salt: str = ""
     kv: KvTransfer | None = None
     room: int = -1
     """SGLang's `bootstrap_room`; -1 = none."""
@@ -268,11 +272,11 @@ def decode_body(data: bytes, kind: type[T]) -> T:
     """A JSON body of a type; 3.0 is an integer, as JSON Schema has it. Raises ApiError 400."""
     try:
         try:
-            return msgspec.json.decode(data, type=kind)
+            return msgspec.json.decode(data, type=prepared(kind))
         except msgspec.ValidationError as error:
             if "got `float`" not in str(error):
                 raise
-            return msgspec.convert(_whole_numbers(msgspec.json.decode(data)), kind)
+            return msgspec.convert(_whole_numbers(msgspec.json.decode(data)), prepared(kind))
     except msgspec.ValidationError as error:
         problem, _, where = str(error).partition(" - at `$")
         param = where.removesuffix("`").lstrip(".") or None
@@ -463,6 +467,8 @@ def _call(body: Body, prompts: list[Ids], max_tokens: int | None, *, is_chat: bo
     stream = bool(body.stream)
     if options is not None and not stream:
         raise ApiError(400, "stream_options needs stream", param="stream_options")
+    if body.cache_salt == "":
+        raise ApiError(400, "cache_salt is a text that is not empty", param="cache_salt")
     min_tokens = body.min_tokens or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise ApiError(400, "min_tokens must be at most max_tokens", param="min_tokens")
@@ -487,6 +493,7 @@ def _call(body: Body, prompts: list[Ids], max_tokens: int | None, *, is_chat: bo
         stops=tuple(stops),
         stop_ids=tuple(body.stop_token_ids or ()),
         keeps_stop=bool(body.include_stop_str_in_output),
+        cache_salt=body.cache_salt or "",
         kv=body.kv_transfer_params,
         room=_one(body.bootstrap_room),
         room_port=_one(body.bootstrap_port),
@@ -578,7 +585,8 @@ Count0 = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 class FailureRule(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Which calls fail, and how."""
 
-    status: Annotated[int, Meta(ge=400, le=599)] = 503
+    status: Annotated[int, Meta(ge=400, le=599)] | None = None
+    """Of the answers; None = 503."""
     first: Count0 = 0
     every: Count0 = 0
     rate: Annotated[float, Meta(ge=0, le=1)] = 0.0
@@ -620,8 +628,9 @@ class FailureSchedule:
                 continue
             if self._fails(rule, index, position):
                 self._failed[index] += 1
-                code = _CODES.get(rule.status, "injected")
-                return Failure(rule.status, code, rule.after_tokens, rule.retry_after_s)
+                status = 503 if rule.status is None else rule.status
+                code = _CODES.get(status, "injected")
+                return Failure(status, code, rule.after_tokens, rule.retry_after_s)
         return None
 
     def _fails(self, rule: FailureRule, index: int, position: int) -> bool:

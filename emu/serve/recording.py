@@ -62,6 +62,7 @@ class TrafficLog:
             decode_replica=request.decode_pin,
             handoff_ns=request.handoff_after_ns,
         )
+        line.adapter = request.adapter
         if self._models:
             line.model = self._models[request.model]
         if request.max_output_tokens != request.output_tokens:

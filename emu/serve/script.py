@@ -11,6 +11,7 @@ token is the likeliest, probabilities add up to less than one), and mean nothing
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import zlib
@@ -23,6 +24,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from emu.errors import InputError, install_hint
+from emu.request import Prefix
 from emu.serve.schema_filler import json_for, text_for
 
 # --------------------------------------------------------------------------------------------------
@@ -150,6 +152,28 @@ def filler_ids(tokenizer: Tokenizer, start: int, count: int) -> Ids:
     """Ids of an answer of so many tokens. `start` is the first filler token."""
     pieces = len(tokenizer.piece_ids)
     return tokenizer.piece_ids[(np.arange(count) + start) % pieces]
+
+
+# A cache salt enters the hash of the first block, as in vLLM, and so those of all blocks behind it.
+# Here it stands in the upper bits of the first token's id, which no token has; a recording keeps
+# ids, so its replay shares what the session shared.
+_SALT_SHIFT: Final = 31
+_SALT_BYTES: Final = 8
+
+
+def salted_prefix(prompt: Ids, output: Ids, cache_salt: str) -> Prefix:
+    """The tokens of a request, as only requests with the same salt share them; empty = no salt."""
+    ids = np.concatenate((prompt, output))
+    if cache_salt:
+        digest = hashlib.blake2b(cache_salt.encode(), digest_size=_SALT_BYTES).digest()
+        salt = 1 + int.from_bytes(digest, "big") % (2**_SALT_SHIFT - 1)
+        ids[0] += salt << _SALT_SHIFT
+    return Prefix(ids)
+
+
+def unsalted(ids: Ids) -> Ids:
+    """The tokens as they were given."""
+    return np.bitwise_and(ids, np.int64(2**_SALT_SHIFT - 1))
 
 
 def filler_text(tokenizer: Tokenizer, start: int, count: int) -> str:

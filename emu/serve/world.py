@@ -113,26 +113,59 @@ class Statistics:
         self.transfer_descriptors = Histogram(DESCRIPTOR_BUCKETS)
         self.success: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
         self.by_status: dict[str, int] = {}
-        self.prompt_sum = 0
-        self.cached_sum = 0
         self.queried_sum = 0
-        self.external_hit_sum = 0
-        """Found in a tier below the GPU's memory."""
+        """Prompt tokens that the engine looked up in its cache, at the end of the first iteration
+        that had some of them, which is when vLLM's engine reports."""
+        self.hit_sum = 0
+        """Those it found on the GPU; counted at the same instant."""
         self.external_queried_sum = 0
+        """Those that were not on the GPU: looked up in a lower tier, or another engine's KV."""
+        self.external_hit_sum = 0
+        self.prefill_hit_share = 0.0
+        """Found part of the prompts of the last iteration that computed some."""
+        self.prompt_sum = 0
+        """Prompt tokens of requests that have their first token; the next ones say whence."""
+        self.cached_sum = 0
+        """In the own cache, lower tiers included."""
+        self.from_tiers_sum = 0
+        """Of these, in a tier below the GPU's memory."""
         self.transferred_sum = 0
-        """Prompt tokens whose KV came from another replica's prefill."""
+        """With KV of another replica's prefill."""
+        self.fetched = 0
+        """Requests of these. The last token of each is computed again."""
+        self.recomputed = 0
+        """Prompts of which all but the last token was cached, as vLLM counts it."""
+        self.fetching = 0
+        """Requests that wait for their KV to come from another replica, now."""
+        self.kv_expired = 0
+        """Requests whose KV no endpoint fetched in time."""
         self.generated_sum = 0
         self.preemptions = 0
         self.migrations = 0
         self.recent: deque[tuple[float, float, float]] = deque(maxlen=RECENT)
         """(TTFT, TPOT, E2E) of the last completed requests, s."""
 
+    def scheduled(self, request: Request) -> None:
+        """The first iteration of a request has ended: what the cache had of its prompt is known."""
+        hits = request.prefix_hit_tokens - request.storage_hit_tokens
+        self.queried_sum += request.prompt_tokens
+        self.hit_sum += hits
+        self.external_queried_sum += request.prompt_tokens - hits
+        self.external_hit_sum += request.storage_hit_tokens
+
+    def fetched_kv(self, request: Request) -> None:
+        """The KV of a whole prompt has come from another engine: a miss here, a hit there."""
+        self.queried_sum += request.prompt_tokens
+        self.external_queried_sum += request.prompt_tokens
+        self.external_hit_sum += request.prompt_tokens
+
     def began(self, request: Request, at_ns: int) -> None:
         """The first token of a request is there."""
         self.ttft.add((at_ns - request.arrival_ns) / NS_PER_S)
         self.prompt_sum += request.prompt_tokens
         self.cached_sum += request.prefix_hit_tokens
-        self.external_hit_sum += request.storage_hit_tokens
+        self.from_tiers_sum += request.storage_hit_tokens
+        self.recomputed += request.prefix_hit_tokens + 1 == request.prompt_tokens
 
     def received(self, request: Request, came_ns: int, at_ns: int) -> None:
         """The first token of a request whose prompt another replica has computed.
@@ -141,52 +174,125 @@ class Statistics:
         """
         self.ttft.add((at_ns - came_ns) / NS_PER_S)
         self.prompt_sum += request.prompt_tokens
-        self.transferred_sum += request.prompt_tokens - 1
+        self.transferred_sum += request.prompt_tokens
+        self.fetched += 1
+        self.recomputed += 1
 
-    def ended(self, request: Request, *, has_prefixes: bool) -> None:
+    def failed(self, status: Status) -> None:
+        """A request has ended without completing."""
+        name = status.name.lower()
+        self.by_status[name] = self.by_status.get(name, 0) + 1
+        self.success["abort" if status is Status.CANCELLED else "error"] += 1
+
+    def ended(self, request: Request) -> None:
         """A request has ended, in whatever way."""
         # As vLLM: latencies are the front end's, the parts of them the engine's own.
-        status = request.status.name.lower()
-        self.by_status[status] = self.by_status.get(status, 0) + 1
         self.preemptions += request.preemptions
         self.migrations += request.migrations
-        if request.first_scheduled_ns >= 0 and has_prefixes:
-            self.queried_sum += request.prompt_tokens
-            self.external_queried_sum += request.prompt_tokens - request.npu_hit_tokens
         if request.status is not Status.COMPLETED:
-            self.success["abort" if request.status is Status.CANCELLED else "error"] += 1
+            self.failed(request.status)
             return
-        length = request.output_tokens >= request.max_output_tokens
-        self.success["length" if length else "stop"] += 1
         arrival, scheduled = request.arrival_ns, request.first_scheduled_ns
-        first, last = request.first_token_ns, request.last_token_ns
-        seen_first, seen_last = first + request.first_out_ns, last + request.last_out_ns
-        tokens = request.generated_tokens
-        tpot_s = (last - first) / NS_PER_S / (tokens - 1) if tokens > 1 else 0.0
-        self.e2e.add((seen_last - arrival) / NS_PER_S)
         queued_ns = request.queued_ns
         queued_ns = queued_ns if 0 <= queued_ns <= scheduled else arrival  # it was tried again
-        self.queue.add((scheduled - queued_ns) / NS_PER_S)
-        self.prefill.add((first - scheduled) / NS_PER_S)
-        self.decode.add((last - first) / NS_PER_S)
-        self.inference.add((last - scheduled) / NS_PER_S)
+        times = Times(
+            came_ns=arrival,
+            queued_ns=queued_ns,
+            scheduled_ns=scheduled,
+            first_ns=request.first_token_ns,
+            last_ns=request.last_token_ns,
+            seen_first_ns=request.first_token_ns + request.first_out_ns,
+            seen_last_ns=request.last_token_ns + request.last_out_ns,
+        )
+        computed = request.prompt_tokens - request.prefix_hit_tokens
+        self._served(request, times, request.generated_tokens, computed)
+
+    def prefilled(self, request: Request, at_ns: int, seen_ns: int) -> None:
+        """A prompt has been computed for another engine: here it is an answer of one token."""
+        times = Times(
+            came_ns=request.arrival_ns,
+            queued_ns=max(request.queued_ns, request.arrival_ns),
+            scheduled_ns=request.first_scheduled_ns,
+            first_ns=at_ns,
+            last_ns=at_ns,
+            seen_first_ns=seen_ns,
+            seen_last_ns=seen_ns,
+        )
+        computed = request.prompt_tokens - request.prefix_hit_tokens
+        self._served(request, times, 1, computed, limit=1)
+
+    def decoded(self, choice: Choice) -> None:
+        """A request whose prompt another engine has computed has ended here."""
+        request = choice.request
+        self.preemptions += request.preemptions
+        self.migrations += request.migrations
+        if request.status is not Status.COMPLETED:
+            self.failed(request.status)
+            return
+        times = Times(
+            came_ns=choice.came_ns,
+            queued_ns=choice.came_ns,
+            scheduled_ns=choice.loaded_ns,
+            first_ns=choice.begun_ns,
+            last_ns=request.last_token_ns,
+            seen_first_ns=choice.first_ns if choice.first_ns >= 0 else choice.begun_ns,
+            seen_last_ns=request.last_token_ns + request.last_out_ns,
+        )
+        limit = request.max_output_tokens - choice.base
+        self._served(request, times, choice.tokens, 1, limit=limit)
+
+    def _served(
+        self, request: Request, times: Times, tokens: int, computed_tokens: int, limit: int = -1
+    ) -> None:
+        """A request has completed here, after so many tokens; `limit`: what its client declared."""
+        limit = request.max_output_tokens if limit < 0 else limit
+        self.by_status["completed"] = self.by_status.get("completed", 0) + 1
+        self.success["length" if tokens >= limit else "stop"] += 1
+        decode_s = (times.last_ns - times.first_ns) / NS_PER_S
+        tpot_s = decode_s / (tokens - 1) if tokens > 1 else 0.0
+        ttft_s = (times.seen_first_ns - times.came_ns) / NS_PER_S
+        e2e_s = (times.seen_last_ns - times.came_ns) / NS_PER_S
+        self.e2e.add(e2e_s)
+        self.queue.add((times.scheduled_ns - times.queued_ns) / NS_PER_S)
+        self.prefill.add((times.first_ns - times.scheduled_ns) / NS_PER_S)
+        self.decode.add(decode_s)
+        self.inference.add((times.last_ns - times.scheduled_ns) / NS_PER_S)
         if tokens > 1:
             self.per_output_token.add(tpot_s)
-        ttft_s, e2e_s = (seen_first - arrival) / NS_PER_S, (seen_last - arrival) / NS_PER_S
         self.recent.append((ttft_s, tpot_s, e2e_s))
         self.prompt_tokens.add(request.prompt_tokens)
         self.generation_tokens.add(tokens)
         self.request_preemptions.add(request.preemptions)
-        self.kv_computed_tokens.add(request.prompt_tokens - request.prefix_hit_tokens)
-        self.max_tokens.add(request.max_output_tokens)
+        self.kv_computed_tokens.add(computed_tokens)
+        self.max_tokens.add(limit)
+
+
+def awaiting_kv(replica: Replica, stats: Statistics) -> int:
+    """Requests of a replica whose KV another one has, or has sent and no step has taken up yet."""
+    come = sum(not r.status.is_terminal for event in replica.arrived for r in event.requests)
+    return stats.fetching + come
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """When a request was where on one engine, emulated ns."""
+
+    came_ns: int
+    queued_ns: int
+    scheduled_ns: int
+    first_ns: int
+    last_ns: int
+    """Tokens as the engine makes them."""
+    seen_first_ns: int
+    seen_last_ns: int
+    """Tokens as they leave the front end."""
 
 
 class Choice:
     """One answer: how far it is, what of it has been sent, and the filler token of its `start`."""
 
     __slots__ = (
-        "base", "came_ns", "exchange", "first_ns", "heir", "index", "is_begun", "is_ended",
-        "last_ns", "produced", "request", "script", "sent", "start",
+        "base", "begun_ns", "came_ns", "exchange", "first_ns", "heir", "index", "is_ended",
+        "last_ns", "loaded_ns", "produced", "request", "script", "sent", "start",
     )  # fmt: skip
 
     def __init__(
@@ -210,8 +316,11 @@ class Choice:
         """The answer that gets the tokens after the first."""
         self.came_ns = -1
         """When it was asked for, where that is not the request's arrival."""
-        self.is_begun = False
-        """The engine has its first token, which may still be on its way through the front end."""
+        self.loaded_ns = -1
+        """When its KV had come from another endpoint, where it did."""
+        self.begun_ns = -1
+        """When the engine had its first token, which may still be on its way through the front
+        end."""
         self.produced = 0
         """Tokens that have left the emulated front end."""
         self.sent = 0
@@ -219,6 +328,16 @@ class Choice:
         self.last_ns = -1
         """Emulated times at which the first and the last token so far left it."""
         self.is_ended = False
+
+    @property
+    def is_begun(self) -> bool:
+        """The engine has its first token."""
+        return self.begun_ns >= 0
+
+    @property
+    def taker(self) -> Choice | None:
+        """The answer on the endpoint that fetches the KV; None as long as none has come."""
+        return self if self.base else self.heir
 
     @property
     def tokens(self) -> int:
@@ -245,6 +364,7 @@ class Exchange:
         """Emulated time at which the call reached the machine."""
         self.adapter = ""
         """Name of the LoRA adapter that was asked for."""
+        self.cache_salt = ""
 
     @property
     def is_ended(self) -> bool:
@@ -284,7 +404,7 @@ class LiveCluster(Cluster):
             for replica, engine in zip(self.replicas, self.engines, strict=True)
         ]
         """What counts the tokens of a replica."""
-        self.batches = _Iterations(self._sinks, self.batches)
+        self.batches = _Iterations(self._sinks, self.batches, has_prefixes=has_prefixes)
         self.is_open = True
         self.error: BaseException | None = None
         self.pace = Pace()
@@ -294,6 +414,8 @@ class LiveCluster(Cluster):
         """Answers whose requests have ended; the last tokens are in the front end."""
         self._carried: dict[int, Choice] = {}
         """Answers whose first token goes to the decode replica with the KV."""
+        self._fetching: dict[int, int] = {}
+        """The endpoint that waits for the KV of a request, by the request's id."""
         self._carries_first = plan.config.network.first_token == "decode"
         self._entering = 0
         """Answers whose requests have been read and have not arrived."""
@@ -339,10 +461,38 @@ class LiveCluster(Cluster):
 
     def adopt(self, choice: Choice, first: Choice) -> None:
         """This answer gets the tokens after the one of `first`; inside the emulation only."""
+        request = choice.request
+        self._fetching[request.request_id] = request.decode_pin
+        self.engines[request.decode_pin].fetching += 1
         if first.is_begun:
             self._choices[choice.request.request_id] = choice
         else:
             first.heir = choice
+
+    def end_fetch(self, choice: Choice, replica_id: int) -> None:
+        """The KV that an endpoint was to fetch for this answer is gone."""
+        self.engines[replica_id].failed(Status.FAILED)
+        self.end_choice(choice)
+
+    def is_fetching(self, request: Request) -> bool:
+        """A decode endpoint has asked for its KV and does not have it."""
+        return request.request_id in self._fetching
+
+    def break_fetch(self, choice: Choice, first: Choice, own: Request) -> None:
+        """The endpoint that was to fetch the KV has died: its answer ends, badly.
+
+        `first`: the answer of the prefill endpoint, which still holds the KV. `own`: what `choice`
+        had for a request before it took that one.
+        """
+        request = choice.request
+        endpoint = self._fetching.pop(request.request_id)
+        self.engines[endpoint].fetching -= 1
+        self._choices[request.request_id] = first
+        first.heir = None
+        own.status, own.reason = Status.FAILED, "replica_lost"
+        choice.request = own
+        choice.base = 0
+        self.end_fetch(choice, endpoint)
 
     def end_choice(self, choice: Choice) -> None:
         """Its request has ended before."""
@@ -390,6 +540,11 @@ class LiveCluster(Cluster):
             if choice.exchange.adapter:
                 yield choice.exchange.adapter, choice.request
 
+    def cache_salt_of(self, request: Request) -> str:
+        """The salt of a request that is under way; empty = none."""
+        choice = self._choices.get(request.request_id) or self._ending.get(request.request_id)
+        return "" if choice is None else choice.exchange.cache_salt
+
     def under_way(self) -> list[Request]:
         """Requests that have arrived and have not ended, in order of arrival."""
         return [choice.request for choice in self._choices.values()]
@@ -405,25 +560,28 @@ class LiveCluster(Cluster):
         choices = self._choices
         takers: list[Choice] = []
         count = 0
+        stream = self.replicas[replica_id].stream
+        delay_ns = 0 if stream is None else stream.delay_ns
+        now_ns = self.kernel.now_ns
         for request in receivers:
             count += 1
             choice = choices.get(request.request_id)
             if choice is None:
                 continue
             takers.append(choice)
-            if not choice.is_begun:
-                choice.is_begun = True
+            if choice.begun_ns < 0:
+                choice.begun_ns = now_ns
+                if request.handoff_after_ns >= 0 and not choice.base:
+                    self.engines[replica_id].prefilled(request, now_ns, now_ns + delay_ns)
                 if choice.heir is not None:
                     choices[request.request_id] = choice.heir
         sinks = self._sinks[replica_id]
         for stats in sinks:
             stats.generated_sum += count
-        stream = self.replicas[replica_id].stream
-        delay_ns = 0 if stream is None else stream.delay_ns
         if not delay_ns and not self._carries_first:
             self._deliver(takers, sinks)
         elif takers:
-            at_ns = self.kernel.now_ns + delay_ns
+            at_ns = now_ns + delay_ns
             self.kernel.call_at(at_ns, PRIORITY_WORLD, partial(self._deliver, takers, sinks))
 
     def _deliver(self, takers: list[Choice], sinks: tuple[Statistics, ...]) -> None:
@@ -501,6 +659,9 @@ class LiveCluster(Cluster):
                 del self._carried[request.request_id]
                 if not self._deliver_carried(choice):
                     self._deliver([choice], self._sinks[receiver])
+        for request in batch.requests if self._fetching else ():
+            if request.migrations:
+                self._end_fetching(request, receiver)
         for request in batch.requests:
             size_bytes = share * kv_bytes([request], page, plan.kv_bytes_per_token)
             pieces = round(share * regions * kv_blocks(request, page))
@@ -510,17 +671,27 @@ class LiveCluster(Cluster):
                 stats.transfer_bytes.add(size_bytes / ranks, ranks)
                 stats.transfer_descriptors.add(pieces, ranks)
 
+    def _end_fetching(self, request: Request, receiver: int) -> None:
+        """The KV of a request is at the endpoint that asked for it."""
+        endpoint = self._fetching.pop(request.request_id, -1)
+        choice = self._choices.get(request.request_id)
+        if endpoint < 0 or choice is None or choice.taker is None:
+            return
+        assert endpoint == receiver
+        choice.taker.loaded_ns = self.kernel.now_ns
+        engine = self.engines[endpoint]
+        engine.fetching -= 1
+        if self.has_prefixes:
+            engine.fetched_kv(request)
+
     def _on_end(self, request: Request) -> None:
         choice = self._choices.pop(request.request_id, None)
-        self.stats.ended(request, has_prefixes=self.has_prefixes)
+        self.stats.ended(request)
         if len(self.of_models) > 1:
-            self.of_models[request.model].ended(request, has_prefixes=self.has_prefixes)
+            self.of_models[request.model].ended(request)
         for observer in self.observers:
             observer.on_end(request)
-        place = request.decode_replica_id if request.decode_replica_id >= 0 else request.replica_id
-        place = place if place >= 0 else request.holder_id
-        if place >= 0:
-            self.engines[place].ended(request, has_prefixes=self.has_prefixes)
+        self._end_on_engine(request, choice)
         self._carried.pop(request.request_id, None)
         if choice is None:
             return
@@ -530,6 +701,25 @@ class LiveCluster(Cluster):
             self.kernel.call_at(at_ns, PRIORITY_WORLD, partial(self._end_answer, request))
         else:
             self._end_answer(request)
+
+    def _end_on_engine(self, request: Request, choice: Choice | None) -> None:
+        """Count the end where it was; a request that two endpoints share, on both."""
+        if request.handoff_after_ns >= 0 and choice is not None:
+            endpoint = self._fetching.pop(request.request_id, -1)
+            if endpoint >= 0:
+                self.engines[endpoint].fetching -= 1
+            taker = choice.taker
+            if not choice.is_begun and not choice.base:
+                self.engines[request.pin].failed(request.status)
+            if taker is not None:
+                self.engines[request.decode_pin].decoded(taker)
+            return
+        place = request.decode_replica_id if request.decode_replica_id >= 0 else request.replica_id
+        place = place if place >= 0 else request.holder_id
+        if place < 0 and request.status is not Status.REJECTED:
+            place = request.pin  # an outside router has given it to that endpoint
+        if place >= 0:
+            self.engines[place].ended(request)
 
     def _end_answer(self, request: Request) -> None:
         """The last token has left the front end, or the answer breaks off."""
@@ -546,9 +736,16 @@ class LiveCluster(Cluster):
 class _Iterations:
     """Counts the tokens of each iteration, and draws it in the trace if there is one."""
 
-    def __init__(self, sinks: list[tuple[Statistics, ...]], drawn: BatchSink | None) -> None:
+    def __init__(
+        self,
+        sinks: list[tuple[Statistics, ...]],
+        drawn: BatchSink | None,
+        *,
+        has_prefixes: bool,
+    ) -> None:
         self._sinks = sinks
         self._drawn = drawn
+        self._has_prefixes = has_prefixes
 
     def batch(
         self,
@@ -561,10 +758,28 @@ class _Iterations:
     ) -> None:
         """An iteration has ended (nothing leaps on the wall clock)."""
         tokens = batch.shape.new_tokens
-        for stats in self._sinks[replica_id]:
+        sinks = self._sinks[replica_id]
+        for stats in sinks:
             stats.iteration_tokens.add(tokens, steps)
+        if self._has_prefixes and batch.chunks:
+            self._count_prompts(batch, sinks)
         if self._drawn is not None:
             self._drawn.batch(replica_id, batch, start_ns, end_ns, steps, spans)
+
+    def _count_prompts(self, batch: Batch, sinks: tuple[Statistics, ...]) -> None:
+        """What the iteration computed of prompts, and what the cache had of those that it began."""
+        computed = found = 0
+        for chunk in batch.chunks:
+            request = chunk.request
+            if chunk.context_tokens < request.prompt_tokens:
+                computed += chunk.new_tokens
+            if request.first_scheduled_ns == batch.formed_ns:
+                found += request.prefix_hit_tokens
+                for stats in sinks:
+                    stats.scheduled(request)
+        if computed:
+            for stats in sinks:
+                stats.prefill_hit_share = found / (found + computed)
 
 
 class _NoSource:

@@ -29,6 +29,7 @@ from emu.latency.engine import (
 )
 from emu.process.exits import open_console, scratch
 from emu.process.pool import pool_of
+from emu.process.prepared import prepared
 from emu.report.atomic import write_text
 from emu.report.compare import percent_of, run_names
 from emu.report.drawn import (
@@ -211,7 +212,7 @@ def read_seeds(directory: Path) -> Seeds:
     """seeds.json. Raises InputError."""
     path = directory / SEEDS_FILE
     try:
-        return msgspec.convert(json.loads(path.read_text(encoding="utf-8")), Seeds)
+        return msgspec.convert(json.loads(path.read_text(encoding="utf-8")), prepared(Seeds))
     except (OSError, ValueError) as error:
         raise InputError(str(path), None, "", f"unusable: {error}") from None
 

@@ -25,6 +25,7 @@ from emu.config.names import nearest, unknown_key
 from emu.config.schema import doc
 from emu.errors import InputError
 from emu.features.registry import all_features
+from emu.process.prepared import prepared
 from emu.report.summary import Summary, plain_summary
 
 # --- conditions on the figures of a run: "p99_ttft_ms < 2000" -------------------------------------
@@ -272,7 +273,7 @@ def load_sweep(path: Path) -> Sweep:
     except ValueError as error:  # UTF-8, TOML
         raise InputError(source, None, "", f"not valid TOML: {error}") from None
     try:
-        sweep = msgspec.convert(raw, Sweep)
+        sweep = msgspec.convert(raw, prepared(Sweep))
     except msgspec.ValidationError as error:
         raise _problem(source, text, str(error)) from None
     given = [kind for kind in KINDS if sweep.table(kind) is not None]
@@ -331,7 +332,7 @@ def ranges(table: dict[str, Any], source: str, field: str) -> dict[str, RangeTab
         if isinstance(value, list):
             value = {"values": value}
         try:
-            one = msgspec.convert(value, RangeTable)
+            one = msgspec.convert(value, prepared(RangeTable))
         except msgspec.ValidationError as error:
             raise InputError(source, None, where, str(error)) from None
         if not one.values:

@@ -19,6 +19,7 @@ from emu.catalogue.lookup import GpuSpec, lookup_gpu, lookup_model
 from emu.catalogue.model import ModelSpec
 from emu.errors import InputError
 from emu.latency.profile_bundle import variant_name
+from emu.process.prepared import prepared
 
 # --- the cluster file: its keys with their types, and what they imply -----------------------------
 _Positive = Annotated[float, Meta(gt=0)]
@@ -287,7 +288,7 @@ def _decode(source: str, path: Path) -> tuple[Cluster, list[str]]:
     except OSError as error:
         raise InputError(source, None, "", f"cannot be read: {error.strerror}") from None
     try:
-        cluster = msgspec.json.decode(data, type=Cluster)
+        cluster = msgspec.json.decode(data, type=prepared(Cluster))
     except msgspec.ValidationError as error:
         problem, _, where = str(error).partition(" - at `")
         field = where.removesuffix("`").removeprefix("$").removeprefix(".")

@@ -16,6 +16,7 @@ from rich.table import Table
 from emu.api import Rows, load
 from emu.cluster.plan import make_plan
 from emu.config.check import placing
+from emu.config.names import INPUT_BYTES_MAX, read_file
 from emu.config.schema import Config
 from emu.errors import InputError, RunError
 from emu.process.exits import open_console
@@ -365,7 +366,7 @@ def look(
     log = read_log(log_path)
     source = str(config_path)
     try:
-        text = config_path.read_text(encoding="utf-8-sig")
+        text = read_file(config_path, INPUT_BYTES_MAX).decode("utf-8-sig")
     except (OSError, ValueError) as error:
         problem = getattr(error, "strerror", None) or str(error)
         raise InputError(source, None, "", str(problem).lower()) from None

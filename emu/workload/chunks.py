@@ -13,6 +13,7 @@ from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple, TypeAlias
 
+from emu.config.names import no_file
 from emu.errors import InputError
 from emu.units import NS_PER_S
 from emu.workload.items import Ints
@@ -53,14 +54,14 @@ class TextFile:
         self.source = source
         self.chunk_bytes = chunk_bytes
         with self._open() as file:
-            if not file.seekable():
-                problem = "is not a file; a workload is read twice, which a pipe does not allow"
-                raise InputError(source, None, "", problem)
             self._stamp = self._read_stamp(file)
         self.size_bytes = self._stamp[0]
 
     def _open(self) -> BinaryIO:
         try:
+            problem = no_file(self.path)
+            if problem:
+                raise InputError(self.source, None, "", f"{problem}: a workload is read twice")
             return self.path.open("rb")
         except OSError as error:
             problem = (error.strerror or "cannot be read").lower()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from emu.errors import InputError
+from emu.process.prepared import prepared
 from emu.workload.chunks import Chunk
 from emu.workload.items import ID_MAX, TIME_MAX_NS, TOKENS_MAX, Block, Ints, Line, Notes, Turn
 
@@ -364,9 +365,9 @@ class JsonlParser:
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Line)
-        self._names = msgspec.json.Decoder(dict[str, msgspec.Raw])
-        self._turns = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(prepared(Line))
+        self._names = msgspec.json.Decoder(prepared(dict[str, msgspec.Raw]))
+        self._turns = msgspec.json.Decoder(prepared(list[dict[str, msgspec.Raw]]))
         self._is_loose = False
 
     def parse(self, chunk: Chunk, notes: Notes) -> Block:
@@ -392,7 +393,7 @@ class JsonlParser:
     def _loosen(self) -> None:
         """The file has unknown fields: later chunks need not fall off the fast path for them."""
         self._is_loose = True
-        self._decoder = msgspec.json.Decoder(_LooseLine)
+        self._decoder = msgspec.json.Decoder(prepared(_LooseLine))
 
     def _note_unknown(self, data: bytes, notes: Notes) -> None:
         unknown: dict[str, None] = {}

@@ -80,6 +80,13 @@ def natural(name: str) -> tuple[Any, ...]:
     return tuple(int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name))
 
 
+_LEAST: Final = -(2**63)
+_MOST: Final = 2**62
+"""The least integer that OTLP has, and the most of a count, or of ns, that a run can have."""
+_DIGITS_MAX: Final = 20
+_SHOWN_CHARS: Final = 60
+
+
 class _Skip(Exception):
     """A request that is left out, and why."""
 
@@ -104,16 +111,19 @@ def read_log(path: Path, source: str = "", format: str = "auto") -> Log:
     rows, convert = _READERS[name]
     found: list[LogRecord] = []
     skipped: dict[str, int] = {}
-    for line, row in rows(entries):
-        try:
-            record = convert(row)
-        except _Skip as skip:
-            skipped[str(skip)] = skipped.get(str(skip), 0) + 1
-            continue
-        except _Wrong as wrong:
-            raise InputError(source, line, wrong.field, str(wrong)) from None
-        record.line = line
-        found.append(record)
+    place: int | None = None
+    try:
+        for place, row in rows(entries):
+            try:
+                record = convert(row)
+            except _Skip as skip:
+                skipped[str(skip)] = skipped.get(str(skip), 0) + 1
+            else:
+                record.line = place
+                found.append(record)
+            place = None  # what comes next may fail before its place is known
+    except _Wrong as wrong:
+        raise InputError(source, place, wrong.field, str(wrong)) from None
     if not found:
         why = ", ".join(f"{count} {reason}" for reason, count in skipped.items()) or "no request"
         raise InputError(source, None, "$", f"no request of it can be used ({why})")
@@ -198,17 +208,51 @@ def _object(value: object, field: str) -> dict[str, Any]:
     return value
 
 
+def _list(value: object, field: str) -> list[Any]:
+    """An array; one that is absent is empty."""
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise _Wrong(field, "must be an array")
+    return value
+
+
+def _optional(value: object, field: str) -> dict[str, Any]:
+    """An object; one that is absent is empty."""
+    return {} if value is None else _object(value, field)
+
+
 def _count(row: Fields, field: str, *, least: int = 0) -> int:
     """A whole number that is there."""
-    value = row.get(field)
-    if isinstance(value, str) and value.isdigit():
-        value = int(value)
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if type(value) is not int or value < least:
-        what = "missing" if value is None else f"must be a whole number >= {least}, not {value!r}"
-        raise _Wrong(field, what)
+    value = _number(row.get(field))
+    if type(value) is not int or not least <= value <= _MOST:
+        raise _Wrong(field, "missing" if value is None else _no_count(value, least))
     return value
+
+
+def _number(value: object) -> object:
+    """The integer that a value stands for, else the value."""
+    if isinstance(value, str) and len(value) <= _DIGITS_MAX:
+        return int(value) if value.removeprefix("-").isdecimal() else value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _no_count(value: object, least: int) -> str:
+    if type(value) is int and value > _MOST:
+        return f"is too large: {_short(value)}"
+    return f"must be a whole number >= {least}, not {_short(value)}"
+
+
+def _bounded(time_ns: int, field: str, value: object) -> int:
+    """A time in ns that a run can have."""
+    if abs(time_ns) > _MOST:
+        raise _Wrong(field, f"is too large: {_short(value)}")
+    return time_ns
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
 
 def _first(row: Fields, *fields: str) -> Any:
@@ -230,17 +274,20 @@ def _milliseconds(value: object, field: str) -> int:
 
 
 def _scaled(value: object, field: str, unit: int, digits: int) -> int:
+    problem = "missing" if value is None else f"must be a number, not {_short(value)}"
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise _Wrong(field, "missing" if value is None else f"must be a number, not {value!r}")
+        raise _Wrong(field, problem)
+    exact: int | None
     if isinstance(value, int):
-        return value * unit
-    exact = exact_decimal(value if isinstance(value, str) else repr(value), digits)
-    if exact is not None:
-        return exact
-    try:
-        return round(float(value) * unit)
-    except (ValueError, OverflowError):
-        raise _Wrong(field, f"must be a number, not {value!r}") from None
+        exact = value * unit
+    else:
+        exact = exact_decimal(value if isinstance(value, str) else repr(value), digits)
+    if exact is None:
+        try:
+            exact = round(float(value) * unit)
+        except (ValueError, OverflowError):
+            raise _Wrong(field, problem) from None
+    return _bounded(exact, field, value)
 
 
 def _instant(value: object, field: str) -> int:
@@ -248,7 +295,7 @@ def _instant(value: object, field: str) -> int:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return _seconds(value, field)
     if not isinstance(value, str):
-        raise _Wrong(field, "missing" if value is None else f"must be a time, not {value!r}")
+        raise _Wrong(field, "missing" if value is None else f"must be a time, not {_short(value)}")
     match = re.fullmatch(r"(.*?:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:?\d\d)?", value.strip())
     try:
         if match is None:
@@ -256,24 +303,22 @@ def _instant(value: object, field: str) -> int:
         zone = (match.group(3) or "Z").replace("Z", "+00:00")
         whole = datetime.datetime.fromisoformat(match.group(1) + zone)
     except ValueError:
-        raise _Wrong(field, f"must be a time, not {value!r}") from None
+        raise _Wrong(field, f"must be a time, not {_short(value)}") from None
     fraction = (match.group(2) or ".0")[1:10].ljust(9, "0")
     epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-    return (whole - epoch) // datetime.timedelta(seconds=1) * NS_PER_S + int(fraction)
+    time_ns = (whole - epoch) // datetime.timedelta(seconds=1) * NS_PER_S + int(fraction)
+    return _bounded(time_ns, field, value)
 
 
 def _lengths(prompt: object, output: object) -> tuple[int, int]:
     """Tokens of prompt and output; a request without one of them is left out."""
     found = []
     for value, name in ((prompt, "prompt"), (output, "output")):
-        if isinstance(value, str) and value.isdigit():
-            value = int(value)
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
+        value = _number(value)
         if value is None:
             raise _Skip(f"without tokens of the {name}")
-        if type(value) is not int or value < 0:
-            raise _Wrong(f"{name} tokens", f"must be a whole number >= 0, not {value!r}")
+        if type(value) is not int or not 0 <= value <= _MOST:
+            raise _Wrong(f"{name} tokens", _no_count(value, 0))
         if value == 0:
             raise _Skip(f"with an empty {name}")
         found.append(value)
@@ -292,22 +337,30 @@ def _spans(entries: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, Fields]]:
     """Every span of OTLP/JSON, with the attributes of its resource."""
     for line, value in entries:
         place = 0
-        for resource in value.get("resourceSpans", ()) if isinstance(value, dict) else ():
-            shared = _attributes(resource.get("resource", {}))
-            for scope in resource.get(
-                "scopeSpans", resource.get("instrumentationLibrarySpans", ())
-            ):
-                for span in scope.get("spans", ()):
+        groups = value.get("resourceSpans") if isinstance(value, dict) else None
+        for resource in _list(groups, "resourceSpans"):
+            of_resource = _object(resource, "resourceSpans")
+            shared = _attributes(_optional(of_resource.get("resource"), "resource"))
+            older = of_resource.get("instrumentationLibrarySpans")
+            for scope in _list(of_resource.get("scopeSpans", older), "scopeSpans"):
+                for span in _list(_object(scope, "scopeSpans").get("spans"), "spans"):
+                    _object(span, "spans")
                     place += 1
                     yield (line if len(entries) > 1 else place), {**span, "_resource": shared}
 
 
 def _attributes(holder: Fields) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for one in holder.get("attributes", ()):
-        for name, inner in one.get("value", {}).items():
-            found[one.get("key", "")] = int(str(inner)) if name == "intValue" else inner
+    for one in _list(holder.get("attributes"), "attributes"):
+        key = str(_object(one, "attributes").get("key", ""))
+        for name, inner in _optional(one.get("value"), key).items():
+            found[key] = _count({key: inner}, key, least=_LEAST) if name == "intValue" else inner
     return found
+
+
+def _whole(found: Fields, field: str, absent: int) -> int:
+    """A whole number; one that is absent, or null, is `absent`."""
+    return absent if found.get(field) is None else _count(found, field, least=_LEAST)
 
 
 def _otel(span: Fields) -> LogRecord:
@@ -316,7 +369,7 @@ def _otel(span: Fields) -> LogRecord:
     output = _first(found, "gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
     if prompt is None and output is None:
         raise _Skip("spans without GenAI usage")
-    if found.get("error.type") or _object(span.get("status", {}), "status").get("code") == 2:
+    if found.get("error.type") or _optional(span.get("status"), "status").get("code") == 2:
         raise _Skip("failed")
     tokens = _lengths(prompt, output)
     start = _count(span, "startTimeUnixNano")
@@ -340,15 +393,15 @@ def _otel(span: Fields) -> LogRecord:
             line=0,
             ttft_ns=-1 if ttft is None else _seconds(ttft, "time_to_first_token"),
             e2e_ns=end - start if e2e is None else _seconds(e2e, "gen_ai.latency.e2e"),
-            max_output_tokens=int(found.get("gen_ai.request.max_tokens") or 0),
-            cached_tokens=int(found.get("gen_ai.usage.cache_read.input_tokens", -1)),
+            max_output_tokens=_whole(found, "gen_ai.request.max_tokens", 0),
+            cached_tokens=_whole(found, "gen_ai.usage.cache_read.input_tokens", -1),
             server=f"{server}:{port}" if port and server else str(server),
             decode_server=str(found.get("emu.decode_server", "")),
             request_id=str(_first(found, "gen_ai.request.id", "gen_ai.response.id") or ""),
             session=str(found.get("gen_ai.conversation.id", "")),
             tenant=str(_first(found, "enduser.id", "user.id") or ""),
             model=str(_first(found, "gen_ai.request.model", "gen_ai.response.model") or ""),
-            priority=int(found.get("gen_ai.request.priority", 0)),
+            priority=_whole(found, "gen_ai.request.priority", 0),
         )
     )
 
@@ -429,7 +482,8 @@ def _gateway(row: Fields) -> LogRecord:
 
 # --- benchmarks -----------------------------------------------------------------------------------
 def _aiperf(row: Fields) -> LogRecord:
-    about, figures = _object(row.get("metadata"), "metadata"), row.get("metrics") or {}
+    about = _object(_object(row, "$").get("metadata"), "metadata")
+    figures = _optional(row.get("metrics"), "metrics")
     if about.get("benchmark_phase") not in (None, "profiling"):
         raise _Skip("of the warm-up")
     if row.get("error") or about.get("was_cancelled"):
@@ -461,12 +515,13 @@ def _inference_perf(row: Fields) -> LogRecord:
     about = _object(_object(row, "$").get("info"), "info")
     if row.get("error"):
         raise _Skip("failed")
-    asked = about.get("request_metrics") or {}
-    prompt = _first(asked.get("text") or {}, "input_tokens") or about.get("input_tokens")
-    answered = about.get("response_metrics") or about
+    asked = _optional(about.get("request_metrics"), "request_metrics")
+    text = _optional(asked.get("text"), "request_metrics.text")
+    prompt = _first(text, "input_tokens") or about.get("input_tokens")
+    answered = _optional(about.get("response_metrics"), "response_metrics") or about
     tokens = _lengths(prompt, answered.get("output_tokens"))
     start = _seconds(row.get("start_time"), "start_time")
-    times = answered.get("output_token_times") or []
+    times = _list(answered.get("output_token_times"), "output_token_times")
     first = _seconds(times[0], "output_token_times") - start if times else -1
     last = _seconds(times[-1] if times else row.get("end_time"), "end_time") - start
     return _order(
@@ -486,19 +541,22 @@ def _guidellm_rows(entries: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, Fi
     """Requests of all benchmarks of a file."""
     place = 0
     for _, value in entries:
-        for benchmark in value.get("benchmarks", ()) if isinstance(value, dict) else ():
-            requests = benchmark.get("requests") or {}
+        whole = value.get("benchmarks") if isinstance(value, dict) else None
+        for benchmark in _list(whole, "benchmarks"):
+            of_one = _object(benchmark, "benchmarks")
+            requests = _optional(of_one.get("requests"), "requests")
             for kind in ("successful", "errored", "incomplete"):
-                for one in requests.get(kind) or ():
+                for one in _list(requests.get(kind), kind):
                     place += 1
-                    yield place, {**one, "_kind": kind}
+                    yield place, {**_object(one, kind), "_kind": kind}
 
 
 def _guidellm(row: Fields) -> LogRecord:
     if row["_kind"] != "successful":
         raise _Skip("failed")
     times = _object(_object(row.get("info"), "info").get("timings"), "info.timings")
-    asked, answered = row.get("input_metrics") or {}, row.get("output_metrics") or {}
+    asked = _optional(row.get("input_metrics"), "input_metrics")
+    answered = _optional(row.get("output_metrics"), "output_metrics")
     tokens = _lengths(asked.get("text_tokens"), answered.get("text_tokens"))
     start = _seconds(times.get("request_start"), "request_start")
     first, last = (
@@ -529,7 +587,7 @@ def _bench_rows(entries: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, Field
             yield 1, {"start": None}
             return
         names = ("input_lens", "output_lens", "ttfts", "itls", "errors")
-        columns = {name: result.get(name) or [None] * len(starts) for name in names}
+        columns = {name: _list(result.get(name), name) for name in names}
         for index, start in enumerate(starts):
             place += 1
             values = {

@@ -15,8 +15,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from emu.config.names import json_object, read_input
+from emu.config.names import INPUT_BYTES_MAX, json_object, read_file, read_input
 from emu.errors import InputError, install_hint
+from emu.process.prepared import prepared
 from emu.rng import rng_stream
 from emu.units import NS_PER_MS, NS_PER_S, ceil_div, s_to_ns
 from emu.workload.chunks import LINE_MAX_BYTES, Chunk, TextFile, exact_decimal
@@ -66,8 +67,8 @@ class MooncakeParser:
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_Row)
-        self._names = msgspec.json.Decoder(dict[str, msgspec.Raw])
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(prepared(_Row))
+        self._names = msgspec.json.Decoder(prepared(dict[str, msgspec.Raw]))
         self._is_loose = False
 
     def parse(self, chunk: Chunk, notes: Notes) -> Block:
@@ -106,7 +107,7 @@ class MooncakeParser:
             offsets.append(offset)
         if notes.warnings and not self._is_loose:
             self._is_loose = True
-            self._decoder = msgspec.json.Decoder(_LooseRow)
+            self._decoder = msgspec.json.Decoder(prepared(_LooseRow))
         return _mooncake_block(
             rows, np.array(numbers, np.int64), np.array(offsets, np.int64), notes
         )
@@ -317,9 +318,11 @@ def _load_tokenizer(path: Path, source: str) -> Callable[[str], int]:
         problem = f"needs the package 'tokenizers' ({install_hint('tokenizers')})"
         raise InputError(source, None, "tokenizer", problem) from None
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        problem = getattr(error, "strerror", None) or "not valid UTF-8"
+        text = read_file(path, INPUT_BYTES_MAX).decode("utf-8")
+    except UnicodeDecodeError:
+        raise InputError(source, None, "tokenizer", "not valid utf-8") from None
+    except (OSError, ValueError) as error:
+        problem = getattr(error, "strerror", None) or str(error)
         raise InputError(source, None, "tokenizer", problem.lower()) from None
     try:
         tokenizer = Tokenizer.from_str(text)

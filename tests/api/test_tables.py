@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import emu
-from emu.errors import InputError
+from emu.errors import InputError, InvariantViolation, RunError
 
 TABLES: dict[str, Any] = {
     "latency": {"backend": "linear"},
@@ -118,3 +118,35 @@ def test_runs_in_memory_are_compared_and_drawn(tmp_path: Path) -> None:
         one.plot().save(tmp_path / "figure.gif")
     with pytest.raises(InputError, match="at least one run"):
         emu.plot()
+
+
+def test_runs_that_are_none_are_refused_in_one_line(tmp_path: Path) -> None:
+    """Lists of runs, and what is neither a result nor a directory."""
+    result = emu.run({"workload": {"synthetic": {"requests": 5}}}, output=tmp_path / "a")
+    wrong: list[tuple[Any, str]] = [
+        (
+            {"a": [result, result], "b": result},
+            "runs: a: expected a result or a directory, got a list",
+        ),
+        ([result, result], "runs: expected a result or a directory, got a list"),
+        ({"a": 3}, "runs: a: expected a result or a directory, got a value of type int"),
+        ({3: result}, "runs: expected names that are texts, got 3"),
+        (None, "runs: expected a result or a directory, got a value of type NoneType"),
+    ]
+    for given, problem in wrong:
+        for call in (emu.compare, emu.plot):
+            with pytest.raises(emu.InputError) as raised:
+                call(given)
+            assert str(raised.value) == problem
+
+
+def test_a_cell_of_a_notebook_shows_the_line_of_an_error() -> None:
+    """IPython asks the exception for what it shows (`_render_traceback_`)."""
+    for error in (InputError("c.toml", 3, "seed", "is wrong"), RunError("it ended")):
+        assert error._render_traceback_() == [f"{type(error).__name__}: {error}"]
+    try:
+        raise InvariantViolation("the books are not zero")
+    except InvariantViolation as error:
+        shown = error._render_traceback_()
+    assert shown[0].startswith("Traceback")
+    assert shown[-1].endswith("InvariantViolation: the books are not zero")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import statistics
+import subprocess
 import sys
 import tarfile
 import types
@@ -106,6 +108,202 @@ def test_a_bundle_without_its_inputs_is_refused() -> None:
     with pytest.raises(InputError, match="has changed since"):
         bundle([directory], Path("x.tar.gz"))
     assert not Path("x.tar.gz").exists()
+
+
+# --- own classes, and places: a run is run again anywhere ----------------------------------------
+MINE = """\
+from pathlib import Path
+from helper import last
+Path({mark!r}).touch()
+class R:
+    def choose(self, request, signals):
+        return last(signals)
+"""
+HELPER = "def last(signals):\n    return len(signals) - 1\n"
+
+
+def emu(*words: str, home: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, with another home directory."""
+    return subprocess.run(
+        [sys.executable, "-m", "emu", *words],
+        cwd=cwd,
+        env={**os.environ, "HOME": str(home)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def with_class(place: Path, policy: str) -> Path:
+    """A run with a router of its own, which has a helper; its code leaves a mark when it runs."""
+    (place / "mine.py").write_text(MINE.format(mark=str(place / "ran")))
+    (place / "helper.py").write_text(HELPER)
+    given = ("replicas.0.count=2", f"router.policy={policy}", "workload.path=t.csv")
+    words = ("run", "c.toml", "-q", "--no-report", "-o", "runs/own", "--set", *given)
+    done = emu(*words, home=place, cwd=place)
+    assert done.returncode == 0, done.stderr
+    (place / "ran").unlink()
+    return Path("runs/own")
+
+
+@pytest.mark.parametrize("policy", ["./mine.py:R", "mine:R", "load"])
+def test_a_bundle_is_run_again_elsewhere(place: Path, policy: str, tmp_path: Path) -> None:
+    """In another directory, with another home, when nothing is left of where it was made."""
+    directory = with_class(place, policy) if policy != "load" else run("runs/own")
+    assert main(["bundle", str(directory), "-o", "x.tar.gz", "-q"]) == 0
+    away = tmp_path / "away"
+    with tarfile.open("x.tar.gz") as archive:
+        archive.extractall(away, filter="data")
+    for name in ("mine.py", "helper.py", "t.csv", "c.toml"):
+        (place / name).unlink(missing_ok=True)
+    shutil.rmtree("runs")
+    words = ["rerun", str(away / "x/runs/own"), *(["--plugins"] if policy != "load" else [])]
+    done = emu(*words, home=tmp_path / "other", cwd=away)
+    assert done.returncode == 0, done.stderr
+    assert "identical (requests.csv, summary.json" in done.stdout
+    assert "although" not in done.stdout
+    assert (place / "ran").exists() is (policy != "load")
+
+
+@pytest.mark.parametrize("policy", ["./mine.py:R", "mine:R"])
+def test_a_run_with_an_own_class_is_run_again_from_any_directory(
+    place: Path, policy: str, tmp_path: Path
+) -> None:
+    directory = with_class(place, policy)
+    (tmp_path / "away").mkdir()
+    words = ("rerun", str(directory.resolve()), "--plugins")
+    done = emu(*words, home=tmp_path, cwd=tmp_path / "away")
+    assert done.returncode == 0, done.stderr
+    (place / "helper.py").write_text(HELPER.replace("len(signals) - 1", "0"))
+    done = emu(*words, home=tmp_path, cwd=tmp_path / "away")
+    assert done.returncode == 3
+    assert f"because {place / 'helper.py'} has changed since the run" in done.stderr
+    (place / "helper.py").unlink()
+    done = emu(*words, home=tmp_path, cwd=tmp_path / "away")
+    assert done.returncode == 2
+    assert f"a file of its class is gone: {place / 'helper.py'}" in done.stderr
+
+
+def test_code_of_a_run_runs_only_when_it_is_allowed(place: Path) -> None:
+    directory = with_class(place, "./mine.py:R")
+    done = emu("rerun", str(directory), home=place, cwd=place)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"{directory}: runs code that it names: {place / 'helper.py'}, {place / 'mine.py'}; "
+        "read it, then allow it with --plugins\n"
+    )
+    assert not (place / "ran").exists()
+    assert emu("rerun", str(directory), "--plugins", home=place, cwd=place).returncode == 0
+    assert (place / "ran").exists()
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("router", {"policy": "/tmp/evil.py:R"}),
+        ("latency", {"backend": "astra-sim", "binary": "/tmp/evil"}),
+    ],
+)
+def test_code_that_a_foreign_run_names_without_its_files_is_told(
+    key: str, value: dict[str, str]
+) -> None:
+    directory = run("runs/a")
+    content = json.loads((directory / "run.json").read_text())
+    content["config"][key] = value
+    (directory / "run.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"runs code that it names: /tmp/evil.*--plugins"):
+        run_again(directory)
+
+
+def test_a_run_tells_no_home_directory(place: Path, tmp_path: Path) -> None:
+    """Not of files, classes, results, overrides, nor of the command line."""
+    home = tmp_path / "home" / "ada"
+    (home / "work").mkdir(parents=True)
+    (home / "lib").mkdir()
+    for name in ("c.toml", "t.csv"):
+        (home / name).write_text((place / name).read_text())
+    (home / "lib" / "mine.py").write_text("class R:\n    def choose(self, r, s): return 0\n")
+    given = [f"workload.path={home}/t.csv", f"router.policy={home}/lib/mine.py:R"]
+    given.append("output.report=true")
+    for out in (f"{home}/runs/a", str(tmp_path / "elsewhere"), "here"):
+        done = emu(
+            *("run", f"{home}/c.toml", "-q", "-o", out, "--set", *given),
+            home=home,
+            cwd=home / "work",
+        )
+        assert done.returncode == 0, done.stderr
+        directory = (home / "work" / out).resolve()
+        text = (directory / "run.json").read_text()
+        assert str(home) not in text and "/ada" not in text
+        assert "~/t.csv" in json.loads(text)["inputs"]
+        done = emu("rerun", str(directory), "--plugins", home=home, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert str(home) not in (directory / "report.html").read_text()
+
+
+@pytest.mark.usefixtures("place")
+def test_a_bundle_tells_how_its_revision_is_built() -> None:
+    directory = run("runs/a")
+    bundle([directory], Path("x.tar.gz"))
+    with tarfile.open("x.tar.gz") as archive:
+        member = archive.extractfile("x/README.md")
+        assert member is not None
+        text = member.read().decode()
+    versions = json.loads((directory / "run.json").read_text())["versions"]
+    assert f"- `runs/a`: emu {versions['emu']}, revision {versions['revision']}, Python" in text
+    assert "git checkout REVISION\n    python -m pip install .\n" in text
+    assert "emu-llm" not in text  # no index has it
+
+
+def deep() -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(400):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("config", [], "config: unusable: expected an object"),
+        ("config", None, "config: unusable: expected an object"),
+        ("config", deep(), "config: unusable: nested too deeply"),
+        ("config", {"workload": {"path": "\0"}}, "path: its input is gone"),
+        ("config", {"workload": {"path": "x" * 5000}}, "path: its input is gone"),
+        ("config", {"workload": 3}, "workload: expected a table, got 3"),
+        ("config", {"faults": 3}, "faults: expected an array, got 3"),
+        ("config", {"replicas": [3]}, "replicas.0: expected a table, got 3"),
+        ("config_file", 3, "config_file: unusable: expected a string"),
+        ("overrides", {}, "overrides: unusable: expected an array"),
+        ("inputs", [], "inputs: unusable: expected an object"),
+        ("inputs", {"t.csv": 3}, "inputs: unusable: t.csv"),
+        ("inputs", {"t.csv": "../../etc"}, "inputs: unusable: t.csv"),
+        ("classes", {"R": 3}, "classes: unusable: R"),
+        ("classes", {"R": {"folder": "", "files": {"../x": "0" * 64}}}, "classes: unusable: R"),
+        ("versions", [], "versions: unusable: expected an object"),
+    ],
+)
+def test_an_odd_run_json_is_refused_in_one_line(
+    key: str, value: object, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = run("runs/a")
+    content = json.loads((directory / "run.json").read_text())
+    content[key] = value
+    (directory / "run.json").write_text(json.dumps(content))
+    capsys.readouterr()
+    assert main(["rerun", str(directory)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert problem in line
+
+
+@pytest.mark.usefixtures("place")
+def test_a_run_json_that_is_no_object_is_refused() -> None:
+    directory = run("runs/a")
+    (directory / "run.json").write_text("[]")
+    with pytest.raises(InputError, match="expected a JSON object"):
+        run_again(directory)
 
 
 # --- runs that are kept --------------------------------------------------------------------------

@@ -46,6 +46,14 @@ TEXTS = {
     # From here on the run begins.
     "raises": ROUTER + "raise KeyError('oops')\n",
     "exits_in_a_call": ROUTER + "raise SystemExit(0)\n",
+    "empty_iterator": ROUTER + "return next(iter(()))\n",
+    "ends_a_generator": ROUTER + "raise GeneratorExit\n",
+    "empty_iterator_of_a_base": "class Base:\n    def choose(self, r, s): return next(iter(()))\n"
+    "class R(Base): pass\n",
+    "callback_empty_iterator": ROUTER
+    + "return 0\n    def on_completion(self, e): next(iter(()))\n",
+    "slots_and_empty_iterator": ROUTER.replace(":\n", ":\n    __slots__ = ()\n", 1)
+    + "return next(iter(()))\n",
     "endless_recursion": ROUTER + "return self.choose(request, signals)\n",
     "nothing": ROUTER + "return None\n",
     "text": ROUTER + "return 'left'\n",
@@ -88,6 +96,37 @@ def test_a_wrong_router_ends_in_one_line(
     assert len(told) == 1, lines
     assert "own" in told[0] and "internal fault" not in told[0]
     assert not (config.parent / "out" / "summary.json").exists()
+
+
+def test_an_empty_iterator_is_told_with_its_line(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (config.parent / "own.py").write_text(TEXTS["empty_iterator"])
+    assert run(config, "router.policy=./own.py:R") == 3
+    place = f"({config.parent}/own.py:3 in choose)"
+    assert f"PluginError: StopIteration {place}" in capsys.readouterr().err
+
+
+SCHEDULER = """\
+from emu.scheduling.base import Scheduler
+class R(Scheduler):
+    def schedule(self, now_ns): return next(iter(()))
+    def complete(self, batch, steps, now_ns, longest_step_ns): ...
+    def cancel(self, request): ...
+    def detach(self, request): ...
+    def evacuate(self): ...
+    def residents(self): return ()
+    @property
+    def running_count(self): return 0
+"""
+
+
+def test_an_empty_iterator_in_a_scheduler_is_its_own_fault(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (config.parent / "own.py").write_text(SCHEDULER)
+    assert run(config, "scheduler.policy=./own.py:R") == 3
+    assert "own.py:3 in schedule)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from emu.config.load import config_from_text, load_config
+from emu.config.names import read_input
 from emu.errors import InputError
+from emu.runs.runner import prepare
 
 BAD: list[tuple[str, str, str]] = [
     # name, text, expected message after "c.toml"
@@ -152,3 +157,84 @@ def test_bad_files(tmp_path: Path) -> None:
     assert message(bad) == "/bad.toml:3: slo.ttft_ms: expected a number >= 0, got -1"
     bad.write_bytes(b"seed = 1\x00")
     assert "/bad.toml:1: column 9: not valid TOML" in message(bad)
+
+
+# --- what no file should be ---------------------------------------------------------------------
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "pipe"])
+def test_what_is_no_regular_file_is_refused_unread(path: str, tmp_path: Path) -> None:
+    """A device has no end; a pipe that no program writes to would wait for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    place = tmp_path / path
+    kind = "pipe" if path == "pipe" else "device"
+    with pytest.raises(InputError, match=f"cannot be read: is a {kind}, expected a regular file$"):
+        load_config(place)
+    config = config_from_text(f"[workload]\npath = '{place}'\nformat = 'jsonl'\n", "c.toml")
+    with pytest.raises(InputError, match=f"is a {kind}, expected a regular file: a workload"):
+        prepare(config, "c.toml")
+    with pytest.raises(InputError, match=f"is a {kind}, expected a regular file$"):
+        read_input(place)
+
+
+def test_a_file_larger_than_the_limit_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)  # a hole
+    with pytest.raises(InputError, match="cannot be read: is larger than 64 MiB"):
+        load_config(path)
+    with pytest.raises(InputError, match="is larger than 4096 MiB"):
+        read_input(path)
+
+
+MANY = ".".join(["a"] * 20_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (f"{MANY} = 1", 1),
+        (f"seed = 1\n[{MANY}]", 2),
+        (f"seed = 1\n[[{MANY}]]", 2),
+        (f"model = {{ {MANY} = 1 }}", 1),
+        ('seed = 1\n"a b"' + '."c"' * 20_000 + " = 1", 2),
+        (f"name = '''\n'''\n{MANY} = 1", 3),
+    ],
+    ids=["key", "table", "array", "inline", "quoted", "behind_a_string"],
+)
+def test_a_key_of_thousands_of_parts_is_refused_before_it_is_read(
+    text: str, line: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading it took 11 s and 1.9 GB."""
+    monkeypatch.setattr(tomllib, "loads", lambda _: pytest.fail("it is read"))
+    with pytest.raises(InputError, match=rf"^c\.toml:{line}: a key of more than 64 parts$"):
+        config_from_text(text, "c.toml")
+
+
+def test_an_override_of_thousands_of_parts_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^--set: a key of more than 64 parts$"):
+        config_from_text("", "c.toml", [f"{MANY}=1"])
+
+
+def test_dots_in_strings_and_comments_are_no_parts_of_keys() -> None:
+    dots = ".".join(["a"] * 200)
+    text = f"# {dots}\n[model]\nserved_name = '{dots}' # {dots}\n[slo]\nttft_ms = 5.0"
+    assert config_from_text(text, "c.toml").model.served_name == dots
+
+
+def test_a_message_repeats_no_long_text_in_full() -> None:
+    with pytest.raises(InputError) as raised:
+        config_from_text(f"[model]\n{'x' * 5_000} = 1", "c.toml")
+    assert "xxx... (5,006 characters) ...xxx" in str(raised.value)
+    assert raised.value.field == f"model.{'x' * 5_000}"
+    assert len(str(raised.value)) < 2_500
+
+
+def test_an_error_keeps_its_parts_on_the_way_from_another_process() -> None:
+    error = InputError("c.toml", 3, "seed", "is wrong")
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.source, again.line, again.field, again.problem) == (
+        "c.toml",
+        3,
+        "seed",
+        "is wrong",
+    )
+    assert str(again) == str(error)

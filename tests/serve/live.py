@@ -25,6 +25,7 @@ from emu.serve.house import ServeOptions
 from emu.serve.server import LiveServer
 from emu.serve.world import LiveCluster
 from tests.patience import PATIENCE_S
+from tests.serve.invariants import check_server
 
 LINEAR = {"backend": "linear", "base_us": 5000, "per_token_us": 20, "per_context_token_us": 0.5}
 PREFILL_DECODE: list[dict[str, Any]] = [{"role": "prefill"}, {"role": "decode"}]
@@ -152,12 +153,14 @@ async def live(
 def run(
     directory: Path, raw: dict[str, Any], check: Callable[[Live], Awaitable[None]], **options: Any
 ) -> None:
-    """Run a check against a server of its own."""
+    """Run a check against a server of its own, whose pages keep their laws at its end."""
 
     async def main() -> None:
         with anyio.fail_after(PATIENCE_S):
             async with live(directory, raw, **options) as server:
                 await check(server)
+                if server.cluster.error is None:
+                    check_server(server)
 
     anyio.run(main, backend_options={"use_uvloop": True})
 

@@ -218,6 +218,7 @@ def test_control_calls_are_checked(tmp_path: Path) -> None:
         ("faults", {"kind": "replica_crash", "color": "red"}, 400),
         ("faults", [], 400),
         ("failures", {"rules": [{"rate": 2}]}, 400),
+        ("failures", {"rules": [{"every": 9}, {}]}, 400),  # would fail every call
     ]
 
     async def check(live: Live) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import yaml
 
+from emu.cluster.plan import make_plan
+from emu.config.load import load_config
 from tests.serve.live import PREFILL_DECODE, Live, run, tables
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -29,15 +31,21 @@ def test_the_board_asks_for_metrics_that_exist(tmp_path: Path) -> None:
     run(tmp_path, tables(replicas=PREFILL_DECODE), check)
 
 
-def test_the_files_go_together() -> None:
+def test_prometheus_scrapes_every_replica_of_the_cluster_that_runs() -> None:
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     services = compose["services"]
     assert set(services) == {"emu", "prometheus", "grafana"}
     scrape = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
     targets = [t for job in scrape for static in job["static_configs"] for t in static["targets"]]
     assert targets[0] == "emu:8000"
-    command = services["emu"]["command"]
-    assert "--fleet --ports 9000" in command
+    words = services["emu"]["command"].split()
+    assert "--fleet" in words
+    first = int(words[words.index("--ports") + 1])
+    config = load_config(DEPLOY.parent / words[words.index("serve") + 1])
+    ports = range(first, first + len(make_plan(config).replicas))
+    assert targets[1:] == [f"emu:{port}" for port in ports], "a target for each replica"
+    published = f"{ports[0]}-{ports[-1]}"
+    assert services["emu"]["ports"] == ["8000:8000", f"{published}:{published}"]
     for service in services.values():
         for volume in service.get("volumes", []):
             assert (DEPLOY / volume.split(":")[0]).exists(), volume

@@ -122,7 +122,7 @@ def test_prefill_and_decode_compute_a_prompt_once(tmp_path: Path, given: dict[st
             cached = (len(PROMPT) - 1) // 16 * 16
             assert computed[f"{by_source} local_compute"] == 2 * len(PROMPT) - cached
             assert received[f"{by_source} local_compute"] == 2
-            assert received[f"{by_source} external_kv_transfer"] == 2 * (len(PROMPT) - 1)
+            assert received[f"{by_source} external_kv_transfer"] == 2 * len(PROMPT)
             assert received["vllm:nixl_bytes_transferred_count"] == 2
             assert received["vllm:time_to_first_token_seconds_count"] == 2
 
@@ -170,6 +170,9 @@ def test_kv_that_nobody_fetches_is_given_up(tmp_path: Path) -> None:
             assert live.blocks_used() > 0
             await live.until(lambda: live.cluster.gateway.outstanding == 0)
             assert live.blocks_used() == 0
+            expired = "vllm:nixl_num_kv_expired_reqs_total"
+            assert (await figures(first))[expired] == 1
+            assert (await figures(second))[expired] == 0
             params = head.json()["kv_transfer_params"]
             assert (await complete(second, kv_transfer_params=params)).status_code == 500
 
@@ -240,6 +243,90 @@ def test_a_half_does_not_wait_for_a_prefill_engine_that_has_died(tmp_path: Path)
             assert not rooms
 
     run(tmp_path, tables(replicas=PREFILL_DECODE), check, fleet=True, face="sglang", speed=1000)
+
+
+SLOW: dict[str, Any] = {"nodes": [{"gpus": 1, "nic_gbps": 0.02}] * 2}
+"""Machines between which KV takes its time."""
+
+
+def sglang_body(room: int, port: int | None = None) -> dict[str, Any]:
+    return {
+        "text": PROMPT,
+        "sampling_params": {"max_new_tokens": 6},
+        "bootstrap_host": "127.0.0.1",
+        "bootstrap_port": port,
+        "bootstrap_room": room,
+    }
+
+
+def seconds(live: Live) -> float:
+    """Emulated time."""
+    return live.cluster.kernel.wall_ns() / 1e9
+
+
+@pytest.mark.parametrize("face", ["sglang", "vllm"])
+def test_kv_for_a_decode_engine_that_dies_is_given_up(tmp_path: Path, face: str) -> None:
+    """By SGLang at once, by vLLM at the end of the lease; the answer ends at once in both."""
+
+    async def check(live: Live) -> None:
+        async with endpoints(live) as (first, second):
+            if face == "sglang":
+                body = sglang_body(1)
+                head = asyncio.create_task(first.post("/generate", json=body))
+                tail = asyncio.create_task(second.post("/generate", json=body))
+            else:
+                head = asyncio.create_task(
+                    complete(first, max_tokens=1, kv_transfer_params=DECODE_FIRST)
+                )
+                params = (await head).json()["kv_transfer_params"]
+                tail = asyncio.create_task(complete(second, kv_transfer_params=params))
+            await live.until(lambda: live.cluster.engines[1].fetching == 1)
+            assert (await head).status_code == 200
+            begin_s = seconds(live)
+            crash = {"kind": "replica_crash", "replica": 1, "duration_s": 400.0}
+            assert (await live.client.post("/emu/faults", json=crash)).status_code == 200
+            answer = await tail
+            assert answer.status_code == 503
+            assert seconds(live) < begin_s + 20
+            assert (live.blocks_used() > 0) == (face == "vllm")
+            await live.until(lambda: live.blocks_used() == 0)
+            assert (seconds(live) > begin_s + 60) == (face == "vllm")
+            assert live.cluster.engines[1].fetching == 0
+            assert live.cluster.gateway.outstanding == 0
+
+    raw = tables(replicas=PREFILL_DECODE, **SLOW)
+    run(tmp_path, raw, check, fleet=True, face=face, speed=10, kv_lease_s=100.0)
+    assert [row["status"] for row in replayed(tmp_path)] == ["cancelled"]
+
+
+def test_a_prefill_half_without_the_other_is_given_up_after_300_s(tmp_path: Path) -> None:
+    async def check(live: Live) -> None:
+        async with endpoints(live) as (first, _):
+            assert (await first.post("/generate", json=sglang_body(1))).status_code == 200
+            assert live.blocks_used() > 0
+            await live.until(lambda: live.blocks_used() == 0)
+            assert 300 <= seconds(live) < 400
+
+    raw = tables(replicas=PREFILL_DECODE)
+    run(tmp_path, raw, check, fleet=True, face="sglang", speed=500, kv_lease_s=4800.0)
+    replayed(tmp_path)
+
+
+def test_a_decode_half_ends_when_its_own_engine_dies(tmp_path: Path) -> None:
+    async def check(live: Live) -> None:
+        async with endpoints(live) as (_, second):
+            waiting = asyncio.create_task(second.post("/generate", json=sglang_body(1)))
+            fleet = live.server.fleet
+            assert fleet is not None
+            await live.until(lambda: bool(fleet.handoffs._rooms))
+            begin_s = seconds(live)
+            crash = {"kind": "replica_crash", "replica": 1, "duration_s": 400.0}
+            assert (await live.client.post("/emu/faults", json=crash)).status_code == 200
+            assert (await waiting).status_code == 503
+            assert seconds(live) < begin_s + 100
+            assert not fleet.handoffs._rooms
+
+    run(tmp_path, tables(replicas=PREFILL_DECODE), check, fleet=True, face="sglang")
 
 
 def test_a_crash_closes_the_port_and_fails_its_requests(tmp_path: Path) -> None:

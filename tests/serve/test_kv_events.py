@@ -27,11 +27,13 @@ class Index:
     def __init__(self, wire: Wire) -> None:
         self.counts: dict[int, int] = {}
         self.next = 0
+        self.stamps: list[float] = []
         self._wire = wire
 
     def read(self, payload: bytes) -> None:
         """One batch."""
-        _, events, rank = msgspec.msgpack.decode(payload)
+        stamp, events, rank = msgspec.msgpack.decode(payload)
+        self.stamps.append(stamp)
         assert rank == 0
         assert events
         for event in events:
@@ -181,6 +183,7 @@ def test_a_fleet_publishes_what_its_replicas_hold(tmp_path: Path) -> None:
         assert fleet is not None
         assert fleet.events is not None
         wire = wire_of("vllm-0.26")
+        live.cluster.kernel.unix_s = lambda: 1_800_000_000.25
         endpoint = fleet.endpoints[1]
         url = f"http://127.0.0.1:{endpoint.port}"
         source = (await live.client.get(f"{url}/kv_event_sources")).json()["0"]
@@ -206,6 +209,7 @@ def test_a_fleet_publishes_what_its_replicas_hold(tmp_path: Path) -> None:
                 index.read(payload)
             pool: Any = endpoint.replica.scheduler.pool  # type: ignore[attr-defined]
             assert index.counts.keys() == pool.findable() != frozenset()
+            assert set(index.stamps) == {1_800_000_000.25}, "as time.time(), not emulated time"
         finally:
             asker.close()
             context.term()

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -285,6 +286,31 @@ def test_an_extra_that_is_missing_is_named(
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r"needs the package ray"):
         swept(tmp_path, SEARCH, ray="local")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Exception("The current node timed out during startup.\nThis could happen because ..."),
+        RuntimeError(""),
+        ConnectionError("no cluster there"),
+    ],
+)
+def test_a_ray_that_cannot_start_is_told_in_its_own_words(
+    tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that times out is a bare Exception."""
+
+    def init(**options: object) -> None:
+        raise error
+
+    ray = types.ModuleType("ray")
+    monkeypatch.setattr(ray, "init", init, raising=False)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with pytest.raises(InputError) as raised:
+        swept(tmp_path, SEARCH, ray="local")
+    words = " ".join(str(error).split()) or "RuntimeError"
+    assert str(raised.value) == f"--ray: local: Ray: {words}"
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from emu.config.schema import WorkloadTable
 from emu.errors import InputError
-from emu.workload.logs import read_log
+from emu.workload.logs import block_of, read_log
 from emu.workload.opened import open_workload
 
 VLLM_BENCH = (
@@ -208,3 +208,59 @@ def test_a_wrong_model_of_clients_is_one_line(
 def test_a_folder_without_clients_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"without chunk-<client>-trace\.csv"):
         drawn(tmp_path)
+
+
+def places(value: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """Every place in a JSON value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value)  # type: ignore[call-overload]
+    found = [path]
+    for key, one in inner:
+        found += places(one, (*path, key)) if isinstance(one, (dict, list)) else [(*path, key)]
+    return found
+
+
+def changed(value: object, path: tuple[str | int, ...], new: object) -> object:
+    """The value with something else at one place."""
+    if not path:
+        return new
+    copy = value.copy()  # type: ignore[attr-defined]
+    copy[path[0]] = changed(copy[path[0]], path[1:], new)
+    return copy
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_value_of_another_kind_anywhere_is_one_line(name: str, tmp_path: Path) -> None:
+    """Each value of a log in turn becomes a number, null, a word, an array, an object, ..."""
+    first = json.loads(LOGS[name][0].split("\n")[0])
+    path, refused = tmp_path / "log", 0
+    for place in places(first):
+        for new in (
+            5,
+            -1,
+            0.5,
+            None,
+            True,
+            "x",
+            "9999-01-01T00:00:00Z",
+            "",
+            [],
+            [None],
+            [5],
+            {},
+            {"a": None},
+            10**30,
+        ):
+            path.write_text(json.dumps(changed(first, place, new)))
+            try:
+                block_of(read_log(path, format=name).records)
+            except InputError as error:
+                assert "\n" not in str(error)
+                refused += 1
+    assert refused > len(places(first))
+
+
+@pytest.mark.parametrize("text", ['{"resourceSpans":5}', '{"resourceSpans":[null]}'])
+def test_spans_of_another_kind_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(text)
+    with pytest.raises(InputError, match=r"log: resourceSpans: must be an (array|object)$"):
+        read_log(tmp_path / "log")
