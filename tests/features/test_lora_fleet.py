@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
+from emu.features.lora import Adapters
 from emu.kv.blocks import BlockPool
 from emu.request import Request
 from emu.serve.fleet import Ledger, watch, wire_of
@@ -53,8 +54,8 @@ def test_each_port_loads_adapters_of_its_own(tmp_path: Path) -> None:
                 answer = (await complete(one, model="a", max_tokens=2)).json()
                 assert answer["model"] == "a"
                 spent.append(live.cluster.engines[0].ttft.total - before)
-            slots = live.cluster.replicas[0].scheduler.adapters
-            assert slots is not None
+            (slots,) = live.cluster.replicas[0].scheduler.parts
+            assert isinstance(slots, Adapters)
             assert (slots.cold_loads, slots.hits > 0) == (1, True)
             assert spent[0] > spent[1], "the first step loads it"
             plain = (await complete(one, max_tokens=2)).json()["usage"]
