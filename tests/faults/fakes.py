@@ -67,7 +67,7 @@ class FakeGateway:
     def __init__(self) -> None:
         self.held: list[Request] = []
         self.taking: list[Request] = []
-        self.encoding: dict[int, Request] = {}
+        self.at_doors: dict[int, Request] = {}
         self.routed: list[Request] = []
         self.arrived: list[Request] = []
         self.echoes: list[Callable[[Request], None]] = []

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import emu
 from emu.cluster.plan import make_plan
 from emu.config.features import FEATURES
 from emu.config.load import config_from_dict
 from emu.errors import InputError
 from emu.features.modes import MODES, Conflict
-from emu.features.page import examples, features_markdown
+from emu.features.page import examples, features_markdown, merged
 from emu.features.registry import all_features, module_of
 
 CELLS = [
@@ -55,3 +57,26 @@ def test_an_example_switches_its_feature_on_and_no_other() -> None:
     for feature in all_features():
         config = config_from_dict(dict(feature.example))
         assert [one.name for one in make_plan(config).features] == [feature.name]
+
+
+PAIRS = [
+    pytest.param(tables, id=f"{feature} with {other}")
+    for feature, other, tables, conflict in examples()
+    if conflict is None and other in {one.name for one in all_features()}
+]
+
+
+@pytest.mark.parametrize("tables", PAIRS)
+def test_features_that_go_together_run_and_leap_alike(
+    tables: dict[str, Any], tmp_path: Path
+) -> None:
+    made = {"requests": 12, "prompt": {"median": 60.0, "max": 300}, "output": {"median": 20.0}}
+    synthetic = {**made, "sessions": {"turns_max": 2}, "prefix_groups": 2, "prefix_tokens": 32}
+    tables = merged(tables, {"workload": {"synthetic": synthetic}})
+    found = []
+    for leap in (True, False):
+        changed = merged(tables, {"scheduler": {"leap": leap}})
+        run = emu.run(changed, [], output=tmp_path / str(leap), report=False)
+        assert run.summary.completed == run.summary.num_prompts > 11
+        found.append((tmp_path / str(leap) / "requests.csv").read_bytes())
+    assert found[0] == found[1]
