@@ -33,7 +33,7 @@ network/carrier network/flows network/links
 latency/base latency/packing latency/engine_steps
 latency/roofline latency/kernels
 replica/actor replica/completion replica/crash replica/inbound replica/pipelined replica/ports
-replica/prerequisites replica/replica replica/serving replica/table
+replica/prerequisites replica/replica replica/serving replica/table replica/view
 routing/policies
 cluster/cluster cluster/gateway cluster/recorder
 report/records report/itl report/csvtext

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import functools
 import gc
@@ -15,7 +14,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-import anyio
 import msgspec
 from msgspec import inspect
 
@@ -44,7 +42,7 @@ from emu.process.exits import scratch, sent_to
 from emu.replica.states import ReplicaState as S
 from emu.report.history import History
 from emu.report.summary import build_summary, plain_summary
-from emu.runs.runner import prepare
+from emu.runs.runner import prepare, run_in_kernel
 
 # --- coverage: keys of the schema, kinds of faults by the part that they struck -------------------
 # `schema_keys` reads every key off the tables of the configuration, `keys_of` those of one world;
@@ -269,36 +267,24 @@ def _parts(target: str, places: Sequence[Place], states: Sequence[str]) -> set[s
 
 
 # --- trials ---------------------------------------------------------------------------------------
-# A kernel that has the world checked while it runs: between two timers, when nothing moves.
+class Checker:
+    """Has a world checked while it runs: between two timers, when nothing moves."""
 
-
-class CheckingKernel(Kernel):
-    """Calls `check` before every `every`-th timer; what it finds ends the run."""
-
-    def __init__(self, *, every: int, events_per_instant_max: int = 100_000) -> None:
-        super().__init__(events_per_instant_max=events_per_instant_max)
-        self.check: Callable[[], list[str]] = list
-        self.is_quiet = False
-        """The next timer is later than now: this instant is over."""
+    def __init__(self, kernel: Kernel, every: int, check: Callable[[bool], list[str]]) -> None:
+        """`check` before every `every`-th timer, told whether its instant is over; what it finds
+        ends the run."""
         self.checks = 0
-        self._every = every
-        self._left = every
+        self._kernel = kernel
+        self._check = check
+        kernel.check_every(every, self._look)
 
-    def _set_notice(self) -> None:
-        self._notice_ns = -1  # every timer goes through `_move_to`
-
-    def _move_to(self, due_ns: int, rank: int) -> bool:
-        self._left -= 1
-        if self._left <= 0:
-            self._left = self._every
-            self.checks += 1
-            self.is_quiet = due_ns > self.now_ns
-            problems = self.check()
-            if problems:
-                story = [*problems[1:], *self.story()]
-                self.fail(InvariantViolation(problems[0], at_ns=self.now_ns, story=story))
-                return False
-        return super()._move_to(due_ns, rank)
+    def _look(self, is_quiet: bool) -> InvariantViolation | None:
+        self.checks += 1
+        problems = self._check(is_quiet)
+        if not problems:
+            return None
+        story = [*problems[1:], *self._kernel.story()]
+        return InvariantViolation(problems[0], at_ns=self._kernel.now_ns, story=story)
 
 
 # --- One world ------------------------------------------------------------------------------------
@@ -447,17 +433,15 @@ def _run(
     plan, workload = prepare(config, "chaos")
     recorder = Recorder(directory, config.output, log)
     history = recorder.history = History(follows_steps=not leap)
-    found: list[tuple[Cluster, Outcome, CheckingKernel]] = []
+    found: list[tuple[Cluster, Outcome, Checker]] = []
     interrupts: list[KeyboardInterrupt] = []
 
-    async def main() -> None:
+    async def main(make_kernel: Callable[..., Kernel]) -> None:
         def interrupt() -> None:
             interrupts.append(KeyboardInterrupt())
             kernel.fail(interrupts[-1])
 
-        kernel = CheckingKernel(
-            every=every, events_per_instant_max=config.limits.events_per_instant
-        )
+        kernel = make_kernel(events_per_instant_max=config.limits.events_per_instant)
         cluster = Cluster(
             plan,
             workload,
@@ -466,23 +450,25 @@ def _run(
             kernel=kernel,
             leap=None if leap else False,
         )
-        kernel.check = lambda: validate_world(cluster, is_quiet=kernel.is_quiet)
+        checker = Checker(
+            kernel, every, lambda is_quiet: validate_world(cluster, is_quiet=is_quiet)
+        )
         if break_it is not None:
             break_it(cluster)
-        with sent_to(asyncio.get_running_loop(), interrupt):
+        with sent_to(kernel, interrupt):
             outcome = await cluster.run()
-        found.append((cluster, outcome, kernel))
+        found.append((cluster, outcome, checker))
 
     gc.disable()
     try:
-        anyio.run(main, backend_options={"use_uvloop": True})
+        run_in_kernel(plan, main)
     finally:
         gc.enable()
     recorder.close()
     if interrupts:  # also if the run was over by then
         recorder.requests.discard()
         raise interrupts[0]
-    cluster, outcome, kernel = found[0]
+    cluster, outcome, checker = found[0]
     verdict.work += outcome.events + len(history.records)
     is_whole = outcome.error is None
     _judge_end(cluster, outcome, verdict)
@@ -508,7 +494,7 @@ def _run(
     recorder.requests.discard()
     if leap or not verdict.events:
         _count(verdict, cluster, outcome, history.records, files)
-        verdict.checks = kernel.checks
+        verdict.checks = checker.checks
     return _Run(cluster, outcome, files, history.records, recorder)
 
 

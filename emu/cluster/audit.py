@@ -15,6 +15,7 @@ from emu.errors import InvariantViolation
 from emu.replica.prerequisites import READ, WRITE
 from emu.replica.replica import Replica
 from emu.replica.states import GPU_ROLE
+from emu.replica.view import ReplicaHandle
 from emu.report.summary import ModelFacts, RunFacts
 from emu.units import NS_PER_S
 
@@ -250,13 +251,14 @@ def _gpu_times(cluster: Cluster) -> tuple[dict[str, int], int]:
     gpu_ns: dict[str, int] = {}
     idle_ns = 0
     for replica in cluster.replicas:
-        replica.settle()  # one that only keeps pace with its group may be in the middle of a leap
+        # One that only keeps pace with its group may be in the middle of a leap.
+        busy_ns = replica.view().booked_busy_ns
         serving_ns = 0
         for role, held_ns in _held_ns(replica).items():
             gpu_ns[role] = gpu_ns.get(role, 0) + held_ns
             if role in ("prefill", "decode", "colocated"):
                 serving_ns += held_ns
-        idle_ns += max(0, serving_ns - replica.busy_ns * len(replica.gpus))
+        idle_ns += max(0, serving_ns - busy_ns * len(replica.gpus))
     return gpu_ns, idle_ns
 
 
@@ -271,7 +273,7 @@ def _peak_flops(cluster: Cluster) -> tuple[float, float]:
     return busy, held
 
 
-def _held_ns(replica: Replica) -> dict[str, int]:
+def _held_ns(replica: ReplicaHandle) -> dict[str, int]:
     """GPU time of one replica by role."""
     gpu_ns: dict[str, int] = {}
     for state, spent_ns in replica.state_ns.items():

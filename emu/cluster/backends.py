@@ -302,7 +302,7 @@ class SharedBackends:
         """End all programs, whatever else is being cancelled; the first that ended badly."""
         known = [backend for made in self._known.values() for _, backend in made]
         backends = [getattr(backend, "inner", backend) for backend in known]
-        closing = [backend for backend in backends if hasattr(backend, "aclose")]
+        closing = [b for b in backends if b.foreign and hasattr(b, "aclose")]
         if not closing:
             return None
         import anyio

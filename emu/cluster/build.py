@@ -47,6 +47,7 @@ from emu.replica.relay_board import RelayBoard
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
 from emu.replica.table import HANDLERS
+from emu.replica.view import ReplicaHandle
 from emu.replica.wave import GRAPH_TOKENS_MAX, WaveGroup
 from emu.request import Request
 from emu.routing.policies import make_router
@@ -152,7 +153,7 @@ class Shared(NamedTuple):
 
 
 def build_insight(
-    plan: Plan, kernel: Kernel, replicas: Sequence[Replica], watchers: Mapping[int, Watcher]
+    plan: Plan, kernel: Kernel, replicas: Sequence[ReplicaHandle], watchers: Mapping[int, Watcher]
 ) -> Insight | None:
     """What policies of a user's own see; None in a run without any."""
     if not any(True for _ in plugins_of(plan.config, plan.replicas)):
@@ -175,7 +176,7 @@ def build_queue(plan: Plan, served: str) -> PrefillQueue | None:
 
 def build_dispatch(
     shared: Shared,
-    members: Sequence[Replica],
+    members: Sequence[ReplicaHandle],
     actors: Sequence[Actor],
     queue: PrefillQueue | None,
     *,
@@ -196,13 +197,13 @@ def build_dispatch(
             match=match,
             holds=holds,
             own=make_plugin if insight is None else insight.make,
+            look=None if insight is None else insight.look,
         ),
         members,
         actors,
         queue=queue,
         delay_ns=ms_to_ns(config.router.signal_delay_ms),
         max_model_tokens=max(r.max_model_tokens for r in plans),
-        is_own=is_import_path(config.router.policy),
         outstanding_max=0 if table is None else table.max_outstanding,
     )
 
@@ -462,10 +463,10 @@ def build_live(shared: Shared, world: LiveWorld) -> LiveMigrator | None:
 
 def build_rejecter(
     shared: Shared,
-    members: Sequence[Replica],
+    members: Sequence[ReplicaHandle],
     *,
-    on_capacity: Callable[[Replica], None],
-    on_changed: Callable[[Replica, bool], None],
+    on_capacity: Callable[[ReplicaHandle], None],
+    on_changed: Callable[[ReplicaHandle, bool], None],
 ) -> KvRejecter | None:
     """The actor that keeps KV from replicas that are far fuller than the rest, if there is one."""
     table = shared.plan.config.kv_reject
@@ -550,7 +551,7 @@ def site_of(plan: ReplicaPlan, topology: Topology, replica: Replica) -> Site:
     )
 
 
-def rates_of(plan: ReplicaPlan, table: AutoscaleTable, replica: Replica, site: Site) -> Rates:
+def rates_of(plan: ReplicaPlan, table: AutoscaleTable, replica: ReplicaHandle, site: Site) -> Rates:
     """Rp and Rt of section 6.2."""
     prefill = table.tokens_prefilled_per_s
     if prefill == 0:
@@ -610,7 +611,7 @@ class Scalers:
         changed: AutoscaleTable = override(table, model.autoscale, where, "config")
         return changed
 
-    def _cache(self, members: Sequence[Replica]) -> HostCache:
+    def _cache(self, members: Sequence[ReplicaHandle]) -> HostCache:
         first = members[0].replica_id
         name, weights = self._plan.replicas[first].served, self._weights[first]
         machines = [self._sites[replica.replica_id].machine for replica in members]
@@ -659,8 +660,8 @@ class GpuSharing:
     def __init__(
         self,
         plan: Plan,
-        replicas: Sequence[Replica],
-        members: Sequence[Sequence[Replica]],
+        replicas: Sequence[ReplicaHandle],
+        members: Sequence[Sequence[ReplicaHandle]],
         scalers: Sequence[Scaler],
         outstanding: Callable[[int], int],
     ) -> None:
@@ -685,7 +686,7 @@ class GpuSharing:
         """The replica that has a shared GPU now; None = no replica."""
         return self._owner.get(gpu)
 
-    def is_free(self, replica: Replica) -> bool:
+    def is_free(self, replica: ReplicaHandle) -> bool:
         """No other replica is on its GPUs, and no model without any is to get them first."""
         if replica.replica_id not in self._shared:
             return True
@@ -694,7 +695,7 @@ class GpuSharing:
         own, owner = replica.replica_id, self._owner
         return all(owner.get(gpu, own) == own for gpu in replica.gpus)
 
-    def on_moved(self, replica: Replica, before: ReplicaState) -> None:
+    def on_moved(self, replica: ReplicaHandle, before: ReplicaState) -> None:
         """A replica has changed its state: its GPUs are taken, or free."""
         if replica.replica_id not in self._shared:
             return
@@ -709,7 +710,7 @@ class GpuSharing:
             for scaler in self._scalers:
                 scaler.look()
 
-    def _take(self, replica: Replica) -> None:
+    def _take(self, replica: ReplicaHandle) -> None:
         for gpu in replica.gpus:
             if gpu in self._owner:
                 raise InvariantViolation(

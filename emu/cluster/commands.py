@@ -14,8 +14,8 @@ from emu.config.schema import CommandTable
 from emu.errors import InputError
 from emu.kernel.clock import PRIORITY_WORLD, Kernel
 from emu.replica.events import Commanded, SlowdownSet
-from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
+from emu.replica.view import ReplicaHandle
 from emu.units import NS_PER_S, s_to_ns
 
 S = ReplicaState
@@ -64,7 +64,7 @@ class Commander:
     def __init__(
         self,
         kernel: Kernel,
-        replicas: Sequence[Replica],
+        replicas: Sequence[ReplicaHandle],
         commands: Sequence[CommandTable],
         note: Callable[[str, str, str], None],
     ) -> None:
@@ -83,7 +83,7 @@ class Commander:
                 partial(self._timed, replicas[command.replica], index),
             )
 
-    def _timed(self, replica: Replica, index: int) -> None:
+    def _timed(self, replica: ReplicaHandle, index: int) -> None:
         """A command of the configuration; a live one is answered instead, if it does not apply."""
         command = self._due.pop(index)
         if not self.issue(replica, command):
@@ -100,7 +100,7 @@ class Commander:
             self.refused.append(f"{command.at_s:g} s: {why}")
             self._tell(command, why)
 
-    def issue(self, replica: Replica, command: CommandTable) -> bool:
+    def issue(self, replica: ReplicaHandle, command: CommandTable) -> bool:
         """Carry a command out now. False, and a line in `refused`, if it does not apply."""
         if command.command == RESET:
             return self._reset(replica, command)
@@ -118,7 +118,7 @@ class Commander:
         replica.actor.tell(order)
         return True
 
-    def _set_latency(self, replica: Replica, command: CommandTable) -> bool:
+    def _set_latency(self, replica: ReplicaHandle, command: CommandTable) -> bool:
         """The factor counts from the next iteration on."""
         assert command.factor is not None
         before = self.latency_factors.get(replica.replica_id, 1.0)
@@ -128,18 +128,13 @@ class Commander:
         replica.actor.tell(SlowdownSet(factor=factor))
         return True
 
-    def _reset(self, replica: Replica, command: CommandTable) -> bool:
+    def _reset(self, replica: ReplicaHandle, command: CommandTable) -> bool:
         """Forget cached prefixes; as in vLLM, not while a request holds a block."""
-        replica.settle()
-        if replica.scheduler.blocks_used:
+        if replica.view().blocks_used:
             return self.refuse(replica, command, "has requests")
-        pool = getattr(replica.scheduler, "pool", None)
-        if pool is None:  # Vidur's schedulers only count
-            return self.refuse(replica, command, "has no prefix cache")
-        pool.clear()
-        return True
+        return replica.forget_cache() or self.refuse(replica, command, "has no prefix cache")
 
-    def refuse(self, replica: Replica, command: CommandTable, why: str) -> bool:
+    def refuse(self, replica: ReplicaHandle, command: CommandTable, why: str) -> bool:
         """Note that a command does not apply; False."""
         self.refused.append(
             f"{command.at_s:g} s: replica {replica.replica_id} {why}, "

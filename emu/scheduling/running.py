@@ -187,6 +187,12 @@ class RunningSet:
             yield running.request
         yield from self.ledger.arrived.values()
 
+    def look_up(self, request: Request) -> None:
+        """See `Scheduler.look_up`."""
+        running = self.requests.get(request.request_id)
+        if running is not None and running.in_cohort:
+            self.cohort.materialise(running)
+
     def token_receivers(self, batch: Batch) -> Iterable[Request]:
         """Members of the batch that get an output token at the end of each of its steps."""
         receivers = [

@@ -12,7 +12,7 @@ import numpy as np
 from emu.features.lora import Adapters
 from emu.kv.blocks import BlockPool
 from emu.request import Request
-from emu.serve.fleet import Ledger, watch, wire_of
+from emu.serve.fleet import Ledger, wire_of
 from emu.serve.script import salted_prefix
 from tests.serve.live import Live, run, tables
 from tests.serve.test_fleet import complete, endpoints, replayed
@@ -113,7 +113,7 @@ def test_kv_events_name_the_adapter() -> None:
     wire = wire_of("vllm-0.19")
     pool = BlockPool(40, 4)
     ledger = Ledger(wire, 4, lambda: None, lambda _: "salt", {"a": 3})
-    assert watch(pool, ledger)
+    pool.watcher = ledger
     ids = np.arange(9, dtype=np.int64)
     request = Request(
         request_id=0,
