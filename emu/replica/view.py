@@ -306,7 +306,7 @@ class ReplicaHandle:
     # --- what the replica answers -----------------------------------------------------------------
     @property
     def stages(self) -> int:
-        """Of its pipeline."""
+        """Stages of its pipeline; 1 = none."""
         raise NotImplementedError
 
     @property

@@ -334,7 +334,7 @@ class EndpointApi(Api):
 
     def _check_adapters(self, request: HttpRequest) -> None:
         self._check_key(request)
-        if not self.endpoint.plan.serves("adapter"):
+        if not self.endpoint.plan.slots("adapter"):
             problem = "LoRA is not enabled: the configuration has no scheduler.enable_lora"
             raise ApiError(400, problem, type="InvalidUserInput")
 

@@ -485,7 +485,7 @@ class House:
     def has_adapters(self, model: int) -> bool:
         """Adapters of a model have slots, loads and KV of their own (`scheduler.enable_lora`)."""
         name = self.plan.models[model]
-        return all(r.serves("adapter") for r in self.plan.replicas if r.served == name)
+        return all(r.slots("adapter") for r in self.plan.replicas if r.served == name)
 
     def index_of(self, name: str) -> int:
         """Which model a call asks for; adapters and aliases are the default model's."""
