@@ -200,6 +200,10 @@ class Feature:
     def check_workload(self, facts: Facts, places: Sequence[Place], source: str) -> None:
         """Refuse a workload that these replicas cannot serve, by a key of this feature."""
 
+    def slots(self, scheduler: SchedulerTable) -> int:
+        """How many different ones of what it serves can run at once on a replica."""
+        return 0
+
     def slot_bytes(self, scheduler: SchedulerTable, model: ModelSpec, tp: int) -> int:
         """Memory that it takes from the KV blocks of every rank."""
         return 0
