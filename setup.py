@@ -36,6 +36,7 @@ replica/actor replica/books replica/counters replica/crash replica/inbound repli
 replica/prerequisites replica/replica replica/serving replica/table replica/watch
 replica/flight/base replica/flight/step replica/flight/run replica/flight/staged
 replica/flight/member replica/flight/awaiting replica/flight/measured replica/flight/starters
+replica/flight/layered replica/flight/relay
 routing/policies
 cluster/cluster cluster/gateway cluster/recorder
 report/records report/itl report/csvtext
