@@ -742,6 +742,11 @@ def test_replies_meant_for_an_earlier_life_are_dropped() -> None:
     made.tell(ev.ActivationArrived(life=0))
     made.tell(ev.Measured(life=0, cost_ns=5))
     assert (made.replica.look, made.replica.flight) == (0, IDLE)
+    asked = made.replica.flight = Measured(made.replica.books, lambda cost_ns: IDLE, IDLE, 0)
+    made.tell(ev.Measured(life=0, cost_ns=5))
+    assert (asked.cost_ns, made.replica.look) == (-1, 0)
+    made.tell(ev.Measured(life=1, cost_ns=7))
+    assert (asked.cost_ns, made.replica.look) == (7, ev.INTERRUPT)
 
 
 def test_a_process_that_is_back_is_inactive_if_it_is_the_one_that_was_meant() -> None:
