@@ -107,8 +107,8 @@ PLANTED = (
     Planted(
         "a crash does not answer a stop",
         "replica/crash.py",
-        "            replica.out.append(Reply(event.reply))\n",
-        "            pass\n",
+        "isinstance(event, StopAsked | KvRestored)",
+        "isinstance(event, KvRestored)",
     ),
     Planted(
         "a crash keeps the batch in flight",
@@ -313,8 +313,8 @@ PLANTED = (
     Planted(
         "a stop that comes too late is not answered",
         "replica/inbound.py",
-        "        request.status = Status.MIGRATING\n    replica.out.append(Reply(event.reply))\n",
-        "        request.status = Status.MIGRATING\n        replica.out.append(Reply(event.reply))\n",
+        "        request.status = Status.MIGRATING\n    replica.out.append(Reply(event.asked))\n",
+        "        request.status = Status.MIGRATING\n        replica.out.append(Reply(event.asked))\n",
     ),
     Planted(
         "memory that is lost drives out the oldest request",
@@ -406,8 +406,8 @@ PLANTED = (
     Planted(
         "an end of a loss of memory that a crash is faster than is not told",
         "replica/crash.py",
-        "            replica.out.append(Reply(event.over))\n",
-        "            pass\n",
+        "isinstance(event, StopAsked | KvRestored)",
+        "isinstance(event, StopAsked)",
     ),
     Planted(
         "a helper without room is given a batch",
@@ -663,7 +663,7 @@ PLANTED = (
     Planted(
         "a drain's grace strikes a replica that came back",
         "faults/recovery.py",
-        "                if replica.state is state and replica.counters.state_since_ns == since_ns:\n",
+        "                if replica.state is state and replica.state_since_ns == since_ns:\n",
         "                if True:\n",
     ),
     Planted(
@@ -705,8 +705,8 @@ PLANTED = (
     Planted(
         "memory comes back to another life",
         "faults/handlers.py",
-        "        if replica.incarnation == incarnation:\n            told = partial",
-        "        if True:\n            told = partial",
+        "        if replica.incarnation == incarnation:\n            asked = injector.ask",
+        "        if True:\n            asked = injector.ask",
     ),
     Planted(
         "the end of one loss of memory gives back another's",
@@ -723,7 +723,7 @@ PLANTED = (
     Planted(
         "the grace of an earlier drain ends a later one",
         "faults/recovery.py",
-        "if replica.state is state and replica.counters.state_since_ns == since_ns:",
+        "if replica.state is state and replica.state_since_ns == since_ns:",
         "if replica.state is state:",
     ),
     Planted(
@@ -741,7 +741,7 @@ PLANTED = (
     Planted(
         "a straggler that ends makes its replica as new",
         "faults/handlers.py",
-        "        slowdown = replica.pace.slowdown / fault.factor\n",
+        "        slowdown = replica.slowdown / fault.factor\n",
         "        slowdown = 1.0\n",
     ),
     Planted(

@@ -39,8 +39,8 @@ BUGS: Final[tuple[Bug, ...]] = (
     (
         "a straggler's factor is added, not multiplied",
         "faults/handlers.py",
-        "SlowdownSet(factor=replica.pace.slowdown * fault.factor)",
-        "SlowdownSet(factor=replica.pace.slowdown + fault.factor)",
+        "SlowdownSet(factor=replica.slowdown * fault.factor)",
+        "SlowdownSet(factor=replica.slowdown + fault.factor)",
     ),
     (
         "a straggler is half as slow",
@@ -51,8 +51,8 @@ BUGS: Final[tuple[Bug, ...]] = (
     (
         "a straggler stays slow after its end",
         "faults/handlers.py",
-        "        slowdown = replica.pace.slowdown / fault.factor\n",
-        "        slowdown = replica.pace.slowdown\n",
+        "        slowdown = replica.slowdown / fault.factor\n",
+        "        slowdown = replica.slowdown\n",
     ),
     (
         "stages ignore stragglers",

@@ -46,7 +46,7 @@ from emu.network.carrier import Carrier
 from emu.network.topology import Topology
 from emu.plugins import make_plugin
 from emu.replica.actor import ReplicaActor
-from emu.replica.events import Cancelled
+from emu.replica.events import Asked, Cancelled
 from emu.replica.ports import BatchSink
 from emu.replica.relay_board import RelayBoard, SplitBatch
 from emu.replica.replica import Replica
@@ -442,6 +442,14 @@ class Cluster:
             self.watchers[split.first_id].tell(SplitLost(split))
 
     # --- cancellation -------------------------------------------------------------------------
+    def on_reply(self, asked: Asked, value: int) -> None:
+        """A replica answers a live migration or a fault."""
+        if asked.by == "injector":
+            self.faults.answered(asked.number, value)
+        else:
+            assert self.live is not None
+            self.live.answered(asked.number)
+
     def cancel(self, request: Request) -> None:
         """The client has left, at whatever stage the request is."""
         reason = "client_left"

@@ -363,12 +363,12 @@ def shrink_kv(injector: Injector, fault: KvShrink, rng: np.random.Generator) -> 
 
     def over() -> None:
         if replica.incarnation == incarnation:
-            told = partial(injector.end, fault, replica.name)
-            replica.actor.post(KvRestored(loss=loss, over=told))
+            asked = injector.ask(lambda _: injector.end(fault, replica.name))
+            replica.actor.post(KvRestored(loss=loss, asked=asked))
         else:  # its crash has made the memory whole
             injector.end(fault, replica.name)
 
-    replica.actor.post(KvShrunk(part=fault.part, loss=loss, struck=struck))
+    replica.actor.post(KvShrunk(part=fault.part, loss=loss, asked=injector.ask(struck)))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from emu.kernel.clock import PRIORITY_WORLD
 from emu.network.carrier import Carrier
 from emu.network.placement import Fate
 from emu.network.topology import Topology
+from emu.replica.events import Asked
 from emu.replica.states import DRAINING, LOADING, ReplicaState
 from emu.replica.view import ReplicaHandle
 from emu.rng import rng_stream
@@ -282,7 +283,9 @@ class Injector:
         self.missed: dict[str, int] = {}
         self.links = LinkFaults(cluster.network)
         self.transfers = TransferFaults(cluster.network, self.note)
-        self._clones = self._losses = 0
+        self._clones = self._losses = self._questions = 0
+        self._waiting_answers: dict[int, Callable[[int], None]] = {}
+        """What goes on with the answer of a replica, by the number of the question."""
         self.waiting: list[tuple[ReplicaCrash, str]] = []
         """Crashes that wait for a replica to enter a stage."""
         self.in_force: dict[int, InForce] = {}
@@ -396,6 +399,13 @@ class Injector:
         self._losses += 1
         return self._losses - 1
 
+    def ask(self, answered: Callable[[int], None]) -> Asked:
+        """For an event that a replica answers: `answered` is called with the answer."""
+        asked = Asked("injector", self._questions)
+        self._questions += 1
+        self._waiting_answers[asked.number] = answered
+        return asked
+
     def note(self, fault: FaultTable, target: str) -> None:
         """The fault has struck this."""
         self.struck[fault.kind] = self.struck.get(fault.kind, 0) + 1
@@ -443,6 +453,10 @@ class Injector:
         self.recovery.expire_drain(replica)
 
     # --- told by the cluster ------------------------------------------------------------------
+    def answered(self, number: int, value: int) -> None:
+        """A replica has answered the question of that number."""
+        self._waiting_answers.pop(number)(value)
+
     def on_moved(self, replica: ReplicaHandle, before: ReplicaState) -> None:
         """A replica changed its state: a crash may have waited for that."""
         self.recovery.on_moved(replica, before)

@@ -17,7 +17,15 @@ from emu.migration import live_move as msg
 from emu.migration.live_move import LiveMove
 from emu.network.placement import Network, Transfer
 from emu.policy import OwnMigration, ReplicaView
-from emu.replica.events import KvDelivered, LiveMoves, Released, StopAsked, StopUndone, Unreserved
+from emu.replica.events import (
+    Asked,
+    KvDelivered,
+    LiveMoves,
+    Released,
+    StopAsked,
+    StopUndone,
+    Unreserved,
+)
 from emu.replica.states import ReplicaState
 from emu.replica.view import ReplicaHandle
 from emu.request import Request, Status
@@ -154,6 +162,9 @@ class LiveMigrator(Actor):
         """The migration under way, by source."""
         self.finished = 0
         self.given_up = 0
+        self._stopping: dict[int, Moving] = {}
+        """Migrations whose source is asked to stop the request, by the number of the question."""
+        self._questions = 0
         self.world = world
         self.block_size = block_size
         self.token_bytes = kv_bytes_per_token
@@ -281,6 +292,11 @@ class LiveMigrator(Actor):
         for action in moving.move.step(event, self.kernel.now_ns):
             _PERFORM[type(action)](self, moving, action)
 
+    def answered(self, number: int) -> None:
+        """A source has looked at the stop that it was asked for: the request stands still."""
+        stopped = partial(self.tell, self._stopping.pop(number), msg.Stopped())
+        self.kernel.soon(stopped)
+
     def forget(self, request: Request) -> None:
         """A request has ended, or starts anew elsewhere: it does not move any more."""
         self._moved.pop(request.row, None)
@@ -306,9 +322,10 @@ class LiveMigrator(Actor):
             self.world.on_capacity(replica)
 
     def _ask_stop(self, moving: Moving, action: msg.AskStop) -> None:
-        stopped = partial(self.tell, moving, msg.Stopped())
-        asked = StopAsked(request=moving.move.request, reply=partial(self.kernel.soon, stopped))
-        moving.source.actor.post(asked)
+        asked = Asked("migrator", self._questions)
+        self._questions += 1
+        self._stopping[asked.number] = moving
+        moving.source.actor.post(StopAsked(request=moving.move.request, asked=asked))
 
     def _undo_stop(self, moving: Moving, action: msg.UndoStop) -> None:
         moving.source.actor.tell(StopUndone(request=moving.move.request))

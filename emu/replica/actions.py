@@ -6,11 +6,10 @@ when the handler has returned, before the next handler runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 
 from emu.latency.base import BatchShape
+from emu.replica.events import Asked
 from emu.replica.relay_board import Relayed, SplitBatch
 from emu.replica.states import ReplicaState, Writer
 from emu.request import Request, Status
@@ -82,16 +81,10 @@ class Drain(Action, frozen=True, gc=False):
 
 
 class Reply(Action, frozen=True, gc=False):
-    """Answer the actor that has asked."""
+    """Answer the actor that has asked, with a number where the event says so."""
 
-    call: Callable[[], None]
-
-
-class Answer(Action, frozen=True, gc=False):
-    """Answer with a number."""
-
-    call: Callable[[int], None]
-    value: int
+    asked: Asked
+    value: int = 0
 
 
 class Move(Action, frozen=True, gc=False):

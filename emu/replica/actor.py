@@ -20,6 +20,7 @@ from emu.replica.beside import live_beside
 from emu.replica.events import (
     INTERRUPT,
     ActivationArrived,
+    Asked,
     Event,
     LockGranted,
     Measured,
@@ -84,6 +85,10 @@ class World(Protocol):
 
     def on_draining(self, replica: Replica) -> None:
         """A shutting decode replica has work left (it may be moved instead of waited for)."""
+        ...
+
+    def on_reply(self, asked: Asked, value: int) -> None:
+        """A replica answers what was asked: the owner of the question hears it now."""
         ...
 
     def cancel(self, request: Request) -> None:
@@ -238,10 +243,7 @@ class ReplicaActor(Actor):
         self.world.on_draining(self.replica)
 
     def _reply(self, action: act.Reply) -> None:
-        action.call()
-
-    def _answer(self, action: act.Answer) -> None:
-        action.call(action.value)
+        self.world.on_reply(action.asked, action.value)
 
     def _move(self, action: act.Move) -> None:
         replica, writer = self.replica, action.writer
@@ -348,7 +350,6 @@ _PERFORM: Final[Mapping[type[act.Action], Callable[[ReplicaActor, Any], None]]] 
     act.ForwardCancel: ReplicaActor._forward_cancel,
     act.Drain: ReplicaActor._drain,
     act.Reply: ReplicaActor._reply,
-    act.Answer: ReplicaActor._answer,
     act.Move: ReplicaActor._move,
     act.CloseLock: ReplicaActor._close_lock,
     act.OpenLock: ReplicaActor._open_lock,

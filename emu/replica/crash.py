@@ -11,7 +11,7 @@ Does not decide what becomes of the requests: they are the answer in `Crashed.lo
 from __future__ import annotations
 
 from emu.kernel.clock import PARK
-from emu.replica.actions import Answer, End, ForwardCancel, Reply
+from emu.replica.actions import End, ForwardCancel, Reply
 from emu.replica.events import (
     INTERRUPT,
     Cancelled,
@@ -53,12 +53,10 @@ def crashed(replica: Replica, event: Crashed) -> int:
 def _answer_all(replica: Replica, posted: list[Event]) -> None:
     """Senders that wait for an answer get it: nothing that they have asked for happens any more."""
     for event in posted:
-        if isinstance(event, StopAsked):
-            replica.out.append(Reply(event.reply))
-        elif isinstance(event, KvRestored):
-            replica.out.append(Reply(event.over))
+        if isinstance(event, StopAsked | KvRestored):
+            replica.out.append(Reply(event.asked))
         elif isinstance(event, KvShrunk):
-            replica.out.append(Answer(event.struck, -1))
+            replica.out.append(Reply(event.asked, -1))
 
 
 def _settle_cancels(replica: Replica, posted: list[Event]) -> list[Request]:

@@ -5,6 +5,9 @@ state, and perhaps when the replica looks up next. *Posted* events wait in the m
 next boundary, when nothing is in flight; there they are applied in the order of `order`: stops,
 KV that has arrived, cancellations, then what faults do to the memory.
 
+Events are data: who waits for an answer puts a number of its own into the event (`Asked`), and the
+replica's `Reply` carries it back. `to_plain` writes any of them down.
+
 That what is in flight ends (an iteration, a layer) is no event: it is two thirds of all that
 happens, carries nothing, and concerns nothing but the flight itself (`flight/`).
 """
@@ -12,8 +15,7 @@ happens, carries nothing, and concerns nothing but the flight itself (`flight/`)
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -55,6 +57,17 @@ class Kind(enum.IntEnum):
     KV_RESTORED = 25
     DRAIN_EXPIRED = 26
     CANCELS_APPLIED = 27
+
+
+Asker: TypeAlias = Literal["migrator", "injector"]
+"""Actors that wait for answers: live migrations, and faults."""
+
+
+class Asked(msgspec.Struct, frozen=True, gc=False):
+    """Who waits for the answer to an event, and the number by which it knows what it has asked."""
+
+    by: Asker
+    number: int
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
@@ -214,12 +227,12 @@ class Looked(Event, frozen=True, eq=False, gc=False):
 
 # --- posted -------------------------------------------------------------------------------------
 class StopAsked(Event, frozen=True, eq=False, gc=False):
-    """Detach a running request (live migration). `reply` is called in any case."""
+    """Detach a running request (live migration). It is answered in any case."""
 
     kind: ClassVar[int] = int(Kind.STOP_ASKED)
     order: ClassVar[int] = 0
     request: Request
-    reply: Callable[[], None]
+    asked: Asked
 
 
 class KvDelivered(Event, frozen=True, eq=False, gc=False):
@@ -248,25 +261,25 @@ class CancelsApplied(Event, frozen=True, eq=False, gc=False):
 
 
 class KvShrunk(Event, frozen=True, eq=False, gc=False):
-    """A part of the KV memory is gone; `struck` is told how many blocks that is.
+    """A part of the KV memory is gone. The answer is how many blocks that is.
 
-    `struck` is told -1 if a crash was faster: the memory of the next process is whole.
+    The answer is -1 if a crash was faster: the memory of the next process is whole.
     """
 
     kind: ClassVar[int] = int(Kind.KV_SHRUNK)
     order: ClassVar[int] = 4
     part: float
     loss: int
-    struck: Callable[[int], None]
+    asked: Asked
 
 
 class KvRestored(Event, frozen=True, eq=False, gc=False):
-    """The memory of one loss is back."""
+    """The memory of one loss is back. It is answered in any case."""
 
     kind: ClassVar[int] = int(Kind.KV_RESTORED)
     order: ClassVar[int] = 4
     loss: int
-    over: Callable[[], None]
+    asked: Asked
 
 
 class DrainExpired(Event, frozen=True, eq=False, gc=False):
@@ -274,6 +287,18 @@ class DrainExpired(Event, frozen=True, eq=False, gc=False):
 
     kind: ClassVar[int] = int(Kind.DRAIN_EXPIRED)
     order: ClassVar[int] = 4
+
+
+def to_plain(event: Event) -> dict[str, object]:
+    """The event as JSON could hold it: its name as `event`, its fields, requests by their id."""
+    fields: dict[str, object] = msgspec.to_builtins(event, enc_hook=_name_of)
+    return {"event": Kind(event.kind).name.lower(), **fields}
+
+
+def _name_of(value: object) -> int:
+    if isinstance(value, Request):
+        return value.request_id
+    raise NotImplementedError(f"an event holds data, not {value!r}")
 
 
 CANCELS_APPLIED: Final = CancelsApplied()

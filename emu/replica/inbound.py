@@ -10,7 +10,6 @@ from typing import Final
 
 from emu.kernel.clock import PARK
 from emu.replica.actions import (
-    Answer,
     CloseLock,
     Drain,
     End,
@@ -240,7 +239,7 @@ def stop_asked(replica: Replica, event: StopAsked) -> int:
         replica.scheduler.detach(request)
         replica.watch.touch()
         request.status = Status.MIGRATING
-    replica.out.append(Reply(event.reply))
+    replica.out.append(Reply(event.asked))
     return PARK
 
 
@@ -302,14 +301,14 @@ def kv_shrunk(replica: Replica, event: KvShrunk) -> int:
         scheduler.cancel(victim)
         lost.append(victim)
     taken = scheduler.ledger.lose(event.loss, wanted)
-    replica.out += [Answer(event.struck, taken), Lose(lost, "kv_lost"), FreeCapacity()]
+    replica.out += [Reply(event.asked, taken), Lose(lost, "kv_lost"), FreeCapacity()]
     return PARK
 
 
 def kv_restored(replica: Replica, event: KvRestored) -> int:
     """What one loss has taken is free again."""
     replica.scheduler.ledger.restore(event.loss)
-    replica.out += [Reply(event.over), FreeCapacity()]
+    replica.out += [Reply(event.asked), FreeCapacity()]
     return PARK
 
 

@@ -15,7 +15,7 @@ from emu.faults.recovery import Recovery
 from emu.network.carrier import Carrier
 from emu.network.placement import Grid
 from emu.replica import actions as act
-from emu.replica.events import Event
+from emu.replica.events import Asked, Event
 from emu.replica.relay_board import RelayBoard
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
@@ -45,19 +45,15 @@ class ActingActor(FakeActor):
             elif isinstance(action, act.CloseLock):
                 replica.lock.try_acquire(replica.name)
             elif isinstance(action, act.Reply):
-                action.call()
-            elif isinstance(action, act.Answer):
-                action.call(action.value)
+                self.world.on_reply(action.asked, action.value)
 
     def boundary(self) -> list[str]:
         """The replica reaches a boundary: what is posted is applied."""
         found = []
         for action in self.bench.step():
             found.append(type(action).__name__)
-            if isinstance(action, act.Answer):
-                action.call(action.value)
-            elif isinstance(action, act.Reply):
-                action.call()
+            if isinstance(action, act.Reply):
+                self.world.on_reply(action.asked, action.value)
         return found
 
 
@@ -256,6 +252,10 @@ class World(FakeWorld):
         self.kernel.now_ns = at_ns
 
     # --- the ports ----------------------------------------------------------------------------
+    def on_reply(self, asked: Asked, value: int) -> None:
+        assert asked.by == "injector"
+        self.injector.answered(asked.number, value)
+
     def is_spare(self, replica: Replica) -> bool:
         return replica.replica_id in self.spares
 

@@ -7,6 +7,7 @@ import pytest
 from emu.config.schema import MigrationTable
 from emu.migration.live import LiveMigrator
 from emu.migration.live_move import LiveMove, Phase
+from emu.replica.actions import Reply
 from emu.replica.states import ReplicaState
 from emu.request import Request, Status
 from tests.migration.fakes import FakeWorld
@@ -52,9 +53,10 @@ class Moving:
         bench = self.world.benches[0]
         bench.replica.begin_applying()
         while bench.replica.applying:
-            bench.tell(bench.replica.applying.pop())
-        (asked,) = self.world.actor(0).posted
-        asked.reply()  # type: ignore[attr-defined]
+            for action in bench.tell(bench.replica.applying.pop()):
+                assert isinstance(action, Reply)
+                assert action.asked.by == "migrator"
+                self.migrator.answered(action.asked.number)
         self.world.kernel.rest()
         return self
 

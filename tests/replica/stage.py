@@ -172,8 +172,11 @@ class Stage:
         self.followed: list[int] = []
         self.relays: list[tuple[int, int, list[int], int]] = []
         self.expired: list[list[int]] = []
+        self.replies: list[tuple[int, int]] = []
+        """(number of the question, answer)."""
+        self.on_answer: Callable[[int, int], None] = lambda number, value: None
         self.queue = PrefillQueue() if policy == "fcfs" else None
-        self._ids = 0
+        self._ids = self._asked = 0
         self.board = RelayBoard(lambda one: self.actors[one].look(), self._next_id)
         self.replicas: list[Replica] = []
         table = FcfsTable() if policy == "fcfs" else VllmTable(block_size=4, max_num_seqs=8)
@@ -232,6 +235,11 @@ class Stage:
         replica.pace.latency = backend
         replica.choose_starter()
         self.actors[index].life = None
+
+    def ask(self) -> ev.Asked:
+        """A question with a number of its own."""
+        self._asked += 1
+        return ev.Asked("injector", self._asked)
 
     # --- what tests do --------------------------------------------------------------------------
     def made(self, request_id: int, prompt: int, output: int) -> Request:
@@ -314,6 +322,10 @@ class Stage:
     ) -> None:
         ids = [r.request_id for r in requests]
         self.relays.append((source.replica_id, old.replica_id, ids, start_layer))
+
+    def on_reply(self, asked: ev.Asked, value: int) -> None:
+        self.replies.append((asked.number, value))
+        self.on_answer(asked.number, value)
 
     def on_capacity(self, replica: Replica) -> None:
         self.capacity.append(replica.replica_id)

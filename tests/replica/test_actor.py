@@ -52,16 +52,17 @@ def test_actions_are_applied_in_their_order_and_the_list_is_empty_before() -> No
     stage = Stage(S.COLOCATED)
     seen: list[str] = []
 
-    def look() -> None:
+    def look(number: int, value: int) -> None:
         seen.append(f"{len(stage.ends)} ended, {len(stage.replicas[0].out)} wait")
 
+    stage.on_answer = look
     one, two = stage.made(1, 4, 2), stage.made(2, 4, 2)
     perform(
         stage,
         act.End(one, Status.FAILED, "first"),
-        act.Reply(look),
+        act.Reply(stage.ask()),
         act.End(two, Status.FAILED, "second"),
-        act.Reply(look),
+        act.Reply(stage.ask()),
     )
     assert seen == ["1 ended, 0 wait", "2 ended, 0 wait"]
 
@@ -101,9 +102,8 @@ def test_a_cancellation_is_followed_unless_the_request_has_ended_meanwhile() -> 
 
 def test_answers_and_notices_are_given() -> None:
     stage = Stage(S.SHUTTING_DECODE)
-    answers: list[int] = []
-    perform(stage, act.Answer(answers.append, 9), act.Drain(), act.FreeCapacity())
-    assert (answers, stage.draining) == ([9], [0])
+    perform(stage, act.Reply(ev.Asked("injector", 4), 9), act.Drain(), act.FreeCapacity())
+    assert (stage.replies, stage.draining) == ([(4, 9)], [0])
     assert stage.capacity[-1] == 0
 
 

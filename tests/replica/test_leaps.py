@@ -42,6 +42,7 @@ from tests.replica.stage import US, Stage
 
 pytestmark = pytest.mark.doubles
 S = ReplicaState
+ASKED = ev.Asked("migrator", 0)
 
 
 def leaping(output: int = 9, steps: int = 8, state: ReplicaState = S.COLOCATED) -> Bench:
@@ -333,7 +334,7 @@ def test_whatever_changes_the_queues_is_told(what: str) -> None:
         assert reserve(made.replica, [coming])
         made.post(ev.KvDelivered(requests=[coming]))
     elif what == "stop":
-        made.post(ev.StopAsked(request=here, reply=lambda: None))
+        made.post(ev.StopAsked(request=here, asked=ASKED))
     elif what == "crash":
         made.tell(ev.Crashed(lost=[]))
     else:

@@ -26,6 +26,7 @@ from tests.replica.fakes import STEP_NS, Bench, request
 
 pytestmark = pytest.mark.doubles
 S = ReplicaState
+ASKED = ev.Asked("migrator", 0)
 
 
 def kinds(actions: list[act.Action]) -> list[str]:
@@ -57,10 +58,10 @@ def samples() -> dict[Kind, Event]:
         Kind.ACTIVATION_ARRIVED: ev.ActivationArrived(life=0),
         Kind.LOOKED: ev.Looked(what="capacity"),
         Kind.CANCELLED: ev.Cancelled(request=one, status=Status.CANCELLED, reason="left"),
-        Kind.STOP_ASKED: ev.StopAsked(request=one, reply=lambda: None),
+        Kind.STOP_ASKED: ev.StopAsked(request=one, asked=ASKED),
         Kind.KV_DELIVERED: ev.KvDelivered(requests=[]),
-        Kind.KV_SHRUNK: ev.KvShrunk(part=0.5, loss=0, struck=lambda blocks: None),
-        Kind.KV_RESTORED: ev.KvRestored(loss=0, over=lambda: None),
+        Kind.KV_SHRUNK: ev.KvShrunk(part=0.5, loss=0, asked=ASKED),
+        Kind.KV_RESTORED: ev.KvRestored(loss=0, asked=ASKED),
         Kind.DRAIN_EXPIRED: ev.DrainExpired(),
         Kind.CANCELS_APPLIED: ev.CANCELS_APPLIED,
     }
@@ -254,10 +255,9 @@ def test_posted_events_are_applied_in_order_stops_then_kv_then_cancels() -> None
     (one,) = made.running(1, output=9)
     two = request(2)
     made.scheduler.reserve([two])
-    replied: list[str] = []
     made.post(ev.Cancelled(request=two, status=Status.CANCELLED, reason="left"))
     made.post(ev.KvDelivered(requests=[two]))
-    made.post(ev.StopAsked(request=one, reply=lambda: replied.append("stopped")))
+    made.post(ev.StopAsked(request=one, asked=ASKED))
     assert kinds(made.step()) == ["Reply", "End", "FreeCapacity"]
     assert (made.scheduler.running, made.scheduler.detached) == ([], [one])
 
@@ -265,7 +265,7 @@ def test_posted_events_are_applied_in_order_stops_then_kv_then_cancels() -> None
 def test_what_is_posted_while_the_boundary_is_applied_waits_for_the_next() -> None:
     made = Bench(S.DECODE)
     (one,) = made.running(1, output=9)
-    made.post(ev.StopAsked(request=request(5), reply=lambda: None))
+    made.post(ev.StopAsked(request=request(5), asked=ASKED))
     made.replica.begin_applying()
     made.post(ev.Cancelled(request=one, status=Status.CANCELLED, reason="left"))
     assert kinds(made.step()) == ["Reply"]
@@ -295,7 +295,7 @@ def test_kv_that_comes_late_may_be_moved_on() -> None:
 def test_a_stop_is_answered_also_if_the_request_is_not_here() -> None:
     made = Bench(S.DECODE)
     one = request(1)
-    made.post(ev.StopAsked(request=one, reply=lambda: None))
+    made.post(ev.StopAsked(request=one, asked=ASKED))
     assert kinds(made.step()) == ["Reply"]
     assert one.status is Status.CREATED
 
@@ -303,7 +303,7 @@ def test_a_stop_is_answered_also_if_the_request_is_not_here() -> None:
 def test_a_stopped_request_is_detached_and_goes_on_when_the_stop_is_undone() -> None:
     made = Bench(S.DECODE)
     (one,) = made.running(1)
-    made.post(ev.StopAsked(request=one, reply=lambda: None))
+    made.post(ev.StopAsked(request=one, asked=ASKED))
     made.step()
     assert (one.status, made.scheduler.detached) == (Status.MIGRATING, [one])
     made.tell(ev.StopUndone(request=one))
@@ -319,7 +319,7 @@ def test_a_request_stops_when_its_batch_has_left_the_pipeline() -> None:
         made.scheduler.running.append(each)
     made.step()
     assert len(made.replica.flight.batches()) == 1
-    made.post(ev.StopAsked(request=one, reply=lambda: None))
+    made.post(ev.StopAsked(request=one, asked=ASKED))
     assert kinds(made.step()) == []
     assert (one.generated_tokens, made.scheduler.detached) == (1, [])
     assert "Reply" in kinds(made.run_until(2 * STEP_NS))
@@ -710,7 +710,7 @@ def test_a_crash_settles_cancellations_first() -> None:
 
 def test_a_crash_answers_those_that_wait_for_a_stop() -> None:
     made = Bench(S.DECODE)
-    made.post(ev.StopAsked(request=request(1), reply=lambda: None))
+    made.post(ev.StopAsked(request=request(1), asked=ASKED))
     assert kinds(crash(made)[0]) == ["Reply"]
 
 
@@ -863,11 +863,10 @@ def test_lost_memory_drives_out_the_request_admitted_last() -> None:
     made = Bench(S.COLOCATED, blocks=10)
     first, last = made.running(1, 2, prompt=4)
     last.computed_tokens = 4
-    struck: list[int] = []
-    made.post(ev.KvShrunk(part=0.5, loss=0, struck=struck.append))
+    made.post(ev.KvShrunk(part=0.5, loss=0, asked=ASKED))
     found = made.step()
-    assert kinds(found)[:3] == ["Answer", "Lose", "FreeCapacity"]
-    assert found[0] == act.Answer(struck.append, 5)
+    assert kinds(found)[:3] == ["Reply", "Lose", "FreeCapacity"]
+    assert found[0] == act.Reply(ASKED, 5)
     assert (made.scheduler.running, made.scheduler.ledger.lost) == ([first], 5)
     assert last.recomputed_tokens == 4
 
@@ -875,7 +874,7 @@ def test_lost_memory_drives_out_the_request_admitted_last() -> None:
 def test_as_many_go_as_stand_in_the_way_the_last_one_first() -> None:
     made = Bench(S.COLOCATED, blocks=16)
     first, second, third = made.running(1, 2, 3, prompt=4)
-    made.post(ev.KvShrunk(part=0.6, loss=0, struck=lambda blocks: None))
+    made.post(ev.KvShrunk(part=0.6, loss=0, asked=ASKED))
     found = made.step()
     assert found[:2] == [found[0], act.Lose([third, second], "kv_lost")]
     assert made.scheduler.running == [first]
@@ -885,7 +884,7 @@ def test_as_many_go_as_stand_in_the_way_the_last_one_first() -> None:
 def test_memory_that_is_back_is_free_for_all() -> None:
     made = Bench(S.COLOCATED)
     made.scheduler.ledger.lose(7, 5)
-    made.post(ev.KvRestored(loss=7, over=lambda: None))
+    made.post(ev.KvRestored(loss=7, asked=ASKED))
     assert kinds(made.step()) == ["Reply", "FreeCapacity"]
     assert (made.scheduler.ledger.lost, made.scheduler.blocks_total) == (0, 100)
 
@@ -893,17 +892,14 @@ def test_memory_that_is_back_is_free_for_all() -> None:
 def test_each_of_two_losses_gives_back_its_own_memory() -> None:
     """The second takes its part of what the first has left."""
     made = Bench(S.COLOCATED, blocks=100)
-    struck: list[int] = []
     for loss, part in ((3, 0.5), (4, 0.2)):
-        made.post(ev.KvShrunk(part=part, loss=loss, struck=struck.append))
-    for action in made.step():
-        if isinstance(action, act.Answer):
-            action.call(action.value)
-    assert (struck, made.scheduler.blocks_total) == ([50, 10], 40)
-    made.post(ev.KvRestored(loss=3, over=lambda: None))
+        made.post(ev.KvShrunk(part=part, loss=loss, asked=ev.Asked("injector", loss)))
+    answers = {a.asked.number: a.value for a in made.step() if isinstance(a, act.Reply)}
+    assert (answers, made.scheduler.blocks_total) == ({3: 50, 4: 10}, 40)
+    made.post(ev.KvRestored(loss=3, asked=ASKED))
     made.step()
     assert made.scheduler.blocks_total == 90
-    made.post(ev.KvRestored(loss=4, over=lambda: None))
+    made.post(ev.KvRestored(loss=4, asked=ASKED))
     made.step()
     assert made.scheduler.blocks_total == 100
 
@@ -913,24 +909,18 @@ def test_memory_that_cannot_be_had_is_not_said_to_be_lost() -> None:
     made = Bench(S.PREFILL, blocks=10)
     (leaving,) = made.running(1, prompt=8)
     made.scheduler.detach(leaving)
-    struck: list[int] = []
-    made.post(ev.KvShrunk(part=0.5, loss=0, struck=struck.append))
-    assert made.step()[0] == act.Answer(struck.append, 2)
+    made.post(ev.KvShrunk(part=0.5, loss=0, asked=ASKED))
+    assert made.step()[0] == act.Reply(ASKED, 2)
     assert made.scheduler.blocks_total == 8
 
 
 def test_a_crash_answers_faults_of_memory_that_it_was_faster_than() -> None:
     made = Bench(S.COLOCATED)
-    struck: list[int] = []
-    over: list[str] = []
-    made.post(ev.KvShrunk(part=0.5, loss=1, struck=struck.append))
-    made.post(ev.KvRestored(loss=0, over=lambda: over.append("over")))
-    for action in made.tell(ev.Crashed(lost=[])):
-        if isinstance(action, act.Answer):
-            action.call(action.value)
-        elif isinstance(action, act.Reply):
-            action.call()
-    assert (struck, over, made.scheduler.ledger.lost) == ([-1], ["over"], 0)
+    struck, over = ev.Asked("injector", 1), ev.Asked("injector", 2)
+    made.post(ev.KvShrunk(part=0.5, loss=1, asked=struck))
+    made.post(ev.KvRestored(loss=0, asked=over))
+    assert made.tell(ev.Crashed(lost=[])) == [act.Reply(struck, -1), act.Reply(over)]
+    assert made.scheduler.ledger.lost == 0
     assert not made.replica.posted
 
 

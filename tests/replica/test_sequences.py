@@ -82,9 +82,8 @@ class Serving:
         """Tokens computed, as an observer reads them between two events."""
         self.requests: list[Request] = []
         self.lost: list[int] = []
-        self.answers: list[int] = []
         self.paused_ns = -1
-        self.losses = self.restored = 0
+        self.losses = 0
 
     def act(self, what: str, number: int, size: int) -> None:
         """One thing happens, if it can happen now."""
@@ -111,14 +110,10 @@ class Serving:
         elif what == "shrink" and state is S.COLOCATED:
             part, loss = min(0.9, number / 40), self.losses
             self.losses += 1
-            actor.post(ev.KvShrunk(part=part, loss=loss, struck=self.answers.append))
-            actor.post(ev.KvRestored(loss=loss, over=self.back))
+            actor.post(ev.KvShrunk(part=part, loss=loss, asked=stage.ask()))
+            actor.post(ev.KvRestored(loss=loss, asked=stage.ask()))
         elif what == "look":
             actor.look()
-
-    def back(self) -> None:
-        """The memory is whole again."""
-        self.restored += 1
 
 
 WORLD = st.lists(
@@ -350,7 +345,8 @@ def test_lost_memory_loses_requests_and_no_count(
     lost = [one for ids, reason in made.stage.losses for one in ids if reason == "kv_lost"]
     ended = [one for one, *_ in made.stage.ends]
     assert sorted(lost + ended) == sorted(r.request_id for r in made.requests)
-    assert made.restored == len(made.answers)
+    asked = range(1, 2 * made.losses + 1)  # that memory is lost, and that it is back
+    assert sorted(number for number, _ in made.stage.replies) == list(asked)
     assert made.replica.scheduler.ledger.pool.blocks_total == 24
 
 
@@ -455,6 +451,9 @@ class Receiving:
         self.replica, self.actor = self.stage.replicas[0], self.stage.actors[0]
         self.seen: list[tuple[int, int]] = []
         """Tokens computed, as an observer reads them between two events."""
+        self.stage.on_answer = self.answered
+        self.asked: dict[int, Request] = {}
+        """What is to stop, by the number of the question."""
         self.coming: list[Request] = []
         self.here: list[Request] = []
         self.stopped: list[Request] = []
@@ -484,14 +483,17 @@ class Receiving:
             self.actor.post(ev.Cancelled(request=left, status=Status.CANCELLED, reason="left"))
         elif what == "stop" and self.here:
             asked = self.here[number % len(self.here)]
-            self.actor.post(ev.StopAsked(request=asked, reply=lambda: self.answered(asked)))
+            question = self.stage.ask()
+            self.asked[question.number] = asked
+            self.actor.post(ev.StopAsked(request=asked, asked=question))
         elif what == "undo" and self.stopped:
             self.actor.tell(ev.StopUndone(request=self.stopped.pop(0)))
         elif what == "release" and self.stopped:
             self.actor.tell(ev.Released(requests=[self.stopped.pop(0)]))
 
-    def answered(self, asked: Request) -> None:
+    def answered(self, number: int, value: int) -> None:
         """The replica has looked at a stop: the request is detached, or it had ended."""
+        asked = self.asked.pop(number)
         if asked.status is Status.MIGRATING and asked not in self.stopped:
             self.stopped.append(asked)
 
