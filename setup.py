@@ -32,8 +32,12 @@ migration/watcher migration/outbound migration/transfer
 network/carrier network/flows network/links
 latency/base latency/packing latency/engine_steps
 latency/roofline latency/kernels
-replica/actor replica/completion replica/crash replica/inbound replica/pipelined replica/ports
-replica/prerequisites replica/replica replica/serving replica/table replica/view
+replica/actor replica/books replica/counters replica/crash replica/inbound replica/pace
+replica/ports replica/prerequisites replica/replica replica/serving replica/table replica/view
+replica/watch
+replica/flight/base replica/flight/step replica/flight/run replica/flight/staged
+replica/flight/member replica/flight/awaiting replica/flight/measured replica/flight/starters
+replica/flight/layered replica/flight/relay
 routing/policies
 cluster/cluster cluster/gateway cluster/recorder
 report/records report/itl report/csvtext

@@ -35,12 +35,15 @@ LIMIT_S = 10.0
 HANG_S = 120
 """CPU time after which tests are ended; the bug then counts as missed."""
 TESTS = {
-    "replica": tuple(
-        f"tests/replica/test_{name}.py"
-        for name in (
-            *("machine", "leaps", "accounts", "observers", "relay_board", "zag", "actor"),
-            *("prerequisites", "live_scaling", "sequences", "waves_of_ranks"),
-        )
+    "replica": (
+        *(
+            f"tests/replica/test_{name}.py"
+            for name in (
+                *("machine", "leaps", "accounts", "observers", "relay_board", "zag", "actor"),
+                *("prerequisites", "live_scaling", "sequences", "waves_of_ranks"),
+            )
+        ),
+        *("tests/replica/flight/test_twins.py", "tests/replica/flight/test_crashes.py"),
     ),
     "migration": tuple(
         f"tests/migration/test_{name}.py"
@@ -110,8 +113,8 @@ PLANTED = (
     Planted(
         "a crash keeps the batch in flight",
         "replica/crash.py",
-        "    replica.batch = replica.ends = None\n",
-        "    replica.ends = None\n",
+        "    replica.flight = replica.flight.lose()\n",
+        "    replica.flight.lose()\n",
     ),
     Planted(
         "a crash does not begin another life",
@@ -121,39 +124,39 @@ PLANTED = (
     ),
     Planted(
         "a crash keeps what its batch waits for",
-        "replica/crash.py",
-        "    replica.prerequisites.drop(replica.wave)\n",
+        "replica/flight/awaiting.py",
+        "        self.prerequisites.drop()\n",
         "",
     ),
     Planted(
         "a crash during a pause counts the pause as busy",
-        "replica/crash.py",
-        "replica.batch is not None and not replica.is_paused and replica",
-        "replica.batch is not None and replica",
+        "replica/flight/step.py",
+        "        if self._process != PAUSED:\n",
+        "        if True:\n",
     ),
     Planted(
         "a pause does not cut the leap",
-        "replica/crash.py",
-        "    assert not replica.is_paused\n    cut_leap(replica)\n",
-        "    assert not replica.is_paused\n",
+        "replica/flight/run.py",
+        "        return self._alone().pause()\n",
+        "        return self\n",
     ),
     Planted(
         "a pause does not shift spans of stages",
-        "replica/crash.py",
-        "                    end_ns=span.end_ns + longer_ns,\n",
-        "                    end_ns=span.end_ns,\n",
+        "replica/flight/staged.py",
+        "                        end_ns=span.end_ns + longer_ns,\n",
+        "                        end_ns=span.end_ns,\n",
     ),
     Planted(
         "a pause does not put the iteration's end off",
-        "replica/crash.py",
-        "        replica.end_ns += longer_ns\n",
-        "        pass\n",
+        "replica/flight/step.py",
+        "        self.due_ns = self._end_ns + self.books.clock.now_ns - since_ns\n",
+        "        self.due_ns = self._end_ns\n",
     ),
     Planted(
         "a crash counts the wait for KV or a wave as busy",
-        "replica/crash.py",
-        " and replica.activity != WAITING:\n",
-        ":\n",
+        "replica/flight/member.py",
+        " and not self.is_paused and not self.is_waiting:\n",
+        " and not self.is_paused:\n",
     ),
     Planted(
         "the end of an earlier pause ends this one",
@@ -164,8 +167,8 @@ PLANTED = (
     Planted(
         "life not checked when a prerequisite is met",
         "replica/serving.py",
-        "    if event.life != replica.incarnation:\n        return PARK\n",
-        "",
+        "    if event.life == replica.incarnation:\n        replica.want(replica.flight.met",
+        "    if True:\n        replica.want(replica.flight.met",
     ),
     Planted(
         "activation of an earlier life wakes the helper",
@@ -181,22 +184,21 @@ PLANTED = (
     ),
     Planted(
         "a prerequisite met does not interrupt",
-        "replica/serving.py",
-        "    if prerequisites.left == 0:\n"
-        "        replica.look = INTERRUPT if replica.stages == 1 else LOOK\n",
-        "    if prerequisites.left == 0:\n        replica.look = LOOK\n",
+        "replica/flight/member.py",
+        "        self.prerequisites.left -= 1\n        return INTERRUPT if",
+        "        self.prerequisites.left -= 1\n        return 1 if",
     ),
     Planted(
         "waiting for a wave counts as busy",
-        "replica/serving.py",
-        "    replica.waited_ns = replica.clock.now_ns - replica.start_ns\n",
+        "replica/flight/member.py",
+        "        self.waited_ns = books.clock.now_ns - self.start_ns\n",
         "",
     ),
     Planted(
         "the priority is not looked at at the exact end of a step",
-        "replica/replica.py",
-        "        if clock.priority_reached > self.priority:\n            elapsed_ns += 1\n",
-        "",
+        "replica/books.py",
+        "now_ns - at_ns + (clock.priority_reached > self.priority)\n",
+        "now_ns - at_ns\n",
     ),
     Planted(
         "a lock granted late does not reopen a revived replica",
@@ -219,7 +221,7 @@ PLANTED = (
     Planted(
         "a shutting prefill leaves with a batch on its stages",
         "replica/serving.py",
-        " and not replica.has_batches_in_flight\n    if is_done",
+        " and not replica.flight.holds_batch()\n    if is_done",
         "\n    if is_done",
     ),
     Planted(
@@ -230,22 +232,21 @@ PLANTED = (
     ),
     Planted(
         "what a straggler runs next costs what it did before",
-        "replica/replica.py",
-        "        if self.slowdown != 1.0:\n            cost_ns = int(cost_ns * self.slowdown)\n"
-        "        if self.jitter",
-        "        if self.jitter",
+        "replica/pace.py",
+        "        cost_ns = self.slowed_ns(cost_ns)\n        return cost_ns if self.jitter",
+        "        return cost_ns if self.jitter",
     ),
     Planted(
         "first uses are paid again and again",
-        "replica/replica.py",
-        "            cost_ns += self.first_uses.popleft()\n",
-        "            cost_ns += self.first_uses[0]\n",
+        "replica/pace.py",
+        "        return self.first_uses.popleft() if",
+        "        return self.first_uses[0] if",
     ),
     Planted(
         "what is posted during a boundary is applied at the same one",
         "replica/replica.py",
-        "                    if self.posted and not self.has_applied and",
-        "                    if self.posted and",
+        "        if self.posted and not self.has_applied and",
+        "        if self.posted and",
     ),
     Planted(
         "KV is applied after cancellations",
@@ -292,20 +293,22 @@ PLANTED = (
     Planted(
         "a reservation does not cut a leap",
         "replica/inbound.py",
-        "    if replica.ends is not None:\n        replica.changed(done)\n    return True\n",
+        "    if flight.is_leap():\n        replica.changed(done)\n    return True\n",
         "    return True\n",
     ),
     Planted(
         "a request that comes does not cut a leap",
         "replica/inbound.py",
-        "    if ends is None or not replica.puts_off(done):\n",
-        "    if ends is None:\n",
+        "    elif not flight.puts_off(done):\n"
+        "        flight.settle()\n"
+        "        replica.changed(done)\n",
+        "    elif not flight.puts_off(done):\n        flight.settle()\n",
     ),
     Planted(
         "KV that has left wakes no request that waits here",
         "replica/inbound.py",
-        "    if replica.ends is not None or not replica.waits_here_only or replica.scheduler",
-        "    if replica.ends is not None or not replica.waits_here_only or False and replica.scheduler",
+        "    if flight.is_leap() or not replica.waits_here_only or scheduler",
+        "    if flight.is_leap() or not replica.waits_here_only or False and scheduler",
     ),
     Planted(
         "a stop that comes too late is not answered",
@@ -322,8 +325,8 @@ PLANTED = (
     Planted(
         "a cost that was asked for in an earlier life counts",
         "replica/serving.py",
-        "    if event.life == replica.incarnation and replica.activity == MEASURING:\n",
-        "    if True:\n",
+        "    if event.life == replica.incarnation and replica.flight.learn(event.cost_ns):\n",
+        "    if replica.flight.learn(event.cost_ns):\n",
     ),
     Planted(
         "the younger new replica hands over first",
@@ -333,29 +336,28 @@ PLANTED = (
     ),
     Planted(
         "a leap does not end for a request that it would see",
-        "replica/replica.py",
-        "        self._cut(ends, steps)\n        return True\n",
+        "replica/flight/run.py",
+        "        self._cut(steps)\n        return True\n",
         "        return True\n",
     ),
     Planted(
         "the decodes that follow a straggler's prompt are not slow",
-        "replica/replica.py",
-        "slowdown == 1.0:\n                ends: Ends = self._decode_ends(run_on.shape",
-        "slowdown > 0.0:\n                ends: Ends = self._decode_ends(run_on.shape",
+        "replica/pace.py",
+        "        self.decode_ends = self._decode_ends if self.is_even else None\n",
+        "        self.decode_ends = self._decode_ends\n",
     ),
     Planted(
         "a reservation does not bring its actor's timer forward",
         "replica/actor.py",
         "        is_reserved = reserve(replica, requests)\n"
-        "        if replica.look or replica.cut_ns >= 0:\n",
+        "        if replica.look or replica.flight.is_cut:\n",
         "        is_reserved = reserve(replica, requests)\n        if replica.look:\n",
     ),
     Planted(
         "a batch of layers is not told to observers",
-        "replica/completion.py",
-        "        observers.batches.batch("
-        "replica.replica_id, batch, start_ns, replica.clock.now_ns, 1, None)\n",
-        "        pass\n",
+        "replica/books.py",
+        "        self._show(batch, 1, start_ns, None, now_ns, None, receivers)\n",
+        "",
     ),
     Planted(
         "a crash keeps live moves of the life before",
@@ -377,23 +379,23 @@ PLANTED = (
     ),
     Planted(
         "a rest is on standby without a limit",
-        "replica/replica.py",
+        "replica/counters.py",
         "        self._standby_ns += min(now_ns - self.rest_since_ns, self.standby_limit_ns)\n",
         "        self._standby_ns += now_ns - self.rest_since_ns\n",
     ),
     Planted(
         "a request does not know where it had its first token",
-        "replica/completion.py",
-        "    for request in progress.first_tokens:\n"
-        "        request.replica_id = replica.replica_id\n"
-        "    for request in progress.finished:\n",
-        "    for request in progress.finished:\n",
+        "replica/books.py",
+        "        for request in progress.first_tokens:\n"
+        "            request.replica_id = replica_id\n",
+        "",
     ),
     Planted(
         "layers count no prompt tokens",
-        "replica/completion.py",
-        "    replica.iterations += 1\n    replica.prefill_tokens += progress.prefill_tokens\n",
-        "    replica.iterations += 1\n",
+        "replica/books.py",
+        "        counters.iterations += 1\n"
+        "        counters.prefill_tokens += progress.prefill_tokens\n",
+        "        counters.iterations += 1\n",
     ),
     Planted(
         "a batch that is handed over belongs to its giver still",
@@ -416,7 +418,7 @@ PLANTED = (
     Planted(
         "a helper computes what has not arrived",
         "replica/live_scaling.py",
-        "        if not relayed.is_here:\n            return replica.rest()\n",
+        "        if not relayed.is_here:\n            return PARK\n",
         "",
     ),
     Planted(
@@ -434,8 +436,8 @@ PLANTED = (
     Planted(
         "a helper runs all layers again",
         "replica/live_scaling.py",
-        "        cost_ns = replica.cost_ns(_cut(batch.shape, start, replica.layers - start))\n",
-        "        cost_ns = replica.cost_ns(batch.shape)\n",
+        "        cost_ns = pace.cost_ns(_cut(shape, start, layers - start))\n",
+        "        cost_ns = pace.cost_ns(shape)\n",
     ),
     Planted(
         "a load that is given up keeps its batches",
@@ -661,7 +663,7 @@ PLANTED = (
     Planted(
         "a drain's grace strikes a replica that came back",
         "faults/recovery.py",
-        "                if replica.state is state and replica.state_since_ns == since_ns:\n",
+        "                if replica.state is state and replica.counters.state_since_ns == since_ns:\n",
         "                if True:\n",
     ),
     Planted(
@@ -721,7 +723,7 @@ PLANTED = (
     Planted(
         "the grace of an earlier drain ends a later one",
         "faults/recovery.py",
-        "if replica.state is state and replica.state_since_ns == since_ns:",
+        "if replica.state is state and replica.counters.state_since_ns == since_ns:",
         "if replica.state is state:",
     ),
     Planted(
@@ -739,7 +741,7 @@ PLANTED = (
     Planted(
         "a straggler that ends makes its replica as new",
         "faults/handlers.py",
-        "        slowdown = replica.slowdown / fault.factor\n",
+        "        slowdown = replica.pace.slowdown / fault.factor\n",
         "        slowdown = 1.0\n",
     ),
     Planted(

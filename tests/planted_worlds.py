@@ -39,32 +39,32 @@ BUGS: Final[tuple[Bug, ...]] = (
     (
         "a straggler's factor is added, not multiplied",
         "faults/handlers.py",
-        "SlowdownSet(factor=replica.slowdown * fault.factor)",
-        "SlowdownSet(factor=replica.slowdown + fault.factor)",
+        "SlowdownSet(factor=replica.pace.slowdown * fault.factor)",
+        "SlowdownSet(factor=replica.pace.slowdown + fault.factor)",
     ),
     (
         "a straggler is half as slow",
-        "replica/replica.py",
-        "            cost_ns = int(cost_ns * self.slowdown)\n        if self.jitter",
-        "            cost_ns = int(cost_ns * (1 + self.slowdown) / 2)\n        if self.jitter",
+        "replica/pace.py",
+        "return cost_ns if self.slowdown == 1.0 else int(cost_ns * self.slowdown)",
+        "return int(cost_ns * (1 + self.slowdown) / 2)",
     ),
     (
         "a straggler stays slow after its end",
         "faults/handlers.py",
-        "        slowdown = replica.slowdown / fault.factor\n",
-        "        slowdown = replica.slowdown\n",
+        "        slowdown = replica.pace.slowdown / fault.factor\n",
+        "        slowdown = replica.pace.slowdown\n",
     ),
     (
         "stages ignore stragglers",
-        "replica/pipelined.py",
-        "    if replica.slowdown != 1.0:\n",
-        "    if False:\n",
+        "replica/pace.py",
+        "        if self.slowdown != 1.0:\n            costs_ns = tuple(",
+        "        if False:\n            costs_ns = tuple(",
     ),
     (
         "a pause is not added to the iteration in flight",
-        "replica/crash.py",
-        "        replica.end_ns += longer_ns\n",
-        "        replica.end_ns += 0\n",
+        "replica/flight/step.py",
+        "        self.due_ns = self._end_ns + self.books.clock.now_ns - since_ns\n",
+        "        self.due_ns = self._end_ns\n",
     ),
     (
         "a pause ends twice as late",
@@ -75,14 +75,14 @@ BUGS: Final[tuple[Bug, ...]] = (
     (
         "layers of live scaling cost a little more",
         "replica/live_scaling.py",
-        "    task.upto_ns = replica.latency.iteration_ns(_cut(task.batch.shape, 0, layer + 1))",
-        "    task.upto_ns = replica.latency.iteration_ns(_cut(task.batch.shape, 0, layer + 2))",
+        "    task.upto_ns = pace.latency.iteration_ns(_cut(task.batch.shape, 0, layer + 1))",
+        "    task.upto_ns = pace.latency.iteration_ns(_cut(task.batch.shape, 0, layer + 2))",
     ),
     (
         "a helper runs all layers",
         "replica/live_scaling.py",
-        "_cut(batch.shape, start, replica.layers - start)",
-        "_cut(batch.shape, 0, replica.layers)",
+        "_cut(shape, start, layers - start)",
+        "_cut(shape, 0, layers)",
     ),
     # --- links ----------------------------------------------------------------------------------
     (
@@ -271,8 +271,9 @@ BUGS: Final[tuple[Bug, ...]] = (
     ),
     (
         "freed blocks wake no replica",
-        "replica/completion.py",
-        "    if progress.finished or progress.failed:\n        out.append(FreeCapacity())\n",
+        "replica/books.py",
+        "        if progress.finished or progress.failed:\n"
+        "            out.append(FreeCapacity())\n",
         "",
     ),
     # --- time to live, recovery, clients --------------------------------------------------------

@@ -219,7 +219,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
 class StateSpace(msgspec.Struct, frozen=True, kw_only=True):
     """A mixer with a state of fixed size: linear attention, state-space model, short convolution.
 
-    A sequence holds its state whatever its length; with k drafts it holds k + 1 of them.
+    A sequence holds its state whatever its length; with k drafted tokens it holds k + 1 of them.
     """
 
     kind: StateKind

@@ -32,6 +32,7 @@ class Shrinking(msgspec.Struct):
 
     trials: int = 0
     work: int = 0
+    """Events and records of all trials, counted instead of time; at most `work_max`."""
     work_max: int = WORK_MAX
     faults: int = 0
     lines: int = 0

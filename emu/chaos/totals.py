@@ -48,6 +48,7 @@ class Totals(msgspec.Struct):
     events: int = 0
     checks: int = 0
     work: int = 0
+    """Events and records of all trials: what they cost, without a clock."""
     virtual_s: float = 0.0
     gpu_hours: float = 0.0
     cluster_hours: float = 0.0

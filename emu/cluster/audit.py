@@ -69,15 +69,15 @@ def energy_j(
     pim_j = 0.0
     for its_plan, replica in zip(plan.replicas, replicas, strict=True):
         busy_ns, gpu_busy_ns = replica.busy_times
-        standby_ns = replica.standby_time_ns(end_ns)
+        standby_ns = replica.counters.standby_time_ns(end_ns)
         gpu += (table.gpu_active_w - table.gpu_idle_w) * gpu_busy_ns / NS_PER_S
         standby_w = max(0.0, table.gpu_standby_w - table.gpu_idle_w)
         gpu += standby_w * standby_ns / NS_PER_S * len(replica.gpus)
         busy_of_machine[its_plan.machine] += busy_ns
-        link_bytes += replica.tokens_run * exchange_bytes_per_token(its_plan)
+        link_bytes += replica.counters.tokens_run * exchange_bytes_per_token(its_plan)
         latency = replica.latency
         if isinstance(latency, OffloadedBackend):
-            host_bytes += _loaded_bytes(latency, its_plan) * replica.iterations
+            host_bytes += _loaded_bytes(latency, its_plan) * replica.counters.iterations
             pim_j += _pim_j(latency, its_plan, replica)
             host_bytes += _attended_bytes(latency, its_plan, replica)
     cpu = _cpu_j(table, busy_of_machine, end_ns)
@@ -140,7 +140,7 @@ def _pim_j(latency: OffloadedBackend, plan: ReplicaPlan, replica: Replica) -> fl
     if latency.pim is None:
         return 0.0
     device = _device(plan.node.pim)
-    work_ns = latency.pim.work_ns(replica.decodes_run, replica.decode_context_run)
+    work_ns = latency.pim.work_ns(replica.counters.decodes_run, replica.counters.decode_context_run)
     return (device.peak_w - device.idle_w) * work_ns * plan.model.layers / NS_PER_S
 
 
@@ -151,7 +151,7 @@ def _attended_bytes(latency: OffloadedBackend, plan: ReplicaPlan, replica: Repli
     model = plan.model
     element = sizes.weight_bytes(1, sizes.activation_dtype(model, plan.dtype))
     token = 2 * (model.heads + model.kv_heads) * model.head_dim * element
-    return replica.decodes_run * model.layers * token
+    return replica.counters.decodes_run * model.layers * token
 
 
 def _device(name: str) -> PimDevice:
@@ -286,9 +286,9 @@ def _held_ns(replica: ReplicaHandle) -> dict[str, int]:
 def expert_loads(cluster: Cluster) -> list[tuple[int, list[int]]]:
     """(replica, tokens of each expert) where a gate spreads them unevenly."""
     return [
-        (replica.replica_id, replica.expert_tokens.tolist())
+        (replica.replica_id, replica.counters.expert_tokens.tolist())
         for replica in cluster.replicas
-        if replica.expert_tokens is not None
+        if replica.counters.expert_tokens is not None
     ]
 
 

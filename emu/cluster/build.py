@@ -237,30 +237,30 @@ def build_replica(
         stages=plan.pipeline_parallel,
         layers=plan.model.layers,
     )
-    replica.board = board
-    replica.peers = peers
+    replica.relaying.board = board
+    replica.relaying.peers = peers
     replica.model = shared.plan.model_indices[plan.served]
     if plan.has_front_end and plan.engine is not None:
-        replica.stream = OutputStream(plan.engine)
+        replica.books.stream = OutputStream(plan.engine)
     if plan.latency.jitter:
         engine = engine_of(plan.latency)
         assert engine is not None  # the plan has looked
         from emu.latency.engine_steps import Jitter
 
-        replica.set_jitter(Jitter(engine, config.seed, plan.replica_id))
+        replica.pace.set_jitter(Jitter(engine, config.seed, plan.replica_id))
     experts, gate = plan.model.experts, plan.latency.expert_routing
     if experts is not None and plan.latency.backend == "profile" and gate != "balanced":
         import numpy as np
 
-        replica.expert_tokens = np.zeros(experts.count, dtype=np.int64)
+        replica.counters.expert_tokens = np.zeros(experts.count, dtype=np.int64)
         replica.meter()
     blocks = scheduler.block_pool
     if blocks is not None and blocks.tiers:
-        replica.tier_traffic = TierTraffic(shared.network, plan.gpus, shared.tiers.kinds, blocks)
+        replica.use_tiers(TierTraffic(shared.network, plan.gpus, shared.tiers.kinds, blocks))
     if config.power is not None:
         replica.meter()
-        replica.standby_limit_ns = s_to_ns(config.power.gpu_standby_s)
-    replica.activation_token_bytes = plan.model.hidden * sizes.weight_bytes(
+        replica.counters.standby_limit_ns = s_to_ns(config.power.gpu_standby_s)
+    replica.relaying.activation_token_bytes = plan.model.hidden * sizes.weight_bytes(
         1, sizes.activation_dtype(plan.model, plan.dtype)
     )
     return replica

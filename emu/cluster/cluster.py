@@ -243,7 +243,7 @@ class Cluster:
             scaler.close()
         now_ns = self.kernel.now_ns
         for replica in self.replicas:
-            replica.note_time(replica.state, now_ns)
+            replica.counters.note_time(replica.state, now_ns)
         self.faults.close()
         self.commander.close()
 
@@ -316,8 +316,7 @@ class Cluster:
 
     def on_capacity(self, replica: ReplicaHandle) -> None:
         """Watchers that wait for a destination look again, and routers at its load."""
-        if not replica.is_touched:
-            replica.touch()
+        replica.touch()
         pool = self.pool_of[replica.replica_id]
         if pool.rejecter is not None:
             pool.rejecter.look()

@@ -99,6 +99,11 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
         """Tokens of a sequence in a step beside its next one."""
         return sum(one.more_tokens(self.scheduler) for one in self.features)
 
+    def slots(self, ask: str) -> int:
+        """How many different ones of what requests ask for can run at once; 0 = none."""
+        found = [one.slots(self.scheduler) for one in self.features if ask in one.serves]
+        return max(found, default=0)
+
     @property
     def kv_bytes_per_token(self) -> int:
         """KV of one token in all layers and heads: what a migration moves."""
@@ -190,10 +195,6 @@ class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
                 if (part := feature.pass_part(self, config)) is not None
             ),
         )
-
-    def slots(self, ask: str) -> int:
-        """How many different things of this sort (`Facts.asks`) it holds at once; 0 = none."""
-        return sum(one.slots(self) for one in self.features if ask in one.serves)
 
 
 class Plan(msgspec.Struct, frozen=True, dict=True):

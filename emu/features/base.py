@@ -200,6 +200,10 @@ class Feature:
     def check_workload(self, facts: Facts, places: Sequence[Place], source: str) -> None:
         """Refuse a workload that these replicas cannot serve, by a key of this feature."""
 
+    def slots(self, scheduler: SchedulerTable) -> int:
+        """How many different ones of what it serves can run at once on a replica."""
+        return 0
+
     def slot_bytes(self, scheduler: SchedulerTable, model: ModelSpec, tp: int) -> int:
         """Memory that it takes from the KV blocks of every rank."""
         return 0
@@ -231,10 +235,6 @@ class Feature:
     def scheduler_part(self, place: Place, config: Config, own: OwnPolicy) -> Part | None:
         """What it does in the scheduler of a replica."""
         return None
-
-    def slots(self, place: Place) -> int:
-        """How many different things that requests ask for (`serves`) a replica holds at once."""
-        return 0
 
     def door(self, config: Config, places: Sequence[Place]) -> Door | None:
         """What requests pass at the gateway because of it."""

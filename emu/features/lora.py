@@ -343,6 +343,10 @@ class Lora(Feature):
             problem = f"the workload names adapters ({facts.adapter}); set it to true everywhere"
             raise InputError(source, None, _KEY, problem)
 
+    def slots(self, scheduler: SchedulerTable) -> int:
+        """Adapters on the GPU."""
+        return keys_of(scheduler, Keys).max_loras
+
     def slot_bytes(self, scheduler: SchedulerTable, model: ModelSpec, tp: int) -> int:
         """All slots of a rank."""
         keys = keys_of(scheduler, Keys)
@@ -362,10 +366,6 @@ class Lora(Feature):
         """The slots."""
         keys = keys_of(place.scheduler, Keys)
         return Adapters(keys.max_loras, keys.host_slots)
-
-    def slots(self, place: Place) -> int:
-        """Different adapters at once."""
-        return keys_of(place.scheduler, Keys).max_loras
 
     # --- results ------------------------------------------------------------------------------
     def facts(self, place: Place, config: Config) -> dict[str, str]:

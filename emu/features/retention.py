@@ -88,6 +88,9 @@ class Retention(Feature):
         Conflict(PLANNER, _KEY, _ROLES),
         Conflict(WINDOWS, _KEY, _LAYERS),
         Conflict(CACHED_STATES, _KEY, _LAYERS),
+        Conflict(
+            "skip_prefill", _KEY, "keeps nothing where workload.skip_prefill finds every prompt"
+        ),
         Conflict(OTHER_SCHEDULER, _KEY, "policy {policy} keeps no blocks back; vllm does"),
     )
     example: ClassVar[Mapping[str, Any]] = {"scheduler": {"retain_s": 1.0}}
@@ -118,7 +121,9 @@ class Retention(Feature):
         scheduler = tables["scheduler"]
         if scheduler.get("prefix_caching") and rng.random() < 0.4:
             values = (0.01, 0.3, 5.0)
-            scheduler["retain_s"] = values[int(rng.integers(len(values)))]
+            drawn = values[int(rng.integers(len(values)))]
+            if not tables["workload"].get("skip_prefill"):
+                scheduler["retain_s"] = drawn
 
     def withdraw(self, tables: Tables) -> None:
         """All blocks are alike."""

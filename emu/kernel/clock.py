@@ -513,10 +513,6 @@ class Kernel:
         actor.due_ns = NEVER
         actor.is_stepping = True
         actor.resume(None)
-        self._rest(actor)
-
-    def _rest(self, actor: Actor) -> None:
-        """Its step is over: what it has said of the next one."""
         actor.is_stepping = False
         due_ns = actor.next_ns
         if due_ns >= 0:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import anyio
 from anyio.abc import TaskGroup
 
-from emu.kernel.clock import NEVER, Actor, Kernel
+from emu.kernel.clock import AGAIN, NEVER, Actor, Kernel
 
 _NOT_OF_TASKS: Final = (KeyboardInterrupt, SystemExit)
 """Errors that asyncio takes past every task, out of the event loop."""
@@ -79,7 +79,11 @@ class TaskKernel(Kernel):
     def waits(self, actor: Actor) -> None:
         """The actor waits for its turn: its step is over, and others have theirs."""
         if actor.is_stepping:
-            self._rest(actor)
+            actor.is_stepping = False
+            if actor.next_ns >= 0:
+                self.arm(actor, actor.next_ns)
+            elif actor.next_ns == AGAIN:
+                self._make_ready(actor)
         self._running -= 1
         self._go_on()
 

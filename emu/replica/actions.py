@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from emu.latency.base import BatchShape
 from emu.replica.relay_board import Relayed, SplitBatch
 from emu.replica.states import ReplicaState, Writer
 from emu.request import Request, Status
@@ -111,7 +112,9 @@ class OpenLock(Action, frozen=True, gc=False):
 
 
 class Measure(Action, frozen=True, gc=False):
-    """Ask the backend outside simulated time; `Measured` is the answer."""
+    """Ask the backend outside simulated time for a cost; `Measured` is the answer."""
+
+    shape: BatchShape
 
 
 class SendActivation(Action, frozen=True, gc=False):

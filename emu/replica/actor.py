@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 from emu.kernel.clock import NOW, PARK, PRIORITY_WATCHER, Actor, Kernel
 from emu.kernel.life import live
+from emu.latency.base import BatchShape
 from emu.network.placement import Network
 from emu.replica import actions as act
 from emu.replica.beside import live_beside
@@ -23,12 +24,12 @@ from emu.replica.events import (
     LockGranted,
     Measured,
 )
+from emu.replica.flight.layered import UNTIL_END_OF_INSTANT
 from emu.replica.inbound import reserve
 from emu.replica.live_scaling import abandon, take_over
 from emu.replica.relay_board import Relayed, SplitBatch
-from emu.replica.replica import END_OF_INSTANT, LOOP, RESTING, STAGED, UNTIL_END_OF_INSTANT, Replica
-from emu.replica.states import ReplicaState, Writer, move
-from emu.replica.wave import SERVES
+from emu.replica.replica import LOOP, Replica
+from emu.replica.states import WAVES, ReplicaState, Writer, move
 from emu.request import Request, Status
 from emu.scheduling.base import Batch
 
@@ -103,33 +104,32 @@ class ReplicaActor(Actor):
         super().__init__(world.kernel, replica.name, replica.priority)
         self.replica = replica
         self.world = world
-        self.is_asking = False
-        """Its last step has asked a backend outside simulated time."""
-        replica.actor = self
-        replica.posted = self.inbox
+        self.asked: BatchShape | None = None
+        """What its last step has asked a backend outside simulated time."""
+        replica.attach(self, self.inbox)
 
     # --- in -----------------------------------------------------------------------------------
     def tell(self, event: Event) -> None:
         """Handle it now; its actions are applied before the sender goes on."""
         replica = self.replica
-        if replica.own_leap is not None:
-            replica.own_leap.unroll()
+        if replica.flight.is_joint:
+            replica.flight.unroll()
         handler = replica.handlers[event.kind]
         if handler is None:
             raise replica.unexpected(event.kind, event)
         handler(replica, event)
         if replica.out:
             self.perform()
-        if replica.look or replica.cut_ns >= 0:
+        if replica.look or replica.flight.is_cut:
             self._look_up()
 
     def reserve(self, requests: list[Any]) -> bool:
         """Reserve blocks for inbound KV, all or nothing: a question, answered now."""
         replica = self.replica
-        if replica.own_leap is not None:
-            replica.own_leap.unroll()
+        if replica.flight.is_joint:
+            replica.flight.unroll()
         is_reserved = reserve(replica, requests)
-        if replica.look or replica.cut_ns >= 0:
+        if replica.look or replica.flight.is_cut:
             self._look_up()
         return is_reserved
 
@@ -156,28 +156,27 @@ class ReplicaActor(Actor):
     def align(self, now_ns: int) -> int:
         """When the replica looks at what comes now."""
         replica = self.replica
-        if replica.own_leap is not None and replica.activity != STAGED:
-            replica.own_leap.unroll()
-        if replica.activity == RESTING and not replica.is_paused:
+        flight = replica.flight
+        if flight.is_open and replica.paused_ns < 0:
             return NOW
         return replica.align(now_ns)
 
     def _look_up(self) -> None:
-        replica, kernel = self.replica, self.kernel
-        look, cut_ns = replica.look, replica.cut_ns
-        replica.look, replica.cut_ns = 0, -1
+        replica, kernel, flight = self.replica, self.kernel, self.replica.flight
+        look, is_cut = replica.look, flight.is_cut
+        replica.look, flight.is_cut = 0, False
         if self.is_stepping:
             return  # the step looks at everything before it ends
-        if 0 <= cut_ns < self.due_ns and not self.is_ready:
-            kernel.arm(self, cut_ns)
-        if look == INTERRUPT and replica.activity != END_OF_INSTANT:
+        if is_cut and flight.due_ns < self.due_ns and not self.is_ready:
+            kernel.arm(self, flight.due_ns)
+        if look == INTERRUPT and flight.due_ns != UNTIL_END_OF_INSTANT:
             kernel.interrupt(self)
         elif look:
             kernel.wake(self)
 
     def live(self) -> Coroutine[Any, Any, None]:
         """Its life; with a backend outside simulated time one that waits for answers."""
-        return live_beside(self) if self.replica.is_foreign else live(self)
+        return live_beside(self) if self.replica.latency.foreign else live(self)
 
     def tick(self) -> int:
         """Take the step: until something is in flight, or there is nothing to do."""
@@ -189,7 +188,7 @@ class ReplicaActor(Actor):
             if due_ns != LOOP:
                 break
             due_ns = replica.go_on()
-        replica.look, replica.cut_ns = 0, -1
+        replica.look, replica.flight.is_cut = 0, False
         if due_ns == UNTIL_END_OF_INSTANT:
             self.kernel.arm(self, self.kernel.now_ns, _END_OF_INSTANT)
             return PARK
@@ -199,7 +198,7 @@ class ReplicaActor(Actor):
     def perform(self) -> None:
         """Apply the actions of the handler that has just run."""
         replica = self.replica
-        actions, replica.out = replica.out, []
+        actions = replica.take_out()
         world = self.world
         for action in actions:
             kind = action.__class__
@@ -255,9 +254,9 @@ class ReplicaActor(Actor):
     def on_moved(self, before: ReplicaState, writer: Writer, cause: str) -> None:
         """The state has changed: accounts of time, the wave, then all that watch."""
         replica, at_ns = self.replica, self.kernel.now_ns
-        replica.note_time(before, at_ns)
+        replica.counters.note_time(before, at_ns)
         replica.note_state()
-        if replica.wave is not None and replica.state not in SERVES:
+        if replica.wave is not None and replica.state not in WAVES:
             replica.wave.withdraw(replica.replica_id)
         self.world.on_moved(replica, before, writer, cause, at_ns)
         self.kernel.wake(self)
@@ -277,7 +276,7 @@ class ReplicaActor(Actor):
             self.world.on_capacity(replica)
 
     def _measure(self, action: act.Measure) -> None:
-        self.is_asking = True
+        self.asked = action.shape
 
     @property
     def incarnation(self) -> int:
@@ -286,10 +285,9 @@ class ReplicaActor(Actor):
 
     def ask(self) -> Awaitable[int]:
         """Its step is over, and it asks a backend outside simulated time, ns."""
-        self.is_asking = False
+        shape, self.asked = self.asked, None
         self.kernel.goes_out(self)
-        replica = self.replica
-        asked: Awaitable[int] = replica.latency.measure(replica.to_measure)  # type: ignore[attr-defined]
+        asked: Awaitable[int] = self.replica.latency.measure(shape)  # type: ignore[attr-defined]
         return asked
 
     def answered(self, life: int, cost_ns: int) -> None:
@@ -304,8 +302,8 @@ class ReplicaActor(Actor):
         relayed, life = action.relayed, old.incarnation
 
         def arrived() -> None:
-            assert replica.board is not None
-            replica.board.arrived(relayed)
+            assert replica.relaying.board is not None
+            replica.relaying.board.arrived(relayed)
             old.actor.tell(ActivationArrived(life=life))
 
         self.world.network.send(
@@ -320,7 +318,7 @@ class ReplicaActor(Actor):
 
     def _lose_activation(self, old: Replica, relayed: Relayed, reason: str) -> None:
         """The activation did not arrive: the batch is computed again from the start."""
-        board = self.replica.board
+        board = self.replica.relaying.board
         if board is None or board.answer(old.replica_id) is not relayed:
             return
         requests = old.actor.abandon()
@@ -333,8 +331,8 @@ class ReplicaActor(Actor):
         self.world.on_relayed(self.replica, old, action.requests, action.start_layer)
 
     def _release_helper(self, action: act.ReleaseHelper) -> None:
-        assert self.replica.board is not None
-        self.replica.board.release(self.replica.replica_id)
+        assert self.replica.relaying.board is not None
+        self.replica.relaying.board.release(self.replica.replica_id)
 
     def _wake_elder(self, action: act.WakeElder) -> None:
         self.world.replicas[action.replica_id].actor.look()

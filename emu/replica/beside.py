@@ -16,7 +16,10 @@ from emu.kernel.life import Steps
 class Asks(Steps, Protocol):
     """The actor of such a replica, as its life sees it."""
 
-    is_asking: bool
+    @property
+    def asked(self) -> object | None:
+        """What its last step has asked."""
+        ...
 
     @property
     def incarnation(self) -> int:
@@ -37,7 +40,7 @@ async def live_beside(actor: Asks) -> None:
     turn = actor.turn
     while True:
         actor.next_ns = actor.tick()
-        if actor.is_asking:
+        if actor.asked is not None:
             life = actor.incarnation
             actor.answered(life, await actor.ask())
         await turn

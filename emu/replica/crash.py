@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from emu.kernel.clock import PARK
 from emu.replica.actions import Answer, End, ForwardCancel, Reply
-from emu.replica.completion import end_leap_part
 from emu.replica.events import (
     INTERRUPT,
     Cancelled,
@@ -25,24 +24,8 @@ from emu.replica.events import (
     StopAsked,
     Unpaused,
 )
-from emu.replica.replica import RELAYED, RESTING, RUNNING, WAITING, Replica
+from emu.replica.replica import Replica
 from emu.request import Request
-
-
-def cut_leap(replica: Replica) -> None:
-    """Complete the iterations of a leap that have ended; the one in flight is alone then."""
-    done = replica.settle()
-    ends, batch = replica.ends, replica.batch
-    if ends is None or batch is None:
-        return
-    start_ns = replica.start_ns
-    end_ns = start_ns + ends[done]
-    if done:
-        end_leap_part(replica, batch, ends[:done])
-        replica.start_ns = start_ns + ends[done - 1]
-    batch.max_steps = 1
-    replica.ends = None
-    replica.end_ns = end_ns
 
 
 def crashed(replica: Replica, event: Crashed) -> int:
@@ -51,11 +34,7 @@ def crashed(replica: Replica, event: Crashed) -> int:
     KV that was on its way out belongs to its watcher, which loses it too. The state changes
     later, when all owners of what was here have heard of it (`emu/faults/recovery.py`).
     """
-    cut_leap(replica)
-    if replica.batch is not None and not replica.is_paused and replica.activity != WAITING:
-        replica.busy_ns += (
-            replica.clock.now_ns - replica.start_ns - replica.waited_ns
-        )  # for nothing
+    replica.flight = replica.flight.lose()
     replica.incarnation += 1
     replica.start_process()
     posted = list(replica.pending())
@@ -103,7 +82,7 @@ def _lose_all(replica: Replica, posted: list[Event]) -> list[Request]:
     for request in scheduler.residents():
         request.recomputed_tokens += request.computed_tokens
     lost = scheduler.evacuate()
-    replica.touch()
+    replica.watch.touch()
     for event in posted:
         if isinstance(event, KvDelivered):
             for request in event.requests:
@@ -113,15 +92,10 @@ def _lose_all(replica: Replica, posted: list[Event]) -> list[Request]:
 
 
 def _forget_work(replica: Replica) -> None:
-    replica.activity = RESTING
-    replica.batch = replica.ends = None
-    replica.waited_ns = 0
-    replica.on_stages.clear()
-    replica.prerequisites.drop(replica.wave)
-    replica.pipeline.reset(replica.clock.now_ns)
-    replica.layer_scheduler = replica.relayed = None
-    replica.is_paused = replica.is_resuming = replica.is_cruising = False
-    replica.measured_ns = -1
+    if replica.wave is not None:
+        replica.wave.withdraw(replica.replica_id)
+    replica.paused_ns = -1
+    replica.is_cruising = False
     replica.model_loaded = False
     replica.segments_ready = 0
 
@@ -129,9 +103,8 @@ def _forget_work(replica: Replica) -> None:
 def paused(replica: Replica, event: Paused) -> int:
     """Stop the world in this replica; `unpaused` goes on where it stopped."""
     assert not replica.is_paused
-    cut_leap(replica)
-    replica.is_paused = True
-    replica.is_resuming = replica.is_cruising = False
+    replica.flight = replica.flight.pause()
+    replica.is_cruising = False
     replica.paused_ns = replica.clock.now_ns
     replica.look = INTERRUPT
     return PARK
@@ -142,23 +115,7 @@ def unpaused(replica: Replica, event: Unpaused) -> int:
     is_same = replica.is_paused and replica.paused_ns == event.since_ns
     if not is_same or replica.incarnation != event.life:
         return PARK
-    since_ns = replica.paused_ns
-    longer_ns = replica.clock.now_ns - since_ns
-    replica.is_paused = False
-    if replica.batch is not None:
-        replica.end_ns += longer_ns
-        replica.is_resuming = replica.activity in (RUNNING, RELAYED)
-    for spans, _ in replica.on_stages:
-        for index, span in enumerate(spans):
-            if span.end_ns > since_ns:
-                begun = span.start_ns < since_ns
-                spans[index] = span._replace(
-                    start_ns=span.start_ns + (0 if begun else longer_ns),
-                    end_ns=span.end_ns + longer_ns,
-                )
-    free_ns = replica.pipeline.free_ns
-    free_ns[:] = [at_ns + longer_ns if at_ns > since_ns else at_ns for at_ns in free_ns]
-    if replica.layer_scheduler is not None:
-        replica.layer_scheduler.delay(longer_ns)
+    replica.paused_ns = -1
+    replica.flight.resume(event.since_ns)
     replica.look = INTERRUPT
     return PARK

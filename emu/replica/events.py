@@ -5,8 +5,8 @@ state, and perhaps when the replica looks up next. *Posted* events wait in the m
 next boundary, when nothing is in flight; there they are applied in the order of `order`: stops,
 KV that has arrived, cancellations, then what faults do to the memory.
 
-The replica's own timers (an iteration's end, a layer's) have numbers too, and a row in the table,
-but no object: they are two thirds of all that happens, and carry nothing.
+That what is in flight ends (an iteration, a layer) is no event: it is two thirds of all that
+happens, carries nothing, and concerns nothing but the flight itself (`flight/`).
 """
 
 from __future__ import annotations
@@ -24,45 +24,37 @@ from emu.request import Request, Status
 class Kind(enum.IntEnum):
     """Row of the table of handlers."""
 
-    # its own timers
+    # nothing is in flight beside which something could begin
     BOUNDARY = 0
-    ITERATION_ENDED = 1
-    PREREQUISITES_LOOK = 2
-    STAGE_LEFT = 3
-    INSTANT_ENDED = 4
-    LAYER_ENDED = 5
-    RELAYED_ENDED = 6
     # told
-    SUBMITTED = 7
-    UNRESERVED = 8
-    RELEASED = 9
-    STOP_UNDONE = 10
-    LIVE_MOVES = 11
-    PREREQUISITE_MET = 12
-    TIER_LOST = 13
-    SEGMENT_ARRIVED = 14
-    WEIGHTS_ARRIVED = 15
-    LOAD_GIVEN_UP = 16
-    COMMANDED = 17
-    LOCK_GRANTED = 18
-    PAUSED = 19
-    UNPAUSED = 20
-    CRASHED = 21
-    RESTARTED = 22
-    SLOWDOWN_SET = 23
-    MEASURED = 24
-    ACTIVATION_ARRIVED = 25
-    LOOKED = 26
+    SUBMITTED = 1
+    UNRESERVED = 2
+    RELEASED = 3
+    STOP_UNDONE = 4
+    LIVE_MOVES = 5
+    PREREQUISITE_MET = 6
+    TIER_LOST = 7
+    SEGMENT_ARRIVED = 8
+    WEIGHTS_ARRIVED = 9
+    LOAD_GIVEN_UP = 10
+    COMMANDED = 11
+    LOCK_GRANTED = 12
+    PAUSED = 13
+    UNPAUSED = 14
+    CRASHED = 15
+    RESTARTED = 16
+    SLOWDOWN_SET = 17
+    MEASURED = 18
+    ACTIVATION_ARRIVED = 19
+    LOOKED = 20
     # posted
-    CANCELLED = 27
-    STOP_ASKED = 28
-    KV_DELIVERED = 29
-    KV_SHRUNK = 30
-    KV_RESTORED = 31
-    DRAIN_EXPIRED = 32
-    CANCELS_APPLIED = 33
-    # its own, when a backend outside simulated time has answered
-    COST_KNOWN = 34
+    CANCELLED = 21
+    STOP_ASKED = 22
+    KV_DELIVERED = 23
+    KV_SHRUNK = 24
+    KV_RESTORED = 25
+    DRAIN_EXPIRED = 26
+    CANCELS_APPLIED = 27
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):

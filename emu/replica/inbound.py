@@ -73,44 +73,40 @@ def submitted(replica: Replica, event: Submitted) -> int:
     if reason:
         replica.out.append(End(request, Status.REJECTED, reason))
         return PARK
-    ends = replica.ends if replica.signals is None else None
-    if ends is not None:
-        done = replica.steps_ended(ends)
-    else:
-        done = 0 if replica.ends is None else replica.settle()
+    flight, watch, now_ns = replica.flight, replica.watch, replica.clock.now_ns
+    done = flight.steps_ended() if watch.signals is None else flight.settle()
     request.status = _QUEUED
     request.holder_id = replica.replica_id
     if request.taken_ns < 0:
-        request.taken_ns = replica.iteration_end_ns(done)
-    replica.scheduler.enqueue(request, replica.clock.now_ns)
-    if replica.steps_history is not None:
-        replica.steps_history.add(
-            replica.clock.now_ns, "queued", row=request.row, replica=replica.replica_id
-        )
-    if not replica.is_touched:
-        replica.touch()
-    if ends is None or not replica.puts_off(done):
-        if replica.ends is not None:
-            replica.settle()
+        request.taken_ns = max(now_ns, flight.boundary_ns(done))
+    replica.scheduler.enqueue(request, now_ns)
+    if watch.steps_history is not None:
+        watch.steps_history.add(now_ns, "queued", row=request.row, replica=replica.replica_id)
+    if not watch.is_touched:
+        watch.touch()
+    if watch.signals is not None:
         replica.changed(done)
-    if replica.signals is not None:
-        replica.note_signal()
+        watch.note_signal()
+    elif not flight.puts_off(done):
+        flight.settle()
+        replica.changed(done)
     return PARK
 
 
 def reserve(replica: Replica, requests: list[Request]) -> bool:
     """Reserve blocks for inbound KV, all or nothing: a question, answered now."""
-    done = 0 if replica.ends is None else replica.settle()
+    flight = replica.flight
+    done = flight.settle()
     if not replica.scheduler.reserve(requests):
         return False
-    if replica.ends is not None:
+    if flight.is_leap():
         replica.changed(done)
     return True
 
 
 def unreserved(replica: Replica, event: Unreserved) -> int:
     """A reservation is given back."""
-    done = replica.settle()
+    done = replica.flight.settle()
     replica.scheduler.unreserve(event.requests)
     replica.changed(done)
     return PARK
@@ -118,10 +114,11 @@ def unreserved(replica: Replica, event: Unreserved) -> int:
 
 def released(replica: Replica, event: Released) -> int:
     """The KV of detached requests has left: their blocks are free."""
-    done = 0 if replica.ends is None else replica.settle()
+    flight, scheduler = replica.flight, replica.scheduler
+    done = flight.settle()
     for request in event.requests:
-        replica.scheduler.release(request)
-    if replica.ends is not None or not replica.waits_here_only or replica.scheduler.waiting_count:
+        scheduler.release(request)
+    if flight.is_leap() or not replica.waits_here_only or scheduler.waiting_count:
         replica.changed(done)
     return PARK
 
@@ -129,7 +126,7 @@ def released(replica: Replica, event: Released) -> int:
 def stop_undone(replica: Replica, event: StopUndone) -> int:
     """A stopped request runs on here, unless the grace of a drain is over."""
     replica.scheduler.adopt([event.request], replica.clock.now_ns)
-    replica.touch()
+    replica.watch.touch()
     event.request.status = Status.RUNNING
     if replica.has_drained_enough:
         _lose_late(replica, [event.request])
@@ -216,7 +213,7 @@ def lock_granted_late(replica: Replica, event: LockGranted) -> int:
 
 def slowdown_set(replica: Replica, event: SlowdownSet) -> int:
     """The next iteration costs so much more; a leap at the old cost is cut."""
-    replica.slowdown = event.factor
+    replica.pace.slow_down(event.factor)
     replica.look = LOOK
     return PARK
 
@@ -235,15 +232,13 @@ def stop_asked(replica: Replica, event: StopAsked) -> int:
     On a pipeline it first leaves the last stage: the token under way is its own.
     """
     request = event.request
-    held = replica.prerequisites.held
-    in_flight = [batch for _, batch in replica.on_stages] + ([] if held is None else [held])
     # Not `in`: a compiled generator has no `__contains__`, and nothing falls back to a walk.
-    if any(one is request for batch in in_flight for one in members_of(batch)):
+    if any(one is request for batch in replica.flight.batches() for one in members_of(batch)):
         replica.posted.append(event)
         return PARK
     if any(resident is request for resident in replica.scheduler.residents()):
         replica.scheduler.detach(request)
-        replica.touch()
+        replica.watch.touch()
         request.status = Status.MIGRATING
     replica.out.append(Reply(event.reply))
     return PARK
@@ -268,8 +263,8 @@ def kv_delivered_late(replica: Replica, event: KvDelivered) -> int:
 def _activate(replica: Replica, arrived: list[Request]) -> None:
     requests = [request for request in arrived if not request.status.is_terminal]
     replica.scheduler.activate(requests, replica.clock.now_ns)
-    if not replica.is_touched:
-        replica.touch()
+    if not replica.watch.is_touched:
+        replica.watch.touch()
     for request in requests:
         request.status = Status.RUNNING
         request.holder_id = replica.replica_id
@@ -281,7 +276,7 @@ def cancelled(replica: Replica, event: Cancelled) -> int:
     if request.status.is_terminal:
         return PARK
     if replica.scheduler.cancel(request):
-        replica.touch()
+        replica.watch.touch()
         replica.out.append(End(request, event.status, event.reason))
     elif request.status is Status.MIGRATING or request.holder_id != replica.replica_id:
         replica.out.append(ForwardCancel(request))
@@ -291,7 +286,7 @@ def cancelled(replica: Replica, event: Cancelled) -> int:
 def cancels_applied(replica: Replica, event: Event) -> int:
     """Blocks may have become free."""
     replica.out.append(FreeCapacity())
-    replica.note_signal()
+    replica.watch.note_signal()
     return PARK
 
 

@@ -46,15 +46,11 @@ class LayerTask(msgspec.Struct, eq=False):
 
 
 class LayerScheduler:
-    """Batches of one replica in order of admission.
+    """Batches of one replica in order of admission."""
 
-    `incarnation` counts the lives of its replica.
-    """
-
-    def __init__(self, layers: int, started_ns: int, incarnation: int = 0) -> None:
+    def __init__(self, layers: int, started_ns: int) -> None:
         self.layers = layers
         self.started_ns = started_ns
-        self.incarnation = incarnation
         self.pending: deque[LayerTask] = deque()
         self.running: LayerTask | None = None
         self.run_start_ns = self.run_end_ns = -1

@@ -23,6 +23,7 @@ from emu.latency.base import BatchShape
 from emu.replica.actions import (
     HandOffFirst,
     HandOffSecond,
+    Measure,
     Move,
     ReleaseHelper,
     ReportRelayed,
@@ -30,20 +31,16 @@ from emu.replica.actions import (
     SendActivation,
     WakeElder,
 )
-from emu.replica.completion import end_part
 from emu.replica.events import LOOK, Event, LoadGivenUp
+from emu.replica.flight.base import IDLE, Flight
+from emu.replica.flight.layered import ENDED, FINISH, GIVE, Layered
+from emu.replica.flight.measured import Measured
+from emu.replica.flight.relay import Relay
 from emu.replica.layer_scheduler import LayerScheduler, LayerTask, limit_at
+from emu.replica.pace import Pace
 from emu.replica.relay_board import RelayBoard, Relayed, SplitBatch
-from emu.replica.replica import (
-    END_OF_INSTANT,
-    LAYER,
-    LOOP,
-    RELAYED,
-    RESTING,
-    UNTIL_END_OF_INSTANT,
-    Replica,
-)
-from emu.replica.serving import iterate, measure, take_waiting
+from emu.replica.replica import LOOP, NOTHING, Replica
+from emu.replica.serving import take_waiting
 from emu.replica.states import ReplicaState
 from emu.request import Request, Status
 from emu.scheduling import fcfs
@@ -55,56 +52,49 @@ _PRICES_PARTS: Final = ("linear", "roofline")
 
 
 def _board(replica: Replica) -> RelayBoard:
-    assert replica.board is not None
-    return replica.board
+    board = replica.relaying.board
+    assert board is not None
+    return board
 
 
 # --- the new side -------------------------------------------------------------------------------
 def new_prefill(replica: Replica, event: Event) -> int:
     """A layer may have ended; then let the instant end, so that all that happens now is known."""
-    if replica.phase:  # the instant has ended, and posted events are applied
-        return _finish(replica) if replica.phase == 1 else _give_and_admit(replica)
-    layers = _layers(replica)
-    task = layers.running
-    if layers.end_layer(replica.clock.now_ns) and replica.steps_history is not None:
-        assert task is not None
-        at_ns, layer = replica.clock.now_ns, task.layers_done - 1
-        begun_ns = layers.run_start_ns
-        replica.steps_history.layer(at_ns, replica.replica_id, task.batch, layer, begun_ns)
-    replica.activity = END_OF_INSTANT
-    return UNTIL_END_OF_INSTANT
+    layered = _layered(replica)
+    if layered.phase == ENDED:  # and posted events are applied
+        is_complete = replica.model_loaded
+        layered.see_weights(replica.relaying.layers + 2 if is_complete else replica.segments_ready)
+    if layered.phase == FINISH:
+        return _finish(replica, layered)
+    if layered.phase == GIVE:
+        return _give_and_admit(replica, layered)
+    layered.end_layer()
+    return layered.due_ns
 
 
-def instant_ended(replica: Replica, event: Event) -> int:
-    """All that happens at this instant has happened: posted events are applied next."""
-    replica.activity = RESTING
-    layers = replica.layer_scheduler
-    assert layers is not None
-    layers.segments_ready = layers.layers + 2 if replica.model_loaded else replica.segments_ready
-    replica.phase = 1
-    replica.begin_applying()
-    return LOOP
+def _layered(replica: Replica) -> Layered:
+    """What it is in the middle of; a pass begins if it is in none."""
+    flight = replica.flight
+    if not isinstance(flight, Layered) or flight.is_over:
+        layers = LayerScheduler(replica.relaying.layers, replica.clock.now_ns)
+        replica.flight = flight = Layered(replica.books, layers)
+    return flight
 
 
-def instant_ended_elsewhere(replica: Replica, event: Event) -> int:
-    """The replica has left live scaling at this instant."""
-    replica.activity = RESTING
-    return LOOP
+def layered_of(flight: Flight) -> Layered | None:
+    """Layers in flight, also while the cost of one is measured."""
+    if isinstance(flight, Measured):
+        flight = flight.beside
+    return flight if isinstance(flight, Layered) and not flight.is_over else None
 
 
-def layer_ended(replica: Replica, event: Event) -> int:
-    """A layer's time is over, or there is something to look at while it runs."""
-    replica.activity = RESTING
-    return LOOP
-
-
-def _finish(replica: Replica) -> int:
+def _finish(replica: Replica, layered: Layered) -> int:
     """Batches that ran all layers here get their first tokens here, oldest first."""
-    layers, scheduler = _layers(replica), replica.scheduler
+    layers, scheduler = layered.layers, replica.scheduler
     assert fcfs.can_relay(scheduler) or not layers.pending
     task = layers.pop_done()
     if task is not None:
-        end_part(replica, task.batch, task.started_ns, task.cost_ns)
+        replica.books.end_part(task.batch, task.started_ns, task.cost_ns)
         return _repeat(replica)
     if fcfs.can_relay(scheduler):
         for task in list(layers.pending):  # all clients of a batch have gone
@@ -113,7 +103,7 @@ def _finish(replica: Replica) -> int:
                 fcfs.drop(scheduler, task.batch)
     if replica.model_loaded and replica.state is S.NEW_PREFILL:
         replica.out.append(Move(S.NEW_PREFILL, S.REFRACTORY_PREFILL, "weights complete"))
-    replica.phase = 2
+    layered.finish()
     return _repeat(replica)
 
 
@@ -123,30 +113,23 @@ def _repeat(replica: Replica) -> int:
     return LOOP
 
 
-def _give_and_admit(replica: Replica) -> int:
+def _give_and_admit(replica: Replica, layered: Layered) -> int:
     """Serve helpers, take new batches, start the next layer."""
-    replica.phase = 0
-    layers = _layers(replica)
+    layered.give()
+    layers = layered.layers
     _serve_helpers(replica, layers)
     if replica.state is S.NEW_PREFILL:
         _admit(replica, layers)
         _serve_helpers(replica, layers)
     elif not layers.pending:
-        replica.layer_scheduler = None
+        replica.flight = IDLE
         replica.out += [
             ReleaseHelper(),
             Move(S.REFRACTORY_PREFILL, S.PREFILL, "nothing left to give"),
         ]
         return LOOP
-    return _start_layer(replica, layers)
-
-
-def _layers(replica: Replica) -> LayerScheduler:
-    layers = replica.layer_scheduler
-    if layers is None or layers.incarnation != replica.incarnation:
-        layers = LayerScheduler(replica.layers, replica.clock.now_ns, replica.incarnation)
-        replica.layer_scheduler = layers
-    return layers
+    replica.flight = _start_layer(replica, layered)
+    return replica.flight.due_ns
 
 
 def _admit(replica: Replica, layers: LayerScheduler) -> None:
@@ -162,53 +145,53 @@ def _admit(replica: Replica, layers: LayerScheduler) -> None:
         if batch is None:
             return
         layers.admit(batch)
-        replica.note_formed(batch)
+        replica.watch.formed(batch)
         for chunk in batch.chunks:
             chunk.request.holder_id = replica.replica_id
             chunk.request.status = Status.RUNNING
         _serve_helpers(replica, layers)
 
 
-def _start_layer(replica: Replica, layers: LayerScheduler) -> int:
-    if layers.running is None:
-        task = layers.pick()
-        if task is not None:
-            if task.whole_ns < 0 and replica.latency.name not in _PRICES_PARTS:
-                if replica.latency.foreign:
-                    return measure(replica, task.batch.shape, _layer_measured)
-                task.whole_ns = replica.cost_ns(task.batch.shape)
-            _run_layer(replica, layers, task)
-    return _wait_for_layer(replica, layers)
+def _start_layer(replica: Replica, layered: Layered) -> Flight:
+    layers, latency = layered.layers, replica.latency
+    task = layers.pick() if layers.running is None else None
+    if task is None:
+        return layered.wait()
+    if task.whole_ns < 0 and latency.name not in _PRICES_PARTS:
+        if latency.foreign:
+            return _measure_layer(replica, layered, task)
+        task.whole_ns = replica.pace.cost_ns(task.batch.shape)
+    return _run_layer(replica.pace, layered, task)
 
 
-def _layer_measured(replica: Replica, cost_ns: int) -> int:
-    layers = _layers(replica)
-    task = layers.pick()
-    if task is not None:
-        task.whole_ns = cost_ns if replica.slowdown == 1.0 else int(cost_ns * replica.slowdown)
-        _run_layer(replica, layers, task)
-    return _wait_for_layer(replica, layers)
+def _measure_layer(replica: Replica, layered: Layered, task: LayerTask) -> Flight:
+    """A backend outside simulated time is asked for the cost of all layers of the batch."""
+    pace = replica.pace
+    replica.out.append(Measure(task.batch.shape))
+
+    def begin(cost_ns: int) -> Flight:
+        picked = None if layered.is_over else layered.layers.pick()
+        if picked is None:
+            return layered.wait()
+        picked.whole_ns = pace.slowed_ns(cost_ns)
+        return _run_layer(pace, layered, picked)
+
+    return Measured(replica.books, begin, layered)
 
 
-def _run_layer(replica: Replica, layers: LayerScheduler, task: LayerTask) -> None:
-    cost_ns = _layer_ns(replica, task, task.layers_done, layers.layers)
-    replica.busy_ns += cost_ns
-    layers.start(task, replica.clock.now_ns, cost_ns)
+def _run_layer(pace: Pace, layered: Layered, task: LayerTask) -> Flight:
+    layered.start_layer(task, _layer_ns(pace, task, task.layers_done, layered.layers.layers))
+    return layered.wait()
 
 
-def _wait_for_layer(replica: Replica, layers: LayerScheduler) -> int:
-    replica.activity = LAYER
-    return PARK if layers.running is None else layers.run_end_ns
-
-
-def _layer_ns(replica: Replica, task: LayerTask, layer: int, layers: int) -> int:
+def _layer_ns(pace: Pace, task: LayerTask, layer: int, layers: int) -> int:
     """Cost of one layer as the difference of two prefixes, so that parts add up."""
     whole_ns = task.whole_ns
     if whole_ns >= 0:
         return max(1, whole_ns * (layer + 1) // layers - whole_ns * layer // layers)
-    slowdown = replica.slowdown
+    slowdown = pace.slowdown
     before_ns = int(task.upto_ns * slowdown)
-    task.upto_ns = replica.latency.iteration_ns(_cut(task.batch.shape, 0, layer + 1))
+    task.upto_ns = pace.latency.iteration_ns(_cut(task.batch.shape, 0, layer + 1))
     return max(1, int(task.upto_ns * slowdown) - before_ns)
 
 
@@ -228,10 +211,12 @@ def _cut(shape: BatchShape, start: int, count: int) -> BatchShape:
 
 def load_given_up_live(replica: Replica, event: LoadGivenUp) -> int:
     """The weights will not come: batches that have not left go back to the queue, as if new."""
-    layers, scheduler = replica.layer_scheduler, replica.scheduler
-    replica.layer_scheduler = None
-    if layers is not None and fcfs.can_relay(scheduler):
-        for task in layers.pending:
+    layered, scheduler = layered_of(replica.flight), replica.scheduler
+    if layered is None:
+        return PARK
+    layered.dismiss()
+    if fcfs.can_relay(scheduler):
+        for task in layered.layers.pending:
             requests = fcfs.hand_out(scheduler, task.batch, hold=False)
             replica.out.append(Requeue(requests))
     return PARK
@@ -254,7 +239,7 @@ def _serve_helpers(replica: Replica, layers: LayerScheduler) -> None:
             if elder is not None:
                 replica.out.append(WakeElder(elder.replica_id))
                 return
-            _hand_over(replica, layers, task, replica.peers[old_id])
+            _hand_over(replica, layers, task, replica.relaying.peers[old_id])
         elif not is_new and not is_soon:
             # Only the running batch is left: its helper may leave, and no other is answered.
             layers.is_released = True
@@ -271,11 +256,13 @@ def _elder(replica: Replica, task: LayerTask) -> Replica | None:
     """
     best, elder = _age(task), None
     for other_id in _board(replica).news:
-        other = replica.peers[other_id]
-        layers = other.layer_scheduler
-        if other is replica or layers is None or layers.is_released or other.is_paused:
+        other = replica.relaying.peers[other_id]
+        layered = layered_of(other.flight)
+        if other is replica or layered is None or other.is_paused:
             continue
-        offered, _ = layers.offer(head_allowed=other.state is S.NEW_PREFILL)
+        if layered.layers.is_released:
+            continue
+        offered, _ = layered.layers.offer(head_allowed=other.state is S.NEW_PREFILL)
         if offered is not None and _age(offered) < best:
             best, elder = _age(offered), other
     return elder
@@ -309,7 +296,7 @@ def _hand_over(replica: Replica, layers: LayerScheduler, task: LayerTask, old: R
         split = SplitBatch(board.next_batch_id(), requests, split_at, layers.layers, now_ns)
         replica.out.append(HandOffFirst(split))
     relayed = Relayed(taken, split_at, split, replica.replica_id)
-    activation_bytes = shape.new_tokens * replica.activation_token_bytes
+    activation_bytes = shape.new_tokens * replica.relaying.activation_token_bytes
     relayed.is_here = not split_at or not activation_bytes
     board.give(old.replica_id, relayed)
     replica.out.append(ReportRelayed(old.replica_id, requests, split_at))
@@ -323,7 +310,7 @@ def take_over(replica: Replica, requests: Sequence[Request], first_layer: int) -
     scheduler = replica.scheduler
     assert fcfs.can_relay(scheduler)
     taken = fcfs.take_over(scheduler, requests, replica.clock.now_ns)
-    replica.note_formed(taken, first_layer)
+    replica.watch.formed(taken, first_layer)
     for request in requests:
         request.holder_id = replica.replica_id
     return taken
@@ -340,7 +327,7 @@ def abandon(replica: Replica) -> list[Request]:
     for request in requests:
         scheduler.cancel(request)
     fcfs.drop(scheduler, relayed.batch)
-    replica.look = replica.look or LOOK
+    replica.want(LOOK)
     return requests
 
 
@@ -352,21 +339,22 @@ def old_prefill(replica: Replica, event: Event) -> int:
         if _is_given_up(replica, relayed):
             return LOOP
         if not relayed.is_here:
-            return replica.rest()
-        return _run_relayed(replica, relayed)
+            return PARK
+        replica.flight = _run_relayed(replica, relayed)
+        return replica.flight.due_ns
     if not fcfs.can_relay(replica.scheduler):
         if replica.scheduler.waiting_count:
             replica.out.append(Requeue(take_waiting(replica)))
             return LOOP
-        due_ns = iterate(replica)  # prompts that had begun are finished first
-        if due_ns != PARK or replica.activity != RESTING:
+        due_ns = replica.begin_next()  # prompts that had begun are finished first
+        if due_ns != NOTHING:
             return due_ns
     if board.may_leave:
         replica.out.append(Move(S.OLD_PREFILL, S.PREFILL, "released"))
         return LOOP
     if fcfs.can_relay(replica.scheduler):
         board.park(replica.replica_id)
-    return replica.rest()
+    return PARK
 
 
 def _is_given_up(replica: Replica, relayed: Relayed) -> bool:
@@ -382,58 +370,29 @@ def _is_given_up(replica: Replica, relayed: Relayed) -> bool:
     return True
 
 
-def _run_relayed(replica: Replica, relayed: Relayed) -> int:
+def _run_relayed(replica: Replica, relayed: Relayed) -> Flight:
     """Execute the remaining layers and the head; first tokens come from here."""
-    batch, start = relayed.batch, relayed.start_layer
-    replica.relayed = relayed
-    if replica.latency.foreign:
-        return measure(replica, batch.shape, _begin_relayed_measured)
-    if start and replica.latency.name in _PRICES_PARTS:
-        cost_ns = replica.cost_ns(_cut(batch.shape, start, replica.layers - start))
+    books, board, pace, layers = (
+        replica.books,
+        _board(replica),
+        replica.pace,
+        replica.relaying.layers,
+    )
+    shape, start, latency = relayed.batch.shape, relayed.start_layer, replica.latency
+    if latency.foreign:
+        replica.out.append(Measure(shape))
+
+        def begin(cost_ns: int) -> Flight:
+            return Relay(books, board, relayed, _rest_ns(layers, start, pace.slowed_ns(cost_ns)))
+
+        return Measured(books, begin, IDLE)
+    if start and latency.name in _PRICES_PARTS:
+        cost_ns = pace.cost_ns(_cut(shape, start, layers - start))
     else:
-        cost_ns = _rest_ns(replica, start, replica.cost_ns(batch.shape))
-    return _begin_relayed(replica, batch, cost_ns)
+        cost_ns = _rest_ns(layers, start, pace.cost_ns(shape))
+    return Relay(books, board, relayed, cost_ns)
 
 
-def _begin_relayed_measured(replica: Replica, cost_ns: int) -> int:
-    relayed = replica.relayed
-    assert relayed is not None
-    if replica.slowdown != 1.0:
-        cost_ns = int(cost_ns * replica.slowdown)
-    return _begin_relayed(replica, relayed.batch, _rest_ns(replica, relayed.start_layer, cost_ns))
-
-
-def _rest_ns(replica: Replica, start: int, whole_ns: int) -> int:
+def _rest_ns(layers: int, start: int, whole_ns: int) -> int:
     """The part of a cost that layers from `start` on have."""
-    return max(1, whole_ns - whole_ns * start // replica.layers) if start else whole_ns
-
-
-def _begin_relayed(replica: Replica, batch: Batch, cost_ns: int) -> int:
-    replica.batch = batch
-    replica.start_ns = replica.clock.now_ns
-    replica.end_ns = replica.start_ns + cost_ns
-    replica.relayed_cost_ns = cost_ns
-    replica.activity = RELAYED
-    return replica.end_ns
-
-
-def relayed_ended(replica: Replica, event: Event) -> int:
-    """The layers that were left have run, or a pause has stopped them."""
-    if replica.is_paused:
-        return PARK
-    if replica.is_resuming:
-        replica.is_resuming = False
-        return replica.end_ns
-    relayed = replica.relayed
-    assert relayed is not None
-    if replica.batch is not None:  # posted events are applied before its end is told
-        replica.batch = None
-        replica.busy_ns += replica.relayed_cost_ns
-        _board(replica).finished(replica.replica_id)
-        if replica.posted:
-            replica.begin_applying()
-            return LOOP
-    replica.activity = RESTING
-    replica.relayed = None
-    end_part(replica, relayed.batch, replica.start_ns, replica.relayed_cost_ns, relayed.split)
-    return LOOP
+    return max(1, whole_ns - whole_ns * start // layers) if start else whole_ns

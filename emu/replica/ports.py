@@ -187,26 +187,6 @@ class Outbox(Protocol):
         ...
 
 
-class OwnLeap(Protocol):
-    """A leap whose times depend on more than one batch: of a pipeline, or of a group."""
-
-    def begin(self) -> int:
-        """The batch that was formed for it runs: when it ends, as far as is known."""
-        ...
-
-    def go_on(self) -> int:
-        """What is known of the batch has ended: when more will have; `LOOP` if it is complete."""
-        ...
-
-    def settle(self) -> None:
-        """Bring the books up to now."""
-        ...
-
-    def unroll(self) -> None:
-        """The leap is over now: what is in flight is there as stepping has it."""
-        ...
-
-
 class GroupWave(Protocol):
     """The data-parallel group of a replica."""
 

@@ -92,13 +92,12 @@ def _nothing() -> None:
 
 
 class Prerequisites:
-    """Prerequisites of the batch that one replica formed last."""
+    """Prerequisites of a batch of one replica."""
 
     def __init__(self, replica_id: int) -> None:
-        self.held: Batch | None = None
-        """Formed, but not on the stages before what it needs is here (several stages)."""
         self.left = 0
         self._replica_id = replica_id
+        self._tiers: TierTraffic | None = None
         self._batch: Batch | None = None
         self._recalls: dict[int, tuple[Carried, int]] = {}
         """By tier: the flow, and how often the tier had lost everything when it began."""
@@ -116,6 +115,7 @@ class Prerequisites:
 
         `steps`: for so many waves its like is certain (0 = for its steps).
         """
+        self._tiers = tiers
         recalls = batch.recalls if tiers is not None else []
         self.left = int(wave is not None)
         if recalls:
@@ -133,15 +133,12 @@ class Prerequisites:
             )
         return self.left > 0
 
-    def drop(self, wave: GroupWave | None) -> None:
-        """The batch that waits is lost (the replica crashed)."""
-        self.held = None
+    def drop(self) -> None:
+        """The batch that waits is lost (the replica crashed); its group is told by the replica."""
         self.left = 0
         for flow, _ in self._recalls.values():
             flow.cancel()
         self._recalls = {}
-        if wave is not None:
-            wave.withdraw(self._replica_id)
 
     def lose_recalls(self, tier: int) -> int:
         """A tier has lost everything: what was on its way is computed in the batch that waits.
@@ -161,8 +158,9 @@ class Prerequisites:
         self.left -= 1
         return tokens
 
-    def stale_recalls(self, tiers: TierTraffic | None) -> list[int]:
+    def stale_recalls(self) -> list[int]:
         """Tiers from which KV is still read that they have lost: there must be none."""
+        tiers = self._tiers
         return [
             tier
             for tier, (flow, losses) in self._recalls.items()

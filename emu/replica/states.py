@@ -170,6 +170,18 @@ RECEIVING: Final = frozenset({S.DECODE, S.SHUTTING_DECODE})
 """States in which inbound KV may begin to come, if the lock can be had."""
 DRAINING: Final = (S.SHUTTING_PREFILL, S.SHUTTING_DECODE, S.SHUTTING_COLOCATED)
 """States in which a replica waits for the end of its work."""
+WAVES: Final = frozenset(
+    {
+        S.COLOCATED,
+        S.PREFILL,
+        S.DECODE,
+        S.SHUTTING_COLOCATED,
+        S.SHUTTING_PREFILL,
+        S.SHUTTING_DECODE,
+        S.MUTATING_TO_DECODE,
+    }
+)
+"""States in which a member of a data-parallel group takes part in waves."""
 LOADING: Final = frozenset({S.LOADING_PREFILL, S.LOADING_DECODE, S.LOADING_COLOCATED})
 """Weights are on the way and nothing is served."""
 GPU_ROLE: Final[Mapping[ReplicaState, str]] = MappingProxyType(

@@ -1,8 +1,9 @@
 """What happens to a replica in each state, on each event: the whole machine on one page.
 
 `HANDLERS[state][kind]` is a handler, or None: such an event is a bug of its sender, and raises
-`UnexpectedEvent` with the replica's history. `ignore` means: it may come, and means nothing
-here. Which changes of state are allowed is a table of its own (`states.py`).
+`UnexpectedEvent` with the replica's history. `ignore` means: it may come, and means nothing here.
+Which changes of state are allowed is a table of its own (`states.py`), and so is what may be in
+flight in which state (`flight/table.py`): the end of a flight is no event.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from emu.replica import crash, inbound, live_scaling, pipelined, serving
+from emu.replica import crash, inbound, live_scaling, serving
 from emu.replica.events import Kind
 from emu.replica.inbound import ignore, look_again
-from emu.replica.replica import Handler, Table
+from emu.replica.replica import Table
 from emu.replica.states import LOADING, ReplicaState
 
 S = ReplicaState
@@ -26,10 +27,6 @@ _ROUTED: Final = frozenset({S.COLOCATED, S.PREFILL})
 """States in which the router gives requests."""
 _SINGLE: Final = frozenset({S.COLOCATED, S.SHUTTING_COLOCATED})
 """States of replicas whose KV never moves to another by a watcher."""
-_RUNS: Final = _ALL - _AWAY - _NEW - {S.AUS_PREFILL, S.AUS_DECODE, S.SHUTTING_NULL}
-"""States in which iterations of the scheduler's batches run."""
-_BATCHES: Final = _ALL - _AWAY - _NEW
-"""States in which a batch may be in flight, begun in this state or the one before."""
 _DECODES: Final = frozenset({S.DECODE, S.SHUTTING_DECODE, S.AUS_DECODE})
 _DRAINS: Final = frozenset({S.SHUTTING_PREFILL, S.SHUTTING_DECODE, S.SHUTTING_COLOCATED})
 
@@ -46,7 +43,6 @@ def _table() -> Table:
         put(kind, [s for s in S if table[s][kind] is None and s not in but], ignore)
 
     _put_boundaries(put)
-    _put_timers(put)
     _put_requests(put, rest_ignores)
     _put_weights_and_state(put, rest_ignores)
     _put_faults(put, rest_ignores)
@@ -68,18 +64,6 @@ def _put_boundaries(put: Any) -> None:
     put(K.BOUNDARY, (S.SHUTTING_COLOCATED,), serving.shut_colocated)
 
 
-def _put_timers(put: Any) -> None:
-    """The ends of what a replica has begun itself. A load that is given up may end them late."""
-    put(K.ITERATION_ENDED, _BATCHES, serving.iteration_ended)
-    put(K.PREREQUISITES_LOOK, _BATCHES, serving.prerequisites_looked)
-    put(K.STAGE_LEFT, _BATCHES, pipelined.stage_left)
-    put(K.INSTANT_ENDED, _NEW, live_scaling.instant_ended)
-    put(K.INSTANT_ENDED, _ALL - _NEW, live_scaling.instant_ended_elsewhere)
-    put(K.LAYER_ENDED, _ALL, live_scaling.layer_ended)
-    put(K.RELAYED_ENDED, (S.OLD_PREFILL,), live_scaling.relayed_ended)
-    put(K.COST_KNOWN, _ALL - _AWAY, serving.cost_known)
-
-
 def _put_requests(put: Any, rest_ignores: Any) -> None:
     """Requests and KV that come and go."""
     put(K.SUBMITTED, _ROUTED, inbound.submitted)
@@ -90,7 +74,7 @@ def _put_requests(put: Any, rest_ignores: Any) -> None:
     put(K.STOP_UNDONE, _DECODES, inbound.stop_undone)
     put(K.LIVE_MOVES, _ALL - _SINGLE - {S.INACTIVE}, inbound.live_moves)
     put(K.PREREQUISITE_MET, _ALL, serving.prerequisite_met)
-    put(K.MEASURED, _ALL, inbound_measured)
+    put(K.MEASURED, _ALL, serving.measured)
     put(K.ACTIVATION_ARRIVED, _ALL, inbound.activation_arrived)
     put(K.LOOKED, _ALL, look_again)
     put(K.CANCELLED, _ALL, inbound.cancelled)
@@ -129,7 +113,6 @@ def _put_faults(put: Any, rest_ignores: Any) -> None:
     rest_ignores(K.DRAIN_EXPIRED)
 
 
-inbound_measured: Handler = serving.measured  # type: ignore[assignment]
 HANDLERS: Final[Table] = _table()
 """(state, kind of event) -> handler."""
 EXPECTED: Final = frozenset(

@@ -13,7 +13,6 @@ than the scheduler's own.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, final
 
@@ -35,15 +34,20 @@ NO_SIGNALS: Final[Signals] = (-1, 0, 0, 0, 0)
 """Before anything is known."""
 
 
-class Books(Protocol):
+class Settles(Protocol):
     """What a view asks of its replica."""
-
-    signals: deque[Signals] | None
-    signals_blocks: bool
-    busy_ns: int
 
     def settle(self) -> int:
         """Bring the books up to now in the middle of a leap; iterations of it that have ended."""
+        ...
+
+    def late(self, at_ns: int) -> Signals | None:
+        """What was known of it at an earlier time; None where no history is kept."""
+        ...
+
+    @property
+    def booked_busy_ns(self) -> int:
+        """Time in iterations that have ended, ns."""
         ...
 
     @property
@@ -83,7 +87,7 @@ class View:
 
     __slots__ = ("_books", "_grows", "_scheduler")
 
-    def __init__(self, books: Books, scheduler: Scheduler) -> None:
+    def __init__(self, books: Settles, scheduler: Scheduler) -> None:
         self._books = books
         self._scheduler = scheduler
         self._grows = scheduler.grows
@@ -193,18 +197,7 @@ class View:
 
     def late(self, at_ns: int) -> Signals | None:
         """What was known of it at an earlier time; None where no history is kept."""
-        books = self._books
-        history = books.signals
-        if history is None:
-            return None
-        if books.signals_blocks:
-            books.settle()
-        found = history[0]
-        for one in history:
-            if one[0] > at_ns:
-                break
-            found = one
-        return found
+        return self._books.late(at_ns)
 
     def residents(self) -> Sequence[Request]:
         """Running requests in order of admission, with exact token counts."""
@@ -235,7 +228,7 @@ class View:
     def booked_busy_ns(self) -> int:
         """Time in iterations that have ended, ns; of a leap in flight none."""
         self._books.settle()
-        return self._books.busy_ns
+        return self._books.booked_busy_ns
 
     # --- promises: certain without a look at what is in flight ------------------------------------
     def promised_load(self, waiting: int, running: int) -> int:
@@ -262,68 +255,106 @@ class ReplicaHandle:
     """Which of the served models it serves."""
     machine: int
     grid: Grid
-    gpus: tuple[int, ...]
-    stages: int
     lock: Lock
     """Held by the watcher that sends KV here, or to keep KV away."""
     actor: ReplicaActorPort
     """Where messages for this replica go; set by the actor."""
     incarnation: int
     """Grows at each crash: what was meant for an earlier life is dropped."""
-    is_paused: bool
-    """The process stands still (`crash.py`), and no other actor need know."""
     paused_ns: int
+    """Since when the process stands still (`crash.py`), and no other actor need know; or -1."""
     is_closing: bool
     """It waits for its own lock."""
     model_loaded: bool
-    slowdown: float
-    """Iterations take so many times longer (a straggler)."""
-    state_since_ns: int
-    state_ns: dict[ReplicaState, int]
     history: list[str]
     """Its transitions, for people."""
+    clock: Kernel
+    _view: View
 
     __slots__ = (
         "_view",
         "actor",
         "clock",
-        "gpus",
         "grid",
         "history",
         "incarnation",
         "is_closing",
-        "is_paused",
-        "is_touched",
-        "latency",
         "lock",
         "machine",
         "model",
         "model_loaded",
         "name",
         "paused_ns",
-        "recall_tokens_lost",
         "replica_id",
-        "slowdown",
-        "stages",
         "state",
-        "state_ns",
-        "state_since_ns",
-        "touch_log",
-        "wave",
     )
 
-    _view: View
-    is_touched: bool
-    """It is in the log of touches already, or there is none."""
-    touch_log: list[ReplicaHandle] | None
-    """Where to say that the queues have changed, if a router keeps an order of loads."""
-    latency: LatencyBackend
-    """What its iterations cost."""
-    clock: Kernel
-    wave: GroupWave | None
-    """Its data-parallel group."""
-    recall_tokens_lost: int
-    """Tokens that are computed since a tier has lost them, at its last loss."""
+    def view(self) -> View:
+        """Its figures, exact at the instant of each read."""
+        return self._view
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """Its GPUs, by id."""
+        return self.grid.gpus
+
+    @property
+    def is_paused(self) -> bool:
+        """Its process stands still."""
+        return self.paused_ns >= 0
+
+    # --- what the replica answers -----------------------------------------------------------------
+    @property
+    def stages(self) -> int:
+        """Stages of its pipeline; 1 = none."""
+        raise NotImplementedError
+
+    @property
+    def latency(self) -> LatencyBackend:
+        """What its iterations cost."""
+        raise NotImplementedError
+
+    @property
+    def slowdown(self) -> float:
+        """Iterations take so many times longer (a straggler)."""
+        raise NotImplementedError
+
+    @property
+    def wave(self) -> GroupWave | None:
+        """The data-parallel group that it is a member of."""
+        raise NotImplementedError
+
+    @property
+    def state_since_ns(self) -> int:
+        """When the state of now began."""
+        raise NotImplementedError
+
+    @property
+    def state_ns(self) -> dict[ReplicaState, int]:
+        """Time spent in each state that has been left."""
+        raise NotImplementedError
+
+    @property
+    def recall_tokens_lost(self) -> int:
+        """Tokens that are computed since a tier has lost them, at its last loss."""
+        raise NotImplementedError
+
+    @property
+    def is_touched(self) -> bool:
+        """A change of its queues has been told and not been seen, or it is told to no router."""
+        raise NotImplementedError
+
+    def touch(self) -> None:
+        """The numbers of waiting and running requests may have changed: a router looks again."""
+        raise NotImplementedError
+
+    def tell_touches(self, log: list[ReplicaHandle]) -> None:
+        """From now on a change of the queues puts the replica into `log`, once until it is seen."""
+        raise NotImplementedError
+
+    def seen(self) -> None:
+        """The queues have been looked at: the next change is told again."""
+        raise NotImplementedError
 
     def keep_signals(self, delay_ns: int, *, with_blocks: bool) -> None:
         """From now on keep what was known of it for so long; `with_blocks`: their use, too."""
@@ -332,22 +363,3 @@ class ReplicaHandle:
     def forget_cache(self) -> bool:
         """Forget cached prefixes, of which none is in use; False if it has no prefix cache."""
         raise NotImplementedError
-
-    def tell_touches(self, log: list[ReplicaHandle]) -> None:
-        """From now on a change of the queues puts the replica into `log`, once until it is seen."""
-        self.touch_log = log
-        self.is_touched = False
-
-    def seen(self) -> None:
-        """The queues have been looked at: the next change is told again."""
-        self.is_touched = False
-
-    def touch(self) -> None:
-        """The numbers of waiting and running requests may have changed: a router looks again."""
-        if not self.is_touched and self.touch_log is not None:
-            self.is_touched = True
-            self.touch_log.append(self)
-
-    def view(self) -> View:
-        """Its figures, exact at the instant of each read."""
-        return self._view

@@ -34,29 +34,16 @@ from operator import add, sub
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from emu.kernel.clock import PARK
-from emu.latency.base import BatchShape, Ends, LatencyBackend, next_decode_shape
-from emu.replica.completion import DUMMY_ID, end_leap_part
+from emu.latency.base import BatchShape, Ends, next_decode_shape
+from emu.replica.books import DUMMY_ID
 from emu.replica.events import PrerequisiteMet
-from emu.replica.replica import LOOP, RESTING, RUNNING, STEPS_SURE, WAITING
-from emu.replica.states import ReplicaState
+from emu.replica.flight.member import OVER, STEPS_SURE, Member
+from emu.replica.prerequisites import Prerequisites
 from emu.scheduling.base import Batch
 
 if TYPE_CHECKING:
     from emu.replica.replica import Replica
 
-S = ReplicaState
-SERVES: Final = frozenset(
-    {
-        S.COLOCATED,
-        S.PREFILL,
-        S.DECODE,
-        S.SHUTTING_COLOCATED,
-        S.SHUTTING_PREFILL,
-        S.SHUTTING_DECODE,
-        S.MUTATING_TO_DECODE,
-    }
-)
-"""States in which a member takes part in waves."""
 GRAPH_TOKENS_MAX: Final = 512
 """vLLM captures graphs for up to twice `max_num_seqs` tokens, and not beyond this."""
 
@@ -66,7 +53,7 @@ STEPS_MAX: Final = 64
 
 
 class _Entry(NamedTuple):
-    replica: Replica
+    member: Member
     shape: BatchShape
     go: Callable[[int], None] | None
     """Called when the wave leaves, with what the member waits for others inside its layers.
@@ -86,7 +73,7 @@ class Part:
     """What a member does in waves that leap: its batch, as far as it is promised."""
 
     group: WaveGroup
-    replica: Replica
+    member: Member
     is_dummy: bool
     is_pending: bool
     """The member has not begun: the wave has not left, or did so at this very instant."""
@@ -109,17 +96,17 @@ class Part:
         "is_dummy",
         "is_passive",
         "is_pending",
-        "replica",
+        "member",
         "starts",
     )
 
-    def __init__(self, group: WaveGroup, replica: Replica) -> None:
+    def __init__(self, group: WaveGroup, member: Member) -> None:
         self.group = group
-        self.replica = replica
-        self.is_dummy = _is_dummy(replica)
+        self.member = member
+        self.is_dummy = _is_dummy(member)
         self.is_pending = True
         self.is_passive = False
-        self.begun_ns = replica.start_ns
+        self.begun_ns = member.start_ns
         self.starts = self.ends = array("q")
         self.before = 0
 
@@ -128,13 +115,11 @@ class Part:
         begun_ns = self.begun_ns
         self.before = len(self.ends)
         ends = array("q", [at + cost - begun_ns for at, cost in zip(starts, costs_ns, strict=True)])
-        # Arrays in use stay as they are: the replica and statistics of gaps hold them.
+        # Arrays in use stay as they are: the member and statistics of gaps hold them.
         self.ends = self.ends + ends if self.before else ends
         self.starts = self.starts + starts if self.before else starts
         if not self.is_pending:  # nothing else makes it run
-            replica = self.replica
-            replica.activity = RUNNING
-            replica.prerequisites.left = 0
+            self.member.prerequisites.left = 0
             self.begin()
 
     @property
@@ -147,103 +132,95 @@ class Part:
         """Its batch has begun, and has steps after those known so far."""
         if self.is_dummy or self.is_pending:
             return False
-        batch = self.replica.batch
+        batch = self.member.batch
         assert batch is not None
         return len(self.ends) < batch.max_steps
 
     def wake(self) -> None:
         """It takes itself into the next wave: now, if it has ended by now."""
         self.is_passive = False
-        clock, end_ns = self.replica.clock, self.end_ns
-        is_past = clock.priority_reached > self.replica.priority
-        if end_ns < clock.now_ns + is_past:
+        if self.member.books.past(self.end_ns) > 0:
             self.enter_next()
         else:
-            self.replica.actor.arm(end_ns)
+            self.member.actor.arm(self.end_ns)
 
     def begin(self) -> int:
         """The member's batch runs: when its last step ends, as far as is known."""
         self.is_pending = False
-        replica = self.replica
-        end_ns = replica.end_ns = self.end_ns
-        if not self.is_dummy:
-            replica.ends = self.ends
+        end_ns = self.end_ns
+        self.member.fly(None if self.is_dummy else self.ends, end_ns)
         return end_ns
 
     def ended(self) -> int:
-        """Steps of the waves that leap that have ended by now (see `Replica.steps_ended`)."""
-        clock = self.replica.clock
-        at_ns = clock.now_ns + (clock.priority_reached > self.replica.priority)
-        ended = bisect_left(self.ends, at_ns - self.begun_ns)
-        return ended if self.is_dummy else ended - self.before
+        """Steps of the waves that leap that have ended by now (see `Books.past`).
+
+        Those before have, also where the last of them ends at this very instant.
+        """
+        ended = bisect_left(self.ends, self.member.books.past(self.begun_ns))
+        return ended if self.is_dummy else max(0, ended - self.before)
 
     def cut(self, steps: int, *, is_over: bool) -> None:
         """So many waves leap and no more; `is_over`: for this member they have ended."""
         known = steps if self.is_dummy else self.before + steps
         self.starts, self.ends = self.starts[:known], self.ends[:known]
-        replica = self.replica
         if self.is_dummy:
             self._cut_dummy(is_over=is_over)
         elif not self.is_pending:
-            replica.ends = self.ends
-            replica.end_ns = self.end_ns
+            self.member.fly(self.ends, self.end_ns)
             if is_over:
                 self.enter_next()
             else:
-                replica.actor.arm(replica.end_ns)
+                self.member.actor.arm(self.end_ns)
 
     def _cut_dummy(self, *, is_over: bool) -> None:
-        replica = self.replica
-        end_ns = self.end_ns
+        member, end_ns = self.member, self.end_ns
         self.close()
         if self.is_pending:
             return
-        replica.end_ns = end_ns
+        member.fly(None, end_ns)
         if not is_over:
-            replica.actor.arm(end_ns)
+            member.actor.arm(end_ns)
             return
         self._count(len(self.ends))
-        replica.batch = None
-        replica.waited_ns = 0
-        replica.activity = RESTING
-        if replica.rest_since_ns < 0:
-            replica.rest_since_ns = end_ns
-        self.group.forms_later(replica)
+        member.rest()
+        if member.books.counters.rest_since_ns < 0:
+            member.books.counters.rest_since_ns = end_ns
+        self.group.forms_later(member)
 
     def enter_next(self) -> None:
         """The steps known so far have ended, and the next one is in the wave that forms."""
-        replica, known = self.replica, len(self.ends)
-        batch = replica.batch
+        member, known = self.member, len(self.ends)
+        batch = member.batch
         assert batch is not None
         self.group.leaves(self)
-        replica.activity = WAITING
-        replica.prerequisites.left = 1
+        member.wait()
+        member.prerequisites.left = 1
         shape = next_decode_shape(batch.shape, known)
         _unpad(shape)
-        entry = _Entry(replica, shape, None, batch.max_steps - known)
-        self.group.entered[replica.replica_id] = entry
+        entry = _Entry(member, shape, None, batch.max_steps - known)
+        self.group.entered[member.replica_id] = entry
 
     def close(self) -> None:
         """The last step known so far is a batch of its own, or completes all of them."""
-        replica, known = self.replica, len(self.ends)
-        replica.own_leap = None
+        member, known = self.member, len(self.ends)
+        member.set_promise(None)
         self.group.leaves(self)
         if self.is_dummy:
             self._count(known - 1)
             if known > 1:
-                replica.start_ns, replica.waited_ns = self.starts[-1], 0
+                member.start_ns, member.waited_ns = self.starts[-1], 0
         else:
-            replica.busy_ns -= self._waited_ns(known)
+            member.books.counters.busy_ns -= self._waited_ns(known)
 
     def _count(self, steps: int) -> None:
         """The first steps of a batch that keeps pace have ended: each was one of its own."""
-        counted, replica = self.before, self.replica
+        counted, counters = self.before, self.member.books.counters
         if steps > counted:
             self.before = steps
-            replica.iterations += steps - counted
+            counters.iterations += steps - counted
             begun_ns = self.begun_ns * (steps - counted)
-            replica.busy_ns += begun_ns + sum(self.ends[counted:steps])
-            replica.busy_ns -= sum(self.starts[counted:steps])
+            counters.busy_ns += begun_ns + sum(self.ends[counted:steps])
+            counters.busy_ns -= sum(self.starts[counted:steps])
 
     def _waited_ns(self, steps: int) -> int:
         """What it waited between the first `steps` steps."""
@@ -253,78 +230,81 @@ class Part:
     def go_on(self) -> int:
         """The last step known so far has ended: when the next ones will have.
 
-        `PARK` while others are waited for, `LOOP` if the batch is complete.
+        `PARK` while others are waited for, `OVER` if the batch is complete.
         """
-        replica, batch = self.replica, self.replica.batch
+        member, batch = self.member, self.member.batch
         assert batch is not None
         if self.is_passive:  # a timer from before its waves were cut
             return PARK
         if self.is_dummy or len(self.ends) >= batch.max_steps:
             self.close()
-            return LOOP
+            return OVER
         self.group.enter_passive(self)
         self.enter_next()
         self.group.go_if_complete()
-        return replica.end_ns if replica.activity == RUNNING and not self.is_passive else PARK
+        return PARK if member.is_waiting or self.is_passive else member.end_ns
 
-    # --- the port of a leap -----------------------------------------------------------------------
+    # --- the port of a promise --------------------------------------------------------------------
     def settle(self) -> None:
-        """Steps that keep pace are counted; others are of its replica's leap (`Replica.settle`)."""
+        """Steps that keep pace are counted; others are settled as the member's run."""
         if self.is_dummy and not self.is_pending:
             self._count(self.ended())
 
     def unroll(self) -> None:
         """Something happens to the member: it has a single batch in flight, as stepping has it."""
         self.group.cut()
-        replica = self.replica
-        if replica.own_leap is not self:  # it kept pace, and may do so in the next wave
-            if replica.own_leap is not None:
-                replica.own_leap.unroll()
+        member = self.member
+        if member.promise is not self:  # it kept pace, and may do so in the next wave
+            member.unroll()
             return
-        batch = replica.batch
+        batch = member.batch
         assert batch is not None
         if self.is_pending:
-            replica.own_leap = None
+            member.set_promise(None)
             self.group.leaves(self)
             batch.max_steps = 1
-            entry = self.group.entered.get(replica.replica_id)
+            entry = self.group.entered.get(member.replica_id)
             if entry is not None:
-                self.group.entered[replica.replica_id] = entry._replace(steps=1)
+                self.group.entered[member.replica_id] = entry._replace(steps=1)
             return
         if self.is_dummy:
             self.close()
             return
-        ends = replica.ends
-        assert ends is not None
-        is_waiting = replica.activity == WAITING
-        done = len(ends) if is_waiting else len(ends) - 1
+        self._unroll_run(batch)
+
+    def _unroll_run(self, batch: Batch) -> None:
+        """Steps that have ended are complete; the one in flight, or that waits, is alone."""
+        member = self.member
+        done = len(self.ends) if member.is_waiting else len(self.ends) - 1
         self.group.leaves(self)
-        replica.own_leap = None
+        member.set_promise(None)
         if done:
-            end_leap_part(replica, batch, ends[:done])
-            replica.busy_ns -= self._waited_ns(done) + replica.waited_ns
-            replica.start_ns = self.begun_ns + self.ends[done - 1]
-            replica.waited_ns = 0 if is_waiting else self.starts[done] - replica.start_ns
+            member.books.end_leap_part(batch, member.start_ns, self.ends[:done])
+            member.books.counters.busy_ns -= self._waited_ns(done) + member.waited_ns
+            member.start_ns = self.begun_ns + self.ends[done - 1]
+            member.waited_ns = 0
+            if not member.is_waiting:
+                member.waited_ns = self.starts[done] - member.start_ns
         batch.max_steps = 1
-        replica.ends = None
-        if is_waiting:
-            replica.end_ns = replica.start_ns
+        member.run = None
+        if member.is_waiting:
+            member.end_ns = member.start_ns
             _unpad(batch.shape)
-            self.group.entered[replica.replica_id] = _entry(replica, batch.shape)
+            self.group.entered[member.replica_id] = _entry(member, batch.shape)
 
 
-def _is_dummy(replica: Replica) -> bool:
-    return replica.batch is not None and replica.batch.batch_id == DUMMY_ID
+def _is_dummy(member: Member) -> bool:
+    return member.batch is not None and member.batch.batch_id == DUMMY_ID
 
 
-def _entry(replica: Replica, shape: BatchShape, steps: int = 1) -> _Entry:
+def _entry(member: Member, shape: BatchShape, steps: int = 1) -> _Entry:
     """A batch that waits, by itself, for the wave to leave."""
-    life, actor = replica.incarnation, replica.actor
+    life, actor = member.life, member.actor
 
     def go(wait_ns: int) -> None:
         actor.tell(PrerequisiteMet(life=life, wait_ns=wait_ns))
 
-    return _Entry(replica, shape, go, steps)
+    return _Entry(member, shape, go, steps)
 
 
 def _unpad(shape: BatchShape) -> None:
@@ -340,7 +320,7 @@ class WaveGroup:
         self.name = name
         self.shares_experts = shares_experts
         self.padded_tokens_max = padded_tokens_max
-        self.members: list[Replica] = []
+        self.members: list[Member] = []
         self.waves = 0
         self.dummies = 0
         self.entered: dict[int, _Entry] = {}
@@ -350,13 +330,11 @@ class WaveGroup:
         """Members whose waves leap now; `_last` takes passive ones into the next wave."""
         self._steps = 0
         """Waves that leap now."""
-        self._formed: list[Replica] = []
+        self._formed: list[Member] = []
 
     def join(self, replica: Replica) -> None:
         """Called once for each member, by ascending id, before the run."""
-        self.members.append(replica)
-        replica.wave = self
-        replica.is_monotone = False  # a gap depends on the others, too
+        self.members.append(replica.join(self))
 
     def wants(self, replica_id: int) -> bool:
         """A wave is forming, and this member is not in it."""
@@ -386,14 +364,14 @@ class WaveGroup:
         member = next(one for one in self.members if one.replica_id == replica_id)
         self.entered[replica_id] = _Entry(member, shape, go, steps)
         if steps > 1:
-            member.own_leap = Part(self, member)
+            member.set_promise(Part(self, member))
         self.go_if_complete()
 
     def go_if_complete(self) -> None:
         """Let the wave go, or see to it that members that rest enter it."""
         if not self._leave():
             for member in self.members:
-                if member.replica_id not in self.entered and member.own_leap is None:
+                if member.replica_id not in self.entered and member.promise is None:
                     member.actor.look()
 
     def withdraw(self, replica_id: int) -> None:
@@ -418,8 +396,8 @@ class WaveGroup:
             part.cut(steps, is_over=done >= steps)
         formed, self._formed = self._formed, []
         if self.entered:
-            for replica in formed:
-                self._keep_pace(replica)
+            for member in formed:
+                self._keep_pace(member)
 
     def wake_passive(self) -> None:
         """All members take themselves into the next wave."""
@@ -441,20 +419,19 @@ class WaveGroup:
         if part in self._parts:
             self._parts.remove(part)
 
-    def forms_later(self, replica: Replica) -> None:
+    def forms_later(self, member: Member) -> None:
         """A member that keeps pace rests, unless another one is in the next wave already."""
-        self._formed.append(replica)
+        self._formed.append(member)
 
-    def _keep_pace(self, replica: Replica) -> None:
-        now_ns = replica.clock.now_ns
-        replica.rest_since_ns = -1
-        replica.batch = batch = self.dummy(now_ns)
-        replica.start_ns = replica.end_ns = now_ns
-        replica.activity = WAITING
-        replica.prerequisites.left = 1
-        self.entered[replica.replica_id] = _entry(replica, batch.shape, replica.paces)
-        if replica.paces > 1:
-            replica.own_leap = Part(self, replica)
+    def _keep_pace(self, member: Member) -> None:
+        now_ns = member.books.clock.now_ns
+        member.books.counters.rest_since_ns = -1
+        batch, waves = self.dummy(now_ns), Prerequisites(member.replica_id)
+        waves.left = 1
+        member.hold(batch, now_ns, waves)
+        self.entered[member.replica_id] = _entry(member, batch.shape, member.paces)
+        if member.paces > 1:
+            member.set_promise(Part(self, member))
 
     # --- the wave ---------------------------------------------------------------------------------
     def _leave(self) -> bool:
@@ -462,7 +439,7 @@ class WaveGroup:
         if not self.entered:
             return False
         for member in self.members:
-            if member.replica_id not in self.entered and member.state in SERVES:
+            if member.replica_id not in self.entered and member.serves:
                 return False
         entries = [self.entered[i] for i in sorted(self.entered)]
         self.entered = {}
@@ -486,13 +463,13 @@ class WaveGroup:
         else:
             for entry, wait_ns in zip(entries, waits_ns, strict=True):
                 assert entry.go is not None
-                entry.replica.own_leap = None
+                entry.member.set_promise(None)
                 entry.go(wait_ns)
         return True
 
     def _leap(self, entries: list[_Entry], waits_ns: list[int], steps: int) -> None:
         """The wave leaves, and so many waves in all go on by themselves."""
-        now_ns = entries[0].replica.clock.now_ns
+        now_ns = entries[0].member.books.clock.now_ns
         self.waves += steps - 1
         if steps == 1:
             runs = [
@@ -515,14 +492,14 @@ class WaveGroup:
         self._steps = steps
         self._parts = []
         for entry, wait_ns, run in zip(entries, waits_ns, runs, strict=True):
-            replica, go = entry.replica, entry.go
-            part = replica.own_leap
+            member, go = entry.member, entry.go
+            part = member.promise
             if go is not None:
-                replica.own_leap = None  # what it is told now does not end its promise
+                member.set_promise(None)  # what it is told now does not end its promise
                 go(wait_ns)
             if steps > 1 or entry.is_part:
                 assert isinstance(part, Part)
-                replica.own_leap = part
+                member.set_promise(part)
                 self._parts.append(part)
                 part.extend(starts, run)
         self._arm()
@@ -538,23 +515,20 @@ class WaveGroup:
             if not part.is_pending:
                 part.is_passive = part is not last and part.goes_on
                 if not part.is_passive:
-                    part.replica.actor.arm(part.end_ns)
+                    part.member.actor.arm(part.end_ns)
 
 
 def _step_ns(entry: _Entry) -> int:
     """What the next step of a promise takes."""
-    replica = entry.replica
-    cost_ns = replica.cost_ns(entry.shape)
-    if replica.jitter is not None:
-        cost_ns = replica.jitter.step(_number(entry), cost_ns)
-    return cost_ns
+    pace = entry.member.books.pace
+    return pace.varied_ns(pace.latency.iteration_ns(entry.shape), _number(entry))
 
 
 def _number(entry: _Entry) -> int:
     """Steps that the member has taken before this one."""
-    replica = entry.replica
-    known = 0 if entry.go is not None or replica.ends is None else len(replica.ends)
-    return replica.iterations + known
+    member = entry.member
+    known = 0 if entry.go is not None or member.run is None else len(member.run.ends)
+    return member.books.counters.iterations + known
 
 
 def _longest(runs: list[list[int]]) -> list[int]:
@@ -564,45 +538,34 @@ def _longest(runs: list[list[int]]) -> list[int]:
 
 def _run_ns(entry: _Entry, steps: int) -> list[int]:
     """What each of so many steps takes."""
-    replica = entry.replica
-    if _is_dummy(replica):
-        costs_ns = [replica.cost_ns(entry.shape)] * steps
+    pace = entry.member.books.pace
+    if _is_dummy(entry.member):
+        costs_ns = [pace.cost_ns(entry.shape)] * steps
     else:
-        costs_ns = replica.decode_costs_ns(entry.shape, steps)
-    if replica.jitter is not None:
+        costs_ns = pace.decode_costs_ns(entry.shape, steps)
+    if pace.jitter is not None:
         import numpy as np
 
-        varied = replica.jitter.run(_number(entry), np.cumsum(np.array(costs_ns, dtype=np.int64)))
+        varied = pace.jitter.run(_number(entry), np.cumsum(np.array(costs_ns, dtype=np.int64)))
         costs_ns = np.diff(varied, prepend=0).tolist()
     return costs_ns
 
 
 def _attention_ns(entry: _Entry, steps: int) -> list[int]:
     """What attention takes in each of so many steps."""
-    replica, shape = entry.replica, entry.shape
-    latency = replica.latency
-    if _is_dummy(replica):
-        return [_attention_of(latency, shape)] * steps
-    attention_run_ns = getattr(latency, "attention_run_ns", None)
-    if attention_run_ns is not None:
-        found: list[int] = attention_run_ns(shape, steps).tolist()
-        return found
-    shapes = [next_decode_shape(shape, step) for step in range(steps)]
-    return [_attention_of(latency, each) for each in shapes]
-
-
-def _attention_of(latency: LatencyBackend, shape: BatchShape) -> int:
-    parts = latency.components_ns(shape)
-    return parts["attention_prefill"] + parts["attention_decode"]
+    pace = entry.member.books.pace
+    if _is_dummy(entry.member):
+        return [pace.attention_ns(entry.shape)] * steps
+    return pace.attention_costs_ns(entry.shape, steps)
 
 
 def _end_together(entries: list[_Entry]) -> list[int]:
     """What each member waits for the slowest one."""
-    costs_ns = [entry.replica.latency.iteration_ns(entry.shape) for entry in entries]
+    costs_ns = [entry.member.books.pace.latency.iteration_ns(entry.shape) for entry in entries]
     return [max(costs_ns) - own_ns for own_ns in costs_ns]
 
 
 def _wait_in_every_layer(entries: list[_Entry]) -> list[int]:
     """What each member waits for the slowest attention, over all layers."""
-    attention_ns = [_attention_of(entry.replica.latency, entry.shape) for entry in entries]
+    attention_ns = [entry.member.books.pace.attention_ns(entry.shape) for entry in entries]
     return [max(attention_ns) - own_ns for own_ns in attention_ns]

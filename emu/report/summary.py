@@ -667,7 +667,9 @@ def plain_summary(summary: Summary) -> dict[str, Any]:
 def read_summary(path: Path) -> Summary:
     """Read a file of this kind. Tables that are not known are figures of features."""
     try:
-        plain = msgspec.json.decode(read_input(path), type=dict[str, Any])
+        plain = msgspec.json.decode(read_input(path))
+        if not isinstance(plain, dict):
+            raise InputError(str(path), None, "", "not a summary of emu: expected an object")
         known = Summary.__struct_fields__
         plain["features"] = {
             name: value

@@ -413,6 +413,23 @@ def _is_outside(table: LatencyTable) -> bool:
     return table.backend not in _OF_THIS_PROCESS
 
 
+def _warn(warnings: Iterable[str]) -> None:
+    for warning in warnings:
+        print(f"warning: {printable(warning)}", file=sys.stderr)
+
+
+def _warnings(cluster: Cluster, plan: Plan) -> Iterator[str]:
+    """What a user should know of a run that has ended."""
+    yield from range_warnings(
+        (replica.latency, its.scheduler)
+        for replica, its in zip(cluster.replicas, plan.replicas, strict=False)
+    )
+    told = cluster.warnings()
+    yield from told[:_WARNINGS_MAX]
+    if len(told) > _WARNINGS_MAX:
+        yield f"{len(told) - _WARNINGS_MAX} more in marks.csv"
+
+
 def execute(
     config: Config,
     source: str,
@@ -432,8 +449,7 @@ def execute(
     """
     wall, cpu = time.perf_counter(), time.process_time()
     plan, workload = prepare(config, source)
-    for warning in workload.notes.warnings:
-        print(f"warning: {printable(warning)}", file=sys.stderr)
+    _warn(workload.notes.warnings)
     directory: RunDirectory | None = None
     recorder: Recorder | None = None
     try:
@@ -444,16 +460,7 @@ def execute(
         recorder = Recorder(directory.staging, table, log, models=models)
         with placing(source):  # backends and plug-ins are built there
             outcome, cluster = _run_cluster(plan, workload, recorder, progress, stop)
-        for warning in range_warnings(
-            (replica.latency, its.scheduler)
-            for replica, its in zip(cluster.replicas, plan.replicas, strict=False)
-        ):
-            print(f"warning: {printable(warning)}", file=sys.stderr)
-        told = cluster.warnings()
-        for warning in told[:_WARNINGS_MAX]:
-            print(f"warning: {printable(warning)}", file=sys.stderr)
-        if len(told) > _WARNINGS_MAX:
-            print(f"warning: {len(told) - _WARNINGS_MAX} more in marks.csv", file=sys.stderr)
+        _warn(_warnings(cluster, plan))
         recorder.close()
         error = _of_plugins(final_error(cluster, outcome.error), plan)
         summary = write_results(

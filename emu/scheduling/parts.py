@@ -124,4 +124,4 @@ class Drafting(Part):
         return 0
 
     def count(self, drafts: int, accepted: int, context_tokens: int) -> None:
-        """A verification of a sequence with so much context has ended."""
+        """A verification has ended: so many drafts, so many of them accepted, this much context."""

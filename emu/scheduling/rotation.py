@@ -7,16 +7,16 @@ fixed order until a member has all its output, and when each of them leaves each
 costs alone: it starts on a stage when it has left the one before and the stage is free.
 
 A rotation holds this plan, which is time only. What the ends bring about is entered into the books
-at the next look (`emu/replica/pipelined.py`, `Scheduler.turn`). It is planned piece by piece,
+at the next look (`emu/replica/flight/staged.py`, `Scheduler.turn`). It is planned piece by piece,
 because most rotations are cut by an arrival long before a member ends.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from operator import add
-from typing import final
+from collections.abc import Callable, Iterator, Sequence
+from operator import add, sub
+from typing import NamedTuple, final
 
 from emu.latency.base import BatchShape, StageLines, next_decode_shape
 from emu.scheduling.cohort import RunningRequest
@@ -78,6 +78,22 @@ class Turn:
         shape.decode_context_sum += batches * shape.decode_count
         shape.decode_context_max += batches
         shape.decode_context_min += batches
+
+
+class Passed(NamedTuple):
+    """What a turn has passed between two looks at a rotation."""
+
+    turn: Turn
+    round: int
+    """Batches of the turn that had ended before the first of these."""
+    formed: int
+    """Batches of the turn that have ended, and so been formed again."""
+    ends_ns: list[int]
+    """When those of them ended that were plain."""
+    gaps_ns: list[int]
+    """Of the same, the time since the end before."""
+    run_ns: int
+    """Of the same, what they took on all stages."""
 
 
 @final
@@ -236,6 +252,47 @@ class Rotation:
         for costs in self.costs[1:]:
             total = list(map(add, total, costs[begin:end]))
         return total
+
+    def gaps_ns(self, begin: int, end: int, formed_ns: Sequence[int]) -> list[int]:
+        """For batches `begin` to `end`, the time from the end before to their own.
+
+        `formed_ns`: when those of them were formed that were in flight when the rotation began.
+        """
+        count, before = len(self.turns), list(formed_ns)
+        if end > count:
+            before += self.ends[max(begin - count, 0) : end - count]
+        return list(map(sub, self.ends[begin:end], before))
+
+    def first_stage_ns(self, begin: int, end: int) -> int:
+        """Time from first start to last end, over batches `begin` to `end` formed again."""
+        count = len(self.turns)
+        if end <= count:
+            return 0
+        first = max(begin, count)
+        total = sum(self.ends[first:end]) - sum(self.leaves[0][first:end])
+        return total + sum(self.costs[0][first - count : end - count])
+
+    def passed(
+        self, begin: int, end: int, gaps_ns: Sequence[int], ran_ns: Sequence[int]
+    ) -> Iterator[Passed]:
+        """What each turn has passed with batches `begin` to `end`, in the order of turns.
+
+        `ran_ns`: what those of them took on all stages that were in flight when the rotation
+        began. Of these, batches that were not plain count as formed again, and as no more.
+        """
+        count, whole = len(self.turns), list(ran_ns)
+        if end > count:
+            whole += self.whole(max(begin - count, 0), end - count)
+        for index, turn in enumerate(self.turns):
+            first = begin + (index - begin) % count
+            formed = len(range(first, end, count))
+            if not formed:
+                continue
+            if first == index and not turn.is_plain:
+                first += count
+            at = first - begin
+            ends_ns, gaps = self.ends[first:end:count], list(gaps_ns[at::count])
+            yield Passed(turn, first // count, formed, ends_ns, gaps, sum(whole[at::count]))
 
     @property
     def due_ns(self) -> int:

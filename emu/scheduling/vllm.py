@@ -177,20 +177,25 @@ class VllmScheduler(Scheduler):
         self._ahead = ahead
         self._unseen = Unseen()
         """Requests that the engine has not looked at yet (`ahead`)."""
+        self._blocked = FREE
+        self._set_up_promises(walks=walks)
+
+    def _set_up_promises(self, *, walks: bool) -> None:
+        """What may be taken together. `walks`: each iteration is formed by the rule."""
+        table, limits = self.settings, self.limits
         self._stages = limits.pipeline_stages
         self._joins = self._stages == 1 and not walks
         self._budget = table.max_num_batched_tokens
         self._threshold = table.long_prefill_token_threshold or UNLIMITED
         # The KV of the last output token is never computed.
         tokens = min(limits.max_model_tokens, limits.num_blocks * limits.block_size + 1)
-        is_plain = table.chunked_prefill and limits.kv_layout is None and drafting is None
+        is_plain = table.chunked_prefill and limits.kv_layout is None and self._drafting is None
         self._holds_tokens = tokens if is_plain else 0
         """Prompt and output of a request that can be held, whatever else is to be asked."""
         self._can_run_on = limits.leap and self.block_pool is None and self._joins
         self._rotates = (
-            limits.leap and self._stages > 1 and type(pool) is CountingPool and not walks
+            limits.leap and self._stages > 1 and type(self.pool) is CountingPool and not walks
         )
-        self._blocked = FREE
 
     # --- forming a batch --------------------------------------------------------------------
     def schedule(self, now_ns: int) -> Batch | None:

@@ -562,7 +562,7 @@ class LiveCluster(Cluster):
         choices = self._choices
         takers: list[Choice] = []
         count = 0
-        stream = self.replicas[replica_id].stream
+        stream = self.replicas[replica_id].books.stream
         delay_ns = 0 if stream is None else stream.delay_ns
         now_ns = self.kernel.now_ns
         for request in receivers:

@@ -207,7 +207,7 @@ def test_replicas_of_different_shapes_load_from_each_other(multicast: str, tmp_p
         overrides={"nvlink": False, "multicast": multicast},
     )
     cluster = check_world(draw, tmp_path)
-    assert {len(r.gpus) for r in cluster.replicas if r.iterations} == {1, 2}
+    assert {len(r.gpus) for r in cluster.replicas if r.counters.iterations} == {1, 2}
 
 
 def test_an_idle_cluster_schedules_no_events(tmp_path: Path) -> None:

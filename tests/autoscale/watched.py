@@ -14,7 +14,9 @@ from emu.autoscale.snapshot import Load
 from emu.cluster.cluster import Cluster
 from emu.migration.transfer import MigratingBatch, kv_bytes
 from emu.replica.events import KvDelivered
+from emu.replica.flight.layered import Layered
 from emu.replica.layer_scheduler import LayerScheduler, LayerTask
+from emu.replica.live_scaling import layered_of
 from emu.replica.relay_board import SplitBatch
 from emu.replica.replica import Replica
 from emu.replica.states import TRANSITIONS, Marker, ReplicaState
@@ -125,9 +127,9 @@ class Watched(Cluster):
     def on_moved(self, replica: Replica, before: S, *rest: Any) -> None:
         super().on_moved(replica, before, *rest)
         if replica.state is S.NEW_PREFILL:
-            zag = WatchedZag(replica.layers, self.kernel.now_ns, replica.incarnation)
+            zag = WatchedZag(replica.relaying.layers, self.kernel.now_ns)
             zag.watcher, zag.replica = self, replica
-            replica.layer_scheduler = zag
+            replica.flight = Layered(replica.books, zag)
         self.check(replica, before)
 
     def check(self, replica: Replica, before: S) -> None:
@@ -302,7 +304,9 @@ class Watched(Cluster):
         self, source: Replica, old: Replica, requests: list[Request], start_layer: int
     ) -> None:
         super().on_relayed(source, old, requests, start_layer)
-        zag = source.layer_scheduler
+        layered = layered_of(source.flight)
+        assert layered is not None
+        zag = layered.layers
         assert isinstance(zag, WatchedZag)
         task, position = zag.removed[requests[0].row]
         ran = self.layers_run.get(id(task), [])

@@ -54,15 +54,15 @@ MUTANTS = (
     ),
     Mutant(
         "a crash does not complete the leap",
-        "emu/replica/crash.py",
-        "    cut_leap(replica)\n    if replica.batch is not None and not replica.is_paused and",
-        "    if replica.batch is not None and not replica.is_paused and",
+        "emu/replica/flight/run.py",
+        "        return self._alone().lose()\n",
+        "        return Step(self.books, self.batch, self.start_ns, self.due_ns).lose()\n",
     ),
     Mutant(
         "a paused replica goes on",
         "emu/replica/crash.py",
-        "    replica.is_paused = True\n",
-        "    replica.is_paused = False\n",
+        "    replica.paused_ns = replica.clock.now_ns\n",
+        "    replica.paused_ns = -1\n",
     ),
     Mutant(
         "lost requests are not routed again",
@@ -211,8 +211,8 @@ MUTANTS = (
     Mutant(
         "a leap goes on over a straggler's beginning",
         "emu/replica/inbound.py",
-        "    replica.slowdown = event.factor\n    replica.look = LOOK\n",
-        "    replica.slowdown = event.factor\n",
+        "    replica.pace.slow_down(event.factor)\n    replica.look = LOOK\n",
+        "    replica.pace.slow_down(event.factor)\n",
     ),
     Mutant(
         "a replica comes back on a GPU that is down",

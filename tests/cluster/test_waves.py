@@ -18,6 +18,7 @@ from emu.replica.wave import WaveGroup
 from emu.runs.runner import adjust, execute
 from emu.tools.llmservingsim import import_cluster
 from tests.cluster.helpers import LINEAR, rows_of, run_config, summary_of, workload
+from tests.replica.fakes import Bench
 from tests.shared_data import SHARED, needs_shared
 
 MOE = "Qwen/Qwen3-30B-A3B-Instruct-2507"
@@ -80,22 +81,23 @@ def test_members_that_share_experts_wait_in_every_layer(tmp_path: Path) -> None:
 
 def member(replica_id: int) -> Any:
     """100 ns a token, and 7 a token of attention."""
-    latency = SimpleNamespace(
+    latency: Any = SimpleNamespace(
         iteration_ns=lambda shape: 107 * shape.new_tokens,
         components_ns=lambda shape: {
             "attention_prefill": 7 * sum(shape.prefill_new),
             "attention_decode": 7 * shape.decode_count,
         },
+        foreign=False,
     )
-    return SimpleNamespace(
-        replica_id=replica_id,
-        state=ReplicaState.COLOCATED,
-        actor=SimpleNamespace(look=lambda: None),
-        own_leap=None,
-        latency=latency,
-    )
+    bench = Bench(ReplicaState.COLOCATED)
+    replica: Any = bench.replica
+    replica.replica_id = replica.books.replica_id = replica_id
+    replica.pace.latency = latency
+    replica.actor = SimpleNamespace(look=lambda: None)
+    return replica
 
 
+@pytest.mark.doubles
 def test_batches_beyond_the_graphs_are_not_padded() -> None:
     """Members then compute their own tokens, the experts those of all, and they end together."""
     wave = WaveGroup("A", shares_experts=True, padded_tokens_max=256)

@@ -51,8 +51,8 @@ REFUSED = {
     ),
     "hf_config": ('[model]\nhf_config = "/"\n', ":2: model.hf_config: no config.json there"),
     "key that is no word": (
-        "[scheduler]\nlimit_mm_per_prompt = { images = 3 }\n",
-        ':2: scheduler.limit_mm_per_prompt.images: expected one of "image", got',
+        '[network]\ncollective_algorithms = { all = "ring" }\n',
+        ':2: network.collective_algorithms.all: expected one of "all-gather", ',
     ),
     "long path": (f'[workload]\npath = "{"x" * 5000}"\n', ":2: workload.path: cannot be a path"),
     "long tokenizer": (f'[workload]\ntokenizer = "{"x" * 5000}"\n', ":2: workload.tokenizer: "),

@@ -67,7 +67,7 @@ class FakeGateway:
     def __init__(self) -> None:
         self.held: list[Request] = []
         self.taking: list[Request] = []
-        self.encoding: dict[int, Request] = {}
+        self.at_doors: dict[int, Request] = {}
         self.routed: list[Request] = []
         self.arrived: list[Request] = []
         self.echoes: list[Callable[[Request], None]] = []
@@ -209,11 +209,10 @@ class World(FakeWorld):
         self.cancelled: list[Request] = []
         self.spares: list[int] = []
         for index, replica in enumerate(self.replicas):
-            replica.grid, replica.gpus, replica.machine = Grid((index,), 1), (index,), index // 2
+            replica.grid, replica.machine = Grid((index,), 1), index // 2
             replica.actor = ActingActor(self.benches[index], self)
-            self.benches[index].clock = self.kernel
-            replica.clock = self.kernel
-            replica.board, replica.peers = self.relay, self.replicas
+            self.benches[index].use(self.kernel)
+            replica.relaying.board, replica.relaying.peers = self.relay, self.replicas
         self.kernel.priority_reached = -1
         self.recovery = Recovery(self)  # type: ignore[arg-type]
         self.injector = Injector(self, self.recovery, lambda: HANDLERS)  # type: ignore[arg-type]

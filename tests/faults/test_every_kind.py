@@ -120,7 +120,7 @@ def print_of(world: World) -> dict[str, Any]:
         "stopping": world.carrier.cuts,
         "fate": world.carrier.fate,
         "windows": list(world.injector.transfers.windows),
-        "slow": [replica.slowdown for replica in world.replicas],
+        "slow": [replica.pace.slowdown for replica in world.replicas],
         "paused": [replica.is_paused for replica in world.replicas],
         "memory": [bench.scheduler.ledger.lost for bench in world.benches],
         "echoes": list(world.gateway.echoes),
@@ -308,7 +308,7 @@ def test_whatever_overlaps_the_last_end_leaves_nothing_behind(
 
 # --- the target is gone meanwhile -----------------------------------------------------------------
 GONE: dict[str, Callable[[World], bool]] = {
-    "straggler": lambda world: world.replicas[2].slowdown == 1.0,
+    "straggler": lambda world: world.replicas[2].pace.slowdown == 1.0,
     "freeze": lambda world: not world.replicas[2].is_paused,
     "pause": lambda world: not world.replicas[2].is_paused,
     "kv_shrink": lambda world: not world.replicas[2].posted,

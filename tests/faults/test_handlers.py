@@ -131,11 +131,11 @@ def test_a_straggler_is_slower_for_so_long_and_factors_multiply() -> None:
     world = World(*MACHINE)
     world.strike("straggler", replica=2, factor=2.0, duration_s=1.0)
     world.strike("straggler", gpu=2, factor=3.0, duration_s=2.0)
-    assert world.replicas[2].slowdown == 6.0
+    assert world.replicas[2].pace.slowdown == 6.0
     world.until(1.0)
-    assert world.replicas[2].slowdown == 3.0
+    assert world.replicas[2].pace.slowdown == 3.0
     world.until(2.0)
-    assert world.replicas[2].slowdown == 1.0
+    assert world.replicas[2].pace.slowdown == 1.0
     assert [kind for _, kind, _ in world.recorder.over] == ["straggler"] * 2
 
 

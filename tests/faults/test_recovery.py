@@ -433,7 +433,7 @@ def places(world: World) -> list[tuple[int, str, str]]:
 def test_every_request_is_found_once_at_its_owner() -> None:
     world = World(S.PREFILL, S.DECODE)
     world.gateway.held, world.gateway.taking = [request(1)], [request(2)]
-    world.gateway.encoding = {10: request(10)}
+    world.gateway.at_doors = {10: request(10)}
     world.queue = FakeQueue([request(3)])
     world.benches[0].scheduler.queue.append(request(4))
     prompt = request(5)
@@ -446,7 +446,7 @@ def test_every_request_is_found_once_at_its_owner() -> None:
     assert places(world) == [
         (1, "queued", "gateway"),
         (2, "queued", "front end"),
-        (10, "queued", "encoders"),
+        (10, "queued", "feature"),
         (3, "queued", "global queue"),
         (4, "queued", "replica 0"),
         (5, "prefill", "replica 0"),

@@ -48,7 +48,7 @@ def without(name: str, copy: Path) -> None:
         path.unlink()
     for listed in feature.files:
         (copy / listed).unlink()
-        for page in [copy / "README.md", *(copy / "docs").rglob("*.md")]:
+        for page in [*copy.glob("*.md"), *(copy / "docs").rglob("*.md")]:
             prose = page.read_text(encoding="utf-8")
             page.write_text(prose.replace(listed, "configs/quickstart.toml"), encoding="utf-8")
 

@@ -59,8 +59,8 @@ def test_what_is_no_eviction_is_refused_with_the_key(tmp_path: Path) -> None:
     tables = world(5, 10.0)
     with pytest.raises(InputError, match=r"scheduler\.eviction: builtins:str lacks choose"):
         run(tables | {"scheduler": {"eviction": "builtins:str"}}, tmp_path)
-    with pytest.raises(InputError, match=r'scheduler\.eviction: .*"frist"'):
-        config_from_dict(tables | {"scheduler": {"eviction": "frist"}})
+    with pytest.raises(InputError, match=r'scheduler\.eviction: .*"newest"'):
+        config_from_dict(tables | {"scheduler": {"eviction": "newest"}})
     group = {"scheduler": {"eviction": "lst"}}
     with pytest.raises(InputError, match=r"replicas\.0\.scheduler\.eviction: .*did you mean"):
         config_from_dict(tables | {"replicas": [group]})

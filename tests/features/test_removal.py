@@ -16,7 +16,7 @@ NAMED_IN_MAX = {
     "speculation": (r"[Ss]peculati", 2),
     "lora": (r"LoRA|[a-z]_loras?\b|lora_(?!rank)|\badapters\b|[.\"]adapter\b", 27),
     "images": (r"\bimages?\b|mm_per_prompt|vision tower", 16),
-    "skip_prefill": (r"skip_prefill", 3),
+    "skip_prefill": (r"skip_prefill", 4),
     "retention": (r"retain_s", 0),
     "eviction": (r"scheduler\.eviction|own eviction", 1),
     "guided_decoding": (r"guided_share|guided_token_us", 0),

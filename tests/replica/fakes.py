@@ -12,6 +12,7 @@ from emu.latency.base import BatchShape
 from emu.network.placement import Grid
 from emu.replica.actions import Action, Move
 from emu.replica.events import Event
+from emu.replica.flight.base import Sort
 from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState, move
 from emu.replica.table import HANDLERS
@@ -312,7 +313,13 @@ class Bench:
     """A replica, its clock, and the actor's work done by hand: state changes and the lock."""
 
     def __init__(
-        self, state: ReplicaState, *, leap: int = 1, stages: int = 1, blocks: int = 100
+        self,
+        state: ReplicaState,
+        *,
+        leap: int = 1,
+        stages: int = 1,
+        blocks: int = 100,
+        latency: FakeLatency | None = None,
     ) -> None:
         takes_the_place_of_compiled_code()
         self.clock = FakeClock()
@@ -323,7 +330,7 @@ class Bench:
             self.clock,
             FakeObservers(),  # type: ignore[arg-type]
             self.scheduler,
-            FakeLatency(),  # type: ignore[arg-type]
+            latency or FakeLatency(),  # type: ignore[arg-type]
             HANDLERS,
             self.lock,
             state=state,
@@ -332,9 +339,18 @@ class Bench:
             stages=stages,
         )
         self.outbox = FakeOutbox()
-        self.replica.outbox = self.outbox  # type: ignore[assignment]
+        self.replica.connect(self.outbox)  # type: ignore[arg-type]
         self.done: list[Action] = []
         self.due_ns = -1
+
+    @property
+    def flies(self) -> Sort:
+        """What the replica is in the middle of."""
+        return self.replica.flight.sort
+
+    def use(self, clock: Any) -> None:
+        """Another clock tells the instant from now on."""
+        self.clock = self.replica.clock = self.replica.books.clock = clock
 
     def tell(self, event: Event) -> list[Action]:
         """An event happens now."""
@@ -378,7 +394,7 @@ class Bench:
                 cause=action.cause,
                 at_ns=self.clock.now_ns,
             )
-            replica.note_time(action.expected, self.clock.now_ns)
+            replica.counters.note_time(action.expected, self.clock.now_ns)
             replica.note_state()
 
     def running(self, *ids: int, prompt: int = 4, output: int = 3) -> list[Request]:

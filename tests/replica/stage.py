@@ -205,8 +205,8 @@ class Stage:
                 stages=stages,
                 layers=layers,
             )
-            replica.board, replica.peers = self.board, self.replicas
-            replica.activation_token_bytes = 2
+            replica.relaying.board, replica.relaying.peers = self.board, self.replicas
+            replica.relaying.activation_token_bytes = 2
             replica.connect(Outbound(self))
             self.replicas.append(replica)
         self.actors = [ReplicaActor(replica, self) for replica in self.replicas]
@@ -229,8 +229,8 @@ class Stage:
     def ask_outside(self, index: int, backend: Any) -> None:
         """From now on the replica asks a backend outside simulated time."""
         replica = self.replicas[index]
-        replica.latency = backend
-        replica.is_foreign = True
+        replica.pace.latency = backend
+        replica.choose_starter()
         self.actors[index].life = None
 
     # --- what tests do --------------------------------------------------------------------------

@@ -22,22 +22,25 @@ def test_every_token_that_is_read_or_written_is_counted_once(leap: bool, stages:
         stage.kernel.run(stage.kernel.now_ns + 15 * US)
     stage.kernel.run()
     replica = stage.replicas[0]
-    assert replica.tokens_produced == (replica.prefill_tokens, replica.decode_tokens)
-    assert replica.prefill_tokens == 8 + 4 + 12
-    assert replica.decode_tokens == 5 + 1 + 9
+    assert replica.tokens_produced == (
+        replica.counters.prefill_tokens,
+        replica.counters.decode_tokens,
+    )
+    assert replica.counters.prefill_tokens == 8 + 4 + 12
+    assert replica.counters.decode_tokens == 5 + 1 + 9
 
 
 def test_what_is_computed_again_counts_again() -> None:
     stage = Stage(S.COLOCATED)
     stage.submit(1, 8, 5)
     stage.kernel.run(19 * US)
-    assert stage.replicas[0].prefill_tokens == 8
+    assert stage.replicas[0].tokens_produced == (8, 1)
     stage.crash(0)
     stage.actors[0].tell(ev.Restarted(life=1))
     stage.command(0, S.COLOCATED, weights=True)
     stage.submit(2, 8, 5)
     stage.kernel.run()
-    assert stage.replicas[0].prefill_tokens == 16
+    assert stage.replicas[0].counters.prefill_tokens == 16
 
 
 def test_layers_count_where_the_batch_has_ended() -> None:
@@ -50,10 +53,10 @@ def test_layers_count_where_the_batch_has_ended() -> None:
     stage.kernel.run(stage.kernel.now_ns)
     stage.sent[0].on_done()
     stage.kernel.run(200 * US)
-    assert [replica.prefill_tokens for replica in stage.replicas] == [0, 8]
-    assert [replica.iterations for replica in stage.replicas] == [0, 1]
+    assert [replica.counters.prefill_tokens for replica in stage.replicas] == [0, 8]
+    assert [replica.counters.iterations for replica in stage.replicas] == [0, 1]
     assert one.replica_id == 1
-    assert stage.replicas[0].busy_ns + stage.replicas[1].busy_ns == 18 * US
+    assert stage.replicas[0].counters.busy_ns + stage.replicas[1].counters.busy_ns == 18 * US
 
 
 # --- where ------------------------------------------------------------------------------------------
@@ -84,26 +87,31 @@ def test_a_request_that_one_replica_serves_had_all_its_tokens_there() -> None:
 def test_a_rest_is_on_standby_up_to_a_limit(rest_ns: int, limit_ns: int, standby_ns: int) -> None:
     made = Bench(S.COLOCATED)
     replica = made.replica
-    replica.standby_limit_ns = limit_ns
+    replica.counters.standby_limit_ns = limit_ns
     made.tell(ev.Submitted(request(1, output=1)))
     made.step()
     made.run_until(STEP_NS)
-    assert replica.rest_since_ns == STEP_NS
+    assert replica.counters.rest_since_ns == STEP_NS
     made.clock.now_ns = STEP_NS + rest_ns
-    assert replica.standby_time_ns(made.clock.now_ns) == standby_ns, "a rest that goes on counts"
+    assert replica.counters.standby_time_ns(made.clock.now_ns) == standby_ns, (
+        "a rest that goes on counts"
+    )
     made.tell(ev.Submitted(request(2, output=1)))
     made.step()
-    assert replica.rest_since_ns == -1
+    assert replica.counters.rest_since_ns == -1
     made.run_until(made.clock.now_ns + STEP_NS)
     later_ns = made.clock.now_ns + 3 * STEP_NS
-    assert replica.standby_time_ns(later_ns) == standby_ns + 3 * STEP_NS
+    assert replica.counters.standby_time_ns(later_ns) == standby_ns + 3 * STEP_NS
 
 
 def test_a_replica_that_has_run_nothing_does_not_rest() -> None:
     made = Bench(S.COLOCATED)
-    made.replica.standby_limit_ns = 10**9
+    made.replica.counters.standby_limit_ns = 10**9
     made.step()
-    assert (made.replica.rest_since_ns, made.replica.standby_time_ns(10**9)) == (-1, 0)
+    assert (made.replica.counters.rest_since_ns, made.replica.counters.standby_time_ns(10**9)) == (
+        -1,
+        0,
+    )
 
 
 def test_busy_is_the_time_in_which_iterations_ran_and_no_other() -> None:
@@ -112,7 +120,7 @@ def test_busy_is_the_time_in_which_iterations_ran_and_no_other() -> None:
     stage.kernel.run(500 * US)
     stage.submit(2, 8, 1)
     stage.kernel.run()
-    assert stage.replicas[0].busy_ns == 2 * 18 * US
+    assert stage.replicas[0].counters.busy_ns == 2 * 18 * US
     assert stage.kernel.now_ns == 518 * US
 
 

@@ -15,6 +15,7 @@ from emu.kernel.life import TURN
 from emu.replica import actions as act
 from emu.replica import actor as actors
 from emu.replica import events as ev
+from emu.replica.flight.base import IDLE, Sort
 from emu.replica.relay_board import Relayed, SplitBatch
 from emu.replica.states import ReplicaState
 from emu.request import Status
@@ -113,7 +114,7 @@ def test_a_move_tells_all_that_watch_and_the_replica_looks_again() -> None:
     perform(stage, act.Move(S.PREFILL, S.SHUTTING_PREFILL, "surplus", "planner"))
     replica = stage.replicas[0]
     assert stage.moves == [(0, "prefill", "shutting_prefill", "planner", "surplus")]
-    assert replica.state_ns == {S.PREFILL: 5}
+    assert replica.counters.state_ns == {S.PREFILL: 5}
     stage.kernel.rest()
     assert stage.kernel.steps[:1] == ["replica 0"]
 
@@ -195,11 +196,12 @@ def test_when_it_looks_depends_on_what_is_in_flight() -> None:
     stage = Stage(S.COLOCATED)
     actor = stage.actors[0]
     assert actor.align(0) == NOW
-    stage.submit(1, 8, 30)
+    stage.submit(1, 8, 1)
     stage.kernel.run(0)
     assert actor.align(0) == AT_DUE  # one iteration: its own timer comes
+    stage.submit(2, 8, 30)
     stage.kernel.run(18 * US)
-    assert stage.replicas[0].ends is not None
+    assert stage.replicas[0].flight.sort is Sort.RUN
     assert actor.align(stage.kernel.now_ns) < actor.due_ns  # a leap: the end of an iteration
     actor.tell(ev.Paused())
     stage.kernel.rest()
@@ -214,7 +216,7 @@ def test_a_reservation_cuts_a_leap_that_no_longer_holds() -> None:
     assert stage.actors[0].reserve([running])
     stage.actors[0].post(ev.KvDelivered(requests=[running]))
     stage.kernel.run(12 * US)
-    assert stage.replicas[0].ends is not None
+    assert stage.replicas[0].flight.sort is Sort.RUN
     due_ns = stage.actors[0].due_ns
     other = stage.made(2, 16, 9)
     other.generated_tokens, other.computed_tokens = 1, 16
@@ -268,7 +270,7 @@ def test_a_cost_for_an_earlier_life_is_dropped() -> None:
     assert [r.request_id for r in stage.crash(0)] == [1]
     stage.kernel.answer()
     stage.kernel.run()
-    assert (stage.ends, stage.replicas[0].batch) == ([], None)
+    assert (stage.ends, stage.replicas[0].flight) == ([], IDLE)
 
 
 # --- live scaling ---------------------------------------------------------------------------------

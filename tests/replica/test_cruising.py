@@ -10,6 +10,7 @@ import pytest
 from emu.kernel.clock import AGAIN, PARK
 from emu.replica import actions as act
 from emu.replica import events as ev
+from emu.replica.flight.base import Sort
 from emu.replica.states import ReplicaState
 from tests.replica.fakes import STEP_NS, Bench, request
 
@@ -31,8 +32,8 @@ def test_one_iteration_follows_the_other_at_once() -> None:
     for number in range(2, 6):
         made.run_until(made.due_ns)
         assert made.due_ns == number * STEP_NS
-    assert made.replica.iterations == 4
-    assert made.replica.busy_ns == 4 * STEP_NS
+    assert made.replica.counters.iterations == 4
+    assert made.replica.counters.busy_ns == 4 * STEP_NS
 
 
 @pytest.mark.parametrize("stages", [1, 2])
@@ -65,7 +66,7 @@ def test_a_pause_ends_the_row_and_the_rest_of_the_iteration_is_run_later() -> No
     made.clock.now_ns = 3 * STEP_NS
     made.step()
     assert made.due_ns == PARK
-    assert made.replica.iterations == 0
+    assert made.replica.counters.iterations == 0
     assert not made.replica.is_cruising
 
 
@@ -80,7 +81,7 @@ def test_a_command_ends_the_row_where_it_takes_its_place_in_the_queue() -> None:
     assert not made.replica.is_cruising
     assert made.lock.try_acquire(made.replica.name)  # the actor's part
     made.step()
-    assert made.replica.batch is not None, "what runs here is finished"
+    assert made.flies is Sort.STEP, "what runs here is finished"
     assert made.due_ns == 2 * STEP_NS
 
 
@@ -88,12 +89,12 @@ def test_a_rest_and_work_after_it_are_one_row() -> None:
     made = cruising(output=2)
     made.run_until(made.due_ns)
     assert made.due_ns == PARK
-    assert made.replica.rest_since_ns == STEP_NS
+    assert made.replica.counters.rest_since_ns == STEP_NS
     made.clock.now_ns = 5 * STEP_NS
     made.scheduler.queue.append(request(7, 4, 3))
     made.step()
     assert made.due_ns == 6 * STEP_NS
-    assert made.replica.rest_since_ns < 0
+    assert made.replica.counters.rest_since_ns < 0
 
 
 def test_a_preemption_in_a_row_tells_that_blocks_are_free() -> None:
@@ -115,12 +116,12 @@ def test_a_preemption_in_a_row_tells_that_blocks_are_free() -> None:
 def test_a_meter_counts_from_when_it_is_asked_for() -> None:
     made = cruising()
     made.run_until(made.due_ns)
-    assert made.replica.decodes_run == 0
-    assert not made.replica.is_watched
+    assert made.replica.counters.decodes_run == 0
+    assert not made.replica.watch.is_watched
     made.replica.meter()
-    assert made.replica.is_watched
+    assert made.replica.watch.is_watched
     made.run_until(made.due_ns)
-    assert made.replica.decodes_run == 1
+    assert made.replica.counters.decodes_run == 1
 
 
 def test_late_signals_are_written_down_at_each_iteration() -> None:
@@ -129,7 +130,7 @@ def test_late_signals_are_written_down_at_each_iteration() -> None:
     made.running(1, output=4)
     made.step()
     made.run_until(2 * STEP_NS)
-    signals = made.replica.signals
+    signals = made.replica.watch.signals
     assert signals is not None
     times_ns = [at_ns for at_ns, *_ in signals if at_ns >= 0]
     assert times_ns == sorted(times_ns)

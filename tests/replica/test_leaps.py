@@ -13,12 +13,31 @@ from emu.latency.engine import DEFAULT_ENGINE, engine_model
 from emu.latency.engine_steps import Jitter
 from emu.replica import actions as act
 from emu.replica import events as ev
+from emu.replica.books import Books
+from emu.replica.counters import Counters
+from emu.replica.flight.base import IDLE, Flight, Sort
+from emu.replica.flight.layered import Layered
+from emu.replica.flight.measured import Measured
+from emu.replica.flight.run import Run
+from emu.replica.flight.staged import Staged
+from emu.replica.flight.starters import Plain
 from emu.replica.inbound import reserve
-from emu.replica.replica import LAYER, RESTING, RUNNING, STAGED, WAITING, Replica
+from emu.replica.layer_scheduler import LayerScheduler
+from emu.replica.pace import Pace
+from emu.replica.replica import Replica
 from emu.replica.states import ReplicaState
+from emu.replica.watch import Watch
 from emu.request import Request, Status
 from emu.scheduling.base import Batch, Progress, RunOn
-from tests.replica.fakes import STEP_NS, Bench, FakeLatency, request
+from tests.replica.fakes import (
+    STEP_NS,
+    Bench,
+    FakeClock,
+    FakeLatency,
+    FakeObservers,
+    FakeScheduler,
+    request,
+)
 from tests.replica.stage import US, Stage
 
 pytestmark = pytest.mark.doubles
@@ -30,8 +49,15 @@ def leaping(output: int = 9, steps: int = 8, state: ReplicaState = S.COLOCATED) 
     made = Bench(state, leap=steps)
     made.running(1, output=output)
     made.step()
-    assert (made.replica.activity, made.due_ns) == (RUNNING, steps * STEP_NS)
+    assert (made.flies, made.due_ns) == (Sort.RUN, steps * STEP_NS)
     return made
+
+
+def run_of(made: Bench) -> Run:
+    """The leap in flight."""
+    flight = made.replica.flight
+    assert isinstance(flight, Run)
+    return flight
 
 
 # --- what cuts it ---------------------------------------------------------------------------------
@@ -43,11 +69,10 @@ def test_a_request_that_would_be_seen_so_late_leaves_it_the_steps_until_then(
     made.scheduler.sees_in = lambda batch, done, start_ns: steps  # type: ignore[method-assign]
     made.clock.now_ns = after_ns
     made.tell(ev.Submitted(request(2)))
-    replica = made.replica
-    assert replica.ends is not None
-    assert (len(replica.ends), replica.end_ns) == (ends, ends * STEP_NS)
-    assert replica.cut_ns == (-1 if ends == 8 else ends * STEP_NS)
-    assert replica.look == 0, "it need not look before"
+    run = run_of(made)
+    assert (len(run.ends), run.due_ns) == (ends, ends * STEP_NS)
+    assert run.is_cut == (ends != 8)
+    assert made.replica.look == 0, "it need not look before"
 
 
 def test_what_the_scheduler_is_asked_is_the_step_in_flight_and_its_start() -> None:
@@ -75,14 +100,14 @@ def test_a_reservation_leaves_it_the_steps_for_which_there_is_memory() -> None:
     made.scheduler.leap_holds = leap_holds  # type: ignore[method-assign]
     made.clock.now_ns = 1_500
     assert reserve(made.replica, [request(2)])
-    assert (made.replica.cut_ns, made.replica.look) == (4 * STEP_NS, 0)
+    assert (run_of(made).due_ns, run_of(made).is_cut, made.replica.look) == (4 * STEP_NS, True, 0)
 
 
 def test_a_reservation_that_is_refused_cuts_nothing() -> None:
     made = leaping(state=S.DECODE)
     made.scheduler.holds = False
     assert not reserve(made.replica, [request(2, prompt=1000)])
-    assert (made.replica.cut_ns, made.replica.look) == (-1, 0)
+    assert (run_of(made).is_cut, made.replica.look) == (False, 0)
 
 
 @pytest.mark.parametrize("holds", [True, False])
@@ -101,8 +126,7 @@ def test_the_last_start_is_that_of_the_step_in_flight() -> None:
         made = leaping(state=S.DECODE)
         made.clock.now_ns = now_ns
         made.tell(ev.Unreserved(requests=[]))
-        assert made.replica.batch is not None
-        assert made.replica.batch.last_start_ns == start_ns
+        assert run_of(made).batch.last_start_ns == start_ns
 
 
 def test_a_cut_leap_ends_with_the_step_that_had_begun() -> None:
@@ -112,8 +136,8 @@ def test_a_cut_leap_ends_with_the_step_that_had_begun() -> None:
     made.tell(ev.Submitted(request(2, prompt=200)))
     made.clock.now_ns = made.due_ns = made.replica.align(2_500)
     made.step()
-    assert (made.replica.iterations, made.replica.decode_tokens) == (3, 0)
-    assert made.replica.busy_ns == 3 * STEP_NS
+    assert (made.replica.counters.iterations, made.replica.counters.decode_tokens) == (3, 0)
+    assert made.replica.counters.busy_ns == 3 * STEP_NS
 
 
 # --- a straggler, and steps that vary ----------------------------------------------------------------
@@ -122,8 +146,7 @@ def test_every_step_of_a_stragglers_leap_takes_longer() -> None:
     made.tell(ev.SlowdownSet(factor=2.5))
     made.running(1, output=9)
     made.step()
-    assert made.replica.ends is not None
-    assert list(made.replica.ends) == [2_500, 5_000, 7_500, 10_000]
+    assert list(run_of(made).ends) == [2_500, 5_000, 7_500, 10_000]
 
 
 def test_a_straggler_that_is_as_before_takes_as_long_as_before() -> None:
@@ -139,17 +162,16 @@ def test_a_straggler_that_is_as_before_takes_as_long_as_before() -> None:
 
 def test_costs_are_those_of_the_slowdown_and_whole_nanoseconds() -> None:
     made = Bench(S.COLOCATED)
-    assert made.replica.cost_ns(BatchShape(decode_count=1)) == STEP_NS
+    assert made.replica.pace.cost_ns(BatchShape(decode_count=1)) == STEP_NS
     made.tell(ev.SlowdownSet(factor=1.0005))
-    assert made.replica.cost_ns(BatchShape(decode_count=1)) == int(STEP_NS * 1.0005)
+    assert made.replica.pace.cost_ns(BatchShape(decode_count=1)) == int(STEP_NS * 1.0005)
 
 
 def test_steps_that_vary_have_no_short_cuts() -> None:
-    made = Bench(S.COLOCATED)
-    made.replica._decode_ends = lambda *rest: rest
-    made.replica.set_jitter(Jitter(engine_model(DEFAULT_ENGINE, "test"), 7, 0))
-    assert made.replica._decode_ends is None
-    assert not made.replica.is_monotone
+    pace = Pace(Opening())  # type: ignore[arg-type]
+    assert (pace.decode_ends is None, pace.is_monotone, pace.is_even) == (False, True, True)
+    pace.set_jitter(Jitter(engine_model(DEFAULT_ENGINE, "test"), 7, 0))
+    assert (pace.decode_ends, pace.is_monotone, pace.is_even) == (None, False, False)
 
 
 # --- a run that follows prompts ---------------------------------------------------------------------
@@ -164,59 +186,65 @@ class Opening(FakeLatency):
         return array("q", [first_ns + step * STEP_NS for step in range(1 + steps)])
 
 
-def running_on(slowdown: float) -> tuple[Replica, Opening, int]:
+def running_on(slowdown: float) -> tuple[Run, Opening, FakeClock]:
     """A batch with a prompt that has begun at 100, and three decodes are certain to follow."""
-    made, latency = Bench(S.COLOCATED), Opening()
-    replica = made.replica
-    replica.latency, replica._decode_ends = latency, latency.decode_ends  # type: ignore[assignment]
-    replica.slowdown = slowdown
-    shape = BatchShape(prefill_new=[4], prefill_context=[0], sequences=1)
-    batch = Batch(1, shape, [], max_steps=1, formed_ns=100)
-    made.clock.now_ns = replica.start_ns = 100
+    latency, clock, scheduler = Opening(), FakeClock(), FakeScheduler()
+    pace: Any = Pace(latency)  # type: ignore[arg-type]
+    pace.slow_down(slowdown)
+    watch: Any = Watch(0, clock, scheduler, FakeObservers())  # type: ignore[arg-type]
+    books = Books(0, clock, scheduler, pace, watch, Counters(), [])  # type: ignore[arg-type]
+    scheduler.queue.append(request(1, prompt=4, output=4))
+    clock.now_ns = 100
 
     def run_on(one: Batch) -> RunOn:
         one.max_steps = 4
         return RunOn(BatchShape(decode_count=1, sequences=1))
 
-    made.scheduler.run_on = run_on  # type: ignore[method-assign,assignment]
-    replica.batch = batch
-    replica.begin(batch)
-    return replica, latency, replica.run_on(batch)
+    scheduler.run_on = run_on  # type: ignore[method-assign,assignment]
+    flight = Plain(books, frees=False, runs_on=True).start()
+    assert isinstance(flight, Run)
+    return flight, latency, clock
 
 
 def test_the_decodes_that_follow_a_prompt_are_one_run_with_it() -> None:
-    replica, latency, due_ns = running_on(1.0)
-    assert (latency.asked, due_ns) == ([(3, STEP_NS)], 100 + 4 * STEP_NS)
-    assert replica.batch is not None
-    assert replica.batch.first_end_ns == 100 + STEP_NS
+    run, latency, _ = running_on(1.0)
+    assert (latency.asked, run.due_ns) == ([(3, STEP_NS)], 100 + 4 * STEP_NS)
+    assert run.batch.first_end_ns == 100 + STEP_NS
 
 
 def test_the_decodes_that_follow_a_stragglers_prompt_are_slow_too() -> None:
-    replica, latency, due_ns = running_on(3.0)
-    assert (latency.asked, due_ns) == ([], 100 + 4 * 3 * STEP_NS)
-    assert replica.ends is not None
-    assert list(replica.ends) == [3_000, 6_000, 9_000, 12_000]
+    run, latency, _ = running_on(3.0)
+    assert (latency.asked, run.due_ns) == ([], 100 + 4 * 3 * STEP_NS)
+    assert list(run.ends) == [3_000, 6_000, 9_000, 12_000]
 
 
 def test_with_late_signals_nothing_is_appended_to_a_prompt() -> None:
-    made = Bench(S.COLOCATED)
-    made.replica.keep_signals(10**12, with_blocks=True)
-    batch = Batch(1, BatchShape(), [], max_steps=1, formed_ns=0)
-    made.replica.end_ns = 77
-    made.scheduler.run_on = lambda one: RunOn(BatchShape())  # type: ignore[method-assign,assignment]
-    assert made.replica.run_on(batch) == 77
+    found = []
+    for is_late in (False, True):
+        made = Bench(S.COLOCATED)
+        if is_late:
+            made.replica.keep_signals(10**12, with_blocks=True)
+
+        def run_on(one: Batch) -> RunOn:
+            one.max_steps = 3
+            return RunOn(BatchShape(decode_count=1, sequences=1))
+
+        made.scheduler.run_on = run_on  # type: ignore[method-assign,assignment]
+        made.tell(ev.Submitted(request(1, output=9)))
+        made.step()
+        found.append((made.flies, made.due_ns))
+    assert found == [(Sort.RUN, 3 * STEP_NS), (Sort.STEP, STEP_NS)]
 
 
 def test_tokens_in_the_middle_of_a_run_are_those_of_its_opening_and_its_decodes() -> None:
-    replica, _, _ = running_on(1.0)
-    assert replica.batch is not None
+    run, _, clock = running_on(1.0)
     opening = Progress()
     opening.prefill_tokens, opening.decode_tokens = 4, 2
-    replica.batch.run_on = RunOn(BatchShape(decode_count=5), opening)
-    replica.clock.now_ns = 100 + STEP_NS + 1  # type: ignore[misc]
-    assert replica.tokens_produced == (4, 2)
-    replica.clock.now_ns = 100 + 3 * STEP_NS + 1  # type: ignore[misc]
-    assert replica.tokens_produced == (4, 2 + 2 * 5)
+    run.batch.run_on = RunOn(BatchShape(decode_count=5), opening)
+    clock.now_ns = 100 + STEP_NS + 1
+    assert run.tokens_settled(run.settle()) == (4, 2)
+    clock.now_ns = 100 + 3 * STEP_NS + 1
+    assert run.tokens_settled(run.settle()) == (4, 2 + 2 * 5)
 
 
 # --- what others read in the middle -----------------------------------------------------------------
@@ -256,12 +284,24 @@ def test_a_request_that_was_taken_in_before_keeps_that_time() -> None:
     assert one.taken_ns == 3
 
 
+def staged_of(made: Bench) -> Flight:
+    staged = made.replica.staged
+    assert isinstance(staged, Staged)
+    return staged.wait()
+
+
 @pytest.mark.parametrize(
-    ("activity", "looks"), [(RESTING, NOW), (STAGED, NOW), (LAYER, NOW), (WAITING, AT_DUE)]
+    ("flight", "looks"),
+    [
+        (lambda made: IDLE, NOW),
+        (staged_of, NOW),
+        (lambda made: Layered(made.replica.books, LayerScheduler(4, 0)).wait(), NOW),
+        (lambda made: Measured(made.replica.books, lambda cost_ns: IDLE, IDLE), AT_DUE),
+    ],
 )
-def test_when_it_looks_depends_on_what_it_does(activity: int, looks: int) -> None:
-    made = Bench(S.COLOCATED)
-    made.replica.activity = activity
+def test_when_it_looks_depends_on_what_it_does(flight: Any, looks: int) -> None:
+    made = Bench(S.COLOCATED, stages=2)
+    made.replica.flight = flight(made)
     assert made.replica.align(0) == looks
 
 
@@ -312,24 +352,33 @@ def test_late_signals_tell_when_what_was_where() -> None:
     made.clock.now_ns = 10
     made.tell(ev.Submitted(request(1, prompt=4)))
     made.step()
-    assert made.replica.signals is not None
-    assert list(made.replica.signals) == [(-1, 0, 0, 0, 0), (10, 1, 0, 4, 0), (10, 0, 1, 0, 4)]
+    assert made.replica.watch.signals is not None
+    assert list(made.replica.watch.signals) == [
+        (-1, 0, 0, 0, 0),
+        (10, 1, 0, 4, 0),
+        (10, 0, 1, 0, 4),
+    ]
 
 
 # --- lives ------------------------------------------------------------------------------------------
 FORGOTTEN = (
-    *("activity", "applying", "batch", "ends", "has_applied", "is_cruising", "is_paused"),
-    *("is_resuming", "layer_scheduler", "live_moves", "measured_ns", "model_loaded", "relayed"),
-    *("segments_ready", "own_leap", "waited_ns", "phase", "first_uses"),
+    *("applying", "flight", "has_applied", "is_cruising", "paused_ns", "live_moves"),
+    *("model_loaded", "segments_ready"),
 )
 """What belongs to a process, and must be as that of a new one after a crash."""
 
 
+class Fresh(FakeLatency):
+    """A fresh process pays for its first iteration."""
+
+    first_use_ns = (7,)
+
+
 def test_a_crash_leaves_nothing_of_the_life_before() -> None:
     new = Bench(S.INACTIVE)
-    made = Bench(S.DECODE, leap=8)
-    made.replica.latency.first_use_ns = (7,)  # type: ignore[attr-defined]
-    new.replica.first_uses.append(7)
+    made = Bench(S.DECODE, leap=8, latency=Fresh())
+    made.replica.pace.first_uses.clear()
+    made.replica.choose_starter()
     made.running(1, 2)
     made.tell(ev.LiveMoves(change=1))
     made.step()
@@ -337,25 +386,21 @@ def test_a_crash_leaves_nothing_of_the_life_before() -> None:
     made.tell(ev.Paused())
     assert reserve(made.replica, [request(3)])
     made.post(ev.KvDelivered(requests=[request(3)]))
-    made.replica.segments_ready, made.replica.measured_ns = 3, 5
-    made.replica.is_resuming = made.replica.is_cruising = True
+    made.replica.segments_ready = 3
     made.tell(ev.Crashed(lost=[]))
     for name in FORGOTTEN:
         assert getattr(made.replica, name) == getattr(new.replica, name), name
     assert not made.replica.posted
-    assert not made.replica.on_stages
-    assert made.replica.pipeline.free_ns == [1_500]
-    assert (made.replica.prerequisites.held, made.replica.prerequisites.left) == (None, 0)
+    assert list(made.replica.pace.first_uses) == [7]
     assert made.scheduler.blocks_used == 0
     assert made.replica.incarnation == 1
-    del made.replica.latency.first_use_ns  # type: ignore[attr-defined]
 
 
 def test_a_crash_keeps_the_accounts_of_the_run() -> None:
     made = leaping()
     made.clock.now_ns = 2_500
     made.tell(ev.Crashed(lost=[]))
-    assert (made.replica.iterations, made.replica.busy_ns) == (2, 2_500)
+    assert (made.replica.counters.iterations, made.replica.counters.busy_ns) == (2, 2_500)
 
 
 def test_lives_are_numbered_and_late_news_of_an_earlier_one_change_nothing() -> None:
@@ -369,7 +414,7 @@ def test_lives_are_numbered_and_late_news_of_an_earlier_one_change_nothing() -> 
         ev.Unpaused(life=0, since_ns=-1),
     ):
         assert made.tell(event) == []
-        assert (made.replica.look, made.replica.measured_ns) == (0, -1)
+        assert (made.replica.look, made.replica.flight) == (0, IDLE)
 
 
 def test_time_in_a_state_is_counted_to_its_last_nanosecond() -> None:
@@ -385,8 +430,8 @@ def test_time_in_a_state_is_counted_to_its_last_nanosecond() -> None:
         (action, *_) = made.tell(ev.Commanded(to=to, writer=writer, cause="test"))
         assert isinstance(action, act.Move)
         made._move(action)
-    assert replica.state_ns == {S.INACTIVE: 10, S.LOADING_DECODE: 15, S.AUS_DECODE: 40}
-    assert replica.state_since_ns == 65
+    assert replica.counters.state_ns == {S.INACTIVE: 10, S.LOADING_DECODE: 15, S.AUS_DECODE: 40}
+    assert replica.counters.state_since_ns == 65
 
 
 # --- with the real scheduler and actor ----------------------------------------------------------------
@@ -413,11 +458,12 @@ def test_a_reservation_arms_its_actor_for_the_end_of_the_shorter_leap() -> None:
 
     replica.scheduler.leap_holds = leap_holds  # type: ignore[method-assign]
     assert stage.actors[0].reserve([receiving(stage, 2, 20, 9)])
-    assert replica.ends is not None
-    assert len(replica.ends) == 7
-    assert stage.actors[0].due_ns == replica.end_ns < due_ns
+    run = replica.flight
+    assert isinstance(run, Run)
+    assert len(run.ends) == 7
+    assert stage.actors[0].due_ns == run.due_ns < due_ns
     assert not stage.actors[0].is_ready
-    stage.kernel.run(replica.end_ns)
+    stage.kernel.run(run.due_ns)
     assert stage.problems() == []
 
 
@@ -433,5 +479,5 @@ def test_a_parked_replica_is_woken_by_what_it_can_use_and_rests_else() -> None:
     stage.actors[0].post(ev.KvDelivered(requests=[one]))
     stage.kernel.run()
     assert [(one, how) for one, how, *_ in stage.ends] == [(1, "COMPLETED")]
-    assert stage.replicas[0].activity == RESTING
+    assert stage.replicas[0].flight is IDLE
     assert stage.replicas[0].go_on() == PARK

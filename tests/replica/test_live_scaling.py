@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from emu.kernel.life import TURN
 from emu.replica import events as ev
-from emu.replica.replica import END_OF_INSTANT, RESTING
+from emu.replica.flight.base import IDLE
+from emu.replica.flight.layered import UNTIL_END_OF_INSTANT
+from emu.replica.live_scaling import layered_of
 from emu.replica.states import ReplicaState
 from emu.request import Request, Status
 from tests.replica.stage import US, Stage
@@ -51,11 +53,11 @@ def help_begins(stage: Stage, index: int = 1) -> None:
 
 def work(stage: Stage, index: int = 0) -> list[tuple[list[int], int]]:
     """Batches of a new replica: (requests, layers done), oldest first."""
-    layers = stage.replicas[index].layer_scheduler
-    assert layers is not None
+    layered = layered_of(stage.replicas[index].flight)
+    assert layered is not None
     return [
         ([c.request.request_id for c in task.batch.chunks], task.layers_done)
-        for task in layers.pending
+        for task in layered.layers.pending
     ]
 
 
@@ -73,7 +75,7 @@ def test_no_layer_runs_before_it_is_there() -> None:
     stage = scaled(S.NEW_PREFILL)
     stage.queued(1, 8)
     stage.kernel.run(10 * US)
-    assert (work(stage), stage.replicas[0].busy_ns) == ([([1], 0)], 0)
+    assert (work(stage), stage.replicas[0].counters.busy_ns) == ([([1], 0)], 0)
     layers_arrive(stage, 1)
     stage.kernel.run(40 * US)
     assert work(stage) == [([1], 1)]
@@ -89,7 +91,7 @@ def test_layers_add_up_to_the_whole_iteration() -> None:
     weights_arrive(stage)
     stage.kernel.run()
     assert stage.outbox(0).handed_ns == {1: COST_NS}
-    assert stage.replicas[0].busy_ns == COST_NS
+    assert stage.replicas[0].counters.busy_ns == COST_NS
 
 
 def test_it_takes_four_batches_at_first_and_fewer_later() -> None:
@@ -149,7 +151,7 @@ def test_a_batch_that_all_clients_have_left_is_not_computed() -> None:
     assert stage.ends == [(1, "CANCELLED", "left", 5)]
     layers_arrive(stage, LAYERS)
     stage.kernel.run(60 * US)
-    assert (work(stage), stage.replicas[0].busy_ns) == ([], 0)
+    assert (work(stage), stage.replicas[0].counters.busy_ns) == ([], 0)
 
 
 def test_a_pause_puts_the_layer_in_flight_off() -> None:
@@ -173,7 +175,7 @@ def test_a_crash_of_a_new_replica_loses_its_batches_and_begins_anew() -> None:
     assert [r.request_id for r in stage.crash(0)] == [1]
     stage.kernel.run()
     replica = stage.replicas[0]
-    assert (replica.layer_scheduler, replica.segments_ready) == (None, 0)
+    assert (replica.flight, replica.segments_ready) == (IDLE, 0)
     assert stage.board.zigzag_active == 0
 
 
@@ -190,7 +192,7 @@ def test_a_helper_takes_the_oldest_batch_at_once_if_nothing_has_been_done() -> N
     assert (stage.outbox(0).firsts, stage.sent) == ([], [])
     stage.kernel.run(100 * US)
     assert stage.outbox(1).handed_ns == {1: 1 + COST_NS}
-    assert stage.replicas[0].busy_ns == 0
+    assert stage.replicas[0].counters.busy_ns == 0
 
 
 def test_a_helper_runs_the_layers_that_are_left_when_the_activation_is_there() -> None:
@@ -310,7 +312,7 @@ def test_a_crashed_helper_forgets_what_it_computed() -> None:
     layers_arrive(stage, 0)
     stage.kernel.run(5 * US)
     assert [r.request_id for r in stage.crash(1)] == [1]
-    assert stage.replicas[1].relayed is None
+    assert stage.replicas[1].flight is IDLE
     stage.kernel.run(100 * US)
     assert stage.outbox(1).handed_ns == {}
 
@@ -404,17 +406,17 @@ def test_a_layer_is_its_part_of_what_the_backend_says() -> None:
     layers_arrive(stage, 1)
     answered(stage)
     stage.kernel.run(6 * US)
-    assert (work(stage), stage.replicas[0].busy_ns) == ([([1], 1)], 5 * US)
+    assert (work(stage), stage.replicas[0].counters.busy_ns) == ([([1], 1)], 5 * US)
     layers_arrive(stage, LAYERS + 1)
     weights_arrive(stage)
     stage.kernel.run(60 * US)
     assert stage.kernel.away == [], "one question for all layers"
-    assert (work_is_over(stage), stage.replicas[0].busy_ns) == (True, 20 * US)
+    assert (work_is_over(stage), stage.replicas[0].counters.busy_ns) == (True, 20 * US)
 
 
 def work_is_over(stage: Stage) -> bool:
-    layers = stage.replicas[0].layer_scheduler
-    return layers is None or not layers.pending
+    layered = layered_of(stage.replicas[0].flight)
+    return layered is None or not layered.layers.pending
 
 
 def test_a_stragglers_layers_are_slow_whoever_prices_them() -> None:
@@ -425,7 +427,7 @@ def test_a_stragglers_layers_are_slow_whoever_prices_them() -> None:
     layers_arrive(stage, 1)
     answered(stage)
     stage.kernel.run(30 * US)
-    assert stage.replicas[0].busy_ns == 15 * US
+    assert stage.replicas[0].counters.busy_ns == 15 * US
 
 
 @pytest.mark.parametrize("slowdown", [1.0, 2.0])
@@ -444,7 +446,7 @@ def test_a_helper_computes_its_part_of_what_the_backend_says(slowdown: float) ->
     stage.kernel.run(100 * US)
     rest_ns = int(20 * US * slowdown) * (LAYERS - 1) // LAYERS
     assert stage.outbox(1).handed_ns == {1: begun_ns + rest_ns}
-    assert stage.replicas[1].busy_ns == rest_ns
+    assert stage.replicas[1].counters.busy_ns == rest_ns
 
 
 # --- at the end of an instant -----------------------------------------------------------------------
@@ -453,10 +455,9 @@ def test_a_load_that_ends_while_its_replica_lets_the_instant_end_leaves_it_as_it
     stage = scaled(S.NEW_PREFILL)
     stage.queued(1, 8)
     actor, replica = stage.actors[0], stage.replicas[0]
-    assert replica.activity == END_OF_INSTANT
+    assert replica.flight.due_ns == UNTIL_END_OF_INSTANT
     actor.tell(ev.LoadGivenUp(cause="test"))
     actor.tell(ev.Commanded(to=S.INACTIVE, writer="transfer", cause="test"))
     stage.kernel.run()
-    assert (replica.state, replica.activity) == (S.INACTIVE, RESTING)
-    assert replica.layer_scheduler is None
+    assert (replica.state, replica.flight) == (S.INACTIVE, IDLE)
     assert len(stage.queue or ()) == 1, "it has taken nothing"

@@ -12,29 +12,20 @@ from emu.kernel.clock import AGAIN, AT_DUE, NOW, PARK
 from emu.latency.base import BatchShape
 from emu.replica import actions as act
 from emu.replica import events as ev
-from emu.replica.completion import complete
 from emu.replica.events import Event, Kind
+from emu.replica.flight.base import IDLE, Flight, Sort
+from emu.replica.flight.measured import Measured
+from emu.replica.flight.step import Step
+from emu.replica.flight.table import FLIES, may_fly
 from emu.replica.relay_board import RelayBoard
-from emu.replica.replica import RESTING, RUNNING
 from emu.replica.states import DRAINING, LOADING, ReplicaState
-from emu.replica.table import EXPECTED, HANDLERS
+from emu.replica.table import EXPECTED
 from emu.request import Status
 from emu.scheduling.base import Batch, Progress
 from tests.replica.fakes import STEP_NS, Bench, request
 
 pytestmark = pytest.mark.doubles
 S = ReplicaState
-OWN = (
-    Kind.BOUNDARY,
-    Kind.ITERATION_ENDED,
-    Kind.PREREQUISITES_LOOK,
-    Kind.STAGE_LEFT,
-    Kind.INSTANT_ENDED,
-    Kind.LAYER_ENDED,
-    Kind.RELAYED_ENDED,
-    Kind.COST_KNOWN,
-)
-"""The replica's own timers: they have no event object."""
 
 
 def kinds(actions: list[act.Action]) -> list[str]:
@@ -82,7 +73,9 @@ def bench(state: ReplicaState, **options: Any) -> Bench:
 
 
 # --- the table ------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("state", "kind"), list(product(S, [k for k in Kind if k not in OWN])))
+@pytest.mark.parametrize(
+    ("state", "kind"), list(product(S, [k for k in Kind if k is not Kind.BOUNDARY]))
+)
 def test_every_pair_is_handled_or_raises(state: ReplicaState, kind: Kind) -> None:
     """A pair that is not in the table raises with the replica's history; no other pair does."""
     made, event = bench(state), samples()[kind]
@@ -96,15 +89,35 @@ def test_every_pair_is_handled_or_raises(state: ReplicaState, kind: Kind) -> Non
             made.tell(event)
 
 
-@pytest.mark.parametrize(("state", "kind"), list(product(S, OWN)))
-def test_every_state_knows_its_own_timers(state: ReplicaState, kind: Kind) -> None:
-    made = bench(state)
-    made.replica.activity = int(kind)
-    if (state, kind) not in EXPECTED:
-        with pytest.raises(UnexpectedEvent, match=state.value):
-            made.replica.go_on()
+def flying(made: Bench, sort: Sort) -> Flight:
+    """Something of this sort, with a batch."""
+    books, batch = made.replica.books, Batch(1, BatchShape(decode_count=1), [])
+    if sort is Sort.STEP:
+        return Step(books, batch, 0, STEP_NS)
+    return Measured(books, lambda cost_ns: IDLE, IDLE, 0)
+
+
+@pytest.mark.parametrize(("state", "sort"), list(product(S, (Sort.IDLE, Sort.STEP, Sort.MEASURED))))
+def test_what_may_not_be_in_flight_in_a_state_raises_when_the_state_comes(
+    state: ReplicaState, sort: Sort
+) -> None:
+    made = bench(S.DECODE)
+    if sort is not Sort.IDLE:
+        made.replica.flight = flying(made, sort)
+    made.replica.state = state
+    if state in FLIES[sort]:
+        made.replica.note_state()
     else:
-        assert HANDLERS[state][kind] is not None
+        with pytest.raises(UnexpectedEvent, match=sort.name.lower()):
+            made.replica.note_state()
+
+
+def test_every_flight_has_its_states_and_an_empty_one_may_be_anywhere() -> None:
+    assert set(FLIES) == set(Sort)
+    for sort in (Sort.STAGED, Sort.MEMBER):
+        assert all(may_fly(sort, state, holds_batch=False) for state in S)
+        batches = {state for state in S if may_fly(sort, state, holds_batch=True)}
+        assert batches == FLIES[Sort.STEP]
 
 
 def test_every_state_has_a_boundary() -> None:
@@ -164,11 +177,11 @@ def test_a_prompt_then_decodes_then_its_end() -> None:
     one = request(output=3)
     made.tell(ev.Submitted(one))
     assert made.step() == []
-    assert (made.due_ns, made.replica.activity) == (STEP_NS, RUNNING)
+    assert (made.due_ns, made.flies) == (STEP_NS, Sort.STEP)
     found = made.run_until(3 * STEP_NS)
     assert found == [act.End(one, Status.COMPLETED), act.FreeCapacity()]
-    assert (made.due_ns, made.replica.activity) == (PARK, RESTING)
-    assert made.replica.busy_ns == 3 * STEP_NS
+    assert (made.due_ns, made.flies) == (PARK, Sort.IDLE)
+    assert made.replica.counters.busy_ns == 3 * STEP_NS
     assert one.decode_replica_id == 0
 
 
@@ -179,8 +192,8 @@ def test_a_leap_gives_what_its_steps_give() -> None:
         made.tell(ev.Submitted(request(output=6)))
         made.step()
         ended = made.run_until(10 * STEP_NS)
-        replica = made.replica
-        found.append((kinds(ended), replica.busy_ns, replica.iterations, replica.decode_tokens))
+        its = made.replica.counters
+        found.append((kinds(ended), its.busy_ns, its.iterations, its.decode_tokens))
     assert found[0] == found[1]
 
 
@@ -305,7 +318,7 @@ def test_a_request_stops_when_its_batch_has_left_the_pipeline() -> None:
         each.generated_tokens = 1
         made.scheduler.running.append(each)
     made.step()
-    assert len(made.replica.on_stages) == 1
+    assert len(made.replica.flight.batches()) == 1
     made.post(ev.StopAsked(request=one, reply=lambda: None))
     assert kinds(made.step()) == []
     assert (one.generated_tokens, made.scheduler.detached) == (1, [])
@@ -408,7 +421,7 @@ def test_a_mutating_replica_gives_its_queue_back_and_keeps_its_prompts() -> None
 def test_a_queue_is_given_back_head_first(state: ReplicaState) -> None:
     """Requests that have waited longest are routed first."""
     made = Bench(state)
-    made.replica.board = RelayBoard(lambda one: None, lambda: 1)
+    made.replica.relaying.board = RelayBoard(lambda one: None, lambda: 1)
     queue = [request(number) for number in (3, 1, 2)]
     made.scheduler.queue += queue
     assert made.step()[0] == act.Requeue(queue)
@@ -434,7 +447,7 @@ def test_prompts_leave_in_the_order_of_their_batch_and_those_that_ended_do_not()
     made.scheduler.running += [requests[0], requests[2]]
     made.scheduler.complete = lambda *rest: progress  # type: ignore[method-assign]
     made.clock.now_ns = STEP_NS
-    complete(made.replica, batch, 1, 0, None, STEP_NS)
+    made.replica.books.complete(batch, 1, 0, None, STEP_NS)
     found = made.replica.take_out()
     assert found[0] == act.End(requests[1], Status.COMPLETED)
     assert found[-1] == act.HandOff([requests[0], requests[2]], STEP_NS)
@@ -457,11 +470,10 @@ def test_a_shutting_prefill_finishes_the_batch_on_its_stages() -> None:
     made.replica.state = S.PREFILL
     made.replica.note_state()
     made.step()
-    assert made.replica.has_batches_in_flight
+    assert made.replica.flight.holds_batch()
     made.replica.state = S.SHUTTING_PREFILL
     made.replica.note_state()
     made.scheduler.cancel(made.scheduler.running[0])
-    made.replica.activity = RESTING
     assert made.step() == []
     assert made.replica.state is S.SHUTTING_PREFILL
 
@@ -592,9 +604,10 @@ def test_a_pause_completes_the_steps_of_a_leap_that_have_ended() -> None:
     made.clock.now_ns = 2_500
     made.tell(ev.Paused())
     replica = made.replica
-    assert (replica.ends, replica.iterations, replica.end_ns) == (None, 2, 3_000)
-    assert replica.batch is not None
-    assert replica.batch.max_steps == 1
+    flight = replica.flight
+    assert isinstance(flight, Step)
+    assert (replica.counters.iterations, flight.boundary_ns(0)) == (2, 3_000)
+    assert flight.batch.max_steps == 1
 
 
 def test_a_pause_of_an_earlier_life_or_an_earlier_one_does_not_end_this_one() -> None:
@@ -616,7 +629,8 @@ def test_a_pause_shifts_the_spans_on_the_stages_that_have_not_ended() -> None:
     made.tell(ev.Paused())
     made.clock.now_ns = 800
     made.tell(ev.Unpaused(life=0, since_ns=500))
-    spans = made.replica.on_stages[0][0]
+    assert made.replica.staged is not None
+    spans = made.replica.staged.on_stages[0][0]
     assert [(s.start_ns, s.end_ns) for s in spans] == [(0, 1_300), (1_300, 2_300)]
 
 
@@ -677,8 +691,9 @@ def test_a_crash_forgets_what_was_in_flight_and_begins_another_life() -> None:
     made.clock.now_ns = 300
     crash(made)
     replica = made.replica
-    assert (replica.incarnation, replica.batch, replica.activity) == (1, None, RESTING)
-    assert (replica.busy_ns, replica.model_loaded, replica.look) == (300, False, ev.INTERRUPT)
+    assert (replica.incarnation, replica.flight) == (1, IDLE)
+    assert replica.counters.busy_ns == 300
+    assert (replica.model_loaded, replica.look) == (False, ev.INTERRUPT)
 
 
 def test_a_crash_settles_cancellations_first() -> None:
@@ -705,7 +720,7 @@ def test_a_crash_counts_the_steps_of_a_leap_that_have_ended() -> None:
     made.step()
     made.clock.now_ns = 2_500
     crash(made)
-    assert (one.generated_tokens, made.replica.iterations) == (3, 2)
+    assert (one.generated_tokens, made.replica.counters.iterations) == (3, 2)
 
 
 def test_a_crash_during_a_pause_counts_no_time_of_the_pause() -> None:
@@ -716,7 +731,7 @@ def test_a_crash_during_a_pause_counts_no_time_of_the_pause() -> None:
     made.tell(ev.Paused())
     made.clock.now_ns = 9_000
     crash(made)
-    assert (made.replica.busy_ns, made.replica.is_paused) == (0, False)
+    assert (made.replica.counters.busy_ns, made.replica.is_paused) == (0, False)
 
 
 def test_replies_meant_for_an_earlier_life_are_dropped() -> None:
@@ -726,7 +741,12 @@ def test_replies_meant_for_an_earlier_life_are_dropped() -> None:
     made.tell(ev.PrerequisiteMet(life=0))
     made.tell(ev.ActivationArrived(life=0))
     made.tell(ev.Measured(life=0, cost_ns=5))
-    assert (made.replica.look, made.replica.prerequisites.left) == (0, 0)
+    assert (made.replica.look, made.replica.flight) == (0, IDLE)
+    asked = made.replica.flight = Measured(made.replica.books, lambda cost_ns: IDLE, IDLE, 0)
+    made.tell(ev.Measured(life=0, cost_ns=5))
+    assert (asked.cost_ns, made.replica.look) == (-1, 0)
+    made.tell(ev.Measured(life=1, cost_ns=7))
+    assert (asked.cost_ns, made.replica.look) == (7, ev.INTERRUPT)
 
 
 def test_a_process_that_is_back_is_inactive_if_it_is_the_one_that_was_meant() -> None:
@@ -799,7 +819,8 @@ class FakeWave:
 
 def test_a_batch_waits_for_its_wave_and_that_is_no_busy_time() -> None:
     made = Bench(S.COLOCATED)
-    wave = made.replica.wave = FakeWave()  # type: ignore[assignment]
+    wave = FakeWave()
+    made.replica.join(wave)  # type: ignore[arg-type]
     made.running(1, output=9)
     made.step()
     assert (made.due_ns, len(wave.entered)) == (PARK, 1)
@@ -810,16 +831,19 @@ def test_a_batch_waits_for_its_wave_and_that_is_no_busy_time() -> None:
     made.step()
     assert made.due_ns == 600 + STEP_NS + 50
     made.run_until(made.due_ns)
-    assert made.replica.busy_ns == STEP_NS + 50
+    assert made.replica.counters.busy_ns == STEP_NS + 50
 
 
-def test_a_member_that_crashes_leaves_its_wave() -> None:
+def test_a_member_that_crashes_leaves_its_wave_and_has_not_worked() -> None:
     made = Bench(S.COLOCATED)
-    wave = made.replica.wave = FakeWave()  # type: ignore[assignment]
+    wave = FakeWave()
+    made.replica.join(wave)  # type: ignore[arg-type]
     made.running(1, output=9)
     made.step()
+    made.clock.now_ns = 300
     crash(made)
-    assert (wave.withdrawn, made.replica.prerequisites.left) == (1, 0)
+    assert (wave.withdrawn, made.replica.flight.holds_batch()) == (1, False)
+    assert made.replica.counters.busy_ns == 0
 
 
 def test_a_batch_on_stages_leaves_the_last_one_in_order() -> None:
@@ -828,10 +852,10 @@ def test_a_batch_on_stages_leaves_the_last_one_in_order() -> None:
     for each in (one, two):
         made.tell(ev.Submitted(each))
     made.step()
-    assert (len(made.replica.on_stages), made.due_ns) == (2, 2 * STEP_NS)
+    assert (len(made.replica.flight.batches()), made.due_ns) == (2, 2 * STEP_NS)
     found = made.run_until(3 * STEP_NS)
     assert [a.request for a in found if isinstance(a, act.End)] == [one, two]
-    assert made.replica.busy_ns == 4 * STEP_NS
+    assert made.replica.counters.busy_ns == 4 * STEP_NS
 
 
 # --- memory ---------------------------------------------------------------------------------------------------

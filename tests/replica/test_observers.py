@@ -65,7 +65,10 @@ def test_all_steps_of_all_batches_are_told(leap: bool) -> None:
     stage.submit(2, 4, 9)
     stage.kernel.run()
     replica = stage.replicas[0]
-    assert (stage.steps(), stage.busy_ns()) == (replica.iterations, replica.busy_ns)
+    assert (stage.steps(), stage.busy_ns()) == (
+        replica.counters.iterations,
+        replica.counters.busy_ns,
+    )
     assert [ids for _, _, ids in stage.begun if ids] == [[1], [2]]
     assert len({batch for _, batch, _ in stage.begun}) == len(stage.begun)
     assert {batch for _, batch, *_ in stage.told} == {batch for _, batch, _ in stage.begun}
@@ -88,13 +91,13 @@ def test_a_leap_that_a_pause_has_cut_is_told_in_two_parts() -> None:
     stage.submit(1, 4, 30)
     stage.kernel.run(100 * US)
     stage.actors[0].tell(ev.Paused())
-    assert stage.steps() == stage.replicas[0].iterations > 1
+    assert stage.steps() == stage.replicas[0].counters.iterations > 1
     stage.kernel.run(150 * US)
     stage.actors[0].tell(ev.Unpaused(life=0, since_ns=100 * US))
     stage.kernel.run()
     replica = stage.replicas[0]
-    assert replica.iterations == 30
-    assert (stage.steps(), stage.busy_ns()) == (30, replica.busy_ns)
+    assert replica.counters.iterations == 30
+    assert (stage.steps(), stage.busy_ns()) == (30, replica.counters.busy_ns)
 
 
 def test_what_a_crash_has_stopped_is_not_told() -> None:
@@ -104,8 +107,8 @@ def test_what_a_crash_has_stopped_is_not_told() -> None:
     stage.crash(0)
     stage.kernel.run()
     replica = stage.replicas[0]
-    assert stage.steps() == replica.iterations < 30
-    assert stage.busy_ns() < replica.busy_ns
+    assert stage.steps() == replica.counters.iterations < 30
+    assert stage.busy_ns() < replica.counters.busy_ns
 
 
 def test_a_batch_on_stages_is_told_when_it_leaves_the_last() -> None:
@@ -113,7 +116,7 @@ def test_a_batch_on_stages_is_told_when_it_leaves_the_last() -> None:
     for one in (1, 2):
         stage.submit(one, 8, 3)
     stage.kernel.run()
-    assert stage.steps() == stage.replicas[0].iterations == len(stage.begun)
+    assert stage.steps() == stage.replicas[0].counters.iterations == len(stage.begun)
 
 
 def test_a_batch_of_layers_is_told_by_the_replica_that_ends_it() -> None:
@@ -164,4 +167,4 @@ def test_whatever_comes_each_first_token_is_told_once(
     told = {one: at_ns for one, _, at_ns in stage.firsts}
     assert len(stage.firsts) == len(told)
     assert told == {r.request_id: r.first_token_ns for r in requests if r.first_token_ns >= 0}
-    assert stage.steps() == stage.replicas[0].iterations
+    assert stage.steps() == stage.replicas[0].counters.iterations

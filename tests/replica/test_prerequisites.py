@@ -131,19 +131,16 @@ def test_it_waits_for_each_tier_and_for_the_wave() -> None:
     assert waited == [(5, -1), (5, 70)]
 
 
-def test_a_crash_cancels_what_is_on_its_way_and_leaves_the_wave() -> None:
+def test_a_crash_cancels_what_is_on_its_way() -> None:
     one = request(1)
     batch = batch_of((one, 4, 12))
     batch.recalls = [Recall(0, 64, one, 4)]
-    tiers, wave = Tiers(), Wave()
-    made, _, _ = begun(batch, tiers, wave)
-    made.held = batch
-    made.drop(wave)
-    assert (made.held, made.left) == (None, 0)
+    tiers = Tiers()
+    made, _, _ = begun(batch, tiers, Wave())
+    made.drop()
+    assert made.left == 0
     assert tiers.flows[0].is_cancelled
-    assert wave.withdrawn == [3]
-    made.drop(None)  # a replica without a group
-    assert wave.withdrawn == [3]
+    assert made.lose_recalls(0) == 0
 
 
 # --- a tier that loses everything -----------------------------------------------------------------
@@ -201,11 +198,11 @@ def test_a_read_from_a_tier_that_has_lost_it_is_found() -> None:
     batch.recalls = [Recall(0, 64, one, 4)]
     tiers: Any = Tiers()
     made, _, _ = begun(batch, tiers)
-    assert made.stale_recalls(tiers) == []
+    assert made.stale_recalls() == []
     tiers.lost[0] += 1
-    assert made.stale_recalls(tiers) == [0]
+    assert made.stale_recalls() == [0]
     tiers.flows[0].arrive()
-    assert made.stale_recalls(tiers) == []
+    assert made.stale_recalls() == []
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
@@ -248,7 +245,7 @@ def recalling(stages: int = 1) -> tuple[Stage, Tiers, Request]:
     """A replica whose next batch of one prompt waits for a tier."""
     stage, tiers = Stage(S.COLOCATED, stages=stages), Tiers()
     replica = stage.replicas[0]
-    replica.tier_traffic = tiers  # type: ignore[assignment]
+    replica.use_tiers(tiers)  # type: ignore[arg-type]
     schedule = replica.scheduler.schedule
 
     def with_recall(now_ns: int) -> Batch | None:
@@ -270,7 +267,7 @@ def test_an_iteration_begins_when_its_kv_is_here_and_the_wait_is_not_busy() -> N
     assert stage.actors[0].due_ns == 100 * US + 26 * US
     stage.kernel.run()
     assert one.status is Status.COMPLETED
-    assert stage.replicas[0].busy_ns == stage.kernel.now_ns - 100 * US
+    assert stage.replicas[0].counters.busy_ns == stage.kernel.now_ns - 100 * US
 
 
 def test_writes_to_the_tier_start_with_every_iteration() -> None:
@@ -286,7 +283,7 @@ def test_a_pause_while_it_waits_lets_the_batch_begin_after_the_pause() -> None:
     stage.actors[0].tell(ev.Paused())
     tiers.flows[0].arrive()
     stage.kernel.run(50 * US)
-    assert stage.replicas[0].busy_ns == 0
+    assert stage.replicas[0].counters.busy_ns == 0
     stage.actors[0].tell(ev.Unpaused(life=0, since_ns=10 * US))
     stage.kernel.run(50 * US)
     assert stage.actors[0].due_ns == 76 * US
@@ -297,7 +294,7 @@ def test_a_tier_that_is_lost_while_it_waits_lets_it_compute_instead() -> None:
     stage.kernel.run(10 * US)
     stage.actors[0].tell(ev.TierLost(tier=0))
     stage.kernel.run(10 * US)
-    assert stage.replicas[0].recall_tokens_lost == 4
+    assert stage.replicas[0].counters.recall_tokens_lost == 4
     assert one.recomputed_tokens == 4
     # Four tokens more to compute, and four fewer to attend to.
     assert stage.actors[0].due_ns == 10 * US + 30 * US - 40
@@ -310,18 +307,36 @@ def test_kv_for_an_earlier_life_begins_nothing() -> None:
     assert tiers.flows[0].is_cancelled
     tiers.flows[0].arrive()
     stage.kernel.run()
-    assert (stage.ends, stage.replicas[0].busy_ns) == ([], 0)
+    assert (stage.ends, stage.replicas[0].counters.busy_ns) == ([], 0)
+
+
+def test_kv_for_an_earlier_life_does_not_begin_the_batch_of_this_one() -> None:
+    stage, tiers, _ = recalling()
+    stage.kernel.run(10 * US)
+    stage.crash(0)
+    stage.actors[0].tell(ev.Restarted(life=1))
+    stage.command(0, S.COLOCATED, weights=True)
+    two = stage.submit(2, 16, 3)
+    stage.kernel.run(20 * US)
+    tiers.flows[0].arrive()
+    stage.kernel.run(80 * US)
+    assert two.first_token_ns == -1
+    tiers.flows[1].arrive()
+    stage.kernel.run()
+    assert two.status is Status.COMPLETED
 
 
 def test_on_several_stages_other_batches_go_on_meanwhile() -> None:
     stage, tiers, one = recalling(stages=2)
     stage.kernel.run(5 * US)
     replica = stage.replicas[0]
-    assert replica.prerequisites.held is not None
-    assert replica.has_batches_in_flight
+    staged = replica.staged
+    assert staged is not None
+    assert staged.held is not None
+    assert staged.holds_batch()
     tiers.flows[0].arrive()
     stage.kernel.run(5 * US)
-    assert (replica.prerequisites.held, len(replica.on_stages)) == (None, 1)
+    assert (staged.held, len(staged.on_stages)) == (None, 1)
     stage.kernel.run()
     assert one.status is Status.COMPLETED
 
@@ -396,7 +411,7 @@ def test_a_straggler_takes_longer_on_every_stage(stages: int) -> None:
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_wave_that_waits_inside_its_layers_lasts_so_much_longer(stages: int) -> None:
     stage, wave = Stage(S.COLOCATED, stages=stages), Wave()
-    stage.replicas[0].wave = wave  # type: ignore[assignment]
+    stage.replicas[0].join(wave)  # type: ignore[arg-type]
     stage.submit(1, 8, 1)
     stage.kernel.run(0)
     wave.entered[0][1](7)
@@ -406,7 +421,7 @@ def test_a_wave_that_waits_inside_its_layers_lasts_so_much_longer(stages: int) -
 
 def test_a_replica_that_stops_serving_leaves_its_wave_and_one_that_serves_stays() -> None:
     stage, wave = Stage(S.DECODE), Wave()
-    stage.replicas[0].wave = wave  # type: ignore[assignment]
+    stage.replicas[0].join(wave)  # type: ignore[arg-type]
     stage.command(0, S.SHUTTING_DECODE)
     assert wave.withdrawn == []
     stage.kernel.rest()
@@ -414,10 +429,18 @@ def test_a_replica_that_stops_serving_leaves_its_wave_and_one_that_serves_stays(
     assert wave.withdrawn == [0]
 
 
+def test_a_replica_that_crashes_leaves_its_wave() -> None:
+    stage, wave = Stage(S.DECODE), Wave()
+    stage.replicas[0].join(wave)  # type: ignore[arg-type]
+    stage.crash(0)
+    assert wave.withdrawn[:1] == [0]
+
+
 @pytest.mark.parametrize("stages", [1, 2])
 def test_first_uses_make_the_first_iterations_longer_and_no_other(stages: int) -> None:
     stage = Stage(S.COLOCATED, stages=stages)
-    stage.replicas[0].first_uses.append(9 * US)
+    stage.replicas[0].pace.first_uses.append(9 * US)
+    stage.replicas[0].choose_starter()
     stage.submit(1, 8, 1)
     stage.kernel.run()
     begin_ns = stage.kernel.now_ns

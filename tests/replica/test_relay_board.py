@@ -32,7 +32,7 @@ def replicas(*states: ReplicaState) -> list[Replica]:
     found = []
     for index, state in enumerate(states):
         replica = Bench(state).replica
-        replica.replica_id = index
+        replica.replica_id = replica.books.replica_id = index
         replica.actor = Looker()  # type: ignore[assignment]
         found.append(replica)
     return found
@@ -99,7 +99,7 @@ def test_an_activation_is_noted_by_the_board() -> None:
 
 def test_what_was_not_given_cannot_be_abandoned() -> None:
     found = replicas(S.OLD_PREFILL)
-    found[0].board = board_of(found)
+    found[0].relaying.board = board_of(found)
     assert abandon(found[0]) == []
     assert looks(found) == [0]
 
@@ -167,6 +167,8 @@ def test_other_changes_of_state_are_none_of_its_business() -> None:
 class Costs:
     """A latency backend of a page."""
 
+    foreign = False
+
     def __init__(self, attention_ns: int = 0) -> None:
         self.attention_ns = attention_ns
 
@@ -183,7 +185,7 @@ def group(
     found = replicas(*states)
     made = WaveGroup("group", shares_experts=shares_experts, padded_tokens_max=padded_tokens_max)
     for index, replica in enumerate(found):
-        replica.latency = Costs(attention_ns=100 * (index + 1))  # type: ignore[assignment]
+        replica.pace.latency = Costs(attention_ns=100 * (index + 1))  # type: ignore[assignment]
         made.join(replica)
     return made, found
 
@@ -223,6 +225,7 @@ def test_a_member_that_withdraws_lets_the_others_go() -> None:
     waits: list[Any] = []
     enter(wave, one, 4, waits)
     two.state = S.FAILED
+    two.note_state()
     wave.withdraw(1)
     assert waits == [(0, -1)]
 

@@ -40,13 +40,13 @@ def figures(stage: Stage) -> list[tuple[Any, ...]]:
     return [
         (
             r.state,
-            r.prefill_tokens,
-            r.decode_tokens,
-            r.iterations,
-            r.busy_ns,
+            r.counters.prefill_tokens,
+            r.counters.decode_tokens,
+            r.counters.iterations,
+            r.counters.busy_ns,
             r.incarnation,
             r.scheduler.blocks_used,
-            tuple(r.pipeline.busy_ns),
+            r.busy_times,
         )
         for r in stage.replicas
     ]
@@ -181,7 +181,7 @@ def test_what_observers_read_in_the_middle_of_a_leap_is_what_stepping_has(
 def metered(replica: Replica) -> None:
     """A model of power reads what iterations computed, and how long rests were."""
     replica.meter()
-    replica.standby_limit_ns = 40 * US
+    replica.counters.standby_limit_ns = 40 * US
 
 
 @few
@@ -193,7 +193,7 @@ def test_work_and_rests_for_the_model_of_power_do_not_depend_on_leaps(
         run_serving(sequence, leap=leap, stages=stages, prepare=metered) for leap in (True, False)
     )
     end_ns = max(leaping.stage.kernel.now_ns, stepping.stage.kernel.now_ns) + 50 * US
-    one, other = leaping.replica, stepping.replica
+    one, other = leaping.replica.counters, stepping.replica.counters
     assert one.prompts_run == other.prompts_run
     assert one.decodes_run == other.decodes_run
     assert one.decode_context_run == other.decode_context_run
@@ -203,7 +203,7 @@ def test_work_and_rests_for_the_model_of_power_do_not_depend_on_leaps(
 
 def with_front_end(replica: Replica) -> None:
     """Tokens pass the engine's output queue on their way to clients."""
-    replica.stream = OutputStream(engine_model(DEFAULT_ENGINE, "test"))
+    replica.books.stream = OutputStream(engine_model(DEFAULT_ENGINE, "test"))
 
 
 @few
@@ -233,7 +233,7 @@ def test_what_looks_on_changes_nothing(
     """An iteration that nothing watches takes a shorter way through the same rules."""
     alone = run_serving(sequence, leap=True)
     watched = run_serving(sequence, leap=True, prepare=prepare)
-    assert not alone.replica.is_watched
+    assert not alone.replica.watch.is_watched
     assert alone.stage.ends == watched.stage.ends
     assert alone.lost == watched.lost
     assert figures(alone.stage) == figures(watched.stage)
@@ -251,8 +251,8 @@ def test_late_signals_tell_the_load_of_each_instant(
 
     def changes(made: Serving) -> list[tuple[int, tuple[int, ...]]]:
         """What was known from when on; the last word of an instant counts."""
-        assert made.replica.signals is not None
-        known = {at_ns: tuple(load) for at_ns, *load in made.replica.signals}
+        assert made.replica.watch.signals is not None
+        known = {at_ns: tuple(load) for at_ns, *load in made.replica.watch.signals}
         rows = list(known.items())
         return [rows[0], *(row for before, row in pairwise(rows) if row[1] != before[1])]
 
@@ -262,7 +262,8 @@ def test_late_signals_tell_the_load_of_each_instant(
 
 def with_first_uses(replica: Replica) -> None:
     """A fresh process: its first three iterations are longer."""
-    replica.first_uses.extend([7 * US, 5 * US, 3 * US])
+    replica.pace.first_uses.extend([7 * US, 5 * US, 3 * US])
+    replica.choose_starter()
 
 
 @few
@@ -275,12 +276,12 @@ def test_first_uses_are_paid_once_whatever_the_leaps(
         for leap in (True, False)
     )
     assert leaping.stage.ends == stepping.stage.ends
-    assert list(leaping.replica.first_uses) == list(stepping.replica.first_uses)
+    assert list(leaping.replica.pace.first_uses) == list(stepping.replica.pace.first_uses)
 
 
 def with_jitter(replica: Replica) -> None:
     """Steps vary, by the number of the step."""
-    replica.set_jitter(Jitter(engine_model(DEFAULT_ENGINE, "test"), 7, replica.replica_id))
+    replica.pace.set_jitter(Jitter(engine_model(DEFAULT_ENGINE, "test"), 7, replica.replica_id))
 
 
 @few
@@ -329,7 +330,7 @@ def test_pipelined_batches_leave_in_order_whatever_happens(
 ) -> None:
     made = run_serving(sequence, leap=True, stages=2)
     assert made.replica.scheduler.blocks_used == 0
-    assert not made.replica.on_stages
+    assert not made.replica.flight.holds_batch()
     firsts = [r for r in made.requests if r.first_token_ns >= 0 and not r.preemptions]
     order = sorted(firsts, key=lambda r: r.first_scheduled_ns)
     assert [r.first_token_ns for r in order] == sorted(r.first_token_ns for r in order)
@@ -568,7 +569,7 @@ def test_what_comes_at_the_very_end_of_an_iteration_waits_for_the_next(leap: boo
     stage = Stage(S.COLOCATED, leap=leap)
     first = stage.submit(1, 8, 9)
     stage.kernel.run(0)
-    end_ns = stage.replicas[0].end_ns
+    end_ns = stage.replicas[0].flight.due_ns
     late: list[Request] = []
     stage.kernel.call_at(end_ns, 0, lambda: late.append(stage.submit(2, 4, 2)))
     stage.kernel.run()
@@ -583,7 +584,7 @@ def test_what_comes_after_its_turn_of_the_instant_is_seen_one_iteration_later(le
     stage = Stage(S.COLOCATED, leap=leap)
     stage.submit(1, 8, 9)
     stage.kernel.run(0)
-    end_ns = stage.replicas[0].end_ns if not leap else 18 * US
+    end_ns = stage.replicas[0].flight.due_ns if not leap else 18 * US
     late: list[Request] = []
     stage.kernel.call_at(end_ns, 1 << 40, lambda: late.append(stage.submit(2, 4, 2)))
     stage.kernel.run()

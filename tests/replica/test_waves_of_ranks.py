@@ -45,7 +45,10 @@ class Ranks:
         """(iterations, microseconds of work, tokens of prompts and answers) of each rank."""
         for replica in self.replicas:
             replica.settle()
-        return [(r.iterations, r.busy_ns / US, sum(r.tokens_produced)) for r in self.replicas]
+        return [
+            (r.counters.iterations, r.counters.busy_ns / US, sum(r.tokens_produced))
+            for r in self.replicas
+        ]
 
 
 def test_a_wave_lasts_as_long_as_its_slowest_rank(leap: bool) -> None:
@@ -69,7 +72,7 @@ def test_an_idle_rank_keeps_pace_and_makes_no_tokens(leap: bool) -> None:
     iterations, busy_us, tokens = made.figures()[2]
     assert (iterations, tokens) == (3, 0)
     assert busy_us == pytest.approx(3 * 11.01)
-    assert made.replicas[2].batch is None
+    assert not made.replicas[2].flight.holds_batch()
 
 
 def test_what_is_read_between_two_waves_is_what_has_ended(leap: bool) -> None:

@@ -105,7 +105,7 @@ def _cluster(
     )
     cluster = Cluster(plan, workload, Recorder(directory, config.output), has_prefixes=False)
     for replica in cluster.replicas:
-        replica.activation_token_bytes = 0  # the example neglects the transfer
+        replica.relaying.activation_token_bytes = 0  # the example neglects the transfer
     return cluster
 
 

@@ -129,12 +129,12 @@ def test_a_fault_that_is_undone_is_over_and_is_replayed_with_the_time_it_had(
             ("straggler", "replica 0"),
             ("link_latency", "replica 1"),
         ]
-        assert live.cluster.replicas[0].slowdown == 4.0
+        assert live.cluster.replicas[0].pace.slowdown == 4.0
         before = live.cluster.stats.generated_sum
         await live.until(lambda: live.cluster.stats.generated_sum > before + 30)
         undone = await live.client.delete(f"/emu/faults/{forces[0]['number']}")
         assert undone.json() == {"kind": "straggler", "outcome": "over"}
-        assert live.cluster.replicas[0].slowdown == 1.0
+        assert live.cluster.replicas[0].pace.slowdown == 1.0
         again = await live.client.delete(f"/emu/faults/{forces[0]['number']}")
         assert again.status_code == 404
         assert len((await live.client.get("/emu/state")).json()["faults_in_force"]) == 1

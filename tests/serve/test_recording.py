@@ -199,12 +199,12 @@ def test_turned_latencies_are_part_of_the_recording(tmp_path: Path) -> None:
         straggler = {"kind": "straggler", "replica": 0, "factor": 2.0}
         assert (await live.client.post("/emu/faults", json=straggler)).status_code == 200
         assert await turn(all=3.0, replicas_1=0.5) == {"0": 3.0, "1": 0.5}
-        assert [r.slowdown for r in live.cluster.replicas] == [6.0, 0.5]
+        assert [r.pace.slowdown for r in live.cluster.replicas] == [6.0, 0.5]
         assert 5.5 < await gap_ms() / plain < 6.5
         assert (await live.client.delete("/emu/faults/0")).status_code == 200
-        assert [r.slowdown for r in live.cluster.replicas] == [3.0, 0.5]
+        assert [r.pace.slowdown for r in live.cluster.replicas] == [3.0, 0.5]
         assert await turn(colocated=1.0) == {}
-        assert [r.slowdown for r in live.cluster.replicas] == [1.0, 1.0]
+        assert [r.pace.slowdown for r in live.cluster.replicas] == [1.0, 1.0]
         wrong = await live.client.post("/emu/knobs", json={"latency_factors": {"all": 2, "x": 3}})
         assert wrong.status_code == 400
         assert await turn() == {}

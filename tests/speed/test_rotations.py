@@ -14,10 +14,10 @@ import pytest
 
 from emu.chaos.trial import run_world
 from emu.chaos.worlds import World, draw_world
-from emu.replica.pipelined import Turns
-from emu.replica.replica import WAITING
+from emu.replica.flight.staged import Staged
 from emu.replica.wave import Part
 from emu.rng import rng_stream
+from emu.scheduling.rotation import Rotation
 from tests.speed.policies import change_policy
 
 SEEDS_MAX = 300
@@ -56,15 +56,15 @@ def world_of(seed: int) -> World | None:
 @pytest.mark.doubles
 def test_ends_of_rotations_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: Counter[tuple[str, int]] = Counter()
-    advance = Turns.advance
+    advance = Staged.advance
 
-    def advanced(self: Turns, ended: int) -> None:
-        turns = len(self.rotation.turns)
-        if ended > self.rotation.done:
+    def advanced(self: Staged, rotation: Rotation, ended: int) -> None:
+        turns = len(rotation.turns)
+        if ended > rotation.done:
             seen["first" if ended <= turns else "later", turns] += 1
-        advance(self, ended)
+        advance(self, rotation, ended)
 
-    monkeypatch.setattr(Turns, "advance", advanced)
+    monkeypatch.setattr(Staged, "advance", advanced)
     for seed in range(SEEDS_MAX):
         world = world_of(seed)
         if world is None:
@@ -110,7 +110,7 @@ def test_stops_of_waves_that_leap_change_nothing(monkeypatch: pytest.MonkeyPatch
 
     def unrolled(self: Part) -> None:
         if not self.is_pending:
-            is_waiting = self.replica.activity == WAITING
+            is_waiting = self.member.is_waiting
             seen["pacing" if self.is_dummy else "waiting" if is_waiting else "running"] += 1
         unroll(self)
 

@@ -117,7 +117,7 @@ def test_long_answers_cost_no_more_events(tmp_path: Path) -> None:
     """Leaps: a token costs nothing by itself."""
     short, short_outcome = _run(_config(COLOCATED, output=64.0), tmp_path)
     long, long_outcome = _run(_config(COLOCATED, output=512.0), tmp_path)
-    tokens = [sum(r.decode_tokens for r in cluster.replicas) for cluster in (short, long)]
+    tokens = [sum(r.counters.decode_tokens for r in cluster.replicas) for cluster in (short, long)]
     assert tokens[1] > 4 * tokens[0]
     ratio = long_outcome.events / short_outcome.events
     assert ratio < 1.2, (

@@ -1,0 +1,214 @@
+"""What an iteration costs on one replica, here and now.
+
+Owns all that stands between the latency backend and the replica: the factor of a straggler, steps
+that vary, first uses of a fresh process, and the short cuts that a backend may offer. A backend
+need not have any of them, so each is looked for once, here, and typed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from operator import sub
+from typing import TYPE_CHECKING, Protocol, final
+
+from emu.latency.base import BatchShape, Ends, LatencyBackend, StageLines, next_decode_shape, packed
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from emu.latency.engine_steps import Jitter
+
+
+class DecodeEnds(Protocol):
+    """Short cut of a backend: ends of a decode run, behind a step of a given length."""
+
+    def __call__(self, shape: BatchShape, steps: int, first_ns: int, /) -> Ends:
+        """Ends from the start of the step that takes `first_ns` (-1 = there is none), ns."""
+        ...
+
+
+class LinesOf(Protocol):
+    """Short cut of a backend: costs on each stage of decode batches in a row."""
+
+    def __call__(self, shape: BatchShape, /) -> StageLines | None:
+        """The lines that they follow, if they do."""
+        ...
+
+
+class AttentionRun(Protocol):
+    """Short cut of a backend: what attention takes in each step of a decode run."""
+
+    def __call__(self, shape: BatchShape, steps: int, /) -> NDArray[np.int64]:
+        """What attention takes in each step, ns."""
+        ...
+
+
+@final
+class Pace:
+    """Costs of iterations of one replica."""
+
+    latency: LatencyBackend
+    stages: int
+    """Of its pipeline."""
+    slowdown: float
+    """Iterations take so many times longer (a straggler)."""
+    jitter: Jitter | None
+    """How its steps vary; None = not at all."""
+    first_uses: deque[int]
+    """What the next iterations take longer because their process is new, ns each."""
+    is_monotone: bool
+    """No step of a decode run is shorter than the one before it."""
+    is_even: bool
+    """A step takes what the backend says: no straggler, and steps do not vary."""
+    decode_ends: DecodeEnds | None
+    """The short cut for decode runs, if there is one that holds here and now."""
+    _decode_ends: DecodeEnds | None
+    _lines_of: LinesOf | None
+    _attention_run: AttentionRun | None
+
+    __slots__ = (
+        "_attention_run",
+        "_decode_ends",
+        "_lines_of",
+        "decode_ends",
+        "first_uses",
+        "is_even",
+        "is_monotone",
+        "jitter",
+        "latency",
+        "slowdown",
+        "stages",
+    )
+
+    def __init__(self, latency: LatencyBackend, stages: int = 1) -> None:
+        self.latency = latency
+        self.stages = stages
+        self.slowdown = 1.0
+        self.jitter = None
+        self.first_uses = deque()
+        self.is_monotone = bool(getattr(latency, "monotone_decode", False))
+        self._decode_ends = getattr(latency, "decode_ends", None)
+        self._lines_of = getattr(latency, "stage_lines", None)
+        self._attention_run = getattr(latency, "attention_run_ns", None)
+        self._note()
+        self.start_process()
+
+    def _note(self) -> None:
+        self.is_even = self.slowdown == 1.0 and self.jitter is None
+        self.decode_ends = self._decode_ends if self.is_even else None
+
+    def start_process(self) -> None:
+        """A fresh process: its first iterations pay for first uses."""
+        first_uses: Iterable[int] = getattr(self.latency, "first_use_ns", ())
+        self.first_uses = deque(first_uses)
+
+    def slow_down(self, factor: float) -> None:
+        """From the next iteration on, each takes so many times what the backend says."""
+        self.slowdown = factor
+        self._note()
+
+    def set_jitter(self, jitter: Jitter) -> None:
+        """Steps vary from now on; no step of a run is known to be the longest."""
+        self.jitter = jitter
+        self.is_monotone = False
+        self._note()
+
+    # --- a single iteration ---------------------------------------------------------------------
+    def cost_ns(self, shape: BatchShape) -> int:
+        """Duration of an iteration, from a backend inside simulated time, without jitter."""
+        return self.slowed_ns(self.latency.iteration_ns(shape))
+
+    def slowed_ns(self, cost_ns: int) -> int:
+        """What the backend says, or said, as it is for a straggler."""
+        return cost_ns if self.slowdown == 1.0 else int(cost_ns * self.slowdown)
+
+    def varied_ns(self, cost_ns: int, number: int) -> int:
+        """What step `number` of the replica takes, if the backend says so much."""
+        cost_ns = self.slowed_ns(cost_ns)
+        return cost_ns if self.jitter is None else self.jitter.step(number, cost_ns)
+
+    def take_first_use(self) -> int:
+        """What the iteration that begins now takes longer because its process is new, ns."""
+        return self.first_uses.popleft() if self.first_uses else 0
+
+    # --- decode iterations in a row -------------------------------------------------------------
+    def run_ends(self, shape: BatchShape, steps: int, first_ns: int, number: int) -> Ends:
+        """Ends of a decode run, behind a step of `first_ns` (-1 = none), from the start of all.
+
+        `number`: steps that the replica has taken before.
+        """
+        if self.decode_ends is not None:
+            return self.decode_ends(shape, steps, first_ns)
+        import numpy as np
+
+        later = self.decode_run_ns(shape, steps)
+        if self.jitter is not None:
+            later = self.jitter.run(number + (1 if first_ns >= 0 else 0), later)
+        if first_ns >= 0:
+            later = np.concatenate((np.array([first_ns], dtype=np.int64), later + first_ns))
+        return packed(later)
+
+    def decode_run_ns(self, shape: BatchShape, steps: int) -> NDArray[np.int64]:
+        """Ends of a decode run, from its start, without jitter."""
+        ends = self.latency.decode_run_ns(shape, steps)
+        if self.slowdown != 1.0:
+            import numpy as np
+
+            ends = np.cumsum((np.diff(ends, prepend=0) * self.slowdown).astype(np.int64))
+        return ends
+
+    def decode_costs_ns(self, shape: BatchShape, steps: int) -> list[int]:
+        """What each of so many decode iterations takes, without jitter."""
+        ends: Ends
+        if self._decode_ends is not None and self.slowdown == 1.0 and self.jitter is None:
+            ends = self._decode_ends(shape, steps, -1)
+        else:
+            ends = packed(self.decode_run_ns(shape, steps))
+        return [ends[0], *map(sub, ends[1:], ends)]
+
+    def attention_costs_ns(self, shape: BatchShape, steps: int) -> list[int]:
+        """What attention takes in each of so many decode iterations, as the backend says."""
+        if self._attention_run is not None:
+            found: list[int] = self._attention_run(shape, steps).tolist()
+            return found
+        return [self.attention_ns(next_decode_shape(shape, step)) for step in range(steps)]
+
+    def attention_ns(self, shape: BatchShape) -> int:
+        """What attention takes in one iteration, as the backend says."""
+        parts = self.latency.components_ns(shape)
+        return parts["attention_prefill"] + parts["attention_decode"]
+
+    # --- stages of a pipeline -------------------------------------------------------------------
+    def stage_costs_ns(self, shape: BatchShape, wave_wait_ns: int) -> tuple[int, ...]:
+        """What the batch that goes onto the stages now takes on each, its first use included.
+
+        `wave_wait_ns`: what it waits for other members of its group inside its layers.
+        """
+        costs_ns = self.latency.stage_ns(shape)
+        if self.slowdown != 1.0:
+            costs_ns = tuple(int(cost_ns * self.slowdown) for cost_ns in costs_ns)
+        if self.jitter is not None:
+            costs_ns = self.jitter.stages(costs_ns)
+        if wave_wait_ns:
+            each, more = divmod(wave_wait_ns, self.stages)
+            costs_ns = tuple(cost + each + (i < more) for i, cost in enumerate(costs_ns))
+        first_ns = self.take_first_use()
+        if first_ns:
+            costs_ns = (costs_ns[0] + first_ns, *costs_ns[1:])
+        return costs_ns
+
+    def stage_run_ns(self, shape: BatchShape, steps: int) -> list[list[int]]:
+        """Costs of decode batches in a row: those on each stage, without jitter."""
+        stage_ns = self.latency.stage_ns
+        each = [stage_ns(next_decode_shape(shape, step)) for step in range(steps)]
+        runs = [list(run) for run in zip(*each, strict=True)]
+        if self.slowdown != 1.0:
+            runs = [[int(cost_ns * self.slowdown) for cost_ns in run] for run in runs]
+        return runs
+
+    @property
+    def lines_of(self) -> LinesOf | None:
+        """Costs of decode batches in a row as lines, where they may be asked for so now."""
+        return self._lines_of if self.slowdown == 1.0 else None

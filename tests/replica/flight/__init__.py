@@ -1,0 +1,1 @@
+"""What a replica is in the middle of, flight by flight."""
