@@ -119,6 +119,9 @@ def _ids(ids: Iterable[int]) -> str:
 
 
 def _told(record: Mapping[str, Any]) -> str:
+    if record["event"] == "tokens":
+        each = len(record["ends"])
+        return f"{each} token{'s' * (each > 1)} for each of {_ids(record['rows'])}"
     fields = {key: value for key, value in record.items() if key not in ("at_ns", "event")}
     told = ", ".join(f"{key} {_short(value)}" for key, value in fields.items())
     return f"{record['event']}: {told}"

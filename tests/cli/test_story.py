@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import runpy
-import shutil
 from pathlib import Path
 
 import anyio
@@ -59,19 +58,16 @@ def test_the_printed_test_passes(
 def test_the_printed_test_passes_for_a_session_of_live_mode(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    session = tmp_path / "session"
     fault = {"kind": "straggler", "replica": 0, "magnitude": 3.0, "at_s": 0.001}
 
     async def serve() -> None:
         raw = tables(faults=[{**fault, "duration_s": 900.0}])
-        async with live(tmp_path / "run", raw) as server:
+        async with live(session, raw) as server:
             for _ in range(3):
                 assert (await server.complete(max_tokens=20)).status_code == 200
 
     anyio.run(serve)
-    session = tmp_path / "session"
-    session.mkdir()
-    for name in ("replay.toml", "workload.jsonl"):
-        shutil.copy(tmp_path / name, session / name)
     first = json.loads((session / "workload.jsonl").read_text().splitlines()[0])
     at_s = (first["arrival_time_ns"] + 20_000_000) / 1e9
     asked = ["story", str(session), "--replica", "0", "--at", f"{at_s}s", "--as-test"]
