@@ -25,7 +25,7 @@ from emu.config.schema import Config
 from emu.errors import InputError, LimitReached
 from emu.kernel.clock import Kernel
 from emu.process.exits import scratch
-from emu.replica.replica import Replica
+from emu.replica.view import ReplicaHandle
 from emu.report.history import History
 from emu.runs.again import config_again
 from emu.runs.runner import prepare, run_in_kernel
@@ -135,22 +135,22 @@ class Moment:
 
     def replica(self, replica_id: int) -> Standing:
         """How a replica stands. Raises InputError if there is none of this id."""
-        replicas: Sequence[Replica] = self.cluster.replicas
+        replicas: Sequence[ReplicaHandle] = self.cluster.replicas
         if not 0 <= replica_id < len(replicas):
             problem = f"the run has replicas 0 to {len(replicas) - 1}, not {replica_id}"
             raise InputError("emu story", None, "--replica", problem)
         replica = replicas[replica_id]
         view = replica.view()
         prefill, decode = view.tokens_produced
-        flight = replica.flight
+        flight, step_ends_ns = view.in_flight
         return Standing(
             replica=replica_id,
             at_ns=self.at_ns,
             state=replica.state.value,
             since_ns=_since_ns(replica.history),
             cause=_cause(replica.history),
-            flight=flight.sort.name.lower(),
-            step_ends_ns=flight.boundary_ns(flight.steps_ended()),
+            flight=flight,
+            step_ends_ns=step_ends_ns,
             is_paused=replica.is_paused,
             running=[request.request_id for request in view.residents()],
             waiting=[request.request_id for request in view.waiting()],
