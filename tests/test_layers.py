@@ -27,6 +27,7 @@ ORDER = (
     ),
     *(
         "runs",
+        "testing",
         "api",
         "serve",
         "chaos",

@@ -24,7 +24,17 @@ _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "start": ("init", "completion", "schema", "models", "gpus"),
         "runs": (
             *("run", "validate", "report", "compare", "sweep"),
-            *("plot", "rerun", "bundle", "log", "plan", "chaos", "resilience", "experiment"),
+            *(
+                "plot",
+                "rerun",
+                "story",
+                "bundle",
+                "log",
+                "plan",
+                "chaos",
+                "resilience",
+                "experiment",
+            ),
         ),
         "live": (
             *("serve", "observe", "learn", "calibrate"),
@@ -39,7 +49,7 @@ _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 _HEADINGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "Start": ("init", "validate", "run", "models", "gpus", "workload"),
-        "Look at runs": ("report", "compare", "export"),
+        "Look at runs": ("report", "compare", "story", "export"),
         "Many runs": ("plan", "whatif", "sweep", "experiment"),
         "Publish": ("plot", "rerun", "bundle", "log"),
         "Faults": ("resilience", "chaos"),

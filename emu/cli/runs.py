@@ -453,6 +453,45 @@ def rerun(
     return rerun_command(run, output, quiet=quiet, plugins=plugins)
 
 
+def story(
+    run: Path,
+    /,
+    *,
+    replica: int,
+    at: str,
+    as_test: Annotated[bool, Parameter(name="--as-test", negative=())] = False,
+    plugins: Annotated[bool, Parameter(name="--plugins", negative=())] = False,
+    json: Json = False,
+) -> int:
+    """Tell what a replica was doing at an instant and why; or print the test that brings it there.
+
+    The run is emulated again up to that instant; nothing is written.
+
+    Parameters
+    ----------
+    run
+        Directory of a run or of a session of live mode, or a configuration file.
+    replica
+        Which replica, by id.
+    at
+        Emulated time from the start, with its unit: 12.4s or 300ms.
+    as_test
+        Print a test for pytest, which uses `emu.testing`.
+    plugins
+        Run the code that the configuration of a directory names (read it before).
+    json
+        Print the facts as JSON.
+
+    Examples
+    --------
+    emu story runs/example --replica 3 --at 12.4s
+    emu story runs/example --replica 3 --at 12.4s --as-test > test_replica.py
+    """
+    from emu.runs.story import story_command
+
+    return story_command(run, replica, at, as_test=as_test, plugins=plugins, as_json=json)
+
+
 def bundle(
     runs: list[Path],
     /,

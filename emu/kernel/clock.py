@@ -646,6 +646,7 @@ class Kernel:
         """The clock passes the limit, or an instant at which a sample is taken."""
         if self._limit_ns is not None and due_ns > self._limit_ns:
             self.now_ns = self._limit_ns
+            self.priority_reached = PRIORITY_CONTROL << 1  # all that is due by then has happened
             self.fail(LimitReached(f"simulated time reached {self._limit_ns / 1e9:g} s"))
             return False
         if self._sample_ns is not None and due_ns > self._sample_ns:

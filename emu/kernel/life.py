@@ -58,6 +58,5 @@ def completed(work: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) -> T
     except StopIteration as end:
         result: T = end.value
         return result
-    finally:
-        running.close()
+    running.close()
     raise AssertionError(f"{running} waits for something outside simulated time")

@@ -546,6 +546,12 @@ class Replica(ReplicaHandle):
         return self.flight.holds_batch()
 
     @property
+    def in_flight(self) -> tuple[str, int]:
+        """(what it is in the middle of, when the iteration in flight ends in ns, -1 = none is)."""
+        flight = self.flight
+        return flight.sort.name.lower(), flight.boundary_ns(flight.steps_ended())
+
+    @property
     def stale_recalls(self) -> list[int]:
         """Lower tiers that a batch in flight reads KV from, and that have lost it."""
         return self.flight.stale_tiers()

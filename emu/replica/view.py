@@ -80,6 +80,11 @@ class Settles(Protocol):
         """Lower tiers that a batch in flight reads KV from, and that have lost it."""
         ...
 
+    @property
+    def in_flight(self) -> tuple[str, int]:
+        """(what it is in the middle of, when the iteration in flight ends in ns, -1 = none is)."""
+        ...
+
 
 @final
 class View:
@@ -146,6 +151,11 @@ class View:
     def stale_recalls(self) -> list[int]:
         """Lower tiers that a batch in flight reads KV from, and that have lost it."""
         return self._books.stale_recalls
+
+    @property
+    def in_flight(self) -> tuple[str, int]:
+        """(what it is in the middle of, when the iteration in flight ends in ns, -1 = none is)."""
+        return self._books.in_flight
 
     def waiting(self) -> Iterable[Request]:
         """Waiting requests, head first."""

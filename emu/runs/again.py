@@ -22,6 +22,7 @@ import msgspec
 
 from emu.config.load import config_from_dict
 from emu.config.names import is_file_path, json_object, read_input
+from emu.config.schema import Config
 from emu.errors import InputError, RunError, needs_extra
 from emu.plugins import look_in
 from emu.process.exits import scratch
@@ -94,17 +95,11 @@ def run_again(directory: Path, output: Path | None = None, *, plugins: bool = Fa
     `plugins` lets code run that the configuration names. Raises InputError for a directory that is
     no complete run, whose inputs are gone, or whose code may not run.
     """
-    content = read_run_json(directory)
-    config, source = content["config"], str(directory / "run.json")
-    names = _names(directory, content)
-    reasons = _versions(content)
-    reasons += _inputs(directory, config, names, content["inputs"])
-    reasons += _classes(directory, config, names, content["classes"], plugins=plugins)
+    config, content, reasons = _made_again(directory, plugins=plugins)
     with scratch("emu-rerun-") as place:
         target = output or place / "run"
-        loaded = config_from_dict(config, source=source, base_dir=names.place(""))
         execute(
-            adjust(loaded, seed=None, output=target),
+            adjust(config, seed=None, output=target),
             content["config_file"] or str(directory),
             report=(directory / "report.html").exists(),  # a run with one counts more
             origin=Origin(content["command"] or "", content["overrides"]),
@@ -117,6 +112,27 @@ def run_again(directory: Path, output: Path | None = None, *, plugins: bool = Fa
             elif old.exists() or new.exists():
                 again.different.append(f"{name}: {_first_difference(old, new)}")
     return again
+
+
+def config_again(directory: Path, *, plugins: bool = False) -> tuple[Config, str]:
+    """The configuration of a run, to be emulated again, and what it is called in messages.
+
+    Raises InputError as `run_again` does.
+    """
+    config, content, _ = _made_again(directory, plugins=plugins)
+    return config, content["config_file"] or str(directory)
+
+
+def _made_again(directory: Path, *, plugins: bool) -> tuple[Config, dict[str, Any], list[str]]:
+    """(configuration with its inputs, content of run.json, what was not the same before)."""
+    content = read_run_json(directory)
+    config, source = content["config"], str(directory / "run.json")
+    names = _names(directory, content)
+    reasons = _versions(content)
+    reasons += _inputs(directory, config, names, content["inputs"])
+    reasons += _classes(directory, config, names, content["classes"], plugins=plugins)
+    loaded = config_from_dict(config, source=source, base_dir=names.place(""))
+    return loaded, content, reasons
 
 
 def read_run_json(directory: Path) -> dict[str, Any]:
